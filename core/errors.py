@@ -1,0 +1,50 @@
+"""Errors a user can cause: the message alone says what is wrong, where, what is allowed and how to cure it."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class DipoleError(Exception):
+    """Base of every error that is shown to the user as one message, without a traceback."""
+
+
+class SpecError(DipoleError, ValueError):
+    """An objective written as text cannot be parsed or built."""
+
+
+class RegistryError(DipoleError, ValueError):
+    """A name is registered twice, or registered wrongly."""
+
+
+class OptionError(DipoleError, ValueError):
+    """An option of an objective has the wrong type or lies outside its range."""
+
+
+class PairsError(DipoleError, ValueError):
+    """Embeddings or indices handed to an objective do not fit together."""
+
+
+class ConfigError(DipoleError, ValueError):
+    """A recipe or a --set override is wrong."""
+
+
+class DataError(DipoleError, ValueError):
+    """A data set is missing, empty or damaged."""
+
+
+class TrainingError(DipoleError, RuntimeError):
+    """Training cannot go on (a loss is not finite, a folder cannot be written)."""
+
+
+class CheckpointError(DipoleError, RuntimeError):
+    """A checkpoint is missing, truncated or belongs to another run."""
+
+
+class RecordError(DipoleError, ValueError):
+    """A result record does not follow the schema."""
+
+
+def nearest(name: str, allowed: Iterable[str]) -> str:
+    """Return ' Did you mean X?' for the closest allowed name, or an empty string."""
+    found = get_close_matches(name, list(allowed), n=1, cutoff=0.5)
+    return f" Did you mean {found[0]!r}?" if found else ""

@@ -1,0 +1,37 @@
+"""Contrastive objectives and regularizers that run unchanged in vision, text and reinforcement learning.
+
+Names are resolved on first use: importing this package loads neither torch nor any domain.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dipole.core.objective import Composite, Objective, Outcome, objective
+    from dipole.core.pairs import Pairs
+    from dipole.core.registry import register
+    from dipole.core.testing import check_objective
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Composite": "dipole.core.objective",
+    "Objective": "dipole.core.objective",
+    "Outcome": "dipole.core.objective",
+    "objective": "dipole.core.objective",
+    "Pairs": "dipole.core.pairs",
+    "register": "dipole.core.registry",
+    "check_objective": "dipole.core.testing",
+}
+
+__all__ = ["Composite", "Objective", "Outcome", "Pairs", "__version__", "check_objective", "objective", "register"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'dipole' has no attribute {name!r}; it has {', '.join(sorted(__all__))}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
