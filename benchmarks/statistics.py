@@ -1,0 +1,247 @@
+"""Statistics over seeds and tasks: every function takes plain numbers and knows nothing of runs, suites or papers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite, nan, sqrt
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from dipole.core.errors import DataError
+
+Array = NDArray[np.float64]
+REPETITIONS = 2000
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Mean, standard deviation (n - 1) and t-interval of one sample; the interval is nan for a single value."""
+
+    n: int
+    mean: float
+    std: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class PairedTest:
+    """Two objectives on their common seeds: difference (other - base), interval, two p-values and Cohen's d_z."""
+
+    n: int
+    difference: float
+    low: float
+    high: float
+    p_t: float
+    p_wilcoxon: float
+    effect: float
+
+
+@dataclass(frozen=True)
+class WelchTest:
+    """Two independent samples with unequal variances: difference (a - b), interval, degrees of freedom, p-value."""
+
+    difference: float
+    low: float
+    high: float
+    df: float
+    p: float
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A point estimate with a bootstrap interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def summarize(values: Sequence[float], confidence: float = CONFIDENCE) -> Summary:
+    """Mean over seeds with standard deviation and t-interval: mean +- t_{n-1} s / sqrt(n)."""
+    sample = _sample(values)
+    n, mean = len(sample), float(sample.mean())
+    if n == 1:
+        return Summary(1, mean, nan, nan, nan)
+    std = float(sample.std(ddof=1))
+    half = float(stats.t.ppf((1 + confidence) / 2, n - 1)) * std / sqrt(n)
+    return Summary(n, mean, std, mean - half, mean + half)
+
+
+def paired(base: Mapping[int, float], other: Mapping[int, float], confidence: float = CONFIDENCE) -> PairedTest:
+    """Paired t-test and Wilcoxon signed-rank test of `other` against `base` on the seeds that both have.
+
+    Fewer than two common seeds decide nothing: the p-values are nan. Identical differences have no spread; the t-test
+    is then exact: p = 0 for a difference that never varies, 1 for none at all.
+    """
+    seeds = sorted(base.keys() & other.keys())
+    if not seeds:
+        return PairedTest(0, nan, nan, nan, nan, nan, nan)
+    gain = np.array([other[seed] - base[seed] for seed in seeds], dtype=np.float64)
+    summary = summarize(gain.tolist(), confidence)
+    if summary.n == 1:
+        return PairedTest(1, summary.mean, nan, nan, nan, nan, nan)
+    if not gain.any():
+        return PairedTest(summary.n, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0)
+    if summary.std == 0:
+        p_t, effect = 0.0, float(np.copysign(np.inf, summary.mean))
+    else:
+        t = summary.mean / (summary.std / sqrt(summary.n))
+        p_t, effect = float(2 * stats.t.sf(abs(t), summary.n - 1)), summary.mean / summary.std
+    p_wilcoxon = float(stats.wilcoxon(gain).pvalue)
+    return PairedTest(summary.n, summary.mean, summary.low, summary.high, p_t, p_wilcoxon, effect)
+
+
+def welch(
+    mean_a: float, std_a: float, n_a: int, mean_b: float, std_b: float, n_b: int, confidence: float = CONFIDENCE
+) -> WelchTest:
+    """Welch's t-test from two triples of mean, standard deviation and n >= 2, as tables print them."""
+    variance_a, variance_b = std_a**2 / n_a, std_b**2 / n_b
+    variance = variance_a + variance_b
+    difference = mean_a - mean_b
+    if variance == 0:
+        return WelchTest(difference, difference, difference, float(n_a + n_b - 2), float(difference == 0))
+    df = variance**2 / (variance_a**2 / (n_a - 1) + variance_b**2 / (n_b - 1))
+    half = float(stats.t.ppf((1 + confidence) / 2, df)) * sqrt(variance)
+    p = float(2 * stats.t.sf(abs(difference) / sqrt(variance), df))
+    return WelchTest(difference, difference - half, difference + half, df, p)
+
+
+def against_single_value(
+    mean: float, std: float, n: int, printed: float, confidence: float = CONFIDENCE
+) -> WelchTest:
+    """Our sample against one printed number without spread: it is taken as one further trial of our spread.
+
+    The interval is that of a prediction, +- t_{n-1} s sqrt(1 + 1/n): wider than a test against a constant would give,
+    because the printed number is itself the outcome of a random trial.
+    """
+    scale = std * sqrt(1 + 1 / n)
+    difference = mean - printed
+    if scale == 0:
+        return WelchTest(difference, difference, difference, float(n - 1), float(difference == 0))
+    half = float(stats.t.ppf((1 + confidence) / 2, n - 1)) * scale
+    p = float(2 * stats.t.sf(abs(difference) / scale, n - 1))
+    return WelchTest(difference, difference - half, difference + half, float(n - 1), p)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's step-down adjustment; nan (a test that could not be made) stays nan and does not count as a test."""
+    adjusted = [nan] * len(p_values)
+    order = sorted((i for i, p in enumerate(p_values) if isfinite(p)), key=lambda i: p_values[i])
+    running = 0.0
+    for rank, index in enumerate(order):
+        running = max(running, min(1.0, (len(order) - rank) * p_values[index]))
+        adjusted[index] = running
+    return adjusted
+
+
+def iqm(scores: Sequence[Sequence[float]] | Array) -> float:
+    """Interquartile mean of all runs of all tasks together: the mean of the middle half."""
+    return float(stats.trim_mean(np.concatenate([_sample(task) for task in scores]), 0.25))
+
+
+def iqm_interval(
+    tasks: Sequence[Sequence[float]],
+    confidence: float = CONFIDENCE,
+    repetitions: int = REPETITIONS,
+    seed: int = 0,
+) -> Interval:
+    """Interquartile mean with a stratified bootstrap interval: runs are redrawn inside every task.
+
+    Agarwal et al. 2021 (rliable), percentile interval; here every draw of every task is one array operation.
+    """
+    samples = [_sample(task) for task in tasks]
+    drawn = np.concatenate(_stratified(samples, repetitions, np.random.default_rng(seed)), axis=1)
+    return _percentiles(iqm(samples), stats.trim_mean(drawn, 0.25, axis=1), confidence)
+
+
+def probability_of_improvement(
+    ours: Sequence[Sequence[float]],
+    base: Sequence[Sequence[float]],
+    confidence: float = CONFIDENCE,
+    repetitions: int = REPETITIONS,
+    seed: int = 0,
+) -> Interval:
+    """P(a run of ours beats a run of base), ties half, averaged over tasks (Agarwal et al. 2021), with interval."""
+    if len(ours) != len(base):
+        raise DataError(f"probability of improvement compares the same tasks, got {len(ours)} and {len(base)}")
+    left, right = [_sample(task) for task in ours], [_sample(task) for task in base]
+    generator = np.random.default_rng(seed)
+    value = float(np.mean([_superiority(x[None], y[None])[0] for x, y in zip(left, right, strict=True)]))
+    drawn = zip(
+        _stratified(left, repetitions, generator), _stratified(right, repetitions, generator), strict=True
+    )
+    return _percentiles(value, np.mean([_superiority(x, y) for x, y in drawn], axis=0), confidence)
+
+
+def power(difference: float, std: float, n: int, alpha: float = 0.05, is_paired: bool = False) -> float:
+    """Power of the two-sided t-test with n seeds per arm, from the noncentral t distribution.
+
+    `std` is the spread of one arm, or of the seed-wise differences when `is_paired`.
+    """
+    if std == 0:
+        return 1.0 if difference else alpha
+    df = n - 1 if is_paired else 2 * (n - 1)
+    shift = abs(difference) / std * sqrt(n if is_paired else n / 2)
+    critical = float(stats.t.ppf(1 - alpha / 2, df))
+    return float(stats.nct.sf(critical, df, shift) + stats.nct.cdf(-critical, df, shift))
+
+
+def seeds_needed(
+    difference: float,
+    std: float,
+    target: float = 0.8,
+    alpha: float = 0.05,
+    is_paired: bool = False,
+    limit: int = 1_000_000,
+) -> int | None:
+    """Smallest number of seeds per arm that shows `difference` with probability `target`; None beyond `limit`."""
+    if not (isfinite(difference) and isfinite(std)) or std < 0:
+        return None
+    if difference == 0:
+        return None
+    low, high = 1, 2
+    while power(difference, std, high, alpha, is_paired) < target:
+        low, high = high, 2 * high
+        if high > limit:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        if power(difference, std, middle, alpha, is_paired) < target:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def pooled_std(std_a: float, std_b: float) -> float:
+    """Root of the mean variance of two arms of equal size: the spread `seeds_needed` wants for two printed cells."""
+    return sqrt((std_a**2 + std_b**2) / 2)
+
+
+def _sample(values: Sequence[float] | Array) -> Array:
+    sample = np.asarray(values, dtype=np.float64)
+    if sample.ndim != 1 or sample.size == 0:
+        raise DataError(f"a sample is a non-empty list of numbers, got shape {sample.shape}")
+    if not np.isfinite(sample).all():
+        raise DataError("a sample holds nan or infinite values; leave failed runs out")
+    return sample
+
+
+def _stratified(samples: Sequence[Array], repetitions: int, generator: np.random.Generator) -> list[Array]:
+    return [x[generator.integers(0, len(x), size=(repetitions, len(x)))] for x in samples]
+
+
+def _superiority(x: Array, y: Array) -> Array:
+    """Share of pairs in which x beats y, ties half; x (R, n), y (R, m) -> (R,)."""
+    wins = x[:, :, None] > y[:, None, :]
+    ties = x[:, :, None] == y[:, None, :]
+    return cast(Array, wins.mean(axis=(1, 2)) + 0.5 * ties.mean(axis=(1, 2)))
+
+
+def _percentiles(value: float, draws: Array, confidence: float) -> Interval:
+    low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return Interval(value, float(low), float(high))

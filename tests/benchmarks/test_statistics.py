@@ -1,0 +1,198 @@
+"""The statistics against independent references: plain loops, other routines of scipy, simulation, printed figures."""
+
+import random
+from math import isnan, sqrt
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from dipole.benchmarks.statistics import (
+    against_single_value,
+    holm,
+    iqm,
+    iqm_interval,
+    paired,
+    pooled_std,
+    power,
+    probability_of_improvement,
+    seeds_needed,
+    summarize,
+    welch,
+)
+from dipole.core.errors import DataError
+
+BASE = {0: 71.2, 1: 69.8, 2: 73.1, 3: 70.4, 4: 72.0, 9: 10.0}
+OTHER = {0: 72.9, 1: 70.1, 2: 73.0, 3: 72.8, 4: 73.5, 7: 99.0}
+
+
+def test_summary_is_the_textbook_one():
+    values = [3.0, 5.0, 8.0, 8.5]
+    mean = sum(values) / 4
+    std = sqrt(sum((v - mean) ** 2 for v in values) / 3)
+    found = summarize(values)
+    assert (found.n, found.mean, found.std) == (4, pytest.approx(mean), pytest.approx(std))
+    low, high = stats.t.interval(0.95, 3, loc=mean, scale=stats.sem(values))
+    assert (found.low, found.high) == (pytest.approx(low), pytest.approx(high))
+
+
+def test_one_value_has_no_spread_and_no_values_are_refused():
+    assert isnan(summarize([4.0]).std)
+    with pytest.raises(DataError, match="non-empty"):
+        summarize([])
+    with pytest.raises(DataError, match="nan"):
+        summarize([1.0, float("nan")])
+
+
+def test_paired_uses_only_common_seeds_and_agrees_with_scipy():
+    found = paired(BASE, OTHER)
+    common = [0, 1, 2, 3, 4]
+    x, y = [OTHER[s] for s in common], [BASE[s] for s in common]
+    reference = stats.ttest_rel(x, y)
+    low, high = reference.confidence_interval()
+    assert found.n == 5
+    assert found.p_t == pytest.approx(reference.pvalue)
+    assert (found.low, found.high) == (pytest.approx(low), pytest.approx(high))
+    gains = [a - b for a, b in zip(x, y, strict=True)]
+    mean = sum(gains) / 5
+    assert found.effect == pytest.approx(mean / sqrt(sum((g - mean) ** 2 for g in gains) / 4))
+
+
+def test_wilcoxon_is_the_exact_count_over_all_signs():
+    found = paired(BASE, OTHER)
+    gains = [OTHER[s] - BASE[s] for s in range(5)]
+    ranks = stats.rankdata([abs(g) for g in gains])
+    observed = sum(r for r, g in zip(ranks, gains, strict=True) if g > 0)
+    total, centre, extreme = 2**5, sum(ranks) / 2, 0
+    for signs in range(total):
+        statistic = sum(r for i, r in enumerate(ranks) if signs >> i & 1)
+        extreme += abs(statistic - centre) >= abs(observed - centre) - 1e-12
+    assert found.p_wilcoxon == pytest.approx(extreme / total)
+
+
+@pytest.mark.parametrize("other", [{}, {0: 1.0}])
+def test_too_few_common_seeds_decide_nothing(other):
+    assert isnan(paired({0: 0.5, 1: 0.6}, other).p_t)
+
+
+def test_differences_without_spread():
+    same = paired({0: 1.0, 1: 2.0}, {0: 1.0, 1: 2.0})
+    assert (same.p_t, same.p_wilcoxon, same.effect) == (1.0, 1.0, 0.0)
+    shifted = paired({0: 1.0, 1: 2.0, 2: 3.0}, {0: 2.0, 1: 3.0, 2: 4.0})
+    assert (shifted.difference, shifted.p_t) == (1.0, 0.0)
+
+
+def test_welch_agrees_with_scipy_from_statistics_and_data():
+    x, y = [1.0, 4.0, 2.5, 3.0], [6.0, 2.0, 9.0]
+    reference = stats.ttest_ind(x, y, equal_var=False)
+    a, b = summarize(x), summarize(y)
+    found = welch(a.mean, a.std, a.n, b.mean, b.std, b.n)
+    assert (found.p, found.df) == (pytest.approx(reference.pvalue), pytest.approx(reference.df))
+    low, high = reference.confidence_interval()
+    assert (found.low, found.high) == (pytest.approx(low), pytest.approx(high))
+
+
+def test_three_seed_control_tables_separate_nothing():
+    """LMCL Table 5: over 6 tasks and 3 bases the smallest of 18 Welch p-values of X + DP against X is 0.60."""
+    curl = [(413, 53, 423, 63), (680, 32, 682, 13), (908, 86, 926, 73), (298, 38, 296, 32), (621, 121, 625, 53)]
+    curl.append((826, 42, 842, 27))
+    assert min(welch(d, sd, 3, m, s, 3).p for m, s, d, sd in curl) > 0.59
+
+
+def test_single_printed_value_is_one_more_trial():
+    """Simulation: when both come from one distribution, the test rejects in 5 % of the cases."""
+    generator = np.random.default_rng(0)
+    ours, printed = generator.normal(size=(4000, 5)), generator.normal(size=4000)
+    rejected = [
+        against_single_value(row.mean(), row.std(ddof=1), 5, value).p < 0.05
+        for row, value in zip(ours, printed, strict=True)
+    ]
+    assert np.mean(rejected) == pytest.approx(0.05, abs=0.012)
+
+
+def test_holm_by_its_definition():
+    p = [0.01, 0.04, 0.03, 0.005]
+    order = sorted(range(4), key=p.__getitem__)
+    expected = [0.0] * 4
+    for rank, index in enumerate(order):
+        expected[index] = max(min(1.0, (4 - j) * p[order[j]]) for j in range(rank + 1))
+    assert holm(p) == pytest.approx(expected)
+    assert expected == pytest.approx([0.03, 0.06, 0.06, 0.02])
+
+
+def test_holm_skips_tests_that_could_not_be_made():
+    adjusted = holm([0.02, float("nan"), 0.5])
+    assert adjusted[0] == pytest.approx(0.04)
+    assert isnan(adjusted[1])
+
+
+def test_iqm_by_hand():
+    assert iqm([[1, 2, 3, 100], [0, 4, 5, 6]]) == pytest.approx((2 + 3 + 4 + 5) / 4)
+
+
+def test_bootstrap_is_stratified_seeded_and_agrees_with_a_plain_loop():
+    generator = np.random.default_rng(3)
+    tasks = [generator.normal(m, 1, size=n).tolist() for m, n in [(0, 5), (10, 5), (20, 4)]]
+    found = iqm_interval(tasks, repetitions=4000, seed=1)
+    assert found == iqm_interval(tasks, repetitions=4000, seed=1)
+    plain = random.Random(7)
+    draws = sorted(iqm([[plain.choice(task) for _ in task] for task in tasks]) for _ in range(3000))
+    assert found.low == pytest.approx(draws[int(0.025 * 3000)], abs=0.25)
+    assert found.high == pytest.approx(draws[int(0.975 * 3000)], abs=0.25)
+    # Unstratified redrawing would mix tasks of level 0 and 20 and give an interval many units wide.
+    assert found.high - found.low < 3
+
+
+def test_bootstrap_interval_covers_the_truth():
+    generator = np.random.default_rng(5)
+    covered = [
+        (lambda i: i.low <= 0 <= i.high)(iqm_interval(generator.normal(size=(1, 40)).tolist(), repetitions=500, seed=i))
+        for i in range(200)
+    ]
+    assert 0.88 <= np.mean(covered) <= 0.99
+
+
+def test_probability_of_improvement_is_the_mann_whitney_statistic():
+    generator = np.random.default_rng(2)
+    ours, base = generator.integers(0, 6, size=(3, 7)).tolist(), generator.integers(0, 5, size=(3, 4)).tolist()
+    expected = np.mean([stats.mannwhitneyu(x, y).statistic / 28 for x, y in zip(ours, base, strict=True)])
+    found = probability_of_improvement(ours, base)
+    assert found.value == pytest.approx(expected)
+    assert found.low <= found.value <= found.high
+    with pytest.raises(DataError, match="same tasks"):
+        probability_of_improvement(ours, base[:2])
+
+
+@pytest.mark.parametrize("is_paired", [False, True])
+def test_power_agrees_with_simulated_tests(is_paired):
+    generator = np.random.default_rng(11)
+    shape = (6000, 9)
+    x, y = generator.normal(1.1, 1.0, shape), generator.normal(0, 1.0, shape)
+    if is_paired:
+        p = stats.ttest_1samp(generator.normal(0.8, 1.0, shape), 0, axis=1).pvalue
+        expected = power(0.8, 1.0, 9, is_paired=True)
+    else:
+        p = stats.ttest_ind(x, y, axis=1).pvalue
+        expected = power(1.1, 1.0, 9)
+    assert np.mean(p < 0.05) == pytest.approx(expected, abs=0.02)
+
+
+def test_textbook_sample_sizes():
+    """Cohen 1988, alpha 0.05 two-sided, power 0.8: 26 / 64 / 394 per arm for d = 0.8 / 0.5 / 0.2; 34 pairs for 0.5."""
+    assert [seeds_needed(d, 1.0) for d in (0.8, 0.5, 0.2)] == [26, 64, 394]
+    assert seeds_needed(0.5, 1.0, is_paired=True) == 34
+
+
+def test_catch_needs_about_75_seeds():
+    """LMCL Table 5, Catch: 842 +- 27 against 826 +- 42."""
+    assert abs(seeds_needed(16, 35) - 75) <= 2
+    assert abs(seeds_needed(842 - 826, pooled_std(27, 42)) - 75) <= 3
+
+
+def test_seeds_needed_is_the_smallest_such_number():
+    n = seeds_needed(3.0, 4.0)
+    assert power(3.0, 4.0, n) >= 0.8 > power(3.0, 4.0, n - 1)
+    assert seeds_needed(0.0, 1.0) is None
+    assert seeds_needed(float("nan"), 1.0) is None
+    assert seeds_needed(1e-6, 1.0) is None
+    assert seeds_needed(1.0, 0.0) == 2
