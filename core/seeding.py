@@ -1,0 +1,138 @@
+"""One seed for a run, split by name into independent streams.
+
+    stream(name, *index) = first 31 bits of SHA-256("dipole/<seed>/<name>/<index>/...")
+
+The hash is stable across machines, Python versions and processes, so that a new stream never shifts an old one.
+31 bits fit every consumer (NumPy, PyTorch, Gymnasium, MuJoCo).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+STREAMS = ("data", "model", "augment", "env", "probe")
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """The seed of a run and the streams derived from it.
+
+    data: order and subset of the samples; model: initial weights, dropout; augment: random views;
+    env: environments and exploration; probe: everything in the evaluation.
+    """
+
+    root: int
+
+    def stream(self, name: str, *index: int | str) -> int:
+        """Return a seed in [0, 2^31) for a name and optional indices, such as `stream("augment", epoch)`."""
+        text = "/".join(["dipole", str(self.root), name, *map(str, index)])
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
+
+    @property
+    def data(self) -> int:
+        return self.stream("data")
+
+    @property
+    def model(self) -> int:
+        return self.stream("model")
+
+    @property
+    def augment(self) -> int:
+        return self.stream("augment")
+
+    @property
+    def env(self) -> int:
+        return self.stream("env")
+
+    @property
+    def probe(self) -> int:
+        return self.stream("probe")
+
+    def numpy(self, name: str, *index: int | str) -> np.random.Generator:
+        """Return a fresh NumPy generator of a stream."""
+        import numpy as np
+
+        return np.random.default_rng(self.stream(name, *index))
+
+    def torch(self, name: str, *index: int | str, device: str | torch.device = "cpu") -> torch.Generator:
+        """Return a fresh PyTorch generator of a stream."""
+        import torch
+
+        return torch.Generator(device=device).manual_seed(self.stream(name, *index))
+
+    def as_dict(self) -> dict[str, int]:
+        """Return the root seed and every named stream, as kept in the record."""
+        return {"root": self.root, **{name: self.stream(name) for name in STREAMS}}
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the global generators of Python, NumPy and PyTorch (all devices)."""
+    import numpy as np
+    import torch
+
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def rng_state() -> dict[str, Any]:
+    """Return the global generators' states as plain lists and tensors, which `torch.load(weights_only=True)` accepts."""
+    import numpy as np
+    import torch
+
+    version, internal, gauss = random.getstate()
+    _, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # type: ignore[misc]
+    state: dict[str, Any] = {
+        "python": [version, list(internal), gauss],
+        "numpy": [[int(key) for key in keys], int(position), int(has_gauss), float(cached)],
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def set_rng_state(state: dict[str, Any]) -> None:
+    """Restore what `rng_state` returned; GPU states are skipped where the number of GPUs differs."""
+    import numpy as np
+    import torch
+
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(state["torch"].cpu())
+    if "cuda" in state and torch.cuda.is_available() and torch.cuda.device_count() == len(state["cuda"]):
+        torch.cuda.set_rng_state_all([each.cpu() for each in state["cuda"]])
+
+
+@contextmanager
+def isolated(seed: int) -> Iterator[None]:
+    """Run a block under its own seed and give the global generators back as they were."""
+    before = rng_state()
+    seed_everything(seed)
+    try:
+        yield
+    finally:
+        set_rng_state(before)
+
+
+def set_deterministic(enabled: bool) -> None:
+    """Make PyTorch refuse operations without a deterministic implementation (`deterministic = true` in a recipe)."""
+    import torch
+
+    if enabled:
+        # cuBLAS reads this once, when its first handle is made.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(enabled)
+    torch.backends.cudnn.benchmark = not enabled and torch.backends.cudnn.benchmark
