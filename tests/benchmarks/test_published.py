@@ -1,0 +1,159 @@
+"""Printed tables, verdicts and claims: against the counts the data files state, and by hand-made grids."""
+
+from dataclasses import dataclass, field
+from math import isnan
+
+import pytest
+
+from dipole.benchmarks import claims as claims_module
+from dipole.benchmarks.claims import evaluate
+from dipole.benchmarks.published import (
+    AGREES,
+    DIFFERS,
+    NOT_COMPARED,
+    UNDECIDED,
+    Cell,
+    Claim,
+    claims,
+    compare,
+    figures,
+    margin,
+    protocol_differences,
+    table,
+    tables,
+)
+from dipole.benchmarks.statistics import summarize
+from dipole.core.errors import DataError
+
+
+def test_every_table_and_figure_is_there():
+    assert len(tables()) == 29
+    assert {"lmcl-table5", "cacr-table17", "cllr-table1", "arora-table2-text"} <= tables().keys()
+    assert {"lmcl-figure2", "cacr-figure3", "cllr-figure4", "arora-figure2"} <= figures().keys()
+    for found in tables().values():
+        assert len({row.label for row in found.rows}) == len(found.rows)
+        assert all(set(row.cells) == set(found.columns) for row in found.rows)
+
+
+def test_known_cells():
+    catch = table("lmcl-table5").row("LMCL(CURL+DP)").cells["Catch"]
+    assert (catch.mean, catch.std) == (842, 27)
+    assert table("lmcl-table5").trials == 3
+    assert table("lmcl-table4").trials is None
+    assert table("cacr-table4").value("MoCoV2 / WebVision v1", "top1") == pytest.approx(
+        table("cacr-table4").row("MoCoV2", "WebVision v1").cells["top1"].mean
+    )
+
+
+def test_unknown_table_names_the_nearest():
+    with pytest.raises(DataError, match="lmcl-table4"):
+        table("lmcl-tabel4")
+    with pytest.raises(DataError, match="no single row"):
+        table("lmcl-table5").row("SAC")
+
+
+def test_exchanged_columns_are_said():
+    assert "SUBJ and MPQA" in table("lmcl-table4").notes[0]
+    assert "SUBJ and MPQA" in table("cllr-table2").notes[0]
+    assert all("SUBJ and MPQA are" not in note for note in table("lmcl-table5").notes)
+
+
+@pytest.mark.parametrize("claim", claims(), ids=lambda c: c.id)
+def test_claims_on_the_printed_numbers_give_the_stated_counts(claim):
+    """The data files state the outcome of every test on the printed numbers."""
+    for test in claim.tests:
+        outcome = evaluate(Claim(claim.id, "", "", "", "", (test,)), tables())
+        stated = test["published"]
+        # Printed dashes are no comparisons; only one claim touches rows that have them.
+        assert outcome.missing == (11 if claim.id == "cacr-c31" else 0)
+        if "hold" in stated:
+            assert (outcome.hold, len(outcome.items)) == (stated["hold"], stated["of"])
+        for name in ("difference", "ratio"):
+            if name in stated:
+                assert {i.label: i.value for i in outcome.items} == pytest.approx(stated[name], abs=1e-4)
+        if "steps" in stated:
+            assert [i.value for i in outcome.items] == pytest.approx(stated["steps"])
+        if "spread" in stated:
+            assert outcome.items[0].value == pytest.approx(stated["spread"])
+
+
+@dataclass
+class Ours:
+    """A grid made by hand: values by seed for (row, column)."""
+
+    cells: dict
+    columns: tuple = ("A", "B")
+    rows: tuple = field(default=())
+
+    def value(self, row, column, kind="mean"):
+        values = self.cells.get((row, column))
+        return None if values is None else sum(values) / len(values)
+
+    def samples(self, row, column, kind="mean"):
+        values = self.cells.get((row, column))
+        return None if values is None else dict(enumerate(values))
+
+
+TEST = {"kind": "compare", "table": "t", "a": "new", "b": "base", "op": ">", "columns": "all"}
+CLAIM = Claim("x", "p", "new beats base", "Table 1", "text", (TEST,))
+
+
+def test_a_claim_is_supported_contradicted_or_open():
+    base = {("base", "A"): [70.0, 70.3, 70.1, 70.2], ("base", "B"): [50.0, 51.0, 52.0, 53.0]}
+
+    def verdict(a, b):
+        return evaluate(CLAIM, {"t": Ours({**base, ("new", "A"): a, ("new", "B"): b})}).verdict
+
+    assert verdict([72.0, 72.4, 72.1, 72.2], [50.3, 51.2, 53.0, 52.9]) == AGREES
+    assert verdict([68.0, 68.4, 68.1, 68.2], [50.3, 51.2, 53.0, 53.9]) == DIFFERS
+    assert verdict([70.0, 70.9, 69.8, 70.3], [50.3, 51.2, 53.0, 52.9]) == UNDECIDED
+
+
+def test_missing_rows_are_counted_not_guessed():
+    outcome = evaluate(CLAIM, {"t": Ours({("base", "A"): [1.0, 2.0], ("new", "A"): [2.0, 3.5]})})
+    assert (len(outcome.items), outcome.missing) == (1, 1)
+    assert evaluate(CLAIM, {}).verdict == claims_module.NO_DATA
+    assert evaluate(Claim("y", "p", "s", "w", "text"), {}).verdict == claims_module.NO_TEST
+
+
+def test_verdicts_of_a_cell():
+    printed = Cell(75.0)
+    assert compare(printed, None, summarize([75.1, 75.2, 75.0, 75.1]), "accuracy %", True).verdict == AGREES
+    assert compare(printed, None, summarize([70.1, 70.9, 70.0, 70.4]), "accuracy %", True).verdict == DIFFERS
+    open_one = compare(printed, None, summarize([70.0, 78.0, 74.0]), "accuracy %", True)
+    assert open_one.verdict == UNDECIDED
+    assert open_one.seeds > 100
+    assert open_one.low < open_one.difference < open_one.high
+
+
+def test_both_spreads_give_welch_and_one_run_borrows_the_printed_spread():
+    printed = Cell(842.0, 27.0)
+    ours = summarize([820.0, 860.0, 835.0])
+    assert compare(printed, 3, ours, "score at 100K steps", True).basis == "Welch"
+    single = compare(printed, 3, summarize([500.0]), "score at 100K steps", True)
+    assert single.verdict == DIFFERS
+    assert single.low < single.difference < single.high < 0
+    bare = compare(Cell(842.0), None, summarize([842.0]), "score at 100K steps", True)
+    assert bare.verdict == UNDECIDED
+    assert isnan(bare.low)
+
+
+def test_another_protocol_gets_no_verdict_and_an_empty_cell_no_comparison():
+    ours = summarize([75.1, 75.2, 75.0])
+    assert compare(Cell(75.0), None, ours, "accuracy %", False).verdict == NOT_COMPARED
+    assert compare(Cell(None), None, ours, "accuracy %", True) is None
+
+
+def test_protocol_differences_are_listed():
+    paper = {"dataset": "CIFAR-10", "epochs": 200}
+    assert protocol_differences(paper, {"dataset": "CIFAR-10", "epochs": 200}) == []
+    lines = protocol_differences(paper, {"dataset": "digits", "epochs": 200, "encoder": "small"})
+    assert lines == ["dataset: digits (paper: CIFAR-10)", "encoder: small (paper: not stated)"]
+
+
+def test_margins():
+    assert margin("accuracy %", 80) == 1
+    assert margin("GPU seconds per iteration", 2.0) == pytest.approx(0.2)
+    assert all(margin(t.metric, 1.0) > 0 for t in tables().values())
+    with pytest.raises(DataError):
+        margin("bananas", 1)
