@@ -1,0 +1,5 @@
+"""Base objectives, one file each; importing this package registers them."""
+
+from dipole.core.objectives import align_uniform, blocks, cacr, co2, dcl, hcl, infonce, swav, triplet, tuple
+
+__all__ = ["align_uniform", "blocks", "cacr", "co2", "dcl", "hcl", "infonce", "swav", "triplet", "tuple"]

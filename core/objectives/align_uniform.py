@@ -1,0 +1,74 @@
+"""Alignment and uniformity on the sphere."""
+
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from dipole.core.distributed import log_mean_exp
+from dipole.core.objective import Objective, Rows
+from dipole.core.options import Range
+from dipole.core.registry import register
+from dipole.core.rows import AnyStatistic, LogSumExp
+
+
+def align(positive: Tensor, alpha: float) -> Tensor:
+    """||a - c||_2^alpha of unit vectors from their cosine; 0 with zero gradient where they coincide."""
+    squared = (2 - 2 * positive).clamp_min(0)
+    if alpha == 2:
+        return squared
+    apart = squared > 0
+    return torch.where(apart, torch.where(apart, squared, 1.0) ** (alpha / 2), 0.0)
+
+
+def uniform(rows: Rows, positive: Tensor, t: float) -> Tensor:
+    """log mean e^{-t ||z_i - z_j||^2} over pairs of different instances, from `rows.potential` = LogSumExp(2t)."""
+    potential, count = rows.potential, rows.count
+    if not rows.pairs.views:
+        # Positives are other instances here, so they are pairs like the negatives.
+        near = rows.only_positives(2 * t * positive, -torch.inf)
+        potential = torch.logaddexp(potential, torch.logsumexp(near, 1))
+        count = count + torch.isfinite(near).sum(1)
+    return log_mean_exp(potential, count) - 2 * t
+
+
+@register(
+    "align_uniform",
+    aliases=("au_cl", "au"),
+    formula="w_a mean_{i,p} ||a_i - c_p||^alpha + w_u log mean_{i,j} e^{-t ||z_i - z_j||^2}",
+    source="Wang & Isola 2020; CACR Table 2 (AU-CL)",
+)
+class AlignUniform(Objective):
+    """Alignment of positives plus uniformity of different instances, both on the unit sphere.
+
+    Formula (Wang & Isola 2020):
+        align   = mean_{i, p in P(i)} ||a_i - c_p||_2^alpha
+        uniform = log mean_{i,j} e^{-t ||z_i - z_j||^2}, over pairs of different instances
+        L = align_weight * align + uniform_weight * uniform
+
+    Args:
+        alpha: exponent of the alignment distance, > 0.
+        t: precision of the Gaussian potential, > 0.
+        align_weight: w_a >= 0.
+        uniform_weight: w_u >= 0.
+    """
+
+    def __init__(
+        self,
+        alpha: Annotated[float, Range(above=0), "exponent of the alignment distance"] = 2.0,
+        t: Annotated[float, Range(above=0), "precision of the Gaussian potential"] = 2.0,
+        align_weight: Annotated[float, Range(at_least=0), "weight of the alignment"] = 1.0,
+        uniform_weight: Annotated[float, Range(at_least=0), "weight of the uniformity"] = 1.0,
+    ) -> None:
+        super().__init__("cosine")
+        self.alpha = alpha
+        self.t = t
+        self.align_weight = align_weight
+        self.uniform_weight = uniform_weight
+
+    def statistics(self) -> dict[str, AnyStatistic]:
+        return {"potential": LogSumExp(2 * self.t)}
+
+    def loss(self, positive: Tensor, rows: Rows) -> Tensor:
+        alignment = rows.mean(rows.over_positives(align(positive, self.alpha)))
+        return self.align_weight * alignment + self.uniform_weight * uniform(rows, positive, self.t)

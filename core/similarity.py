@@ -1,0 +1,57 @@
+"""Similarities as inner products: each maps anchors and candidates to x and y with s_ij = x_i . y_j."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Similarity = Literal["cosine", "dot", "bilinear"]
+
+_TINY = 1e-12
+
+
+def full_precision(x: Tensor) -> Tensor:
+    """Half-precision embeddings in float32, everything else as it is."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def normalize(x: Tensor) -> Tensor:
+    """Rows of unit length, (n, d); a zero row stays zero and gets no gradient instead of an exploding one."""
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x * torch.where(norm > _TINY, norm, torch.inf).reciprocal()
+
+
+class _PairedDot(torch.autograd.Function):
+    """x_i . y_p for the listed p only, chunk by chunk, so that (A, K, d) never exists for large K."""
+
+    CHUNK = 1 << 22  # entries of a gathered chunk
+
+    @staticmethod
+    def forward(ctx, x: Tensor, y: Tensor, index: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(x, y, index)
+        out = x.new_empty(index.shape)
+        for rows in _PairedDot.chunks(x, index):
+            out[rows] = torch.einsum("ad,akd->ak", x[rows], y[index[rows]])
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
+        x, y, index = ctx.saved_tensors
+        dx, dy = torch.empty_like(x), torch.zeros_like(y)
+        for rows in _PairedDot.chunks(x, index):
+            near, g = index[rows], grad[rows]
+            dx[rows] = torch.einsum("ak,akd->ad", g, y[near])
+            dy.index_add_(0, near.reshape(-1), (g.unsqueeze(2) * x[rows].unsqueeze(1)).flatten(0, 1))
+        return dx, dy, None
+
+    @staticmethod
+    def chunks(x: Tensor, index: Tensor) -> list[slice]:
+        step = max(1, _PairedDot.CHUNK // max(1, index.shape[1] * x.shape[1]))
+        return [slice(start, start + step) for start in range(0, len(index), step)]
+
+
+def paired(x: Tensor, y: Tensor, index: Tensor) -> Tensor:
+    """Similarities (A, K) of each anchor with the candidates listed for it; padding (-1) is read as candidate 0."""
+    values: Tensor = _PairedDot.apply(x, y, index.clamp_min(0))  # type: ignore[no-untyped-call]
+    return values
