@@ -52,9 +52,9 @@ class Adapter(ABC):
         export_formats: what `dipole export RUN --to FORMAT` can write.
 
     Instance attributes, set in `__init__`:
-        module: everything that is trained except the objective. Build it on the CPU: the trainer seeds the global
-            generators with the `model` stream before the constructor runs and moves the module to `device` afterwards.
-            Its weights are what the run saves. Parameters with requires_grad=False (a momentum encoder) are not optimised.
+        module: everything that is trained except the objective; its weights are what the run saves. Build it on the
+            CPU: the trainer seeds the global generators with the `model` stream before the constructor runs and moves
+            the module to `device` afterwards. Parameters with requires_grad=False (a momentum encoder) stay as is.
         embedding_dim: width d of the anchors that `embed` returns.
         steps_per_epoch: number of batches that `batches(epoch)` yields on this rank (the same on every rank).
     """
@@ -115,10 +115,11 @@ class Adapter(ABC):
 
     @abstractmethod
     def evaluate(self, objective: Any) -> dict[str, float]:
-        """Probe the frozen encoder; names like "linear/accuracy", "knn/accuracy", "kmeans/accuracy" (fractions, 0 to 1).
+        """Probe the frozen encoder; names like "linear/accuracy", "knn/accuracy", "kmeans/accuracy" (from 0 to 1).
 
-        The trainer has put `module` in eval mode and seeded the global generators with the `probe` stream, and restores both
-        afterwards. Pass features through `objective.transform` before probing, as CLLR asks. `objective` is None for "none".
+        The trainer has put `module` in eval mode and seeded the global generators with the `probe` stream, and restores
+        both afterwards. Pass features through `objective.transform` before probing, as CLLR asks. `objective` is None
+        for "none".
         """
 
     @abstractmethod
@@ -140,7 +141,7 @@ class Adapter(ABC):
         """Restore what `state_dict` returned."""
 
     def fit(self, run: Run) -> None:
-        """Train. A domain with a loop of its own overrides this and uses `run.log`, `run.evaluate` and `run.checkpoint`."""
+        """Train. A domain with a loop of its own overrides this and calls `run.advance` after each of its updates."""
         run.loop()
 
     def export(self, to: str, folder: Path, record: Any) -> None:

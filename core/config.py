@@ -5,20 +5,20 @@ Precedence: defaults < recipe < --set. All problems of a configuration are repor
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib.util
 import json
 import math
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator, model_validator
 
-from dipole.core.errors import ConfigError, DipoleError, nearest
+from dipole.core.errors import ConfigError, nearest
 
 
 class Settings(BaseModel):
@@ -42,7 +42,9 @@ class TrainConfig(Settings):
     betas: tuple[float, float] | None = Field(None, description="adam and adamw only; default (0.9, 0.999)")
     momentum: float | None = Field(None, ge=0, lt=1, description="sgd and lars only; default 0.9")
     schedule: Literal["constant", "cosine", "step"] = "constant"
-    milestones: tuple[float, ...] | None = Field(None, description="step schedule only: where the rate is multiplied by decay")
+    milestones: tuple[float, ...] | None = Field(
+        None, description="step schedule only: where the rate is multiplied by decay"
+    )
     decay: float | None = Field(None, gt=0, le=1, description="step schedule only; default 0.1")
     warmup: float = Field(0.0, ge=0, description="linear warm-up from 0")
     clip: float | None = Field(None, gt=0, description="largest gradient norm (over all parameters); none by default")
@@ -151,7 +153,8 @@ class RunConfig(Settings):
         return text
 
 
-class Resolved(BaseModel):
+@dataclass(frozen=True)
+class Resolved:
     """A configuration and where each of its values comes from (dotted path -> "default", "recipe" or "--set")."""
 
     config: RunConfig
@@ -160,15 +163,11 @@ class Resolved(BaseModel):
 
 def canonical_objective(text: str) -> str:
     """Check an objective's text and return it in the one spelling that is hashed ("none" stays)."""
-    from dipole.core.spec import parse
-
-    text = text.strip()
-    if text.lower() == "none":
+    if text.strip().lower() == "none":
         return "none"
-    try:
-        return str(parse(text))
-    except DipoleError as error:
-        raise ValueError(str(error)) from error
+    from dipole.core.objective import objective
+
+    return str(objective(text))
 
 
 # Recipes and overrides -----------------------------------------------------------------------------------------------
@@ -228,7 +227,9 @@ def resolve(recipe: Mapping[str, Any], overrides: Iterable[str] = ()) -> Resolve
         except ConfigError as error:
             problems.append(str(error))
         else:
-            origins = {path: source for path, source in origins.items() if not f"{path}.".startswith(".".join(keys) + ".")}
+            origins = {
+                path: source for path, source in origins.items() if not f"{path}.".startswith(".".join(keys) + ".")
+            }
             origins.update(dict.fromkeys(_paths(value, keys), "--set"))
     model: type[RunConfig] = RunConfig
     domain = values.get("domain")
@@ -263,7 +264,7 @@ def resolve(recipe: Mapping[str, Any], overrides: Iterable[str] = ()) -> Resolve
         raise ConfigError(f"the configuration has {title}:\n" + "\n".join(f"  - {each}" for each in problems))
     for path in _paths(config.model_dump(mode="json", exclude_none=True)):
         origins.setdefault(path, "default")
-    return Resolved.model_construct(config=config, origins=origins)
+    return Resolved(config=config, origins=origins)
 
 
 def load(recipe: str | Path, overrides: Iterable[str] = ()) -> Resolved:
@@ -384,7 +385,9 @@ def toml_text(values: Mapping[str, Any], origins: Mapping[str, str] | None = Non
     return "\n".join(lines).strip("\n") + "\n"
 
 
-def _write_table(values: Mapping[str, Any], prefix: tuple[str, ...], origins: Mapping[str, str], lines: list[str]) -> None:
+def _write_table(
+    values: Mapping[str, Any], prefix: tuple[str, ...], origins: Mapping[str, str], lines: list[str]
+) -> None:
     for key, value in values.items():
         if not isinstance(value, Mapping):
             origin = origins.get(".".join((*prefix, key)))

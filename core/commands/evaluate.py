@@ -1,0 +1,39 @@
+"""`dipole eval`: the saved model, measured again."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from dipole.core.cli import Runner
+
+
+def configure(parser: argparse.ArgumentParser) -> Runner:
+    parser.add_argument("run", metavar="RUN", help="folder of a finished run, or the first digits of its hash")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where hashes are looked up")
+    parser.add_argument("--device", help="auto, cpu, cuda, ... (default: that of the recipe)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return run
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from dipole.core.runs import find_run
+
+    folder = find_run(arguments.run, arguments.runs)
+
+    from dipole.core.saved import evaluate_saved
+
+    record, found = evaluate_saved(folder, arguments.device)
+    if arguments.json:
+        print(json.dumps({"run": str(folder.path), "agrees": record.evaluations[-1].agrees, "results": found.results}))
+        return 0
+    print(f"run        {folder.path}\nobjective  {record.objective}")
+    print(f"{'':<28} {'now':>10} {'recorded':>10}")
+    for name, value in found.results.items():
+        print(f"{name:<28} {_number(value):>10} {_number(record.results.get(name)):>10}")
+    return 0
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"

@@ -1,0 +1,68 @@
+"""`dipole train`: one recipe, one run."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from dipole.core.cli import Runner
+
+
+def configure(parser: argparse.ArgumentParser) -> Runner:
+    parser.add_argument("recipe", metavar="RECIPE", help="a shipped recipe (`dipole list recipes`) or a .toml file")
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        nargs="+",
+        action="extend",
+        default=[],
+        dest="overrides",
+        help="change settings, such as train.epochs=5 'objective=infonce + 0.1*dp'",
+    )
+    parser.add_argument("--seed", type=int, help="the same as --set seed=N")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="folder of runs (default: runs)")
+    parser.add_argument(
+        "--resume",
+        default="auto",
+        metavar="auto|never|PATH",
+        help="auto (default): continue from the newest checkpoint; never: begin again; PATH: from that checkpoint",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="run again although this run is finished")
+    parser.add_argument(
+        "--print-config", action="store_true", help="print the resolved settings and their origin, and stop"
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument(
+        "--tensorboard", action="store_true", help="write TensorBoard events into the run folder as well"
+    )
+    return run
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from dipole.core.config import load
+
+    overrides = [*arguments.overrides, *([] if arguments.seed is None else [f"seed={arguments.seed}"])]
+    resolved = load(arguments.recipe, overrides)
+    config = resolved.config
+    if arguments.print_config:
+        print(f"# run {config.hash}\n{config.to_toml(resolved.origins)}", end="")
+        return 0
+    from dipole.core.record import now
+    from dipole.core.trainer import train
+
+    began = now()
+    record = train(
+        config,
+        arguments.runs,
+        resume=arguments.resume if arguments.resume in ("auto", "never") else Path(arguments.resume),
+        overwrite=arguments.overwrite,
+        quiet=arguments.quiet,
+        tensorboard=arguments.tensorboard,
+    )
+    print(f"run        {arguments.runs / config.hash}")
+    print(f"objective  {config.objective}")
+    for name, value in {**record.results, **record.diagnostics}.items():
+        print(f"{name:<28} {'not finite' if value is None else f'{value:.4f}'}")
+    if record.updated < began:
+        print(f"(finished on {record.updated}; --overwrite runs it again)")
+    return 0

@@ -1,0 +1,112 @@
+"""What is measured on a frozen encoder: the domain's probes, and diagnostics that are the same in every domain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from dipole.core import diagnostics
+from dipole.core.record import Histogram, Number, finite
+from dipole.core.seeding import Seeds, isolated
+
+if TYPE_CHECKING:
+    from dipole.core.adapter import Adapter
+    from dipole.core.objective import Composite
+    from dipole.core.pairs import Pairs
+
+POINTS = 2000
+"""At most this many test points enter the diagnostics, chosen by the probe stream."""
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Numbers of one evaluation."""
+
+    results: dict[str, Number]
+    diagnostics: dict[str, Number] = field(default_factory=dict)
+    histogram: Histogram | None = None
+
+    def as_metrics(self) -> dict[str, Number]:
+        return {
+            **{f"eval/{name}": value for name, value in self.results.items()},
+            **{f"diag/{name}": value for name, value in self.diagnostics.items()},
+        }
+
+
+def evaluate(adapter: Adapter, objective: Composite | None, seeds: Seeds, pairs: Pairs | None = None) -> Evaluated:
+    """Probe and diagnose; the training state (mode, global generators) is left as it was.
+
+    Args:
+        adapter: the domain.
+        objective: gives `transform`; None for a run without contrast.
+        seeds: everything random is drawn from the `probe` stream.
+        pairs: the last training batch, for diagnostics that need positives and negatives.
+    """
+    modules = [module for module in (adapter.module, objective) if module is not None]
+    modes = [module.training for module in modules]
+    for module in modules:
+        module.eval()
+    try:
+        with isolated(seeds.probe):
+            results = finite(adapter.evaluate(objective))
+            features, labels = adapter.features("test")
+            values, histogram = diagnose(features, labels, objective, seeds)
+            if pairs is not None:
+                values.update(diagnose_pairs(pairs))
+    finally:
+        for module, mode in zip(modules, modes, strict=True):
+            module.train(mode)
+    return Evaluated(results, finite(values), histogram)
+
+
+@torch.no_grad()
+def diagnose(
+    features: Tensor, labels: Tensor | None, objective: Composite | None, seeds: Seeds
+) -> tuple[dict[str, float], Histogram]:
+    """Measure the geometry of frozen features (n, d)."""
+    if objective is not None:
+        device = next(objective.parameters(), features).device
+        features = objective.transform(features.float().to(device)).cpu()
+    if len(features) > POINTS:
+        chosen = torch.from_numpy(seeds.numpy("probe", "points").permutation(len(features))[:POINTS])
+        features, labels = features[chosen], None if labels is None else labels[chosen]
+    features = features.float()
+    found = diagnostics.distance_histogram(features, labels)
+    values: Mapping[str, float | Tensor] = {
+        "mean_distance": diagnostics.mean_distance(features),
+        "margin_occupancy": diagnostics.margin_occupancy(features),
+        "min_max_ratio": diagnostics.min_max_ratio(features),
+        "rank": diagnostics.numerical_rank(features),
+    }
+    return _numbers(values), Histogram(
+        edges=_list(found.edges),
+        all=_list(found.all),
+        same=None if found.same is None else _list(found.same),
+        different=None if found.different is None else _list(found.different),
+    )
+
+
+@torch.no_grad()
+def diagnose_pairs(pairs: Pairs) -> dict[str, float]:
+    """Measure one batch of positives and negatives."""
+    entropy, maximum = diagnostics.conditional_entropy(pairs)
+    return _numbers(
+        {
+            "conditional_entropy": entropy,
+            "conditional_entropy_maximum": maximum,
+            "alignment": diagnostics.alignment(pairs),
+            "uniformity": diagnostics.uniformity(pairs),
+        }
+    )
+
+
+def _numbers(values: Mapping[str, float | Tensor]) -> dict[str, float]:
+    return {name: float(value) for name, value in values.items()}
+
+
+def _list(values: Tensor) -> list[float]:
+    return [float(value) for value in values]

@@ -1,0 +1,93 @@
+"""Progress on stderr: a bar on a terminal, a plain line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+
+PLAIN_SECONDS = 10.0
+
+
+class Progress:
+    """Shows how far a run is; `quiet` shows nothing but warnings."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self._quiet = quiet
+        self._bar: object | None = None
+        self._total = 0
+        self._shown = 0.0
+        self._text = ""
+        self._start = (0, 0.0)
+
+    def start(self, title: str, total: int, step: int) -> None:
+        """Begin at `step` of `total`."""
+        self._total = total
+        self._start = (step, time.monotonic())
+        self._shown = time.monotonic()
+        if self._quiet or not sys.stderr.isatty():
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
+        bar = Bar(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[text]}"),
+            console=Console(stderr=True),
+            refresh_per_second=4,
+        )
+        bar.start()
+        self._task = bar.add_task(title, total=total, completed=step, text="")
+        self._bar = bar
+
+    def update(self, step: int) -> None:
+        """Tell the step; cheap enough for every step."""
+        now = time.monotonic()
+        if self._quiet or now - self._shown < (0.25 if self._bar is not None else PLAIN_SECONDS):
+            return
+        self._shown = now
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, text=self._text)  # type: ignore[attr-defined]
+            return
+        first, began = self._start
+        left = (now - began) / max(1, step - first) * (self._total - step)
+        print(f"step {step}/{self._total}  {self._text}  about {duration(left)} left", file=sys.stderr, flush=True)
+
+    def values(self, values: Mapping[str, float]) -> None:
+        """Remember what stands beside the bar."""
+        self._text = "  ".join(f"{name.removeprefix('train/')} {value:.4g}" for name, value in values.items())
+
+    def note(self, text: str) -> None:
+        """Print one line above the bar."""
+        if not self._quiet:
+            self.warn(text)
+
+    def warn(self, text: str) -> None:
+        """Print one line even when quiet."""
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False)  # type: ignore[attr-defined]
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def close(self, step: int | None = None) -> None:
+        """Leave the terminal as it was."""
+        if self._bar is not None:
+            if step is not None:
+                self._bar.update(self._task, completed=step, text=self._text)  # type: ignore[attr-defined]
+            self._bar.stop()  # type: ignore[attr-defined]
+            self._bar = None
+
+
+def duration(seconds: float) -> str:
+    """42 -> '42s', 130 -> '2m10s', 7300 -> '2h01m'."""
+    seconds = max(0, round(seconds))
+    if seconds < 60:
+        return f"{seconds}s"
+    if seconds < 3600:
+        return f"{seconds // 60}m{seconds % 60:02d}s"
+    return f"{seconds // 3600}h{seconds % 3600 // 60:02d}m"
