@@ -1,0 +1,196 @@
+"""`dipole bench`: expand a suite, run what is missing, show progress and time left, sum up."""
+
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from dipole.benchmarks.collect import collect
+from dipole.benchmarks.engines import Engine, LocalEngine, Result, Task
+from dipole.benchmarks.manifest import manifest, write_manifest
+from dipole.benchmarks.plan import Estimator, Plan, make_plan
+from dipole.benchmarks.suite import Job, ScaleName, Sized, read_suite
+from dipole.core.errors import TrainingError
+from dipole.core.files import why
+from dipole.core.progress import duration
+from dipole.core.record import RunRecord
+
+EngineName = Literal["local", "ray"]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a suite ended."""
+
+    done: int
+    failed: tuple[Result, ...]
+    skipped: int
+
+
+def bench(
+    name: str,
+    scale: ScaleName = "small",
+    runs: Path = Path("runs"),
+    engine: EngineName = "local",
+    jobs: int | None = None,
+    threads: int | None = None,
+    plan_only: bool = False,
+    effect: float | None = None,
+    console: Console | None = None,
+) -> int:
+    """Run what is missing of a suite; the exit code is 1 if a job failed.
+
+    Args:
+        name: a shipped suite or the path of a suite file.
+        scale: "small" (minutes to hours on two cores) or "paper" (the paper's settings).
+        runs: folder of runs; it is created.
+        engine: "local" processes or a "ray" cluster.
+        jobs, threads: jobs at a time and threads per job; default what the machine has.
+        plan_only: print the number of jobs, the estimated time and the seeds needed, and stop.
+        effect: the difference that the plan's number of seeds is to show, in units of the columns.
+    """
+    console = console or Console()
+    sized = read_suite(name).at(scale)
+    wanted = sized.jobs()
+    records = collect(runs).done if runs.is_dir() else {}
+    chosen = make_engine(engine, jobs, threads) if not plan_only or engine == "local" else None
+    slots = chosen.slots if chosen else jobs or 1
+    if plan_only:
+        print_plan(console, sized, make_plan(sized, wanted, records, slots, effect))
+        return 0
+    assert chosen is not None
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TrainingError(f"cannot write the runs folder {runs}: {why(error)}") from error
+    write_manifest(runs, manifest(sized, wanted))
+    summary = run_jobs(wanted, records, runs, chosen, console, sized.scale.processes)
+    print_summary(console, sized, summary, runs)
+    return 1 if summary.failed else 0
+
+
+def make_engine(engine: EngineName, jobs: int | None, threads: int | None) -> Engine:
+    if engine == "ray":
+        from dipole.benchmarks.cluster import RayEngine
+
+        return RayEngine(jobs, threads)
+    return LocalEngine(jobs, threads)
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    records: dict[str, RunRecord],
+    runs: Path,
+    engine: Engine,
+    console: Console,
+    processes: int = 1,
+) -> Summary:
+    """Run the jobs without a finished record, through failures to the end."""
+    missing = {job.hash: job for job in jobs if job.hash not in records}
+    skipped = len(jobs) - len(missing)
+    tasks = [Task(job.hash, label(job), job.command, processes) for job in missing.values()]
+    estimator = Estimator(records.values())
+    waiting = {name: job.config for name, job in missing.items()}
+    failed: list[Result] = []
+    done = 0
+    if skipped:
+        console.print(f"{skipped} of {len(jobs)} runs are finished already.")
+    with _reporter(console, len(tasks)) as report:
+        report(0, 0, estimator.total(list(waiting.values()), engine.slots)[0], "")
+        for result in engine.run(tasks, runs):
+            config = waiting.pop(result.task.hash)
+            if result.status == "done":
+                done += 1
+                estimator.add(config, result.seconds)
+                line = f"done    {result.task.hash}  {result.task.label}  ({duration(result.seconds)})"
+            else:
+                failed.append(result)
+                line = f"FAILED  {result.task.hash}  {result.task.label}: {result.message}  (log: {result.log})"
+            report(done, len(failed), estimator.total(list(waiting.values()), engine.slots)[0], line)
+    return Summary(done, tuple(failed), skipped)
+
+
+def label(job: Job) -> str:
+    return f"{job.config.name} seed {job.config.seed}"
+
+
+def print_plan(console: Console, sized: Sized, plan: Plan) -> None:
+    left = plan.jobs - plan.finished
+    console.print(
+        f"{sized.suite.name} ({sized.name}): {plan.cells} cells from {plan.jobs} runs, "
+        f"{plan.finished} finished, {left} to do.",
+        highlight=False,
+    )
+    if plan.seconds is None:
+        time = "unknown: no earlier run is like these; run one job to find out"
+    else:
+        guess = f", {plan.guessed} of {left} runs guessed from the others" if plan.guessed else ""
+        time = duration(plan.seconds) + guess
+    console.print(f"Estimated time with {plan.slots} at a time: {time}.", highlight=False)
+    table = Table(title="Seeds per arm for 80 % power (two-sided t-test at 0.05)", title_justify="left")
+    for name in ("column", "difference", "spread", "spread from", "seeds", "planned"):
+        table.add_column(name, justify="left" if name in ("column", "spread from") else "right")
+    for line in plan.seeds:
+        seeds = "-" if line.seeds is None else str(line.seeds)
+        spread = "-" if line.std != line.std else f"{line.std:.3g}"
+        planned = str(len(sized.scale.seeds))
+        table.add_row(line.column, f"{line.difference:.3g}", spread, line.source, seeds, planned)
+    console.print(table)
+
+
+def print_summary(console: Console, sized: Sized, summary: Summary, runs: Path) -> None:
+    console.print(
+        f"{sized.suite.name} ({sized.name}): {summary.done} runs done, {summary.skipped} were finished before, "
+        f"{len(summary.failed)} failed.",
+        highlight=False,
+    )
+    for result in summary.failed:
+        console.print(f"  {result.task.hash}  {result.task.label}: {result.message}", highlight=False, markup=False)
+        console.print(f"    log: {result.log}", highlight=False, markup=False)
+        again = shlex.join(["dipole", *result.task.command, "--runs", str(runs)])
+        console.print(f"    again: {again}", highlight=False, markup=False)
+    console.print(f"Report: dipole report {runs} -o report.html", highlight=False, markup=False)
+
+
+Report = Callable[[int, int, float | None, str], None]
+
+
+class _reporter:  # noqa: N801
+    """A progress bar on a terminal, one plain line per ended run otherwise."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        self.console, self.total = console, total
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
+        )
+        self.progress = Progress(*columns, console=console, transient=True) if console.is_terminal else None
+
+    def __enter__(self) -> Report:
+        if self.progress is not None:
+            self.progress.start()
+            self.bar = self.progress.add_task("runs", total=self.total, left="")
+        return self.report
+
+    def __exit__(self, *details: object) -> None:
+        if self.progress is not None:
+            self.progress.stop()
+
+    def report(self, done: int, failed: int, seconds: float | None, line: str) -> None:
+        left = "time left unknown" if seconds is None else f"about {duration(seconds)} left"
+        if self.progress is not None:
+            description = f"runs ({failed} failed)" if failed else "runs"
+            self.progress.update(self.bar, completed=done + failed, description=description, left=left)
+            if line:
+                self.console.print(line, highlight=False, markup=False)
+        elif line:
+            text = f"[{done + failed}/{self.total}] {line}; {left}"
+            self.console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,214 @@
+"""The pictures of a suite: learning curves, distance histograms by class, entropy, columns as a curve, cost."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import nan
+from pathlib import Path
+from statistics import fmean
+
+from dipole.benchmarks import svg
+from dipole.benchmarks.curves import Curve, mean_line, read_curves
+from dipole.benchmarks.manifest import ColumnEntry
+from dipole.benchmarks.results import Rank, SuiteResults
+from dipole.benchmarks.statistics import Interval
+from dipole.core.record import RunRecord
+
+ENTROPY, ENTROPY_MAXIMUM = "diag/conditional_entropy", "diag/conditional_entropy_maximum"
+LOSS = "train/loss"
+INTERVAL = "estimate and 95 % interval"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A chart and the sentence below it."""
+
+    svg: str
+    caption: str
+
+
+def pictures(results: SuiteResults, runs: Path) -> dict[str, list[Picture]]:
+    """All pictures of a suite by kind, in the order of the report; kinds without data are absent."""
+    found: dict[str, list[Picture]] = {}
+    if results.manifest.kind == "figure" and "columns" in results.manifest.show:
+        found["Measurements"] = _columns(results)
+    curves, entropy, histograms = [], [], []
+    for group in _groups(results):
+        lines = _read(results, group, runs)
+        curves += _curves(results, group, lines)
+        entropy += _entropy(results, group, lines)
+        histograms += _histograms(results, group)
+    found["Learning curves"] = curves
+    found["Distance histograms"] = histograms
+    found["Conditional entropy"] = entropy
+    return {name: shown for name, shown in found.items() if shown}
+
+
+def ranking(title: str, ranks: Sequence[Rank], base: str) -> list[Picture]:
+    """Probability of improvement and relative gain over the base, with intervals."""
+    rows = [r for r in ranks if r.improvement is not None]
+    if not rows:
+        return []
+    beats = [_estimate(r.label, r.improvement) for r in rows if r.improvement is not None]
+    gains = [_estimate(r.label, r.gain, 100.0) for r in rows if r.gain is not None]
+    probability = svg.interval_chart(
+        f"{title}: probability of improvement", f"P(a run beats a run of {base}), mean over tasks", beats, INTERVAL
+    )
+    gain = svg.interval_chart(
+        f"{title}: gain", f"gain over {base} (% of its mean), interquartile mean", gains, INTERVAL
+    )
+    pair = [
+        Picture(probability, "One half means no difference. Stratified bootstrap: runs redrawn in every task."),
+        Picture(gain, "Interquartile mean over all runs of all tasks. Stratified bootstrap."),
+    ]
+    return [picture for picture in pair if picture.svg]
+
+
+def cost(results: SuiteResults) -> list[Picture]:
+    """Wall time of the runs, by row."""
+    rows = []
+    for row in results.rows:
+        seconds = [r.wall_seconds for c in results.columns for r in results.runs_of(row.label, c)]
+        if seconds:
+            rows.append(svg.Estimate(row.label, fmean(seconds), min(seconds), max(seconds)))
+    title = f"{results.manifest.title}: run time"
+    chart = svg.interval_chart(title, "wall time of a run (s)", rows, "mean, least to most")
+    caption = "Wall time on the machines named in the list of runs; compare rows of one machine only."
+    return [Picture(chart, caption)] if chart else []
+
+
+def _estimate(label: str, found: Interval, factor: float = 1.0) -> svg.Estimate:
+    return svg.Estimate(label, factor * found.value, factor * found.low, factor * found.high)
+
+
+Group = tuple[ColumnEntry, ...]
+
+
+def _groups(results: SuiteResults) -> list[Group]:
+    """Columns that are filled by the same runs belong to one set of pictures."""
+    groups: dict[frozenset[str], list[ColumnEntry]] = {}
+    for column in results.manifest.columns:
+        hashes = frozenset(job.hash for job in results.jobs if any(cell.column == column.name for cell in job.cells))
+        groups.setdefault(hashes, []).append(column)
+    return [tuple(columns) for columns in groups.values()]
+
+
+def _name(results: SuiteResults, group: Group) -> str:
+    """What distinguishes a group: its column, or nothing when the suite has one group only."""
+    return group[0].name if len(_groups(results)) > 1 else ""
+
+
+def _title(results: SuiteResults, group: Group, kind: str) -> str:
+    name = _name(results, group)
+    return f"{results.manifest.title}{f', {name}' if name else ''}: {kind}"
+
+
+def _read(results: SuiteResults, group: Group, runs: Path) -> Mapping[str, list[dict[str, Curve]]]:
+    names = [LOSS, ENTROPY, ENTROPY_MAXIMUM, *(metric for c in group for metric in _logged(c.metric))]
+    found = {}
+    for row in results.rows:
+        records = results.runs_of(row.label, group[0].name)
+        found[row.label] = [read_curves(runs / record.hash / "metrics.jsonl", names) for record in records]
+    return found
+
+
+def _logged(metric: str) -> list[str]:
+    """Names under which a metric of the record may stand in metrics.jsonl."""
+    return [metric] if metric.startswith("diag/") else [f"eval/{metric}"]
+
+
+def _lines(curves: Mapping[str, list[dict[str, Curve]]], name: str, factor: float = 1.0) -> list[svg.Line]:
+    lines = []
+    for label, seeds in curves.items():
+        present = [seed[name] for seed in seeds if name in seed]
+        if present:
+            lines.append(mean_line(label, present, factor))
+    return [line for line in lines if len(line.x)]
+
+
+def _curves(results: SuiteResults, group: Group, curves: Mapping[str, list[dict[str, Curve]]]) -> list[Picture]:
+    if "curves" not in results.manifest.show:
+        return []
+    found = []
+    for column in group:
+        lines = [line for name in _logged(column.metric) for line in _lines(curves, name, column.factor)]
+        if any(len(line.x) > 1 for line in lines):
+            unit = f" ({column.unit})" if column.unit else ""
+            title = _title(results, group, f"{column.name} while training")
+            chart = svg.line_chart(title, "training step", f"{column.name}{unit}", lines)
+            found.append(Picture(chart, f"{title}. Mean over seeds, band of one standard deviation."))
+    losses = [line for line in _lines(curves, LOSS) if len(line.x) > 1]
+    if losses:
+        title = _title(results, group, "training loss")
+        chart = svg.line_chart(title, "training step", "loss (each objective in its own units)", losses)
+        found.append(Picture(chart, f"{title}. Levels of different objectives are not comparable; shapes are."))
+    return found
+
+
+def _entropy(results: SuiteResults, group: Group, curves: Mapping[str, list[dict[str, Curve]]]) -> list[Picture]:
+    lines = [line for line in _lines(curves, ENTROPY) if len(line.x)]
+    if not lines:
+        return []
+    if tops := [line for line in _lines(curves, ENTROPY_MAXIMUM) if len(line.x)]:
+        longest = max(tops, key=lambda line: len(line.x))
+        lines.append(svg.Line("maximum (uniform weights)", longest.x, longest.y))
+    title = _title(results, group, "entropy of the negatives' weights")
+    chart = svg.line_chart(title, "training step", "conditional entropy (nats)", lines)
+    return [Picture(chart, f"{title}, on a training batch; higher means that the negatives are used more evenly.")]
+
+
+def _histograms(results: SuiteResults, group: Group) -> list[Picture]:
+    if "histogram" not in results.manifest.show:
+        return []
+    found = []
+    for row in results.rows:
+        series = _mean_histogram([r for r in results.runs_of(row.label, group[0].name) if r.histogram is not None])
+        if series:
+            title = _title(results, group, row.label)
+            chart = svg.histogram(title, "distance D = (1 - cosine) / 2", "density (1 / distance)", series)
+            found.append(Picture(chart, f"{title}: distances of test embeddings"))
+    return found
+
+
+def _mean_histogram(records: Sequence[RunRecord]) -> list[svg.Steps]:
+    """Mean over seeds of the density of pair distances, by class where labels are known."""
+    series = []
+    for kind, label in (("same", "same class"), ("different", "different class"), ("all", "all pairs")):
+        densities = []
+        for record in records:
+            assert record.histogram is not None
+            counts, edges = getattr(record.histogram, kind), record.histogram.edges
+            if counts and sum(counts) > 0 and edges == records[0].histogram.edges:  # type: ignore[union-attr]
+                widths = [b - a for a, b in pairwise(edges)]
+                total = sum(counts)
+                densities.append([c / total / w for c, w in zip(counts, widths, strict=True)])
+        if densities and (kind != "all" or not series):
+            edges = records[0].histogram.edges  # type: ignore[union-attr]
+            series.append(svg.Steps(label, edges, [fmean(values) for values in zip(*densities, strict=True)]))
+    return series
+
+
+def _columns(results: SuiteResults) -> list[Picture]:
+    """A figure whose x axis are the columns: one line per row, at the numbers in the columns' names."""
+    numbers = [_number_in(name) for name in results.columns]
+    known = [n for n in numbers if n is not None]
+    xs = known if len(known) == len(numbers) else [float(i) for i in range(len(numbers))]
+    lines = []
+    for row in results.rows:
+        cells = [results.cell(row.label, name) for name in results.columns]
+        values = [c.summary.mean if c and c.summary else nan for c in cells]
+        spread = [c.summary.std if c and c.summary else nan for c in cells]
+        if any(v == v for v in values):
+            low = [v - s for v, s in zip(values, spread, strict=True)]
+            high = [v + s for v, s in zip(values, spread, strict=True)]
+            lines.append(svg.Line(row.label, xs, values, low, high))
+    manifest = results.manifest
+    chart = svg.line_chart(manifest.title, manifest.x_label, manifest.y_label, lines)
+    return [Picture(chart, "Mean over seeds, band of one standard deviation.")] if chart else []
+
+
+def _number_in(name: str) -> float | None:
+    try:
+        return float(name.rpartition("=")[2])
+    except ValueError:
+        return None

@@ -1,0 +1,67 @@
+"""The runs folder read back: records, and what is in the way. Nothing in the folder is ever changed or removed here."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dipole.core.errors import DataError, RecordError
+from dipole.core.record import RunRecord, read_record
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something in the runs folder that is no readable record; it is reported and left alone."""
+
+    path: Path
+    message: str
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Records by run hash, and the problems met on the way."""
+
+    folder: Path
+    records: dict[str, RunRecord] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def done(self) -> dict[str, RunRecord]:
+        return {name: record for name, record in self.records.items() if record.status == "done"}
+
+
+def collect(folder: Path) -> Collection:
+    """Read every record of a runs folder; a corrupt, foreign or misplaced file becomes a problem."""
+    if not folder.is_dir():
+        raise DataError(f"no runs folder {folder}. Give the folder that `dipole train` or `dipole bench` wrote.")
+    found = Collection(folder)
+    for path in _entries(folder):
+        if not path.is_dir():
+            found.problems.append(Problem(path, "not the folder of a run"))
+            continue
+        try:
+            if not (path / "record.json").exists():
+                started = (path / "config.toml").exists()
+                found.problems.append(Problem(path, "started, no record yet" if started else "no record.json in it"))
+                continue
+            record = read_record(path / "record.json")
+        except (RecordError, OSError) as error:
+            found.problems.append(Problem(path, str(error)))
+            continue
+        if record.hash != path.name:
+            found.problems.append(Problem(path, f"the record is that of run {record.hash}, not of this folder"))
+        else:
+            found.records[record.hash] = record
+    return found
+
+
+def is_done(folder: Path) -> bool:
+    """Whether the folder of a run holds the valid record of a finished run of that name."""
+    try:
+        record = read_record(folder / "record.json")
+    except RecordError:
+        return False
+    return record.status == "done" and record.hash == folder.name
+
+
+def _entries(folder: Path) -> Iterator[Path]:
+    return (path for path in sorted(folder.iterdir()) if not path.name.startswith("."))

@@ -1,0 +1,69 @@
+"""`dipole bench`, `dipole report` and `dipole demo`: arguments only; nothing heavy is imported before they run."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+Runner = Callable[[argparse.Namespace], int]
+
+
+def bench(parser: argparse.ArgumentParser) -> Runner:
+    parser.add_argument("suite", nargs="?", metavar="SUITE", help="a shipped suite or a suite file; none lists them")
+    parser.add_argument("--scale", choices=("small", "paper"), default="small", help="small (default) or the paper's")
+    _running(parser)
+    parser.add_argument("--plan", action="store_true", help="print jobs, estimated time and seeds needed, and stop")
+    parser.add_argument("--effect", type=float, metavar="D", help="difference the plan's seeds are to show")
+    return _bench
+
+
+def report(parser: argparse.ArgumentParser) -> Runner:
+    parser.add_argument("runs", type=Path, metavar="RUNS", help="folder of runs")
+    parser.add_argument(
+        "-o", "--output", type=Path, default=Path("report.html"), metavar="PATH",
+        help="NAME.html (default report.html), NAME.md, or a folder for both and the tables as CSV",
+    )  # fmt: skip
+    return _report
+
+
+def _running(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="folder of runs (default: runs)")
+    parser.add_argument("--engine", choices=("local", "ray"), default="local", help="processes here, or a Ray cluster")
+    parser.add_argument("--jobs", type=_positive, metavar="N", help="jobs at a time (default: one per GPU or core)")
+    parser.add_argument("--threads", type=_positive, metavar="N", help="computing threads of a job")
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    if arguments.suite is None:
+        from dipole.benchmarks.suite import read_suite, suites
+
+        for name in suites():
+            suite = read_suite(name)
+            print(f"{name:<28}  {', '.join(suite.scale):<12}  {suite.title}")
+        return 0
+    from dipole.benchmarks.bench import bench
+
+    return bench(
+        arguments.suite,
+        arguments.scale,
+        arguments.runs,
+        arguments.engine,
+        arguments.jobs,
+        arguments.threads,
+        arguments.plan,
+        arguments.effect,
+    )
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from dipole.benchmarks.report import write_report
+
+    found = write_report(arguments.runs, arguments.output)
+    print(f"{arguments.output}: " + ", ".join(f"{value} {name}" for name, value in found.facts.items()))
+    return 0
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value

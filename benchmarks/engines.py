@@ -1,0 +1,209 @@
+"""Where jobs run: local processes, as many as cores and GPUs allow. The Ray engine is `dipole.benchmarks.cluster`."""
+
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from dipole.benchmarks.collect import is_done
+from dipole.benchmarks.worker import BENCH, TAKEN, command_line
+from dipole.core.errors import ConfigError
+from dipole.core.record import now
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+RETRY_TAKEN_AFTER = 2.0
+
+
+@dataclass(frozen=True)
+class Task:
+    """What an engine needs to know of a job."""
+
+    hash: str
+    label: str
+    command: list[str]
+    processes: int = 1
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a task ended; `seconds` is 0 for what another runner did."""
+
+    task: Task
+    status: Literal["done", "failed"]
+    seconds: float
+    log: Path
+    message: str = ""
+
+
+class Engine(Protocol):
+    """Runs tasks and yields each one's result once, in the order in which they end."""
+
+    slots: int
+
+    def run(self, tasks: Sequence[Task], runs: Path) -> Iterator[Result]: ...
+
+
+class LocalEngine:
+    """Processes on this machine: one per GPU where there are GPUs, else one per `threads` cores."""
+
+    def __init__(self, jobs: int | None = None, threads: int | None = None, gpus: Sequence[str] | None = None) -> None:
+        """Args:
+        jobs: processes at a time; default one per GPU, or one per core without GPUs.
+        threads: computing threads of a process; default the cores divided among the processes.
+        gpus: names for CUDA_VISIBLE_DEVICES; default those this process sees.
+        """
+        self.gpus = list(visible_gpus() if gpus is None else gpus)
+        self.slots = jobs or len(self.gpus) or cores()
+        self.threads = threads or max(1, cores() // self.slots)
+
+    def run(self, tasks: Sequence[Task], runs: Path) -> Iterator[Result]:
+        """Start tasks in order, keep going past failures, come back to tasks that another runner holds."""
+        if short := [task for task in tasks if self.gpus and task.processes > len(set(self.gpus))]:
+            raise ConfigError(
+                f"{short[0].label} needs {short[0].processes} GPUs, {len(set(self.gpus))} are visible here. "
+                "Set `processes` of the suite's scale, or use --engine ray on a larger cluster."
+            )
+        places, children = _Places(self.gpus, self.slots), _Children()
+        with ThreadPoolExecutor(self.slots) as pool:
+            waiting: set[Future[Result | Task]] = {
+                pool.submit(self._one, task, runs, places, children) for task in tasks
+            }
+            try:
+                while waiting:
+                    ended, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                    for future in ended:
+                        outcome = future.result()
+                        if isinstance(outcome, Result):
+                            yield outcome
+                        else:
+                            waiting.add(pool.submit(self._later, outcome, runs, places, children))
+            finally:
+                # Reached by Ctrl-C and by a caller that stops listening as well: nothing new starts, all children end.
+                for future in waiting:
+                    future.cancel()
+                children.stop()
+
+    def _later(self, task: Task, runs: Path, places: "_Places", children: "_Children") -> Result | Task:
+        time.sleep(RETRY_TAKEN_AFTER)
+        return self._one(task, runs, places, children)
+
+    def _one(self, task: Task, runs: Path, places: "_Places", children: "_Children") -> Result | Task:
+        """Run one task to its end; the task itself if another runner holds it."""
+        with places.taken(task.processes if self.gpus else 1) as gpus:
+            environment = environment_for(self.threads, ",".join(gpus) if self.gpus else None)
+            return execute(task, runs, environment, children)
+
+
+def execute(task: Task, runs: Path, environment: dict[str, str], children: "_Children | None" = None) -> Result | Task:
+    """Start a worker, wait for it, and judge it by the record it leaves, not by its exit code alone."""
+    log = runs / BENCH / "logs" / f"{task.hash}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    with log.open("a", encoding="utf-8") as output:
+        output.write(f"\n== {now()} dipole {' '.join(task.command)}\n")
+        output.flush()
+        child = subprocess.Popen(
+            command_line(runs, task.hash, task.processes, task.command),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+        )
+        if children is not None:
+            children.add(child)
+        code = child.wait()
+        if children is not None:
+            children.remove(child)
+    if code == TAKEN:
+        return task
+    seconds = time.monotonic() - started
+    if code == 0 and is_done(runs / task.hash):
+        return Result(task, "done", seconds, log)
+    return Result(task, "failed", seconds, log, _reason(code, log))
+
+
+def environment_for(threads: int, gpus: str | None) -> dict[str, str]:
+    """The environment of a worker: this process's own, with the number of threads and the GPUs it may use."""
+    environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, str(threads)), "PYTHONUNBUFFERED": "1"}
+    if gpus is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = gpus
+    return environment
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def visible_gpus() -> list[str]:
+    """GPUs this process may use, by the names CUDA_VISIBLE_DEVICES takes."""
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if shown is not None:
+        return [name.strip() for name in shown.split(",") if name.strip() and name.strip() != "-1"]
+    try:
+        listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=True, timeout=30)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [str(index) for index, line in enumerate(listed.stdout.splitlines()) if line.startswith("GPU")]
+
+
+class _Places:
+    """GPUs (or plain places without GPUs), handed out several at a time or not at all, so that nothing deadlocks."""
+
+    def __init__(self, gpus: Sequence[str], slots: int) -> None:
+        self._free = [gpus[i % len(gpus)] for i in range(max(slots, len(gpus)))] if gpus else [""] * slots
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def taken(self, count: int) -> Iterator[list[str]]:
+        """Wait for `count` different places and hold them."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(set(self._free)) >= count)
+            names = list(dict.fromkeys(self._free))[:count]
+            for name in names:
+                self._free.remove(name)
+        try:
+            yield names
+        finally:
+            with self._changed:
+                self._free += names
+                self._changed.notify_all()
+
+
+class _Children:
+    """Running workers; after `stop` new ones are ended at once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._stopped = False
+
+    def add(self, child: "subprocess.Popen[bytes]") -> None:
+        with self._lock:
+            self._running.add(child)
+            if self._stopped:
+                child.terminate()
+
+    def remove(self, child: "subprocess.Popen[bytes]") -> None:
+        with self._lock:
+            self._running.discard(child)
+
+    def stop(self) -> None:
+        with self._lock:
+            self._stopped = True
+            for child in self._running:
+                child.terminate()
+
+
+def _reason(code: int, log: Path) -> str:
+    """The last line of the log and how the worker ended."""
+    end = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    last = lines[-1].strip() if lines and not lines[-1].startswith("== ") else ""
+    return f"{end}: {last}" if last else end

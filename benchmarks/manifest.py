@@ -1,0 +1,125 @@
+"""What a suite asked for, kept in the runs folder, so that a report needs neither the suite's recipes nor a domain."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from dipole.benchmarks.collect import Problem
+from dipole.benchmarks.suite import Job, Sized
+from dipole.benchmarks.worker import BENCH
+from dipole.core.errors import RecordError
+from dipole.core.files import atomic_write, why
+
+SCHEMA_VERSION = 1
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class CellEntry(_Part):
+    row: str
+    column: str
+    seed: int
+
+
+class JobEntry(_Part):
+    hash: str
+    command: list[str]
+    processes: int
+    cells: list[CellEntry]
+
+
+class RowEntry(_Part):
+    label: str
+    objective: str
+    base: str | None
+
+
+class ColumnEntry(_Part):
+    name: str
+    metric: str
+    factor: float
+    higher_is_better: bool
+    unit: str
+
+
+class Manifest(_Part):
+    """One suite at one scale as it was expanded. Fields are only ever added, with a default."""
+
+    schema_version: Literal[1] = 1
+    suite: str
+    scale: str
+    title: str
+    kind: str
+    published: str | None
+    protocol: dict[str, Any]
+    x_label: str
+    y_label: str
+    show: list[str]
+    note: str
+    rows: list[RowEntry]
+    columns: list[ColumnEntry]
+    jobs: list[JobEntry]
+
+    @property
+    def name(self) -> str:
+        return f"{self.suite}-{self.scale}"
+
+    @property
+    def is_paper_protocol(self) -> bool:
+        return self.published is not None and not self.protocol
+
+
+def manifest(sized: Sized, jobs: list[Job]) -> Manifest:
+    suite = sized.suite
+    return Manifest(
+        suite=suite.name,
+        scale=sized.name,
+        title=suite.title,
+        kind=suite.kind,
+        published=suite.published,
+        protocol=dict(sized.protocol),
+        x_label=suite.x_label,
+        y_label=suite.y_label,
+        show=list(suite.show),
+        note=suite.note,
+        rows=[RowEntry(label=r.label, objective=r.objective, base=sized.base_of(r)) for r in sized.rows],
+        columns=[
+            ColumnEntry(
+                name=c.name, metric=c.metric, factor=c.factor, higher_is_better=c.higher_is_better, unit=c.unit
+            )
+            for c in sized.columns
+        ],
+        jobs=[
+            JobEntry(
+                hash=job.hash,
+                command=job.command,
+                processes=sized.scale.processes,
+                cells=[CellEntry(row=c.row, column=c.column, seed=c.seed) for c in job.cells],
+            )
+            for job in jobs
+        ],
+    )
+
+
+def write_manifest(runs: Path, found: Manifest) -> Path:
+    path = runs / BENCH / "suites" / f"{found.name}.json"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(path, found.model_dump_json(indent=1) + "\n")
+    except OSError as error:
+        raise RecordError(f"cannot write {path}: {why(error)}") from error
+    return path
+
+
+def read_manifests(runs: Path) -> tuple[list[Manifest], list[Problem]]:
+    """Every suite that was run in this folder; a damaged file is a problem and stays as it is."""
+    found, problems = [], []
+    for path in sorted((runs / BENCH / "suites").glob("*.json")):
+        try:
+            found.append(Manifest.model_validate_json(path.read_bytes()))
+        except (OSError, ValidationError) as error:
+            problems.append(Problem(path, f"not the description of a suite: {error}"))
+    return found, problems

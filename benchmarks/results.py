@@ -1,0 +1,255 @@
+"""Records of a suite as numbers: cells with spread, tests against the base, printed values beside them, ranking."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import isfinite, nan
+from statistics import fmean
+
+from dipole.benchmarks import published
+from dipole.benchmarks.claims import Outcome, evaluate
+from dipole.benchmarks.manifest import ColumnEntry, JobEntry, Manifest, RowEntry
+from dipole.benchmarks.published import Comparison
+from dipole.benchmarks.statistics import (
+    Interval,
+    PairedTest,
+    Summary,
+    holm,
+    iqm_interval,
+    paired,
+    probability_of_improvement,
+    seeds_needed,
+    summarize,
+)
+from dipole.core.record import RunRecord
+
+Samples = Mapping[int, float]
+
+
+def measure(record: RunRecord, metric: str) -> float | None:
+    """A number of a record by name: a result, `diag/...` a diagnostic, `cost/...` what the run took."""
+    kind, _, name = metric.partition("/")
+    if kind == "diag":
+        return record.diagnostics.get(name)
+    if kind == "cost":
+        return {
+            "wall_seconds": record.wall_seconds,
+            "seconds_per_step": record.wall_seconds / record.steps if record.steps else None,
+            "peak_memory_bytes": float(record.peak_memory_bytes),
+            "peak_device_bytes": None if record.peak_device_bytes is None else float(record.peak_device_bytes),
+        }.get(name)
+    return record.results.get(metric)
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """One cell of a suite: our sample, the test against the base row (p_holm over the row's columns), the paper's."""
+
+    row: RowEntry
+    column: ColumnEntry
+    samples: Samples
+    wanted: int
+    summary: Summary | None
+    against_base: PairedTest | None
+    p_holm: float
+    comparison: Comparison | None
+    printed: published.Cell | None
+
+    @property
+    def seeds_needed(self) -> int | None:
+        """Seed pairs that would show the difference found here with 80 % power, if it and its spread are real."""
+        test = self.against_base
+        if test is None or test.n < 2 or not test.effect or not isfinite(test.effect):
+            return None
+        return seeds_needed(test.effect, 1.0, is_paired=True)
+
+
+class SuiteResults:
+    """A suite's cells filled from records; also the grid on which a paper's claims are evaluated."""
+
+    def __init__(self, manifest: Manifest, records: Mapping[str, RunRecord]) -> None:
+        self.manifest = manifest
+        self.jobs: Sequence[JobEntry] = manifest.jobs
+        self.records = {job.hash: records[job.hash] for job in manifest.jobs if job.hash in records}
+        self._by_column = {c.name: c for c in manifest.columns}
+        self._cells: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
+        self._samples: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
+        for job in manifest.jobs:
+            record = self.records.get(job.hash)
+            for cell in job.cells:
+                self._cells[cell.row, cell.column][cell.seed] = job.hash
+                column = self._by_column[cell.column]
+                value = measure(record, column.metric) if record is not None and record.status == "done" else None
+                if value is not None:
+                    self._samples[cell.row, cell.column][cell.seed] = value * column.factor
+
+    @property
+    def table(self) -> published.Table | None:
+        return published.tables().get(self.manifest.published or "")
+
+    @property
+    def rows(self) -> Sequence[RowEntry]:
+        return self.manifest.rows
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(c.name for c in self.manifest.columns)
+
+    def find(self, name: str) -> str | None:
+        """Label of the row with this label, or of the only row whose method it is."""
+        labels = [row.label for row in self.rows]
+        if name in labels:
+            return name
+        fits = [label for label in labels if label.partition(" / ")[0] == name]
+        return fits[0] if len(fits) == 1 else None
+
+    def value(self, row: str, column: str, kind: str = "mean") -> float | None:
+        if kind == "std":
+            samples = self.samples(row, column)
+            return summarize(list(samples.values())).std if samples and len(samples) > 1 else None
+        samples = self.samples(row, column, kind)
+        return fmean(samples.values()) if samples else None
+
+    def samples(self, row: str, column: str, kind: str = "mean") -> Samples | None:
+        """Values by seed; `drop` is the loss against the balanced column or group of the same seed."""
+        if kind == "std":
+            return None
+        label = self.find(row)
+        found = self._samples.get((label, column)) if label is not None else None
+        if found is None or kind == "mean" or label is None:
+            return found
+        balanced = self._samples.get(_balanced(label, column), {})
+        return {seed: balanced[seed] - value for seed, value in found.items() if seed in balanced} or None
+
+    def runs_of(self, row: str, column: str) -> list[RunRecord]:
+        """Finished runs behind a cell, by seed."""
+        hashes = self._cells.get((row, column), {})
+        found = [self.records[hashes[seed]] for seed in sorted(hashes) if hashes[seed] in self.records]
+        return [record for record in found if record.status == "done"]
+
+    @cached_property
+    def cells(self) -> list[CellResult]:
+        return [cell for row in self.rows for cell in self._row(row)]
+
+    def cell(self, row: str, column: str) -> CellResult | None:
+        return self._index.get((row, column))
+
+    @cached_property
+    def _index(self) -> Mapping[tuple[str, str], CellResult]:
+        return {(c.row.label, c.column.name): c for c in self.cells}
+
+    @cached_property
+    def claims(self) -> list[tuple[Outcome, Outcome]]:
+        """Every claim that speaks of this suite's table: on the printed numbers, and on ours."""
+        if self.table is None:
+            return []
+        mine = {self.table.id: self}
+        about = [claim for claim in published.claims() if self.table.id in claim.tables]
+        return [(evaluate(claim, published.tables()), evaluate(claim, mine)) for claim in about]
+
+    @property
+    def protocol_notes(self) -> list[str]:
+        paper = self.table.protocol if self.table else {}
+        return published.protocol_differences(paper, self.manifest.protocol)
+
+    def _row(self, row: RowEntry) -> list[CellResult]:
+        columns = [c for c in self.manifest.columns if (row.label, c.name) in self._cells]
+        tests = [self._against_base(row, column) for column in columns]
+        adjusted = holm([test.p_t if test else nan for test in tests])
+        return [self._cell(row, c, test, p) for c, test, p in zip(columns, tests, adjusted, strict=True)]
+
+    def _against_base(self, row: RowEntry, column: ColumnEntry) -> PairedTest | None:
+        ours, base = self._samples.get((row.label, column.name)), self._samples.get((row.base or "", column.name))
+        return paired(base, ours) if ours and base else None
+
+    def _cell(self, row: RowEntry, column: ColumnEntry, test: PairedTest | None, p_holm: float) -> CellResult:
+        samples = self._samples.get((row.label, column.name), {})
+        summary = summarize(list(samples.values())) if samples else None
+        found = self.table.find(row.label) if self.table else None
+        printed = found.cells.get(column.name) if found else None
+        comparison = None
+        if self.table is not None and printed is not None and summary is not None:
+            is_same = self.manifest.is_paper_protocol
+            comparison = published.compare(printed, self.table.trials, summary, self.table.metric, is_same)
+        wanted = len(self._cells[row.label, column.name])
+        return CellResult(row, column, samples, wanted, summary, test, p_holm, comparison, printed)
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One objective over several tasks: mean rank (1 is best), wins and losses against the base, and two aggregates.
+
+    `improvement` is the probability that a run beats a run of the base; `gain` the interquartile mean of the seeds'
+    differences from the base's mean, in units of the base's mean: both with stratified bootstrap intervals.
+    """
+
+    label: str
+    tasks: int
+    mean_rank: float
+    better: int
+    worse: int
+    improvement: Interval | None
+    gain: Interval | None
+
+
+def rank(
+    tasks: Mapping[str, Mapping[str, Samples]], base: str | None, lower_is_better: Iterable[str] = ()
+) -> list[Rank]:
+    """Rank objectives over tasks, best mean rank first.
+
+    Args:
+        tasks: task -> objective -> value by seed. An objective is ranked on the tasks it was run on.
+        base: the objective the others are compared with.
+        lower_is_better: tasks whose values are costs; they enter with the sign turned.
+    """
+    turned = set(lower_is_better)
+    signed = {
+        task: {label: {s: -v if task in turned else v for s, v in by.items()} for label, by in rows.items() if by}
+        for task, rows in tasks.items()
+    }
+    labels = dict.fromkeys(label for rows in signed.values() for label in rows)
+    ranks: dict[str, list[float]] = defaultdict(list)
+    for rows in signed.values():
+        means = {label: fmean(by.values()) for label, by in rows.items()}
+        for label, mean in means.items():
+            above, level = sum(m > mean for m in means.values()), sum(m == mean for m in means.values())
+            ranks[label].append(above + (level + 1) / 2)
+    found = [_ranked(label, ranks[label], signed, base) for label in labels]
+    return sorted(found, key=lambda r: (r.mean_rank, r.label))
+
+
+def _ranked(label: str, ranks: Sequence[float], tasks: Mapping[str, Mapping[str, Samples]], base: str | None) -> Rank:
+    mean_rank = fmean(ranks)
+    if base is None or label == base:
+        return Rank(label, len(ranks), mean_rank, 0, 0, None, None)
+    common = [(rows[label], rows[base]) for rows in tasks.values() if label in rows and base in rows]
+    if not common:
+        return Rank(label, len(ranks), mean_rank, 0, 0, None, None)
+    tests = [paired(theirs, ours) for ours, theirs in common]
+    shown = [t for t, p in zip(tests, holm([t.p_t for t in tests]), strict=True) if p < 0.05]
+    ours = [list(mine.values()) for mine, _ in common]
+    theirs = [list(other.values()) for _, other in common]
+    gains = [
+        [(value - fmean(other.values())) / abs(fmean(other.values())) for value in mine.values()]
+        for mine, other in common
+        if fmean(other.values())
+    ]
+    return Rank(
+        label,
+        len(ranks),
+        mean_rank,
+        sum(t.difference > 0 for t in shown),
+        sum(t.difference < 0 for t in shown),
+        probability_of_improvement(ours, theirs),
+        iqm_interval(gains) if gains else None,
+    )
+
+
+def _balanced(row: str, column: str) -> tuple[str, str]:
+    """The cell of balanced data that a drop is measured from: CACR Table 2 has it as a column, Table 4 as a group."""
+    kind, slash, rest = column.partition("/")
+    if slash and kind in ("linear", "exponential"):
+        return row, f"regular/{rest}"
+    method, separator, _ = row.partition(" / ")
+    return (f"{method} / ImageNet-1K" if separator else row), column

@@ -1,0 +1,342 @@
+"""The tables of a report, once, for HTML, CSV and Markdown alike."""
+
+import csv
+import io
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from statistics import fmean
+
+from dipole.benchmarks import energy
+from dipole.benchmarks.claims import NO_DATA, Outcome
+from dipole.benchmarks.collect import Collection
+from dipole.benchmarks.published import AGREES, DIFFERS
+from dipole.benchmarks.results import CellResult, Rank, SuiteResults
+from dipole.benchmarks.statistics import Interval
+from dipole.core.progress import duration
+from dipole.core.record import RunRecord
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a table shows at one place: text, a smaller second line, the value it sorts by, and its emphasis."""
+
+    text: str
+    sort: float | str | None = None
+    sub: str = ""
+    mark: str = ""
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """One table: `name` is its file name, `head` its columns; the first column names the row."""
+
+    name: str
+    title: str
+    head: tuple[str, ...]
+    rows: Sequence[tuple[Cell, ...]]
+    note: str = ""
+    code: frozenset[str] = field(default=frozenset())
+    is_folded: bool = False
+
+
+def results_sheet(results: SuiteResults) -> Sheet:
+    """The suite as the paper prints it: methods by measurements, with the printed number below ours."""
+    best = {column: _best(results, column) for column in results.columns}
+    rows = []
+    for row in results.rows:
+        cells = [Cell(row.label), Cell(row.objective)]
+        for column in results.columns:
+            found = results.cell(row.label, column)
+            cells.append(Cell("") if found is None else _result(found, row.label in best[column]))
+        rows.append(tuple(cells))
+    units = {c.name: f"{c.name} ({c.unit})" if c.unit else c.name for c in results.manifest.columns}
+    note = "Mean and standard deviation over seeds, n of the seeds asked for; best mean of a column in bold."
+    if results.table is not None:
+        note += " Below it the printed number."
+    head = ("method", "objective", *(units[c] for c in results.columns))
+    return Sheet(f"{results.manifest.name}-results", "Results", head, rows, note, frozenset({"objective"}))
+
+
+def cells_sheet(results: SuiteResults) -> Sheet:
+    """Every cell with its interval, the test against the base, the printed number and the verdict."""
+    head = (
+        "method", "measurement", "n", "mean", "std", "low", "high",
+        "printed", "printed std", "printed n", "difference", "diff. low", "diff. high", "verdict",
+        "base", "gain", "gain low", "gain high", "p (t)", "p (Holm)", "p (Wilcoxon)", "effect", "seeds for 80 %",
+    )  # fmt: skip
+    rows = [_cell_row(results, cell) for cell in results.cells]
+    note = (
+        "Intervals are 95 %. Gain, paired t-test and Wilcoxon: against the base row on common seeds; Holm over the "
+        "measurements of a row; effect is Cohen's d of the pairs; the last column: seed pairs that would show "
+        "a gain of this size."
+    )
+    return Sheet(f"{results.manifest.name}-cells", "Every number", head, rows, note, is_folded=True)
+
+
+def claims_sheet(results: SuiteResults) -> Sheet | None:
+    """The paper's statements about this table, on its own numbers and on ours."""
+    if not results.claims:
+        return None
+    rows = []
+    for printed, ours in results.claims:
+        claim = printed.claim
+        rows.append(
+            (
+                Cell(claim.id),
+                Cell(claim.statement, sub=claim.note),
+                Cell(claim.where),
+                Cell(_counts(printed), _share(printed)),
+                Cell(_counts(ours), _share(ours)),
+                Cell(ours.verdict, mark=_mark(ours.verdict)),
+            )
+        )
+    head = ("claim", "statement", "where", "printed numbers", "our numbers", "verdict on ours")
+    note = "How many of a statement's comparisons go as claimed. Verdicts need significance at 0.05 (Holm)."
+    return Sheet(f"{results.manifest.name}-claims", "The paper's claims", head, rows, note)
+
+
+def diagnostics_sheet(results: SuiteResults) -> Sheet | None:
+    """Geometry of the test embeddings, by row and group of runs."""
+    names = ("mean_distance", "margin_occupancy", "min_max_ratio", "rank", "alignment", "uniformity",
+             "conditional_entropy", "conditional_entropy_maximum")  # fmt: skip
+    rows, seen = [], set()
+    for row in results.rows:
+        for column in results.columns:
+            records = results.runs_of(row.label, column)
+            key = (row.label, tuple(r.hash for r in records))
+            if not records or key in seen:
+                continue
+            seen.add(key)
+            values = [[v for r in records if (v := r.diagnostics.get(name)) is not None] for name in names]
+            if any(values):
+                cells = (Cell(number(fmean(v)), fmean(v)) if v else Cell("") for v in values)
+                rows.append((Cell(row.label), Cell(column), *cells))
+    if not rows:
+        return None
+    head = ("method", "runs of", *(name.replace("_", " ") for name in names))
+    note = "Means over seeds, of at most 2000 test embeddings and of one training batch (the last four)."
+    return Sheet(f"{results.manifest.name}-diagnostics", "Diagnostics", head, rows, note, is_folded=True)
+
+
+def runs_sheet(results: SuiteResults, joules: Mapping[str, Mapping[str, float]]) -> Sheet:
+    """Every run a suite asks for, with its cost and the command that repeats it."""
+    rows = []
+    for job in results.jobs:
+        record = results.records.get(job.hash)
+        labels = ", ".join(dict.fromkeys(cell.row for cell in job.cells))
+        seed = job.cells[0].seed
+        command = shlex.join(["dipole", *job.command])
+        rows.append((Cell(labels), *_run_cells(job.hash, seed, record, joules.get(job.hash, {})), Cell(command)))
+    head = ("method", *RUN_HEAD, "command")
+    return Sheet(
+        f"{results.manifest.name}-runs", "Runs and cost", head, rows, RUN_NOTE, frozenset({"command", "run"}), True
+    )
+
+
+def other_runs_sheet(records: Sequence[RunRecord], joules: Mapping[str, Mapping[str, float]]) -> Sheet:
+    """Runs that no suite asked for."""
+    rows = []
+    for r in records:
+        results = ", ".join(f"{k} {number(v)}" for k, v in r.results.items() if v is not None)
+        cells = _run_cells(r.hash, r.seed, r, joules.get(r.hash, {}))
+        rows.append((Cell(r.name), Cell(r.domain), Cell(r.objective), *cells, Cell(results)))
+    head = ("name", "domain", "objective", *RUN_HEAD, "results")
+    return Sheet("other-runs", "Runs outside any suite", head, rows, RUN_NOTE, frozenset({"objective", "run"}))
+
+
+RUN_HEAD = ("run", "seed", "state", "steps", "wall time", "memory (MB)", "GPU memory (MB)", "energy (kJ)", "device")
+RUN_NOTE = (
+    "Energy is that of the whole device while the run lasted, where the device tells. `dipole train ... --runs FOLDER` "
+    "repeats a run elsewhere."
+)
+
+
+def _run_cells(name: str, seed: int, record: RunRecord | None, joules: Mapping[str, float]) -> tuple[Cell, ...]:
+    if record is None:
+        return (Cell(name), Cell(str(seed), seed), Cell("missing", mark="open"), *[Cell("")] * 6)
+    total = sum(joules.values())
+    state = Cell(record.status, sub=record.error or "", mark="" if record.status == "done" else "bad")
+    return (
+        Cell(name),
+        Cell(str(seed), seed),
+        state,
+        Cell(str(record.steps), record.steps),
+        Cell(duration(record.wall_seconds), record.wall_seconds),
+        Cell(f"{record.peak_memory_bytes / 2**20:.0f}", record.peak_memory_bytes),
+        Cell("" if record.peak_device_bytes is None else f"{record.peak_device_bytes / 2**20:.0f}",
+             record.peak_device_bytes),
+        Cell(number(total / 1000), total) if joules else Cell(""),
+        Cell(record.hardware.device_name, sub=record.hardware.device),
+    )  # fmt: skip
+
+
+def ranking_sheet(name: str, ranks: Sequence[Rank], tasks: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Sheet:
+    """Objectives over tasks: mean rank, wins and losses, aggregates, and the mean on every task."""
+    rows = []
+    for r in ranks:
+        means = [fmean(v.values()) if (v := by.get(r.label)) else None for by in tasks.values()]
+        rows.append(
+            (
+                Cell(r.label),
+                Cell(f"{r.mean_rank:.2f}", r.mean_rank),
+                Cell(str(r.tasks), r.tasks),
+                Cell(str(r.better), r.better),
+                Cell(str(r.worse), r.worse),
+                _interval(r.improvement),
+                _interval(r.gain, 100.0),
+                *(Cell("") if m is None else Cell(number(m), m) for m in means),
+            )
+        )
+    head = ("objective", "mean rank", "tasks", "better", "worse", "P(improvement)", "gain (%)", *tasks)
+    note = (
+        "Rank 1 is best; better and worse count tasks with a significant difference from the base (paired t-test on "
+        "common seeds, Holm over tasks, 0.05); the right columns are the means."
+    )
+    return Sheet(f"{name}-ranking", "Ranking over tasks", head, rows, note, frozenset({"objective"}))
+
+
+def problems_sheet(collection: Collection, more: Iterable[object] = ()) -> Sheet | None:
+    """Files in the runs folder that are no records."""
+    found = [*collection.problems, *more]
+    rows = [(Cell(str(p.path)), Cell(p.message)) for p in found]  # type: ignore[attr-defined]
+    if not rows:
+        return None
+    note = "These were left as they are and count nowhere in this report."
+    return Sheet("problems", "Not readable as records", ("file", "problem"), rows, note)
+
+
+def joules_of(collection: Collection) -> dict[str, Mapping[str, float]]:
+    """Energy of every run that has a measurement."""
+    read = {name: energy.read(collection.folder / name) for name in collection.records}
+    return {name: found for name, found in read.items() if found}
+
+
+# The same tables as text --------------------------------------------------------------------------------------------
+
+
+def to_csv(sheet: Sheet) -> str:
+    """Comma-separated values; a text that a spreadsheet would run as a formula gets an apostrophe before it."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    subs = [any(row[i].sub for row in sheet.rows) for i in range(len(sheet.head))]
+    head = [[name, f"{name}: note"] if has else [name] for name, has in zip(sheet.head, subs, strict=True)]
+    writer.writerow([name for pair in head for name in pair])
+    for row in sheet.rows:
+        cells = [[c.text, c.sub] if has else [c.text] for c, has in zip(row, subs, strict=True)]
+        writer.writerow([_inert(text) for pair in cells for text in pair])
+    return out.getvalue()
+
+
+def to_markdown(sheet: Sheet) -> str:
+    """A table that GitHub renders; markup inside texts is escaped."""
+    lines = [f"### {_plain(sheet.title)}", ""]
+    if sheet.note:
+        lines += [_plain(sheet.note), ""]
+    lines.append("| " + " | ".join(map(_plain, sheet.head)) + " |")
+    lines.append("|" + " --- |" * len(sheet.head))
+    for row in sheet.rows:
+        texts = [f"{_plain(c.text)} ({_plain(c.sub)})" if c.sub else _plain(c.text) for c in row]
+        shown = [f"**{text}**" if cell.mark == "best" else text for text, cell in zip(texts, row, strict=True)]
+        lines.append("| " + " | ".join(shown) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def number(value: float) -> str:
+    """A number for people: about four digits."""
+    size = abs(value)
+    if size >= 1000:
+        return f"{value:.0f}"
+    if size >= 100:
+        return f"{value:.1f}"
+    if size >= 1:
+        return f"{value:.2f}"
+    return f"{value:.3f}" if size >= 0.001 or value == 0 else f"{value:.2g}"
+
+
+def _inert(text: str) -> str:
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+    return text
+
+
+def _plain(text: str) -> str:
+    for char in "\\`*_{}[]<>|&#!":
+        text = text.replace(char, f"&#{ord(char)};" if char in "<>&|" else f"\\{char}")
+    return " ".join(text.split())
+
+
+def _result(cell: CellResult, is_best: bool) -> Cell:
+    if cell.summary is None:
+        sub = "" if cell.printed is None or cell.printed.mean is None else f"printed {_printed(cell)}"
+        return Cell("missing", None, sub, "open")
+    spread = f" \N{PLUS-MINUS SIGN} {number(cell.summary.std)}" if cell.summary.n > 1 else ""
+    seeds = f"n = {cell.summary.n}" + (f" of {cell.wanted}" if cell.wanted != cell.summary.n else "")
+    sub = seeds if cell.printed is None or cell.printed.mean is None else f"{seeds}; printed {_printed(cell)}"
+    return Cell(f"{number(cell.summary.mean)}{spread}", cell.summary.mean, sub, "best" if is_best else "")
+
+
+def _printed(cell: CellResult) -> str:
+    assert cell.printed is not None
+    assert cell.printed.mean is not None
+    std = "" if cell.printed.std is None else f" \N{PLUS-MINUS SIGN} {cell.printed.std:g}"
+    return f"{cell.printed.mean:g}{std}"
+
+
+def _cell_row(results: SuiteResults, cell: CellResult) -> tuple[Cell, ...]:
+    s, c, t = cell.summary, cell.comparison, cell.against_base
+    printed, trials = cell.printed, results.table.trials if results.table else None
+    return (
+        Cell(cell.row.label),
+        Cell(cell.column.name),
+        Cell(str(s.n) if s else "0", s.n if s else 0),
+        *_numbers(*((s.mean, s.std, s.low, s.high) if s else (None,) * 4)),
+        *_numbers(*((printed.mean, printed.std) if printed else (None, None))),
+        Cell("" if trials is None or printed is None else str(trials), trials),
+        *_numbers(*((c.difference, c.low, c.high) if c else (None,) * 3)),
+        Cell(c.verdict, sub=c.basis, mark=_mark(c.verdict)) if c else Cell(""),
+        Cell(cell.row.base or ""),
+        *_numbers(*((t.difference, t.low, t.high, t.p_t) if t else (None,) * 4)),
+        *_numbers(cell.p_holm, *((t.p_wilcoxon, t.effect) if t else (None,) * 2)),
+        Cell("" if cell.seeds_needed is None else str(cell.seeds_needed), cell.seeds_needed),
+    )
+
+
+def _numbers(*values: float | None) -> list[Cell]:
+    return [Cell("") if v is None or not isfinite(v) else Cell(number(v), v) for v in values]
+
+
+def _interval(found: Interval | None, factor: float = 1.0) -> Cell:
+    if found is None:
+        return Cell("")
+    low, high = number(factor * found.low), number(factor * found.high)
+    return Cell(number(factor * found.value), factor * found.value, f"{low} to {high}")
+
+
+def _best(results: SuiteResults, column: str) -> set[str]:
+    cells = [c for row in results.rows if (c := results.cell(row.label, column)) and c.summary]
+    if len(cells) < 2:
+        return set()
+    sign = 1 if cells[0].column.higher_is_better else -1
+    top = max(sign * c.summary.mean for c in cells if c.summary)
+    return {c.row.label for c in cells if c.summary and sign * c.summary.mean == top}
+
+
+def _counts(outcome: Outcome) -> str:
+    if not outcome.claim.tests:
+        return "not testable by numbers"
+    if not outcome.items:
+        return NO_DATA
+    missing = f", {outcome.missing} without data" if outcome.missing else ""
+    return f"{outcome.hold} of {len(outcome.items)}{missing}"
+
+
+def _share(outcome: Outcome) -> float | None:
+    return outcome.hold / len(outcome.items) if outcome.items else None
+
+
+def _mark(verdict: str) -> str:
+    return {AGREES: "good", DIFFERS: "bad"}.get(verdict, "open")

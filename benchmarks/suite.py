@@ -1,0 +1,259 @@
+"""Suites: recipes x objectives x seeds as data, expanded into jobs that are named by the hash of their configuration.
+
+A suite is a TOML file of `benchmarks/suites`: one per table and figure of the papers, `cross-domain`, and `demo`. Rows
+are methods (an objective each), columns are measurements (a metric of a record, under settings of their own), and a
+scale says with which recipe and which seeds. Cells whose configurations are equal share a run.
+"""
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from itertools import chain
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from dipole.benchmarks import published
+from dipole.core.config import RunConfig, Settings, load
+from dipole.core.errors import ConfigError, nearest
+
+ScaleName = Literal["small", "paper"]
+SCALES: tuple[ScaleName, ...] = ("small", "paper")
+
+
+class Column(Settings):
+    """One measurement: `metric` of the record times `factor`, from a run with these settings."""
+
+    name: str
+    metric: str
+    factor: float = 1.0
+    higher_is_better: bool = True
+    unit: str = ""
+    recipe: str | None = Field(None, description="in place of the scale's recipe")
+    set: tuple[str, ...] = ()
+
+
+class Row(Settings):
+    """One method; `method` and `group` are those of the published table where there is one."""
+
+    method: str
+    objective: str
+    group: str | None = None
+    columns: tuple[str, ...] | None = Field(None, description="only these columns; default all")
+    base: str | None = Field(None, description="label of the row this one is tested against; default the suite's base")
+    recipe: str | None = None
+    set: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        return published.row_label(self.method, self.group)
+
+
+class Scale(Settings):
+    """Where and how often: a recipe, settings over it, seeds, and what differs from the paper's protocol."""
+
+    seeds: tuple[int, ...] = Field(min_length=1)
+    recipe: str | None = None
+    processes: int = Field(1, ge=1, description="processes per run, started through torchrun if more than one")
+    set: tuple[str, ...] = ()
+    columns: tuple[Column, ...] | None = Field(None, description="in place of the suite's columns")
+    rows: tuple[Row, ...] | None = Field(None, description="in place of the suite's rows")
+    protocol: dict[str, str | int | float] = Field(
+        default_factory=dict, description="what is done otherwise than in the paper; empty means the paper's protocol"
+    )
+
+
+class Suite(Settings):
+    """A table or figure to be filled."""
+
+    name: str
+    title: str
+    kind: Literal["table", "figure", "study"] = "table"
+    published: str | None = Field(None, description="id of the published table or figure")
+    base: str | None = Field(None, description="label of the row that the others are tested against")
+    x_label: str = Field("", description="figures over columns: what the columns are, with its unit")
+    y_label: str = ""
+    show: tuple[Literal["curves", "histogram", "columns", "entropy", "rank"], ...] = ("curves", "histogram")
+    note: str = ""
+    columns: tuple[Column, ...] = ()
+    rows: tuple[Row, ...] = ()
+    scale: dict[ScaleName, Scale]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Suite":
+        problems = []
+        for name, scale in self.scale.items():
+            rows, columns = scale.rows or self.rows, scale.columns or self.columns
+            labels, names = [row.label for row in rows], [column.name for column in columns]
+            if not rows or not columns:
+                problems.append(f"scale {name!r} has no rows or no columns")
+            if len(set(labels)) < len(labels) or len(set(names)) < len(names):
+                problems.append(f"scale {name!r} names a row or a column twice")
+            for base in (self.base, *(row.base for row in rows)):
+                if base is not None and base not in labels:
+                    problems.append(f"base {base!r} is no row of scale {name!r}.{nearest(base, labels)}")
+            for row in rows:
+                for column in row.columns or ():
+                    if column not in names:
+                        problems.append(f"row {row.label!r} asks for no column {column!r}.{nearest(column, names)}")
+        if self.published in published.tables():
+            table = published.table(self.published)
+            known = {row.label for row in table.rows}
+            for scale in self.scale.values():
+                rows = [row.label for row in scale.rows or self.rows if row.label not in known]
+                columns = [c.name for c in scale.columns or self.columns if c.name not in table.columns]
+                problems += [f"{name!r} is no row of {table.id}.{nearest(name, known)}" for name in rows]
+                problems += [f"{name!r} is no column of {table.id}.{nearest(name, table.columns)}" for name in columns]
+        elif self.published is not None and self.published not in published.figures():
+            problems.append(f"nothing published is called {self.published!r}")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    def at(self, scale: ScaleName) -> "Sized":
+        """This suite at one of its scales."""
+        if scale not in self.scale:
+            raise ConfigError(f"suite {self.name!r} has no scale {scale!r}. Allowed: {', '.join(self.scale)}.")
+        return Sized(self, scale)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A row and a column of a suite, and the seed: what one run is needed for."""
+
+    row: str
+    column: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: its configuration, the command that repeats it, and the cells it fills."""
+
+    config: RunConfig
+    recipe: str
+    overrides: tuple[str, ...]
+    cells: tuple[Cell, ...] = ()
+
+    @property
+    def hash(self) -> str:
+        return self.config.hash
+
+    @property
+    def command(self) -> list[str]:
+        """Arguments of `dipole` that repeat this run alone."""
+        return ["train", self.recipe, *chain.from_iterable(("--set", text) for text in self.overrides)]
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A suite at one scale."""
+
+    suite: Suite
+    name: ScaleName
+
+    @property
+    def scale(self) -> Scale:
+        return self.suite.scale[self.name]
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        return self.scale.rows or self.suite.rows
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        return self.scale.columns or self.suite.columns
+
+    @property
+    def protocol(self) -> Mapping[str, str | int | float]:
+        return self.scale.protocol
+
+    @property
+    def is_paper_protocol(self) -> bool:
+        return self.suite.published is not None and not self.scale.protocol
+
+    def columns_of(self, row: Row) -> tuple[Column, ...]:
+        return tuple(c for c in self.columns if row.columns is None or c.name in row.columns)
+
+    def base_of(self, row: Row) -> str | None:
+        """Label of the row that this one is tested against; None for the base itself."""
+        base = row.base or self.suite.base
+        return None if base == row.label else base
+
+    def cells(self) -> Iterator[tuple[Row, Column, int]]:
+        for row in self.rows:
+            for column in self.columns_of(row):
+                for seed in self.scale.seeds:
+                    yield row, column, seed
+
+    def place(self, row: Row, column: Column, seed: int) -> tuple[str, tuple[str, ...]]:
+        """Recipe and overrides of a cell's run; later settings win: scale, column, row, objective, seed."""
+        recipe = row.recipe or column.recipe or self.scale.recipe
+        if recipe is None:
+            raise ConfigError(f"suite {self.suite.name!r} names no recipe for {row.label!r}, {column.name!r}.")
+        own = (f"objective={row.objective}", f"seed={seed}")
+        return recipe, _last_wins((*self.scale.set, *column.set, *row.set, *own))
+
+    def jobs(self) -> list[Job]:
+        """All runs this suite needs, each once, in the order of the rows; bad settings are reported together."""
+        known: dict[tuple[str, tuple[str, ...]], RunConfig] = {}
+        jobs: dict[str, tuple[RunConfig, str, tuple[str, ...], list[Cell]]] = {}
+        problems: dict[str, None] = {}
+        for row, column, seed in self.cells():
+            place = self.place(row, column, seed)
+            if place not in known:
+                try:
+                    known[place] = _configure(self, row, *place)
+                except ConfigError as error:
+                    problems[f"row {row.label!r}, column {column.name!r}: {error}"] = None
+                    continue
+            config = known[place]
+            jobs.setdefault(config.hash, (config, *place, []))[3].append(Cell(row.label, column.name, seed))
+        if problems:
+            raise ConfigError(f"suite {self.suite.name!r}, scale {self.name!r}:\n" + "\n".join(problems))
+        return [Job(config, recipe, overrides, tuple(cells)) for config, recipe, overrides, cells in jobs.values()]
+
+
+@cache
+def suites() -> Mapping[str, Path]:
+    """The shipped suites by name."""
+    folder = Path(str(files("dipole.benchmarks").joinpath("suites")))
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def read_suite(name: str | Path) -> Suite:
+    """Read a shipped suite by name, or a suite file by path."""
+    path = suites().get(str(name), Path(name))
+    if not path.is_file():
+        raise ConfigError(f"no suite {str(name)!r}.{nearest(str(name), suites())} See `dipole list suites`.")
+    try:
+        return Suite.model_validate(_tuples(tomllib.loads(path.read_text(encoding="utf-8"))))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    except ValidationError as error:
+        lines = [f"  {'.'.join(map(str, e['loc'])) or 'suite'}: {e['msg']}" for e in error.errors()]
+        raise ConfigError(f"{path} is not a suite:\n" + "\n".join(lines)) from error
+
+
+def _configure(sized: Sized, row: Row, recipe: str, overrides: Sequence[str]) -> RunConfig:
+    config = load(recipe, overrides).config
+    return config.model_copy(update={"name": f"{sized.suite.name}/{row.label}"})
+
+
+def _last_wins(overrides: Sequence[str]) -> tuple[str, ...]:
+    """Keep the last override of every key, in the order of the keys' first mention."""
+    values: dict[str, str] = {}
+    for text in overrides:
+        key, _, value = text.partition("=")
+        values[key.strip()] = value.strip()
+    return tuple(f"{key}={value}" for key, value in values.items())
+
+
+def _tuples(value: object) -> object:
+    """TOML arrays as tuples: the suite models are strict and frozen."""
+    if isinstance(value, dict):
+        return {key: _tuples(each) for key, each in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -1,0 +1,93 @@
+"""One job in a process of its own: claim it, train it as `dipole train` would, give the claim back.
+
+    python -m dipole.benchmarks.worker RUNS HASH PROCESSES -- train RECIPE --set ...
+
+Exit codes are those of `dipole train`, and `TAKEN` where another living process has the job.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from dipole.benchmarks import energy
+from dipole.benchmarks.lease import TakenError, claim
+
+TAKEN = 75
+BENCH = ".bench"
+_PR_SET_PDEATHSIG = 1
+
+
+def main(arguments: list[str]) -> int:
+    runs, name, processes = Path(arguments[0]), arguments[1], int(arguments[2])
+    command = arguments[arguments.index("--") + 1 :]
+    _follow_parent()
+    try:
+        with claim(runs / BENCH / "claims", name):
+            if _is_done(runs / name):
+                return 0
+            meter = energy.Meter()
+            code = _train(command) if processes == 1 else _torchrun(command, processes)
+            if code == 0:
+                meter.write(runs / name)
+            return code
+    except TakenError:
+        return TAKEN
+
+
+def command_line(runs: Path, name: str, processes: int, command: list[str]) -> list[str]:
+    """The command that starts a worker for a job."""
+    flags = ["--runs", str(runs), "--resume", "auto"]
+    return [sys.executable, "-m", __name__, str(runs), name, str(processes), "--", *command, *flags]
+
+
+def _is_done(folder: Path) -> bool:
+    """Another runner may have finished the job between the look at its record and our claim."""
+    from dipole.benchmarks.collect import is_done
+
+    return is_done(folder)
+
+
+def _train(command: list[str]) -> int:
+    from dipole.core.cli import main as dipole
+
+    return dipole(command)
+
+
+def _torchrun(command: list[str], processes: int) -> int:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    child = subprocess.Popen([*launch, "-m", "dipole.core.cli", *command], preexec_fn=_die_with_parent)
+    try:
+        return child.wait()
+    finally:
+        child.terminate()
+        child.wait()
+
+
+def _die_with_parent() -> None:
+    """On Linux the launcher is told to end when this worker dies; it ends its own children then."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _follow_parent() -> None:
+    """End this process soon after the runner that started it, so that a killed runner leaves nothing training.
+
+    What was trained so far lies in the last checkpoint; the next runner goes on from there.
+    """
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os._exit(128 + signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,108 @@
+"""Runs folders made by hand: records, learning curves and suite descriptions as training and `dipole bench` write them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dipole.benchmarks.manifest import CellEntry, ColumnEntry, JobEntry, Manifest, RowEntry, write_manifest
+from dipole.core.record import Hardware, Histogram, RunRecord, write_record
+
+HARDWARE = Hardware(device="cpu", device_name="Test processor", machine="Linux x86_64", processors=2, threads=1)
+
+
+class RunsFolder:
+    """A runs folder and the ways to fill it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.count = 0
+
+    def record(self, objective="infonce", seed=0, domain="vision", results=None, status="done", **more):
+        """Write one run and return its hash."""
+        self.count += 1
+        name = f"{self.count:012x}"
+        generator = np.random.default_rng(self.count)
+        folder = self.path / name
+        folder.mkdir(parents=True)
+        edges = np.linspace(0, 1, 41)
+        same, different = generator.beta(2, 7, 500), generator.beta(6, 6, 3000)
+        values = {
+            "hash": name,
+            "name": "hand-made",
+            "domain": domain,
+            "objective": objective,
+            "seed": seed,
+            "status": status,
+            "started": "2026-01-01T00:00:00Z",
+            "updated": "2026-01-01T00:01:00Z",
+            "config": {"domain": domain, "objective": objective, "seed": seed, "train": {"epochs": 5, "batch_size": 8}},
+            "versions": {"dipole": "0.1.0"},
+            "hardware": HARDWARE,
+            "seeds": {"root": seed},
+            "data": {"name": "none"},
+            "parameters": 10,
+            "steps": 100,
+            "wall_seconds": 60.0 + seed,
+            "peak_memory_bytes": 300 * 2**20,
+            "results": results or {"linear/accuracy": 0.9},
+            "diagnostics": {"mean_distance": 0.48, "rank": 30.0, "conditional_entropy": 4.9},
+            "histogram": Histogram(
+                edges=edges.tolist(),
+                all=np.histogram(np.concatenate([same, different]), edges)[0].tolist(),
+                same=np.histogram(same, edges)[0].tolist(),
+                different=np.histogram(different, edges)[0].tolist(),
+            ),
+            **more,
+        }
+        write_record(folder / "record.json", RunRecord(**values))
+        metric, final = next(iter(values["results"].items()))
+        with (folder / "metrics.jsonl").open("w") as lines:
+            for step in range(10, 101, 10):
+                line = {"step": step, "train/loss": float(5 * np.exp(-step / 40) + generator.normal(0, 0.05))}
+                if step % 20 == 0:
+                    line[f"eval/{metric}"] = float(final * (1 - 0.5 * np.exp(-step / 30)))
+                    line["diag/conditional_entropy"] = 5.2 - float(np.exp(-step / 50))
+                    line["diag/conditional_entropy_maximum"] = 5.25
+                lines.write(json.dumps(line) + "\n")
+        return name
+
+    def suite(self, name, rows, columns, values, seeds=(0, 1, 2), title="", kind="table", **more):
+        """Write a suite whose rows are (label, objective, base) and columns (name, domain): one run per cell and seed."""
+        jobs = []
+        for label, objective, _ in rows:
+            for column, domain in columns:
+                for seed in seeds:
+                    value = values(label, column, seed)
+                    if value is None:
+                        continue
+                    run = self.record(objective, seed, domain, {"linear/accuracy": value})
+                    cell = CellEntry(row=label, column=column, seed=seed)
+                    command = ["train", "recipe", "--set", f"objective={objective}", "--set", f"seed={seed}"]
+                    jobs.append(JobEntry(hash=run, command=command, processes=1, cells=[cell]))
+        manifest = Manifest(
+            suite=name,
+            scale="small",
+            title=title or name,
+            kind=kind,
+            published=more.pop("published", None),
+            protocol=more.pop("protocol", {}),
+            x_label=more.pop("x_label", ""),
+            y_label=more.pop("y_label", ""),
+            show=["curves", "histogram", "columns"],
+            note=more.pop("note", ""),
+            rows=[RowEntry(label=label, objective=objective, base=base) for label, objective, base in rows],
+            columns=[
+                ColumnEntry(name=column, metric="linear/accuracy", factor=100, higher_is_better=True, unit="%")
+                for column, _ in columns
+            ],
+            jobs=jobs,
+        )
+        write_manifest(self.path, manifest)
+        return manifest
+
+
+@pytest.fixture
+def runs_folder(tmp_path):
+    return RunsFolder(tmp_path / "runs")
