@@ -1,0 +1,130 @@
+"""Similarity of sentence pairs: SentEval's learned relatedness (SICK-R, STS-B) and the unsupervised STS tasks."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.stats import pearsonr, spearmanr
+from torch import Tensor, nn
+
+BATCH = 64
+PASSES = 50  # between two looks at the development set
+PATIENCE = 3
+MAX_PASSES = 1000
+
+
+def soft_targets(scores: Sequence[float], classes: int = 5) -> np.ndarray:
+    """Spread each score over the two whole grades around it (Tai et al. 2015, Sec. 4.2): (N,) in [1, K] to (N, K)."""
+    y = np.asarray(scores, dtype=np.float64)
+    low = np.floor(y)
+    out = np.zeros((len(y), classes), dtype=np.float32)
+    for grade in range(1, classes + 1):
+        out[:, grade - 1] = np.where(low == grade, low - y + 1, np.where(low + 1 == grade, y - low, 0))
+    return out
+
+
+def correlation(function: Callable, left: Sequence[float], right: Sequence[float]) -> tuple[float, float]:
+    """Coefficient and p-value; (0, 1) where one side is constant and none is defined."""
+    left, right = np.asarray(left, dtype=np.float64), np.asarray(right, dtype=np.float64)
+    if len(left) < 2 or np.ptp(left) == 0 or np.ptp(right) == 0:
+        return 0.0, 1.0
+    result = function(left, right)
+    return float(result[0]), float(result[1])
+
+
+def fit_relatedness(
+    features: dict[str, np.ndarray], scores: dict[str, Sequence[float]], seed: int
+) -> tuple[float, np.ndarray]:
+    """Train SentEval's softmax regression on |u-v|, u*v and return (best dev Pearson, test predictions).
+
+    Squared error against `soft_targets`, Adam at its defaults, batches of 64; after every 50 passes the model is kept if
+    the dev Pearson rose, and the fourth look without a rise ends the training (SentEval, tools/relatedness.py; it runs on
+    a GPU only, this on any device's CPU).
+
+    Args:
+        features: "train", "dev", "test": (N, 2d). scores: the same keys, gold scores in [0, 5].
+    """
+    stream = np.random.RandomState(seed)
+    x = {split: torch.as_tensor(value).float() for split, value in features.items()}
+    target = torch.as_tensor(soft_targets(scores["train"]))
+    grades = np.arange(1, target.shape[1] + 1)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(x["train"].shape[1], target.shape[1]), nn.Softmax(dim=-1))
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def predict(rows: Tensor) -> np.ndarray:
+        with torch.no_grad():
+            return model(rows).numpy() @ grades
+
+    best, kept, failures, passes = -1.0, {}, 0, 0
+    while passes <= MAX_PASSES:
+        for _ in range(PASSES):
+            order = torch.as_tensor(stream.permutation(len(target)))
+            for start in range(0, len(order), BATCH):
+                rows = order[start : start + BATCH]
+                loss = nn.functional.mse_loss(model(x["train"][rows]), target[rows])
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        passes += PASSES
+        found = correlation(pearsonr, predict(x["dev"]), scores["dev"])[0]
+        if found > best:
+            best, kept = found, {name: value.clone() for name, value in model.state_dict().items()}
+        else:
+            if failures >= PATIENCE:
+                break
+            failures += 1
+    model.load_state_dict(kept)
+    return best, predict(x["test"])
+
+
+def relatedness_result(features: dict[str, np.ndarray], scores: dict[str, Sequence[float]], seed: int) -> dict[str, Any]:
+    """SentEval's result of SICK-R and STS-B: Pearson on dev; Pearson, Spearman, squared error and predictions on test."""
+    dev, predicted = fit_relatedness(features, scores, seed)
+    gold = np.asarray(scores["test"], dtype=np.float64)
+    return {
+        "devpearson": dev,
+        "pearson": correlation(pearsonr, predicted, gold)[0],
+        "spearman": correlation(spearmanr, predicted, gold)[0],
+        "mse": float(np.mean((predicted - gold) ** 2)),
+        "yhat": predicted,
+        "ndev": len(scores["dev"]),
+        "ntest": len(gold),
+    }
+
+
+def cosine(left: np.ndarray, right: np.ndarray) -> float:
+    """Cosine of two vectors; 0 where one has no direction (SentEval yields NaN there)."""
+    norm = np.linalg.norm(left) * np.linalg.norm(right)
+    return float(np.dot(left, right) / norm) if norm > 0 else 0.0
+
+
+def sts_result(systems: dict[str, Sequence[float]], golds: dict[str, Sequence[float]]) -> dict[str, Any]:
+    """Correlations per data set and over all of them, in SentEval's keys.
+
+    The three ways in which papers sum up one STS year differ by several points, so all are given, for Pearson and
+    Spearman: "mean" and "wmean" over the data sets (plain and weighted by their sizes; SentEval), and "all" (one
+    correlation of all pairs thrown together; SimCSE's, which SentEval lacks).
+    """
+    results: dict[str, Any] = {}
+    for name, system in systems.items():
+        results[name] = {
+            "pearson": correlation(pearsonr, system, golds[name]),
+            "spearman": correlation(spearmanr, system, golds[name]),
+            "nsamples": len(system),
+        }
+    sizes = [results[name]["nsamples"] for name in systems]
+    system = np.concatenate([np.asarray(s, dtype=np.float64) for s in systems.values()])
+    gold = np.concatenate([np.asarray(golds[name], dtype=np.float64) for name in systems])
+    overall = {}
+    for measure, function in (("pearson", pearsonr), ("spearman", spearmanr)):
+        each = [results[name][measure][0] for name in systems]
+        overall[measure] = {
+            "mean": float(np.mean(each)),
+            "wmean": float(np.average(each, weights=sizes)),
+            "all": correlation(function, system, gold)[0],
+        }
+    results["all"] = overall
+    return results
