@@ -56,7 +56,8 @@ class Adapter(ABC):
             CPU: the trainer seeds the global generators with the `model` stream before the constructor runs and moves
             the module to `device` afterwards. Parameters with requires_grad=False (a momentum encoder) stay as is.
         embedding_dim: width d of the anchors that `embed` returns.
-        steps_per_epoch: number of batches that `batches(epoch)` yields on this rank (the same on every rank).
+        steps_per_epoch: number of batches that `batches(epoch)` yields on this rank (the same on every rank); 1 where
+            there are no epochs.
     """
 
     domain: ClassVar[str]

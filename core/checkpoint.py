@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -60,7 +61,8 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
         path = folder / f"step-{step:08d}.{sink.hash.hexdigest()[:16]}.pt"
         os.replace(temporary, path)
     except BaseException as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
         cause = error if isinstance(error, OSError) else sink.error if sink else None
         if cause is None:
             raise

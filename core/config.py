@@ -53,30 +53,14 @@ class TrainConfig(Settings):
     checkpoint_every: int | None = Field(None, ge=1, description="period of checkpoints; default 1 epoch or 1000 steps")
     log_every: int = Field(10, ge=1, description="steps per line of metrics.jsonl")
 
-    @model_validator(mode="before")
+    @field_validator("precision", mode="before")
     @classmethod
-    def _fill_dependent(cls, values: Any) -> Any:
-        """Give the settings that depend on others their values, so that the stored configuration is complete."""
-        if not isinstance(values, dict):
-            return values
-        values = dict(values)
-        if values.get("precision") == 32:
-            values["precision"] = "32"
-        optimizer = values.get("optimizer", "adam")
-        if optimizer in ("adam", "adamw"):
-            values.setdefault("betas", [0.9, 0.999])
-        if optimizer in ("sgd", "lars"):
-            values.setdefault("momentum", 0.9)
-        if values.get("schedule") == "step":
-            values.setdefault("decay", 0.1)
-        if "steps" in values:
-            values.setdefault("checkpoint_every", 1000)
-        else:
-            values.setdefault("checkpoint_every", 1)
-        return values
+    def _bits(cls, value: Any) -> Any:
+        return "32" if value == 32 else value
 
     @model_validator(mode="after")
-    def _check_together(self) -> TrainConfig:
+    def _complete(self) -> TrainConfig:
+        """Check the settings against each other, and give those that depend on others their values."""
         problems = []
         if (self.epochs is None) == (self.steps is None):
             problems.append("give either epochs or steps, not both" if self.epochs else "give epochs or steps")
@@ -96,6 +80,17 @@ class TrainConfig(Settings):
             problems.append(f"warmup ({self.warmup:g}) is longer than the run ({self.length} {self.unit})")
         if problems:
             raise ValueError("; ".join(problems))
+        dependent: dict[str, Any] = {"checkpoint_every": 1000 if self.unit == "steps" else 1}
+        if self.optimizer in ("adam", "adamw"):
+            dependent["betas"] = (0.9, 0.999)
+        else:
+            dependent["momentum"] = 0.9
+        if self.schedule == "step":
+            dependent["decay"] = 0.1
+        for key, value in dependent.items():
+            if getattr(self, key) is None:
+                # The model is frozen for everybody else: the stored configuration must be complete.
+                self.__dict__[key] = value
         return self
 
     @property
@@ -251,12 +246,7 @@ def resolve(recipe: Mapping[str, Any], overrides: Iterable[str] = ()) -> Resolve
         skip = domain if adapter is None else None
         problems.extend(_describe(error, model, skip=skip))
     if config is not None and adapter is not None:
-        given = {path.partition(".")[2] for path, source in origins.items() if path.startswith("train.")}
-        for key in sorted(given - adapter.train_fields if adapter.train_fields is not None else ()):
-            problems.append(
-                f"train.{key}: has no effect in the domain {domain!r}, which uses only "
-                f"{', '.join(sorted(adapter.train_fields or ()))}."
-            )
+        problems.extend(_without_effect(config.train, domain, adapter.train_fields))
         if config.objective == "none" and not adapter.objective_optional:
             problems.append(f"objective: 'none' is not possible in the domain {domain!r}.")
     if problems or config is None:
@@ -265,6 +255,18 @@ def resolve(recipe: Mapping[str, Any], overrides: Iterable[str] = ()) -> Resolve
     for path in _paths(config.model_dump(mode="json", exclude_none=True)):
         origins.setdefault(path, "default")
     return Resolved(config=config, origins=origins)
+
+
+def _without_effect(train: TrainConfig, domain: Any, fields: frozenset[str] | None) -> list[str]:
+    """Name what differs from its default although a domain with its own loop does not look at it."""
+    if fields is None:
+        return []
+    plain = TrainConfig(steps=1) if train.unit == "steps" else TrainConfig(epochs=1)
+    return [
+        f"train.{key}: has no effect in the domain {domain!r}, which uses only {', '.join(sorted(fields))}."
+        for key in sorted(TrainConfig.model_fields.keys() - fields)
+        if getattr(train, key) != getattr(plain, key)
+    ]
 
 
 def load(recipe: str | Path, overrides: Iterable[str] = ()) -> Resolved:

@@ -565,18 +565,17 @@ def _explain_not_finite(step: int, outcome: Outcome, pairs: Pairs, objective: Co
     bad = [name for name, term in outcome.terms.items() if not math.isfinite(float(term))]
     if bad:
         what = f"the loss is not finite in the term{'s' if len(bad) > 1 else ''} {', '.join(map(repr, bad))} ({shown})"
-    elif not math.isfinite(float(outcome.loss)):
+    elif not math.isfinite(float(outcome.loss.detach())):
         what = f"the weighted sum of the terms overflows ({shown})"
     else:
         culprits = [repr(name) for name in _terms_with_bad_gradient(pairs, objective)]
         source = f"through the term {' and '.join(culprits)}" if culprits else "inside the encoder"
         what = f"the gradient norm is {float(norm):g} while the loss is finite ({shown}); it arises {source}"
-    rows = sum(int((~torch.isfinite(each)).any(1).sum()) for each in (pairs.anchors, pairs.candidates))
-    where = (
-        f" {rows} embeddings are already not finite: look at the encoder and the data."
-        if rows
-        else " The embeddings are finite."
-    )
+    embeddings = [pairs.anchors] if pairs.anchors is pairs.candidates else [pairs.anchors, pairs.candidates]
+    rows = sum(int((~torch.isfinite(each)).any(1).sum()) for each in embeddings)
+    where = " The embeddings are finite."
+    if rows:
+        where = f" {rows} of {sum(map(len, embeddings))} embeddings are not finite: look at the encoder and the data."
     return (
         f"step {step}: {what}.{where} Stopped before the optimizer step; the last checkpoint is intact. "
         "Cures: a lower train.learning_rate, train.clip, a higher temperature, train.precision = 32."

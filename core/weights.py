@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,8 @@ def save_weights(folder: Path, module: nn.Module, objective: Composite | None) -
                 os.fsync(file.fileno())
             os.replace(temporary, path)
         except (OSError, SafetensorError) as error:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
             reason = why(error) if isinstance(error, OSError) else str(error)
             raise CheckpointError(f"cannot save the model {path}: {reason}") from error
     sync_folder(folder)

@@ -1,0 +1,195 @@
+"""Recipes, overrides, error messages, hashes."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import Field
+
+from dipole.core.config import Settings, load, parse_override, read_recipe, resolve, toml_text
+from dipole.core.errors import ConfigError
+
+
+def problems(*overrides: str, recipe: Path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(recipe, overrides)
+    return str(caught.value)
+
+
+def test_precedence_and_origins(blobs: Path) -> None:
+    resolved = load(blobs, ["train.learning_rate=0.5", "blobs.noise=0.1"])
+    assert resolved.config.train.learning_rate == 0.5
+    assert resolved.config.settings.noise == 0.1
+    assert resolved.config.train.batch_size == 16
+    assert resolved.config.train.optimizer == "adam"
+    assert resolved.origins["train.learning_rate"] == "--set"
+    assert resolved.origins["train.batch_size"] == "recipe"
+    assert resolved.origins["train.optimizer"] == "default"
+    assert resolved.origins["blobs.points"] == "default"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("a.b=3", 3),
+        ("a.b=1e-3", 1e-3),
+        ("a.b=true", True),
+        ("a.b=[1, 2]", [1, 2]),
+        ('a.b="3"', "3"),
+        ("a.b=cosine", "cosine"),
+        ("a.b=infonce(temperature=0.5) + 0.1*dp", "infonce(temperature=0.5) + 0.1*dp"),
+        ("a.b=x=y", "x=y"),
+        ("a.b=", ""),
+        ("a.b=1\nc=2", "1\nc=2"),
+    ],
+)
+def test_override_values_are_toml_and_else_text(text: str, value: object) -> None:
+    assert parse_override(text) == (("a", "b"), value)
+
+
+def test_every_problem_is_in_one_message(blobs: Path) -> None:
+    message = problems(
+        "train.learning_rte=0.1",
+        "train.optimizer=adan",
+        "train.batch_size=16.5",
+        "train.clip=-1",
+        "blobs.nois=1",
+        "blobs.dropout=1",
+        "objective=infonse",
+        "oops",
+        recipe=blobs,
+    )
+    assert "8 problems" in message
+    assert "train.learning_rte: no such setting. Did you mean 'learning_rate'?" in message
+    assert "train.optimizer: 'adan' is not allowed. Did you mean 'adam'? Allowed: adam, adamw, sgd, lars." in message
+    assert "train.batch_size: should be a valid integer, got 16.5." in message
+    assert "train.clip: should be greater than 0, got -1." in message
+    assert "blobs.nois: no such setting. Did you mean 'noise'? Allowed: points, classes" in message
+    assert "blobs.dropout: should be less than 1, got 1." in message
+    assert "Did you mean 'infonce'?" in message
+    assert "'oops' is not of the form key=value" in message
+
+
+def test_types_are_strict_but_an_integer_is_a_number(blobs: Path) -> None:
+    assert load(blobs, ["train.learning_rate=1"]).config.train.learning_rate == 1.0
+    assert "should be a valid integer" in problems('train.batch_size="16"', recipe=blobs)
+    assert "should be a valid boolean" in problems("deterministic=1", recipe=blobs)
+    assert "finite" in problems("train.learning_rate=nan", recipe=blobs)
+
+
+def test_key_of_a_table_at_the_top_names_its_place(blobs: Path) -> None:
+    assert "learning_rate: no such setting at the top level; did you mean train.learning_rate?" in problems(
+        "learning_rate=1", recipe=blobs
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.momentum=0.9", "momentum has no effect with optimizer 'adam'"),
+        ("train.milestones=[1,2]", "no effect with schedule 'constant'"),
+        ("train.schedule=step", "needs milestones"),
+        ("train.epochs=3", "give either epochs or steps, not both"),
+        ("train.warmup=11", "longer than the run"),
+        ("domain=visoin", "Did you mean 'vision'?"),
+        ("device=gpu", "device: "),
+        ("objective=none", "'none' is not possible in the domain 'blobs'"),
+        ("objective=infonce(temperature=0)", "temperature"),
+        ("train.steps.lr=3", "is a value, not a table"),
+    ],
+)
+def test_settings_that_do_not_go_together(blobs: Path, override: str, message: str) -> None:
+    assert message in problems(override, recipe=blobs)
+
+
+def test_dependent_defaults_are_filled_in(blobs: Path) -> None:
+    assert load(blobs).config.train.betas == (0.9, 0.999)
+    sgd = load(blobs, ["train.optimizer=sgd"]).config.train
+    assert (sgd.momentum, sgd.betas) == (0.9, None)
+    assert load(blobs, ["train.precision=32"]).config.train.precision == "32"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["train.optimizer=lars", "train.schedule=step", "train.milestones=[2, 5.5]", "blobs.scales=[1, 2.5e-9]"],
+        ["train.learning_rate=1e-7", "objective=infonce(temperature=0.07)+dp+0.25*cllr(norm=nuclear)"],
+        ['name="quo\\"te \\\\ back\\nslash \\u007f \\u00e9"', "train.clip=1e22"],
+    ],
+)
+def test_stored_text_reads_back_to_the_same_configuration(blobs: Path, overrides: list[str]) -> None:
+    config = load(blobs, overrides).config
+    again = resolve(tomllib.loads(config.to_toml())).config
+    assert again == config
+    assert again.hash == config.hash
+
+
+def test_hash_follows_content_and_not_spelling(blobs: Path) -> None:
+    base = load(blobs).config.hash
+    assert load(blobs, ["name=other", "description=x"]).config.hash == base
+    assert load(blobs, ["objective= infonce( temperature = 0.5 )"]).config.hash != ""
+    assert load(blobs, ["objective=infonce+dp"]).config.hash == load(blobs, ["objective=  infonce +0.1*dp"]).config.hash
+    changed = {load(blobs, [each]).config.hash for each in ("seed=1", "blobs.noise=0.31", "train.steps=11")}
+    assert len(changed | {base}) == 4
+
+
+def test_hash_is_stable_across_processes_and_versions(blobs: Path) -> None:
+    # Written down once: a change means that finished runs are run again, and needs a line in the change log.
+    assert resolve({"domain": "blobs", "train": {"steps": 3}}).config.hash == "f0faf3c0b8db"
+
+
+def test_configuration_is_frozen(blobs: Path) -> None:
+    config = load(blobs).config
+    with pytest.raises(ValueError, match="frozen"):
+        config.seed = 3  # type: ignore[misc]
+
+
+def test_unknown_recipe_and_broken_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"unknown recipe 'nothing-here'.*dipole|Shipped"):
+        read_recipe("nothing-here")
+    with pytest.raises(ConfigError, match="no recipe file"):
+        read_recipe(tmp_path / "absent.toml")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("a = = 3")
+    with pytest.raises(ConfigError, match=r"broken.toml is not valid TOML.*line 1"):
+        read_recipe(broken)
+    broken.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        read_recipe(broken)
+
+
+def test_nested_tables_are_named_by_their_path() -> None:
+    class Inner(Settings):
+        kind: str = Field("a", pattern="^[ab]$")
+
+    class Outer(Settings):
+        inner: Inner = Inner()
+
+    import dipole.core.config as module
+
+    with pytest.raises(ValueError, match="1 validation error") as caught:
+        Outer.model_validate_json('{"inner": {"knd": "a"}}')
+    assert module._describe(caught.value, Outer, None) == [
+        "inner.knd: no such setting. Did you mean 'kind'? Allowed: kind."
+    ]
+
+
+scalars = st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text()
+tables = st.recursive(
+    st.dictionaries(st.text(), scalars | st.lists(scalars | st.lists(scalars, max_size=2), max_size=3), max_size=4),
+    lambda inner: st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=4,
+)
+
+
+@given(tables)
+def test_any_table_survives_toml(table: dict) -> None:
+    try:
+        text = toml_text(table)
+        text.encode()
+    except UnicodeEncodeError:
+        return
+    assert tomllib.loads(text) == table

@@ -1,0 +1,408 @@
+"""The loop: exact resume, what stops it, what it writes."""
+
+import json
+import math
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dipole.core.checkpoint import list_checkpoints, load_checkpoint
+from dipole.core.config import load
+from dipole.core.errors import CheckpointError, ConfigError, DipoleError, TrainingError
+from dipole.core.metrics import read_metrics
+from dipole.core.objective import objective
+from dipole.core.record import read_record
+from dipole.core.runs import RunFolder
+from dipole.core.seeding import Seeds
+from dipole.core.trainer import RunInterruptedError, train
+
+
+def quiet(recipe: Path, *overrides: str, runs: Path, **options: Any) -> Any:
+    return train(load(recipe, overrides).config, runs, quiet=True, **options)
+
+
+def weights(runs: Path) -> dict[str, torch.Tensor]:
+    (folder,) = (each for each in runs.iterdir() if each.is_dir())
+    return {
+        f"{path.stem}.{name}": tensor
+        for path in sorted((folder / "model").glob("*.safetensors"))
+        for name, tensor in load_file(path).items()
+    }
+
+
+def lines(runs: Path) -> list[dict[str, Any]]:
+    (path,) = runs.glob("*/metrics.jsonl")
+    return [{key: value for key, value in line.items() if key != "time"} for line in read_metrics(path)]
+
+
+def at_batch(monkeypatch: pytest.MonkeyPatch, number: int, action: Callable[[], None]) -> None:
+    """Do something while the loop fetches batch `number` of the process, counted from 1."""
+    import blobs_domain
+
+    seen = 0
+
+    def count(index: int) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == number:
+            action()
+
+    monkeypatch.setattr(blobs_domain.BlobsAdapter, "on_batch", staticmethod(count))
+
+
+def test_a_run_learns_and_leaves_what_it_promises(blobs: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    record = quiet(blobs, "train.steps=60", "train.evaluate_every=30", runs=runs)
+    folder = RunFolder(runs / record.hash)
+    assert sorted(each.name for each in folder.path.iterdir() if not each.name.startswith(".")) == [
+        "config.toml",
+        "metrics.jsonl",
+        "model",
+        "record.json",
+    ]
+    assert record == read_record(folder.record)
+    assert record.status == "done"
+    assert record.steps == 60
+    assert record.epochs == 15
+    assert record.negatives_per_anchor == 30  # 32 views, without itself and its other view
+    assert record.parameters == 6 * 16 + 16 + 16 * 8 + 8
+    assert record.data["name"] == "blobs"
+    assert record.seeds["root"] == 0
+    assert len({*record.seeds.values()}) == 6
+    assert record.versions["torch"] == torch.__version__
+    assert record.peak_memory_bytes > 50e6
+    written = read_metrics(folder.metrics)
+    losses = [line["train/loss"] for line in written if "train/loss" in line]
+    assert losses[-1] < losses[0] - 0.3
+    assert losses[0] == pytest.approx(written[0]["train/loss.infonce"])
+    assert [line["step"] for line in written if "train/loss" in line] == list(range(3, 61, 3))
+    assert [line["step"] for line in written if "eval/mean/accuracy" in line] == [30, 60]
+    assert record.results["mean/accuracy"] == pytest.approx(written[-1]["eval/mean/accuracy"])
+    assert folder.read_config() == load(blobs, ["train.steps=60", "train.evaluate_every=30"]).config
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("blobs.queue=24", "train.optimizer=sgd", "train.schedule=cosine", "train.warmup=2"),
+        ("objective=infonce(similarity=bilinear)+0.1*cllr(dim=8, solver=proximal)", "train.optimizer=adamw"),
+        ("train.optimizer=lars", "train.clip=0.1", "objective=infonce+dp"),
+    ],
+)
+def test_resume_is_bit_exact(
+    blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...]
+) -> None:
+    overrides = ("train.evaluate_every=4", *overrides)
+    quiet(blobs, *overrides, runs=tmp_path / "whole")
+    at_batch(monkeypatch, 5, lambda: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(RunInterruptedError, match="after step 5 of 10; the checkpoint is saved"):
+        quiet(blobs, *overrides, runs=tmp_path / "parts")
+    torch.rand(7)  # a fresh process would stand elsewhere in its random numbers
+    (path,) = (tmp_path / "parts").glob("*/record.json")
+    assert read_record(path).status == "interrupted"
+    record = quiet(blobs, *overrides, runs=tmp_path / "parts")
+    assert record.status == "done"
+    whole, parts = weights(tmp_path / "whole"), weights(tmp_path / "parts")
+    assert whole.keys() == parts.keys()
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    assert lines(tmp_path / "whole") == lines(tmp_path / "parts")
+
+
+def test_resume_drops_lines_written_after_the_checkpoint(
+    blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = ("train.checkpoint_every=4", "train.log_every=1")
+    quiet(blobs, *overrides, runs=tmp_path / "whole")
+
+    def crash() -> None:
+        raise RuntimeError("power cut")
+
+    at_batch(monkeypatch, 7, crash)
+    with pytest.raises(RuntimeError, match="power cut"):
+        quiet(blobs, *overrides, runs=tmp_path / "parts")
+    (path,) = (tmp_path / "parts").glob("*/record.json")
+    assert (read_record(path).status, read_record(path).error) == ("failed", "RuntimeError('power cut')")
+    with open(path.parent / "metrics.jsonl", "a") as file:
+        file.write('{"step": 7, "train/lo')
+    quiet(blobs, *overrides, runs=tmp_path / "parts")
+    assert [line["step"] for line in lines(tmp_path / "parts")] == [*range(1, 11), 10]
+    assert lines(tmp_path / "whole") == lines(tmp_path / "parts")
+
+
+def test_evaluation_does_not_change_training(blobs: Path, tmp_path: Path) -> None:
+    often = quiet(blobs, "train.evaluate_every=1", runs=tmp_path / "often")
+    once = quiet(blobs, runs=tmp_path / "once")
+    first, second = weights(tmp_path / "often"), weights(tmp_path / "once")
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert often.results == once.results
+
+
+def test_trained_as_the_plain_loop_trains(blobs: Path, tmp_path: Path) -> None:
+    """The trainer against the same ten updates written out."""
+    from blobs_domain import BlobsAdapter
+
+    overrides = ("blobs.dropout=0", "objective=infonce(temperature=0.3)+0.2*dp", "train.clip=0.5", "train.warmup=4")
+    config = load(blobs, overrides).config
+    quiet(blobs, *overrides, runs=tmp_path / "runs")
+    seeds = Seeds(0)
+    torch.manual_seed(seeds.model)
+    adapter = BlobsAdapter(config.settings, seed=seeds, device=torch.device("cpu"), workdir=tmp_path, batch_size=16)
+    loss_of = objective("infonce(temperature=0.3)+0.2*dp")
+    optimizer = torch.optim.Adam(adapter.module.parameters(), foreach=False)
+    step = 0
+    for epoch in range(3):
+        for batch in adapter.batches(epoch):
+            if step == 10:
+                break
+            optimizer.param_groups[0]["lr"] = 0.01 * min(1, (step + 1) / 4)
+            optimizer.zero_grad()
+            loss_of(adapter.embed(batch)).loss.backward()
+            torch.nn.utils.clip_grad_norm_(adapter.module.parameters(), 0.5)
+            optimizer.step()
+            step += 1
+    found = weights(tmp_path / "runs")
+    for name, tensor in adapter.module.state_dict().items():
+        torch.testing.assert_close(found[f"module.{name}"], tensor, rtol=1e-5, atol=1e-6)
+
+
+def test_finished_run_is_not_run_again(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = quiet(blobs, runs=tmp_path)
+
+    def never() -> None:
+        raise AssertionError("trained again")
+
+    at_batch(monkeypatch, 1, never)
+    assert quiet(blobs, "name=renamed", runs=tmp_path) == first
+    with pytest.raises(AssertionError, match="trained again"):
+        quiet(blobs, runs=tmp_path, overwrite=True)
+
+
+def test_seeds_change_everything_that_is_random(blobs: Path, tmp_path: Path) -> None:
+    quiet(blobs, "seed=1", runs=tmp_path / "one")
+    quiet(blobs, "seed=1", "train.log_every=5", runs=tmp_path / "same")
+    quiet(blobs, "seed=2", runs=tmp_path / "two")
+    one, same, two = (weights(tmp_path / name) for name in ("one", "same", "two"))
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert not any(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_non_finite_loss_stops_before_the_step_and_names_the_term(
+    blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: float
+) -> None:
+    import blobs_domain
+
+    calls = 0
+
+    def spoil(z: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return torch.where(torch.arange(len(z))[:, None] == 3, value, z) if calls == 6 else z
+
+    monkeypatch.setattr(blobs_domain.BlobsAdapter, "spoil", staticmethod(spoil))
+    overrides = ("train.checkpoint_every=5", "objective=infonce(similarity=dot)+0.1*dp")
+    with pytest.raises(TrainingError, match=r"step 6: the loss is not finite in the terms? .*'infonce'") as caught:
+        quiet(blobs, *overrides, runs=tmp_path / "runs")
+    assert "1 of 32 embeddings are not finite: look at the encoder" in str(caught.value)
+    (path,) = (tmp_path / "runs").glob("*/record.json")
+    assert read_record(path).status == "failed"
+    assert read_record(path).error == str(caught.value)
+    (checkpoint,) = list_checkpoints(path.parent / "checkpoints")
+    assert load_checkpoint(checkpoint)["step"] == 5
+    # The cause removed, the run goes on from there.
+    monkeypatch.setattr(blobs_domain.BlobsAdapter, "spoil", staticmethod(lambda z: z))
+    assert quiet(blobs, *overrides, runs=tmp_path / "runs").status == "done"
+
+
+def test_non_finite_gradient_of_a_finite_loss_stops_before_the_step(
+    blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import blobs_domain
+
+    class Poison(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, z: torch.Tensor) -> torch.Tensor:
+            return z.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            return grad * math.inf
+
+    monkeypatch.setattr(blobs_domain.BlobsAdapter, "spoil", staticmethod(Poison.apply))
+    with pytest.raises(TrainingError, match=r"step 1: the gradient norm is nan.*inside the encoder"):
+        quiet(blobs, runs=tmp_path)
+
+
+def test_checkpoints_of_an_unfinished_run(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    overrides = ("train.checkpoint_every=2",)
+    quiet(blobs, *overrides, runs=tmp_path / "whole")
+    at_batch(monkeypatch, 9, lambda: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(RunInterruptedError):
+        quiet(blobs, *overrides, runs=tmp_path / "parts")
+    (folder,) = (tmp_path / "parts").glob("*/checkpoints")
+    older, newest = list_checkpoints(folder)
+    assert load_checkpoint(newest)["step"] == 9
+    assert load_checkpoint(older)["step"] == 8
+    # The newest is cut short: the one before it continues the run, to the same end.
+    with open(newest, "rb+") as file:
+        file.truncate(newest.stat().st_size - 100)
+    with pytest.raises(CheckpointError, match="truncated or damaged"):
+        quiet(blobs, *overrides, runs=tmp_path / "parts", resume=newest)
+    assert quiet(blobs, *overrides, runs=tmp_path / "parts").status == "done"
+    whole, parts = weights(tmp_path / "whole"), weights(tmp_path / "parts")
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    assert lines(tmp_path / "whole") == lines(tmp_path / "parts")
+
+
+def test_checkpoint_of_another_configuration_is_refused(
+    blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_batch(monkeypatch, 5, lambda: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(RunInterruptedError):
+        quiet(blobs, runs=tmp_path)
+    (checkpoint,) = tmp_path.glob("*/checkpoints/*.pt")
+    with pytest.raises(CheckpointError, match="belongs to another run"):
+        quiet(blobs, "seed=3", runs=tmp_path, resume=checkpoint)
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        quiet(blobs, runs=tmp_path, resume=Path("nowhere.pt"))
+    assert quiet(blobs, runs=tmp_path, resume="never").status == "done"
+
+
+def test_two_processes_cannot_train_one_run(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load(blobs).config
+    other = RunFolder(tmp_path / config.hash)
+    other.open(config)
+    with pytest.raises(TrainingError, match=rf"another process \(pid {os.getpid()}\) is training this run"):
+        train(config, tmp_path, quiet=True)
+    other.close()
+    assert train(config, tmp_path, quiet=True).status == "done"
+
+
+def test_runs_folder_that_cannot_be_written(blobs: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(TrainingError, match=r"cannot write the run folder .*file.*choose another folder with --runs"):
+        quiet(blobs, runs=tmp_path / "file")
+    folder = tmp_path / "locked"
+    folder.mkdir(mode=0o500)
+    if os.access(folder, os.W_OK):
+        pytest.skip("this user may write anywhere")
+    with pytest.raises(TrainingError, match="No permission"):
+        quiet(blobs, runs=folder)
+
+
+def test_batch_that_does_not_fit(blobs: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="more than one epoch"):
+        quiet(blobs, "train.batch_size=65", runs=tmp_path)
+
+
+def test_absent_device_is_one_message(blobs: Path, tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("a GPU is here")
+    with pytest.raises(ConfigError, match=r"device: 'cuda:3' is not here .*\"auto\" or \"cpu\""):
+        quiet(blobs, "device=cuda:3", runs=tmp_path)
+
+
+def test_bf16_runs_and_keeps_the_objective_in_float32(
+    blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import blobs_domain
+
+    seen = []
+
+    def spoil(z: torch.Tensor) -> torch.Tensor:
+        seen.append(z.dtype)
+        return z
+
+    monkeypatch.setattr(blobs_domain.BlobsAdapter, "spoil", staticmethod(spoil))
+    record = quiet(blobs, "train.precision=bf16-mixed", "train.log_every=1", runs=tmp_path / "half")
+    assert set(seen) == {torch.bfloat16}
+    quiet(blobs, "train.log_every=1", runs=tmp_path / "full")
+    half, full = lines(tmp_path / "half"), lines(tmp_path / "full")
+    assert record.status == "done"
+    assert half[0]["train/loss"] == pytest.approx(full[0]["train/loss"], rel=0.02)
+
+
+def test_steps_announced_wrongly_are_an_error(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import blobs_domain
+
+    batches = blobs_domain.BlobsAdapter.batches
+    monkeypatch.setattr(
+        blobs_domain.BlobsAdapter, "batches", lambda self, epoch, start=0: list(batches(self, epoch, start))[:-1]
+    )
+    with pytest.raises(TrainingError, match=r"epoch 0 gave 3 batches .* where 4 were announced"):
+        quiet(blobs, runs=tmp_path)
+
+
+def test_a_domain_with_its_own_loop(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Own steps of two, own values; logging, evaluation, checkpoints and resume are the trainer's."""
+    import blobs_domain
+
+    def fit(self: Any, run: Any) -> None:
+        while run.step < run.total_steps:
+            self.queue = self.queue + torch.rand(())
+            if run.step == self.stop_at:
+                signal.raise_signal(signal.SIGINT)
+            run.advance({"train/total": float(self.queue.sum())}, steps=2)
+
+    adapter = blobs_domain.BlobsAdapter
+    monkeypatch.setattr(adapter, "fit", fit)
+    monkeypatch.setattr(adapter, "train_fields", frozenset({"steps", "batch_size", "checkpoint_every", "log_every"}))
+    monkeypatch.setattr(adapter, "objective_optional", True)
+    monkeypatch.setattr(adapter, "stop_at", -1, raising=False)
+    recipe = tmp_path / "own.toml"
+    recipe.write_text(
+        'domain="blobs"\nobjective="none"\n[train]\nsteps=12\nlog_every=4\nbatch_size=16\n[blobs]\nqueue=3'
+    )
+    quiet(recipe, runs=tmp_path / "whole")
+    adapter.stop_at = 6
+    with pytest.raises(RunInterruptedError):
+        quiet(recipe, runs=tmp_path / "parts")
+    adapter.stop_at = -1
+    quiet(recipe, runs=tmp_path / "parts")
+    assert lines(tmp_path / "whole") == lines(tmp_path / "parts")
+    assert [line["step"] for line in lines(tmp_path / "whole")] == [4, 8, 12, 12]
+    with pytest.raises(ConfigError, match=r"train.clip: has no effect in the domain 'blobs'"):
+        quiet(recipe, "train.clip=1", runs=tmp_path / "x")
+
+
+def test_tensorboard_holds_the_same_numbers(blobs: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    record = quiet(blobs, runs=tmp_path, tensorboard=True)
+    events = EventAccumulator(str(tmp_path / record.hash / "tensorboard"))
+    events.Reload()
+    found = {event.step: event.value for event in events.Scalars("train/loss")}
+    expected = {line["step"]: line["train/loss"] for line in lines(tmp_path) if "train/loss" in line}
+    assert found == pytest.approx(expected)
+
+
+def test_failure_while_the_disk_is_full_is_still_one_message(
+    blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import resource
+
+    runs = tmp_path / "runs"
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4000, resource.RLIM_INFINITY))
+
+    at_batch(monkeypatch, 5, limit)
+    try:
+        with pytest.raises(DipoleError, match=r"cannot save the checkpoint of step 8.*step 4 is intact") as caught:
+            quiet(blobs, "train.checkpoint_every=4", runs=runs)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert "file size limit" in str(caught.value)
+    (folder,) = runs.glob("*/checkpoints")
+    (checkpoint,) = folder.iterdir()
+    assert load_checkpoint(checkpoint)["step"] == 4
+    assert json.loads((folder.parent / "record.json").read_text())["status"] == "failed"
+    assert quiet(blobs, "train.checkpoint_every=4", runs=runs).status == "done"
