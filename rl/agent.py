@@ -1,0 +1,507 @@
+"""Soft actor-critic from pixels with a contrastive auxiliary objective (CURL), as a subclass of SB3's SAC."""
+
+import os
+import pathlib
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
+
+import gymnasium
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+from gymnasium import spaces
+from stable_baselines3 import SAC
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
+from torch import Tensor
+
+from dipole.core.errors import ConfigError, TrainingError, nearest
+from dipole.core.objective import Composite, Outcome
+from dipole.core.pairs import Pairs
+from dipole.rl import settings as presets
+from dipole.rl.augmentation import Augmentation, resolve
+from dipole.rl.faults import fault_message, guarded
+from dipole.rl.policy import ContrastivePolicy, positives_of, q_values, sample_action
+from dipole.rl.replay import FrameBatch, FrameReplayBuffer
+
+# SB3's own keywords that are passed on as they are; the others are settings of ours or have no meaning here.
+_SB3 = (
+    "train_freq", "gradient_steps", "action_noise", "replay_buffer_class", "replay_buffer_kwargs", "target_entropy",
+    "stats_window_size", "tensorboard_log", "verbose", "seed", "device",
+)  # fmt: skip
+
+
+class ContrastiveSAC(SAC):
+    """CURL (Laskin et al. 2020) with any contrastive objective, on SB3's learn / predict / save / load / callbacks.
+
+    One update, in the repository's order (theta: encoder, Q, pi; bar: momentum copies):
+
+        y = r + gamma (1 - done) (min_i Qbar_i(x', a') - alpha log pi(a'|x')),   a' ~ pi(x')
+        critic:    sum_i mean (Q_i(x, a) - y)^2                                  -> encoder, Q
+        every 2nd: mean (alpha log pi(a|x) - min_i Q_i(x, a)), a ~ pi(x)         -> pi; stops at the convolutions
+                   mean alpha (-log pi - target entropy)                         -> alpha
+                   Qbar <- tau Q + (1 - tau) Qbar, the encoder with its own tau
+        contrast:  objective(anchors = encoder(x), positives = encoder_bar(x+))  -> encoder, W
+
+    x, x' and each x+ are independent random views of the stored observation.
+
+    Args:
+        policy: "CnnPolicy".
+        env: a pixel environment (its id, an instance or a VecEnv): uint8 images, continuous actions.
+        objective: text such as "infonce(similarity=bilinear) + 0.1*dp"; "none" trains on augmented images alone; by
+            default the preset's.
+        preset: "curl" (the repository), "paper", or "small" (two cores).
+        augmentation: "crop", "shift", "none", or a function (B, C, H, W) uint8 -> (B, C, h, h).
+        storage: where replay keeps its frames: "host", or "device".
+        settings: any other field of `settings.Settings` by name (batch_size, learning_rate, joint_backward, ...), and
+            SB3's train_freq, gradient_steps, action_noise, replay_buffer_class, replay_buffer_kwargs, target_entropy,
+            stats_window_size, tensorboard_log, verbose, seed, device.
+
+    Raises:
+        ConfigError: for a setting or environment that does not fit; TrainingError if replay cannot fit into memory.
+    """
+
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"CnnPolicy": ContrastivePolicy}
+    policy: ContrastivePolicy  # type: ignore[assignment]
+    replay_buffer: FrameReplayBuffer  # type: ignore[assignment]
+    settings: presets.Settings
+
+    def __init__(
+        self,
+        policy: str | type[ContrastivePolicy],
+        env: gymnasium.Env[Any, Any] | VecEnv | str | None,
+        objective: str | Composite | None = None,
+        preset: str = "curl",
+        augmentation: str | Callable[[Tensor], Tensor] = "crop",
+        storage: Literal["host", "device"] = "host",
+        _init_setup_model: bool = True,
+        **settings: Any,
+    ) -> None:
+        sb3 = {name: settings.pop(name) for name in _SB3 if name in settings}
+        unknown = [name for name in settings if name not in presets.NAMES]
+        if unknown:
+            allowed = sorted({*presets.NAMES, *_SB3, "augmentation", "storage", "preset"})
+            raise ConfigError(
+                f"ContrastiveSAC has no setting {unknown[0]!r}.{nearest(unknown[0], allowed)} Settings: {', '.join(allowed)}."
+            )
+        chosen = presets.resolve(preset, settings)
+        if objective is not None:
+            chosen = replace(chosen, objective=objective if isinstance(objective, str) else str(objective))
+        self.settings = chosen
+        self.augmentation = augmentation
+        self.storage = storage
+        self.environment_steps = 0
+        self.faults: list[dict[str, Any]] = []
+        self.encoder_optimizer: torch.optim.Adam | None = None
+        self.contrast_optimizer: torch.optim.Adam | None = None
+        if isinstance(policy, str) and policy != "CnnPolicy":
+            raise ConfigError(f"policy must be 'CnnPolicy', got {policy!r}: ContrastiveSAC learns from pixels.")
+        super().__init__(
+            policy,
+            env,  # type: ignore[arg-type]
+            learning_rate=chosen.learning_rate,
+            buffer_size=chosen.buffer_size,
+            learning_starts=chosen.learning_starts,
+            batch_size=chosen.batch_size,
+            tau=chosen.tau,
+            gamma=chosen.gamma,
+            ent_coef=f"auto_{chosen.initial_temperature!r}",
+            target_update_interval=chosen.target_every,
+            # One update for each agent step, whatever the number of environments.
+            **{"gradient_steps": -1, **sb3},
+            _init_setup_model=_init_setup_model,
+        )
+
+    # Setting up ------------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _wrap_env(env: Any, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
+        if isinstance(env, DummyVecEnv):
+            env.envs = [guarded(each) for each in env.envs]
+        elif isinstance(env, gymnasium.Env):
+            env = guarded(env)
+        return SAC._wrap_env(env, verbose, monitor_wrapper)
+
+    def _setup_model(self) -> None:
+        space = self.observation_space
+        if not isinstance(space, spaces.Box) or space.dtype != np.uint8 or len(space.shape) != 3:
+            raise ConfigError(f"ContrastiveSAC needs uint8 images (C, H, W) as observations, got {space}.")
+        channels, height, width = space.shape
+        if height != width:
+            raise ConfigError(f"ContrastiveSAC needs square images, got {height}x{width}: crop or resize them.")
+        chosen = self.settings
+        self._augment: Augmentation = resolve(
+            self.augmentation, channels, height, chosen.image_size, chosen.crop_inclusive
+        )
+        if chosen.precision == "bf16":
+            warn_if_emulated(self.device)
+        if self.replay_buffer_class is None:
+            self.replay_buffer_class = FrameReplayBuffer
+            self.replay_buffer_kwargs.setdefault("storage", self.storage)
+        if not issubclass(self.replay_buffer_class, FrameReplayBuffer):
+            raise ConfigError(f"replay_buffer_class must derive from FrameReplayBuffer, got {self.replay_buffer_class}.")
+        self.policy_kwargs = {"settings": chosen, "image_size": self._augment.size}
+        super()._setup_model()
+        assert self.log_ent_coef is not None
+        self.ent_coef_optimizer = self.policy.adam(
+            [self.log_ent_coef], chosen.temperature_learning_rate, chosen.temperature_beta
+        )
+        self._positives = positives_of(chosen, self.policy.contrast)
+        if self.policy.contrast is not None:
+            self._setup_contrast()
+
+    def _setup_contrast(self) -> None:
+        """The encoder's own optimizers on the contrastive gradient."""
+        chosen = self.settings
+        assert self.policy.contrast is not None
+        rate = self._encoder_rate(1.0)
+        encoder, own = list(self.policy.encoder.parameters()), list(self.policy.contrast.parameters())
+        if chosen.joint_backward:
+            # The critic's optimizer steps the encoder once, for the sum of both losses.
+            self.contrast_optimizer = self.policy.adam(own, rate) if own else None
+            return
+        self.contrast_optimizer = self.policy.adam([*encoder, *own], rate)
+        if chosen.encoder_steps == 2:
+            self.encoder_optimizer = self.policy.adam(encoder, rate)
+
+    def _encoder_rate(self, progress: float) -> float:
+        chosen = self.settings.encoder_learning_rate
+        return float(self.lr_schedule(progress)) if chosen is None else chosen
+
+    @property
+    def contrast(self) -> Composite | None:
+        """The contrastive objective; None for "none"."""
+        return self.policy.contrast
+
+    # Acting ----------------------------------------------------------------------------------------------------------
+
+    def _update_info_buffer(self, infos: list[dict[str, Any]], dones: Any = None) -> None:
+        super()._update_info_buffer(infos, dones)
+        for index, info in enumerate(infos):
+            self.environment_steps += int(info.get("environment_steps", 1))
+            if "fault" in info:
+                self.faults.append({"environment": index, "agent_step": self.num_timesteps, **info["fault"]})
+                self.logger.record("rollout/faults", len(self.faults))
+                warnings.warn(fault_message(index, info["fault"]), RuntimeWarning, stacklevel=2)
+        self.logger.record("time/environment_steps", self.environment_steps)
+
+    # Learning --------------------------------------------------------------------------------------------------------
+
+    def train(self, gradient_steps: int, batch_size: int = 64) -> None:
+        """Sample and update `gradient_steps` times (SB3 calls it)."""
+        self.policy.set_training_mode(True)
+        self._set_learning_rates()
+        values: dict[str, list[float]] = {}
+        for _ in range(gradient_steps):
+            batch = self.replay_buffer.sample_views(
+                batch_size, self._augment, self._positives, env=self._vec_normalize_env
+            )
+            for name, value in self.update(batch).items():
+                values.setdefault(name, []).append(value)
+        for name, each in values.items():
+            self.logger.record(f"train/{name}", float(np.mean(each)))
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+
+    def _set_learning_rates(self) -> None:
+        rate = float(self.lr_schedule(self._current_progress_remaining))
+        encoder_rate = self._encoder_rate(self._current_progress_remaining)
+        self.logger.record("train/learning_rate", rate)
+        for optimizer, value in (
+            (self.actor.optimizer, rate),
+            (self.critic.optimizer, rate),
+            (self.encoder_optimizer, encoder_rate),
+            (self.contrast_optimizer, encoder_rate),
+        ):
+            for group in optimizer.param_groups if optimizer is not None else ():
+                group["lr"] = value
+
+    def update(self, batch: FrameBatch) -> dict[str, float]:
+        """One update on a batch; returns what it logs.
+
+        Raises:
+            TrainingError: if a loss or gradient is not finite; raised before the step it would have spoilt.
+        """
+        chosen, number = self.settings, self._n_updates
+        act = number % chosen.actor_every == 0
+        contrasting = self.policy.contrast is not None and number % chosen.contrast_every == 0
+        logs: dict[str, float] = {}
+        with self._autocast():
+            target = self._target(batch)
+            if chosen.joint_backward:
+                convolved = self._joint_step(batch, target, contrasting, logs)
+            else:
+                self._critic_step(batch, target, logs)
+                # Nothing below changes the convolutions before the contrast does: actor and contrast share them.
+                with torch.set_grad_enabled(contrasting):
+                    convolved = self.policy.encoder.convolve(batch.observations) if act or contrasting else None
+            if act:
+                assert convolved is not None
+                self._actor_step(convolved.detach(), logs)
+            if number % chosen.target_every == 0:
+                self._follow()
+            if contrasting and not chosen.joint_backward:
+                assert convolved is not None
+                self._contrast_step(batch, self.policy.encoder.head(convolved), logs)
+        self._n_updates += 1
+        return logs
+
+    @contextmanager
+    def _autocast(self) -> Iterator[None]:
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.precision == "bf16"):
+            yield
+
+    @torch.no_grad()
+    def _target(self, batch: FrameBatch) -> Tensor:
+        """The value y (B, 1) that both Q functions are pulled to."""
+        assert self.log_ent_coef is not None
+        actor, next_observations = self.policy.actor, batch.next_observations
+        features = actor.features_extractor.head(self.policy.encoder.convolve(next_observations))  # type: ignore[operator]
+        mean, log_std = actor.distribution(features)
+        action, log_density = sample_action(mean, log_std, torch.randn_like(mean))
+        following = self.policy.key_encoder
+        q = q_values(self.critic_target, following.head(following.convolve(next_observations)), action)
+        value = q.min(1, keepdim=True).values - self.log_ent_coef.exp() * log_density
+        return batch.rewards + (1 - batch.dones) * self.gamma * value
+
+    def _critic_loss(self, features: Tensor, batch: FrameBatch, target: Tensor) -> Tensor:
+        q = q_values(self.critic, features, batch.actions.to(features.dtype))
+        loss = (q - target).square().mean(0).sum()
+        return 0.5 * loss if self.settings.twin_loss == "half" else loss
+
+    def _critic_step(self, batch: FrameBatch, target: Tensor, logs: dict[str, float]) -> None:
+        encoder = self.policy.encoder
+        with torch.set_grad_enabled(not self.settings.detach_encoder):
+            convolved = encoder.convolve(batch.observations)
+        loss = self._critic_loss(encoder.head(convolved), batch, target)
+        logs["critic_loss"] = self._descend("critic", loss, [self.critic.optimizer])
+
+    def _actor_step(self, convolved: Tensor, logs: dict[str, float]) -> None:
+        assert self.log_ent_coef is not None and isinstance(self.ent_coef_optimizer, torch.optim.Adam)
+        assert isinstance(self.target_entropy, float)
+        actor = self.policy.actor
+        mean, log_std = actor.distribution(actor.features_extractor.head(convolved))  # type: ignore[operator]
+        action, log_density = sample_action(mean, log_std, torch.randn_like(mean))
+        with torch.no_grad():
+            features = self.policy.encoder.head(convolved)
+            alpha = self.log_ent_coef.exp()
+        q = q_values(self.critic, features, action).min(1, keepdim=True).values
+        loss = (alpha * log_density - q).mean()
+        logs["actor_loss"] = self._descend("actor", loss, [actor.optimizer])
+        temperature = (self.log_ent_coef.exp() * (-log_density - self.target_entropy).detach()).mean()
+        logs["ent_coef_loss"] = self._descend("temperature", temperature, [self.ent_coef_optimizer])
+        logs["ent_coef"], logs["entropy"] = float(alpha), -float(log_density.detach().mean())
+
+    def _contrast_step(self, batch: FrameBatch, anchors: Tensor, logs: dict[str, float]) -> None:
+        pairs = self._pairs(batch, anchors)
+        outcome = self._outcome(pairs, logs)
+        optimizers = [each for each in (self.encoder_optimizer, self.contrast_optimizer) if each is not None]
+        self._descend("contrastive", outcome.loss, optimizers, pairs)
+        self._after_contrast()
+
+    def _joint_step(self, batch: FrameBatch, target: Tensor, contrasting: bool, logs: dict[str, float]) -> Tensor:
+        encoder = self.policy.encoder
+        convolved = encoder.convolve(batch.observations)
+        features = encoder.head(convolved)
+        kept = encoder.head(convolved.detach()) if self.settings.detach_encoder else features
+        loss = self._critic_loss(kept, batch, target)
+        logs["critic_loss"] = float(loss.detach())
+        optimizers: list[torch.optim.Optimizer] = [self.critic.optimizer]
+        pairs = None
+        if contrasting:
+            self._check_loss("critic", loss.detach())
+            pairs = self._pairs(batch, features)
+            loss = loss + self._outcome(pairs, logs).loss
+            optimizers += [self.contrast_optimizer] if self.contrast_optimizer is not None else []
+        self._descend("critic and contrastive" if contrasting else "critic", loss, optimizers, pairs)
+        if contrasting:
+            self._after_contrast()
+        return convolved
+
+    def _pairs(self, batch: FrameBatch, anchors: Tensor) -> Pairs:
+        """Anchors (B, d) against keys (B, K, d) of the momentum encoder."""
+        assert batch.positives is not None
+        size, count = batch.positives.shape[:2]
+        with torch.no_grad():
+            following = self.policy.key_encoder
+            keys = following.head(following.convolve(batch.positives.flatten(0, 1))).view(size, count, -1)
+        dropped = duplicates(batch.stacks, count) if self.settings.exclude_duplicates else None
+        return Pairs.cross(anchors, keys, dropped=None if dropped is None else dropped.to(anchors.device))
+
+    def _outcome(self, pairs: Pairs, logs: dict[str, float]) -> Outcome:
+        assert self.policy.contrast is not None
+        with torch.autocast(self.device.type, enabled=False):
+            outcome: Outcome = self.policy.contrast(pairs)
+        for name, term in outcome.terms.items():
+            self._check_loss(name, term.value)
+            logs[f"contrast/{name}"] = float(term)
+        self._check_loss("contrastive", outcome.loss.detach())
+        logs["contrast_loss"] = float(outcome.loss.detach())
+        return outcome
+
+    def _after_contrast(self) -> None:
+        assert self.policy.contrast is not None
+        self.policy.contrast.after_step(self._encoder_rate(self._current_progress_remaining))
+
+    @torch.no_grad()
+    def _follow(self) -> None:
+        """Momentum copies: Qbar with tau, the encoder with encoder_tau."""
+        for online, copy, tau in (
+            (self.critic.q_networks, self.critic_target.q_networks, self.settings.tau),
+            ([self.policy.encoder], [self.policy.key_encoder], self.settings.encoder_tau),
+        ):
+            pairs = zip(online, copy, strict=True)
+            parameters = [(p, q) for a, b in pairs for p, q in zip(a.parameters(), b.parameters(), strict=True)]
+            torch._foreach_lerp_([q for _, q in parameters], [p for p, _ in parameters], tau)
+
+    def _descend(
+        self, name: str, loss: Tensor, optimizers: list[torch.optim.Optimizer], pairs: Pairs | None = None
+    ) -> float:
+        """Backward and step, unless loss or gradient is not finite."""
+        value = self._check_loss(name, loss.detach())
+        parameters = list({id(p): p for o in optimizers for g in o.param_groups for p in g["params"]}.values())
+        for parameter in parameters:
+            parameter.grad = None
+        # Only these are asked for: the actor's loss costs no gradient of the critic.
+        wanted = [parameter for parameter in parameters if parameter.requires_grad]
+        loss.backward(inputs=wanted)
+        self._check_gradient(name, wanted, pairs)
+        for optimizer in optimizers:
+            optimizer.step()
+        return value
+
+    def _where(self) -> str:
+        return f"at update {self._n_updates} ({self.environment_steps} environment steps)"
+
+    def _check_loss(self, name: str, loss: Tensor) -> float:
+        value = float(loss)
+        if not np.isfinite(value):
+            raise TrainingError(
+                f"the {name} loss is {value} {self._where()}; the step was not taken. Lower the learning rate, or look at "
+                "the rewards and observations of the environment."
+            )
+        return value
+
+    def _check_gradient(self, name: str, parameters: list[Tensor], pairs: Pairs | None) -> None:
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        norms = torch.stack(torch._foreach_norm(gradients, float("inf")))
+        if bool(torch.isfinite(norms).all()):
+            return
+        names = {id(parameter): label for label, parameter in self.policy.named_parameters()}
+        guilty = [names.get(id(p), "the temperature") for p in parameters if p.grad is not None and not p.grad.isfinite().all()]
+        terms = self._guilty_terms(pairs) if pairs is not None else []
+        source = f" It comes from the term {', '.join(terms)}." if terms else ""
+        for parameter in parameters:
+            parameter.grad = None
+        raise TrainingError(
+            f"the gradient of the {name} loss is not finite {self._where()}, first in {guilty[0]}; the step was not taken."
+            f"{source} Lower the learning rate, or use precision='float32'."
+        )
+
+    def _guilty_terms(self, pairs: Pairs) -> list[str]:
+        """Names of the contrastive terms whose own gradient is not finite."""
+        assert self.policy.contrast is not None
+        found = []
+        for name, _, term in self.policy.contrast:
+            anchors = pairs.anchors.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(term(replace(pairs, anchors=anchors, trusted=True)), anchors, allow_unused=True)
+            if gradient is not None and not gradient.isfinite().all():
+                found.append(name)
+        return found
+
+    # Saving ----------------------------------------------------------------------------------------------------------
+
+    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
+        names, variables = super()._get_torch_save_params()
+        own = ("encoder_optimizer", "contrast_optimizer")
+        return names + [name for name in own if getattr(self, name) is not None], variables
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), "_augment", "encoder_optimizer", "contrast_optimizer"]
+
+    def save(
+        self, path: Any, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None
+    ) -> None:
+        """Save as SB3 does, but to a temporary file first: the old file stays until the new one is on the disk.
+
+        Replay and generators are not in it; see `checkpoint.save` for everything a bit-exact continuation needs.
+        """
+        if not isinstance(path, (str, pathlib.Path)):
+            super().save(path, exclude, include)
+            return
+        final = pathlib.Path(path)
+        final = final if final.suffix else final.with_suffix(".zip")
+        with _atomic(final) as temporary:
+            super().save(temporary, exclude, include)
+
+    def save_replay_buffer(self, path: Any) -> None:
+        """Save the replay buffer as SB3 does, atomically."""
+        if not isinstance(path, (str, pathlib.Path)):
+            super().save_replay_buffer(path)
+            return
+        final = pathlib.Path(path)
+        final = final if final.suffix else final.with_suffix(".pkl")
+        with _atomic(final) as temporary:
+            super().save_replay_buffer(temporary)
+
+
+@contextmanager
+def _atomic(final: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Give a temporary path beside the final one; rename it once it is on the disk."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    temporary = final.with_name(f".{final.stem}.{os.getpid()}{final.suffix}")
+    try:
+        yield temporary
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, final)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def duplicates(stacks: Any, positives: int) -> Tensor | None:
+    """Candidates that show the same observation as another anchor, for `Pairs.cross(dropped=)`.
+
+    Args:
+        stacks: (B, n) integers; equal rows are the same observation.
+        positives: K, keys of each observation; candidate j + c B is key c of observation j.
+
+    Returns:
+        (B, E) long, -1 pads; None where no two rows are equal.
+    """
+    size = len(stacks)
+    _, group, counts = np.unique(stacks, axis=0, return_inverse=True, return_counts=True)
+    largest = int(counts.max())
+    if largest == 1:
+        return None
+    dropped = np.full((size, (largest - 1) * positives), -1, np.int64)
+    for label in np.flatnonzero(counts > 1):
+        members = np.flatnonzero(group == label)
+        for member in members:
+            others = members[members != member]
+            keys = (others[:, None] + size * np.arange(positives)).ravel()
+            dropped[member, : len(keys)] = keys
+    return torch.from_numpy(dropped)
+
+
+def bf16_is_native(device: torch.device) -> bool:
+    """Whether the device multiplies bfloat16 in hardware; other processors emulate it, slower than float32."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    cpu = torch.cpu
+    return bool(cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported())  # type: ignore[attr-defined]
+
+
+def warn_if_emulated(device: torch.device) -> None:
+    """Warn that bf16 will be slow on this device."""
+    if not bf16_is_native(device):
+        warnings.warn(
+            f"precision='bf16' is emulated on this {device.type} (neither avx512_bf16 nor AMX) and will be slower than "
+            "'float32'; choose precision='float32'.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+

@@ -1,0 +1,138 @@
+"""Random views of stored frames: the peer's crop, DrQ's shift, none, or a function of the user's.
+
+One offset per sample serves all frames of its stack, so that motion inside the stack survives.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dipole.core.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from dipole.rl.replay import Frames
+
+NAMES = ("crop", "shift", "none")
+SHIFT = 4  # pixels, DrQ (Kostrikov et al. 2020)
+
+
+class Augmentation(Protocol):
+    """Draws one random view of each stack."""
+
+    size: int
+
+    def draw(self, frames: "Frames", env: NDArray[Any], slots: NDArray[Any], rng: np.random.Generator) -> Tensor:
+        """Return views (B, C, size, size) of the stacks `slots` (B, k) of environments `env` (B,)."""
+
+
+class Crop:
+    """A random window; with `inclusive=False` the last offset is never drawn, as in the CURL repository.
+
+    Args:
+        size: height and width of the window.
+        inclusive: draw offsets 0..m (m = rendered size - size); False draws 0..m-1.
+    """
+
+    def __init__(self, size: int, inclusive: bool = True) -> None:
+        self.size = size
+        self.inclusive = inclusive
+
+    def draw(self, frames: "Frames", env: NDArray[Any], slots: NDArray[Any], rng: np.random.Generator) -> Tensor:
+        height, width = frames.shape[-2:]
+        top, left = (
+            rng.integers(0, max(extent - self.size + self.inclusive, 1), len(env)) for extent in (height, width)
+        )
+        return frames.windows(env, slots, top, left, self.size)
+
+
+class Centre:
+    """The middle of the frame, always the same: no augmentation."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def draw(self, frames: "Frames", env: NDArray[Any], slots: NDArray[Any], rng: np.random.Generator) -> Tensor:
+        height, width = frames.shape[-2:]
+        top = np.full(len(env), (height - self.size) // 2)
+        left = np.full(len(env), (width - self.size) // 2)
+        return frames.windows(env, slots, top, left, self.size)
+
+
+class Shift:
+    """The middle of the frame moved by up to 4 pixels each way, its border repeated (DrQ)."""
+
+    def __init__(self, size: int, pad: int = SHIFT) -> None:
+        self.size = size
+        self.pad = pad
+
+    def draw(self, frames: "Frames", env: NDArray[Any], slots: NDArray[Any], rng: np.random.Generator) -> Tensor:
+        middle = Centre(self.size).draw(frames, env, slots, rng)  # (B, C, h, w)
+        return shift(middle, *rng.integers(0, 2 * self.pad + 1, (2, len(env))), pad=self.pad)
+
+
+class Custom:
+    """A function (B, C, H, W) uint8 -> (B, C, h, w); it may draw from torch's generator."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor], channels: int, rendered: int) -> None:
+        self.function = function
+        probe = self._checked(torch.zeros(2, channels, rendered, rendered, dtype=torch.uint8))
+        self.size = probe.shape[-1]
+
+    def draw(self, frames: "Frames", env: NDArray[Any], slots: NDArray[Any], rng: np.random.Generator) -> Tensor:
+        return self._checked(frames.stacks(env, slots))
+
+    def _checked(self, images: Tensor) -> Tensor:
+        out = self.function(images)
+        if not isinstance(out, Tensor) or out.ndim != 4 or out.shape[:2] != images.shape[:2] or out.shape[2] != out.shape[3]:
+            got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+            raise ConfigError(
+                f"the augmentation function must return a tensor (B, C, h, h) for its input {tuple(images.shape)}, got {got}."
+            )
+        return out
+
+
+def shift(images: Tensor, top: NDArray[Any], left: NDArray[Any], pad: int) -> Tensor:
+    """Move each image by (top - pad, left - pad) pixels, repeating its border.
+
+    Args:
+        images: (B, C, h, w).
+        top, left: (B,) integers in 0..2 pad.
+        pad: largest shift in pixels.
+    """
+    height, width = images.shape[-2:]
+    rows = torch.as_tensor(top, device=images.device)[:, None] + torch.arange(height, device=images.device) - pad  # (B, h)
+    columns = torch.as_tensor(left, device=images.device)[:, None] + torch.arange(width, device=images.device) - pad
+    rows, columns = rows.clamp(0, height - 1), columns.clamp(0, width - 1)
+    batch = torch.arange(len(images), device=images.device)[:, None]
+    moved = images.transpose(1, 2)[batch, rows]  # (B, h, C, w)
+    return moved.permute(0, 3, 2, 1)[batch, columns].permute(0, 2, 3, 1).contiguous()
+
+
+def resolve(choice: Any, channels: int, rendered: int, size: int | None, inclusive: bool) -> Augmentation:
+    """Build the augmentation for a choice: a name in NAMES, or a function.
+
+    Args:
+        choice: "crop", "shift", "none" or a function.
+        channels, rendered: of the environment's observations.
+        size: height and width that the network sees; by default 84 % of the rendered size for crops (84 of 100), the
+            rendered size otherwise.
+        inclusive: see `Crop`.
+    """
+    if callable(choice):
+        custom = Custom(choice, channels, rendered)
+        if size not in (None, custom.size):
+            raise ConfigError(f"image_size is {size}, but the augmentation function returns images of size {custom.size}.")
+        return custom
+    if choice not in NAMES:
+        hint = nearest(str(choice), NAMES)
+        raise ConfigError(f"augmentation must be one of {', '.join(NAMES)} or a function, got {choice!r}.{hint}")
+    size = size or (round(0.84 * rendered) if choice == "crop" else rendered)
+    if not 1 <= size <= rendered:
+        raise ConfigError(f"image_size must be between 1 and the rendered size {rendered}, got {size}.")
+    if choice == "crop":
+        return Crop(size, inclusive)
+    return Shift(size) if choice == "shift" else Centre(size)

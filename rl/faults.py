@@ -1,0 +1,207 @@
+"""What happens when an environment fails: the episode ends as truncated, the fault is reported, training goes on."""
+
+import multiprocessing
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import gymnasium
+import numpy as np
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import CloudpickleWrapper, SubprocVecEnv
+from stable_baselines3.common.vec_env.subproc_vec_env import _stack_obs, _worker
+
+from dipole.core.errors import TrainingError
+
+# So many faults in a row without one good step between them mean that the environment is broken for good.
+PATIENCE = 5
+
+
+def describe(error: BaseException, step: int, episode: int, seed: int | None) -> dict[str, Any]:
+    """What is put into `info["fault"]`."""
+    return {"error": f"{type(error).__name__}: {error}", "step": step, "episode": episode, "seed": seed}
+
+
+def fault_message(environment: int, fault: dict[str, Any]) -> str:
+    """One line for the log."""
+    return (
+        f"environment {environment} failed at its step {fault['step']} (episode {fault['episode']} after "
+        f"seed {fault['seed']}): {fault['error']}. The episode ends as truncated and its last step is not learned from."
+    )
+
+
+class Guard(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Turns an exception in `step` into a truncated episode with `info["fault"]`: error, step, episode, seed.
+
+    The observation of such a step is the last good one, the reward 0; replay leaves the step out. An exception in `reset`
+    is tried again; after five faults without a good step TrainingError is raised.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self._last: Any = None
+        self._seed: int | None = None
+        self._episode = self._step = self._in_a_row = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        if seed is not None:
+            self._seed, self._episode, self._step = seed, 0, 0
+        self._episode += 1
+        while True:
+            try:
+                self._last, info = self.env.reset(seed=seed, options=options)
+                return self._last, info
+            except Exception as error:
+                self._count(error)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self._step += 1
+        try:
+            self._last, reward, terminated, truncated, info = self.env.step(action)
+        except Exception as error:
+            self._count(error)
+            return self._last, 0.0, False, True, {"fault": describe(error, self._step, self._episode, self._seed)}
+        self._in_a_row = 0
+        return self._last, reward, terminated, truncated, info
+
+    def _count(self, error: Exception) -> None:
+        self._in_a_row += 1
+        if self._in_a_row >= PATIENCE:
+            fault = describe(error, self._step, self._episode, self._seed)
+            raise TrainingError(f"{fault_message(0, fault)} This was the fault number {PATIENCE} in a row.") from error
+
+    def get_state(self) -> dict[str, Any]:
+        """The state of the wrapped environment, of its Monitor and of this wrapper; the inner one may be None."""
+        monitor = _monitor(self)
+        inner = getattr(self.unwrapped, "get_state", None)
+        return {
+            "inner": inner() if callable(inner) else None,
+            "rewards": None if monitor is None else list(monitor.rewards),
+            "needs_reset": None if monitor is None else monitor.needs_reset,
+            "guard": (self._last, self._seed, self._episode, self._step, self._in_a_row),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> bool:
+        """Restore `get_state`; False if the environment cannot take a state, so that it must be reset."""
+        inner = getattr(self.unwrapped, "set_state", None)
+        if state["inner"] is None or not callable(inner):
+            return False
+        # Wrappers such as gymnasium's order check allow a step only after a reset.
+        self.env.reset()
+        inner(state["inner"])
+        monitor = _monitor(self)
+        if monitor is not None and state["rewards"] is not None:
+            monitor.rewards, monitor.needs_reset = list(state["rewards"]), state["needs_reset"]
+        self._last, self._seed, self._episode, self._step, self._in_a_row = state["guard"]
+        return True
+
+
+def _monitor(env: gymnasium.Env[Any, Any]) -> Monitor | None:
+    while isinstance(env, gymnasium.Wrapper):
+        if isinstance(env, Monitor):
+            return env
+        env = env.env
+    return None
+
+
+def guarded(env: gymnasium.Env[Any, Any]) -> Guard:
+    """Wrap in Monitor (unless it is) and Guard (unless it is)."""
+    if isinstance(env, Guard):
+        return env
+    return Guard(env if _monitor(env) is not None else Monitor(env))
+
+
+class WorkerVecEnv(SubprocVecEnv):
+    """Environments in processes of their own (GL contexts are made there only); a dead one is started again.
+
+    Its episode then ends as truncated, with `info["fault"]`, and a new one starts with a seed drawn for the restart.
+
+    Args:
+        env_fns: functions that make one environment each; they must be picklable by cloudpickle.
+        start_method: "forkserver" (default) or "spawn"; "fork" breaks OpenGL and threads.
+        restarts: dead workers to tolerate before TrainingError is raised.
+    """
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], gymnasium.Env[Any, Any]]],
+        start_method: str = "forkserver",
+        restarts: int = 100,
+    ) -> None:
+        self._make = [_Guarded(make) for make in env_fns]
+        self._context: Any = multiprocessing.get_context(start_method)
+        self._restarts_left = restarts
+        super().__init__(list(self._make), start_method)
+        self._last_obs: list[Any] = [None] * self.num_envs
+        self._root_seeds: list[int | None] = [None] * self.num_envs
+        self._steps = [0] * self.num_envs
+        self._deaths = [0] * self.num_envs
+
+    def reset(self) -> Any:
+        self._root_seeds = [old if seed is None else seed for old, seed in zip(self._root_seeds, self._seeds, strict=True)]
+        observations = super().reset()
+        self._last_obs = list(observations)
+        return observations
+
+    def step_async(self, actions: np.ndarray) -> None:
+        for remote, action in zip(self.remotes, actions, strict=True):
+            # A pipe that is closed here is closed in step_wait as well, which restarts the worker.
+            with suppress(BrokenPipeError, ConnectionResetError):
+                remote.send(("step", action))
+        self.waiting = True
+
+    def step_wait(self) -> Any:
+        results = [self._receive(index) for index in range(self.num_envs)]
+        self.waiting = False
+        obs, rewards, dones, infos, self.reset_infos = zip(*results, strict=True)  # type: ignore[assignment]
+        self._last_obs = list(obs)
+        return _stack_obs(obs, self.observation_space), np.stack(rewards), np.stack(dones), infos
+
+    def _receive(self, index: int) -> tuple[Any, ...]:
+        self._steps[index] += 1
+        try:
+            return self.remotes[index].recv()
+        except (EOFError, ConnectionResetError, BrokenPipeError) as error:
+            return self._restart(index, error)
+
+    def _restart(self, index: int, error: BaseException) -> tuple[Any, ...]:
+        process = self.processes[index]
+        process.join(timeout=5)
+        fault = {
+            "error": f"its process died (exit code {process.exitcode})",
+            "step": self._steps[index],
+            "episode": self._deaths[index],
+            "seed": self._root_seeds[index],
+        }
+        if self._restarts_left == 0:
+            raise TrainingError(f"{fault_message(index, fault)} No restarts are left.") from error
+        self._restarts_left -= 1
+        self._deaths[index] += 1
+        self.remotes[index].close()
+        remote, work_remote = self._context.Pipe()
+        process = self._context.Process(
+            target=_worker, args=(work_remote, remote, CloudpickleWrapper(self._make[index])), daemon=True
+        )
+        process.start()
+        work_remote.close()
+        self.processes[index] = process
+        self.remotes = (*self.remotes[:index], remote, *self.remotes[index + 1 :])
+        # The worker's generators died with it: a seed of its own for each restart keeps runs reproducible.
+        seed = np.random.SeedSequence([self._root_seeds[index] or 0, index, self._deaths[index]]).generate_state(1)[0]
+        try:
+            remote.send(("reset", (int(seed) >> 1, {})))
+            observation, reset_info = remote.recv()
+        except (EOFError, ConnectionResetError, BrokenPipeError) as again:
+            return self._restart(index, again)
+        info = {"fault": fault, "TimeLimit.truncated": True, "terminal_observation": self._last_obs[index]}
+        return observation, 0.0, True, info, reset_info
+
+
+class _Guarded:
+    """A picklable factory: the user's environment inside Monitor and Guard."""
+
+    def __init__(self, make: Callable[[], gymnasium.Env[Any, Any]]) -> None:
+        self._make = CloudpickleWrapper(make)
+
+    def __call__(self) -> Guard:
+        return guarded(self._make.var())

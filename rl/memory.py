@@ -1,0 +1,37 @@
+"""How much memory is free, and a refusal with the bytes where a replay buffer cannot fit."""
+
+from pathlib import Path
+
+import psutil
+import torch
+
+from dipole.core.errors import TrainingError
+
+
+def available_bytes(device: torch.device) -> int:
+    """Free bytes on a device; for the CPU the smaller of what the machine and its control group leave."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    free = int(psutil.virtual_memory().available)
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+    except (OSError, ValueError):
+        return free
+    return free if limit == "max" else min(free, max(int(limit) - used, 0))
+
+
+def gigabytes(count: float) -> str:
+    return f"{count / 1e9:,.2f} GB"
+
+
+def require_bytes(needed: int, transitions: int, frame: tuple[int, ...], device: torch.device) -> None:
+    """Raise TrainingError, before anything is allocated, if `needed` bytes are not free on the device."""
+    free = available_bytes(device)
+    if needed > free:
+        fits = int(transitions * free / needed * 0.9)
+        raise TrainingError(
+            f"a replay buffer of {transitions:,} transitions with frames of {'x'.join(map(str, frame))} bytes needs "
+            f"{needed:,} bytes ({gigabytes(needed)}), but {free:,} bytes ({gigabytes(free)}) are free on "
+            f"{device}. Lower buffer_size (about {fits:,} would fit), render smaller frames, or free memory."
+        )
