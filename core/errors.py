@@ -17,7 +17,11 @@ class RegistryError(DipoleError, ValueError):
 
 
 class OptionError(DipoleError, ValueError):
-    """An option of an objective has the wrong type or lies outside its range."""
+    """An option of an objective has the wrong type or lies outside its range; `option` names it for the caret."""
+
+    def __init__(self, message: str, option: str = "") -> None:
+        super().__init__(message)
+        self.option = option
 
 
 class PairsError(DipoleError, ValueError):

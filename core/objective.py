@@ -61,11 +61,13 @@ class Rows:
         """Mean of (A,) over the anchors that have a positive, of all ranks."""
         mask = self.pairs.positive_mask
         if mask is None:
-            total, size = values.sum(), values.new_tensor(float(len(values)))
-        else:
-            has = mask.any(1)
-            total, size = torch.where(has, values, 0.0).sum(), has.sum().to(values.dtype)
-        return all_sum(total) / all_sum(size).clamp_min(1)
+            return self.mean_over_all(values)
+        has = mask.any(1)
+        return all_sum(torch.where(has, values, 0.0).sum()) / all_sum(has.sum().to(values.dtype)).clamp_min(1)
+
+    def mean_over_all(self, values: Tensor) -> Tensor:
+        """Mean of (A,) over all anchors, of all ranks."""
+        return all_sum(values.sum()) / all_sum(values.new_tensor(float(len(values))))
 
 
 def _checking(init: Callable[..., None]) -> Callable[..., None]:
@@ -103,6 +105,8 @@ class Objective(nn.Module):
     """
 
     needs_negatives: ClassVar[bool] = True
+    # Under several ranks: form the term's own pairs from this rank's, before candidates are gathered.
+    prepare_locally: ClassVar[bool] = False
     given: dict[str, Any]
     similarity: str | None
 
@@ -264,8 +268,12 @@ class Composite(nn.Module):
             pairs = Pairs.from_views([pairs, *views])
         elif views:
             raise PairsError("give either Pairs or views, not both.")
+        everywhere = pairs.gather()
         seen: dict[Any, _Sight] = {}
-        sights = [_Sight.of(term, term.prepare(pairs), seen) for _, _, term in self]
+        sights = [
+            _Sight.of(term, term.prepare(pairs).gather() if term.prepare_locally else term.prepare(everywhere), seen)
+            for _, _, term in self
+        ]
         for sight in seen.values():
             sight.sweep()
         values = {}
@@ -334,9 +342,9 @@ class _Sight:
 def _evaluate(term: Objective, sight: _Sight, weight: float) -> tuple[Tensor, float, str]:
     pairs = sight.pairs
     if term.needs_negatives and not pairs.has_negatives:
-        return sight.x.sum() * 0.0, weight, "0: no anchor has a negative (every candidate is a positive or dropped)"
+        return (sight.x * 0.0).sum(), weight, "0: no anchor has a negative (every candidate is a positive or dropped)"
     if pairs.positives.shape[1] == 0 and _is_base(term):
-        return sight.x.sum() * 0.0, weight, "0: no anchor has a positive"
+        return (sight.x * 0.0).sum(), weight, "0: no anchor has a positive"
     rows = sight.rows(term)
     value = term.loss(sight.positives() if term.similarity is not None else sight.x, rows)
     if value.ndim:

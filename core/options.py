@@ -69,7 +69,8 @@ class Option:
             if value in self.choices:
                 return value
             raise OptionError(
-                f"{owner}: {self.name} must be {self.allowed}, got {value!r}.{nearest(str(value), self.choices)}"
+                f"{owner}: {self.name} must be {self.allowed}, got {value!r}.{nearest(str(value), self.choices)}",
+                self.name,
             )
         elif isinstance(value, bool):
             if bool in self.kinds:
@@ -81,7 +82,7 @@ class Option:
             number = float(value) if float in self.kinds else value
             if type(number) in self.kinds and (self.bounds is None or number in self.bounds) and number == number:
                 return number
-        raise OptionError(f"{owner}: {self.name} must be {self.allowed}, got {value!r}.")
+        raise OptionError(f"{owner}: {self.name} must be {self.allowed}, got {value!r}.", self.name)
 
 
 def _option(name: str, hint: Any, default: Any) -> Option:
@@ -118,5 +119,5 @@ def checked(owner: str, options: tuple[Option, ...], given: Mapping[str, Any]) -
     for name in given:
         if name not in by_name:
             known = ", ".join(by_name) or "none"
-            raise OptionError(f"{owner} has no option {name!r}.{nearest(name, by_name)} Its options: {known}.")
+            raise OptionError(f"{owner} has no option {name!r}.{nearest(name, by_name)} Its options: {known}.", name)
     return {name: by_name[name].check(owner, value) for name, value in given.items()}

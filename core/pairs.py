@@ -84,6 +84,9 @@ class Pairs:
     padded: bool = field(default=True, repr=False)
     # Candidate rows [start, stop) that every rank holds alike (a queue): gather() keeps them once.
     shared: tuple[int, int] = field(default=(0, 0), repr=False)
+    intra_batch: bool = field(default=False, repr=False)
+    gathered: bool = field(default=False, repr=False)
+    candidate_labels: Tensor | None = field(default=None, repr=False)  # (C,); `labels` where None
 
     def __post_init__(self) -> None:
         if self.trusted:
@@ -93,6 +96,7 @@ class Pairs:
         _indices("positives", self.positives, self.anchors, len(self.candidates))
         _indices("dropped", self.dropped, self.anchors, len(self.candidates))
         _labels(self.labels, len(self.anchors))
+        object.__setattr__(self, "positives", pads_last(self.positives))
 
     @classmethod
     def from_views(cls, views: Sequence[Tensor], labels: Tensor | None = None) -> "Pairs":
@@ -188,7 +192,8 @@ class Pairs:
             document: (B,) long, the document of each sentence; neighbours never cross documents.
             window: sentences on each side that are positives, >= 1.
             self_logit: "drop" leaves the sentence itself out; "zero" keeps it as a negative whose logit is 0, as the
-                authors' code does: a candidate that is the zero vector, whose similarity to everything is 0.
+                authors' code does: one more candidate, the zero vector, whose similarity to everything is 0 (for terms
+                that count pairs it is a pair at distance D = 0.5).
         """
         _matrix("f", f)
         _matrix("g", g, ("f", f))
@@ -209,7 +214,7 @@ class Pairs:
         return cls(
             f,
             candidates,
-            positives=torch.where(inside, near, -1),
+            positives=pads_last(torch.where(inside, near, -1)),
             dropped=own,
             views=False,
             trusted=True,
@@ -273,7 +278,7 @@ class Pairs:
 
     def with_intra_batch(self) -> "Pairs":
         """Add the anchors to the candidates: the other anchors become negatives (CACR, App. C.2)."""
-        if self.anchors is self.candidates:
+        if self.anchors is self.candidates or self.intra_batch:
             return self
         own = torch.arange(len(self.anchors), device=self.anchors.device).unsqueeze(1) + len(self.candidates)
         return replace(
@@ -282,6 +287,7 @@ class Pairs:
             dropped=torch.cat([self.dropped, own], 1),
             trusted=True,
             mutual=False,
+            intra_batch=True,
         )
 
     def first_positives(self, count: int) -> "Pairs":
@@ -295,7 +301,7 @@ class Pairs:
 
     def gather(self) -> "Pairs":
         """Candidates of all ranks, with gradient; anchors stay local. The pairs themselves in a single process."""
-        if world_size() == 1:
+        if world_size() == 1 or self.gathered:
             return self
         start, stop = self.shared
         mine = torch.cat([self.candidates[:start], self.candidates[stop:]])
@@ -308,6 +314,7 @@ class Pairs:
             return torch.where(index < 0, index, local)
 
         gathered = gather_rows(mine, sizes)
+        labels = self.labels if self.labels is not None and len(self.labels) == len(self.candidates) else None
         return replace(
             self,
             candidates=torch.cat([gathered, self.candidates[start:stop]]) if stop > start else gathered,
@@ -316,6 +323,8 @@ class Pairs:
             trusted=True,
             mutual=False,
             shared=(total, total + stop - start),
+            gathered=True,
+            candidate_labels=None if labels is None else gather_rows(labels, sizes),
         )
 
     @cached_property
@@ -346,6 +355,11 @@ class Pairs:
         if len(self.candidates) > self.excluded.shape[1]:
             return True
         return bool((self.negative_counts > 0).any())
+
+
+def pads_last(index: Tensor) -> Tensor:
+    """The same rows with -1 behind the real entries, so that the first positive is one."""
+    return index.gather(1, (index < 0).long().argsort(dim=1, stable=True))
 
 
 def _shape(x: object) -> str:

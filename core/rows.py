@@ -24,46 +24,86 @@ EXCLUDED = -1e15
 SAFE_EXPONENT = 60.0
 
 
-class Tile:
-    """One block of the similarity matrix, (R, T), with its exponentials formed once for all statistics."""
+class Workspace:
+    """Buffers that tile after tile is written into: fresh memory for each costs more than the arithmetic."""
 
-    def __init__(self, s: Tensor) -> None:
-        self.s = s
+    def __init__(self, like: Tensor, size: int) -> None:
+        self._like, self._size = like, size
+        self._buffers: dict[Any, Tensor] = {}
+
+    def take(self, key: Any, shape: torch.Size | tuple[int, int]) -> Tensor:
+        if key not in self._buffers:
+            self._buffers[key] = self._like.new_empty(self._size)
+        return self._buffers[key][: shape[0] * shape[1]].view(shape)
+
+
+class Tile:
+    """One block of the similarity matrix, (R, T), with its exponentials formed once for all statistics.
+
+    It holds `u = unit * s`: the matrix product scales for nothing, and a lone `LogSumExp(unit)` needs no other pass.
+    """
+
+    def __init__(self, u: Tensor, unit: float, workspace: Workspace, keep: bool = False) -> None:
+        self.u = u
+        self.unit = unit
+        self._workspace = workspace
+        self._keep = keep
         self._exp: dict[float, Tensor] = {}
 
-    def exponent(self, scale: float) -> Tensor:
-        """scale * s, (R, T), far below zero at excluded entries for either sign of the scale."""
-        if scale < 0:
-            return torch.where(self.s > EXCLUDED / 2, self.s, -EXCLUDED).mul_(scale)
-        return self.s * scale
+    @property
+    def s(self) -> Tensor:
+        """The similarities, (R, T), in a buffer of their own."""
+        return torch.mul(self.u, 1 / self.unit, out=self.scratch("s"))
 
-    def exp(self, scale: float, shift: Tensor | None = None) -> Tensor:
-        """e^{scale * s - shift}, (R, T); the unshifted one is kept for the next statistic that asks."""
-        if shift is not None:
-            return self.exponent(scale).sub_(shift).exp_()
+    @property
+    def excluded(self) -> Tensor:
+        """True at excluded entries, (R, T)."""
+        return self.u < self.unit * EXCLUDED / 2
+
+    def scratch(self, key: Any) -> Tensor:
+        """A buffer of the tile's shape, overwritten by whoever asks for the same key next."""
+        return self._workspace.take(key, self.u.shape)
+
+    def exponent(self, scale: float, out: Tensor) -> Tensor:
+        """scale * s, (R, T), far below zero at excluded entries whatever the sign of the scale."""
+        torch.mul(self.u, scale / self.unit, out=out)
+        return out if scale > 0 else out.masked_fill_(self.excluded, EXCLUDED)
+
+    def exp(self, scale: float) -> Tensor:
+        """e^{scale * s}, (R, T), kept for the next statistic that asks."""
         if scale not in self._exp:
-            self._exp[scale] = self.exponent(scale).exp_()
+            out = torch.empty_like(self.u) if self._keep else self.scratch(("exp", scale))
+            self._exp[scale] = torch.exp(self.u, out=out) if scale == self.unit else self.exponent(scale, out).exp_()
         return self._exp[scale]
+
+    def shifted_exp(self, scale: float, shift: Tensor) -> Tensor:
+        """e^{scale * s - shift}, (R, T)."""
+        return self.exponent(scale, self.scratch("shifted")).sub_(shift).exp_()
+
+
+Scaled = tuple[Tensor, float]
 
 
 class Statistic:
     """What an objective needs of each row. A new one defines the methods below and works for every objective.
 
-    `parts(s, e)` gives the summands f(s) as (R, T) tensors, `slopes(s, e)` their derivatives; `e` is
-    e^{scale * s - shift} where the class has a `scale`, else None. Both must vanish at s = EXCLUDED.
+    `parts(tile, e)` gives `width` summands f(s), each as a tensor (R, T) and a factor; `slopes(tile, e)` gives their
+    derivatives f'(s) likewise; `e` is e^{scale * s - shift} where the class has a `scale`, else None. Both must vanish
+    at s = EXCLUDED, and both are read before the next statistic is asked, so they may live in `tile.scratch`.
     `finish(sums, shift, count)` turns the sums (A,) into the statistic; autograd differentiates it.
     """
 
+    width: ClassVar[int] = 1
     scale: ClassVar[float | None] = None
 
-    def parts(self, s: Tensor, e: Tensor | None) -> tuple[Tensor, ...]:
+    def parts(self, tile: Tile, e: Any) -> tuple[Scaled, ...]:
         raise NotImplementedError
 
-    def slopes(self, s: Tensor, e: Tensor | None) -> tuple[Tensor, ...]:
+    def slopes(self, tile: Tile, e: Any) -> tuple[Scaled, ...]:
         raise NotImplementedError
 
     def finish(self, sums: tuple[Tensor, ...], shift: Tensor, count: Tensor) -> Tensor:
-        raise NotImplementedError
+        return sums[0]
 
 
 @dataclass(frozen=True)
@@ -72,13 +112,13 @@ class LogSumExp(Statistic):
 
     scale: float  # type: ignore[misc]
 
-    def parts(self, s, e):  # type: ignore[no-untyped-def]
-        return (e,)
+    def parts(self, tile: Tile, e: Any) -> tuple[Scaled, ...]:
+        return ((e, 1.0),)
 
-    def slopes(self, s, e):  # type: ignore[no-untyped-def]
-        return (e * self.scale,)
+    def slopes(self, tile: Tile, e: Any) -> tuple[Scaled, ...]:
+        return ((e, self.scale),)
 
-    def finish(self, sums, shift, count):  # type: ignore[no-untyped-def]
+    def finish(self, sums: tuple[Tensor, ...], shift: Tensor, count: Tensor) -> Tensor:
         some = count > 0
         return torch.where(some, torch.where(some, sums[0], 1.0).log() + shift, -math.inf)
 
@@ -88,14 +128,18 @@ class SoftmaxMean(Statistic):
     """sum_j s_ij e^{scale s_ij} / sum_j e^{scale s_ij}; 0 for a row without negatives."""
 
     scale: float  # type: ignore[misc]
+    width = 2
 
-    def parts(self, s, e):  # type: ignore[no-untyped-def]
-        return e, s * e
+    def parts(self, tile: Tile, e: Any) -> tuple[Scaled, ...]:
+        return (e, 1.0), (torch.mul(tile.u, e, out=tile.scratch("part")), 1 / tile.unit)
 
-    def slopes(self, s, e):  # type: ignore[no-untyped-def]
-        return e * self.scale, (s * self.scale).add_(1.0).mul_(e)
+    def slopes(self, tile: Tile, e: Any) -> tuple[Scaled, ...]:
+        return (e, self.scale), (
+            torch.addcmul(e, tile.u, e, value=self.scale / tile.unit, out=tile.scratch("part")),
+            1.0,
+        )
 
-    def finish(self, sums, shift, count):  # type: ignore[no-untyped-def]
+    def finish(self, sums: tuple[Tensor, ...], shift: Tensor, count: Tensor) -> Tensor:
         some = count > 0
         return torch.where(some, sums[1] / torch.where(some, sums[0], 1.0), 0.0)
 
@@ -104,14 +148,11 @@ class SoftmaxMean(Statistic):
 class Sum(Statistic):
     """sum_j s_ij."""
 
-    def parts(self, s, e):  # type: ignore[no-untyped-def]
-        return (torch.where(s > EXCLUDED / 2, s, 0.0),)
+    def parts(self, tile: Tile, e: Any) -> tuple[Scaled, ...]:
+        return ((torch.where(tile.excluded, 0.0, tile.u), 1 / tile.unit),)
 
-    def slopes(self, s, e):  # type: ignore[no-untyped-def]
-        return ((s > EXCLUDED / 2).to(s.dtype),)
-
-    def finish(self, sums, shift, count):  # type: ignore[no-untyped-def]
-        return sums[0]
+    def slopes(self, tile: Tile, e: Any) -> tuple[Scaled, ...]:
+        return (((~tile.excluded).to(tile.u.dtype), 1.0),)
 
 
 @dataclass(frozen=True)
@@ -121,17 +162,17 @@ class Between(Statistic):
     low: float
     high: float
 
-    def parts(self, s, e):  # type: ignore[no-untyped-def]
-        inside = s.clamp(self.low, self.high)
-        return ((self.high - inside).mul_(inside.sub_(self.low)),)
+    def parts(self, tile: Tile, e: Any) -> tuple[Scaled, ...]:
+        low, high = self.low * tile.unit, self.high * tile.unit
+        # (u - high)(u - low) without its constant; clamping to minus the constant leaves exact zeros outside.
+        out = torch.sub(tile.u, low + high, out=tile.scratch("part")).mul_(tile.u).clamp_max_(-low * high)
+        return ((out.add_(low * high) if low * high else out, -1 / tile.unit**2),)
 
-    def slopes(self, s, e):  # type: ignore[no-untyped-def]
-        # The clamp's ends map to +-(high - low); hardshrink-like masking is one comparison cheaper as a product.
-        inside = (s > self.low) & (s < self.high)
-        return ((self.low + self.high - 2 * s).mul_(inside),)
-
-    def finish(self, sums, shift, count):  # type: ignore[no-untyped-def]
-        return sums[0]
+    def slopes(self, tile: Tile, e: Any) -> tuple[Scaled, ...]:
+        # -2 (s - middle) inside and 0 outside: hardshrink keeps just what lies outside.
+        offset = torch.sub(tile.u, (self.low + self.high) * tile.unit / 2, out=tile.scratch("part"))
+        outside = torch.nn.functional.hardshrink(offset, (self.high - self.low) * tile.unit / 2)
+        return ((offset.sub_(outside), -2 / tile.unit),)
 
 
 @dataclass(frozen=True)
@@ -141,14 +182,12 @@ class Count(Statistic):
     low: float
     high: float
 
-    def parts(self, s, e):  # type: ignore[no-untyped-def]
-        return (((s > self.low) & (s < self.high)).to(s.dtype),)
+    def parts(self, tile: Tile, e: Any) -> tuple[Scaled, ...]:
+        inside = (tile.u > self.low * tile.unit) & (tile.u < self.high * tile.unit)
+        return ((inside.to(tile.u.dtype), 1.0),)
 
-    def slopes(self, s, e):  # type: ignore[no-untyped-def]
-        return (torch.zeros_like(s),)
-
-    def finish(self, sums, shift, count):  # type: ignore[no-untyped-def]
-        return sums[0].detach()
+    def slopes(self, tile: Tile, e: Any) -> tuple[Scaled, ...]:
+        return ((torch.zeros_like(tile.u), 1.0),)
 
 
 @dataclass(frozen=True)
@@ -166,52 +205,65 @@ AnyStatistic = Statistic | Extreme
 
 @dataclass(frozen=True)
 class Sweep:
-    """The matrix to be swept: shapes, exclusions and how its tiles are laid out."""
+    """The matrix to be swept: exclusions, and how its tiles are laid out."""
 
     excluded: Tensor  # (A, E)
     symmetric: bool
-    tile: int
+    side: int
+    unit: float
 
-    def tiles(self, x: Tensor, y: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
-        """Yield (rows, columns, similarities (R, T)) with excluded entries set to EXCLUDED."""
-        for top in range(0, len(x), self.tile):
-            rows = slice(top, min(top + self.tile, len(x)))
-            listed = self.excluded[rows]
-            for left in range(top if self.symmetric else 0, len(y), self.tile):
-                columns = slice(left, min(left + self.tile, len(y)))
-                s = x[rows] @ y[columns].T
-                if listed.shape[1]:
-                    index = listed - left
-                    here = (index >= 0) & (index < s.shape[1])
-                    # Out-of-tile entries write +inf with amin, which changes nothing: no index is read back.
-                    s.scatter_reduce_(
-                        1,
-                        index.clamp(0, s.shape[1] - 1),
-                        torch.where(here, EXCLUDED, math.inf).to(s.dtype),
-                        "amin",
-                    )
-                yield rows, columns, s
+    def touched(self) -> set[tuple[int, int]] | None:
+        """Tiles that hold an excluded entry; None on an accelerator, where asking costs more than writing."""
+        if self.excluded.is_cuda:
+            return None
+        top = torch.arange(len(self.excluded)).div_(self.side, rounding_mode="floor").unsqueeze(1)
+        left = self.excluded.div(self.side, rounding_mode="floor")  # -1 stays -1
+        codes = (top << 32) + left
+        return {divmod(code, 1 << 32) for code in codes[left >= 0].unique().tolist()}
+
+    def tiles(self, x: Tensor, y: Tensor, workspace: Workspace, keep: bool) -> Iterator[tuple[slice, slice, Tile]]:
+        """Yield (rows, columns, tile) with excluded entries set to EXCLUDED."""
+        touched = self.touched()
+        for top in range(0, len(x), self.side):
+            rows = slice(top, min(top + self.side, len(x)))
+            for left in range(top if self.symmetric else 0, len(y), self.side):
+                columns = slice(left, min(left + self.side, len(y)))
+                shape = (rows.stop - rows.start, columns.stop - columns.start)
+                u = x.new_empty(shape) if keep else workspace.take("tile", shape)
+                torch.addmm(u, x[rows], y[columns].T, beta=0, alpha=self.unit, out=u)
+                if touched is None or (top // self.side, left // self.side) in touched:
+                    _exclude(u, self.excluded[rows] - left, self.unit * EXCLUDED)
+                yield rows, columns, Tile(u, self.unit, workspace, keep)
+
+
+def _exclude(u: Tensor, index: Tensor, value: float) -> None:
+    """Set the listed columns (R, E) of a tile (R, T) to a value; indices outside the tile do nothing."""
+    here = (index >= 0) & (index < u.shape[1])
+    # An entry outside writes +inf with amin, which changes nothing: no index has to be read back from the device.
+    written = torch.where(here, value, math.inf).to(u.dtype)
+    u.scatter_reduce_(1, index.clamp(0, u.shape[1] - 1), written, "amin")
 
 
 class _RowSums(torch.autograd.Function):
-    """(sums (N, A), shifts (N, A)) of N summands; the shifts are constants of the caller's formula."""
+    """(sums (N, A), shifts (S, A), indices (A,) ...); the shifts are constants of the caller's formula."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, sweep: Sweep, plan: "_Plan") -> tuple[Tensor, ...]:
         sums, shifts = plan.zeros(x), plan.start_shifts(x)
         best = [x.new_full((len(x),), -math.inf) for _ in plan.extremes]
         where = [torch.full((len(x),), -1, device=x.device) for _ in plan.extremes]
-        kept: list[tuple[slice, slice, Tile]] | None = [] if plan.fits(x, y, sweep.symmetric) else None
-        for rows, columns, s in sweep.tiles(x, y):
-            tile = Tile(s)
+        keep = plan.fits(x, y, sweep.symmetric)
+        kept: list[tuple[slice, slice, Tile]] = []
+        workspace = Workspace(x, min(sweep.side, len(x)) * min(sweep.side, len(y)))
+        for rows, columns, tile in sweep.tiles(x, y, workspace, keep):
             plan.add(tile, rows, sums, shifts, across=False)
-            plan.add_extremes(s, rows, columns.start, best, where)
+            plan.add_extremes(tile, tile.u, rows, columns.start, best, where)
             if sweep.symmetric and rows != columns:
                 plan.add(tile, columns, sums, shifts, across=True)
-                plan.add_extremes(s.T, columns, rows.start, best, where)
-            if kept is not None:
+                plan.add_extremes(tile, tile.u.T, columns, rows.start, best, where)
+            if keep:
                 kept.append((rows, columns, tile))
-        ctx.sweep, ctx.plan, ctx.kept = sweep, plan, kept
+        ctx.sweep, ctx.plan, ctx.kept, ctx.workspace = sweep, plan, kept, workspace
         ctx.save_for_backward(x, y, shifts)
         ctx.mark_non_differentiable(shifts, *where)
         return sums, shifts, *where
@@ -220,18 +272,18 @@ class _RowSums(torch.autograd.Function):
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         x, y, shifts = ctx.saved_tensors
+        sweep: Sweep = ctx.sweep
         dx = torch.zeros_like(x)
-        dy = dx if ctx.sweep.symmetric else torch.zeros_like(y) if ctx.needs_input_grad[1] else None
-        visits = ctx.kept if ctx.kept is not None else ctx.sweep.tiles(x, y)
-        for rows, columns, tile in visits:
-            tile = tile if isinstance(tile, Tile) else Tile(tile)
-            both = ctx.sweep.symmetric and rows != columns
-            slope = ctx.plan.slope(tile, rows, columns if both else None, grad, shifts)
+        dy = dx if sweep.symmetric else torch.zeros_like(y) if ctx.needs_input_grad[1] else None
+        upstream = _Upstream(grad)
+        for rows, columns, tile in ctx.kept or sweep.tiles(x, y, ctx.workspace, keep=False):
+            across = columns if sweep.symmetric and rows != columns else None
+            slope = ctx.plan.slope(tile, rows, across, upstream, shifts)
+            # A diagonal tile of the symmetric case holds (i, j) and (j, i), so it takes both products as well.
             dx[rows].addmm_(slope, y[columns])
             if dy is not None:
                 dy[columns].addmm_(slope.T, x[rows])
-        # A diagonal tile of the symmetric case holds both (i, j) and (j, i), hence both products above as well.
-        return (dx, None if ctx.sweep.symmetric else dy, None, None)
+        return (dx, None if sweep.symmetric else dy, None, None)
 
 
 class _Plan:
@@ -241,8 +293,9 @@ class _Plan:
         self.statistics = [stat for stat in statistics if isinstance(stat, Statistic)]
         self.extremes = [stat for stat in statistics if isinstance(stat, Extreme)]
         self.running = [s.scale is not None and abs(s.scale) * bound > SAFE_EXPONENT for s in self.statistics]
-        probe = torch.zeros(1, 1)
-        self.widths = [len(stat.parts(probe, probe)) for stat in self.statistics]
+        self.widths = [stat.width for stat in self.statistics]
+        # The scale of the first exponential, so that it needs no pass of its own over the tile.
+        self.unit = next((s.scale for s in self.statistics if s.scale is not None and s.scale > 0), 1.0)
         ends = [sum(self.widths[: n + 1]) for n in range(len(self.widths))]
         self.slots = [range(end - width, end) for end, width in zip(ends, self.widths, strict=True)]
 
@@ -269,51 +322,80 @@ class _Plan:
         along = 0 if across else 1
         for number, stat in enumerate(self.statistics):
             e = None
-            if stat.scale is not None:
-                if self.running[number]:
-                    exponent = tile.exponent(stat.scale)
-                    old = shifts[number, rows]
-                    new = torch.maximum(old, exponent.amax(along))
-                    sums[self.span(number), rows] *= (old - new).exp()
-                    shifts[number, rows] = new
-                    e = exponent.sub_(new.unsqueeze(along)).exp_()
-                else:
-                    e = tile.exp(stat.scale)
-            for slot, part in zip(self.slots[number], stat.parts(tile.s, e), strict=True):
-                sums[slot, rows] += part.sum(along)
+            if stat.scale is not None and self.running[number]:
+                exponent = tile.exponent(stat.scale, tile.scratch("shifted"))
+                old = shifts[number, rows]
+                new = torch.maximum(old, exponent.amax(along))
+                sums[self.span(number), rows] *= (old - new).exp()
+                shifts[number, rows] = new
+                e = exponent.sub_(new.unsqueeze(along)).exp_()
+            elif stat.scale is not None:
+                e = tile.exp(stat.scale)
+            for slot, (part, factor) in zip(self.slots[number], stat.parts(tile, e), strict=True):
+                sums[slot, rows].add_(part.sum(along), alpha=factor)
 
-    def add_extremes(self, s: Tensor, rows: slice, first: int, best: list[Tensor], where: list[Tensor]) -> None:
+    def add_extremes(
+        self, tile: Tile, u: Tensor, rows: slice, first: int, best: list[Tensor], where: list[Tensor]
+    ) -> None:
+        nothing = tile.unit * EXCLUDED / 2
         for stat, values, index in zip(self.extremes, best, where, strict=True):
-            signed = s if stat.largest else torch.where(s > EXCLUDED / 2, -s, EXCLUDED)
+            signed = u if stat.largest else torch.where(u > nothing, -u, 2 * nothing)
             top, place = signed.max(1)
-            better = (top > values[rows]) & (top > EXCLUDED / 2)
+            better = (top > values[rows]) & (top > nothing)
             values[rows] = torch.where(better, top, values[rows])
             index[rows] = torch.where(better, place + first, index[rows])
 
-    def slope(self, tile: Tile, rows: slice, across: slice | None, grad: Tensor, shifts: Tensor) -> Tensor:
-        """dL/ds of a tile, (R, T), over all statistics and, where it serves both sides, both directions."""
+    def slope(self, tile: Tile, rows: slice, across: slice | None, upstream: "_Upstream", shifts: Tensor) -> Tensor:
+        """dL/ds of a tile, (R, T), over all statistics and all directions it serves."""
         total: Tensor | None = None
+        sides = [(rows, 1)] if across is None else [(rows, 1), (across, 0)]
         for number, stat in enumerate(self.statistics):
-            shared = stat.scale is None or not self.running[number]
-            sides = [(rows, 1)] if across is None else [(rows, 1), (across, 0)]
-            upstream = [grad[self.span(number), side].unsqueeze(along + 1) for side, along in sides]
-            if shared:
+            if stat.scale is not None and self.running[number]:
+                for side, along in sides:
+                    e = tile.shifted_exp(stat.scale, shifts[number, side].unsqueeze(along))
+                    total = self._accumulate(total, tile, number, stat.slopes(tile, e), [(side, along)], upstream)
+            else:
                 e = None if stat.scale is None else tile.exp(stat.scale)
-                weights = upstream[0] + upstream[1] if across is not None else upstream[0]
-                total = _accumulate(total, stat.slopes(tile.s, e), weights)
-            elif stat.scale is not None:
-                for (side, along), weights in zip(sides, upstream, strict=True):
-                    e = tile.exp(stat.scale, shifts[number, side].unsqueeze(along))
-                    total = _accumulate(total, stat.slopes(tile.s, e), weights)
+                total = self._accumulate(total, tile, number, stat.slopes(tile, e), sides, upstream)
+        assert total is not None
+        return total
+
+    def _accumulate(
+        self,
+        total: Tensor | None,
+        tile: Tile,
+        number: int,
+        slopes: tuple[Scaled, ...],
+        sides: list[tuple[slice, int]],
+        upstream: "_Upstream",
+    ) -> Tensor:
+        for slot, (slope, factor) in zip(self.slots[number], slopes, strict=True):
+            common = upstream.common[slot]
+            if common is not None:
+                alpha = common * factor * len(sides)
+                total = (
+                    torch.mul(slope, alpha, out=tile.scratch("total"))
+                    if total is None
+                    else total.add_(slope, alpha=alpha)
+                )
+                continue
+            weights = [(upstream.grad[slot, side] * factor).unsqueeze(along) for side, along in sides]
+            buffer = tile.scratch("total" if total is None else "weights")
+            weight = weights[0] if len(sides) == 1 else torch.add(*weights, out=buffer)
+            total = torch.mul(slope, weight, out=buffer) if total is None else total.addcmul_(slope, weight)
         assert total is not None
         return total
 
 
-def _accumulate(total: Tensor | None, slopes: tuple[Tensor, ...], weights: Tensor) -> Tensor:
-    for slope, weight in zip(slopes, weights, strict=True):
-        total = slope.mul_(weight) if total is None else total.addcmul_(slope, weight)
-    assert total is not None
-    return total
+class _Upstream:
+    """Gradient of the sums (N, A); a row of equal numbers (a plain mean over anchors) is also held as that number."""
+
+    def __init__(self, grad: Tensor) -> None:
+        self.grad = grad
+        self.common: list[float | None] = [None] * len(grad)
+        if not grad.is_cuda:  # asking an accelerator would cost a synchronisation
+            low, high = grad.aminmax(dim=1)
+            self.common = [float(a) if a == b else None for a, b in zip(low, high, strict=True)]
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -347,7 +429,7 @@ def row_statistics(
         bound = math.inf if x.is_cuda else float(_longest(x) * _longest(y))
     side = tile or (TILE if x.device.type == "cpu" else 8 * TILE)
     plan = _Plan(wanted, bound)
-    sweep = Sweep(excluded, symmetric, side)
+    sweep = Sweep(excluded, symmetric, side, plan.unit)
     with torch.autocast(x.device.type, enabled=False):
         sums, shifts, *where = _RowSums.apply(x, y, sweep, plan)  # type: ignore[no-untyped-call]
     results: dict[AnyStatistic, Tensor] = dict(zip(plan.extremes, where, strict=True))

@@ -47,7 +47,7 @@ def format_value(value: Value) -> str:
     """Write a value so that the grammar reads the same value back."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, float) and value == int(value) and abs(value) < 1e15:
+    if isinstance(value, float) and abs(value) < 1e15 and value == int(value):
         return f"{value:.1f}" if value else "0.0"
     if isinstance(value, (int, float)):
         return repr(value)
@@ -141,7 +141,7 @@ class _Reader:
         if kind == "number":
             return int(text) if re.fullmatch(r"-?\d+", text) else self.number(text, start, end)
         if kind == "name":
-            return _WORDS[text.lower()] if text.lower() in _WORDS else text
+            return _WORDS.get(text.lower(), text)
         return re.sub(r"\\(.)", r"\1", text[1:-1])
 
 

@@ -4,7 +4,6 @@ Not to be confused with the CURL agent of Laskin et al., which is `infonce(simil
 """
 
 import math
-from dataclasses import replace
 from typing import Annotated, Literal
 
 import torch
@@ -22,7 +21,8 @@ from dipole.core.rows import AnyStatistic, Extreme, LogSumExp
 @register(
     "blocks",
     aliases=("block", "arora"),
-    formula="v_m = f(x)^T ( mean_i f(x_i^+) - mean_i f(x_mi^-) ); L = log2(1 + sum_m e^{-v_m}) or max(0, 1 + max_m -v_m)",
+    formula="v_m = f(x)^T ( mean_i f(x_i^+) - mean_i f(x_mi^-) ); "
+    "L = log2(1 + sum_m e^{-v_m}) or max(0, 1 + max_m -v_m)",
     source="Arora et al. 2019, Sec. 6.3, Eq. 12; b = 1: Eqs. 4-6",
 )
 class Blocks(Objective):
@@ -44,6 +44,8 @@ class Blocks(Objective):
         PairsError: if an anchor has fewer than b positives, or there are fewer than k other blocks.
     """
 
+    prepare_locally = True
+
     def __init__(
         self,
         b: Annotated[int | None, Range(at_least=1), "block size; none for all positives"] = None,
@@ -61,15 +63,22 @@ class Blocks(Objective):
             if index.shape[1] < self.b:
                 raise PairsError(f"blocks(b={self.b}) needs {self.b} positives for each anchor, got {index.shape[1]}.")
             index = index[:, : self.b]
-        listed = index >= 0
-        means = (pairs.candidates[index.clamp_min(0)] * listed.unsqueeze(2)).sum(1) / listed.sum(1, keepdim=True)
-        means = means.nan_to_num(0.0)
+        anchors, excluded = pairs.anchors, pairs.excluded
+        if pairs.padded:
+            # An anchor without positives has no block: it is no anchor, and no negative block of the others.
+            has = (index >= 0).any(1)
+            anchors, excluded, index = anchors[has], excluded[has], index[has]
+        listed = (index >= 0).unsqueeze(2)
+        means = (pairs.candidates[index.clamp_min(0)] * listed).sum(1) / listed.sum(1)  # (A, d)
         own = torch.arange(len(index), device=index.device).unsqueeze(1)
-        related = related_blocks(pairs.excluded, index, len(pairs.candidates))
-        related = torch.where(related == own, -1, related)
-        positives = torch.where(listed.any(1, keepdim=True), own, -1)
-        return replace(
-            pairs, candidates=means, positives=positives, dropped=related, trusted=True, mutual=False, padded=True
+        related = related_blocks(excluded, index, len(pairs.candidates))
+        return Pairs(
+            anchors,
+            means,
+            positives=own,
+            dropped=torch.where(related == own, -1, related),
+            views=pairs.views,
+            trusted=True,
         )
 
     def statistics(self) -> dict[str, AnyStatistic]:
@@ -89,7 +98,7 @@ class Blocks(Objective):
 
 def logistic(log_sum: Tensor) -> Tensor:
     """log2(1 + sum_m e^{-v_m}) from log sum_m e^{-v_m}."""
-    return softplus(log_sum) / math.log(2)
+    return softplus(log_sum, threshold=50) / math.log(2)
 
 
 def hinge(strongest: Tensor) -> Tensor:
@@ -129,4 +138,4 @@ def next_blocks(pairs: Pairs, k: int) -> Tensor:
         raise PairsError(
             f"blocks(k={k}) needs {k} other blocks, an anchor has only {int(free.min())}: larger batches or a smaller k."
         )
-    return ahead.gather(1, taken.long().argsort(1, stable=True)[:, :k])
+    return ahead.gather(1, taken.long().argsort(dim=1, stable=True)[:, :k])

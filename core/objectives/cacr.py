@@ -106,6 +106,8 @@ class CACR(Objective):
         if self.cost == "rbf":
             kernel = rows.weighted - rows.weights - 2 * self.rbf_t  # log sum_j pi-_ij e^{-rbf_t d2_ij}, (A,)
             some = rows.count > 0
+            if rows.pairs.positive_mask is not None:
+                some = some & rows.pairs.positive_mask.any(1)
             logs = torch.where(some, torch.where(some, kernel, 0.0), -torch.inf)
             return rows.mean(attracted) + log_mean_exp(logs, some)
         near = rows.near if self._scale else rows.total / rows.count.clamp_min(1)  # sum_j pi-_ij s_ij, (A,)

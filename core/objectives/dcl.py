@@ -26,11 +26,12 @@ def debiased(log_sum: Tensor, positive: Tensor, count: Tensor, rho: float, log_f
         log_floor: (A, 1) log of the smallest value the sum can take.
     """
     if rho == 0:
-        return torch.maximum(log_sum, log_floor).expand_as(positive)
+        return log_sum.expand_as(positive)  # no sum lies below the floor
     gap = (rho * count).log() + positive - log_sum  # log of (what is subtracted / the sum)
-    room = gap < 0
+    # Closer to 0 than the resolution, 1 - e^gap would be 0 and its logarithm's gradient infinite.
+    room = gap < -torch.finfo(gap.dtype).eps
     inside = log_sum + torch.log1p(-torch.where(room, gap, -1.0).exp()) - math.log1p(-rho)
-    return torch.where(room, torch.maximum(inside, log_floor), log_floor)
+    return torch.where(room & (inside >= log_floor), inside, log_floor)
 
 
 @register(

@@ -1,6 +1,6 @@
 """InfoNCE, the base of most others: a softmax that has to find the positive among the negatives."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -18,7 +18,8 @@ SimilarityOption = Annotated[Similarity, "cosine of normalised embeddings, their
 
 def one_against_many(positive: Tensor, log_negatives: Tensor) -> Tensor:
     """-log( e^p / (e^p + G) ) from logits p (A, K) and log G, broadcastable to (A, K)."""
-    return softplus(log_negatives - positive)
+    # softplus turns linear above its threshold; at 50 the difference is below the resolution of float64.
+    return softplus(log_negatives - positive, threshold=50)
 
 
 def joint_softmax(positive: Tensor, log_negatives: Tensor, rows: Rows) -> Tensor:
@@ -90,6 +91,3 @@ class QuickThoughts(InfoNCE):
 
     def __init__(self, temperature: Temperature = 1.0, similarity: SimilarityOption = "dot") -> None:
         super().__init__(temperature, similarity, joint=True)
-
-
-__all__: list[Any] = ["InfoNCE", "QuickThoughts", "joint_softmax", "one_against_many"]

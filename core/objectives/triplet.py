@@ -13,7 +13,7 @@ from dipole.core.rows import AnyStatistic, Extreme, Sum
 
 @register(
     "triplet",
-    formula="L_i = [ E_{p in P(i)} c(a_i, c_p) - E_{j in N(i)} c(a_i, c_j) + m ]_+ with c = ||x - y||^2 of unit vectors",
+    formula="L_i = [ E_{p in P(i)} c(a_i, c_p) - E_{j in N(i)} c(a_i, c_j) + m ]_+, c = ||x - y||^2 of unit vectors",
     source="CACR App. B.5; Schroff et al. 2015",
 )
 class Triplet(Objective):

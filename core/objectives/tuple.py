@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from dipole.core.errors import PairsError
 from dipole.core.objectives.infonce import InfoNCE, Temperature
-from dipole.core.pairs import Pairs
+from dipole.core.pairs import Pairs, pads_last
 from dipole.core.registry import register
 
 
@@ -34,27 +35,31 @@ class Tuple(InfoNCE):
         super().__init__(temperature)
 
     def prepare(self, pairs: Pairs) -> Pairs:
-        labels = pairs.labels
-        if labels is None:
+        if pairs.labels is None:
             raise PairsError("tuple is supervised and needs labels: Pairs.from_views(views, labels=labels).")
-        if len(pairs.candidates) != len(labels):
+        others = pairs.labels if pairs.candidate_labels is None else pairs.candidate_labels
+        if len(pairs.candidates) != len(others):
             raise PairsError(
                 f"tuple needs the label of every candidate, but there are {len(pairs.candidates)} candidates and "
-                f"{len(labels)} labels (a queue or several keys); use Pairs.from_views(views, labels=labels)."
+                f"{len(others)} labels (a queue or several keys); use Pairs.from_views(views, labels=labels)."
             )
-        same = _same_label(labels)  # (A, n) indices, -1 pads
-        itself = torch.arange(len(labels), device=labels.device).unsqueeze(1)
-        dropped = itself if pairs.anchors is pairs.candidates else itself[:, :0]
-        positives = torch.where(same == itself, -1, same) if dropped.shape[1] else same
-        return replace(pairs, positives=positives, dropped=dropped, views=False, trusted=True, padded=True)
+        same = same_label(pairs.labels, others)
+        itself = (same.unsqueeze(2) == pairs.dropped.unsqueeze(1)).any(2)
+        positives = pads_last(torch.where(itself, -1, same))
+        return replace(pairs, positives=positives, views=False, trusted=True, padded=True)
 
 
-def _same_label(labels: torch.Tensor) -> torch.Tensor:
-    """(A, largest class) indices of the rows that share each row's label, padded with -1."""
-    _, group = labels.unique(return_inverse=True)
-    sizes = group.bincount()
-    order = group.argsort(stable=True)
-    starts = sizes.cumsum(0) - sizes
-    offsets = torch.arange(int(sizes.max()), device=labels.device)
-    place = starts[group].unsqueeze(1) + offsets  # (A, n)
-    return torch.where(offsets < sizes[group].unsqueeze(1), order[place.clamp_max(len(labels) - 1)], -1)
+def same_label(labels: Tensor, others: Tensor) -> Tensor:
+    """(A, largest class) indices of the candidates that share each anchor's label, padded with -1.
+
+    Args:
+        labels: (A,) of the anchors.
+        others: (C,) of the candidates.
+    """
+    order = others.argsort(stable=True)
+    ordered = others[order]
+    first = torch.searchsorted(ordered, labels)
+    count = torch.searchsorted(ordered, labels, right=True) - first
+    offsets = torch.arange(int(count.max()), device=labels.device)
+    place = first.unsqueeze(1) + offsets  # (A, n)
+    return torch.where(offsets < count.unsqueeze(1), order[place.clamp_max(len(others) - 1)], -1)

@@ -101,11 +101,11 @@ class CLLR(Objective):
         size = l21(L) if self.norm == "l21" else nuclear(L)
         if self.solver == "proximal":
             size = size.detach()
-        return rows.mean(reconstruction(L, features)) + self.alpha * size
+        return rows.mean_over_all(reconstruction(L, features)) + self.alpha * size
 
     @torch.no_grad()
     def after_step(self, learning_rate: float, weight: float) -> None:
-        """Proximal map of the norm with threshold learning_rate * weight * alpha; nothing for the subgradient solver."""
+        """Proximal map with threshold learning_rate * weight * alpha; nothing for the subgradient solver."""
         threshold = learning_rate * weight * self.alpha
         if self.solver != "proximal" or threshold == 0 or isinstance(self.L, UninitializedParameter):
             return

@@ -55,8 +55,9 @@ class DP(Objective):
         super().__init__("cosine")
         if delta_pos >= delta_neg:
             raise OptionError(
-                f"dp: delta_pos must be < delta_neg , got {delta_pos:g} and {delta_neg:g}; the margin between them is "
-                "what is cleared (LMCL: 0.1 and 0.5)."
+                f"dp: delta_pos must be < delta_neg, got {delta_pos:g} and {delta_neg:g}; the margin between them is "
+                "what is cleared (LMCL: 0.1 and 0.5).",
+                "delta_pos",
             )
         self.delta_pos = delta_pos
         self.delta_neg = delta_neg
@@ -75,7 +76,7 @@ class DP(Objective):
             mask = rows.pairs.positive_mask
             count = count + (positive.shape[1] if mask is None else mask.sum(1))
         if self.reduction == "anchor_sum":
-            return all_sum(total.sum()) / all_sum(total.new_tensor(float(len(total))))
+            return rows.mean_over_all(total)
         if self.reduction == "mean":
             return all_sum(total.sum()) / all_sum(count.sum()).clamp_min(1)
         return all_sum(total.sum())
