@@ -52,14 +52,14 @@ def ranking(title: str, ranks: Sequence[Rank], base: str) -> list[Picture]:
     beats = [_estimate(r.label, r.improvement) for r in rows if r.improvement is not None]
     gains = [_estimate(r.label, r.gain, 100.0) for r in rows if r.gain is not None]
     probability = svg.interval_chart(
-        f"{title}: probability of improvement", f"P(a run beats a run of {base}), mean over tasks", beats, INTERVAL
+        f"{title}: probability of improvement", "P(a run beats a run of the base), mean over tasks", beats, INTERVAL
     )
     gain = svg.interval_chart(
-        f"{title}: gain", f"gain over {base} (% of its mean), interquartile mean", gains, INTERVAL
+        f"{title}: gain", "gain over the base (% of its mean)", gains, INTERVAL
     )
     pair = [
-        Picture(probability, "One half means no difference. Stratified bootstrap: runs redrawn in every task."),
-        Picture(gain, "Interquartile mean over all runs of all tasks. Stratified bootstrap."),
+        Picture(probability, f"Against {base}; one half means no difference. Bootstrap: runs redrawn in every task."),
+        Picture(gain, f"Against {base}: interquartile mean over all runs of all tasks, stratified bootstrap."),
     ]
     return [picture for picture in pair if picture.svg]
 
@@ -100,7 +100,7 @@ def _name(results: SuiteResults, group: Group) -> str:
 
 def _title(results: SuiteResults, group: Group, kind: str) -> str:
     name = _name(results, group)
-    return f"{results.manifest.title}{f', {name}' if name else ''}: {kind}"
+    return f"{name}: {kind}" if name else kind
 
 
 def _read(results: SuiteResults, group: Group, runs: Path) -> Mapping[str, list[dict[str, Curve]]]:
@@ -134,7 +134,7 @@ def _curves(results: SuiteResults, group: Group, curves: Mapping[str, list[dict[
         lines = [line for name in _logged(column.metric) for line in _lines(curves, name, column.factor)]
         if any(len(line.x) > 1 for line in lines):
             unit = f" ({column.unit})" if column.unit else ""
-            title = _title(results, group, f"{column.name} while training")
+            title = f"{column.name} while training"
             chart = svg.line_chart(title, "training step", f"{column.name}{unit}", lines)
             found.append(Picture(chart, f"{title}. Mean over seeds, band of one standard deviation."))
     losses = [line for line in _lines(curves, LOSS) if len(line.x) > 1]
@@ -166,7 +166,7 @@ def _histograms(results: SuiteResults, group: Group) -> list[Picture]:
         if series:
             title = _title(results, group, row.label)
             chart = svg.histogram(title, "distance D = (1 - cosine) / 2", "density (1 / distance)", series)
-            found.append(Picture(chart, f"{title}: distances of test embeddings"))
+            found.append(Picture(chart, f"{title} (test embeddings)"))
     return found
 
 

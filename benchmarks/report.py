@@ -84,7 +84,7 @@ def make_report(runs: Path) -> Report:
     asked = {job.hash for suite in suites for job in suite.jobs}
     others = [record for name, record in collection.records.items() if name not in asked]
     if others:
-        sheet = sheets.other_runs_sheet(others, joules)
+        sheet = sheets.other_runs_sheet(others, joules).without_empty_columns()
         subtitle = f"{len(others)} runs of `dipole train`" if len(others) != 1 else "one run of `dipole train`"
         sections.append(Section("other-runs", "Other runs", subtitle, (), (sheet,), {}))
     if (problems := sheets.problems_sheet(collection, damaged)) is not None:
@@ -152,6 +152,7 @@ def _suite(results: SuiteResults, runs: Path, joules: Mapping[str, Mapping[str, 
     done = sum(record.status == "done" for record in results.records.values())
     subtitle = f"{manifest.suite}, scale {manifest.scale}: {done} of {len(results.jobs)} runs finished"
     shown = {name: found for name, found in pictures.items() if found}
+    tables = [sheet.without_empty_columns() for sheet in tables]
     return Section(manifest.name, manifest.title, subtitle, list(_notes(results)), tables, shown)
 
 

@@ -4,7 +4,7 @@ import csv
 import io
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from statistics import fmean
 
@@ -40,13 +40,26 @@ class Sheet:
     code: frozenset[str] = field(default=frozenset())
     is_folded: bool = False
 
+    @property
+    def numeric(self) -> tuple[bool, ...]:
+        """Which columns hold numbers: those that have a number somewhere and a text that is none nowhere."""
+        kinds = [[type(row[i].sort) for row in self.rows if row[i].text] for i in range(len(self.head))]
+        return tuple(bool(column) and all(kind in (int, float) for kind in column) for column in kinds)
+
+    def without_empty_columns(self) -> "Sheet":
+        """This table less the columns that say nothing."""
+        kept = [i for i in range(len(self.head)) if any(row[i].text or row[i].sub for row in self.rows)]
+        rows = [tuple(row[i] for i in kept) for row in self.rows]
+        return replace(self, head=tuple(self.head[i] for i in kept), rows=rows) if rows else self
+
 
 def results_sheet(results: SuiteResults) -> Sheet:
     """The suite as the paper prints it: methods by measurements, with the printed number below ours."""
     best = {column: _best(results, column) for column in results.columns}
+    has_objective = any(row.label != row.objective for row in results.rows)
     rows = []
     for row in results.rows:
-        cells = [Cell(row.label), Cell(row.objective)]
+        cells = [Cell(row.label), *([Cell(row.objective)] if has_objective else [])]
         for column in results.columns:
             found = results.cell(row.label, column)
             cells.append(Cell("") if found is None else _result(found, row.label in best[column]))
@@ -55,7 +68,8 @@ def results_sheet(results: SuiteResults) -> Sheet:
     note = "Mean and standard deviation over seeds, n of the seeds asked for; best mean of a column in bold."
     if results.table is not None:
         note += " Below it the printed number."
-    head = ("method", "objective", *(units[c] for c in results.columns))
+    names = ("method", "objective") if has_objective else ("objective",)
+    head = (*names, *(units[c] for c in results.columns))
     return Sheet(f"{results.manifest.name}-results", "Results", head, rows, note, frozenset({"objective"}))
 
 
@@ -273,10 +287,14 @@ def _result(cell: CellResult, is_best: bool) -> Cell:
     if cell.summary is None:
         sub = "" if cell.printed is None or cell.printed.mean is None else f"printed {_printed(cell)}"
         return Cell("missing", None, sub, "open")
-    spread = f" \N{PLUS-MINUS SIGN} {number(cell.summary.std)}" if cell.summary.n > 1 else ""
+    mean = number(cell.summary.mean)
+    decimals = len(mean.partition(".")[2])
+    spread = f" \N{PLUS-MINUS SIGN} {cell.summary.std:.{decimals}f}" if cell.summary.n > 1 else ""
     seeds = f"n = {cell.summary.n}" + (f" of {cell.wanted}" if cell.wanted != cell.summary.n else "")
     sub = seeds if cell.printed is None or cell.printed.mean is None else f"{seeds}; printed {_printed(cell)}"
-    return Cell(f"{number(cell.summary.mean)}{spread}", cell.summary.mean, sub, "best" if is_best else "")
+    if cell.comparison is not None and cell.comparison.verdict in (AGREES, DIFFERS):
+        sub += f", {cell.comparison.verdict}"
+    return Cell(f"{mean}{spread}", cell.summary.mean, sub, "best" if is_best else "")
 
 
 def _printed(cell: CellResult) -> str:

@@ -228,7 +228,7 @@ def read_suite(name: str | Path) -> Suite:
     """Read a shipped suite by name, or a suite file by path."""
     path = suites().get(str(name), Path(name))
     if not path.is_file():
-        raise ConfigError(f"no suite {str(name)!r}.{nearest(str(name), suites())} See `dipole list suites`.")
+        raise ConfigError(f"no suite {str(name)!r}.{nearest(str(name), suites())} `dipole bench` lists the shipped suites.")
     try:
         return Suite.model_validate(_tuples(tomllib.loads(path.read_text(encoding="utf-8"))))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

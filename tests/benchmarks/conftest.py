@@ -1,4 +1,4 @@
-"""Runs folders made by hand: records, learning curves and suite descriptions as training and `dipole bench` write them."""
+"""Runs folders made by hand: records, learning curves and suite descriptions, as `dipole bench` leaves them."""
 
 import json
 from pathlib import Path
@@ -69,7 +69,7 @@ class RunsFolder:
         return name
 
     def suite(self, name, rows, columns, values, seeds=(0, 1, 2), title="", kind="table", **more):
-        """Write a suite whose rows are (label, objective, base) and columns (name, domain): one run per cell and seed."""
+        """Write a suite of rows (label, objective, base) and columns (name, domain): one run per cell and seed."""
         jobs = []
         for label, objective, _ in rows:
             for column, domain in columns:

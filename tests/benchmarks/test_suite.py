@@ -1,0 +1,174 @@
+"""Suites as data: expansion into jobs, sharing of runs, errors that name everything at once, shipped suites."""
+
+import pytest
+
+from dipole.benchmarks import published
+from dipole.benchmarks.manifest import manifest, read_manifests, write_manifest
+from dipole.benchmarks.plan import Estimator, make_plan
+from dipole.benchmarks.suite import read_suite, suites
+from dipole.core.errors import ConfigError
+
+SUITE = """
+name = "mine"
+title = "Two objectives on digits"
+base = "plain"
+
+[[columns]]
+name = "linear"
+metric = "linear/accuracy"
+factor = 100
+[[columns]]
+name = "knn"
+metric = "knn/accuracy"
+[[columns]]
+name = "long"
+metric = "linear/accuracy"
+set = ["train.epochs=4"]
+
+[[rows]]
+method = "plain"
+objective = "infonce(temperature=0.5)"
+[[rows]]
+method = "polarized"
+objective = "infonce(temperature=0.5) + 0.1*dp"
+columns = ["linear", "knn"]
+set = ["train.learning_rate=0.002"]
+
+[scale.small]
+recipe = "digits-simclr"
+seeds = [0, 1]
+set = ["train.epochs=2", "train.learning_rate=0.001"]
+protocol = { dataset = "digits" }
+"""
+
+
+@pytest.fixture
+def suite_file(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(SUITE)
+    return path
+
+
+def test_cells_with_equal_settings_share_a_run(suite_file):
+    sized = read_suite(suite_file).at("small")
+    jobs = sized.jobs()
+    assert sum(1 for _ in sized.cells()) == 2 * (3 + 2)
+    # plain: one run for linear and knn and one for long; polarized: one; times two seeds.
+    assert len(jobs) == 6
+    assert len({job.hash for job in jobs}) == 6
+    shared = next(job for job in jobs if len(job.cells) == 2)
+    assert {cell.column for cell in shared.cells} == {"linear", "knn"}
+
+
+def test_later_settings_win_and_the_command_repeats_the_run(suite_file):
+    from dipole.core.config import load
+
+    sized = read_suite(suite_file).at("small")
+    for job in sized.jobs():
+        is_polarized = job.cells[0].row == "polarized"
+        assert job.config.train.learning_rate == (0.002 if is_polarized else 0.001)
+        assert job.config.train.epochs == (4 if job.cells[0].column == "long" else 2)
+        command, recipe, *flags = job.command
+        assert command == "train"
+        assert flags[::2] == ["--set"] * (len(flags) // 2)
+        assert load(recipe, flags[1::2]).config.hash == job.hash
+
+
+def test_bad_settings_are_reported_together(tmp_path):
+    path = tmp_path / "bad.toml"
+    path.write_text(SUITE.replace("infonce(temperature=0.5)\"", "infonse\"").replace("0.002", "-1"))
+    with pytest.raises(ConfigError) as caught:
+        read_suite(path).at("small").jobs()
+    assert "infonse" in str(caught.value)
+    assert "learning_rate" in str(caught.value)
+    assert "'polarized'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('base = "plain"', 'base = "plane"', "plain"),
+        ('columns = ["linear", "knn"]', 'columns = ["lineer"]', "linear"),
+        ("seeds = [0, 1]", "seeds = []", "seeds"),
+        ('title = "Two objectives on digits"', 'titel = "x"', "titel"),
+        ('name = "mine"', 'name = "mine"\npublished = "lmcl-table9"', "lmcl-table9"),
+        ('method = "plain"', 'method = "polarized"', "twice"),
+        ('name = "mine"', "name = ", "TOML"),
+    ],
+)
+def test_a_wrong_suite_is_refused_by_name(tmp_path, old, new, message):
+    path = tmp_path / "wrong.toml"
+    path.write_text(SUITE.replace(old, new, 1))
+    with pytest.raises(ConfigError, match=message):
+        read_suite(path)
+
+
+def test_unknown_suite_and_scale_name_what_there_is(suite_file):
+    with pytest.raises(ConfigError, match="lmcl-table4"):
+        read_suite("lmcl-tabel4")
+    with pytest.raises(ConfigError, match="small"):
+        read_suite(suite_file).at("paper")
+
+
+def test_a_table_suite_must_use_the_papers_rows_and_columns(tmp_path):
+    path = tmp_path / "other.toml"
+    path.write_text(SUITE.replace('name = "mine"', 'name = "mine"\npublished = "cacr-table6"'))
+    with pytest.raises(ConfigError, match="no row of cacr-table6"):
+        read_suite(path)
+
+
+def test_manifest_round_trip_and_damage(suite_file, tmp_path):
+    sized = read_suite(suite_file).at("small")
+    written = manifest(sized, sized.jobs())
+    path = write_manifest(tmp_path / "runs", written)
+    assert read_manifests(tmp_path / "runs") == ([written], [])
+    path.write_text(path.read_text()[:100])
+    found, problems = read_manifests(tmp_path / "runs")
+    assert found == []
+    assert problems[0].path == path
+    assert path.exists()
+
+
+def test_plan_counts_and_learns_from_records(suite_file, runs_folder):
+    sized = read_suite(suite_file).at("small")
+    jobs = sized.jobs()
+    plan = make_plan(sized, jobs, {}, 2, None)
+    assert (plan.jobs, plan.finished, plan.seconds) == (6, 0, None)
+    from dipole.core.record import read_record
+
+    values = {0: 0.90, 1: 0.94}
+    records = {}
+    for job in jobs[:2]:
+        run = runs_folder.record(results={"linear/accuracy": values[job.config.seed]})
+        record = read_record(runs_folder.path / run / "record.json")
+        update = {"hash": job.hash, "config": job.config.model_dump(mode="json"), "wall_seconds": 30.0}
+        records[job.hash] = record.model_copy(update=update)
+    plan = make_plan(sized, jobs, records, 2, None)
+    assert plan.finished == 2
+    # Four left: polarized is known by the settings but for the rate, long by nothing; both are guessed from 30 s.
+    assert plan.seconds == pytest.approx(4 * 30 / 2)
+    linear = next(line for line in plan.seeds if line.column == "linear")
+    assert linear.std == pytest.approx(100 * 0.04 / 2**0.5)
+    assert linear.difference == 1.0
+    narrow, wide = (make_plan(sized, jobs, records, 2, effect).seeds[0].seeds for effect in (2.0, 8.0))
+    assert wide < narrow < linear.seeds
+
+
+def test_estimates_prefer_the_nearest_earlier_run(suite_file, runs_folder):
+    from dipole.core.record import read_record
+
+    job = read_suite(suite_file).at("small").jobs()[0]
+    base = read_record(runs_folder.path / runs_folder.record() / "record.json")
+    config = job.config.model_dump(mode="json")
+    same = base.model_copy(update={"config": {**config, "seed": 9}, "wall_seconds": 10.0})
+    other = base.model_copy(update={"config": {**config, "objective": "dcl"}, "wall_seconds": 50.0})
+    assert Estimator([other]).seconds(job.config) == 50.0
+    assert Estimator([other, same]).seconds(job.config) == 10.0
+    assert Estimator([]).seconds(job.config) is None
+
+
+@pytest.mark.parametrize("name", suites())
+def test_every_shipped_suite_is_valid(name):
+    suite = read_suite(name)
+    assert suite.name == name
+    assert suite.published is None or suite.published in (*published.tables(), *published.figures())
