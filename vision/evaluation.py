@@ -1,0 +1,51 @@
+"""Which probes a run is judged by, and their settings."""
+
+from typing import Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from dipole.core.config import Settings
+from dipole.core.probes import few_shot_probe, kmeans_accuracy, knn_probe, linear_probe, mean_classifier
+
+Probe = Literal["linear", "few_shot", "kmeans", "knn", "mean"]
+
+
+class ProbeConfig(Settings):
+    """The [vision.probe] table."""
+
+    probes: tuple[Probe, ...] = Field(("linear", "few_shot", "kmeans", "knn"), description="what is measured")
+    features: Literal["encoder", "embedding"] = Field(
+        "encoder", description="the encoder's tap, or the embedding after the objective's projection (CLLR: L Phi)"
+    )
+    solver: Literal["convex", "sgd", "adam"] = Field(
+        "convex", description="of the linear probe; sgd, adam: the papers'"
+    )
+    epochs: int = Field(100, ge=1, description="of the solvers sgd and adam")
+    labels_per_class: int = Field(5, ge=1, description="of the few-shot probe")
+    draws: int = Field(5, ge=1, description="of the few-shot probe")
+    neighbours: int = Field(20, ge=1, description="of the kNN probe")
+    temperature: float = Field(0.07, gt=0, description="of the kNN probe")
+    inits: int = Field(10, ge=1, description="starts of k-means; the best by inertia counts")
+    baselines: bool = Field(False, description="also probe the untrained encoder and the raw pixels")
+
+
+def probe(
+    config: ProbeConfig, train_x: Tensor, train_y: Tensor | None, test_x: Tensor, test_y: Tensor | None, seed: int
+) -> dict[str, float]:
+    """Numbers of the configured probes on frozen features; k-means clusters the test part on the unit sphere."""
+    data = (train_x, train_y, test_x, test_y)
+    found: dict[str, float] = {}
+    for name in config.probes:
+        if name == "linear":
+            result = linear_probe(*data, solver=config.solver, epochs=config.epochs, seed=seed)
+        elif name == "few_shot":
+            result = few_shot_probe(*data, labels_per_class=config.labels_per_class, draws=config.draws, seed=seed)
+        elif name == "kmeans":
+            result = kmeans_accuracy(test_x, test_y, inits=config.inits, normalize=True, seed=seed)
+        elif name == "knn":
+            result = knn_probe(*data, k=config.neighbours, temperature=config.temperature)
+        else:
+            result = mean_classifier(*data)
+        found |= result.metrics(name)
+    return found

@@ -1,0 +1,56 @@
+"""ResNet on transformers' implementation, with a stem for small images, saved and loaded as any of its models."""
+
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import ResNetConfig, ResNetModel
+
+from dipole.vision.encoders import Encoder, Stem
+
+DEPTHS = {"resnet18": (2, 2, 2, 2), "resnet50": (3, 4, 6, 3)}
+
+
+class StemResNetConfig(ResNetConfig):
+    """ResNetConfig and which stem: "imagenet" (7x7, stride 2, max pool) or "cifar" (3x3, stride 1, no pool)."""
+
+    model_type = "dipole-resnet"
+    stem: str = "imagenet"
+
+
+class StemResNetModel(ResNetModel):
+    """ResNetModel whose stem follows its config; `from_pretrained` reads both stems."""
+
+    config_class = StemResNetConfig
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        if config.stem == "cifar":
+            inner = self.embedder.embedder
+            inner.convolution = nn.Conv2d(config.num_channels, config.embedding_size, 3, padding=1, bias=False)
+            self.embedder.pooler = nn.Identity()
+            self.post_init()
+
+
+def resnet_config(name: str, stem: Stem, channels: int = 3) -> StemResNetConfig:
+    """The config of "resnet18" or "resnet50"; strides lie in the 3x3 convolutions, as in torchvision."""
+    basic = name == "resnet18"
+    return StemResNetConfig(
+        num_channels=channels,
+        embedding_size=64,
+        hidden_sizes=[64, 128, 256, 512] if basic else [256, 512, 1024, 2048],
+        depths=list(DEPTHS[name]),
+        layer_type="basic" if basic else "bottleneck",
+        stem=stem,
+    )
+
+
+class ResNetEncoder(Encoder):
+    """The pooled features of a ResNet."""
+
+    def __init__(self, channels: int, name: str, stem: Stem) -> None:
+        super().__init__(channels)
+        self.model = StemResNetModel(resnet_config(name, stem, channels))
+        self.taps = {"pooled": self.model.config.hidden_sizes[-1]}
+
+    def forward(self, images: Tensor, tap: str | None = None) -> Tensor:
+        return self.model(pixel_values=self.normalize(images)).pooler_output.flatten(1)

@@ -1,0 +1,346 @@
+"""Where images come from: the embedded digits, arrays, folders, parquet files, the Hugging Face Hub."""
+
+import io
+import os
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from dipole.core.errors import DataError, nearest
+from dipole.vision.data import ImageSet
+
+HUB = {"cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100", "stl10": "jxie/stl10"}
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
+LABELS = ("label", "fine_label", "labels", "class", "target", "y")
+OnCorrupt = Literal["refuse", "skip"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set: the names of its splits, and how one is read."""
+
+    name: str
+    splits: tuple[str, ...]
+    reader: Callable[[str], ImageSet]
+
+    def read(self, split: str) -> ImageSet:
+        """Read one split; a source without named splits has the one split 'train'."""
+        if split not in self.splits:
+            raise DataError(
+                f"{self.name} has no split {split!r}.{nearest(split, self.splits)} It has: {', '.join(self.splits)}. "
+                "Set vision.data.train_split, test_split or pretrain_split."
+            )
+        return self.reader(split)
+
+
+def open_source(source: str, size: int | None, on_corrupt: OnCorrupt, wanted: tuple[str, ...] | None = None) -> Source:
+    """Find out what `source` names. Nothing is decoded before a split is read.
+
+    size: decode to a square of this side. wanted: the class names to keep, in their order.
+    """
+    path = Path(source).expanduser()
+    if source == "digits":
+        return Source("digits", ("train",), lambda _: digits(wanted))
+    if path.suffix == ".npz":
+        return Source(source, ("train",), lambda _: read_npz(path, wanted))
+    if path.is_dir() and (path / "train_X.bin").is_file():
+        return stl10_binary(path, wanted)
+    if path.is_dir() and not list(path.rglob("*.parquet")):
+        return image_folder(path, size, on_corrupt, wanted)
+    if path.suffix == ".parquet" or path.is_dir():
+        return parquet(path, size, on_corrupt, wanted)
+    if source in HUB or (source.count("/") == 1 and not path.is_absolute() and not source.startswith(".")):
+        return hub(HUB.get(source, source), size, on_corrupt, wanted)
+    raise DataError(
+        f"no data at {source!r}.{nearest(source, ['digits', *HUB])} Give digits, {', '.join(HUB)}, a Hub id "
+        "owner/name, or the path of a folder of images, an .npz or a parquet file that exists."
+    )
+
+
+def digits(wanted: tuple[str, ...] | None = None) -> ImageSet:
+    """The 1,797 handwritten digits of 8 x 8 pixels that come with scikit-learn (Alpaydin & Kaynak, UCI, 1998)."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    images = torch.from_numpy(np.round(bunch.images * (255 / 16)).astype(np.uint8))[:, None]
+    labels = torch.from_numpy(bunch.target).long()
+    return _select(ImageSet("digits", images, labels, tuple(map(str, range(10)))), wanted)
+
+
+# --- arrays ---------------------------------------------------------------------------------------------------------
+
+
+def read_npz(path: Path, wanted: tuple[str, ...] | None = None) -> ImageSet:
+    """An .npz with `images` uint8 (n, H, W[, C]) and, if known, `labels` (n,) and `class_names`."""
+    if not path.is_file():
+        raise DataError(f"no file {path}.")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in file.files if key in ("images", "labels", "class_names")}
+    except Exception as error:  # a damaged archive fails in zlib, zipfile or numpy, each with its own type
+        raise DataError(f"{path} cannot be read as an .npz archive: {error}.") from error
+    images = arrays.get("images")
+    if images is None:
+        raise DataError(f"{path} has no array 'images'; expected images (n, H, W, C) uint8, labels (n,), class_names.")
+    if images.dtype != np.uint8 or images.ndim not in (3, 4):
+        raise DataError(
+            f"{path}: images must be uint8 of shape (n, H, W) or (n, H, W, C), got {images.dtype} {images.shape}."
+        )
+    if images.ndim == 3:
+        images = images[..., None]
+    labels = arrays.get("labels")
+    if labels is not None and (labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer)):
+        raise DataError(f"{path}: labels must be integers of shape (n,), got {labels.dtype} {labels.shape}.")
+    names = tuple(map(str, arrays.get("class_names", ())))
+    return _select(
+        ImageSet(
+            path.stem,
+            torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2))),
+            None if labels is None else torch.from_numpy(labels.astype(np.int64)),
+            names,
+        ),
+        wanted,
+    )
+
+
+def stl10_binary(path: Path, wanted: tuple[str, ...] | None) -> Source:
+    """The folder of STL-10's own distribution: {train,test,unlabeled}_X.bin, {train,test}_y.bin, class_names.txt."""
+    splits = tuple(name for name in ("train", "test", "unlabeled") if (path / f"{name}_X.bin").is_file())
+    listed = path / "class_names.txt"
+    names = tuple(listed.read_text().split()) if listed.is_file() else ()
+
+    def read(split: str) -> ImageSet:
+        raw = np.fromfile(path / f"{split}_X.bin", np.uint8)
+        if len(raw) % (3 * 96 * 96):
+            raise DataError(f"{path / f'{split}_X.bin'} is truncated: {len(raw)} bytes are no multiple of 3 x 96 x 96.")
+        images = torch.from_numpy(raw).view(-1, 3, 96, 96).mT.contiguous()  # stored column by column
+        labelled = path / f"{split}_y.bin"
+        labels = torch.from_numpy(np.fromfile(labelled, np.uint8).astype(np.int64)) - 1 if labelled.is_file() else None
+        return _select(ImageSet("stl10", images, labels, names), wanted if labels is not None else None)
+
+    return Source(str(path), splits, read)
+
+
+# --- encoded images -------------------------------------------------------------------------------------------------
+
+
+def image_folder(path: Path, size: int | None, on_corrupt: OnCorrupt, wanted: tuple[str, ...] | None) -> Source:
+    """A folder of images per class, or such folders per split (train/CLASS/x.jpg); loose images are unlabelled."""
+    folders = sorted(child.name for child in path.iterdir() if child.is_dir())
+    nested = [name for name in folders if any(grand.is_dir() for grand in (path / name).iterdir())]
+    # A folder of splits: its folders hold folders, or are named as splits are.
+    splits = tuple(nested or [name for name in folders if name in ("train", "test", "val", "validation", "unlabeled")])
+    if not splits:
+        return Source(str(path), ("train",), lambda _: _read_folder(path, size, on_corrupt, wanted))
+    return Source(str(path), splits, lambda split: _read_folder(path / split, size, on_corrupt, wanted))
+
+
+def _read_folder(path: Path, size: int | None, on_corrupt: OnCorrupt, wanted: tuple[str, ...] | None) -> ImageSet:
+    classes = sorted(child.name for child in path.iterdir() if child.is_dir())
+    if wanted is not None and classes:
+        missing = [name for name in wanted if name not in classes]
+        if missing:
+            raise DataError(f"{path} lacks {len(missing)} classes of the class list: {', '.join(missing[:5])}.")
+        classes = list(wanted)
+    files: list[Path] = []
+    labels: list[int] = []
+    for label, folder in enumerate([path / name for name in classes] or [path]):
+        found = sorted(file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES)
+        files += found
+        labels += [label if classes else -1] * len(found)
+    if not files:
+        raise DataError(
+            f"the folder {path} holds no images ({', '.join(sorted(SUFFIXES))}). "
+            "Expected one folder per class (CLASS/file.jpg), split folders (train/CLASS/file.jpg), or loose images."
+        )
+    return decode_all(
+        path.name,
+        [str(file) for file in files],
+        lambda i: files[i].read_bytes(),
+        torch.tensor(labels) if classes else None,
+        tuple(classes),
+        size,
+        on_corrupt,
+    )
+
+
+def decode_all(
+    name: str,
+    items: Sequence[str],
+    read: Callable[[int], bytes],
+    labels: Tensor | None,
+    class_names: tuple[str, ...],
+    size: int | None,
+    on_corrupt: OnCorrupt,
+) -> ImageSet:
+    """Decode images in parallel to one tensor; a file that cannot be decoded is named, and refused or skipped."""
+
+    def attempt(i: int) -> np.ndarray | str:
+        try:
+            return decode(read(i), size)
+        except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, EOFError, struct.error, ...
+            return f"{items[i]} ({str(error).partition(': <')[0] or type(error).__name__})"
+
+    images: list[np.ndarray] = []
+    kept: list[int] = []
+    broken: list[str] = []
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        for i, result in enumerate(pool.map(attempt, range(len(items)))):
+            if isinstance(result, str):
+                broken.append(result)
+                continue
+            if images and result.shape != images[0].shape:
+                raise DataError(
+                    f"{items[i]} has {result.shape[1]} x {result.shape[0]} pixels, but {items[kept[0]]} "
+                    f"{images[0].shape[1]} x {images[0].shape[0]}; set vision.data.size to bring all to one size."
+                )
+            images.append(result)
+            kept.append(i)
+    if broken:
+        shown = "; ".join(broken[:5]) + (f"; and {len(broken) - 5} more" if len(broken) > 5 else "")
+        if on_corrupt == "refuse" or not images:
+            raise DataError(
+                f"{len(broken)} of {len(items)} image files cannot be decoded: {shown}. "
+                "Repair or remove them, or set vision.data.on_corrupt = 'skip'."
+            )
+        warnings.warn(
+            f"skipped {len(broken)} of {len(items)} image files that cannot be decoded: {shown}", stacklevel=2
+        )
+    tensor = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
+    return ImageSet(name, tensor, None if labels is None else labels[kept], class_names, tuple(broken))
+
+
+def decode(data: bytes, size: int | None) -> np.ndarray:
+    """Decode one image to uint8 (H, W, 3): short side to `size` and the centred square, or as it is without a size."""
+    with Image.open(io.BytesIO(data)) as image:
+        if size is not None:
+            image.draft("RGB", (size, size))  # JPEG: decode at a fraction of the resolution where that suffices
+        picture = image.convert("RGB")
+    if size is not None and picture.size != (size, size):
+        width, height = picture.size
+        side = min(width, height)
+        box = ((width - side) / 2, (height - side) / 2, (width + side) / 2, (height + side) / 2)
+        picture = picture.resize((size, size), Image.Resampling.BILINEAR, box=box)
+    return np.asarray(picture)
+
+
+# --- tables ---------------------------------------------------------------------------------------------------------
+
+
+def parquet(path: Path, size: int | None, on_corrupt: OnCorrupt, wanted: tuple[str, ...] | None) -> Source:
+    """Parquet files as the Hub stores image sets; file names tell the splits (train-00000-of-00001.parquet)."""
+    files = [path] if path.is_file() else sorted(path.rglob("*.parquet"))
+    if not files or not all(file.is_file() for file in files):
+        raise DataError(f"no parquet file at {path}.")
+    groups: dict[str, list[str]] = {}
+    for file in files:
+        stem = file.name.partition("-")[0] if "-" in file.name else ("train" if path.is_file() else file.stem)
+        groups.setdefault(stem, []).append(str(file))
+
+    def read(split: str) -> ImageSet:
+        from datasets import Dataset, DatasetDict, load_dataset
+
+        try:
+            loaded = load_dataset("parquet", data_files={"train": groups[split]}, split="train")
+        except Exception as error:
+            raise DataError(f"{path} cannot be read as parquet: {error}.") from error
+        assert isinstance(loaded, Dataset | DatasetDict)
+        return _from_table(path.stem, loaded, size, on_corrupt, wanted)
+
+    return Source(str(path), tuple(groups), read)
+
+
+def hub(name: str, size: int | None, on_corrupt: OnCorrupt, wanted: tuple[str, ...] | None) -> Source:
+    """A data set of the Hugging Face Hub, or of its cache when offline."""
+    from datasets import get_dataset_split_names, load_dataset
+
+    try:
+        splits = tuple(get_dataset_split_names(name))
+    except Exception as error:
+        raise DataError(
+            f"the data set {name!r} cannot be found on the Hub or in its cache ({type(error).__name__}). "
+            "Check the name and the connection, or give a local folder, .npz or parquet file as vision.data.source."
+        ) from error
+
+    def read(split: str) -> ImageSet:
+        try:
+            table = load_dataset(name, split=split)
+        except Exception as error:
+            raise DataError(f"split {split!r} of the data set {name!r} cannot be loaded: {error}.") from error
+        return _from_table(name, table, size, on_corrupt, wanted)
+
+    return Source(name, splits, read)
+
+
+def _from_table(
+    name: str, table: Any, size: int | None, on_corrupt: OnCorrupt, wanted: tuple[str, ...] | None
+) -> ImageSet:
+    from datasets import ClassLabel
+    from datasets import Image as ImageFeature
+
+    features = table.features
+    pictures = [key for key, feature in features.items() if isinstance(feature, ImageFeature)]
+    if not pictures:
+        # Plain parquet without the Hub's metadata: a struct of bytes and path.
+        pictures = [key for key, feature in features.items() if isinstance(feature, dict) and "bytes" in feature]
+    if not pictures:
+        raise DataError(f"{name} has no image column; its columns are {', '.join(features)}.")
+    column = pictures[0]
+    named = [key for key, feature in features.items() if isinstance(feature, ClassLabel)]
+    label = next((key for key in LABELS if key in features), named[0] if named else None)
+    feature = features[label] if label else None
+    names = tuple(feature.names) if isinstance(feature, ClassLabel) else ()
+    labels = None if label is None else _integers(name, label, table[label])
+    if wanted is not None and labels is not None:
+        keep = _wanted_rows(name, labels, names, wanted)
+        table = table.select(keep[0].tolist())
+        labels, names = keep[1], wanted
+    raw = table.cast_column(column, ImageFeature(decode=False)) if isinstance(features[column], ImageFeature) else table
+
+    def read(i: int) -> bytes:
+        cell = raw[i][column]
+        return cell["bytes"] if cell["bytes"] is not None else Path(cell["path"]).read_bytes()
+
+    if not len(raw):
+        raise DataError(f"{name} holds no images.")
+    return decode_all(name, [f"{name}[{i}]" for i in range(len(raw))], read, labels, names, size, on_corrupt)
+
+
+def _integers(name: str, column: str, values: Iterable[Any]) -> Tensor:
+    try:
+        return torch.tensor([-1 if value is None else int(value) for value in values])
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{name}: the label column {column!r} must hold integers or class labels: {error}.") from error
+
+
+def _wanted_rows(name: str, labels: Tensor, names: Sequence[str], wanted: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """Rows of the wanted classes, and their labels in the order of `wanted`."""
+    missing = [each for each in wanted if each not in names]
+    if missing:
+        raise DataError(
+            f"{name} lacks {len(missing)} classes of the class list: {', '.join(missing[:5])}."
+            f"{nearest(missing[0], names)} It has {len(names)} named classes."
+        )
+    new = torch.full((len(names) + 1,), -1)
+    for label, each in enumerate(wanted):
+        new[names.index(each)] = label
+    mapped = new[labels]
+    rows = (mapped >= 0).nonzero().flatten()
+    return rows, mapped[rows]
+
+
+def _select(images: ImageSet, wanted: tuple[str, ...] | None) -> ImageSet:
+    if wanted is None:
+        return images
+    if images.labels is None:
+        raise DataError(f"{images.name} has no labels, so a class list cannot be applied.")
+    rows, labels = _wanted_rows(images.name, images.labels, images.class_names, wanted)
+    return ImageSet(images.name, images.images[rows], labels, wanted, images.skipped)
