@@ -106,11 +106,13 @@ def _option(name: str, hint: Any, default: Any) -> Option:
 def options_of(function: Callable[..., Any]) -> tuple[Option, ...]:
     """Read the options of a constructor or function off its signature."""
     hints = get_type_hints(function, include_extras=True)
-    return tuple(
+    options = (
         _option(name, hints.get(name, float), parameter.default)
         for name, parameter in inspect.signature(function).parameters.items()
         if name != "self" and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     )
+    # Arguments that no text can give (tensors of a diagnostic) are not options.
+    return tuple(option for option in options if option.kinds or option.choices)
 
 
 def checked(owner: str, options: tuple[Option, ...], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,14 +21,22 @@ def align(positive: Tensor, alpha: float) -> Tensor:
     return torch.where(apart, torch.where(apart, squared, 1.0) ** (alpha / 2), 0.0)
 
 
-def uniform(rows: Rows, positive: Tensor, t: float) -> Tensor:
-    """log mean e^{-t ||z_i - z_j||^2} over pairs of different instances, from `rows.potential` = LogSumExp(2t)."""
-    potential, count = rows.potential, rows.count
-    if not rows.pairs.views:
-        # Positives are other instances here, so they are pairs like the negatives.
-        near = rows.only_positives(2 * t * positive, -torch.inf)
+def log_mean_kernel(
+    potential: Tensor, count: Tensor, positive: Tensor, mask: Tensor | None, views: bool, t: float
+) -> Tensor:
+    """log mean e^{-t ||z_i - z_j||^2} over pairs of different instances.
+
+    Args:
+        potential: (A,) log of the summed e^{2t s} over negatives.
+        count: (A,) number of negatives.
+        positive: (A, K) cosines of positives; mask (A, K) says which are real, None all.
+        views: False if positives are other instances, which makes them pairs like the negatives.
+        t: precision of the kernel.
+    """
+    if not views and positive.shape[1]:
+        near = 2 * t * positive if mask is None else torch.where(mask, 2 * t * positive, -torch.inf)
         potential = torch.logaddexp(potential, torch.logsumexp(near, 1))
-        count = count + torch.isfinite(near).sum(1)
+        count = count + (positive.shape[1] if mask is None else mask.sum(1))
     return log_mean_exp(potential, count) - 2 * t
 
 
@@ -71,4 +79,6 @@ class AlignUniform(Objective):
 
     def loss(self, positive: Tensor, rows: Rows) -> Tensor:
         alignment = rows.mean(rows.over_positives(align(positive, self.alpha)))
-        return self.align_weight * alignment + self.uniform_weight * uniform(rows, positive, self.t)
+        pairs = rows.pairs
+        uniformity = log_mean_kernel(rows.potential, rows.count, positive, pairs.positive_mask, pairs.views, self.t)
+        return self.align_weight * alignment + self.uniform_weight * uniformity

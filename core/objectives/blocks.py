@@ -136,6 +136,7 @@ def next_blocks(pairs: Pairs, k: int) -> Tensor:
     free = (~taken).sum(1)
     if int(free.min()) < k:
         raise PairsError(
-            f"blocks(k={k}) needs {k} other blocks, an anchor has only {int(free.min())}: larger batches or a smaller k."
+            f"blocks(k={k}) needs {k} other blocks, an anchor has only {int(free.min())}: "
+            "use larger batches or a smaller k."
         )
     return ahead.gather(1, taken.long().argsort(dim=1, stable=True)[:, :k])
