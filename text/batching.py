@@ -1,0 +1,72 @@
+"""Batches of sentences of unequal length: chunks of similar length, so that little is computed for padding."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Sentences of similar length, longest first, padded on the right with 0."""
+
+    ids: Tensor  # (b, T) long
+    lengths: Tensor  # (b,) long, on the CPU, falling, >= 1
+
+    def mask(self) -> Tensor:
+        """True on tokens, (b, T)."""
+        return torch.arange(self.ids.shape[1], device=self.ids.device) < self.lengths.to(self.ids.device)[:, None]
+
+    def to(self, device: torch.device | str) -> "Chunk":
+        return Chunk(self.ids.to(device, non_blocking=True), self.lengths)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Chunks, and for each sentence its place among their rows: `rows[order]` is the order of the sentences."""
+
+    chunks: list[Chunk]
+    order: Tensor  # (B,) long
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def to(self, device: torch.device | str) -> "Batch":
+        return Batch([chunk.to(device) for chunk in self.chunks], self.order.to(device))
+
+
+def pad(sentences: Sequence[Sequence[int] | np.ndarray]) -> Chunk:
+    """Pad sentences that are sorted by falling length."""
+    lengths = np.array([len(ids) for ids in sentences], dtype=np.int64)
+    matrix = np.zeros((len(sentences), int(lengths[0])), dtype=np.int64)
+    matrix[np.arange(matrix.shape[1]) < lengths[:, None]] = np.concatenate([np.asarray(ids) for ids in sentences])
+    return Chunk(torch.from_numpy(matrix), torch.from_numpy(lengths))
+
+
+def make_batch(sentences: Sequence[Sequence[int] | np.ndarray], chunks: int = 4) -> Batch:
+    """Sort by length and cut into at most `chunks` chunks of nearly equal numbers of tokens.
+
+    The sentences of a batch stay together, as their neighbourhood is what is learned; only the order of computation changes.
+    """
+    lengths = np.array([len(ids) for ids in sentences])
+    falling = np.argsort(-lengths, kind="stable")
+    total = np.cumsum(lengths[falling])
+    cuts = np.searchsorted(total, total[-1] * np.arange(1, chunks) / chunks) + 1
+    bounds = np.unique([0, *cuts.clip(max=len(falling)), len(falling)])
+    parts = [pad([sentences[i] for i in falling[a:b]]) for a, b in zip(bounds, bounds[1:], strict=False)]
+    order = np.empty_like(falling)
+    order[falling] = np.arange(len(falling))
+    return Batch(parts, torch.from_numpy(order))
+
+
+def by_tokens(lengths: Sequence[int] | np.ndarray, budget: int, most: int = 1024) -> Iterator[np.ndarray]:
+    """Yield groups of indices, shortest sentences first, each within `budget` padded tokens (at least one sentence)."""
+    rising = np.argsort(np.asarray(lengths), kind="stable")
+    start = 0
+    for end in range(1, len(rising) + 1):
+        after = int(lengths[rising[end]]) if end < len(rising) else 0
+        if end == len(rising) or (end - start + 1) * after > budget or end - start >= most:
+            yield rising[start:end]
+            start = end

@@ -1,0 +1,90 @@
+"""The [text] table of a recipe."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from dipole.core.config import Settings
+
+
+class TextSettings(Settings):
+    """Corpus, encoders and evaluation of a text run; the defaults are a small run on the embedded corpus."""
+
+    corpus: str = Field("pydoc", description="pydoc, a file or folder (.txt, .jsonl, .jsonl.gz, .parquet), or hub:NAME")
+    unit: Literal["documents", "sentences"] = Field(
+        "documents", description="a row is running text to be cut into sentences, or one sentence of one long text"
+    )
+    column: str | None = Field(None, description="column that holds the text; found by itself if it has a usual name")
+    split: str = Field("train", description="split of a Hub data set")
+    encoding: str = Field("utf-8", description="of text files")
+    cache: str | None = Field(None, description="folder for encoded corpora, shared by runs; none keeps them in memory")
+    limit: int | None = Field(None, ge=1, description="use the first sentences only")
+    held_out: float = Field(0.05, ge=0, lt=1, description="share of each document's end that is kept for evaluation")
+
+    tokenizer: str = Field("words", description="words, a tokenizer.json, a folder, or a name on the Hugging Face Hub")
+    vocabulary_size: int = Field(50_000, ge=1, description="most frequent words that are kept; words only")
+    lower: bool = Field(False, description="lower-case everything; words only")
+    max_length: int = Field(50, ge=1, description="tokens of a training sentence; the authors' script cuts at 50")
+
+    encoder: Literal["gru", "bow", "transformer"] = "gru"
+    direction: Literal["uni", "bi", "combine"] = Field("bi", description="gru only; combine is uni and bi side by side")
+    hidden_size: int = Field(1200, ge=2, description="gru: width of f; transformer without `transformer`: its width")
+    word_size: int = Field(300, ge=1, description="width of trained word embeddings")
+    vectors: str | None = Field(None, description="GloVe or word2vec text file for fixed word vectors and for expansion")
+    channels: Literal["trained", "fixed", "both"] = Field("trained", description="word embeddings; both is MultiChannel")
+    transformer: str | None = Field(None, description="config.json, checkpoint folder or Hub name; none: a small BERT")
+    layers: int = Field(2, ge=1, description="of the small BERT")
+    heads: int = Field(4, ge=1, description="of the small BERT")
+    pooling: Literal["mean", "cls"] = "mean"
+    sides: Literal[1, 2] = Field(2, description="2: f and g without shared weights; 1: one encoder for both")
+    dropout: float = Field(0.0, ge=0, lt=1, description="one mask for the whole batch and both sides, as the authors do")
+
+    pairs: Literal["window", "blocks"] = "window"
+    window: int = Field(1, ge=1, description="sentences on each side that are positives")
+    self_logit: Literal["zero", "drop"] = Field("zero", description="the sentence itself: a negative of logit 0, or left out")
+    block_size: int = Field(2, ge=2, description="sentences of a block; blocks only")
+    order: Literal["sequential", "shuffled"] = Field(
+        "shuffled", description="order of the batches; within a batch sentences are consecutive in any case"
+    )
+    chunks: int = Field(4, ge=1, description="length classes inside a batch; changes speed only")
+    clip_per_tensor: float | None = Field(None, gt=0, description="largest norm of each tensor's gradient (authors: 5)")
+
+    normalize: Literal["halves", "unit", "none"] = Field("halves", description="scaling of the evaluated vectors")
+    expand: bool = Field(False, description="evaluate and export with the vocabulary expanded by `vectors`")
+    senteval: str | None = Field(None, description="folder that holds SentEval's downstream/; none: not evaluated")
+    tasks: tuple[str, ...] = Field(("MR", "CR", "SUBJ", "MPQA", "TREC", "MRPC"), description="SentEval tasks")
+    protocol: Literal["fast", "senteval-torch", "senteval-sklearn", "skip-thoughts"] = "fast"
+    kfold: int = Field(10, ge=2)
+
+    @model_validator(mode="after")
+    def _fits(self) -> "TextSettings":
+        problems = []
+        given = self.model_fields_set
+        if self.channels != "trained" and self.vectors is None:
+            problems.append(f"channels {self.channels!r} needs vectors, a GloVe or word2vec text file")
+        if self.expand and (self.vectors is None or self.channels == "fixed" or self.encoder == "transformer"):
+            problems.append("expand needs vectors and trained word embeddings")
+        if self.vectors is not None and self.channels == "trained" and not self.expand:
+            problems.append("vectors has no effect with channels 'trained'; use channels 'fixed' or 'both', or expand")
+        if self.encoder == "transformer" and self.channels != "trained":
+            problems.append("channels has no effect with encoder 'transformer'")
+        if self.tokenizer != "words" and self.vectors is not None:
+            problems.append("vectors needs tokenizer 'words'")
+        for key, other, value in (
+            ("window", "pairs", "window"),
+            ("self_logit", "pairs", "window"),
+            ("block_size", "pairs", "blocks"),
+            ("direction", "encoder", "gru"),
+            ("transformer", "encoder", "transformer"),
+            ("layers", "encoder", "transformer"),
+            ("heads", "encoder", "transformer"),
+            ("pooling", "encoder", "transformer"),
+            ("vocabulary_size", "tokenizer", "words"),
+            ("lower", "tokenizer", "words"),
+        ):
+            default = type(self).model_fields[key].default
+            if key in given and getattr(self, other) != value and getattr(self, key) != default:
+                problems.append(f"{key} has no effect with {other} {getattr(self, other)!r}; it belongs to {value!r}")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self

@@ -1,0 +1,361 @@
+"""Running text as training data: documents kept apart, cut into sentences, stored as ids in resumable shards."""
+
+import gzip
+import hashlib
+import json
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from dipole.core.errors import DataError
+from dipole.text.vocabulary import Tokens
+
+Unit = Literal["documents", "sentences"]
+TEXT, JSON, PARQUET = (".txt", ".text"), (".jsonl", ".jsonl.gz", ".json"), (".parquet",)
+# A longer piece of text is cut at a blank before sentences are sought in it: no sentence is that long, files are.
+PIECE = 100_000
+SHARD = 1_000_000  # sentences
+
+
+@dataclass(frozen=True)
+class Document:
+    """Sentences that belong together, in reading order."""
+
+    name: str
+    sentences: list[str]
+
+
+# Sentences -----------------------------------------------------------------------------------------------------------
+
+ABBREVIATIONS = (
+    "mr mrs ms dr prof rev hon st sr jr messrs mme mlle gen col maj capt lieut lt sgt cpl gov pres sen rep "
+    "vs etc e.g i.e cf al viz no vol vols pp ed eds fig figs sec eq ch inc ltd co corp bros dept univ "
+    "jan feb mar apr jun jul aug sep sept oct nov dec mt ft a.m p.m b.c a.d u.s u.k esq"
+).split()
+
+
+@cache
+def _punkt() -> Any:
+    from nltk.tokenize.punkt import PunktParameters, PunktSentenceTokenizer
+
+    parameters = PunktParameters()
+    parameters.abbrev_types = set(ABBREVIATIONS)
+    return PunktSentenceTokenizer(parameters)
+
+
+def split_sentences(text: str) -> list[str]:
+    """Cut running text into sentences with NLTK's Punkt and a fixed list of English abbreviations (no model download).
+
+    Blank lines end a sentence; other line breaks are blanks.
+    """
+    out = []
+    for paragraph in re.split(r"\n\s*\n", text):
+        for piece in _pieces(" ".join(paragraph.split())):
+            out += _punkt().tokenize(piece)
+    return [sentence for sentence in out if sentence]
+
+
+def _pieces(text: str) -> Iterator[str]:
+    start = 0
+    while len(text) - start > PIECE:
+        end = text.rfind(" ", start, start + PIECE)
+        end = end if end > start else start + PIECE
+        yield text[start:end].strip()
+        start = end
+    if start < len(text):
+        yield text[start:].strip()
+
+
+# Documents -----------------------------------------------------------------------------------------------------------
+
+
+def read_documents(
+    source: str | Iterable[Any],
+    *,
+    unit: Unit = "documents",
+    column: str | None = None,
+    split: str = "train",
+    encoding: str = "utf-8",
+) -> Iterator[Document]:
+    """Yield the documents of a corpus one by one.
+
+    Args:
+        source: "pydoc" (the embedded default); a file or a folder of .txt (one document each), .jsonl, .jsonl.gz or
+            .parquet (one document a row); "hub:NAME" for a data set of the Hugging Face Hub, streamed; or any iterable
+            of rows: strings, lists of sentences, or mappings.
+        unit: "documents": a row or text file is running text to be cut into sentences; "sentences": a row or a line
+            of a text file is one sentence, and neighbouring rows are neighbours (BookCorpus as the Hub has it).
+        column: which column of a row holds the text (a string, or a list of sentences); found by itself if it is
+            called text, sentences, content or document.
+        split: of a Hub data set.
+        encoding: of text files.
+
+    Raises:
+        DataError: nothing is there, or a file cannot be read; the message names the file.
+    """
+    if not isinstance(source, str):
+        yield from _rows(source, "the given rows", unit, column)
+    elif source == "pydoc":
+        yield from pydoc_documents()
+    elif source.startswith("hub:"):
+        yield from _rows(_hub(source.removeprefix("hub:"), split), source, unit, column)
+    else:
+        path = Path(source)
+        if not path.exists():
+            raise DataError(
+                f"no corpus at {path}. Give a file or folder of {', '.join(TEXT[:1] + JSON[:2] + PARQUET)}, hub:NAME, or pydoc."
+            )
+        files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.name.endswith(TEXT + JSON + PARQUET))
+        if not files:
+            raise DataError(f"the folder {path} holds no {', '.join(TEXT[:1] + JSON[:2] + PARQUET)} file")
+        for file in files:
+            if file.stat().st_size == 0:
+                if len(files) == 1:
+                    raise DataError(f"{file} is empty")
+                warnings.warn(f"{file} is empty and is left out", stacklevel=2)
+                continue
+            yield from _file(file, unit, column, encoding)
+
+
+def _file(file: Path, unit: Unit, column: str | None, encoding: str) -> Iterator[Document]:
+    if file.name.endswith(PARQUET):
+        from datasets import load_dataset
+
+        try:
+            rows = load_dataset("parquet", data_files=str(file), split="train", streaming=True)
+            yield from _rows(rows, str(file), unit, column)
+        except DataError:
+            raise
+        except Exception as error:  # pyarrow and datasets have no common base
+            raise DataError(f"{file} is not a readable parquet file: {str(error).splitlines()[0]}") from error
+    elif file.name.endswith(JSON):
+        yield from _rows(_json_lines(file), str(file), unit, column)
+    else:
+        try:
+            text = file.read_text(encoding=encoding)
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{file} is not {encoding}: byte {error.start} is {error.object[error.start]:#04x}. Say text.encoding, for "
+                f"example 'latin-1' or 'cp1252'."
+            ) from None
+        except OSError as error:
+            raise DataError(f"{file} cannot be read: {error.strerror}") from error
+        if unit == "sentences":
+            yield Document(file.stem, [" ".join(line.split()) for line in text.split("\n") if line.strip()])
+        else:
+            yield Document(file.stem, split_sentences(text))
+
+
+def _json_lines(file: Path) -> Iterator[Any]:
+    opened = gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8")
+    number = 0
+    try:
+        with opened as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield json.loads(line)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{file}, line {number}: not JSON ({error.msg})") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file}, after line {number}: not UTF-8 ({error.reason})") from None
+    except (OSError, EOFError) as error:
+        raise DataError(f"{file}, after line {number}: {error}") from None
+
+
+def _hub(name: str, split: str) -> Iterable[Any]:
+    from datasets import load_dataset
+
+    try:
+        return load_dataset(name, split=split, streaming=True)
+    except Exception as error:  # the datasets library and the network raise many kinds
+        raise DataError(
+            f"the data set {name!r} (split {split!r}) cannot be opened from the Hugging Face Hub: "
+            f"{str(error).splitlines()[0]}. Without a network, give a local file or folder."
+        ) from error
+
+
+def _rows(rows: Iterable[Any], where: str, unit: Unit, column: str | None) -> Iterator[Document]:
+    single: list[str] = []
+    for number, row in enumerate(rows, 1):
+        value = _cell(row, f"{where}, row {number}", column)
+        if unit == "sentences":
+            single += value if isinstance(value, list) else [" ".join(value.split())]
+            if len(single) >= SHARD:
+                yield Document(f"{number}", [s for s in single if s])
+                single = []
+            continue
+        sentences = value if isinstance(value, list) else split_sentences(value)
+        name = str(row.get("id", number)) if isinstance(row, dict) else str(number)
+        yield Document(name, [s for s in sentences if s.strip()])
+    if single:
+        yield Document("end", [s for s in single if s])
+
+
+def _cell(row: Any, where: str, column: str | None) -> str | list[str]:
+    value = row
+    if isinstance(row, dict):
+        name = column or next((c for c in ("sentences", "text", "content", "document") if c in row), None)
+        if name not in row:
+            raise DataError(f"{where}: no column {column or 'text'!r}; it has {', '.join(map(str, row))}. Say text.column.")
+        value = row[name]
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
+        return [" ".join(each.split()) for each in value]
+    raise DataError(f"{where}: expected a text or a list of sentences, got {type(value).__name__}")
+
+
+def pydoc_documents() -> Iterator[Document]:
+    """The help topics of Python's own `pydoc_data`: English prose about 80-odd subjects, each a document and a class."""
+    from pydoc_data.topics import topics
+
+    for name in sorted(topics):
+        lines = []
+        for line in topics[name].splitlines():
+            # Rulers, grammar rules and code are no prose.
+            code = line.startswith("      ") or re.search(r"::=|>>>|^\s*\.\.\.|^[*=~-]+\s*$", line)
+            lines.append("" if code else re.sub(r"[`*|]+", "", line))
+        prose = [s for s in split_sentences(re.sub(r"(?<=\w)-\n\s*(?=\w)", "-", "\n".join(lines))) if len(re.findall(r"[A-Za-z]{2,}", s)) >= 3]
+        if len(prose) >= 5:
+            yield Document(name, prose)
+
+
+# Encoded sentences ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """Sentences as ids: the tokens of sentence i are `tokens[offsets[i]:offsets[i + 1]]`; arrays may be memory maps."""
+
+    tokens: np.ndarray  # (T,) int32
+    offsets: np.ndarray  # (n + 1,) int64
+    document: np.ndarray  # (n,) int32, rising
+
+    def __len__(self) -> int:
+        return len(self.document)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.diff(self.offsets)
+
+    def ids(self, rows: Sequence[int] | np.ndarray) -> list[np.ndarray]:
+        """Token ids of some sentences."""
+        return [self.tokens[self.offsets[i] : self.offsets[i + 1]] for i in rows]
+
+    @property
+    def fingerprint(self) -> str:
+        """Content hash of tokens and boundaries."""
+        digest = hashlib.sha256()
+        for array in (self.tokens, self.offsets, self.document):
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()[:16]
+
+
+def encode_documents(
+    documents: Iterable[Document],
+    tokens: Tokens,
+    max_length: int,
+    folder: Path | None = None,
+    shard: int = SHARD,
+) -> Sentences:
+    """Turn documents into ids, in memory or in shards on disk.
+
+    Args:
+        documents: in a fixed order.
+        max_length: longer sentences are cut after this many tokens.
+        folder: where shards go; a finished one is never made again, so an interrupted call goes on where it stopped.
+        shard: sentences per shard (a document is never divided).
+
+    Raises:
+        DataError: no sentence was found.
+    """
+    index = _read_index(folder)
+    done = index["shards"]
+    consumed, count = sum(s["documents"] for s in done), sum(s["documents"] for s in done)
+    parts: list[list[int]] = []
+    owners: list[int] = []
+
+    def flush(documents_done: int) -> None:
+        nonlocal parts, owners
+        arrays = _pack(parts, owners)
+        if folder is not None:
+            name = f"{len(done):05d}.npz"
+            unfinished = folder / f"{name}.tmp"
+            with unfinished.open("wb") as file:
+                np.savez(file, **arrays)
+            unfinished.replace(folder / name)
+            done.append({"file": name, "documents": documents_done, "sentences": len(owners)})
+            _write_index(folder, index)
+        else:
+            done.append(arrays)
+        parts, owners = [], []
+
+    if not index["complete"]:
+        since = 0
+        for document in islice(documents, consumed, None):
+            parts += tokens.encode(document.sentences, max_length)
+            owners += [count] * len(document.sentences)
+            count += 1
+            since += 1
+            if len(owners) >= shard:
+                flush(since)
+                since = 0
+        if since:
+            flush(since)
+        index["complete"] = True
+        if folder is not None:
+            _write_index(folder, index)
+    loaded = [_load_shard(folder, s) for s in done]
+    if not sum(len(part["document"]) for part in loaded):
+        raise DataError("the corpus holds no sentence")
+    return _join(loaded)
+
+
+def _read_index(folder: Path | None) -> dict[str, Any]:
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        if (folder / "index.json").is_file():
+            return json.loads((folder / "index.json").read_text())
+    return {"shards": [], "complete": False}
+
+
+def _write_index(folder: Path, index: dict[str, Any]) -> None:
+    unfinished = folder / "index.json.tmp"
+    unfinished.write_text(json.dumps(index))
+    unfinished.replace(folder / "index.json")
+
+
+def _pack(parts: list[list[int]], owners: list[int]) -> dict[str, np.ndarray]:
+    offsets = np.zeros(len(parts) + 1, dtype=np.int64)
+    np.cumsum([len(part) for part in parts], out=offsets[1:])
+    flat = np.fromiter((i for part in parts for i in part), dtype=np.int32, count=int(offsets[-1]))
+    return {"tokens": flat, "offsets": offsets, "document": np.array(owners, dtype=np.int32)}
+
+
+def _load_shard(folder: Path | None, shard: dict[str, Any]) -> dict[str, np.ndarray]:
+    if folder is None:
+        return shard
+    try:
+        with np.load(folder / shard["file"]) as file:
+            return dict(file)
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"the shard {folder / shard['file']} is damaged ({error}); delete {folder} to make it anew") from error
+
+
+def _join(parts: list[dict[str, np.ndarray]]) -> Sentences:
+    if len(parts) == 1:
+        return Sentences(**parts[0])
+    starts = np.cumsum([0, *(len(part["tokens"]) for part in parts)])
+    offsets = [part["offsets"][:-1] + start for part, start in zip(parts, starts, strict=False)]
+    return Sentences(
+        np.concatenate([part["tokens"] for part in parts]),
+        np.concatenate([*offsets, starts[-1:]]),
+        np.concatenate([part["document"] for part in parts]),
+    )

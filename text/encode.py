@@ -1,0 +1,131 @@
+"""A trained encoder as a thing that turns sentences into vectors: `SentenceEncoder`."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dipole.core.errors import DataError, OptionError
+from dipole.core.progress import Progress
+from dipole.text.batching import Batch, by_tokens, pad
+from dipole.text.encoders import SentenceModel
+from dipole.text.probes import halves_normalised
+from dipole.text.vocabulary import Tokens
+
+Normalize = Literal["halves", "unit", "none"]
+
+
+class SentenceEncoder:
+    """Tokenizer and model together.
+
+    Args:
+        model: f and g. tokens: the tokenizer it was trained with.
+        normalize: "halves" scales f(s) and g(s) to unit length each before they are joined (what the Quick-Thought
+            evaluation does), "unit" the whole vector, "none" nothing.
+        max_length: longer sentences are cut; None for encoders without a limit.
+        transform: applied to f(s) and to g(s) before they are normalised, such as CLLR's L.
+    """
+
+    def __init__(
+        self,
+        model: SentenceModel,
+        tokens: Tokens,
+        normalize: Normalize = "halves",
+        max_length: int | None = None,
+        transform: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        self.model, self.tokens, self.normalize, self.max_length = model, tokens, normalize, max_length
+        self.transform = transform
+
+    @property
+    def width(self) -> int:
+        """Length of the vectors."""
+        return self.model.output_width
+
+    @overload
+    def encode(self, sentences: str | Sequence[str], *, batch_tokens: int = ..., output: Literal["numpy"] = ...,
+               normalize: Normalize | None = ..., progress: bool = ...) -> np.ndarray: ...  # fmt: skip
+    @overload
+    def encode(self, sentences: str | Sequence[str], *, batch_tokens: int = ..., output: Literal["torch"],
+               normalize: Normalize | None = ..., progress: bool = ...) -> Tensor: ...  # fmt: skip
+    def encode(
+        self,
+        sentences: str | Sequence[str],
+        *,
+        batch_tokens: int = 1024,
+        output: Literal["numpy", "torch"] = "numpy",
+        normalize: Normalize | None = None,
+        progress: bool = False,
+    ) -> np.ndarray | Tensor:
+        """Vectors (n, width) in float32, in the order of the sentences; a single string gives (width,).
+
+        Each distinct sentence is encoded once, in batches of similar length and at most `batch_tokens` tokens.
+        An empty sentence is read as a full stop. Small batches are fastest on a CPU; give a GPU 16,384 or more.
+        """
+        if isinstance(sentences, str):
+            return self.encode([sentences], batch_tokens=batch_tokens, output=output, normalize=normalize)[0]  # type: ignore[call-overload,no-any-return]
+        if output not in ("numpy", "torch"):
+            raise OptionError(f"output must be 'numpy' or 'torch', got {output!r}")
+        wrong = next((s for s in sentences if not isinstance(s, str)), None)
+        if wrong is not None:
+            raise DataError(f"sentences must be strings, got {type(wrong).__name__}")
+        place: dict[str, int] = {}
+        rows = [place.setdefault(sentence, len(place)) for sentence in sentences]
+        ids = self.tokens.encode(list(place), self.max_length)
+        found = self.encode_ids(ids, batch_tokens, progress)
+        if len(place) < len(rows):
+            found = found[torch.tensor(rows)]
+        found = self._normalised(found, normalize or self.normalize)
+        return found if output == "torch" else found.cpu().numpy()
+
+    @torch.inference_mode()
+    def encode_ids(self, ids: Sequence[Sequence[int] | np.ndarray], batch_tokens: int, progress: bool = False) -> Tensor:
+        """Raw vectors (n, width) of sentences given as token ids."""
+        device = next(self.model.parameters()).device
+        out = torch.empty(len(ids), self.width, device=device)
+        lengths = np.array([len(each) for each in ids], dtype=np.int64)
+        bar = Progress(quiet=not progress)
+        bar.start("encode (tokens)", int(lengths.sum()), 0)
+        was, done = self.model.training, 0
+        self.model.eval()
+        try:
+            for group in by_tokens(lengths, batch_tokens):
+                chunk = pad([ids[i] for i in group[::-1]]).to(device)  # longest first
+                batch = Batch([chunk], torch.arange(len(group), device=device))
+                out[torch.from_numpy(group[::-1].copy()).to(device)] = self._represent(batch)
+                done += int(lengths[group].sum())
+                bar.update(done)
+        finally:
+            self.model.train(was)
+            bar.close(done)
+        return out
+
+    def _represent(self, batch: Batch) -> Tensor:
+        if self.transform is None:
+            return self.model.represent(batch).float()
+        f, g = (self.transform(side.float()) for side in self.model(batch))
+        return f if self.model.g is None else torch.cat([f, g], 1)
+
+    def _normalised(self, vectors: Tensor, how: Normalize) -> Tensor:
+        if how == "none" or not len(vectors):
+            return vectors
+        halves = self.model.halves if how == "halves" else 1
+        return torch.from_numpy(halves_normalised(vectors.cpu().numpy(), halves)).to(vectors.device)
+
+
+class Combined:
+    """Several trained encoders, their vectors side by side: the authors' "combine" (uni and bi) and MC-QT models."""
+
+    def __init__(self, encoders: Sequence[SentenceEncoder]) -> None:
+        self.encoders = list(encoders)
+
+    @property
+    def width(self) -> int:
+        return sum(encoder.width for encoder in self.encoders)
+
+    def encode(self, sentences: str | Sequence[str], **options: Any) -> Any:
+        parts = [encoder.encode(sentences, **options) for encoder in self.encoders]
+        return torch.cat(parts, -1) if options.get("output") == "torch" else np.concatenate(parts, -1)
+

@@ -1,0 +1,191 @@
+"""Sentence encoders: recurrent, bag-of-words and transformer, one for the sentence (f) and one for its context (g)."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
+
+from dipole.core.errors import ConfigError
+from dipole.text.batching import Batch, Chunk
+
+Direction = Literal["uni", "bi", "combine"]
+
+
+class WordGRU(nn.Module):
+    """Final state of a GRU over word embeddings; "bi" joins two of half the width, "combine" is uni beside bi.
+
+    As in the Quick-Thought code (`s2v_model.py`) but for the cell: TensorFlow's GRU applies the reset gate before the
+    recurrent product and starts with gate bias 1, PyTorch's after it and with uniform biases. Weights cannot be exchanged.
+
+    Args:
+        table: word embeddings, shared with other encoders if they hold the same module.
+        width: of the output; "combine" gives twice that.
+    """
+
+    def __init__(self, table: nn.Embedding, width: int, direction: Direction) -> None:
+        super().__init__()
+        if direction != "uni" and width % 2:
+            raise ConfigError(f"a {direction} GRU of width {width} cannot be halved; choose an even hidden_size")
+        self.table = table
+        sides = {"uni": [False], "bi": [True], "combine": [False, True]}[direction]
+        self.recurrent = nn.ModuleList(
+            nn.GRU(table.embedding_dim, width // 2 if both else width, bidirectional=both) for both in sides
+        )
+        self.width = width * len(sides)
+
+    def forward(self, chunk: Chunk) -> Tensor:
+        packed = pack_padded_sequence(chunk.ids, chunk.lengths, batch_first=True)
+        words = PackedSequence(self.table(packed.data), packed.batch_sizes)  # nothing is looked up for padding
+        states = [gru(words)[1] for gru in self.recurrent]  # (directions, b, units)
+        return torch.cat([side for state in states for side in state], 1)
+
+
+class BagOfWords(nn.Module):
+    """Sum of word embeddings (the Quick-Thought code sums, it does not average)."""
+
+    def __init__(self, table: nn.Embedding) -> None:
+        super().__init__()
+        self.table = table
+        self.width = table.embedding_dim
+
+    def forward(self, chunk: Chunk) -> Tensor:
+        weights = chunk.mask().to(self.table.weight.dtype)
+        return nn.functional.embedding_bag(chunk.ids, self.table.weight, mode="sum", per_sample_weights=weights)
+
+
+class Transformer(nn.Module):
+    """Any Hugging Face encoder, pooled over its tokens or at its first one.
+
+    Args:
+        model: from `transformers.AutoModel`.
+        pooling: "mean" over tokens, or "cls".
+    """
+
+    def __init__(self, model: nn.Module, pooling: Literal["mean", "cls"]) -> None:
+        super().__init__()
+        self.model = model
+        self.pooling = pooling
+        self.width = int(model.config.hidden_size)
+
+    def forward(self, chunk: Chunk) -> Tensor:
+        mask = chunk.mask()
+        # A chunk without padding needs no mask, and attention without one is faster.
+        full = bool(chunk.lengths[-1] == chunk.ids.shape[1])
+        hidden = self.model(input_ids=chunk.ids, attention_mask=None if full else mask.long()).last_hidden_state
+        if self.pooling == "cls":
+            return hidden[:, 0]
+        weight = mask.to(hidden.dtype)
+        return torch.bmm(weight[:, None], hidden)[:, 0] / weight.sum(1, keepdim=True)
+
+
+class Channels(nn.Module):
+    """Several encoders of one sentence side by side (MultiChannel: fixed word vectors beside trained ones)."""
+
+    def __init__(self, parts: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+        self.width = sum(part.width for part in parts)
+
+    def forward(self, chunk: Chunk) -> Tensor:
+        return torch.cat([part(chunk) for part in self.parts], 1)
+
+
+class SentenceModel(nn.Module):
+    """f and g, without shared weights but for fixed word vectors; g is None where one encoder does both."""
+
+    def __init__(self, f: nn.Module, g: nn.Module | None, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.f, self.g, self.dropout = f, g, dropout
+        self.width = f.width
+        self.output_width = f.width + (g.width if g is not None else 0)
+
+    @property
+    def halves(self) -> int:
+        """Equal parts of `represent` that the authors scale to unit length one by one."""
+        return 1 if self.g is None else 2
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Embeddings (B, d) of the sentences by f and by g, in the order of the batch."""
+        f = torch.cat([self.f(chunk) for chunk in batch.chunks])[batch.order]
+        g = f if self.g is None else torch.cat([self.g(chunk) for chunk in batch.chunks])[batch.order]
+        if self.training and self.dropout:
+            # As in the authors' code: one mask of the width for the whole batch and both sides, without rescaling.
+            kept = torch.rand(1, self.width, device=f.device) >= self.dropout
+            return f * kept, g * kept
+        return f, g
+
+    def represent(self, batch: Batch) -> Tensor:
+        """[f(s); g(s)], (B, output_width): what is evaluated and exported."""
+        f, g = self(batch)
+        return f if self.g is None else torch.cat([f, g], 1)
+
+
+def trained_table(words: int, width: int) -> nn.Embedding:
+    """Word embeddings to be learned, uniform in [-0.1, 0.1] as in the authors' code."""
+    table = nn.Embedding(words, width)
+    nn.init.uniform_(table.weight, -0.1, 0.1)
+    return table
+
+
+def fixed_table(vectors: Tensor, known: Tensor) -> nn.Embedding:
+    """Pretrained word vectors that are not learned.
+
+    Args:
+        vectors: (V, d), row 0 the unknown word. known: (V,) bool, the words that have a vector; the others and the
+            unknown word share one vector, uniform in [0, 1) as in the authors' code.
+    """
+    rows = vectors.clone()
+    rows[~known] = torch.rand(vectors.shape[1])
+    return nn.Embedding.from_pretrained(rows, freeze=True)
+
+
+def build_transformer(source: str, pooling: Literal["mean", "cls"], vocabulary: int) -> Transformer:
+    """Make a transformer from a config file (random weights), or load a checkpoint folder or a name on the Hub."""
+    from transformers import AutoConfig, AutoModel
+
+    path = Path(source)
+    weights = path.is_dir() and any(path.glob("*.safetensors")) or (path.is_dir() and any(path.glob("*.bin")))
+    try:
+        if path.is_file() or (path.is_dir() and not weights):
+            config = AutoConfig.from_pretrained(str(path))
+            if config.vocab_size < vocabulary:
+                config.vocab_size = vocabulary
+            model = AutoModel.from_config(config)
+        else:
+            model = AutoModel.from_pretrained(source)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"text.transformer = {source!r} cannot be loaded: {str(error).splitlines()[0]}. Give a config.json, a checkpoint "
+            f"folder, or a name on the Hugging Face Hub."
+        ) from error
+    if model.config.vocab_size < vocabulary:
+        raise ConfigError(
+            f"text.transformer = {source!r} knows {model.config.vocab_size} tokens, the tokenizer has {vocabulary}; give the "
+            f"tokenizer that belongs to it"
+        )
+    return Transformer(model, pooling)
+
+
+def small_transformer(vocabulary: int, width: int, layers: int, heads: int, pooling: Literal["mean", "cls"]) -> Transformer:
+    """A BERT encoder of the given size with random weights."""
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=4 * width,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    return Transformer(BertModel(config, add_pooling_layer=False), pooling)
+
+
+def describe(model: SentenceModel) -> dict[str, Any]:
+    """What the record keeps about the encoder."""
+    total = {id(p): p.numel() for p in model.parameters()}
+    return {"width": model.output_width, "parameters": sum(total.values())}

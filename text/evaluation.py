@@ -1,0 +1,73 @@
+"""What is measured on held-out running text: the next sentence, distances of neighbours, nearest sentences."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dipole.core.similarity import normalize
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Shares of the distances D = (1 - cos) / 2 per bin: of neighbours ("correct") and of all others ("incorrect")."""
+
+    edges: np.ndarray  # (bins + 1,)
+    correct: np.ndarray  # (bins,)
+    incorrect: np.ndarray  # (bins,)
+
+
+def next_sentence(f: Tensor, g: Tensor, document: Tensor) -> dict[str, float]:
+    """Look for the next sentence among all held-out ones by the cosine of f(sentence) and g(candidate).
+
+    Args:
+        f, g: (n, d) of consecutive sentences. document: (n,); a document's last sentence asks nothing.
+
+    Returns:
+        "next@1" and "next@10", shares of queries whose next sentence ranks first or among ten (the sentence itself is no
+        candidate), "next_mrr", the mean of 1 / rank, and "chance@1".
+    """
+    queries = torch.nonzero(document[:-1] == document[1:]).squeeze(1)
+    if not len(queries):
+        return {}
+    scores = normalize(f[queries].float()) @ normalize(g.float()).T
+    scores[torch.arange(len(queries)), queries] = -torch.inf
+    truth = scores.gather(1, (queries + 1)[:, None])
+    rank = (scores > truth).sum(1) + 1
+    return {
+        "next@1": float((rank == 1).float().mean()),
+        "next@10": float((rank <= 10).float().mean()),
+        "next_mrr": float((1 / rank).mean()),
+        "chance@1": 1 / (len(f) - 1),
+    }
+
+
+def neighbour_histogram(f: Tensor, g: Tensor, document: Tensor, bins: int = 50) -> Histogram:
+    """Distances between f(sentence) and g(next sentence), and between f(sentence) and g of all others (LMCL, Fig. 5)."""
+    distance = ((1 - normalize(f.float()) @ normalize(g.float()).T) / 2).clamp(0, 1)
+    n = len(f)
+    position = torch.arange(n)
+    near = (position[:, None] - position[None]).abs() == 1
+    near &= document[:, None] == document[None]
+    other = ~near & ~torch.eye(n, dtype=torch.bool)
+    edges = np.linspace(0, 1, bins + 1)
+    shares = []
+    for chosen in (near, other):
+        counts, _ = np.histogram(distance[chosen].numpy(), edges)
+        shares.append(counts / max(1, counts.sum()))
+    return Histogram(edges, *shares)
+
+
+def nearest_sentences(queries: Sequence[int], vectors: np.ndarray, texts: Sequence[str], count: int = 5) -> str:
+    """Text with the sentences nearest to each query (an index into `texts`), by cosine."""
+    x = normalize(torch.as_tensor(vectors).float())
+    lines = []
+    for query in queries:
+        scores = x @ x[query]
+        scores[query] = -torch.inf
+        best = scores.topk(min(count, len(texts) - 1))
+        lines.append(f"{texts[query]}")
+        lines += [f"  {float(s):.3f}  {texts[int(i)]}" for s, i in zip(best.values, best.indices, strict=True)]
+    return "\n".join(lines)

@@ -1,0 +1,173 @@
+"""From text to word or subword ids: vocabularies by frequency, Hugging Face tokenizers, word vectors, expansion."""
+
+import hashlib
+from collections.abc import Container, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
+from tokenizers.models import WordLevel
+from tokenizers.trainers import WordLevelTrainer
+
+from dipole.core.errors import DataError
+
+UNKNOWN = "<unk>"
+# Words as the Penn Treebank cuts them where that matters for a bag of words: contractions apart, numbers and hyphenated
+# words whole, every other mark alone. Text that is already cut this way (SentEval's files) stays as it is.
+PATTERN = (
+    r"\w+(?=n['’]t\b)|n['’]t\b|['’](?:s|re|ve|ll|d|m|S|RE|VE|LL|D|M)\b"
+    r"|\w+(?:[-.,/]\w+)*|\.{2,}|-{2,}|``|''|[^\w\s]"
+)
+
+
+def _configure(tokenizer: Tokenizer, lower: bool) -> Tokenizer:
+    parts = [normalizers.NFC(), *([normalizers.Lowercase()] if lower else [])]
+    tokenizer.normalizer = normalizers.Sequence(parts)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(PATTERN), behavior="removed", invert=True)
+    return tokenizer
+
+
+def build_vocabulary(sentences: Iterable[str], size: int = 50_000, lower: bool = False) -> "Tokens":
+    """Take the `size` most frequent words, id 0 for every other; equally frequent words in the order of their letters."""
+    tokenizer = _configure(Tokenizer(WordLevel({UNKNOWN: 0}, unk_token=UNKNOWN)), lower)
+    trainer = WordLevelTrainer(vocab_size=size + 1, special_tokens=[UNKNOWN], show_progress=False)
+    tokenizer.train_from_iterator(sentences, trainer)
+    return Tokens(tokenizer)
+
+
+def words_vocabulary(words: Sequence[str], lower: bool = False) -> "Tokens":
+    """Make a vocabulary of the given words, ids from 1 in their order (0 is every other word)."""
+    index = {UNKNOWN: 0}
+    for word in words:
+        index.setdefault(word, len(index))
+    return Tokens(_configure(Tokenizer(WordLevel(index, unk_token=UNKNOWN)), lower))
+
+
+def load_tokens(source: str | Path) -> "Tokens":
+    """Load a Hugging Face tokenizer: a tokenizer.json, a folder that holds one, or a name on the Hub."""
+    path = Path(source)
+    if path.is_dir() and (path / "tokenizer.json").is_file():
+        path = path / "tokenizer.json"
+    try:
+        if path.is_file():
+            return Tokens(Tokenizer.from_file(str(path)))
+        from transformers import AutoTokenizer
+
+        return Tokens(AutoTokenizer.from_pretrained(str(source))._tokenizer)
+    except Exception as error:  # the tokenizers library raises bare Exception
+        raise DataError(
+            f"no tokenizer at {source}: {str(error).splitlines()[0]}. Give a tokenizer.json, a folder that holds one, a "
+            f"name on the Hugging Face Hub, or 'words'."
+        ) from error
+
+
+class Tokens:
+    """A tokenizer and its vocabulary; wraps `tokenizers.Tokenizer` so that words and subwords are one thing."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        self.index = tokenizer.get_vocab()
+        self.words_only = isinstance(tokenizer.model, WordLevel)
+        # What an empty sentence is read as: SentEval's examples use a full stop.
+        self.empty = self.index.get(".", self.index.get(UNKNOWN, self.index.get("[UNK]", 0)))
+
+    def __len__(self) -> int:
+        return max(self.index.values()) + 1
+
+    def encode(self, sentences: Sequence[str], max_length: int | None = None) -> list[list[int]]:
+        """Ids of every sentence, cut after `max_length`; an empty sentence becomes a full stop."""
+        found = [encoding.ids for encoding in self.tokenizer.encode_batch_fast(list(sentences))]
+        if max_length is not None:
+            # A subword tokenizer closes a sentence with a mark ([SEP]); the cut keeps it.
+            closed = not self.words_only and bool(self.tokenizer.num_special_tokens_to_add(False))
+            found = [
+                ids if len(ids) <= max_length else ids[: max_length - 1] + ids[-1:] if closed else ids[:max_length]
+                for ids in found
+            ]
+        return [ids or [self.empty] for ids in found]
+
+    def words(self) -> list[str]:
+        """All tokens in the order of their ids."""
+        out = [""] * len(self)
+        for word, i in self.index.items():
+            out[i] = word
+        return out
+
+    @property
+    def fingerprint(self) -> str:
+        """Content hash."""
+        return hashlib.sha256(self.tokenizer.to_str().encode()).hexdigest()[:16]
+
+    def save(self, path: Path) -> None:
+        """Write a tokenizer.json."""
+        self.tokenizer.save(str(path))
+
+
+def read_vectors(path: str | Path, wanted: Container[str] | None = None) -> tuple[list[str], np.ndarray]:
+    """Read word vectors in the text format of GloVe or word2vec (whose first line gives count and width).
+
+    Args:
+        path: UTF-8 text, one word and its numbers a line.
+        wanted: keep these words only.
+
+    Returns:
+        words, and their vectors (n, width) in float32.
+
+    Raises:
+        DataError: the file is missing or empty, or a line does not have as many numbers as the first.
+    """
+    words: list[str] = []
+    rows: list[np.ndarray] = []
+    seen: set[str] = set()
+    width = 0
+    try:
+        with Path(path).open(encoding="utf-8", errors="replace", newline="\n") as file:
+            for number, line in enumerate(file, 1):
+                fields = line.rstrip().split(" ")
+                if number == 1 and len(fields) == 2 and all(field.isdigit() for field in fields):
+                    width = int(fields[1])
+                    continue
+                width = width or len(fields) - 1
+                if len(fields) < 2 or len(fields) - 1 < width:
+                    raise DataError(f"{path}, line {number}: {len(fields) - 1} numbers after the word, expected {width}")
+                word = " ".join(fields[: len(fields) - width])  # GloVe 840B has a few words with blanks
+                if word in seen or (wanted is not None and word not in wanted):
+                    continue
+                try:
+                    rows.append(np.array(fields[len(fields) - width :], dtype=np.float32))
+                except ValueError:
+                    raise DataError(f"{path}, line {number}: the vector of {word!r} holds something else than numbers") from None
+                words.append(word)
+                seen.add(word)
+    except OSError as error:
+        raise DataError(f"word vectors {path} cannot be read: {error.strerror}") from error
+    if not words and wanted is None:
+        raise DataError(f"{path} holds no word vectors")
+    return words, np.stack(rows) if rows else np.zeros((0, width), dtype=np.float32)
+
+
+def expand(
+    index: dict[str, int], table: np.ndarray, vector_words: Sequence[str], vectors: np.ndarray
+) -> tuple[list[str], np.ndarray]:
+    """Give words unseen in training an embedding: a linear map with intercept from word-vector space to the trained table.
+
+    The map is fitted by least squares on the shared words; words trained keep their own embedding; words with an underscore
+    (phrases of word2vec) are left out (Kiros et al. 2015, Sec. 2.2; the Quick-Thought code does the same per table).
+
+    Args:
+        index: word -> row of the table. table: (V, d) trained. vectors: (n, m) of `vector_words`.
+
+    Returns:
+        the added words, and their embeddings (k, d).
+    """
+    shared = [i for i, word in enumerate(vector_words) if word in index and index[word] != 0]
+    if not shared:
+        raise DataError("expansion of the vocabulary: no word of the vector file is in the trained vocabulary")
+    design = np.concatenate([vectors[shared], np.ones((len(shared), 1), dtype=vectors.dtype)], 1).astype(np.float64)
+    target = table[[index[vector_words[i]] for i in shared]].astype(np.float64)
+    solution, *_ = np.linalg.lstsq(design, target, rcond=None)
+    new = [i for i, word in enumerate(vector_words) if word not in index and "_" not in word]
+    mapped = vectors[new].astype(np.float64) @ solution[:-1] + solution[-1]
+    return [vector_words[i] for i in new], mapped.astype(table.dtype)
