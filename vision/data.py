@@ -145,7 +145,8 @@ def load(config: DataConfig, seed: Seeds) -> Parts:
     source = open_source(config.source, config.size, config.on_corrupt, wanted)
     test = None
     if config.test is not None:
-        test = open_source(config.test, config.size, config.on_corrupt, wanted).read(config.test_split)
+        other = open_source(config.test, config.size, config.on_corrupt, wanted)
+        test = other.read(other.splits[0] if len(other.splits) == 1 else config.test_split)
     elif config.test_split in source.splits:
         test = source.read(config.test_split)
     train = source.read(config.train_split)

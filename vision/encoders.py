@@ -18,7 +18,7 @@ class EncoderConfig(Settings):
 
     name: Literal["small-conv", "alexnet", "resnet18", "resnet50", "vgg16", "linear"] = "small-conv"
     stem: Stem = Field("cifar", description="resnet only: 3x3 stride 1 without pooling, or 7x7 stride 2 with pooling")
-    width: int = Field(32, ge=1, description="small-conv: channels of the first stage; linear: output features")
+    width: int = Field(16, ge=1, description="small-conv: channels of the first stage; linear: output features")
     tap: str | None = Field(
         None, description="the layer that probes see, such as fc7 or pooled; default the encoder's last"
     )

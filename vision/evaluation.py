@@ -33,7 +33,7 @@ class ProbeConfig(Settings):
 def probe(
     config: ProbeConfig, train_x: Tensor, train_y: Tensor | None, test_x: Tensor, test_y: Tensor | None, seed: int
 ) -> dict[str, float]:
-    """Numbers of the configured probes on frozen features; k-means clusters the test part on the unit sphere."""
+    """Numbers of the configured probes on frozen features; k-means clusters the test part."""
     data = (train_x, train_y, test_x, test_y)
     found: dict[str, float] = {}
     for name in config.probes:
@@ -42,7 +42,7 @@ def probe(
         elif name == "few_shot":
             result = few_shot_probe(*data, labels_per_class=config.labels_per_class, draws=config.draws, seed=seed)
         elif name == "kmeans":
-            result = kmeans_accuracy(test_x, test_y, inits=config.inits, normalize=True, seed=seed)
+            result = kmeans_accuracy(test_x, test_y, inits=config.inits, seed=seed)
         elif name == "knn":
             result = knn_probe(*data, k=config.neighbours, temperature=config.temperature)
         else:

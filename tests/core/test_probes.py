@@ -1,0 +1,201 @@
+"""Probes against scikit-learn, hand-made cases and their own promises."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.cluster import KMeans
+from sklearn.linear_model import LogisticRegression
+from torch import nn
+
+from dipole.core import probes
+from dipole.core.errors import DataError, OptionError, TrainingError
+
+
+def blobs(n=300, d=6, classes=4, spread=1.0, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.arange(n) % classes
+    means = 2 * torch.randn(classes, d, generator=torch.Generator().manual_seed(7))
+    return means[y] + spread * torch.randn(n, d, generator=generator), y
+
+
+@pytest.mark.parametrize(("n", "d"), [(300, 6), (40, 100)])
+def test_convex_probe_is_the_optimum_that_scikit_learn_finds(n, d):
+    x, y = blobs(n, d, spread=3.0)
+    weight, bias, converged = probes.fit_softmax(x, y, 4)
+    reference = LogisticRegression(C=1.0, tol=1e-10, max_iter=10_000).fit(x.double().numpy(), y.numpy())
+    assert converged
+    np.testing.assert_allclose(weight.numpy(), reference.coef_, atol=2e-4)
+    np.testing.assert_allclose((bias - bias.mean()).numpy(), reference.intercept_, atol=2e-3)
+
+
+def test_convex_probe_converges_on_badly_scaled_features():
+    x, y = blobs(400, 30, spread=3.0)
+    mix = torch.randn(30, 30, generator=torch.Generator().manual_seed(1))
+    plain = probes.linear_probe(x, y, x, y, standardize=False, l2=1e-6)
+    scaled = probes.linear_probe(x @ mix * torch.logspace(-1, 1, 30), y, x, y, standardize=False, l2=1e-6)
+    assert plain.converged
+    assert scaled.converged
+
+
+def test_gradient_at_the_optimum_vanishes():
+    x, y = blobs(500, 20, spread=2.0)
+    weight, bias, _ = probes.fit_softmax(x, y, 4, l2=0.01)
+    weight.requires_grad_()
+    bias.requires_grad_()
+    loss = nn.functional.cross_entropy(x.double() @ weight.T + bias, y) + 0.005 * weight.square().sum()
+    gradients = torch.autograd.grad(loss, (weight, bias))
+    assert max(g.abs().max() for g in gradients) < 1e-5
+
+
+@pytest.mark.parametrize("solver", ["sgd", "adam"])
+def test_schedules_of_the_papers_learn_and_repeat(solver):
+    x, y = blobs()
+    tx, ty = blobs(seed=1)
+    first = probes.linear_probe(x, y, tx, ty, solver=solver, epochs=20, seed=3)
+    again = probes.linear_probe(x, y, tx, ty, solver=solver, epochs=20, seed=3)
+    other = probes.linear_probe(x, y, tx, ty, solver=solver, epochs=20, seed=4)
+    assert first.accuracy > 0.9
+    assert torch.equal(first.scores, again.scores)
+    assert not torch.equal(first.scores, other.scores)
+
+
+def test_top5_counts_the_class_among_five_best():
+    scores = torch.tensor([[6.0, 5, 4, 3, 2, 1], [6, 5, 4, 3, 2, 1]])
+    x = torch.eye(6)
+    split = probes._split(x, torch.arange(6), scores, torch.tensor([4, 5]))
+    result = probes._result(split, scores)
+    assert result.accuracy == 0
+    assert result.top5 == 0.5
+
+
+def test_labels_may_be_any_integers_and_missing_ones_are_left_out():
+    x, y = blobs()
+    named = torch.tensor([17, 3, 99, 40])[y]
+    named[::7] = -1
+    result = probes.linear_probe(x, named, x, named)
+    assert result.accuracy > 0.9
+    assert set(result.predictions.tolist()) <= {17, 3, 99, 40}
+    assert len(result.predictions) == int((named >= 0).sum())
+
+
+def test_a_class_without_training_points_counts_as_wrong():
+    x, y = blobs()
+    keep = y < 3
+    result = probes.mean_classifier(x[keep], y[keep], x, y)
+    assert result.accuracy <= 0.76
+
+
+def test_mean_classifier_by_hand():
+    x = torch.tensor([[1.0, 0], [3, 0], [0, 1], [0, 1]])
+    y = torch.tensor([0, 0, 1, 1])
+    # means (2, 0) and (0, 1): the point (1, 1.5) scores 2 against 1.5
+    result = probes.mean_classifier(x, y, torch.tensor([[1.0, 1.5]]), torch.tensor([0]))
+    torch.testing.assert_close(result.scores, torch.tensor([[2.0, 1.5]]))
+    assert result.accuracy == 1
+
+
+def test_few_shot_uses_so_many_labels_and_averages_draws(monkeypatch):
+    x, y = blobs()
+    sizes = []
+    fit = probes.fit_softmax
+
+    def spy(x, y, *rest):
+        sizes.append(torch.bincount(y).tolist())
+        return fit(x, y, *rest)
+
+    monkeypatch.setattr(probes, "fit_softmax", spy)
+    result = probes.few_shot_probe(x, y, x, y, labels_per_class=3, draws=4, seed=1)
+    assert sizes == [[3, 3, 3, 3]] * 4
+    assert result.std is not None
+    assert result.accuracy == probes.few_shot_probe(x, y, x, y, labels_per_class=3, draws=4, seed=1).accuracy
+
+
+def test_knn_against_a_loop():
+    x, y = blobs(60)
+    tx, ty = blobs(20, seed=5)
+    result = probes.knn_probe(x, y, tx, ty, k=7, temperature=0.1)
+    hits = 0
+    for point, label in zip(tx.double(), ty, strict=True):
+        cosine = [float(point @ q / point.norm() / q.norm()) for q in x.double()]
+        votes = [0.0] * 4
+        for j in sorted(range(60), key=lambda j: -cosine[j])[:7]:
+            votes[int(y[j])] += np.exp(cosine[j] / 0.1)
+        hits += int(np.argmax(votes) == int(label))
+    assert result.accuracy == pytest.approx(hits / 20)
+
+
+def test_knn_takes_at_most_all_points():
+    x, y = blobs(8)
+    assert probes.knn_probe(x, y, x, y, k=500).scores.shape == (8, 4)
+
+
+def test_kmeans_reaches_the_inertia_of_scikit_learn():
+    x, _ = blobs(500, 8, classes=6, spread=1.5)
+    found = probes.kmeans(x, 6, inits=10, seed=0)
+    inertia = sum(float((x[found == k] - x[found == k].mean(0)).square().sum()) for k in range(6))
+    assert inertia <= KMeans(6, n_init=10, random_state=0).fit(x.numpy()).inertia_ * 1.01
+
+
+def test_kmeans_accuracy_matches_clusters_one_to_one():
+    x, y = blobs(200, spread=0.05)
+    assert probes.kmeans_accuracy(x, (y + 1) % 4, inits=5).accuracy == 1
+    assert probes.matched_accuracy(torch.tensor([0, 0, 0, 0]), torch.tensor([0, 1, 2, 3])) == 0.25
+    # two clusters share class 0: only one of them may claim it
+    assert probes.matched_accuracy(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 0, 1])) == 0.75
+
+
+def test_kmeans_survives_fewer_distinct_points_than_clusters():
+    x = torch.tensor([[0.0, 0], [1, 1]]).repeat(5, 1)
+    assert probes.kmeans(x, 4, inits=2).shape == (10,)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x, y: probes.linear_probe(x, None, x, y), "train_y is missing"),
+        (lambda x, y: probes.linear_probe(x, y[:5], x, y), "train_y must be"),
+        (lambda x, y: probes.linear_probe(x, torch.zeros_like(y), x, y), "two classes"),
+        (lambda x, y: probes.linear_probe(x, y, x[:, :2], y), "6 features and test_x 2"),
+        (lambda x, y: probes.linear_probe(x / 0, y, x, y), "NaN or infinite"),
+        (lambda x, y: probes.knn_probe(x, -torch.ones_like(y), x, y), "labelled points"),
+        (lambda x, y: probes.kmeans_accuracy(x, None), "labels is missing"),
+    ],
+)
+def test_bad_data_is_named(call, message):
+    x, y = blobs()
+    with pytest.raises(DataError, match=message):
+        call(x, y)
+
+
+def test_bad_options_are_named():
+    x, y = blobs()
+    with pytest.raises(OptionError, match="Did you mean 'convex'"):
+        probes.linear_probe(x, y, x, y, solver="convx")
+    with pytest.raises(OptionError, match="k >= 1"):
+        probes.knn_probe(x, y, x, y, k=0)
+    with pytest.raises(OptionError, match="1 to 300 clusters"):
+        probes.kmeans(x, 301)
+
+
+def test_frozen_restores_modes_and_notices_a_change():
+    module = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3).eval())
+    module.train()
+    module[1].eval()
+    with probes.frozen(module) as before:
+        assert not module.training
+        assert not torch.is_grad_enabled()
+        module(torch.randn(4, 3))
+    assert probes.state_hash(module) == before
+    assert module[0].training
+    assert not module[1].training
+    with pytest.raises(TrainingError, match="changed while it was evaluated"), probes.frozen(module):
+        module[1].running_mean += 1
+    assert module[0].training
+
+
+def test_state_hash_sees_values_names_and_dtypes():
+    a, b = nn.Linear(2, 2), nn.Linear(2, 2)
+    b.load_state_dict(a.state_dict())
+    assert probes.state_hash(a) == probes.state_hash(b)
+    assert probes.state_hash(a) != probes.state_hash(b.double())
+    assert probes.state_hash(a) != probes.state_hash(nn.Sequential(a))

@@ -1,0 +1,125 @@
+"""The adapter's promises: batches depend on the seed alone, ranks share them, evaluation leaves no trace."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from dipole.core.config import load
+from dipole.core.errors import ConfigError, DataError
+from dipole.core.probes import state_hash
+from dipole.core.seeding import Seeds, seed_everything
+from dipole.vision.adapter import VisionAdapter, VisionConfig
+
+SMALL = {
+    "encoder": {"name": "small-conv", "width": 4, "dim": 8},
+    "augment": {"size": 8, "flip": 0.0},
+    "data": {"limit": 128},
+    "probe": {"draws": 2, "inits": 2},
+}
+
+
+def adapter(batch_size=32, seed=0, rank=0, world_size=1, **settings):
+    config = VisionConfig.model_validate_json(json.dumps({**SMALL, **settings}))
+    seed_everything(Seeds(seed).model)
+    return VisionAdapter(
+        config,
+        seed=Seeds(seed),
+        device=torch.device("cpu"),
+        workdir=Path(),
+        batch_size=batch_size,
+        rank=rank,
+        world_size=world_size,
+    )
+
+
+def test_batches_depend_on_seed_epoch_and_index_alone():
+    first, again = adapter(), adapter()
+    whole = list(first.batches(2))
+    assert len(whole) == first.steps_per_epoch == 4
+    (last,) = again.batches(2, start=3)
+    assert all(torch.equal(a, b) for a, b in zip(last.views, whole[3].views, strict=True))
+    other = next(iter(first.batches(3)))
+    assert not torch.equal(other.views[0], whole[0].views[0])
+    assert not torch.equal(whole[0].views[0], whole[0].views[1])
+
+
+def test_ranks_share_the_batch_of_one_process():
+    whole = next(iter(adapter().batches(0)))
+    parts = [next(iter(adapter(rank=rank, world_size=2).batches(0))) for rank in range(2)]
+    for view in range(2):
+        torch.testing.assert_close(torch.cat([part.views[view] for part in parts]), whole.views[view])
+    assert torch.equal(torch.cat([part.labels for part in parts]), whole.labels)
+
+
+def test_pairs_have_k_plus_one_views():
+    a = adapter(views=4)
+    pairs = a.embed(next(iter(a.batches(0))))
+    assert pairs.anchors.shape == (4 * 32, a.embedding_dim)
+    assert pairs.positives.shape == (4 * 32, 3)
+    assert pairs.labels.shape == (4 * 32,)
+
+
+def test_evaluation_is_repeatable_and_leaves_the_module_alone():
+    a = adapter(probe={**SMALL["probe"], "baselines": True, "probes": ["linear", "few_shot", "kmeans", "knn", "mean"]})
+    before = state_hash(a.module)
+    a.module.train()
+    first = a.evaluate(None)
+    assert a.module.training
+    assert state_hash(a.module) == before
+    assert a.evaluate(None) == first
+    assert {
+        f"{p}{k}/accuracy" for p in ("", "untrained/", "raw/") for k in ("linear", "few_shot", "kmeans", "knn", "mean")
+    } <= set(first)
+    assert first["linear/accuracy"] == first["untrained/linear/accuracy"]
+    assert all(0 <= value <= 1 for value in first.values())
+
+
+def test_features_are_embeddings_with_labels():
+    a = adapter()
+    for split, images in (("train", a.parts.train), ("test", a.parts.test)):
+        x, y = a.features(split)
+        assert x.shape == (len(images), a.embedding_dim)
+        assert torch.equal(y, images.labels)
+
+
+def test_embedding_features_pass_through_the_objective():
+    a = adapter(probe={**SMALL["probe"], "features": "embedding", "probes": ["linear"]})
+
+    class Collapse:
+        def transform(self, x):
+            return torch.zeros_like(x)
+
+    assert a.evaluate(Collapse())["linear/accuracy"] < a.evaluate(None)["linear/accuracy"]
+
+
+def test_a_batch_larger_than_the_data_is_refused():
+    with pytest.raises(ConfigError, match=r"train\.batch_size: 500 is more than the 128 images"):
+        adapter(batch_size=500)
+
+
+def test_a_batch_of_one_is_refused_by_the_recipe():
+    with pytest.raises(ConfigError, match=r"train\.batch_size"):
+        load("digits-simclr", ["train.batch_size=1"])
+
+
+def test_probes_without_labels_are_refused(tmp_path):
+    import numpy as np
+
+    np.savez(tmp_path / "u.npz", images=np.random.default_rng(0).integers(0, 256, (64, 8, 8), dtype=np.uint8))
+    a = adapter(data={"source": str(tmp_path / "u.npz")}, batch_size=16)
+    assert next(iter(a.batches(0))).labels is None
+    with pytest.raises(DataError, match="train_y is missing"):
+        a.evaluate(None)
+
+
+def test_misspelt_settings_are_named_together():
+    with pytest.raises(ConfigError) as caught:
+        load("digits-simclr", ["vision.encoder.nam=x", "vision.augment.hue=0.9", "vision.probe.solver=newton"])
+    message = str(caught.value)
+    assert "vision.encoder.nam" in message
+    assert "'name'" in message
+    assert "vision.augment.hue" in message
+    assert "vision.probe.solver" in message
+    assert "convex" in message

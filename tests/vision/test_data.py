@@ -1,0 +1,250 @@
+"""Image sets: what is read, split and counted, and what is refused."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from dipole.core.errors import DataError
+from dipole.core.seeding import Seeds
+from dipole.vision.data import DataConfig, ImageSet, load, read_classes, unbalance
+from dipole.vision.sources import digits, open_source
+
+
+def png(value=0, size=(12, 12)):
+    buffer = io.BytesIO()
+    Image.new("RGB", size, (value, value, value)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two classes of four images, value 10 c + i."""
+    for c, name in enumerate(("cat", "dog")):
+        (tmp_path / name).mkdir()
+        for i in range(4):
+            (tmp_path / name / f"{i}.png").write_bytes(png(10 * c + i))
+    return tmp_path
+
+
+def read(path, **settings):
+    return load(DataConfig(source=str(path), **settings), Seeds(0))
+
+
+def test_digits_are_split_by_the_seed():
+    parts = load(DataConfig(), Seeds(0))
+    assert (len(parts.train), len(parts.test)) == (1078, 719)
+    assert parts.train.images.shape[1:] == (1, 8, 8)
+    together = torch.cat([parts.train.images, parts.test.images]).flatten(1).float()
+    everything = digits().images.flatten(1).float()
+    torch.testing.assert_close(together.sum(0), everything.sum(0))
+    assert load(DataConfig(), Seeds(0)).info()["fingerprint"] == parts.info()["fingerprint"]
+    assert load(DataConfig(), Seeds(1)).info()["fingerprint"] != parts.info()["fingerprint"]
+
+
+def test_statistics_equal_numpys():
+    images = ImageSet("x", torch.randint(0, 256, (20, 3, 5, 5), generator=torch.Generator().manual_seed(0)).byte())
+    mean, std = images.statistics
+    values = images.images.numpy() / 255
+    np.testing.assert_allclose(mean, values.mean((0, 2, 3)))
+    np.testing.assert_allclose(std, values.std((0, 2, 3)))
+
+
+def test_fingerprint_sees_pixels_and_labels():
+    x = digits()
+    changed = x.images.clone()
+    changed[0, 0, 0, 0] += 1
+    assert ImageSet("d", x.images, x.labels).fingerprint == x.fingerprint
+    assert ImageSet("d", changed, x.labels).fingerprint != x.fingerprint
+    assert ImageSet("d", x.images, x.labels.flip(0)).fingerprint != x.fingerprint
+
+
+def test_folder_of_classes(folder):
+    images = open_source(str(folder), None, "refuse").read("train")
+    assert images.class_names == ("cat", "dog")
+    assert images.labels.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert images.images[:, 0, 0, 0].tolist() == [0, 1, 2, 3, 10, 11, 12, 13]
+    assert images.counts() == {"cat": 4, "dog": 4}
+
+
+def test_folder_with_splits(tmp_path):
+    for split in ("train", "test"):
+        for name in ("a", "b"):
+            (tmp_path / split / name).mkdir(parents=True)
+            for i in range(3):
+                (tmp_path / split / name / f"{i}.png").write_bytes(png(i))
+    parts = read(tmp_path)
+    assert (len(parts.train), len(parts.test)) == (6, 6)
+
+
+def test_loose_images_are_unlabelled(tmp_path):
+    for i in range(4):
+        (tmp_path / f"{i}.png").write_bytes(png(i))
+    images = open_source(str(tmp_path), None, "refuse").read("train")
+    assert images.labels is None
+    assert images.counts() == {"unlabelled": 4}
+
+
+def test_size_brings_images_to_one_square(tmp_path):
+    (tmp_path / "a.png").write_bytes(png(3, (20, 12)))
+    (tmp_path / "b.png").write_bytes(png(4, (9, 31)))
+    with pytest.raises(DataError, match=r"b\.png has 9 x 31 pixels.*vision\.data\.size"):
+        open_source(str(tmp_path), None, "refuse").read("train")
+    assert open_source(str(tmp_path), 8, "refuse").read("train").images.shape == (2, 3, 8, 8)
+
+
+def test_a_corrupt_file_is_named_and_refused_or_skipped(folder):
+    (folder / "cat" / "2.png").write_bytes(png(2)[:40])
+    (folder / "dog" / "1.png").write_bytes(b"this is no image")
+    with pytest.raises(DataError, match=r"2 of 8 .*cat.2\.png.*dog.1\.png.*on_corrupt = 'skip'"):
+        open_source(str(folder), None, "refuse").read("train")
+    with pytest.warns(UserWarning, match="skipped 2 of 8"):
+        images = open_source(str(folder), None, "skip").read("train")
+    assert images.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert len(images.skipped) == 2
+
+
+def test_nothing_but_corrupt_files_is_refused_even_when_skipping(tmp_path):
+    (tmp_path / "x.png").write_bytes(b"")
+    with pytest.raises(DataError, match="1 of 1 image files"):
+        open_source(str(tmp_path), None, "skip").read("train")
+
+
+def test_an_empty_folder_is_refused(tmp_path):
+    with pytest.raises(DataError, match="holds no images"):
+        read(tmp_path)
+
+
+def test_unknown_sources_and_splits_are_refused(folder):
+    with pytest.raises(DataError, match="Did you mean 'digits'"):
+        read("digit")
+    with pytest.raises(DataError, match=r"no split 'trian'.*It has: train"):
+        read(folder, train_split="trian")
+
+
+def npz(path, **arrays):
+    np.savez(path, **arrays)
+    return path
+
+
+def test_npz(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (10, 6, 6, 3), dtype=np.uint8)
+    path = npz(tmp_path / "a.npz", images=pixels, labels=np.arange(10) % 2, class_names=np.array(["x", "y"]))
+    images = open_source(str(path), None, "refuse").read("train")
+    assert images.images[3, 2].numpy().tolist() == pixels[3, :, :, 2].tolist()
+    assert images.class_names == ("x", "y")
+    parts = read(path, test=str(path))
+    assert len(parts.train) == len(parts.test) == 10
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"pictures": np.zeros((2, 4, 4), np.uint8)}, "no array 'images'"),
+        ({"images": np.zeros((2, 4, 4, 3), np.float32)}, "must be uint8"),
+        ({"images": np.zeros((0, 4, 4, 3), np.uint8)}, "holds no images"),
+        ({"images": np.zeros((2, 4, 4, 3), np.uint8), "labels": np.zeros(3, int)}, "2 images but labels"),
+        ({"images": np.zeros((2, 4, 4, 3), np.uint8), "labels": np.zeros(2)}, "labels must be integers"),
+        ({"images": np.zeros((2, 4, 4, 2), np.uint8)}, "1 or 3"),
+    ],
+)
+def test_bad_arrays_are_named(tmp_path, arrays, message):
+    with pytest.raises(DataError, match=message):
+        read(npz(tmp_path / "a.npz", **arrays))
+
+
+def test_a_truncated_archive_is_refused(tmp_path):
+    path = npz(tmp_path / "a.npz", images=np.zeros((50, 8, 8, 3), np.uint8))
+    path.write_bytes(path.read_bytes()[:500])
+    with pytest.raises(DataError, match=r"cannot be read as an \.npz"):
+        read(path)
+
+
+def test_parquet_of_the_hubs_layout(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features(
+        {"img": datasets.Image(), "label": datasets.ClassLabel(names=["red", "green", "blue"])}
+    )
+    for split, n in (("train", 6), ("test", 3)):
+        rows = {"img": [{"bytes": png(i), "path": None} for i in range(n)], "label": [i % 3 for i in range(n)]}
+        datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / f"{split}-00000-of-00001.parquet")
+    parts = read(tmp_path)
+    assert parts.train.class_names == ("red", "green", "blue")
+    assert parts.train.labels.tolist() == [0, 1, 2, 0, 1, 2]
+    assert parts.test.images[:, 0, 0, 0].tolist() == [0, 1, 2]
+    (tmp_path / "classes.txt").write_text("blue\nred\n")
+    chosen = read(tmp_path, classes=str(tmp_path / "classes.txt"))
+    assert chosen.train.class_names == ("blue", "red")
+    assert chosen.train.labels.tolist() == [1, 0, 1, 0]
+    assert chosen.train.images[:, 0, 0, 0].tolist() == [0, 2, 3, 5]
+
+
+def test_stl10_binary_layout(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 3, 96, 96), dtype=np.uint8)
+    for split in ("train", "test", "unlabeled"):
+        pixels.tofile(tmp_path / f"{split}_X.bin")
+    np.array([1, 10], np.uint8).tofile(tmp_path / "train_y.bin")
+    np.array([1, 10], np.uint8).tofile(tmp_path / "test_y.bin")
+    (tmp_path / "class_names.txt").write_text("\n".join("abcdefghij"))
+    parts = read(tmp_path, pretrain_split="unlabeled")
+    assert parts.pretrain.labels is None
+    assert parts.train.labels.tolist() == [0, 9]
+    assert parts.train.images[0, 0].tolist() == pixels[0, 0].T.tolist()
+
+
+def test_class_list_picks_and_orders_classes(folder, tmp_path):
+    listed = tmp_path / "list"
+    listed.write_text("dog\n")
+    images = open_source(str(folder), None, "refuse", read_classes(listed)).read("train")
+    assert images.class_names == ("dog",)
+    assert images.images[:, 0, 0, 0].tolist() == [10, 11, 12, 13]
+    listed.write_text("dog\nbird\n")
+    with pytest.raises(DataError, match=r"lacks 1 classes.*bird"):
+        open_source(str(folder), None, "refuse", read_classes(listed)).read("train")
+
+
+def balanced(classes=10, each=100):
+    labels = torch.arange(classes).repeat_interleave(each)
+    return ImageSet("b", torch.zeros(len(labels), 1, 4, 4, dtype=torch.uint8), labels)
+
+
+def test_class_imbalance_follows_cacrs_rules():
+    generator = torch.Generator().manual_seed(0)
+    linear = unbalance(balanced(), "linear", generator)
+    assert torch.bincount(linear.labels).tolist() == [10, 20, 30, 40, 50, 60, 70, 80, 90, 100]
+    exponential = unbalance(balanced(each=1000), "exponential", generator)
+    expected = [max(1, int(1000 * np.exp(i + 1 - 10))) for i in range(10)]
+    assert torch.bincount(exponential.labels).tolist() == expected
+    hundred = unbalance(balanced(classes=100, each=10), "linear", generator)
+    assert torch.bincount(hundred.labels).tolist() == [i // 10 + 1 for i in range(100)]
+
+
+def test_imbalance_touches_only_pretraining_and_is_counted():
+    parts = load(DataConfig(imbalance="linear"), Seeds(0))
+    assert len(parts.pretrain) < len(parts.train) == 1078
+    assert parts.info()["counts"]["pretrain"] == parts.pretrain.counts()
+    again = load(DataConfig(imbalance="linear"), Seeds(0))
+    assert torch.equal(again.pretrain.images, parts.pretrain.images)
+
+
+def test_imbalance_without_labels_is_refused():
+    images = ImageSet("u", torch.zeros(4, 1, 4, 4, dtype=torch.uint8))
+    with pytest.raises(DataError, match="needs a label for every image"):
+        unbalance(images, "linear", torch.Generator())
+
+
+def test_limit_is_a_seeded_sample():
+    parts = load(DataConfig(limit=100), Seeds(0))
+    assert len(parts.train) == 100
+    assert len(parts.test) == 719
+
+
+def test_cifar10_subset(shared_data):
+    parts = read(shared_data / "cifar10/cifar10_train.npz", test=str(shared_data / "cifar10/cifar10_test.npz"))
+    assert parts.train.images.shape == (10_000, 3, 32, 32)
+    assert parts.test.counts() == dict.fromkeys(parts.test.class_names, 200)
+    mean, std = parts.train.statistics
+    np.testing.assert_allclose(mean, (0.4934, 0.4831, 0.4470), atol=1e-4)
+    np.testing.assert_allclose(std, (0.2460, 0.2441, 0.2616), atol=1e-4)

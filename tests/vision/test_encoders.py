@@ -1,0 +1,78 @@
+"""Encoders: shapes of the taps, statistics inside the module, transformers' round trip."""
+
+import pytest
+import torch
+
+from dipole.core.errors import ConfigError
+from dipole.vision.encoders import EncoderConfig, build_encoder, build_projector
+
+CASES = [
+    ("small-conv", 1, 16, {"pooled": 256}),
+    ("alexnet", 3, 32, {"conv5": 192 * 9, "fc6": 4096, "fc7": 4096}),
+    ("vgg16", 3, 32, {"pooled": 512, "fc": 100}),
+    ("linear", 1, 2, {"map": 16}),
+    ("resnet18", 3, 32, {"pooled": 512}),
+]
+
+
+@pytest.mark.parametrize(("name", "channels", "size", "taps"), CASES)
+def test_taps_have_the_widths_they_claim(name, channels, size, taps):
+    encoder = build_encoder(EncoderConfig(name=name), channels, size)
+    assert encoder.taps == taps
+    images = torch.rand(3, channels, size, size)
+    for tap, width in taps.items():
+        assert encoder(images, tap).shape == (3, width)
+    encoder.eval()
+    torch.testing.assert_close(encoder(images), encoder(images, encoder.last))
+
+
+def test_resnet50_has_the_parameters_of_the_literature():
+    encoder = build_encoder(EncoderConfig(name="resnet50", stem="cifar"), 3, 32)
+    assert sum(p.numel() for p in encoder.parameters()) == 23_500_352
+    imagenet = build_encoder(EncoderConfig(name="resnet50", stem="imagenet"), 3, 64)
+    assert sum(p.numel() for p in imagenet.parameters()) == 23_508_032
+    assert imagenet(torch.rand(2, 3, 64, 64)).shape == (2, 2048)
+
+
+def test_cifar_stem_keeps_the_resolution():
+    encoder = build_encoder(EncoderConfig(name="resnet18", stem="cifar"), 3, 32)
+    assert encoder.model.embedder(torch.rand(1, 3, 32, 32)).shape == (1, 64, 32, 32)
+
+
+def test_statistics_are_part_of_the_module():
+    encoder = build_encoder(EncoderConfig(name="linear", width=4), 3, 2)
+    images = torch.rand(5, 3, 2, 2)
+    plain = encoder(images)
+    encoder.set_statistics([0.1, 0.2, 0.3], [0.5, 0.5, 0.25])
+    shifted = (images - torch.tensor([0.1, 0.2, 0.3])[:, None, None]) / torch.tensor([0.5, 0.5, 0.25])[:, None, None]
+    torch.testing.assert_close(encoder(images), shifted.flatten(1) @ encoder.stages["map"][1].weight.T)
+    assert not torch.allclose(encoder(images), plain)
+    assert "mean" in encoder.state_dict()
+
+
+@pytest.mark.parametrize("stem", ["cifar", "imagenet"])
+def test_resnet_saves_and_loads_as_a_transformers_model(stem, tmp_path):
+    from dipole.vision.resnet import StemResNetModel, resnet_config
+
+    model = StemResNetModel(resnet_config("resnet18", stem)).eval()
+    model.save_pretrained(tmp_path)
+    loaded = StemResNetModel.from_pretrained(tmp_path).eval()
+    images = torch.rand(2, 3, 48, 48)
+    assert loaded.config.stem == stem
+    assert torch.equal(model(images).pooler_output, loaded(images).pooler_output)
+
+
+def test_projectors():
+    assert build_projector(EncoderConfig(projector="none"), 7)[1] == 7
+    linear, dim = build_projector(EncoderConfig(projector="linear", dim=5), 7)
+    assert (linear(torch.rand(2, 7)).shape, dim) == ((2, 5), 5)
+    mlp, dim = build_projector(EncoderConfig(hidden=11, dim=5), 7)
+    assert mlp[0].weight.shape == (11, 7)
+    assert mlp(torch.rand(2, 7)).shape == (2, dim)
+
+
+def test_unknown_taps_and_tiny_images_are_refused():
+    with pytest.raises(ConfigError, match=r"no layer 'fc8'.*Did you mean 'fc[67]'.*Allowed: conv5, fc6, fc7"):
+        build_encoder(EncoderConfig(name="alexnet", tap="fc8"), 3, 32)
+    with pytest.raises(ConfigError, match="15 x 15"):
+        build_encoder(EncoderConfig(name="alexnet"), 1, 8)

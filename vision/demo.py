@@ -1,0 +1,110 @@
+"""The main job in one call: digits under four objectives, a table of probes and a picture of the distances."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from dipole.core.config import load
+from dipole.core.record import RunRecord
+from dipole.core.runs import DEFAULT_RUNS
+from dipole.core.trainer import train
+
+OBJECTIVES = ("infonce", "infonce + 0.1*dp", "cacr", "infonce + 0.1*cllr")
+COLUMNS = {"all labels": "linear/accuracy", "5 labels per class": "few_shot/accuracy", "k-means": "kmeans/accuracy"}
+BASELINES = {"untrained encoder": "untrained", "raw pixels": "raw"}
+SAME, DIFFERENT = "#1b6ca8", "#d1603d"
+
+
+def demo(
+    runs: Path = DEFAULT_RUNS,
+    picture: Path = Path("demo.png"),
+    *,
+    recipe: str = "digits-simclr",
+    objectives: Sequence[str] = OBJECTIVES,
+    overrides: Sequence[str] = (),
+    quiet: bool = False,
+) -> list[RunRecord]:
+    """Train `recipe` once per objective, print accuracies beside the baselines and draw the distance histograms.
+
+    Runs land in `runs` as any other; finished ones are not repeated. The recipe must have `vision.probe.baselines`.
+    """
+    records = []
+    for number, objective in enumerate(objectives, 1):
+        config = load(recipe, [*overrides, f"objective={objective}"]).config
+        if not quiet:
+            print(f"[{number}/{len(objectives)}] {config.objective}", file=sys.stderr, flush=True)
+        records.append(train(config, runs, quiet=quiet))
+    Console().print(table(records))
+    draw_histograms(records, picture)
+    return records
+
+
+def table(records: Sequence[RunRecord]) -> Table:
+    """Test accuracy of every record by probe, with the baselines of the first below."""
+    first = records[0]
+    grid = Table(title=f"{first.name}: test accuracy of frozen features, seed {first.seed}, {first.epochs:g} epochs")
+    grid.add_column("objective")
+    for column in COLUMNS:
+        grid.add_column(column, justify="right")
+    for record in records:
+        grid.add_row(record.objective, *(_percent(record, name) for name in COLUMNS.values()))
+    grid.add_section()
+    for label, prefix in BASELINES.items():
+        grid.add_row(label, *(_percent(first, f"{prefix}/{name}") for name in COLUMNS.values()))
+    return grid
+
+
+def _percent(record: RunRecord, name: str) -> str:
+    value = record.results.get(name)
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def draw_histograms(records: Sequence[RunRecord], path: Path) -> None:
+    """One panel per record: how far apart pairs of test images lie, of the same class and of different classes."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    found = [(record, record.histogram) for record in records if record.histogram is not None]
+    columns = min(2, len(found))
+    rows = -(-len(found) // columns)
+    figure = Figure(figsize=(4.6 * columns, 2.9 * rows + 0.7), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    for place, axis in enumerate(axes.flat):
+        if place >= len(found):
+            axis.set_visible(False)
+            continue
+        record, histogram = found[place]
+        parts = {"same class": (histogram.same, SAME), "different classes": (histogram.different, DIFFERENT)}
+        if histogram.same is None:
+            parts = {"all pairs": (histogram.all, SAME)}
+        for label, (counts, color) in parts.items():
+            if not counts:
+                continue
+            share = [100 * count / max(1.0, sum(counts)) for count in counts]
+            axis.stairs(share, histogram.edges, fill=True, color=color, alpha=0.45, label=label)
+            axis.stairs(share, histogram.edges, color=color, linewidth=1.2)
+        axis.axvspan(0.1, 0.5, color="0.92", zorder=0, label="margin of DP, 0.1 to 0.5")
+        accuracy = record.results.get("kmeans/accuracy")
+        axis.set_title(record.objective, fontsize=9, family="monospace")
+        if accuracy is not None:
+            axis.text(
+                0.97,
+                0.93,
+                f"k-means {100 * accuracy:.0f} %",
+                transform=axis.transAxes,
+                ha="right",
+                va="top",
+                fontsize=9,
+            )
+        axis.set_xlim(0, 1)
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.supxlabel("distance D = (1 - cosine) / 2 of two test images' embeddings (no unit)", fontsize=10)
+    figure.supylabel("share of pairs per bin (%)", fontsize=10)
+    handles, labels = axes.flat[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False, fontsize=9)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
