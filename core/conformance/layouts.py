@@ -1,0 +1,101 @@
+"""The batches that every check runs on: one for each way in which frameworks choose anchors and candidates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dipole.core.pairs import Pairs
+
+WIDTH = 6
+Leaves = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Named leaf tensors and how they become Pairs."""
+
+    name: str
+    shapes: dict[str, tuple[int, ...]]
+    build: Callable[..., Pairs]
+
+    @property
+    def width(self) -> int:
+        """Embedding width."""
+        return next(iter(self.shapes.values()))[-1]
+
+    def leaves(self, dtype: torch.dtype = torch.float64, seed: int = 0) -> Leaves:
+        """Standard normal leaves that require a gradient."""
+        source = torch.Generator().manual_seed(seed)
+        return {
+            name: torch.randn(shape, generator=source, dtype=torch.float64).to(dtype).requires_grad_()
+            for name, shape in self.shapes.items()
+        }
+
+
+def two_views(count: int, width: int = WIDTH) -> Layout:
+    """SimCLR's two views of `count` instances; the layout in which foreign losses are called too."""
+    labels = torch.arange(count) // 2  # instances in pairs of one class, for supervised objectives
+    return Layout("views", {"a": (count, width), "b": (count, width)}, lambda a, b: Pairs.from_views([a, b], labels))
+
+
+def _listed(x: Tensor, y: Tensor) -> Pairs:
+    """Ragged rows: an anchor without positives, a candidate both positive and dropped, padding in the middle."""
+    return Pairs(
+        x,
+        y,
+        positives=torch.tensor([[0, -1, 2], [-1, 1, -1], [-1, -1, -1], [4, 3, 5]]),
+        dropped=torch.tensor([[1, -1], [-1, 1], [3, -1], [-1, 6]]),
+        labels=torch.tensor([0, 0, 1, 1]),
+    )
+
+
+VIEWS = two_views(5)
+LAYOUTS = (
+    VIEWS,
+    Layout(
+        "four views",
+        {"a": (3, WIDTH), "b": (3, WIDTH), "c": (3, WIDTH), "e": (3, WIDTH)},
+        lambda a, b, c, e: Pairs.from_views([a, b, c, e], torch.tensor([0, 0, 1])),
+    ),
+    Layout(
+        "queue",
+        {"queries": (4, WIDTH), "keys": (4, WIDTH), "queue": (5, WIDTH)},
+        lambda queries, keys, queue: Pairs.cross(queries, keys, queue, labels=torch.tensor([0, 0, 1, 1])),
+    ),
+    Layout(
+        "several keys",
+        {"queries": (4, WIDTH), "keys": (4, 3, WIDTH)},
+        lambda queries, keys: Pairs.cross(queries, keys, intra_batch=True, labels=torch.tensor([0, 0, 1, 1])),
+    ),
+    Layout(
+        "window",
+        {"f": (7, WIDTH), "g": (7, WIDTH)},
+        lambda f, g: Pairs.from_window(f, g, torch.tensor([0, 0, 0, 1, 2, 2, 2]), window=2),
+    ),
+    Layout(
+        "window with zero logit",
+        {"f": (5, WIDTH), "g": (5, WIDTH)},
+        lambda f, g: Pairs.from_window(f, g, torch.tensor([0, 0, 0, 1, 1]), self_logit="zero"),
+    ),
+    Layout("blocks", {"x": (3, 3, WIDTH)}, lambda x: Pairs.from_blocks(x, anchors="all")),
+    Layout("first of a block", {"x": (4, 3, WIDTH)}, lambda x: Pairs.from_blocks(x)),
+    Layout("block means", {"x": (4, 3, WIDTH)}, lambda x: Pairs.from_blocks(x, candidates="means")),
+    Layout("listed", {"x": (4, WIDTH), "y": (8, WIDTH)}, _listed),
+)
+
+
+def hard_pairs(count: int, width: int, dtype: torch.dtype) -> Leaves:
+    """Positives far away and negatives near: the batch on which exponentials overflow at a low temperature.
+
+    All a lie around one direction and all b around another one, at cosine -0.5 to it; norms around 3.
+    """
+    source = torch.Generator().manual_seed(1)
+    noise = torch.randn((2, count, width), generator=source, dtype=torch.float64) * 0.3 / width**0.5
+    first, second = torch.zeros(2, width, dtype=torch.float64)
+    first[0], second[0], second[1] = 1.0, -0.5, 0.75**0.5
+    a, b = 3 * (first + noise[0]), 3 * (second + noise[1])
+    return {"a": a.to(dtype).requires_grad_(), "b": b.to(dtype).requires_grad_()}

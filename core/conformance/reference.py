@@ -1,0 +1,426 @@
+"""Every objective once more, as loops in float64 written from its formula: what the conformance kit compares against.
+
+Nothing here is fast, stable or shared with the implementations. A `Case` holds the same data as `Pairs` in plain lists;
+embeddings are 1-d float64 tensors only so that autograd yields the reference gradient. The equations and their sources
+are named function by function; sums run over indices, exponentials are not shifted, logarithms are taken last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from dipole.core.pairs import Pairs
+
+Vector = Tensor  # (d,) float64
+Number = Tensor  # () float64
+
+
+@dataclass(frozen=True)
+class Case:
+    """Anchors, candidates and who is what to whom; `parameters` are the learned matrices as lists of rows."""
+
+    anchors: list[Vector]
+    candidates: list[Vector]
+    positives: list[list[int]]
+    dropped: list[list[int]]
+    labels: list[int] | None = None
+    views: bool = True
+    square: bool = False  # the anchors are the candidates
+    intra_batch: bool = False  # the anchors are among the candidates
+    parameters: dict[str, list[Vector]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, pairs: Pairs, parameters: dict[str, Tensor] | None = None) -> Case:
+        """Unpack `pairs` (float64) and parameters by name into lists; gradients flow back to the tensors given."""
+        return cls(
+            anchors=list(pairs.anchors.unbind()),
+            candidates=list(pairs.candidates.unbind()),
+            positives=[[j for j in row if j >= 0] for row in pairs.positives.tolist()],
+            dropped=[[j for j in row if j >= 0] for row in pairs.dropped.tolist()],
+            labels=None if pairs.labels is None else pairs.labels.tolist(),
+            views=pairs.views,
+            square=pairs.anchors is pairs.candidates,
+            intra_batch=pairs.intra_batch,
+            parameters={name: list(value.unbind()) for name, value in (parameters or {}).items()},
+        )
+
+    def negatives(self, i: int) -> list[int]:
+        """Candidates that are neither positives of anchor i nor dropped for it."""
+        out = set(self.positives[i]) | set(self.dropped[i])
+        return [j for j in range(len(self.candidates)) if j not in out]
+
+    def counted(self) -> list[int]:
+        """Anchors the mean runs over: those with at least one positive."""
+        return [i for i in range(len(self.anchors)) if self.positives[i]]
+
+
+def dot(x: Vector, y: Vector) -> Number:
+    return (x * y).sum()
+
+
+def norm(x: Vector) -> Number:
+    return dot(x, x).sqrt()
+
+
+def unit(x: Vector) -> Vector:
+    """x at length 1; the zero vector stays zero."""
+    return x / norm(x) if x.any() else x
+
+
+def cosine(x: Vector, y: Vector) -> Number:
+    """Cosine; 0 if either vector is zero."""
+    return dot(unit(x), unit(y))
+
+
+def total(values: Iterable[Number]) -> Number:
+    """Sum that is a float64 zero when there is nothing to add."""
+    result = torch.zeros((), dtype=torch.float64)
+    for value in values:
+        result = result + value
+    return result
+
+
+def mean(values: Sequence[Number]) -> Number:
+    return total(values) / len(values) if values else total(values)
+
+
+def similarity_of(case: Case, similarity: str) -> Callable[[int, int], Number]:
+    """s_ij for cosine, dot or bilinear (a_i^T W c_j with the rows of W in parameters["W"])."""
+
+    def s(i: int, j: int) -> Number:
+        a, c = case.anchors[i], case.candidates[j]
+        if similarity == "cosine":
+            return cosine(a, c)
+        if similarity == "dot":
+            return dot(a, c)
+        return total(a[row] * dot(weights, c) for row, weights in enumerate(case.parameters["W"]))
+
+    return s
+
+
+def squared_distance(x: Vector, y: Vector) -> Number:
+    """d2 of the unit vectors."""
+    return 2 - 2 * cosine(x, y)
+
+
+def infonce(case: Case, *, temperature: float, similarity: str = "cosine", joint: bool = False) -> Number:
+    """LMCL Eq. 1 and CACR Eq. 1; joint: cross-entropy of one softmax against a uniform target over the positives."""
+    s = similarity_of(case, similarity)
+    losses = []
+    for i in case.counted():
+        negatives = total((s(i, j) / temperature).exp() for j in case.negatives(i))
+        positives = [(s(i, p) / temperature).exp() for p in case.positives[i]]
+        if not case.negatives(i):
+            losses.append(total([]))
+        elif joint:
+            losses.append(mean([-(e / (total(positives) + negatives)).log() for e in positives]))
+        else:
+            losses.append(mean([-(e / (e + negatives)).log() for e in positives]))
+    return mean(losses)
+
+
+def quickthoughts(case: Case, *, temperature: float, similarity: str) -> Number:
+    """Logeswaran & Lee 2018: the neighbours in one softmax with a uniform target."""
+    return infonce(case, temperature=temperature, similarity=similarity, joint=True)
+
+
+def tuple_loss(case: Case, *, temperature: float) -> Number:
+    """LMCL Eq. 2: InfoNCE whose positives share the label; the labels of the candidates are those of the anchors."""
+    labels = case.labels
+    assert labels is not None
+    itself = [[i] if case.square else [] for i in range(len(labels))]
+    same = [[j for j, y in enumerate(labels) if y == labels[i] and j not in itself[i]] for i in range(len(labels))]
+    return infonce(replace(case, positives=same, dropped=itself), temperature=temperature)
+
+
+def _debiased(
+    case: Case, s: Callable[[int, int], Number], temperature: float, rho: float, beta: float, cosine_floor: bool
+) -> Number:
+    """-log(e^+ / (e^+ + G)), G debiased by the class prior rho; negatives weighted by e^{beta s / temperature}."""
+    losses = []
+    for i in case.counted():
+        negatives = case.negatives(i)
+        count = len(negatives)
+        if not count:
+            losses.append(total([]))
+            continue
+        lowest = -1.0 if cosine_floor else min(s(i, j).item() for j in negatives)
+        floor = count * torch.tensor(lowest / temperature, dtype=torch.float64).exp()
+        raw = [(beta * s(i, j) / temperature).exp() for j in negatives]
+        average = mean(raw)
+        weighted = total(w / average * (s(i, j) / temperature).exp() for w, j in zip(raw, negatives, strict=True))
+        per_positive = []
+        for p in case.positives[i]:
+            e = (s(i, p) / temperature).exp()
+            g = (weighted - rho * count * e) / (1 - rho)
+            g = g if g >= floor else floor
+            per_positive.append(-(e / (e + g)).log())
+        losses.append(mean(per_positive))
+    return mean(losses)
+
+
+def dcl(case: Case, *, temperature: float, rho: float, similarity: str = "cosine") -> Number:
+    """Chuang et al. 2020."""
+    return _debiased(case, similarity_of(case, similarity), temperature, rho, 0.0, similarity == "cosine")
+
+
+def hcl(case: Case, *, temperature: float, rho: float, beta: float, similarity: str = "cosine") -> Number:
+    """Robinson et al. 2021."""
+    return _debiased(case, similarity_of(case, similarity), temperature, rho, beta, similarity == "cosine")
+
+
+def align_uniform(case: Case, *, alpha: float, t: float, align_weight: float, uniform_weight: float) -> Number:
+    """Wang & Isola 2020: E ||a - p||^alpha and log E e^{-t ||z_i - z_j||^2} over pairs of different instances."""
+    aligned, potentials = [], []
+    for i in range(len(case.anchors)):
+        a = case.anchors[i]
+        d_pos = [squared_distance(a, case.candidates[p]) for p in case.positives[i]]
+        if d_pos:
+            aligned.append(mean([d.pow(alpha / 2) for d in d_pos]))
+        others = case.negatives(i) + ([] if case.views else case.positives[i])
+        potentials += [(-t * squared_distance(a, case.candidates[j])).exp() for j in others]
+    uniformity = mean(potentials).log() if potentials else total([])
+    return align_weight * mean(aligned) + uniform_weight * uniformity
+
+
+def _conditional(distances: Sequence[Number], temperature: float, kind: str, contrastive_sign: float) -> list[Number]:
+    """Weights of CACR Eqs. 3-4: e^{sign t d2}, normalised; reversed flips the sign, uniform forgets the distances."""
+    sign = {"contrastive": contrastive_sign, "reversed": -contrastive_sign, "uniform": 0.0}[kind]
+    raw = [(sign * temperature * d).exp() for d in distances]
+    whole = total(raw)
+    return [r / whole for r in raw]
+
+
+def cacr(
+    case: Case,
+    *,
+    t_pos: float,
+    t_neg: float,
+    cost: str = "euclidean",
+    rbf_t: float = 2.0,
+    positive_weights: str = "contrastive",
+    negative_weights: str = "contrastive",
+    detach_weights: bool = False,
+    intra_batch: bool = False,
+    k: int | None = None,
+) -> Number:
+    """CACR Eqs. 2-5; rbf: the cost of Eq. 13 and, for the repulsion, the logarithm of Eq. 14.
+
+    `intra_batch` adds the other anchors, where they are no candidates yet (App. C.2); `detach_weights` is the no_grad
+    of Algorithm 3.
+    """
+
+    def point_cost(d: Number) -> Number:
+        return -((-rbf_t * d).exp()) if cost == "rbf" else d
+
+    attraction, repulsion = [], []
+    for i in case.counted():
+        a = case.anchors[i]
+        d_pos = [squared_distance(a, case.candidates[p]) for p in case.positives[i][:k]]
+        pull = _conditional(d_pos, t_pos, positive_weights, +1.0)
+        pull = [w.detach() for w in pull] if detach_weights else pull
+        attraction.append(total(w * point_cost(d) for w, d in zip(pull, d_pos, strict=True)))
+        others = [case.candidates[j] for j in case.negatives(i)]
+        if intra_batch and not (case.square or case.intra_batch):
+            others += [case.anchors[m] for m in range(len(case.anchors)) if m != i]
+        d_neg = [squared_distance(a, c) for c in others]
+        push = _conditional(d_neg, t_neg, negative_weights, -1.0)
+        if others or cost == "euclidean":
+            repulsion.append(-total(w * point_cost(d) for w, d in zip(push, d_neg, strict=True)))
+    if cost == "rbf":
+        potential = mean(repulsion)
+        return mean(attraction) + (potential.log() if repulsion else total([]))
+    return mean(attraction) + mean(repulsion)
+
+
+def uaur(case: Case) -> Number:
+    """CACR Eq. 11: expected cost of the positives minus expected cost of the negatives, all pairs alike."""
+    losses = []
+    for i in case.counted():
+        pos = [squared_distance(case.anchors[i], case.candidates[p]) for p in case.positives[i]]
+        neg = [squared_distance(case.anchors[i], case.candidates[j]) for j in case.negatives(i)]
+        losses.append(mean(pos) - mean(neg))
+    return mean(losses)
+
+
+def triplet(case: Case, *, margin: float, mode: str) -> Number:
+    """CACR App. B.5: [cost of the positives - cost of the negatives + margin]_+, expected or hardest."""
+    losses = []
+    for i in case.counted():
+        pos = [squared_distance(case.anchors[i], case.candidates[p]) for p in case.positives[i]]
+        neg = [squared_distance(case.anchors[i], case.candidates[j]) for j in case.negatives(i)]
+        if not neg:
+            losses.append(total([]))
+            continue
+        gap = max(pos) - min(neg) + margin if mode == "hardest" else mean(pos) - mean(neg) + margin
+        losses.append(gap if gap > 0 else 0.0 * gap)
+    return mean(losses)
+
+
+def _log_softmax(scores: Sequence[Number], temperature: float) -> list[Number]:
+    raw = [(s / temperature).exp() for s in scores]
+    whole = total(raw)
+    return [(r / whole).log() for r in raw]
+
+
+def sinkhorn(scores: Sequence[Sequence[float]], epsilon: float, iterations: int) -> list[list[float]]:
+    """Codes (B, P) whose rows sum to 1 and whose columns are balanced: rows and columns scaled in turn."""
+    rows, columns = len(scores), len(scores[0])
+    q = [[float(torch.tensor(s / epsilon, dtype=torch.float64).exp()) for s in row] for row in scores]
+    for _ in range(iterations):
+        for p in range(columns):
+            mass = sum(q[b][p] for b in range(rows))
+            for b in range(rows):
+                q[b][p] /= mass * columns
+        for b in range(rows):
+            mass = sum(q[b])
+            q[b] = [value / (mass * rows) for value in q[b]]
+    return [[value * rows for value in row] for row in q]
+
+
+def distance_polarization(case: Case, *, delta_pos: float, delta_neg: float, reduction: str = "anchor_sum") -> Number:
+    """LMCL Eqs. 6-10: |min((D - delta_pos)(D - delta_neg), 0)| over all pairs of distinct instances."""
+    sums, pairs = [], 0
+    for i in range(len(case.anchors)):
+        others = case.negatives(i) + ([] if case.views else case.positives[i])
+        pairs += len(others)
+        penalties = []
+        for j in others:
+            d = (1 - cosine(case.anchors[i], case.candidates[j])) / 2
+            product = (d - delta_pos) * (d - delta_neg)
+            penalties.append(-product if product < 0 else 0.0 * product)
+        sums.append(total(penalties))
+    if reduction == "mean":
+        return total(sums) / max(pairs, 1)
+    return total(sums) if reduction == "sum" else mean(sums)
+
+
+def blocks(case: Case, *, b: int | None = None, k: int | None = None, loss: str = "logistic") -> Number:
+    """Arora et al. Eq. 12 (b = 1: Eqs. 4-6): v_m = a . (mu_i - mu_m), logistic in base 2 or hinge.
+
+    mu_i averages the block of anchor i, its first b positives; the block of anchor m is a negative of i if none of its
+    points is a positive of i or dropped for i. k takes the next k such blocks in cyclic order.
+    """
+
+    def block_mean(i: int) -> Vector:
+        points = [case.candidates[p] for p in case.positives[i][:b]]
+        return torch.stack(points).sum(0) / len(points)
+
+    losses = []
+    anchors = case.counted()
+    for i in anchors:
+        own = set(case.positives[i]) | set(case.dropped[i])
+        cyclic = [m for m in anchors if m > i] + [m for m in anchors if m < i]
+        foreign = [m for m in cyclic if not own & set(case.positives[m][:b])][:k]
+        v = [dot(case.anchors[i], block_mean(i) - block_mean(m)) for m in foreign]
+        if not v:
+            losses.append(total([]))
+        elif loss == "logistic":
+            losses.append((1 + total((-x).exp() for x in v)).log() / torch.tensor(2.0, dtype=torch.float64).log())
+        else:
+            worst = max(1 - x for x in v)
+            losses.append(worst if worst > 0 else 0.0 * worst)
+    return mean(losses)
+
+
+def co2(
+    case: Case,
+    *,
+    temperature: float,
+    weight: float,
+    consistency_temperature: float | None = None,
+    similarity: str = "cosine",
+) -> Number:
+    """Wei et al. 2021: InfoNCE + weight x symmetric KL of the softmaxes over the negatives of query and positive."""
+    tau = temperature if consistency_temperature is None else consistency_temperature
+    s = similarity_of(case, similarity)
+    between = cosine if similarity == "cosine" else dot  # candidates with candidates
+    divergences = []
+    for i in case.counted():
+        negatives = case.negatives(i)
+        if not negatives:
+            divergences.append(total([]))
+            continue
+        positive = case.candidates[case.positives[i][0]]
+        log_p = _log_softmax([s(i, j) for j in negatives], tau)
+        log_q = _log_softmax([between(positive, case.candidates[j]) for j in negatives], tau)
+        forward = total(x.exp() * (x - y) for x, y in zip(log_p, log_q, strict=True))
+        backward = total(y.exp() * (y - x) for x, y in zip(log_p, log_q, strict=True))
+        divergences.append((forward + backward) / 2)
+    base = infonce(case, temperature=temperature, similarity=similarity)
+    return base + weight * mean(divergences)
+
+
+def swav(
+    case: Case, *, prototypes: int, temperature: float, epsilon: float, iterations: int, dim: int | None = None
+) -> Number:
+    """Caron et al. 2020: an anchor's softmax over the prototypes predicts the codes of its positives."""
+    centres = [unit(v) for v in case.parameters["prototypes"]]
+    assert len(centres) == prototypes
+    scores = [[dot(u, v).item() for v in centres] for u in map(unit, case.candidates)]
+    codes = sinkhorn(scores, epsilon, iterations)
+    losses = []
+    for i in case.counted():
+        z = unit(case.anchors[i])
+        log_prediction = _log_softmax([dot(z, v) for v in centres], temperature)
+        losses.append(
+            mean([-total(q * x for q, x in zip(codes[p], log_prediction, strict=True)) for p in case.positives[i]])
+        )
+    return mean(losses)
+
+
+def singular_values(columns: Sequence[Vector], sweeps: int = 12) -> list[Number]:
+    """Singular values by one-sided Jacobi: rotate pairs of columns until all are orthogonal; their norms remain."""
+    columns = list(columns)
+    for _ in range(sweeps):
+        for p in range(len(columns)):
+            for q in range(p + 1, len(columns)):
+                x, y = columns[p], columns[q]
+                gamma = dot(x, y)
+                if gamma.abs() <= 1e-17 * norm(x) * norm(y):
+                    continue
+                zeta = (dot(y, y) - dot(x, x)) / (2 * gamma)
+                tangent = (1.0 if zeta >= 0 else -1.0) / (zeta.abs() + (1 + zeta * zeta).sqrt())
+                c = 1 / (1 + tangent * tangent).sqrt()
+                columns[p], columns[q] = c * x - c * tangent * y, c * tangent * x + c * y
+    return [norm(x) for x in columns]
+
+
+def low_dimensional_reconstruction(
+    case: Case, *, alpha: float, norm: str, solver: str = "subgradient", dim: int | None = None
+) -> Number:
+    """CLLR Eqs. 6-10: mean ||L^T L x - x||^2 + alpha norm(L), features x before normalisation.
+
+    The proximal solver keeps the norm in the value and out of the gradient.
+    """
+    rows = case.parameters["L"]
+    columns = [torch.stack([row[c] for row in rows]) for c in range(len(rows))]
+    errors = []
+    for x in case.anchors:
+        low = [dot(row, x) for row in rows]
+        back = torch.stack([total(column[r] * low[r] for r in range(len(rows))) for column in columns])
+        errors.append(dot(back - x, back - x))
+    lengths = singular_values(columns) if norm == "nuclear" else [dot(c, c).sqrt() for c in columns]
+    size = total(lengths)
+    return mean(errors) + alpha * (size.detach() if solver == "proximal" else size)
+
+
+REFERENCES: dict[str, Callable[..., Number]] = {
+    "infonce": infonce,
+    "quickthoughts": quickthoughts,
+    "dcl": dcl,
+    "hcl": hcl,
+    "align_uniform": align_uniform,
+    "cacr": cacr,
+    "tuple": tuple_loss,
+    "triplet": triplet,
+    "blocks": blocks,
+    "co2": co2,
+    "swav": swav,
+    "dp": distance_polarization,
+    "cllr": low_dimensional_reconstruction,
+}

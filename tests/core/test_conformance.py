@@ -1,0 +1,414 @@
+"""Every objective, with every option, through the conformance kit; the kit through losses broken on purpose."""
+
+import json
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, normalize
+
+import dipole
+from dipole.core.cli import main
+from dipole.core.conformance.layouts import LAYOUTS
+from dipole.core.errors import DipoleError
+from dipole.core.objective import Objective
+from dipole.core.options import REQUIRED
+from dipole.core.registry import registry
+from dipole.core.spec import parse
+from dipole.core.testing import CHECKS, all_subjects, check_objective, parametrize_with_checks
+
+# Together these visit every option of every entry away from its default.
+SPECS = [
+    "infonce(temperature=0.1, similarity=dot)",
+    "infonce(similarity=bilinear)",
+    "infonce(joint=true)",
+    "quickthoughts(temperature=2.0, similarity=cosine)",
+    "dcl(rho=0.3, temperature=0.2)",
+    "dcl(rho=0.02, similarity=dot, temperature=2.0)",
+    "hcl(beta=0)",
+    "hcl(beta=0.5, rho=0, temperature=0.2)",
+    "hcl(similarity=bilinear, temperature=2.0)",
+    "align_uniform(alpha=1.0, t=0.5, align_weight=0.3, uniform_weight=2.0)",
+    "cacr(t_pos=3.0, t_neg=0.9, k=1)",
+    "cacr(cost=rbf)",
+    "cacr(cost=rbf, rbf_t=0.7, negative_weights=uniform)",
+    "cacr(cost=rbf, negative_weights=reversed)",
+    "cacr(positive_weights=uniform, negative_weights=uniform)",
+    "cacr(positive_weights=reversed, detach_weights=true)",
+    "cacr(intra_batch=true)",
+    "tuple(temperature=0.1)",
+    "triplet(margin=0.3, mode=hardest)",
+    "co2(temperature=0.2, weight=2.0, consistency_temperature=0.1)",
+    "co2(similarity=dot, temperature=2.0)",
+    "swav(prototypes=5, temperature=0.3, epsilon=0.2, iterations=5)",
+    "blocks(b=1)",
+    "blocks(loss=hinge)",
+    "dp(delta_pos=0.2, delta_neg=0.7, reduction=mean)",
+    "dp(reduction=sum)",
+    "cllr(norm=nuclear, alpha=0.5)",
+    "cllr(solver=proximal)",
+    "0.5*infonce + 0.3*cacr + 0.1*dp + 0.1*cllr",
+]
+# The next k blocks in cyclic order depend on the order of the blocks by definition.
+CYCLIC = ["blocks(k=1)", "blocks(b=1, k=2, loss=hinge)"]
+QUICK = [check.name for check in CHECKS if not check.slow and check.name not in ("compile", "reference")]
+
+
+@parametrize_with_checks(all_subjects(), only=["compile"])
+def test_registered_compile(subject, check):
+    check(subject)
+
+
+@parametrize_with_checks([name for name in all_subjects() if name != "swav"] + SPECS, only=["reference", *QUICK])
+def test_registered(subject, check):
+    check(subject)
+
+
+@parametrize_with_checks(CYCLIC, only=["reference", *(name for name in QUICK if name != "permutation")])
+def test_cyclic_blocks(subject, check):
+    check(subject)
+
+
+@pytest.mark.slow
+@parametrize_with_checks(["swav", "infonce", "cacr"], slow=True, only=["reference", "inductor", *QUICK])
+def test_registered_slowly(subject, check):
+    check(subject)
+
+
+def test_specs_visit_every_option():
+    seen = {(registry.get(t.name).name, key) for s in SPECS + CYCLIC for t in parse(s) for key, _ in t.options}
+    options = {
+        (entry.name, option.name)
+        for entry in registry.entries()
+        if entry.kind != "diagnostic" and entry.target.__module__.startswith("dipole.")
+        for option in entry.options
+        if option.default is not REQUIRED
+    }
+    # dim only fixes the width early; the layouts have several widths.
+    assert {(name, key) for name, key in options - seen if key != "dim"} == set()
+
+
+def test_layouts_differ_in_who_is_what():
+    kinds = {
+        (
+            pairs.anchors is pairs.candidates,
+            pairs.views,
+            pairs.positives.shape[1] > 1,
+            bool((pairs.positives < 0).any()),
+        )
+        for pairs in (layout.build(**layout.leaves()) for layout in LAYOUTS)
+    }
+    assert len(kinds) >= 6
+
+
+# Negative controls: each fault must be found, and by the check that is about it.
+
+
+class Good(nn.Module):
+    """NT-Xent as one would write it."""
+
+    def __init__(self, temperature: float = 0.5):
+        super().__init__()
+        self.temperature = temperature
+
+    def logits(self, a: Tensor, b: Tensor) -> Tensor:
+        z = normalize(torch.cat([a, b]).float() if a.dtype.itemsize < 4 else torch.cat([a, b]), dim=1)
+        return (z @ z.T).fill_diagonal_(-math.inf) / self.temperature
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        n = len(a)
+        return cross_entropy(self.logits(a, b), torch.arange(2 * n).roll(n))
+
+
+class WrongSign(Good):
+    def forward(self, a, b):
+        return -super().forward(a, b)
+
+
+class DetachedKeys(Good):
+    def forward(self, a, b):
+        return super().forward(a, b.detach())
+
+
+class Detached(Good):
+    def forward(self, a, b):
+        return super().forward(a, b).detach()
+
+
+class DetachedWeights(Good):
+    def forward(self, a, b):
+        cosine = (normalize(a, dim=1) * normalize(b, dim=1)).sum(1)
+        return (cosine.detach() * cosine).mean() + super().forward(a, b)
+
+
+class MissingNegatives(Good):
+    def forward(self, a, b):
+        n = len(a)
+        return cross_entropy(self.logits(a, b)[:n, n:], torch.arange(n))
+
+
+class Unshifted(Good):
+    def forward(self, a, b):
+        n = len(a)
+        e = self.logits(a, b).exp()
+        return -(e[torch.arange(2 * n), torch.arange(2 * n).roll(n)] / e.sum(1)).log().mean()
+
+
+class AddedEpsilon(Good):
+    """Saturates at -log(1e-8) where the positive is far."""
+
+    def forward(self, a, b):
+        n = len(a)
+        p = self.logits(a, b).softmax(1)[torch.arange(2 * n), torch.arange(2 * n).roll(n)]
+        return -(p + 1e-8).log().mean()
+
+
+class OrderDependent(Good):
+    def forward(self, a, b):
+        return super().forward(a, b) + (a[0] * b[0]).sum()
+
+
+class Random(Good):
+    def forward(self, a, b):
+        return super().forward(a + 0.1 * torch.randn_like(a), b)
+
+
+class Remembering(Good):
+    """Keeps what it has seen outside its state."""
+
+    def __init__(self, temperature: float = 0.5):
+        super().__init__(temperature)
+        self.register_buffer("calls", torch.zeros(()), persistent=False)
+
+    def forward(self, a, b):
+        self.calls += 1
+        return super().forward(a, b) * self.calls
+
+
+class RandomScale(Good):
+    """A constant drawn at construction that state_dict does not carry."""
+
+    def __init__(self, temperature: float = 0.5):
+        super().__init__(temperature)
+        self.scale = float(torch.rand(()))
+
+    def forward(self, a, b):
+        return super().forward(a, b) * self.scale
+
+
+class InPlace(Good):
+    def forward(self, a, b):
+        with torch.no_grad():
+            a /= a.norm(dim=1, keepdim=True)
+        return super().forward(a, b)
+
+
+class RootOfDistance(Good):
+    def forward(self, a, b):
+        return super().forward(a, b) + (a - b).square().sum(1).sqrt().mean()
+
+
+class MeanWithoutNegatives(Good):
+    def forward(self, a, b):
+        e = self.logits(a, b)
+        n = len(a)
+        negatives = e.fill_diagonal_(0)[:n, :n].sum() / (n * (n - 1))
+        return negatives + super().forward(a, b)
+
+
+FAULTS = [
+    (WrongSign, {"reference"}),
+    (DetachedKeys, {"gradient exists", "reference"}),
+    (Detached, {"gradient exists", "gradcheck", "descent", "reference"}),
+    (DetachedWeights, {"gradcheck"}),
+    (MissingNegatives, {"reference"}),
+    (Unshifted, {"low temperature", "float16", "bfloat16"}),
+    (AddedEpsilon, {"reference"}),
+    (OrderDependent, {"permutation"}),
+    (Random, {"determinism"}),
+    (Remembering, {"determinism", "state"}),
+    (RandomScale, {"state"}),
+    (InPlace, {"determinism"}),
+    (RootOfDistance, {"identical points"}),
+    (MeanWithoutNegatives, {"one anchor"}),
+]
+
+
+def failures(target, **options):
+    return {row.check for row in check_objective(target, **options).failures}
+
+
+def test_sound_loss_passes():
+    report = check_objective(Good, reference="infonce", only=["reference", *QUICK])
+    assert report.ok, report.table()
+
+
+@pytest.mark.parametrize(("loss", "checks"), FAULTS, ids=lambda value: getattr(value, "__name__", None))
+def test_faults_are_found(loss, checks):
+    assert checks <= failures(loss, reference="infonce", only=["reference", *QUICK])
+
+
+@pytest.mark.parametrize(
+    ("loss", "checks"), [(DetachedWeights, {"gradcheck"}), (OrderDependent, {"permutation"})], ids=str
+)
+def test_only_the_fault_is_blamed(loss, checks):
+    quick = [name for name in QUICK if name not in ("float16", "bfloat16")]  # their own terms are not stable either
+    assert failures(loss, only=quick) == checks
+
+
+class BadTiles(Objective):
+    """Its value depends on how the matrix is cut."""
+
+    def __init__(self, temperature: float = 0.5) -> None:
+        super().__init__("cosine")
+
+    def loss(self, positive: Tensor, rows) -> Tensor:
+        from dipole.core import rows as engine
+
+        return -positive.mean(1) * engine.TILE
+
+
+def test_tiling_fault_is_found():
+    assert failures(BadTiles, only=["tiled", "determinism"]) == {"tiled"}
+
+
+def test_compile_fault_is_found():
+    class Traced(Good):
+        def forward(self, a, b):
+            return super().forward(a, b) * (2.0 if torch.compiler.is_compiling() else 1.0)
+
+    assert failures(Traced, only=["compile"]) == {"compile"}
+
+
+def test_silent_zero_is_found():
+    class Silent(Objective):
+        needs_negatives = False
+
+        def __init__(self) -> None:
+            super().__init__("cosine")
+
+        def loss(self, positive: Tensor, rows) -> Tensor:
+            return positive.mean(1) * rows.pairs.has_negatives
+
+    assert failures(Silent, only=["no negatives", "one anchor"]) == {"no negatives"}
+
+
+class Forgetful(Objective):
+    """Writes itself without its option."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__("cosine")
+        self.scale = scale
+        self.given = {}
+
+    def loss(self, positive: Tensor, rows) -> Tensor:
+        return -self.scale * positive.mean(1)
+
+
+def test_spec_fault_is_found():
+    with registry.temporary():
+        registry.register("forgetful")(Forgetful)
+        assert failures("forgetful(scale=2.0)", only=["state"]) == {"state"}
+        assert failures("forgetful", only=["state"]) == set()
+
+
+# What it is given, and what it says.
+
+
+def spread(a: Tensor, b: Tensor, weight: float = 1.0) -> Tensor:
+    """A loss that is a plain function."""
+    return weight * (a - b).square().sum(1).mean()
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "infonce + 0.1*dp",
+        "dp",
+        dipole.objective("infonce(temperature=0.2) + 0.1*dp"),
+        Good,
+        Good(0.3),
+        spread,
+        BadTiles,
+    ],
+    ids=["text", "regularizer", "composite", "class", "instance", "function", "objective"],
+)
+def test_targets(target):
+    assert check_objective(target, only=["reference", "permutation", "gradcheck"]).ok
+
+
+def test_reference_follows_the_temperature():
+    report = check_objective(
+        Good, options={"temperature": 0.2}, reference="infonce(temperature=0.2)", only=["reference"]
+    )
+    assert report.ok
+    assert not check_objective(Good, options={"temperature": 0.2}, reference="infonce", only=["reference"]).ok
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"target": "infonze"}, "infonce"),
+        ({"target": "nowhere:Loss"}, "cannot import 'nowhere'"),
+        ({"target": "torch:Tensr"}, "Did you mean 'Tensor'"),
+        ({"target": Good, "options": {"temprature": 1}}, "temprature"),
+        ({"target": "infonce", "options": {"temperature": 1}}, "infonce(temperature=1)"),
+        ({"target": "infonce", "reference": "dcl"}, "its own reference"),
+        ({"target": Good, "reference": "infonze"}, "infonce"),
+        ({"target": Good, "only": ["gradchek"]}, "Did you mean 'gradcheck'"),
+        ({"target": 3}, "cannot be called"),
+    ],
+    ids=str,
+)
+def test_bad_targets_get_one_error(arguments, message):
+    with pytest.raises(DipoleError) as caught:
+        check_objective(**arguments)
+    assert message in str(caught.value)
+
+
+def test_command(tmp_path, monkeypatch, capsys):
+    tmp_path.joinpath("my_losses.py").write_text(
+        "import torch\n"
+        "class Doubled(torch.nn.Module):\n"
+        "    def __init__(self, weight=1.0):\n"
+        "        super().__init__()\n"
+        "        self.weight = weight\n"
+        "    def forward(self, a, b):\n"
+        "        return self.weight * (a - b).square().sum(1).mean()\n"
+        "def detached():\n"
+        "    return lambda a, b: (a * b).sum().detach()\n"
+        "def plain(a, b, weight):\n"
+        "    return weight * (a * b).sum()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", "my_losses:Doubled", "--option", "weight=2.0", "--only", "gradcheck", "descent"]) == 0
+    assert "passes 2 checks" in capsys.readouterr().out
+    assert main(["check", "my_losses:detached", "--only", "gradient exists", "--json"]) == 1
+    (report,) = json.loads(capsys.readouterr().out)
+    assert report["ok"] is False
+    assert report["checks"][0]["outcome"] == "FAIL"
+    assert main(["check", "my_losses:nothing"]) == 2
+    assert main(["check", "my_losses:plain", "--option", "weight=3.0", "--only", "gradcheck"]) == 0
+    assert main(["check", "--all", "--only", "identical points"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in all_subjects())
+
+
+def test_table_shows_each_check():
+    report = check_objective(WrongSign, reference="infonce", only=["reference", "tiled", "identical points"])
+    table = report.table()
+    assert table.splitlines()[0].endswith("FAILS 1 of 2 checks")
+    assert [line.split()[0] for line in table.splitlines()[1:]] == ["FAIL", "ok", "-"]
+
+
+def test_pytorch_metric_learning_faults():
+    losses = pytest.importorskip("pytorch_metric_learning.losses")
+
+    def nt_xent(temperature=0.07):
+        return losses.SelfSupervisedLoss(losses.NTXentLoss(temperature=temperature))
+
+    report = check_objective(nt_xent, reference="infonce(temperature=0.07)", only=["reference", *QUICK])
+    assert {row.check for row in report.failures} == {"low temperature", "float16", "bfloat16"}
+    # The logarithm of the smallest float32 is where it saturates.
+    assert "87.3" in next(row.detail for row in report.rows if row.check == "low temperature")
