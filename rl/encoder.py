@@ -55,7 +55,6 @@ class PixelEncoder(BaseFeaturesExtractor):
         self.fc = nn.Linear(filters * extent * extent, features_dim)
         self.ln = nn.LayerNorm(features_dim)
         self.apply(initialise)
-        self.convs.to(memory_format=self.format)
 
     def convolve(self, images: Tensor) -> Tensor:
         """Images (B, C, size, size) with values 0..255 -> (B, filters * extent^2)."""

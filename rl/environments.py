@@ -155,6 +155,13 @@ class ControlEnv(gymnasium.Env[NDArray[np.uint8], NDArray[np.float32]]):
         for name, value in state["model"].items():
             getattr(self._physics.model, name)[...] = value
         self._physics.set_state(state["physics"], mujoco.mjtState.mjSTATE_INTEGRATION)
+        if self._physics.model.nhfield:
+            # The terrain that is drawn is a copy in the rendering context.
+            with self._physics.contexts.gl.make_current() as context:
+                for terrain in range(self._physics.model.nhfield):
+                    context.call(
+                        mujoco.mjr_uploadHField, self._physics.model.ptr, self._physics.contexts.mujoco.ptr, terrain
+                    )
         # dm_control steps with mj_step2 first: the position and velocity stage must have been computed.
         mujoco.mj_step1(self._physics.model.ptr, self._physics.data.ptr)
         vars(self._control.task).update(state["task"])

@@ -109,7 +109,6 @@ class ContrastivePolicy(SACPolicy):
         self.critic_target.load_state_dict(self.critic.state_dict())
         self.critic_target.requires_grad_(False)
         self.critic_target.set_training_mode(False)
-        self.encoder.convs.to(memory_format=self.encoder.format)
         self.actor.features_extractor.convs = self.encoder.convs
         self.contrast = build_objective(self.settings)
         rate = lr_schedule(1)

@@ -1,0 +1,50 @@
+"""Small agents and environments for the tests of the rl domain."""
+
+import pytest
+
+pytest.importorskip("stable_baselines3")
+
+import torch
+
+from dipole.core.errors import DipoleError
+from dipole.rl import ContrastiveSAC, make_env
+from dipole.rl.rendering import choose_backend
+
+TINY = {
+    "image_size": 24,
+    "hidden": (32,),
+    "filters": 8,
+    "layers": 2,
+    "batch_size": 8,
+    "learning_starts": 10,
+    "buffer_size": 400,
+    "seed": 0,
+    "device": "cpu",
+}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def opengl():
+    """Skips the test where nothing can be drawn."""
+    try:
+        return choose_backend()
+    except DipoleError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def tiny_agent():
+    """Makes a contrastive agent of milliseconds on the dot task."""
+
+    def make(env=None, **settings):
+        return ContrastiveSAC("CnnPolicy", env if env is not None else make_env("dot"), **{**TINY, **settings})
+
+    return make

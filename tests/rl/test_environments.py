@@ -1,0 +1,220 @@
+"""Environments: pixels, repeats, limits and seeds against dm_control itself; both checkers."""
+
+import os
+import subprocess
+import sys
+import warnings
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env as check_gymnasium
+from stable_baselines3.common.env_checker import check_env as check_sb3
+
+import dipole.rl
+from dipole.core.errors import ConfigError
+from dipole.rl import ControlEnv, DotEnv, tasks
+from dipole.rl.rendering import INSTALL, PACKAGES, RenderingError, choose_backend
+
+REPEATS = {
+    "finger-spin": 2,
+    "cartpole-swingup": 8,
+    "reacher-easy": 4,
+    "cheetah-run": 4,
+    "walker-walk": 2,
+    "ball_in_cup-catch": 4,
+}
+
+
+def test_the_written_out_tasks_are_dm_controls(opengl):
+    from dm_control import suite
+
+    assert tasks.names() == [f"{domain}-{task}" for domain, task in suite.ALL_TASKS]
+
+
+@pytest.mark.usefixtures("opengl")
+@pytest.mark.parametrize("task", tasks.PAPER_TASKS)
+def test_the_six_tasks_pass_both_checkers(task):
+    env = gymnasium.make(f"dipole/{task}-v0", rendering="fast")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_gymnasium(env.unwrapped)
+        check_sb3(env.unwrapped)
+    assert env.observation_space == gymnasium.spaces.Box(0, 255, (9, 100, 100), np.uint8)
+    assert env.unwrapped.action_repeat == REPEATS[task]
+    assert (env.action_space.low == -1).all()
+    assert (env.action_space.high == 1).all()
+    env.close()
+
+
+@pytest.mark.parametrize("task", tasks.PAPER_TASKS)
+def test_a_trajectory_is_dm_controls_pixel_for_pixel(task, opengl):
+    from dm_control import suite
+
+    domain, name = task.split("-")
+    reference = suite.load(domain, name, task_kwargs={"random": 7})
+    reference.reset()
+    env = ControlEnv(task)
+    observation, info = env.reset(seed=7)
+
+    def picture():
+        return reference.physics.render(100, 100, camera_id=0).transpose(2, 0, 1)
+
+    assert info == {"environment_steps": 0}
+    frames = [picture()] * 3
+    np.testing.assert_array_equal(observation, np.concatenate(frames))
+    rng = np.random.default_rng(0)
+    for _ in range(2):
+        action = rng.uniform(-1, 1, env.action_space.shape).astype(np.float32)
+        expected = sum(reference.step(action.astype(np.float64)).reward for _ in range(env.action_repeat))
+        observation, reward, terminated, truncated, info = env.step(action)
+        frames = [*frames[1:], picture()]
+        np.testing.assert_array_equal(observation, np.concatenate(frames))
+        assert reward == pytest.approx(expected, abs=1e-12)
+        assert (terminated, truncated) == (False, False)
+        assert info["environment_steps"] == env.action_repeat
+    env.close()
+
+
+@pytest.mark.usefixtures("opengl")
+@pytest.mark.parametrize(("repeat", "steps", "last"), [(8, 125, 8), (300, 4, 100)])
+def test_the_time_limit_truncates_after_1000_environment_steps(repeat, steps, last):
+    env = ControlEnv("cartpole-balance", size=16, rendering="fast", action_repeat=repeat, seed=0)
+    env.reset()
+    action = np.zeros(1, np.float32)
+    for _ in range(steps - 1):
+        assert env.step(action)[2:4] == (False, False)
+    _, _, terminated, truncated, info = env.step(action)
+    assert (terminated, truncated) == (False, True)
+    assert info["environment_steps"] == last
+    env.close()
+
+
+@pytest.mark.usefixtures("opengl")
+def test_seeds_are_exact_also_for_later_episodes():
+    def episodes(env):
+        env.reset(seed=5)
+        first = env.reset()[0]
+        return first, env.step(np.full(2, 0.3, np.float32))[0]
+
+    one, two = (ControlEnv("reacher-easy", size=32, rendering="fast") for _ in range(2))
+    two.reset(seed=99)
+    for a, b in zip(episodes(one), episodes(two), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert not np.array_equal(one.reset(seed=5)[0], one.reset(seed=6)[0])
+
+
+@pytest.mark.usefixtures("opengl")
+def test_actions_are_mapped_to_the_tasks_own_bounds():
+    env = ControlEnv("quadruped-walk", size=16, rendering="fast")
+    assert env._camera._render_camera.fixedcamid == 2
+    spec = env._control.action_spec()
+    env.reset(seed=0)
+    env.step(np.ones(12, np.float32))
+    np.testing.assert_allclose(env._physics.data.ctrl, spec.maximum)
+    env.step(-np.ones(12, np.float32))
+    np.testing.assert_allclose(env._physics.data.ctrl, spec.minimum)
+
+
+@pytest.mark.usefixtures("opengl")
+@pytest.mark.parametrize("task", [*tasks.PAPER_TASKS, "dot", "quadruped-escape", "swimmer-swimmer6", "point_mass-hard"])
+def test_the_state_continues_bit_for_bit_in_another_environment(task):
+    def make():
+        return DotEnv() if task == "dot" else ControlEnv(task, size=24, rendering="fast")
+
+    one, two = make(), make()
+    one.reset(seed=1)
+    rng = np.random.default_rng(1)
+    actions = rng.uniform(-1, 1, (12, *one.action_space.shape)).astype(np.float32)
+    for action in actions[:4]:
+        one.step(action)
+    two.reset(seed=2)
+    two.set_state(one.get_state())
+    for action in actions[4:]:
+        a, b = one.step(action), two.step(action)
+        np.testing.assert_array_equal(a[0], b[0])
+        assert a[1:4] == b[1:4]
+    np.testing.assert_array_equal(one.reset()[0], two.reset()[0])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("opengl")
+@pytest.mark.parametrize("task", tasks.names())
+def test_every_task_of_the_suite_runs(task):
+    env = gymnasium.make(f"dipole/{task}-v0", size=32, rendering="fast")
+    first, _ = env.reset(seed=0)
+    second, reward, *_ = env.step(env.action_space.sample())
+    assert first.shape == second.shape == (9, 32, 32)
+    assert np.isfinite(reward)
+    assert first.any()
+    env.close()
+
+
+def test_names_and_settings_are_checked():
+    assert tasks.split("ball-in-cup-catch") == ("ball_in_cup", "catch")
+    with pytest.raises(ConfigError, match=r"unknown task 'cheeta-run'.*Did you mean 'cheetah-run'"):
+        tasks.split("cheeta-run")
+    for settings, said in [
+        ({"action_repeat": 0}, "action_repeat must be an integer >= 1"),
+        ({"rendering": "best"}, "rendering must be 'paper' or 'fast'"),
+        ({"render_mode": "human"}, "render_mode must be 'rgb_array' or None"),
+    ]:
+        with pytest.raises(ConfigError, match=said):
+            ControlEnv("cheetah-run", **settings)
+
+
+def test_an_unknown_camera_is_named(opengl):
+    with pytest.raises(ConfigError, match="camera 17 does not exist"):
+        ControlEnv("cheetah-run", camera=17)
+
+
+def test_importing_the_domain_registers_and_loads_no_physics():
+    code = (
+        "import sys, dipole.rl, gymnasium;"
+        "assert 'dipole/cheetah-run-v0' in gymnasium.registry and 'dipole/ball-in-cup-catch-v0' in gymnasium.registry;"
+        "assert not {'dm_control', 'mujoco', 'torch'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert "ControlEnv" in dipole.rl.__all__
+
+
+def test_without_a_backend_the_error_names_the_packages(monkeypatch):
+    from dipole.rl import rendering
+
+    monkeypatch.setattr(rendering, "BACKENDS", {"egl": lambda: False, "osmesa": lambda: False})
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    monkeypatch.delenv("DISPLAY", raising=False)
+    with pytest.raises(RenderingError) as caught:
+        choose_backend()
+    assert INSTALL in str(caught.value)
+    assert all(package in str(caught.value) for package in PACKAGES)
+    monkeypatch.setattr(rendering, "BACKENDS", {"egl": lambda: False, "osmesa": lambda: True})
+    monkeypatch.setenv("PYOPENGL_PLATFORM", "")
+    assert choose_backend() == "osmesa"
+    assert os.environ["MUJOCO_GL"] == "osmesa"
+
+
+def test_a_mujoco_that_dm_control_cannot_load_is_refused(monkeypatch, opengl):
+    import mujoco
+
+    from dipole.core.errors import DipoleError
+    from dipole.rl.rendering import import_suite
+
+    monkeypatch.setattr(mujoco, "__version__", "4.0.0")
+    with pytest.raises(DipoleError, match=r"mujoco 4.0.0 does not work.*mujoco>=3.17,<4"):
+        import_suite()
+
+
+def test_the_dot_rewards_nearness():
+    env = DotEnv()
+    check_gymnasium(env)
+    env.reset(seed=0)
+    near, rewards = [], []
+    for _ in range(50):
+        step = np.clip((env._target - env._dot) / 0.1, -1, 1).astype(np.float32)
+        _, reward, terminated, truncated, _ = env.step(step)
+        near.append(np.hypot(*(env._target - env._dot)))
+        rewards.append(reward)
+    assert near[-1] < 1e-6
+    assert rewards[-1] == pytest.approx(1)
+    assert (terminated, truncated) == (False, True)
