@@ -3,42 +3,26 @@
 import copy
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from dipole.core.adapter import Adapter
 from dipole.core.config import Settings
 from dipole.core.errors import ConfigError
+from dipole.core.pairs import Pairs
 from dipole.core.probes import frozen
 from dipole.core.seeding import Seeds
-from dipole.vision.augment import AugmentConfig, apply, centre, draw
-from dipole.vision.data import DataConfig, ImageSet, load
-from dipole.vision.encoders import EncoderConfig, build_encoder, build_projector
-from dipole.vision.evaluation import ProbeConfig, probe
-from dipole.vision.methods import SimCLR
+from dipole.vision.augment import apply, centre, draw
+from dipole.vision.config import VisionConfig
+from dipole.vision.data import ImageSet, load
+from dipole.vision.encoders import Encoder, build_encoder, build_projector
+from dipole.vision.evaluation import probe
+from dipole.vision.methods import CMC, Batch, Method, MoCo, MultiCrop, SimCLR
 
 CHUNK = 512  # images per forward pass when features are extracted
-
-
-class VisionConfig(Settings):
-    """The [vision] table."""
-
-    method: Literal["simclr"] = "simclr"
-    views: int = Field(2, ge=2, le=16, description="views per image, K + 1")
-    data: DataConfig = DataConfig()
-    encoder: EncoderConfig = EncoderConfig()
-    augment: AugmentConfig = AugmentConfig()
-    probe: ProbeConfig = ProbeConfig()
-
-
-class Batch(NamedTuple):
-    """views: per view (B, C, H, W) in [0, 1] on the device; labels: (B,) or None."""
-
-    views: list[Tensor]
-    labels: Tensor | None
+SAMPLE = 2000  # images from which the statistics of Lab are taken
 
 
 class VisionAdapter(Adapter):
@@ -46,8 +30,10 @@ class VisionAdapter(Adapter):
 
     domain: ClassVar[str] = "vision"
     config_model: ClassVar[type[Settings]] = VisionConfig
+    export_formats: ClassVar[tuple[str, ...]] = ("transformers",)
 
     config: VisionConfig
+    module: Method
 
     def __init__(
         self,
@@ -71,15 +57,50 @@ class VisionAdapter(Adapter):
                 f"train.batch_size: {batch_size} is more than the {len(pretrain)} images of {pretrain.name}; "
                 f"give 2 to {len(pretrain)}."
             )
-        height, width = pretrain.images.shape[-2:]
-        self.size = config.augment.size or min(height, width)
-        encoder = build_encoder(config.encoder, pretrain.channels, self.size)
-        encoder.set_statistics(*pretrain.statistics)
-        projector, self.embedding_dim = build_projector(config.encoder, encoder.taps[encoder.last])
-        self.module = SimCLR(encoder, projector, self.embedding_dim, encoder.check_tap(config.encoder.tap))
+        self.size = config.augment.size or min(pretrain.images.shape[-2:])
+        self.module = self._method(batch_size)
+        self.embedding_dim = self.module.embedding_dim
+        if device.type == "cuda":
+            self.module.to(memory_format=torch.channels_last)
+        if config.compile:
+            self.module.compile_branches()
         # Baselines are probed on the encoder as it was before training.
         self._untrained = copy.deepcopy(self.module) if config.probe.baselines else None
         self._baselines: dict[str, float] | None = None
+
+    def _method(self, batch_size: int) -> Method:
+        config, images = self.config, self.parts.pretrain
+        channels, tap = images.channels, config.encoder.tap
+
+        def build(inputs: int) -> tuple[Encoder, torch.nn.Module, int]:
+            encoder = build_encoder(config.encoder, inputs, self.size)
+            if inputs == channels:
+                encoder.set_statistics(*images.statistics)
+            return encoder, *build_projector(config.encoder, encoder.taps[encoder.last])
+
+        if config.moco is not None:
+            return MoCo(build, channels, tap, config.moco.queue, config.moco.momentum, config.moco.intra_batch)
+        if config.swav is not None:
+            return MultiCrop(build, channels, tap, config.views, config.swav.queue)
+        if config.cmc is not None:
+            if channels != 3:
+                raise ConfigError(f"vision.method: cmc splits colour images, but those of {images.name} are grey.")
+            bank = config.cmc.bank
+            if bank is not None and bank > len(images) - batch_size:
+                raise ConfigError(
+                    f"vision.cmc.bank: {bank} negatives and a batch of {batch_size} are more than the {len(images)} "
+                    f"images of {images.name}; give at most {len(images) - batch_size}."
+                )
+            cmc = CMC(build, tap, len(images), bank, config.cmc.momentum)
+            cmc.set_statistics(centre(images.images[:SAMPLE], self.size))
+            return cmc
+        most = config.views * (batch_size - 1)
+        if config.negatives is not None and config.negatives > most:
+            raise ConfigError(
+                f"vision.negatives: a batch of {batch_size} with {config.views} views has {most} negatives per anchor, "
+                f"fewer than {config.negatives}; raise train.batch_size, or take method = 'moco' with a queue."
+            )
+        return SimCLR(build, channels, tap, config.negatives)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         images = self.parts.pretrain
@@ -96,13 +117,17 @@ class VisionAdapter(Adapter):
             pixels = images.images[index[mine]].to(self.device, non_blocking=True)
             size = images.images.shape[-2:]
             views = [
-                apply(self.config.augment, pixels, draw(self.config.augment, len(index), *size, generator)[mine])
-                for _ in range(self.config.views)
+                apply(recipe, pixels, draw(recipe, len(index), *size, generator)[mine])
+                for recipe in self.config.recipes()
             ]
-            yield Batch(views, None if labels is None else labels[index[mine]].to(self.device))
+            if self.device.type == "cuda":
+                views = [view.contiguous(memory_format=torch.channels_last) for view in views]
+            seed = self.seed.stream("augment", "negatives", epoch, step)
+            yield Batch(views, None if labels is None else labels[index[mine]].to(self.device), index[mine], seed)
 
-    def embed(self, batch: Batch) -> Any:
-        return self.module(batch.views, batch.labels)
+    def embed(self, batch: Batch) -> Pairs:
+        pairs: Pairs = self.module(batch)
+        return pairs
 
     def after_step(self) -> None:
         self.module.after_step()
@@ -118,7 +143,7 @@ class VisionAdapter(Adapter):
             results |= self._baselines
         return results
 
-    def _probe(self, module: SimCLR, objective: Any) -> dict[str, float]:
+    def _probe(self, module: Method, objective: Any) -> dict[str, float]:
         embedding = self.config.probe.features == "embedding"
 
         def features(images: ImageSet) -> Tensor:
@@ -131,7 +156,7 @@ class VisionAdapter(Adapter):
         train, test = self.parts.train, self.parts.test
         return features(train), train.labels, features(test), test.labels
 
-    def _extract(self, module: SimCLR, function: Any, images: ImageSet) -> Tensor:
+    def _extract(self, module: Method, function: Any, images: ImageSet) -> Tensor:
         with frozen(module):
             parts = [function(centre(part.to(self.device), self.size)) for part in images.images.split(CHUNK)]
         return torch.cat([part.float().cpu() for part in parts])
@@ -146,3 +171,8 @@ class VisionAdapter(Adapter):
 
     def data_info(self) -> dict[str, Any]:
         return {**self.parts.info(), "view_size": self.size}
+
+    def export(self, to: str, folder: Path, record: Any) -> None:
+        from dipole.vision.export import export_transformers
+
+        export_transformers(self, folder, record)

@@ -1,0 +1,93 @@
+"""The [vision] table of a recipe."""
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from dipole.core.config import Settings
+from dipole.vision.augment import AugmentConfig
+from dipole.vision.data import DataConfig
+from dipole.vision.encoders import EncoderConfig
+from dipole.vision.evaluation import ProbeConfig
+
+VIEWS = {"simclr": 2, "moco": 2, "cmc": 1, "swav": 2}
+TABLES = ("moco", "cmc", "swav")
+
+
+class MoCoConfig(Settings):
+    """The [vision.moco] table."""
+
+    queue: int = Field(65_536, ge=1, description="keys kept as negatives")
+    momentum: float = Field(0.999, ge=0, lt=1, description="of the key encoder")
+    intra_batch: bool = Field(False, description="the other queries are negatives too (CACR App. C.2)")
+
+
+class CMCConfig(Settings):
+    """The [vision.cmc] table."""
+
+    bank: int | None = Field(None, ge=1, description="negatives drawn from a memory bank; default: the batch's")
+    momentum: float = Field(0.5, ge=0, lt=1, description="of the memory bank")
+
+
+class SwAVConfig(Settings):
+    """The [vision.swav] table."""
+
+    small_views: int = Field(0, ge=0, description="small crops per image besides the large ones")
+    small_size: int = Field(96, ge=4, description="their side in pixels")
+    small_scale: tuple[float, float] = Field((0.05, 0.14), description="their share of the area")
+    queue: int = Field(0, ge=0, description="embeddings of past large crops that enter the codes")
+
+
+class VisionConfig(Settings):
+    """The [vision] table."""
+
+    method: Literal["simclr", "moco", "cmc", "swav"] = "simclr"
+    views: int = Field(2, ge=1, le=16, description="views per image: K + 1; cmc takes 1, the others 2 or more")
+    negatives: int | None = Field(None, ge=1, description="simclr only: negatives per anchor, drawn from the batch's")
+    compile: bool = Field(False, description="compile the encoders (torch.compile)")
+    data: DataConfig = DataConfig()
+    encoder: EncoderConfig = EncoderConfig()
+    augment: AugmentConfig = AugmentConfig()
+    probe: ProbeConfig = ProbeConfig()
+    moco: MoCoConfig | None = Field(None, description="only with method = 'moco'")
+    cmc: CMCConfig | None = Field(None, description="only with method = 'cmc'")
+    swav: SwAVConfig | None = Field(None, description="only with method = 'swav'")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, values: Any) -> Any:
+        """Give the method its own table and number of views, so that the stored configuration is complete."""
+        if not isinstance(values, dict):
+            return values
+        values = dict(values)
+        method = values.get("method", "simclr")
+        if method in VIEWS:
+            values.setdefault("views", VIEWS[method])
+        if method in TABLES:
+            values.setdefault(method, {})
+        return values
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        problems = [
+            f"[vision.{name}] has no effect with method {self.method!r}"
+            for name in TABLES
+            if name != self.method and getattr(self, name) is not None
+        ]
+        if self.negatives is not None and self.method != "simclr":
+            problems.append(f"negatives has no effect with method {self.method!r}; set moco.queue or cmc.bank")
+        if self.method == "cmc" and self.views != 1:
+            problems.append("method 'cmc' takes views = 1: the two halves of Lab are its two views")
+        if self.method != "cmc" and self.views < 2:
+            problems.append(f"method {self.method!r} needs views = 2 or more")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    def recipes(self) -> list[AugmentConfig]:
+        """The augmentation of every view of an image, in order."""
+        every = [self.augment] * self.views
+        if self.swav is not None:
+            small = {"size": self.swav.small_size, "crop_scale": self.swav.small_scale}
+            every += [self.augment.model_copy(update=small)] * self.swav.small_views
+        return every
