@@ -125,7 +125,10 @@ class Adapter(ABC):
 
     @abstractmethod
     def features(self, split: str) -> tuple[Tensor, Tensor | None]:
-        """Return frozen features (n, d) and integer labels (n,) or None of the split "train" or "test", on the CPU."""
+        """Return embeddings (n, embedding_dim) and labels (n,) or None of the split "train" or "test", on the CPU.
+
+        They are what the objective sees, before `objective.transform`. A negative label means that a row has none.
+        """
 
     @abstractmethod
     def data_info(self) -> dict[str, Any]:

@@ -4,6 +4,8 @@ Every rank forms the same global loss; the backward of each collective adds the 
 that DistributedDataParallel takes afterwards is then the gradient of the global loss.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,10 +13,23 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+_alone = False
+
 
 def world_size() -> int:
-    """Number of ranks; 1 outside distributed runs."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    """Number of ranks; 1 outside distributed runs and inside `alone`."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() and not _alone else 1
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Compute as a single process: for what one rank does while the others wait (evaluation)."""
+    global _alone
+    before, _alone = _alone, True
+    try:
+        yield
+    finally:
+        _alone = before
 
 
 class _AllReduce(torch.autograd.Function):

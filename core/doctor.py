@@ -90,7 +90,7 @@ def _gpu() -> Finding:
     if torch.version.cuda is None:
         cure = "This torch is a build for processors only: install one for CUDA, see https://pytorch.org/get-started"
     else:
-        cure = f"This torch wants CUDA {torch.version.cuda}: update the driver, or install a torch for the driver you have."
+        cure = f"This torch wants CUDA {torch.version.cuda}: update the driver, or install a torch for this driver."
     return Finding("gpu", "missing", "nvidia-smi is here, but torch sees no GPU", cure)
 
 

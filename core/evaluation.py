@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -56,7 +55,9 @@ def evaluate(adapter: Adapter, objective: Composite | None, seeds: Seeds, pairs:
             features, labels = adapter.features("test")
             values, histogram = diagnose(features, labels, objective, seeds)
             if pairs is not None:
-                values.update(diagnose_pairs(pairs))
+                values |= diagnose_pairs(pairs)
+            if objective is not None:
+                values |= diagnose_objective(objective)
     finally:
         for module, mode in zip(modules, modes, strict=True):
             module.train(mode)
@@ -67,26 +68,31 @@ def evaluate(adapter: Adapter, objective: Composite | None, seeds: Seeds, pairs:
 def diagnose(
     features: Tensor, labels: Tensor | None, objective: Composite | None, seeds: Seeds
 ) -> tuple[dict[str, float], Histogram]:
-    """Measure the geometry of frozen features (n, d)."""
-    if objective is not None:
-        device = next(objective.parameters(), features).device
-        features = objective.transform(features.float().to(device)).cpu()
+    """Measure the geometry of frozen embeddings (n, d); a negative label means none."""
     if len(features) > POINTS:
         chosen = torch.from_numpy(seeds.numpy("probe", "points").permutation(len(features))[:POINTS])
         features, labels = features[chosen], None if labels is None else labels[chosen]
     features = features.float()
-    found = diagnostics.distance_histogram(features, labels)
-    values: Mapping[str, float | Tensor] = {
+    if objective is not None:
+        device = next(objective.parameters(), features).device
+        features = objective.transform(features.to(device)).cpu()
+    values = {
         "mean_distance": diagnostics.mean_distance(features),
         "margin_occupancy": diagnostics.margin_occupancy(features),
         "min_max_ratio": diagnostics.min_max_ratio(features),
         "rank": diagnostics.numerical_rank(features),
     }
-    return _numbers(values), Histogram(
-        edges=_list(found.edges),
-        all=_list(found.all),
-        same=None if found.same is None else _list(found.same),
-        different=None if found.different is None else _list(found.different),
+    known = torch.zeros(len(features), dtype=torch.bool) if labels is None else labels >= 0
+    found = diagnostics.distance_histogram(features)
+    by_class = None
+    if labels is not None and int(known.sum()) > 1:
+        by_class = diagnostics.distance_histogram(features[known], labels[known])
+        values["similarity_error"] = diagnostics.similarity_error(features[known], labels[known])[0]
+    return values, Histogram(
+        edges=found.edges.tolist(),
+        all=found.all.tolist(),
+        same=by_class.same.tolist() if by_class and by_class.same is not None else None,
+        different=by_class.different.tolist() if by_class and by_class.different is not None else None,
     )
 
 
@@ -94,19 +100,19 @@ def diagnose(
 def diagnose_pairs(pairs: Pairs) -> dict[str, float]:
     """Measure one batch of positives and negatives."""
     entropy, maximum = diagnostics.conditional_entropy(pairs)
-    return _numbers(
-        {
-            "conditional_entropy": entropy,
-            "conditional_entropy_maximum": maximum,
-            "alignment": diagnostics.alignment(pairs),
-            "uniformity": diagnostics.uniformity(pairs),
-        }
-    )
+    return {
+        "conditional_entropy": entropy,
+        "conditional_entropy_maximum": maximum,
+        "alignment": diagnostics.alignment(pairs),
+        "uniformity": diagnostics.uniformity(pairs),
+    }
 
 
-def _numbers(values: Mapping[str, float | Tensor]) -> dict[str, float]:
-    return {name: float(value) for name, value in values.items()}
-
-
-def _list(values: Tensor) -> list[float]:
-    return [float(value) for value in values]
+def diagnose_objective(objective: Composite) -> dict[str, float]:
+    """Collect what the terms say about themselves (the rank of CLLR's L), as `<term>.<name>`."""
+    return {
+        f"{name}.{key}": value
+        for name, _, term in objective
+        if hasattr(term, "summary")
+        for key, value in term.summary().items()
+    }

@@ -62,6 +62,11 @@ class Progress:
         """Remember what stands beside the bar."""
         self._text = "  ".join(f"{name.removeprefix('train/')} {value:.4g}" for name, value in values.items())
 
+    def status(self, text: str) -> None:
+        """Say on the bar what takes a while."""
+        if self._bar is not None:
+            self._bar.update(self._task, text=text)  # type: ignore[attr-defined]
+
     def note(self, text: str) -> None:
         """Print one line above the bar."""
         if not self._quiet:

@@ -79,7 +79,17 @@ class RunFolder:
 
     def read_record(self) -> RunRecord | None:
         """Return the record, or None where there is none yet."""
-        return read_record(self.record) if self.record.is_file() else None
+        if not self.record.is_file():
+            return None
+        try:
+            return read_record(self.record)
+        except RecordError as error:
+            raise RecordError(f"{error}\nTo train this run again: --overwrite.") from error
+
+    def finished(self) -> bool:
+        """Whether there is the record of a run that came to its end."""
+        record = self.read_record()
+        return record is not None and record.status == "done"
 
     def read_config(self) -> RunConfig:
         """Read config.toml back."""

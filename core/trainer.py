@@ -16,11 +16,12 @@ from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import clip_grads_with_norm_
 
 from dipole.core.adapter import Adapter, adapter_class
 from dipole.core.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
 from dipole.core.config import RunConfig
+from dipole.core.distributed import alone
 from dipole.core.errors import CheckpointError, ConfigError, DipoleError, TrainingError
 from dipole.core.evaluation import Evaluated, evaluate
 from dipole.core.metrics import Meter, MetricsFile
@@ -31,9 +32,12 @@ from dipole.core.progress import Progress, duration
 from dipole.core.record import RunRecord, hardware, library_versions, now, peak_memory, write_record
 from dipole.core.runs import DEFAULT_RUNS, RunFolder
 from dipole.core.seeding import Seeds, rng_state, seed_everything, set_deterministic, set_rng_state
+from dipole.core.tables import number
 from dipole.core.weights import save_weights
 
 CHECKPOINT_FORMAT = 1
+SHOWN = 4
+"""So many results of an evaluation are shown beside the progress; all are in metrics.jsonl."""
 
 
 class RunInterruptedError(TrainingError):
@@ -113,7 +117,8 @@ class Run:
         self._began = time.monotonic()
         self._elapsed_before = 0.0
         self._meter = Meter()
-        self._interrupts = _Interrupts()
+        # Ranks that end after different steps would wait for each other: several ranks end at once.
+        self._interrupts = _Interrupts(enabled=fabric.world_size == 1)
         self._optimizer: torch.optim.Optimizer | None = None
         self._pairs: Pairs | None = None
         self._last: tuple[int, Evaluated] | None = None
@@ -200,7 +205,7 @@ class Run:
                 optimizer.zero_grad()
                 self.fabric.backward(loss)
                 grads = [p.grad for p in parameters if p.grad is not None]
-                norm = get_total_norm(grads, foreach=True)
+                norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
                 outcome, self._pairs = step_module.taken()
                 # The only wait for the device in a step: nothing may reach the weights unseen.
                 if not math.isfinite(loss.detach() + norm):
@@ -241,7 +246,7 @@ class Run:
             return
         if self._evaluate_every and _crossed(before, self.step, self._evaluate_every):
             self.evaluate()
-        if self._interrupts.requested and self.fabric.world_size == 1:
+        if self._interrupts.requested:
             self.checkpoint()
             raise RunInterruptedError(
                 f"interrupted after step {self.step} of {self.total_steps}; the checkpoint is saved. "
@@ -268,11 +273,13 @@ class Run:
         """Probe the encoder as it is, log and return the numbers (None on ranks other than 0)."""
         found = None
         if self.fabric.is_global_zero:
-            found = evaluate(self.adapter, self.objective, self.seeds, self._pairs)
+            self._progress.status("evaluating")
+            with alone():
+                found = evaluate(self.adapter, self.objective, self.seeds, self._pairs)
             self._last = (self.step, found)
             self.log(found.as_metrics())
-            shown = "  ".join(f"{name} {value:.4g}" for name, value in found.results.items() if value is not None)
-            self._progress.note(f"step {self.step}: {shown}")
+            shown = [f"{name} {number(value)}" for name, value in list(found.results.items())[:SHOWN]]
+            self._progress.note(f"step {self.step}: {'  '.join(shown)}")
         self.fabric.barrier()
         return found
 
@@ -433,21 +440,22 @@ class _Step(nn.Module):
 class _Interrupts:
     """The first SIGINT or SIGTERM asks for an end after the step; the second ends at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, enabled: bool) -> None:
         self.requested = False
+        self._enabled = enabled and threading.current_thread() is threading.main_thread()
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._handle)
+        if self._enabled:
+            for which in (signal.SIGINT, signal.SIGTERM):
+                self._before[which] = signal.signal(which, self._handle)
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        for which, handler in self._before.items():
+            signal.signal(which, handler)
         self._before = {}
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, which: int, frame: FrameType | None) -> None:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True

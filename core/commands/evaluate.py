@@ -23,17 +23,15 @@ def run(arguments: argparse.Namespace) -> int:
     folder = find_run(arguments.run, arguments.runs)
 
     from dipole.core.saved import evaluate_saved
+    from dipole.core.tables import number, text_table
 
     record, found = evaluate_saved(folder, arguments.device)
     if arguments.json:
         print(json.dumps({"run": str(folder.path), "agrees": record.evaluations[-1].agrees, "results": found.results}))
         return 0
     print(f"run        {folder.path}\nobjective  {record.objective}")
-    print(f"{'':<28} {'now':>10} {'recorded':>10}")
-    for name, value in found.results.items():
-        print(f"{name:<28} {_number(value):>10} {_number(record.results.get(name)):>10}")
+    rows = [("", "now", "recorded")]
+    rows += [(name, number(value), number(record.results.get(name))) for name, value in found.results.items()]
+    print(f"\n{text_table(rows)}\n")
+    print("The numbers agree." if record.evaluations[-1].agrees else "The numbers differ; versions are in the record.")
     return 0
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"

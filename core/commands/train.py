@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from dipole.core.cli import Runner
@@ -47,10 +48,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.print_config:
         print(f"# run {config.hash}\n{config.to_toml(resolved.origins)}", end="")
         return 0
-    from dipole.core.record import now
+    from dipole.core.runs import RunFolder
+    from dipole.core.tables import results_table
     from dipole.core.trainer import train
 
-    began = now()
+    already = not arguments.overwrite and RunFolder(arguments.runs / config.hash).finished()
     record = train(
         config,
         arguments.runs,
@@ -59,10 +61,11 @@ def run(arguments: argparse.Namespace) -> int:
         quiet=arguments.quiet,
         tensorboard=arguments.tensorboard,
     )
+    if os.environ.get("RANK", "0") != "0":
+        return 0
     print(f"run        {arguments.runs / config.hash}")
     print(f"objective  {config.objective}")
-    for name, value in {**record.results, **record.diagnostics}.items():
-        print(f"{name:<28} {'not finite' if value is None else f'{value:.4f}'}")
-    if record.updated < began:
+    print(f"\n{results_table(record.results)}\n\n{results_table(record.diagnostics)}\n")
+    if already:
         print(f"(finished on {record.updated}; --overwrite runs it again)")
     return 0

@@ -1,0 +1,33 @@
+"""Numbers as plain text tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+
+def text_table(rows: Sequence[Sequence[str]]) -> str:
+    """Align cells: the first column to the left, the others to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for first, *rest in rows:
+        cells = [f"{first:<{widths[0]}}", *(f"{cell:>{width}}" for cell, width in zip(rest, widths[1:], strict=True))]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def results_table(values: Mapping[str, float | None]) -> str:
+    """One row per name; baselines such as "untrained/knn/accuracy" stand in a column beside "knn/accuracy"."""
+    names = [name for name in values if name.partition("/")[2] not in values]
+    columns = dict.fromkeys(name.partition("/")[0] for name in values if name.partition("/")[2] in values)
+    rows = [["", "trained" if columns else "", *columns]]
+    for name in names:
+        beside = [number(values[f"{c}/{name}"]) if f"{c}/{name}" in values else "" for c in columns]
+        rows.append([name, number(values[name]), *beside])
+    return text_table(rows if columns else rows[1:])
+
+
+def number(value: float | None) -> str:
+    """Four significant digits; numbers that were not finite are said to be."""
+    if value is None:
+        return "not finite"
+    return f"{value:.4f}" if 0.001 <= abs(value) < 1000 or value == 0 else f"{value:.4g}"

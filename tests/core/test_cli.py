@@ -1,0 +1,325 @@
+"""The commands as a user types them: output, exit codes, one message instead of a traceback."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dipole.core import cli
+from dipole.core.metrics import read_metrics
+from dipole.core.record import read_record
+from dipole.core.weights import load_weights
+
+Process = Callable[..., subprocess.Popen[str]]
+
+
+def dipole(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    """Run a command in this process: exit code, stdout, stderr."""
+    code = cli.main([str(each) for each in arguments])
+    found = capsys.readouterr()
+    assert "Traceback" not in found.err
+    return code, found.out, found.err
+
+
+@pytest.mark.parametrize("command", ["", *cli.COMMANDS])
+def test_help_is_quick_and_loads_no_torch(command: str) -> None:
+    """The processor time of help, less that of starting Python; and what it imported."""
+    script = (
+        "import sys, time; start = time.process_time()\n"
+        "from dipole.core.cli import main\n"
+        f"code = main({[command, '--help'] if command else ['--help']})\n"
+        "print('SECONDS', time.process_time() - start, code, sorted({'torch', 'numpy', 'sklearn'} & set(sys.modules)))"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    usage, _, measured = found.partition("SECONDS ")
+    seconds, code, loaded = measured.split(maxsplit=2)
+    assert usage.startswith("usage: dipole")
+    assert loaded.strip() == "[]"
+    assert code == "0"
+    assert float(seconds) < 0.3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "usage: dipole"),
+        (("trian",), "unknown command 'trian'. Did you mean 'train'?"),
+        (("train",), "required: RECIPE"),
+        (("train", "nothing"), "unknown recipe 'nothing'"),
+        (("train", "blobs.toml", "--set", "train.steps"), "not of the form key=value"),
+        (("train", "blobs.toml", "--seed", "x"), "invalid int value"),
+        (("train", "blobs.toml", "--set", "objective=infonce(temprature=1)"), "temperature"),
+        (("train", "blobs.toml", "--speed"), "unrecognized arguments: --speed"),
+        (("eval", "0123"), "no run '0123'"),
+        (("eval", "."), "is no run folder"),
+        (("show", "infonse"), "Did you mean 'infonce'?"),
+        (("list", "object"), "invalid choice"),
+        (("export", "x", "--to", "text"), "no run 'x'"),
+        (("check",), "give either TARGET or --all"),
+    ],
+)
+def test_wrong_usage_is_one_message_and_2(
+    blobs: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
+    code, _, error = dipole(capsys, *arguments)
+    assert code == 2
+    assert message in error
+
+
+def test_train_eval_export(blobs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ("train", blobs, "--set", "train.evaluate_every=5", "objective=infonce+dp", "--seed", 3)
+    code, out, err = dipole(capsys, *command)
+    assert code == 0
+    assert "negatives per anchor: 30" in err
+    assert "step 5: mean/accuracy" in err
+    (folder,) = Path("runs").iterdir()
+    record = read_record(folder / "record.json")
+    assert f"run        {folder}" in out
+    assert f"mean/accuracy  {record.results['mean/accuracy']:.4f}" in out
+    assert (record.seed, record.objective) == (3, "infonce + 0.1*dp")
+
+    code, out, err = dipole(capsys, *command)
+    assert code == 0
+    assert "--overwrite runs it again" in out
+    assert err == ""
+
+    code, out, _ = dipole(capsys, "eval", folder.name[:4], "--json")
+    assert code == 0
+    assert json.loads(out) == {"run": str(folder), "agrees": True, "results": record.results}
+    code, out, _ = dipole(capsys, "eval", folder)
+    assert code == 0
+    again = read_record(folder / "record.json")
+    assert [each.results for each in again.evaluations] == [record.results] * 2
+    assert all(each.agrees for each in again.evaluations)
+    assert again.model_copy(update={"evaluations": []}) == record
+
+    code, out, _ = dipole(capsys, "export", folder, "--to", "text", "--out", "exported")
+    assert (code, out) == (0, "exported\n")
+    assert "infonce + 0.1*dp" in Path("exported/weights.txt").read_text()
+    assert dipole(capsys, "export", folder, "--to", "text", "--out", "exported")[0] == 2
+    code, _, err = dipole(capsys, "export", folder, "--to", "test")
+    assert code == 2
+    assert "Did you mean 'text'? Formats: text." in err
+
+
+def test_eval_of_a_run_that_changed_or_broke(blobs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dipole(capsys, "train", blobs, "--quiet")
+    (folder,) = Path("runs").iterdir()
+    record = json.loads((folder / "record.json").read_text())
+    record["results"]["mean/accuracy"] = 0.123
+    (folder / "record.json").write_text(json.dumps(record))
+    assert json.loads(dipole(capsys, "eval", folder, "--json")[1])["agrees"] is False
+    model = folder / "model" / "module.safetensors"
+    model.write_bytes(model.read_bytes()[:-10])
+    code, _, err = dipole(capsys, "eval", folder)
+    assert code == 1
+    assert "cannot be loaded" in err
+    model.unlink()
+    assert "is missing" in dipole(capsys, "eval", folder)[2]
+    record["status"] = "failed"
+    (folder / "record.json").write_text(json.dumps(record))
+    code, _, err = dipole(capsys, "eval", folder)
+    assert code == 1
+    assert "is failed; finish it with: dipole train" in err
+
+
+def test_print_config_shows_origins_and_is_itself_a_recipe(blobs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = dipole(capsys, "train", blobs, "--print-config", "--set", "blobs.noise=0.5")
+    assert code == 0
+    assert "noise = 0.5  # --set" in out
+    assert "batch_size = 16  # recipe" in out
+    assert 'optimizer = "adam"  # default' in out
+    Path("again.toml").write_text(out)
+    again = dipole(capsys, "train", "again.toml", "--print-config")[1]
+    assert again.splitlines()[0] == out.splitlines()[0]
+    assert not Path("runs").exists()
+
+
+def test_list_names_what_exists(blobs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = dipole(capsys, "list", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert {"infonce", "dcl", "hcl", "cacr"} <= {each["name"] for each in found["objectives"]}
+    assert {"dp", "cllr"} == {each["name"] for each in found["regularizers"]}
+    assert {"vision", "text", "rl"} <= {each["name"] for each in found["domains"]}
+    assert all(each["summary"] for kind in found.values() for each in kind)
+    code, out, _ = dipole(capsys, "list", "regularizers")
+    assert out.startswith("regularizers:\n")
+    assert "infonce" not in out
+
+
+def test_show_explains_an_objective_a_table_and_a_recipe(blobs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = dipole(capsys, "show", "dp")[1]
+    for text in ("D_ij", "LMCL Eqs. 6-10", "delta_pos", "0.5", "weight:  0.1 when none is written", "cost:"):
+        assert text in out
+    facts = json.loads(dipole(capsys, "show", "infonce", "--json")[1])
+    assert {each["name"]: each["default"] for each in facts["options"]}["temperature"] == 0.5
+    settings = json.loads(dipole(capsys, "show", "blobs", "--json")[1])["settings"]
+    assert settings[0] == {
+        "name": "points",
+        "type": "int",
+        "default": "64",
+        "range": ">= 8",
+        "help": "number of points",
+    }
+    assert "milestones" in dipole(capsys, "show", "train")[1]
+
+
+def test_check_reports_and_fails(blobs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = dipole(capsys, "check", "infonce", "--only", "determinism", "--json")
+    assert code == 0
+    assert json.loads(out)[0]["ok"] is True
+    Path("broken_loss.py").write_text("def loss():\n    return lambda a, b: (a * b).sum().detach()\n")
+    code, out, _ = dipole(capsys, "check", "broken_loss:loss", "--only", "gradient exists")
+    assert (code, "FAIL" in out) == (1, True)
+
+
+def test_doctor_names_problems_with_cures(
+    blobs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dipole.core import doctor
+
+    monkeypatch.setattr(doctor, "DOMAIN_PROBES", {"rl: simulator": "absent_package:probe"})
+    monkeypatch.setenv("DIPOLE_DATA", "nowhere")
+    code, out, _ = dipole(capsys, "doctor", "--json")
+    findings = {each["name"]: each for each in json.loads(out)}
+    assert code == 0
+    assert findings["torch"]["state"] == "ok"
+    assert findings["runs folder"]["state"] == "ok"
+    assert findings["data folder"]["cure"] == "Correct or unset DIPOLE_DATA."
+    assert findings["rl: simulator"]["cure"] == "pip install 'dipole[rl]'"
+    assert all(each["cure"] for each in findings.values() if each["state"] != "ok")
+    assert not Path("runs").exists()
+    Path("file").write_text("")
+    code, out, _ = dipole(capsys, "doctor", "--runs", "file/runs")
+    assert code == 1
+    assert "broken   runs folder" in out
+
+
+@pytest.mark.parametrize(
+    ("bounds", "found", "fits"),
+    [
+        (">=3.17,<4", "3.17.0", True),
+        (">=3.17,<4", "4.0.1", False),
+        (">=2.11", "2.13.0+cpu", True),
+        (">=2.11", "2.9", False),
+    ],
+)
+def test_doctor_compares_versions(bounds: str, found: str, fits: bool) -> None:
+    from dipole.core.doctor import _satisfies
+
+    assert _satisfies(found, bounds) is fits
+
+
+def test_unexpected_errors_are_one_message_unless_asked(
+    blobs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import blobs_domain
+
+    def fail(index: int) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(blobs_domain.BlobsAdapter, "on_batch", staticmethod(fail))
+    code, _, err = dipole(capsys, "train", blobs, "--quiet")
+    assert code == 1
+    assert "ZeroDivisionError: a bug" in err
+    assert "DIPOLE_TRACEBACK=1" in err
+    monkeypatch.setenv("DIPOLE_TRACEBACK", "1")
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["train", str(blobs), "--quiet"])
+
+
+def wait_for(condition: Callable[[], Any], process: subprocess.Popen[str], seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        if process.poll() is not None or time.monotonic() > end:
+            raise AssertionError(f"waited in vain; stderr: {process.communicate(timeout=10)[1]}")
+        time.sleep(0.05)
+
+
+def test_killed_and_interrupted_processes_continue(blobs: Path, tmp_path: Path, dipole_process: Process) -> None:
+    """kill -9 in the middle, then Ctrl-C, then to the end: the same weights and lines as without."""
+    common = ("train", blobs, "--set", "train.steps=40", "train.checkpoint_every=4", "train.log_every=1", "--runs")
+    slow = {"env": {**os.environ, "BLOBS_SECONDS": "0.05"}}
+
+    def logged(runs: str) -> int:
+        return sum(len(read_metrics(path)) for path in (tmp_path / runs).glob("*/metrics.jsonl"))
+
+    first = dipole_process(*common, "parts", **slow)
+    wait_for(lambda: logged("parts") >= 10, first)
+    first.kill()
+    first.wait()
+    (folder,) = (tmp_path / "parts").iterdir()
+    assert read_record(folder / "record.json").status == "running"
+    before = logged("parts")
+
+    second = dipole_process(*common, "parts", **slow)
+    wait_for(lambda: logged("parts") > before + 5, second)
+    second.send_signal(signal.SIGINT)
+    _, err = second.communicate(timeout=60)
+    assert second.returncode == 1
+    assert "continuing at step" in err
+    assert "Repeat the command to continue." in err
+    assert "Traceback" not in err
+
+    third = dipole_process(*common, "parts")
+    whole = dipole_process(*common, "whole")
+    assert (third.wait(timeout=120), whole.wait(timeout=120)) == (0, 0)
+
+    def content(runs: str) -> list[dict[str, Any]]:
+        (path,) = (tmp_path / runs).glob("*/metrics.jsonl")
+        return [{key: value for key, value in line.items() if key != "time"} for line in read_metrics(path)]
+
+    assert content("parts") == content("whole")
+    name = f"{folder.name}/model/module.safetensors"
+    assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_two_ranks_equal_one_process(blobs: Path, tmp_path: Path) -> None:
+    """Two gloo ranks of 8 instances under torchrun against one process of 16, weight by weight."""
+    import torch
+
+    from dipole.core.config import load
+    from dipole.core.runs import RunFolder
+    from dipole.core.trainer import build
+
+    script = Path(__file__).with_name("blobs_domain.py")
+    common = [
+        *("train", str(blobs), "--quiet", "--set", "blobs.dropout=0", "train.log_every=1", "train.clip=1"),
+        "objective=infonce(temperature=0.2)+0.3*dp+0.1*cllr",
+    ]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    two = subprocess.run(
+        [*launch, *common, "--runs", "two"], capture_output=True, text=True, env=environment, timeout=240
+    )
+    assert two.returncode == 0, two.stderr
+    assert cli.main([*common, "--runs", "one"]) == 0
+    config = load(blobs, common[4:]).config
+    found = []
+    for runs in ("one", "two"):
+        folder = RunFolder(tmp_path / runs / config.hash)
+        adapter, objective = build(config, folder, torch.device("cpu"))
+        load_weights(folder.model, adapter.module, objective)
+        found.append({**adapter.module.state_dict(), **objective.state_dict()})
+        record = folder.read_record()
+        assert record.negatives_per_anchor == 30
+        assert record.hardware.world_size == (1 if runs == "one" else 2)
+    for name, tensor in found[0].items():
+        torch.testing.assert_close(found[1][name], tensor, rtol=1e-4, atol=1e-5)
+    one, two_lines = (
+        [
+            line["train/loss"]
+            for line in read_metrics(tmp_path / runs / config.hash / "metrics.jsonl")
+            if "train/loss" in line
+        ]
+        for runs in ("one", "two")
+    )
+    assert two_lines == pytest.approx(one, rel=1e-4)
