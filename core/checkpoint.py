@@ -119,7 +119,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 def newest_checkpoint(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
     """Return the newest readable checkpoint of a folder (None if there is none) and what was wrong with newer ones."""
-    problems = []
+    problems: list[str] = []
     for path in reversed(list_checkpoints(folder)):
         try:
             return load_checkpoint(path), problems

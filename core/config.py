@@ -33,25 +33,29 @@ class Settings(BaseModel):
 class TrainConfig(Settings):
     """The [train] table. Lengths and periods are in epochs when `epochs` is given, in steps when `steps` is given."""
 
-    epochs: int | None = Field(None, ge=1, description="length of the run in epochs")
-    steps: int | None = Field(None, ge=1, description="length of the run in steps (give this or epochs)")
-    batch_size: int = Field(256, ge=2, description="instances per step over all ranks")
+    epochs: int | None = Field(default=None, ge=1, description="length of the run in epochs")
+    steps: int | None = Field(default=None, ge=1, description="length of the run in steps (give this or epochs)")
+    batch_size: int = Field(default=256, ge=2, description="instances per step over all ranks")
     optimizer: Literal["adam", "adamw", "sgd", "lars"] = "adam"
-    learning_rate: float = Field(1e-3, gt=0, description="peak learning rate")
-    weight_decay: float = Field(0.0, ge=0)
-    betas: tuple[float, float] | None = Field(None, description="adam and adamw only; default (0.9, 0.999)")
-    momentum: float | None = Field(None, ge=0, lt=1, description="sgd and lars only; default 0.9")
+    learning_rate: float = Field(default=1e-3, gt=0, description="peak learning rate")
+    weight_decay: float = Field(default=0.0, ge=0)
+    betas: tuple[float, float] | None = Field(default=None, description="adam and adamw only; default (0.9, 0.999)")
+    momentum: float | None = Field(default=None, ge=0, lt=1, description="sgd and lars only; default 0.9")
     schedule: Literal["constant", "cosine", "step"] = "constant"
     milestones: tuple[float, ...] | None = Field(
-        None, description="step schedule only: where the rate is multiplied by decay"
+        default=None, description="step schedule only: where the rate is multiplied by decay"
     )
-    decay: float | None = Field(None, gt=0, le=1, description="step schedule only; default 0.1")
-    warmup: float = Field(0.0, ge=0, description="linear warm-up from 0")
-    clip: float | None = Field(None, gt=0, description="largest gradient norm (over all parameters); none by default")
+    decay: float | None = Field(default=None, gt=0, le=1, description="step schedule only; default 0.1")
+    warmup: float = Field(default=0.0, ge=0, description="linear warm-up from 0")
+    clip: float | None = Field(
+        default=None, gt=0, description="largest gradient norm (over all parameters); none by default"
+    )
     precision: Literal["32", "bf16-mixed"] = "32"
-    evaluate_every: int | None = Field(None, ge=1, description="period of evaluation; default only at the end")
-    checkpoint_every: int | None = Field(None, ge=1, description="period of checkpoints; default 1 epoch or 1000 steps")
-    log_every: int = Field(10, ge=1, description="steps per line of metrics.jsonl")
+    evaluate_every: int | None = Field(default=None, ge=1, description="period of evaluation; default only at the end")
+    checkpoint_every: int | None = Field(
+        default=None, ge=1, description="period of checkpoints; default 1 epoch or 1000 steps"
+    )
+    log_every: int = Field(default=10, ge=1, description="steps per line of metrics.jsonl")
 
     @field_validator("precision", mode="before")
     @classmethod
@@ -109,13 +113,15 @@ class TrainConfig(Settings):
 class RunConfig(Settings):
     """A whole recipe. The table of the domain is a field of that name; `settings` returns it whatever the domain."""
 
-    name: str = Field("run", description="label in tables; not part of the hash")
-    description: str = Field("", description="one sentence; not part of the hash")
+    name: str = Field(default="run", description="label in tables; not part of the hash")
+    description: str = Field(default="", description="one sentence; not part of the hash")
     domain: str
-    objective: str = Field("infonce", description="text such as 'infonce(temperature=0.5) + 0.1*dp'")
-    seed: int = Field(0, ge=0)
-    device: str = Field("auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$", description="auto, cpu, cuda, cuda:1, mps")
-    deterministic: bool = Field(False, description="refuse operations without a deterministic implementation")
+    objective: str = Field(default="infonce", description="text such as 'infonce(temperature=0.5) + 0.1*dp'")
+    seed: int = Field(default=0, ge=0)
+    device: str = Field(
+        default="auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$", description="auto, cpu, cuda, cuda:1, mps"
+    )
+    deterministic: bool = Field(default=False, description="refuse operations without a deterministic implementation")
     train: TrainConfig
 
     @field_validator("objective")

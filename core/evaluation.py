@@ -111,8 +111,5 @@ def diagnose_pairs(pairs: Pairs) -> dict[str, float]:
 def diagnose_objective(objective: Composite) -> dict[str, float]:
     """Collect what the terms say about themselves (the rank of CLLR's L), as `<term>.<name>`."""
     return {
-        f"{name}.{key}": value
-        for name, _, term in objective
-        if hasattr(term, "summary")
-        for key, value in term.summary().items()
+        f"{name}.{key}": value for name, _, term in objective for key, value in getattr(term, "summary", dict)().items()
     }

@@ -93,8 +93,8 @@ class RunRecord(_Part):
     steps: int = 0
     epochs: float = 0.0
     wall_seconds: float = 0.0
-    peak_memory_bytes: int = Field(0, description="largest resident memory of the process")
-    peak_device_bytes: int | None = Field(None, description="largest memory allocated on the GPU")
+    peak_memory_bytes: int = Field(default=0, description="largest resident memory of the process")
+    peak_device_bytes: int | None = Field(default=None, description="largest memory allocated on the GPU")
     results: dict[str, Number] = Field(default_factory=dict, description="evaluation at the end of training")
     diagnostics: dict[str, Number] = Field(default_factory=dict)
     histogram: Histogram | None = None

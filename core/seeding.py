@@ -91,7 +91,7 @@ def rng_state() -> dict[str, Any]:
     import torch
 
     version, internal, gauss = random.getstate()
-    _, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # type: ignore[misc]
+    _, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     state: dict[str, Any] = {
         "python": [version, list(internal), gauss],
         "numpy": [[int(key) for key in keys], int(position), int(has_gauss), float(cached)],

@@ -540,7 +540,7 @@ def _starting_state(
 def _fabric(config: RunConfig) -> Any:
     """Make and launch Fabric for one process, or for the ranks that torchrun started."""
     from lightning_fabric import Fabric
-    from lightning_fabric.strategies import DDPStrategy
+    from lightning_fabric.strategies.ddp import DDPStrategy
 
     device = pick_device(config.device)
     ranks = int(os.environ.get("WORLD_SIZE", "1")) if "TORCHELASTIC_RUN_ID" in os.environ else 1
@@ -564,7 +564,7 @@ def _tensorboard(folder: Path, step: int) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise ConfigError("--tensorboard needs a package: pip install 'dipole[tensorboard]'") from error
-    return SummaryWriter(str(folder), purge_step=step or None)  # type: ignore[no-untyped-call]
+    return SummaryWriter(str(folder), purge_step=step or None)
 
 
 def _explain_not_finite(step: int, outcome: Outcome, pairs: Pairs, objective: Composite, norm: Tensor) -> str:
