@@ -81,7 +81,7 @@ class VisionAdapter(Adapter):
         if config.moco is not None:
             return MoCo(build, channels, tap, config.moco.queue, config.moco.momentum, config.moco.intra_batch)
         if config.swav is not None:
-            return MultiCrop(build, channels, tap, config.views, config.swav.queue)
+            return MultiCrop(build, channels, tap, config.count, config.swav.queue)
         if config.cmc is not None:
             if channels != 3:
                 raise ConfigError(f"vision.method: cmc splits colour images, but those of {images.name} are grey.")
@@ -94,10 +94,10 @@ class VisionAdapter(Adapter):
             cmc = CMC(build, tap, len(images), bank, config.cmc.momentum)
             cmc.set_statistics(centre(images.images[:SAMPLE], self.size))
             return cmc
-        most = config.views * (batch_size - 1)
+        most = config.count * (batch_size - 1)
         if config.negatives is not None and config.negatives > most:
             raise ConfigError(
-                f"vision.negatives: a batch of {batch_size} with {config.views} views has {most} negatives per anchor, "
+                f"vision.negatives: a batch of {batch_size} with {config.count} views has {most} negatives per anchor, "
                 f"fewer than {config.negatives}; raise train.batch_size, or take method = 'moco' with a queue."
             )
         return SimCLR(build, channels, tap, config.negatives)

@@ -1,6 +1,6 @@
 """The [vision] table of a recipe."""
 
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -9,9 +9,6 @@ from dipole.vision.augment import AugmentConfig
 from dipole.vision.data import DataConfig
 from dipole.vision.encoders import EncoderConfig
 from dipole.vision.evaluation import ProbeConfig
-
-VIEWS = {"simclr": 2, "moco": 2, "cmc": 1, "swav": 2}
-TABLES = ("moco", "cmc", "swav")
 
 
 class MoCoConfig(Settings):
@@ -38,11 +35,14 @@ class SwAVConfig(Settings):
     queue: int = Field(0, ge=0, description="embeddings of past large crops that enter the codes")
 
 
+TABLES: dict[str, type[Settings]] = {"moco": MoCoConfig, "cmc": CMCConfig, "swav": SwAVConfig}
+
+
 class VisionConfig(Settings):
     """The [vision] table."""
 
     method: Literal["simclr", "moco", "cmc", "swav"] = "simclr"
-    views: int = Field(2, ge=1, le=16, description="views per image: K + 1; cmc takes 1, the others 2 or more")
+    views: int | None = Field(None, ge=1, le=16, description="views per image, K + 1; default 2, and 1 for cmc")
     negatives: int | None = Field(None, ge=1, description="simclr only: negatives per anchor, drawn from the batch's")
     compile: bool = Field(False, description="compile the encoders (torch.compile)")
     data: DataConfig = DataConfig()
@@ -53,22 +53,9 @@ class VisionConfig(Settings):
     cmc: CMCConfig | None = Field(None, description="only with method = 'cmc'")
     swav: SwAVConfig | None = Field(None, description="only with method = 'swav'")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _fill(cls, values: Any) -> Any:
-        """Give the method its own table and number of views, so that the stored configuration is complete."""
-        if not isinstance(values, dict):
-            return values
-        values = dict(values)
-        method = values.get("method", "simclr")
-        if method in VIEWS:
-            values.setdefault("views", VIEWS[method])
-        if method in TABLES:
-            values.setdefault(method, {})
-        return values
-
     @model_validator(mode="after")
     def _check(self) -> Self:
+        """Check the settings against the method and give it its own table: the stored configuration is complete."""
         problems = [
             f"[vision.{name}] has no effect with method {self.method!r}"
             for name in TABLES
@@ -76,17 +63,26 @@ class VisionConfig(Settings):
         ]
         if self.negatives is not None and self.method != "simclr":
             problems.append(f"negatives has no effect with method {self.method!r}; set moco.queue or cmc.bank")
-        if self.method == "cmc" and self.views != 1:
+        if self.method == "cmc" and self.views not in (None, 1):
             problems.append("method 'cmc' takes views = 1: the two halves of Lab are its two views")
-        if self.method != "cmc" and self.views < 2:
+        if self.method != "cmc" and self.views == 1:
             problems.append(f"method {self.method!r} needs views = 2 or more")
         if problems:
             raise ValueError("; ".join(problems))
+        if self.views is None:
+            object.__setattr__(self, "views", 1 if self.method == "cmc" else 2)
+        if self.method in TABLES and getattr(self, self.method) is None:
+            object.__setattr__(self, self.method, TABLES[self.method]())
         return self
+
+    @property
+    def count(self) -> int:
+        """Views per image, without the small crops."""
+        return self.views or 2
 
     def recipes(self) -> list[AugmentConfig]:
         """The augmentation of every view of an image, in order."""
-        every = [self.augment] * self.views
+        every = [self.augment] * self.count
         if self.swav is not None:
             small = {"size": self.swav.small_size, "crop_scale": self.swav.small_scale}
             every += [self.augment.model_copy(update=small)] * self.swav.small_views
