@@ -41,6 +41,7 @@ def bench(
     threads: int | None = None,
     plan_only: bool = False,
     effect: float | None = None,
+    overrides: Sequence[str] = (),
     console: Console | None = None,
 ) -> int:
     """Run what is missing of a suite; the exit code is 1 if a job failed.
@@ -53,9 +54,10 @@ def bench(
         jobs, threads: jobs at a time and threads per job; default what the machine has.
         plan_only: print the number of jobs, the estimated time and the seeds needed, and stop.
         effect: the difference that the plan's number of seeds is to show, in units of the columns.
+        overrides: settings over those of every run, such as where data lie.
     """
     console = console or Console()
-    sized = read_suite(name).at(scale)
+    sized = read_suite(name).at(scale, overrides)
     wanted = sized.jobs()
     records = collect(runs).done if runs.is_dir() else {}
     chosen = make_engine(engine, jobs, threads) if not plan_only or engine == "local" else None
@@ -99,7 +101,7 @@ def run_jobs(
     failed: list[Result] = []
     done = 0
     if skipped:
-        console.print(f"{skipped} of {len(jobs)} runs are finished already.")
+        _say(console, f"{skipped} of {len(jobs)} runs are finished already.")
     with _reporter(console, len(tasks)) as report:
         report(0, 0, estimator.total(list(waiting.values()), engine.slots)[0], "")
         for result in engine.run(tasks, runs):
@@ -121,17 +123,17 @@ def label(job: Job) -> str:
 
 def print_plan(console: Console, sized: Sized, plan: Plan) -> None:
     left = plan.jobs - plan.finished
-    console.print(
+    _say(
+        console,
         f"{sized.suite.name} ({sized.name}): {plan.cells} cells from {plan.jobs} runs, "
         f"{plan.finished} finished, {left} to do.",
-        highlight=False,
     )
     if plan.seconds is None:
         time = "unknown: no earlier run is like these; run one job to find out"
     else:
         guess = f", {plan.guessed} of {left} runs guessed from the others" if plan.guessed else ""
         time = duration(plan.seconds) + guess
-    console.print(f"Estimated time with {plan.slots} at a time: {time}.", highlight=False)
+    _say(console, f"Estimated time with {plan.slots} at a time: {time}.")
     table = Table(title="Seeds per arm for 80 % power (two-sided t-test at 0.05)", title_justify="left")
     for name in ("column", "difference", "spread", "spread from", "seeds", "planned"):
         table.add_column(name, justify="left" if name in ("column", "spread from") else "right")
@@ -144,17 +146,22 @@ def print_plan(console: Console, sized: Sized, plan: Plan) -> None:
 
 
 def print_summary(console: Console, sized: Sized, summary: Summary, runs: Path) -> None:
-    console.print(
+    _say(
+        console,
         f"{sized.suite.name} ({sized.name}): {summary.done} runs done, {summary.skipped} were finished before, "
         f"{len(summary.failed)} failed.",
-        highlight=False,
     )
     for result in summary.failed:
-        console.print(f"  {result.task.hash}  {result.task.label}: {result.message}", highlight=False, markup=False)
-        console.print(f"    log: {result.log}", highlight=False, markup=False)
+        _say(console, f"  {result.task.hash}  {result.task.label}: {result.message}")
+        _say(console, f"    log: {result.log}")
         again = shlex.join(["dipole", *result.task.command, "--runs", str(runs)])
-        console.print(f"    again: {again}", highlight=False, markup=False)
-    console.print(f"Report: dipole report {runs} -o report.html", highlight=False, markup=False)
+        _say(console, f"    again: {again}")
+    _say(console, f"Report: dipole report {runs} -o report.html")
+
+
+def _say(console: Console, text: str) -> None:
+    """One plain line, however wide the terminal: names are neither coloured nor read as markup."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 Report = Callable[[int, int, float | None, str], None]
@@ -190,7 +197,7 @@ class _reporter:  # noqa: N801
             description = f"runs ({failed} failed)" if failed else "runs"
             self.progress.update(self.bar, completed=done + failed, description=description, left=left)
             if line:
-                self.console.print(line, highlight=False, markup=False)
+                _say(self.console, line)
         elif line:
             text = f"[{done + failed}/{self.total}] {line}; {left}"
-            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+            _say(self.console, text)

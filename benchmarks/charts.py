@@ -81,33 +81,33 @@ def _estimate(label: str, found: Interval, factor: float = 1.0) -> svg.Estimate:
     return svg.Estimate(label, factor * found.value, factor * found.low, factor * found.high)
 
 
-Group = tuple[ColumnEntry, ...]
+@dataclass(frozen=True)
+class Group:
+    """Columns that are filled by the same runs: one set of pictures, named where a suite has several."""
+
+    columns: tuple[ColumnEntry, ...]
+    name: str
+
+    def title(self, kind: str) -> str:
+        return f"{self.name}: {kind}" if self.name else kind
 
 
 def _groups(results: SuiteResults) -> list[Group]:
-    """Columns that are filled by the same runs belong to one set of pictures."""
+    hashes: dict[str, set[str]] = {column: set() for column in results.columns}
+    for job in results.jobs:
+        for cell in job.cells:
+            hashes[cell.column].add(job.hash)
     groups: dict[frozenset[str], list[ColumnEntry]] = {}
     for column in results.manifest.columns:
-        hashes = frozenset(job.hash for job in results.jobs if any(cell.column == column.name for cell in job.cells))
-        groups.setdefault(hashes, []).append(column)
-    return [tuple(columns) for columns in groups.values()]
-
-
-def _name(results: SuiteResults, group: Group) -> str:
-    """What distinguishes a group: its column, or nothing when the suite has one group only."""
-    return group[0].name if len(_groups(results)) > 1 else ""
-
-
-def _title(results: SuiteResults, group: Group, kind: str) -> str:
-    name = _name(results, group)
-    return f"{name}: {kind}" if name else kind
+        groups.setdefault(frozenset(hashes[column.name]), []).append(column)
+    return [Group(tuple(columns), columns[0].name if len(groups) > 1 else "") for columns in groups.values()]
 
 
 def _read(results: SuiteResults, group: Group, runs: Path) -> Mapping[str, list[dict[str, Curve]]]:
-    names = [LOSS, ENTROPY, ENTROPY_MAXIMUM, *(metric for c in group for metric in _logged(c.metric))]
+    names = [LOSS, ENTROPY, ENTROPY_MAXIMUM, *(metric for c in group.columns for metric in _logged(c.metric))]
     found = {}
     for row in results.rows:
-        records = results.runs_of(row.label, group[0].name)
+        records = results.runs_of(row.label, group.columns[0].name)
         found[row.label] = [read_curves(runs / record.hash / "metrics.jsonl", names) for record in records]
     return found
 
@@ -130,7 +130,7 @@ def _curves(results: SuiteResults, group: Group, curves: Mapping[str, list[dict[
     if "curves" not in results.manifest.show:
         return []
     found = []
-    for column in group:
+    for column in group.columns:
         lines = [line for name in _logged(column.metric) for line in _lines(curves, name, column.factor)]
         if any(len(line.x) > 1 for line in lines):
             unit = f" ({column.unit})" if column.unit else ""
@@ -139,7 +139,7 @@ def _curves(results: SuiteResults, group: Group, curves: Mapping[str, list[dict[
             found.append(Picture(chart, f"{title}. Mean over seeds, band of one standard deviation."))
     losses = [line for line in _lines(curves, LOSS) if len(line.x) > 1]
     if losses:
-        title = _title(results, group, "training loss")
+        title = group.title("training loss")
         chart = svg.line_chart(title, "training step", "loss (each objective in its own units)", losses)
         found.append(Picture(chart, f"{title}. Levels of different objectives are not comparable; shapes are."))
     return found
@@ -152,7 +152,7 @@ def _entropy(results: SuiteResults, group: Group, curves: Mapping[str, list[dict
     if tops := [line for line in _lines(curves, ENTROPY_MAXIMUM) if len(line.x)]:
         longest = max(tops, key=lambda line: len(line.x))
         lines.append(svg.Line("maximum (uniform weights)", longest.x, longest.y))
-    title = _title(results, group, "entropy of the negatives' weights")
+    title = group.title("entropy of the negatives' weights")
     chart = svg.line_chart(title, "training step", "conditional entropy (nats)", lines)
     return [Picture(chart, f"{title}, on a training batch; higher means that the negatives are used more evenly.")]
 
@@ -162,9 +162,10 @@ def _histograms(results: SuiteResults, group: Group) -> list[Picture]:
         return []
     found = []
     for row in results.rows:
-        series = _mean_histogram([r for r in results.runs_of(row.label, group[0].name) if r.histogram is not None])
+        records = results.runs_of(row.label, group.columns[0].name)
+        series = _mean_histogram([record for record in records if record.histogram is not None])
         if series:
-            title = _title(results, group, row.label)
+            title = group.title(row.label)
             chart = svg.histogram(title, "distance D = (1 - cosine) / 2", "density (1 / distance)", series)
             found.append(Picture(chart, f"{title} (test embeddings)"))
     return found

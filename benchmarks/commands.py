@@ -10,6 +10,10 @@ Runner = Callable[[argparse.Namespace], int]
 def bench(parser: argparse.ArgumentParser) -> Runner:
     parser.add_argument("suite", nargs="?", metavar="SUITE", help="a shipped suite or a suite file; none lists them")
     parser.add_argument("--scale", choices=("small", "paper"), default="small", help="small (default) or the paper's")
+    parser.add_argument(
+        "--set", metavar="KEY=VALUE", nargs="+", action="extend", default=[], dest="overrides",
+        help="change settings of every run, such as text.senteval=FOLDER",
+    )  # fmt: skip
     _running(parser)
     parser.add_argument("--plan", action="store_true", help="print jobs, estimated time and seeds needed, and stop")
     parser.add_argument("--effect", type=float, metavar="D", help="difference the plan's seeds are to show")
@@ -51,6 +55,7 @@ def _bench(arguments: argparse.Namespace) -> int:
         arguments.threads,
         arguments.plan,
         arguments.effect,
+        arguments.overrides,
     )
 
 

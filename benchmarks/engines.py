@@ -202,8 +202,9 @@ class _Children:
 
 
 def _reason(code: int, log: Path) -> str:
-    """The last line of the log and how the worker ended."""
+    """How the worker ended, and what its last attempt said: the error if it named one, else its last line."""
     end = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    last = lines[-1].strip() if lines and not lines[-1].startswith("== ") else ""
-    return f"{end}: {last}" if last else end
+    attempt = log.read_text(encoding="utf-8", errors="replace").rpartition("\n== ")[2]
+    lines = [line.strip() for line in attempt.splitlines()[1:] if line.strip()]
+    said = next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1] if lines else "")
+    return f"{end}: {said.removeprefix('error: ')}" if said else end

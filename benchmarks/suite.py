@@ -21,7 +21,8 @@ from dipole.core.config import RunConfig, Settings, load
 from dipole.core.errors import ConfigError, nearest
 
 ScaleName = Literal["small", "paper"]
-SCALES: tuple[ScaleName, ...] = ("small", "paper")
+# Settings that say where files lie or where to compute, not what is measured.
+PLACES = ("device", "text.senteval", "text.cache")
 
 
 class Column(Settings):
@@ -34,6 +35,14 @@ class Column(Settings):
     unit: str = ""
     recipe: str | None = Field(None, description="in place of the scale's recipe")
     set: tuple[str, ...] = ()
+    fill: dict[str, str] = Field(default_factory=dict, description="what {name} in a row's objective stands for here")
+
+    def objective_of(self, row: "Row") -> str:
+        """The row's objective in this column: a table whose columns are options of the objective fills them in."""
+        text = row.objective
+        for name, value in self.fill.items():
+            text = text.replace(f"{{{name}}}", value)
+        return text
 
 
 class Row(Settings):
@@ -113,11 +122,14 @@ class Suite(Settings):
             raise ValueError("; ".join(problems))
         return self
 
-    def at(self, scale: ScaleName) -> "Sized":
-        """This suite at one of its scales."""
+    def at(self, scale: ScaleName, overrides: Sequence[str] = ()) -> "Sized":
+        """This suite at one of its scales, with settings over those of every run (`dipole bench --set`).
+
+        Such settings are a protocol of their own, unless they only say where things lie.
+        """
         if scale not in self.scale:
             raise ConfigError(f"suite {self.name!r} has no scale {scale!r}. Allowed: {', '.join(self.scale)}.")
-        return Sized(self, scale)
+        return Sized(self, scale, tuple(overrides))
 
 
 @dataclass(frozen=True)
@@ -154,6 +166,7 @@ class Sized:
 
     suite: Suite
     name: ScaleName
+    overrides: tuple[str, ...] = ()
 
     @property
     def scale(self) -> Scale:
@@ -169,11 +182,8 @@ class Sized:
 
     @property
     def protocol(self) -> Mapping[str, str | int | float]:
-        return self.scale.protocol
-
-    @property
-    def is_paper_protocol(self) -> bool:
-        return self.suite.published is not None and not self.scale.protocol
+        changed = [text for text in self.overrides if text.partition("=")[0].strip() not in PLACES]
+        return self.scale.protocol | ({"changed by --set": ", ".join(changed)} if changed else {})
 
     def columns_of(self, row: Row) -> tuple[Column, ...]:
         return tuple(c for c in self.columns if row.columns is None or c.name in row.columns)
@@ -190,12 +200,12 @@ class Sized:
                     yield row, column, seed
 
     def place(self, row: Row, column: Column, seed: int) -> tuple[str, tuple[str, ...]]:
-        """Recipe and overrides of a cell's run; later settings win: scale, column, row, objective, seed."""
+        """Recipe and overrides of a cell's run; later settings win: scale, column, row, --set, objective, seed."""
         recipe = row.recipe or column.recipe or self.scale.recipe
         if recipe is None:
             raise ConfigError(f"suite {self.suite.name!r} names no recipe for {row.label!r}, {column.name!r}.")
-        own = (f"objective={row.objective}", f"seed={seed}")
-        return recipe, _last_wins((*self.scale.set, *column.set, *row.set, *own))
+        own = (f"objective={column.objective_of(row)}", f"seed={seed}")
+        return recipe, _last_wins((*self.scale.set, *column.set, *row.set, *self.overrides, *own))
 
     def jobs(self) -> list[Job]:
         """All runs this suite needs, each once, in the order of the rows; bad settings are reported together."""
@@ -228,7 +238,7 @@ def read_suite(name: str | Path) -> Suite:
     """Read a shipped suite by name, or a suite file by path."""
     path = suites().get(str(name), Path(name))
     if not path.is_file():
-        raise ConfigError(f"no suite {str(name)!r}.{nearest(str(name), suites())} `dipole bench` lists the shipped suites.")
+        raise ConfigError(f"no suite {str(name)!r}.{nearest(str(name), suites())} `dipole bench` lists what there is.")
     try:
         return Suite.model_validate(_tuples(tomllib.loads(path.read_text(encoding="utf-8"))))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

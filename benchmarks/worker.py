@@ -19,6 +19,7 @@ from dipole.benchmarks.lease import TakenError, claim
 
 TAKEN = 75
 BENCH = ".bench"
+GRACE = 60.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -77,13 +78,16 @@ def _die_with_parent() -> None:
 def _follow_parent() -> None:
     """End this process soon after the runner that started it, so that a killed runner leaves nothing training.
 
-    What was trained so far lies in the last checkpoint; the next runner goes on from there.
+    What was trained so far lies in the checkpoint; the next runner goes on from there.
     """
     parent = os.getppid()
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(1.0)
+        # The trainer answers the signal with a checkpoint; what does not answer within the time is ended.
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(GRACE)
         os._exit(128 + signal.SIGTERM)
 
     threading.Thread(target=watch, daemon=True).start()
