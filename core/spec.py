@@ -24,7 +24,7 @@ _TOKEN = re.compile(
     )""",
     re.VERBOSE,
 )
-_WORDS: dict[str, Value] = {"true": True, "false": False, "none": None}
+_WORDS: dict[str, Value] = {"true": True, "false": False, "none": None, "True": True, "False": False, "None": None}
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class _Reader:
         if kind == "number":
             return int(text) if re.fullmatch(r"-?\d+", text) else self.number(text, start, end)
         if kind == "name":
-            return _WORDS.get(text.lower(), text)
+            return _WORDS.get(text, text)
         return re.sub(r"\\(.)", r"\1", text[1:-1])
 
 

@@ -1,0 +1,139 @@
+"""The tiled engine against loops in float64: every statistic, every layout of tiles, both passes."""
+
+import math
+
+import pytest
+import torch
+
+from dipole.core import rows
+from dipole.core.pairs import Pairs
+from dipole.core.rows import Between, Count, Extreme, LogSumExp, SoftmaxMean, Sum, row_statistics
+
+STATISTICS = [
+    LogSumExp(2.0),
+    LogSumExp(100.0),
+    SoftmaxMean(4.0),
+    SoftmaxMean(-4.0),
+    SoftmaxMean(120.0),
+    SoftmaxMean(-120.0),
+    Sum(),
+    Between(0.0, 0.8),
+    Between(-0.3, 0.1),
+]
+
+
+def by_loop(statistic, row):
+    """One statistic of one row's negatives, written from its definition."""
+    if isinstance(statistic, LogSumExp):
+        return torch.logsumexp(statistic.scale * row, 0)
+    if isinstance(statistic, SoftmaxMean):
+        return (torch.softmax(statistic.scale * row, 0) * row).sum()
+    if isinstance(statistic, Sum):
+        return row.sum()
+    if isinstance(statistic, Between):
+        return sum((max((statistic.high - s) * (s - statistic.low), s * 0) for s in row), torch.zeros(()))
+    raise AssertionError(statistic)
+
+
+def unit(n, d, seed):
+    x = torch.randn(n, d, dtype=torch.double, generator=torch.Generator().manual_seed(seed))
+    return torch.nn.functional.normalize(x, dim=1)
+
+
+@pytest.fixture(params=["symmetric", "rectangular", "own exclusions"])
+def layout(request):
+    if request.param == "symmetric":
+        pairs = Pairs.from_views([unit(9, 5, 0), unit(9, 5, 1)])
+        return pairs, True
+    if request.param == "rectangular":
+        return Pairs.cross(unit(7, 5, 0), unit(7, 5, 1), unit(12, 5, 2)), False
+    x = unit(10, 5, 3)
+    dropped = torch.tensor([[i, (3 * i + 1) % 10, -1] for i in range(10)])
+    return Pairs(x, x, torch.tensor([[(i + 1) % 10] for i in range(10)]), dropped), False
+
+
+@pytest.mark.parametrize("tile", [3, 4, 64])
+@pytest.mark.parametrize("cached", [True, False])
+def test_statistics_and_gradients_equal_loops(layout, tile, cached, monkeypatch):
+    monkeypatch.setattr(rows, "CACHE_BYTES", 1 << 20 if cached else 0)
+    pairs, symmetric = layout
+    x = pairs.anchors.clone().requires_grad_()
+    y = x if symmetric or pairs.anchors is pairs.candidates else pairs.candidates.clone().requires_grad_()
+    inputs = [x] if y is x else [x, y]
+    found = row_statistics(
+        x, y, pairs.excluded, STATISTICS, counts=pairs.negative_counts, bound=1.0, symmetric=symmetric, tile=tile
+    )
+    s = x @ y.T
+    upstream = torch.randn(len(STATISTICS), len(x), dtype=torch.double, generator=torch.Generator().manual_seed(7))
+    total, expected_total = 0.0, 0.0
+    for number, statistic in enumerate(STATISTICS):
+        expected = []
+        for i in range(len(x)):
+            banned = set(pairs.excluded[i].tolist())
+            expected.append(by_loop(statistic, torch.stack([s[i, j] for j in range(len(y)) if j not in banned])))
+        expected = torch.stack(expected)
+        torch.testing.assert_close(found[statistic], expected, rtol=1e-11, atol=1e-11)
+        total = total + (upstream[number] * found[statistic]).sum()
+        expected_total = expected_total + (upstream[number] * expected).sum()
+    for ours, theirs in zip(
+        torch.autograd.grad(total, inputs), torch.autograd.grad(expected_total, inputs), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_extremes_and_counts(layout):
+    pairs, symmetric = layout
+    x, y = pairs.anchors, pairs.candidates
+    wanted = [Extreme(), Extreme(largest=False), Count(-0.2, 0.4), LogSumExp(3.0)]
+    found = row_statistics(
+        x, y, pairs.excluded, wanted, counts=pairs.negative_counts, bound=1.0, symmetric=symmetric, tile=4
+    )
+    s = x @ y.T
+    for i in range(len(x)):
+        allowed = [j for j in range(len(y)) if j not in set(pairs.excluded[i].tolist())]
+        assert found[wanted[0]][i] == max(allowed, key=lambda j: s[i, j])
+        assert found[wanted[1]][i] == min(allowed, key=lambda j: s[i, j])
+        assert found[wanted[2]][i] == sum(-0.2 < s[i, j] < 0.4 for j in allowed)
+
+
+def test_unbounded_similarities_use_a_running_maximum():
+    x = 30 * torch.randn(40, 6, dtype=torch.double, generator=torch.Generator().manual_seed(0))
+    own = torch.arange(40).unsqueeze(1)
+    counts = torch.full((40,), 39)
+    found = row_statistics(x, x, own, [LogSumExp(1.0)], counts=counts, symmetric=True, tile=16)[LogSumExp(1.0)]
+    s = (x @ x.T).fill_diagonal_(-math.inf)
+    torch.testing.assert_close(found, s.logsumexp(1), rtol=1e-12, atol=0)
+    assert s.max() > 1000
+
+
+def test_rows_without_negatives_are_empty_and_without_gradient():
+    x = unit(4, 3, 0).requires_grad_()
+    everything = torch.arange(4).repeat(4, 1)
+    wanted = [LogSumExp(2.0), LogSumExp(200.0), SoftmaxMean(2.0), Sum(), Extreme()]
+    found = row_statistics(x, x, everything, wanted, counts=torch.zeros(4, dtype=torch.long), bound=1.0, symmetric=True)
+    assert (found[wanted[0]] == -math.inf).all()
+    assert (found[wanted[1]] == -math.inf).all()
+    assert (found[wanted[4]] == -1).all()
+    (found[wanted[2]].sum() + found[wanted[3]].sum()).backward()
+    assert (x.grad == 0).all()
+
+
+def test_memory_grows_with_rows_not_with_their_square():
+    """A 16 times larger matrix must not take 16 times the memory."""
+    import subprocess
+    import sys
+
+    def peak(batch):
+        code = (
+            "import resource, torch, dipole; torch.set_num_threads(1); o = dipole.objective('infonce+dp')\n"
+            "o(torch.randn(8, 16), torch.randn(8, 16))\n"
+            "base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+            f"z = [torch.randn({batch}, 32, requires_grad=True) for _ in range(2)]\n"
+            "o(*z).loss.backward()\n"
+            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base)"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        return int(done.stdout) / 1024
+
+    # 8192 rows: the matrix alone would be 256 MB.
+    assert peak(4096) < 100
