@@ -94,4 +94,4 @@ def log_mean_exp(logs: Tensor, counts: Tensor) -> Tensor:
     if world_size() > 1:
         dist.all_reduce(top, op=dist.ReduceOp.MAX)
     total = all_sum((logs - top).exp().sum())
-    return total.log() + top - all_sum(counts.sum()).log()
+    return total.log() + top - all_sum(counts.sum().to(logs.dtype)).log()
