@@ -1,121 +1,210 @@
-"""Diagnostics against loops over pairs."""
+"""The diagnostics against loops over pairs, and against values known beforehand."""
 
 import math
 
+import numpy as np
 import pytest
 import torch
+from torch.nn.functional import normalize
 
-from dipole import Pairs
 from dipole.core import diagnostics, rows
+from dipole.core.diagnostics import (
+    alignment,
+    conditional_entropy,
+    distance_histogram,
+    margin_occupancy,
+    mean_distance,
+    mean_distance_ceiling,
+    min_max_ratio,
+    mutual_information,
+    numerical_rank,
+    similarity_error,
+    uniformity,
+)
 from dipole.core.errors import PairsError
+from dipole.core.pairs import Pairs
+
+N, WIDTH = 11, 4
 
 
-@pytest.fixture
-def points(monkeypatch):
-    monkeypatch.setattr(diagnostics, "TILE", 16)  # several tiles
-    monkeypatch.setattr(rows, "TILE", 16)
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(41, 4, dtype=torch.double, generator=generator), torch.arange(41) % 3
+@pytest.fixture(params=[512, 4], ids=["one tile", "several tiles"], autouse=True)
+def tile(request, monkeypatch):
+    monkeypatch.setattr(rows, "TILE", request.param)
+    monkeypatch.setattr(diagnostics, "TILE", request.param)
 
 
-def distance(z, i, j):
-    a, b = z[i] / z[i].norm(), z[j] / z[j].norm()
-    return float((1 - a @ b) / 2)
+def points(seed: int = 0) -> torch.Tensor:
+    return torch.randn(N, WIDTH, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def upper(z):
-    return [(i, j, distance(z, i, j)) for i in range(len(z)) for j in range(i + 1, len(z))]
+LABELS = torch.tensor([0, 1, 2, 0, 1, 0, 2, 2, 1, 0, 0])
 
 
-def test_histogram_counts_each_pair_once_and_splits_by_class(points):
-    z, labels = points
-    found = diagnostics.distance_histogram(z, labels, bins=10)
-    same, different = [0] * 10, [0] * 10
-    for i, j, d in upper(z):
-        (same if labels[i] == labels[j] else different)[min(9, int(d * 10))] += 1
-    assert found.same.tolist() == same
-    assert found.different.tolist() == different
-    assert found.all.sum() == 41 * 40 // 2
-    assert diagnostics.distance_histogram(z).same is None
+def cosine(x, y) -> float:
+    return float(np.dot(x, y) / math.sqrt(np.dot(x, x) * np.dot(y, y)))
 
 
-def test_margin_occupancy(points):
-    z, _ = points
-    inside = [0.1 < d < 0.5 for _, _, d in upper(z)]
-    assert diagnostics.margin_occupancy(z) == pytest.approx(sum(inside) / len(inside))
-    # A view and its own augmentation are no pair; neighbouring sentences are.
-    f, g = z[:6], z[6:12]
-    window = Pairs.from_window(f, g, torch.tensor([0, 0, 0, 1, 1, 1]))
-    inside = [0.1 < distance(torch.cat([f, g]), i, 6 + j) < 0.5 for i in range(6) for j in range(6) if i != j]
-    assert diagnostics.margin_occupancy(window) == pytest.approx(sum(inside) / len(inside))
+def distances(x: torch.Tensor) -> dict[tuple[int, int], float]:
+    v = x.numpy()
+    return {(i, j): (1 - cosine(v[i], v[j])) / 2 for i in range(len(v)) for j in range(i)}
 
 
-def test_similarity_error_and_its_bound(points):
-    z, labels = points
-    wrong_apart, wrong_near = [], []
-    for i, j, d in upper(z):
-        if labels[i] == labels[j]:
-            wrong_near.append(max(d - 0.1 - 0.05, 0))
-        else:
-            wrong_apart.append(max(0.5 - 0.05 - d, 0))
-    expected = sum(wrong_apart) / len(wrong_apart) + sum(wrong_near) / len(wrong_near)
-    error, bound = diagnostics.similarity_error(z, labels, mu=0.05, weight=0.2)
-    assert error == pytest.approx(expected)
-    outside = [sum(int(y != k) for y in labels) for k in range(3)]
-    assert bound == pytest.approx(4 * 0.4 / 0.2 + max(outside) / min(outside) / 3)
+def window() -> Pairs:
+    f, g = points(1), points(2)
+    return Pairs.from_window(f, g, torch.tensor([0, 0, 0, 0, 1, 2, 2, 2, 2, 2, 2]), window=2)
 
 
-def test_conditional_entropy_and_mutual_information(points):
-    z, _ = points
-    pairs = Pairs.from_views([z[:10], z[10:20]])
-    u = torch.nn.functional.normalize(pairs.anchors, dim=1)
-    entropies = []
-    for i in range(20):
-        negatives = [j for j in range(20) if j % 10 != i % 10]
-        weights = torch.tensor([math.exp(-1.5 * float((u[i] - u[j]).square().sum())) for j in negatives])
-        weights = weights / weights.sum()
-        entropies.append(float(-(weights * weights.log()).sum()))
-    entropy, maximum = diagnostics.conditional_entropy(pairs, t_neg=1.5)
-    assert entropy == pytest.approx(sum(entropies) / 20, rel=1e-6)
-    assert maximum == pytest.approx(math.log(18))
-    assert diagnostics.mutual_information(pairs, t_neg=1.5) == pytest.approx(maximum - entropy)
-    assert diagnostics.conditional_entropy(pairs, t_neg=0.0)[0] == pytest.approx(maximum)
+def negatives(pairs: Pairs, i: int) -> list[int]:
+    out = set(pairs.positives[i].tolist()) | set(pairs.dropped[i].tolist())
+    return [j for j in range(len(pairs.candidates)) if j not in out]
 
 
-def test_min_max_ratio(points):
-    z, _ = points
-    expected = []
-    for i in range(len(z)):
-        d = [float((z[i] - z[j]).square().sum()) for j in range(len(z)) if j != i]
-        expected.append((max(d) - min(d)) / min(d))
-    assert diagnostics.min_max_ratio(z) == pytest.approx(sum(expected) / len(expected))
-    assert diagnostics.min_max_ratio(7 * z) == pytest.approx(diagnostics.min_max_ratio(z))  # the divisor cancels
+def weights(pairs: Pairs, t: float) -> list[list[float]]:
+    """pi^-_ij of the anchors that have negatives (CACR Eq. 4)."""
+    a, c = pairs.anchors.numpy(), pairs.candidates.numpy()
+    result = []
+    for i in range(len(a)):
+        raw = [math.exp(-t * (2 - 2 * cosine(a[i], c[j]))) for j in negatives(pairs, i)]
+        if raw:
+            result.append([r / sum(raw) for r in raw])
+    return result
 
 
-def test_alignment_uniformity_and_mean_distance(points):
-    z, _ = points
-    pairs = Pairs.from_views([z[:10], z[10:20]])
-    u = torch.nn.functional.normalize(z, dim=1)
-    near = [float((u[i] - u[10 + i]).norm() ** 3) for i in range(10)]
-    assert diagnostics.alignment(pairs, alpha=3) == pytest.approx(sum(near) / 10)
-    kernel = [math.exp(-2 * 4 * d) for _, _, d in upper(z)]
-    assert diagnostics.uniformity(z) == pytest.approx(math.log(sum(kernel) / len(kernel)))
-    mean = sum(d for _, _, d in upper(z)) / len(kernel)
-    assert diagnostics.mean_distance(z) == pytest.approx(mean)
+def test_histogram_counts_each_pair_once():
+    x = points()
+    found = distance_histogram(x, LABELS, bins=8)
+    assert found.edges.tolist() == pytest.approx([k / 8 for k in range(9)])
+    for same, counts in ((True, found.same), (False, found.different)):
+        chosen = [d for (i, j), d in distances(x).items() if bool(LABELS[i] == LABELS[j]) is same]
+        assert counts.tolist() == np.histogram(chosen, bins=8, range=(0, 1))[0].tolist()
+    assert found.all.tolist() == (found.same + found.different).tolist()
+    assert int(found.all.sum()) == N * (N - 1) // 2
+    unlabelled = distance_histogram(x, bins=8)
+    assert unlabelled.all.tolist() == found.all.tolist()
+    assert unlabelled.same is None
 
 
-def test_mean_distance_reaches_its_ceiling_on_a_simplex():
-    simplex = torch.eye(5, dtype=torch.double) - 1 / 5
-    assert diagnostics.mean_distance(simplex) == pytest.approx(diagnostics.mean_distance_ceiling(5))
+def test_histogram_ends():
+    x = torch.tensor([[1.0, 0.0], [2.0, 0.0], [-1.0, 0.0]])
+    assert distance_histogram(x, bins=4).all.tolist() == [1, 0, 0, 2]
+
+
+@pytest.mark.parametrize("limits", [(0.1, 0.5), (0.3, 0.6)])
+def test_margin_occupancy_of_all_pairs(limits):
+    inside = [limits[0] < d < limits[1] for d in distances(points()).values()]
+    assert margin_occupancy(points(), *limits) == pytest.approx(sum(inside) / len(inside))
+
+
+def test_margin_occupancy_counts_neighbours_but_not_views():
+    pairs = window()
+    a, c = pairs.anchors.numpy(), pairs.candidates.numpy()
+    seen = [
+        0.3 < (1 - cosine(a[i], c[j])) / 2 < 0.6
+        for i in range(N)
+        for j in negatives(pairs, i) + [p for p in pairs.positives[i].tolist() if p >= 0]
+    ]
+    assert margin_occupancy(pairs, 0.3, 0.6) == pytest.approx(sum(seen) / len(seen))
+    views = Pairs.from_views([points(1), points(2)])
+    a = views.anchors.numpy()
+    seen = [0.3 < (1 - cosine(a[i], a[j])) / 2 < 0.6 for i in range(2 * N) for j in negatives(views, i)]
+    assert margin_occupancy(views, 0.3, 0.6) == pytest.approx(sum(seen) / len(seen))
+
+
+@pytest.mark.parametrize("t", [0.0, 2.0, 40.0])
+@pytest.mark.parametrize("layout", ["window", "all"])
+def test_entropy_and_information(layout, t):
+    x = points()
+    pairs = window() if layout == "window" else Pairs(x, x, torch.full((N, 1), -1), torch.arange(N).unsqueeze(1))
+    pi = weights(pairs, t)
+    entropy = sum(-sum(p * math.log(p) for p in row) for row in pi) / len(pi)
+    information = sum(sum(p * math.log(p * len(row)) for p in row) for row in pi) / len(pi)
+    given = pairs if layout == "window" else x
+    found, most = conditional_entropy(given, t)
+    assert found == pytest.approx(entropy, abs=1e-9)
+    assert most == pytest.approx(sum(math.log(len(row)) for row in pi) / len(pi))
+    assert mutual_information(given, t) == pytest.approx(information, abs=1e-9)
+    if t == 0:
+        assert found == pytest.approx(most)
+
+
+def test_entropy_without_negatives():
+    assert conditional_entropy(Pairs.cross(points()[:1], points(1)[:1])) == (0.0, 0.0)
+
+
+def test_similarity_error_and_bound():
+    x, mu = points(), 0.15
+    wrong = {True: [], False: []}
+    for (i, j), d in distances(x).items():
+        same = bool(LABELS[i] == LABELS[j])
+        wrong[same].append(max(d - 0.1 - mu, 0) if same else max(0.5 - mu - d, 0))
+    error, bound = similarity_error(x, LABELS, 0.1, 0.5, mu, weight=0.1)
+    assert error == pytest.approx(sum(wrong[True]) / len(wrong[True]) + sum(wrong[False]) / len(wrong[False]))
+    outside = [sum(int(y != k) for y in LABELS) for k in range(3)]
+    assert bound == pytest.approx(4 * 0.4 / 0.1 + max(outside) / min(outside) / 3)
+
+
+def test_similarity_error_of_separated_classes_is_zero():
+    x = torch.eye(3)[LABELS]
+    assert similarity_error(x, LABELS)[0] == 0
+
+
+def test_min_max_ratio():
+    x = points().numpy()
+    ratios = []
+    for i in range(N):
+        d = [float(np.sum((x[i] - x[j]) ** 2)) for j in range(N) if j != i]
+        ratios.append((max(d) - min(d)) / min(d))
+    assert min_max_ratio(points()) == pytest.approx(sum(ratios) / N)
+    # A regular simplex has no contrast at all; a common factor changes nothing.
+    assert min_max_ratio(torch.eye(6, dtype=torch.float64)) == pytest.approx(0, abs=1e-12)
+    assert min_max_ratio(7 * points()) == pytest.approx(min_max_ratio(points()))
+
+
+@pytest.mark.parametrize("alpha", [1.0, 2.0])
+def test_alignment(alpha):
+    pairs = window()
+    a, c = pairs.anchors.numpy(), pairs.candidates.numpy()
+    listed = [(i, p) for i in range(N) for p in pairs.positives[i].tolist() if p >= 0]
+    expected = [(2 - 2 * cosine(a[i], c[p])) ** (alpha / 2) for i, p in listed]
+    assert alignment(pairs, alpha) == pytest.approx(sum(expected) / len(expected))
+    assert alignment(Pairs.from_views([points(), 3 * points()]), alpha) == pytest.approx(0, abs=1e-7)
+
+
+def test_uniformity():
+    x = points()
+    kernel = [math.exp(-2 * 4 * d) for d in distances(x).values()]
+    assert uniformity(x) == pytest.approx(math.log(sum(kernel) / len(kernel)), abs=1e-6)
+    pairs = window()
+    a, c = pairs.anchors.numpy(), pairs.candidates.numpy()
+    kernel = [math.exp(-2 * (2 - 2 * cosine(a[i], c[j]))) for i in range(N) for j in range(N) if j != i]
+    assert uniformity(pairs) == pytest.approx(math.log(sum(kernel) / len(kernel)), abs=1e-6)
+
+
+def test_mean_distance_and_its_ceiling():
+    d = distances(points())
+    assert mean_distance(points()) == pytest.approx(sum(d.values()) / len(d))
+    # LMCL Eq. 5: reached by points that sum to zero, such as a simplex; random points stay below.
+    simplex = torch.eye(5) - 0.2
+    assert mean_distance(simplex) == pytest.approx(mean_distance_ceiling(5)) == pytest.approx(5 / 8)
+    for seed in range(20):
+        assert mean_distance(points(seed)) <= mean_distance_ceiling(N)
 
 
 def test_numerical_rank():
-    generator = torch.Generator().manual_seed(0)
-    low = torch.randn(30, 3, generator=generator) @ torch.randn(3, 12, generator=generator)
-    assert diagnostics.numerical_rank(low) == 3
-    assert diagnostics.numerical_rank(torch.zeros(4, 4)) == 0
+    x = points()
+    assert numerical_rank(x) == WIDTH
+    assert numerical_rank(x[:, :2] @ x[:2, :].clone()) == 2
+    assert numerical_rank(torch.zeros(3, 3)) == 0
+    assert numerical_rank(torch.diag(torch.tensor([1.0, 0.5, 1e-4])), tolerance=1e-3) == 2
 
 
-def test_too_few_points_is_one_clear_error():
-    with pytest.raises(PairsError, match=r"n >= 2"):
-        diagnostics.distance_histogram(torch.randn(1, 3))
+def test_half_precision_is_measured_in_full():
+    x = points().half()
+    assert mean_distance(x) == pytest.approx(mean_distance(x.double()), abs=1e-6)
+    assert conditional_entropy(x)[0] == pytest.approx(conditional_entropy(x.double())[0], abs=1e-4)
+
+
+def test_one_point_is_refused():
+    for measure in (mean_distance, min_max_ratio, distance_histogram, conditional_entropy):
+        with pytest.raises(PairsError, match="n >= 2"):
+            measure(normalize(points()[:1]))
