@@ -1,0 +1,47 @@
+# Every target sets up what it needs: `make demo` and `make test` work on a fresh machine.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+
+.PHONY: help demo test slow gpu lint types wheel clean
+help: ## list the targets
+	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 12
+
+$(INSTALLED): pyproject.toml constraints.txt .ci/system-packages
+	@bash .ci/system-packages
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV) (some minutes the first time)"
+	@$(PIP) install -c constraints.txt -e ".[dev]"
+	@touch $@
+
+demo: $(INSTALLED) ## compare four objectives on the digits, with a table and a picture at the end
+	$(BIN)/dipole demo
+
+test: $(INSTALLED) ## the test suite (two processes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
+slow: $(INSTALLED) ## the tests that take minutes
+	$(BIN)/python -m pytest -m slow
+
+gpu: $(INSTALLED) ## the tests that need an accelerator
+	$(BIN)/python -m pytest -m gpu
+
+lint: $(INSTALLED) ## ruff
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(INSTALLED) ## mypy, on a plain copy: it cannot follow the finder of an editable install
+	@rm -rf build/types && $(PIP) install --no-deps --no-build-isolation --target build/types .
+	cd build/types && MYPYPATH=. ../../$(BIN)/mypy --config-file ../../pyproject.toml -p dipole
+
+wheel: $(INSTALLED) ## build the wheel, install it into an empty environment and import it
+	@rm -rf dist build/wheel && $(BIN)/python -m build --wheel --no-isolation -o dist . > /dev/null
+	@$(PYTHON) -m venv build/wheel
+	@build/wheel/bin/python -m pip --disable-pip-version-check -q install -c constraints.txt dist/*.whl
+	cd build/wheel && bin/dipole show infonce > /dev/null && bin/python -c "import dipole, torch; \
+	print('wheel: dipole', dipole.__version__, float(dipole.objective('infonce+dp')(torch.eye(4), torch.eye(4)).loss))"
+
+clean: ## remove what was built, keep runs
+	rm -rf build dist $(VENV) *.egg-info
