@@ -131,6 +131,9 @@ class WorkerVecEnv(SubprocVecEnv):
         self._make = [_Guarded(make) for make in env_fns]
         self._context: Any = multiprocessing.get_context(start_method)
         self._restarts_left = restarts
+        if start_method == "forkserver":
+            # The server imports this once; without it every worker would import torch for itself.
+            self._context.set_forkserver_preload([__name__])
         super().__init__(list(self._make), start_method)
         self._last_obs: list[Any] = [None] * self.num_envs
         self._root_seeds: list[int | None] = [None] * self.num_envs

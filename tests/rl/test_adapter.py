@@ -1,0 +1,120 @@
+"""The rl domain of a recipe: training, interruption and continuation, evaluation, recipes."""
+
+import json
+
+import pytest
+import torch
+
+from dipole.core.config import load, shipped_recipes
+from dipole.core.errors import ConfigError
+from dipole.core.trainer import Run, RunInterruptedError, train
+from dipole.core.weights import load_weights
+from dipole.rl import ContrastiveSAC, tasks
+from dipole.rl.adapter import RLAdapter, RLConfig
+
+SHORT = [
+    "train.steps=120",
+    "train.evaluate_every=60",
+    "train.checkpoint_every=50",
+    "train.log_every=20",
+    "train.batch_size=16",
+    "rl.learning_starts=40",
+    "rl.episodes=2",
+    "rl.filters=8",
+    "device=cpu",
+]
+
+
+def short(*overrides):
+    return load("dot", [*SHORT, *overrides]).config
+
+
+def test_a_run_records_returns_and_diagnostics(tmp_path):
+    config = short("objective=infonce(similarity=bilinear) + dp")
+    record = train(config, tmp_path, quiet=True)
+    assert record.status == "done"
+    assert record.steps == 120
+    assert 0 <= record.results["return/min"] <= record.results["return/mean"] <= record.results["return/max"] <= 50
+    assert {"pairs/alignment", "pairs/uniformity"} <= set(record.results)
+    assert record.data["environment_steps"] == record.data["agent_steps"] == 120
+    assert record.data["faults"] == 0
+    lines = [json.loads(line) for line in (tmp_path / config.hash / "metrics.jsonl").read_text().splitlines()]
+    named = {name for line in lines for name in line}
+    assert {"train/critic_loss", "train/contrast_loss", "train/contrast/dp", "train/return", "eval/return/mean"} <= named
+    assert not (tmp_path / config.hash / "checkpoints").exists()
+
+
+def test_an_interrupted_run_continues_bit_for_bit(tmp_path, monkeypatch):
+    config = short("objective=infonce(similarity=bilinear)")
+    straight = train(config, tmp_path / "straight", quiet=True)
+    advance = Run.advance
+
+    def interrupted(self, values, steps=1):
+        if self.step == 77:
+            self._interrupts.requested = True
+        advance(self, values, steps)
+
+    with monkeypatch.context() as patched, pytest.raises(RunInterruptedError):
+        patched.setattr(Run, "advance", interrupted)
+        train(config, tmp_path / "broken", quiet=True)
+    again = train(config, tmp_path / "broken", quiet=True)
+    assert again.results == straight.results
+    assert again.diagnostics == straight.diagnostics
+
+
+def test_the_control_trains_without_an_objective(tmp_path):
+    record = train(short("objective=none", "train.precision=bf16-mixed"), tmp_path, quiet=True)
+    assert record.objective == "none"
+    assert not any(name.startswith("pairs/") for name in record.results)
+
+
+def test_the_weights_of_a_run_act_again_and_are_exported(tmp_path):
+    config = short()
+    record = train(config, tmp_path, quiet=True)
+    from dipole.core.runs import RunFolder
+    from dipole.core.trainer import build
+
+    adapter, objective = build(config, RunFolder(tmp_path / config.hash), torch.device("cpu"))
+    load_weights(tmp_path / config.hash / "model", adapter.module, objective)
+    adapter.module.eval()
+    found = adapter.evaluate(None)
+    assert found["return/mean"] == pytest.approx(record.results["return/mean"])
+    adapter.export("sb3", tmp_path, record)
+    agent = ContrastiveSAC.load(tmp_path / "agent.zip", device="cpu")
+    observation, _ = adapter._evaluation_env.reset(seed=0)
+    expected, _ = adapter.agent.predict(observation, deterministic=True)
+    assert (agent.predict(observation, deterministic=True)[0] == expected).all()
+
+
+@pytest.mark.parametrize("name", [name for name in shipped_recipes() if load(name).config.domain == "rl"])
+def test_every_recipe_of_the_domain_is_complete(name):
+    config = load(name).config
+    assert config.name == name
+    assert config.train.evaluate_every is not None
+    assert config.train.steps % config.train.evaluate_every == 0
+
+
+@pytest.mark.parametrize("table", ["lmcl-table5", "cllr-table4"])
+def test_the_papers_recipes_reach_their_score(table):
+    config = load(table, ["rl.task=ball-in-cup-catch"]).config
+    assert config.train.steps == 100_000
+    assert config.train.batch_size == 512
+    assert (config.rl.preset, config.rl.rendering, config.rl.episodes) == ("curl", "paper", 10)
+    assert config.rl.task == "ball_in_cup-catch"
+    assert {load(table, [f"rl.task={task}"]).config.rl.task for task in tasks.PAPER_TASKS} == set(tasks.PAPER_TASKS)
+
+
+def test_wrong_recipes_are_named():
+    with pytest.raises(ConfigError, match=r"unknown task 'cheeta-run'.*cheetah-run"):
+        load("dot", ["rl.task=cheeta-run"])
+    with pytest.raises(ConfigError, match=r"train.weight_decay: has no effect in the domain 'rl'"):
+        load("dot", ["train.weight_decay=0.1"])
+    with pytest.raises(ConfigError, match=r"encoder_stepz"):
+        load("dot", ["rl.encoder_stepz=1"])
+
+
+def test_settings_that_are_left_out_come_from_the_preset():
+    assert RLConfig().agent_settings() == {}
+    assert RLConfig(encoder_steps=1, hidden=(8,)).agent_settings() == {"encoder_steps": 1, "hidden": (8,)}
+    assert RLConfig(task="cheetah-run", rendering="fast").environment() == {"frame_stack": 3, "rendering": "fast"}
+    assert RLAdapter.objective_optional

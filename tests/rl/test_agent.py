@@ -1,0 +1,279 @@
+"""The agent: every objective and augmentation, SB3's interface, tying, duplicates, and what stops it."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from dipole.core.errors import ConfigError, SpecError, TrainingError
+from dipole.core.pairs import Pairs
+from dipole.rl import ContrastiveSAC, DotEnv, agent as agent_module, make_env
+from dipole.rl.agent import duplicates
+from dipole.rl.settings import PRESETS
+
+OBJECTIVES = [
+    "none",
+    "infonce(similarity=bilinear, temperature=1)",
+    "infonce(similarity=bilinear) + 0.1*dp",
+    "dcl",
+    "hcl(similarity=cosine)",
+    "align_uniform",
+    "infonce + cllr(norm=nuclear)",
+    "infonce + cllr(norm=l21, solver=proximal)",
+    "cacr(k=3)",
+    "co2",
+    "triplet",
+]
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_every_objective_trains(tiny_agent, objective):
+    agent = tiny_agent(objective=objective)
+    agent.learn(14)
+    assert agent._n_updates == 4
+    assert agent._positives == {"none": 0, "cacr(k=3)": 3}.get(objective, 1)
+    assert all(p.isfinite().all() for p in agent.policy.parameters())
+    logged = agent.logger.name_to_value
+    assert ("train/contrast_loss" in logged) == (objective != "none")
+
+
+@pytest.mark.parametrize("settings", [{"joint_backward": True}, {"encoder_steps": 1}, {"precision": "bf16"}])
+def test_learned_parameters_of_the_objective_move(tiny_agent, settings):
+    agent = tiny_agent(objective="infonce(similarity=bilinear) + cllr", **settings)
+    W = agent.contrast.terms[0].W
+    assert ((W >= 0) & (W < 1)).all()  # the repository's start
+    before = [p.detach().clone() for p in agent.contrast.parameters()]
+    agent.learn(12)
+    assert all(not torch.equal(a, b) for a, b in zip(before, agent.contrast.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("augmentation", ["crop", "shift", "none", lambda images: images[..., 1:25, 1:25].float()])
+def test_every_augmentation_trains_and_acts(tiny_agent, augmentation):
+    agent = tiny_agent(augmentation=augmentation)
+    agent.learn(13)
+    observation, _ = make_env("dot").reset(seed=0)
+    action, _ = agent.predict(observation, deterministic=True)
+    assert action.shape == (2,)
+    # Acting looks at the middle of the frame.
+    other = observation.copy()
+    other[:, :2] = other[:, -2:] = 255
+    np.testing.assert_array_equal(agent.predict(other, deterministic=True)[0], action)
+
+
+def test_convolutions_are_one_and_the_actor_does_not_step_them(tiny_agent):
+    policy = tiny_agent().policy
+    assert policy.actor.features_extractor.convs is policy.encoder.convs
+    assert policy.actor.features_extractor.fc is not policy.encoder.fc
+    stepped = {id(p) for group in policy.actor.optimizer.param_groups for p in group["params"]}
+    assert not stepped & {id(p) for p in policy.encoder.convs.parameters()}
+
+
+def test_chunks_and_memory_format_do_not_change_the_embedding():
+    from dipole.rl.encoder import PixelEncoder
+
+    space = spaces.Box(0, 255, (9, 28, 28), np.uint8)
+    images = torch.randint(0, 256, (7, 9, 28, 28), dtype=torch.uint8)
+    encoders = [PixelEncoder(space, image_size=24, chunk=chunk, channels_last=last) for chunk, last in
+                [(0, False), (3, False), (3, True)]]
+    for encoder in encoders[1:]:
+        encoder.load_state_dict(encoders[0].state_dict())
+    whole, chunked, last = (encoder(images) for encoder in encoders)
+    assert torch.allclose(whole, chunked, atol=1e-5)
+    assert torch.allclose(whole, last, atol=1e-4)
+
+
+def test_presets_hold_the_published_settings():
+    curl, paper = PRESETS["curl"], PRESETS["paper"]
+    assert (curl.batch_size, curl.encoder_steps, curl.crop_inclusive, curl.twin_loss) == (128, 2, False, "sum")
+    assert (paper.batch_size, paper.encoder_steps, paper.crop_inclusive, paper.twin_loss) == (512, 1, True, "half")
+    for preset in (curl, paper):
+        assert (preset.tau, preset.encoder_tau, preset.gamma, preset.initial_temperature) == (0.01, 0.05, 0.99, 0.1)
+        assert (preset.learning_rate, preset.temperature_learning_rate, preset.temperature_beta) == (1e-3, 1e-4, 0.5)
+        assert (preset.hidden, preset.features, preset.filters, preset.layers) == ((1024, 1024), 50, 32, 4)
+        assert (preset.actor_every, preset.target_every, preset.contrast_every) == (2, 2, 1)
+        assert preset.objective == "infonce(similarity=bilinear, temperature=1)"
+
+
+def test_the_same_seed_gives_the_same_agent(tiny_agent):
+    one, two = (tiny_agent().learn(14).policy.state_dict() for _ in range(2))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_save_load_and_predict(tiny_agent, tmp_path):
+    agent = tiny_agent(objective="infonce(similarity=bilinear) + 0.1*dp").learn(14)
+    agent.save(tmp_path / "agent")
+    loaded = ContrastiveSAC.load(tmp_path / "agent.zip", device="cpu")
+    assert str(loaded.contrast) == str(agent.contrast)
+    observation, _ = make_env("dot").reset(seed=0)
+    for deterministic in (True, False):
+        torch.manual_seed(0)
+        expected = agent.predict(observation, deterministic=deterministic)[0]
+        torch.manual_seed(0)
+        np.testing.assert_array_equal(loaded.predict(observation, deterministic=deterministic)[0], expected)
+    assert torch.equal(loaded.contrast.terms[0].W, agent.contrast.terms[0].W)
+    optimizers = ("encoder_optimizer", "contrast_optimizer", "ent_coef_optimizer")
+    for name in optimizers:
+        one, two = (getattr(each, name).state_dict()["state"][0]["exp_avg"] for each in (agent, loaded))
+        assert torch.equal(one, two)
+
+
+def test_a_failing_save_leaves_the_old_file(tiny_agent, tmp_path, monkeypatch):
+    agent = tiny_agent()
+    agent.save(tmp_path / "agent.zip")
+    before = (tmp_path / "agent.zip").read_bytes()
+
+    def broken(*args, **kwargs):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(torch, "save", broken)
+    with pytest.raises(OSError, match="disk full"):
+        agent.save(tmp_path / "agent.zip")
+    assert (tmp_path / "agent.zip").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["agent.zip"]
+
+
+def test_several_environments_update_once_for_each_transition(tiny_agent):
+    env = DummyVecEnv([DotEnv, DotEnv, DotEnv])
+    agent = tiny_agent(env)
+    agent.learn(30)
+    assert agent._n_updates == 21  # three after each of the rollouts that end at 12, 15, ..., 30
+    assert agent.environment_steps == 30
+    assert len(agent.replay_buffer) == 30
+
+
+def test_channel_last_environments_of_others_work(tiny_agent):
+    class ChannelsLast(DotEnv):
+        def __init__(self):
+            super().__init__(size=36)
+            self.observation_space = spaces.Box(0, 255, (36, 36, 9), np.uint8)
+
+        def reset(self, **kwargs):
+            observation, info = super().reset(**kwargs)
+            return observation.transpose(1, 2, 0), info
+
+        def step(self, action):
+            observation, *rest = super().step(action)
+            return observation.transpose(1, 2, 0), *rest
+
+    agent = tiny_agent(ChannelsLast(), image_size=30)
+    agent.learn(13)
+    assert agent.observation_space.shape == (9, 36, 36)
+    assert agent.replay_buffer.sample(2).observations.shape == (2, 9, 36, 36)
+
+
+def test_duplicates_are_kept_out_of_the_negatives():
+    stacks = np.array([[0, 1], [0, 2], [0, 1], [0, 3], [0, 1]])
+    dropped = duplicates(stacks, positives=2)
+    queries, keys = torch.randn(5, 4), torch.randn(5, 2, 4)
+    pairs = Pairs.cross(queries, keys, dropped=dropped)
+    twins = {0: {2, 4}, 2: {0, 4}, 4: {0, 2}}
+    for anchor in range(5):
+        expected = {twin + 5 * view for twin in twins.get(anchor, ()) for view in range(2)}
+        assert set(pairs.dropped[anchor].tolist()) - {-1} == expected
+    assert pairs.negative_counts.tolist() == [4, 8, 4, 8, 4]
+    assert duplicates(np.arange(4)[:, None], 1) is None
+
+
+def test_duplicates_reach_the_objective(tiny_agent):
+    counts = {}
+    for exclude in (False, True):
+        agent = tiny_agent(exclude_duplicates=exclude, learning_starts=12, batch_size=64)
+        agent.learn(12)
+        batch = agent.replay_buffer.sample_views(64, agent._augment, 1)
+        pairs = agent._pairs(batch, agent.policy.encoder(batch.observations))
+        counts[exclude] = pairs.negative_counts
+    assert (counts[False] == 63).all()
+    assert (counts[True] <= 63).all()
+    assert counts[True].float().mean() < 62
+
+
+def test_the_learning_rate_may_be_a_schedule(tiny_agent):
+    agent = tiny_agent(learning_rate=lambda remaining: 1e-3 * remaining, encoder_learning_rate=5e-4)
+    agent.learn(20)
+    assert agent.critic.optimizer.param_groups[0]["lr"] < 1e-3
+    assert agent.contrast_optimizer.param_groups[0]["lr"] == 5e-4
+    assert agent.ent_coef_optimizer.param_groups[0]["lr"] == 1e-4
+
+
+@pytest.mark.parametrize("joint", [False, True])
+@pytest.mark.parametrize("term", ["critic", "dp"])
+def test_a_loss_that_is_not_finite_stops_before_the_step(tiny_agent, term, joint):
+    agent = tiny_agent(objective="infonce + dp", joint_backward=joint)
+    agent.learn(12)
+    batch = agent.replay_buffer.sample_views(8, agent._augment, 1)
+    if term == "critic":
+        batch.rewards[0] = torch.nan
+    else:
+        agent.contrast.terms[1].loss = lambda positive, rows: positive.sum() * torch.nan
+    guarded = list((agent.critic if term == "critic" else agent.contrast).parameters()) + list(agent.policy.encoder.parameters())
+    before = None
+
+    original = ContrastiveSAC._outcome
+
+    def snapshot(self, pairs, logs):
+        nonlocal before
+        before = [p.detach().clone() for p in guarded]
+        return original(self, pairs, logs)
+
+    agent._outcome = snapshot.__get__(agent)
+    if term == "critic":
+        before = [p.detach().clone() for p in guarded]
+    with pytest.raises(TrainingError, match=rf"the {term} loss is nan at update \d+ \(12 environment steps\)"):
+        agent.update(batch)
+    assert all(torch.equal(a, b) for a, b in zip(before, guarded, strict=True))
+
+
+def test_a_gradient_that_is_not_finite_names_the_term(tiny_agent):
+    agent = tiny_agent(objective="infonce + dp")
+    agent.learn(12)
+    batch = agent.replay_buffer.sample_views(8, agent._augment, 1)
+
+    def broken(positive, rows):
+        return (positive - positive.detach()).sqrt().sum()  # value 0, gradient infinite
+
+    agent.contrast.terms[1].loss = broken
+    with pytest.raises(TrainingError, match=r"gradient of the contrastive loss is not finite.*the term dp"):
+        agent.update(batch)
+    assert all(p.isfinite().all() for p in agent.policy.parameters())
+
+
+def test_emulated_bf16_is_not_silent(tiny_agent, monkeypatch):
+    monkeypatch.setattr(agent_module, "bf16_is_native", lambda device: False)
+    with pytest.warns(RuntimeWarning, match="emulated"):
+        tiny_agent(precision="bf16")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"batch_sise": 8}, "no setting 'batch_sise'. Did you mean 'batch_size'"),
+        ({"preset": "curls"}, "unknown preset 'curls'. Did you mean 'curl'"),
+        ({"twin_loss": "third"}, "twin_loss must be one of 'sum', 'half', got 'third'"),
+        ({"gamma": 2}, "gamma must be a number between 0 and 1, got 2"),
+        ({"batch_size": 8.5}, "batch_size must be an integer"),
+        ({"joint_backward": 1}, "joint_backward must be True or False"),
+        ({"policy": "MlpPolicy"}, "policy must be 'CnnPolicy'"),
+        ({"layers": 12}, "too small for 12 convolutions"),
+    ],
+)
+def test_wrong_settings_are_named(tiny_agent, settings, said):
+    policy = settings.pop("policy", "CnnPolicy")
+    with pytest.raises(ConfigError) as caught:
+        if policy == "CnnPolicy":
+            tiny_agent(**settings)
+        else:
+            ContrastiveSAC(policy, DotEnv())
+    assert said in str(caught.value)
+
+
+def test_a_wrong_objective_is_pointed_at(tiny_agent):
+    with pytest.raises(SpecError, match="infonce"):
+        tiny_agent(objective="infonse")
+
+
+def test_observations_that_are_no_images_are_refused():
+    import gymnasium
+
+    with pytest.raises(ConfigError, match="needs uint8 images"):
+        ContrastiveSAC("CnnPolicy", gymnasium.make("Pendulum-v1"), device="cpu")

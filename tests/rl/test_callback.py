@@ -1,0 +1,69 @@
+"""An auxiliary objective for SB3's own agents."""
+
+import pytest
+import torch
+from stable_baselines3 import PPO, SAC
+
+from dipole.core.errors import ConfigError, TrainingError
+from dipole.rl import ContrastiveCallback, DotEnv
+
+NET = {"net_arch": [8]}
+
+
+def sac(**settings):
+    return SAC(
+        "CnnPolicy", DotEnv(size=36), buffer_size=200, learning_starts=10, batch_size=8, device="cpu", seed=0,
+        policy_kwargs=NET, **settings,
+    )
+
+
+def record_losses(callback):
+    losses, step = [], callback._step
+    callback._step = lambda images: losses.append(step(images)) or losses[-1]
+    return losses
+
+
+@pytest.mark.parametrize("objective", ["infonce(similarity=bilinear, temperature=1)", "infonce + dp + cllr(solver=proximal)"])
+def test_sac_gains_an_objective(objective):
+    agent, callback = sac(), ContrastiveCallback(objective, batch_size=16, updates=2)
+    encoder = agent.critic.features_extractor
+    agent.learn(20, callback=callback)
+    start = [p.detach().clone() for p in [*callback.contrast.parameters(), *callback.keys.parameters()]]
+    # Without the agent's own updates only the contrast moves the encoder.
+    agent.gradient_steps = 0
+    before = [p.detach().clone() for p in encoder.parameters()]
+    agent.learn(5, callback=callback, reset_num_timesteps=False)
+    assert callback.encoder is encoder
+    assert all(not torch.equal(a, b) for a, b in zip(before, encoder.parameters(), strict=True))
+    moved = [*callback.contrast.parameters(), *callback.keys.parameters()]
+    assert all(not torch.equal(a, b) for a, b in zip(start, moved, strict=True))
+
+
+def test_the_contrastive_loss_falls():
+    agent, callback = sac(), ContrastiveCallback(batch_size=32, updates=3)
+    losses = record_losses(callback)
+    agent.gradient_steps = 0
+    agent.learn(50, callback=callback)
+    assert sum(losses[-5:]) < 0.75 * sum(losses[:5])
+
+
+def test_ppo_gains_an_objective():
+    agent = PPO("CnnPolicy", DotEnv(size=36), n_steps=16, batch_size=8, n_epochs=1, device="cpu", seed=0)
+    callback = ContrastiveCallback("infonce", batch_size=8)
+    losses = record_losses(callback)
+    agent.learn(32, callback=callback)
+    assert callback.encoder is agent.policy.features_extractor
+    assert len(losses) == 2
+
+
+def test_what_it_cannot_do_is_said():
+    agent = sac()
+    with pytest.raises(ConfigError, match="no features_dim"):
+        agent.learn(1, callback=ContrastiveCallback(encoder=lambda model: torch.nn.Linear(2, 2)))
+    callback = ContrastiveCallback("infonce", batch_size=16)
+    agent.learn(20, callback=callback)
+    before = [p.detach().clone() for p in callback.encoder.parameters()]
+    callback.augmentation = lambda images: images.float() * torch.nan
+    with pytest.raises(TrainingError, match="the term infonce is nan"):
+        callback._step(agent.replay_buffer.sample(8).observations)
+    assert all(torch.equal(a, b) for a, b in zip(before, callback.encoder.parameters(), strict=True))

@@ -1,0 +1,129 @@
+"""Evaluation: returns by hand, scores, intervals, curves and videos; and that training does not notice it."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from stable_baselines3 import PPO
+
+from dipole.core.errors import ConfigError, DataError
+from dipole.rl import DotEnv, EvaluationCallback
+from dipole.rl.evaluation import (
+    Evaluation,
+    aggregate,
+    diagnose,
+    evaluate,
+    interquartile_mean,
+    plot_curves,
+    read_evaluations,
+    score_at,
+    scores,
+    write_video,
+)
+
+
+def test_returns_are_sums_of_rewards(tiny_agent):
+    agent = tiny_agent()
+    found = evaluate(agent, DotEnv(), episodes=2, seed=3)
+    env = DotEnv()
+    observation, _ = env.reset(seed=3)
+    for value in found:
+        total, done = 0.0, False
+        while not done:
+            action, _ = agent.predict(observation, deterministic=True)
+            observation, reward, _, done, _ = env.step(action)
+            total += reward
+        assert value == pytest.approx(total)
+        observation, _ = env.reset()
+
+
+def test_an_episode_with_a_fault_is_played_again(tiny_agent):
+    class Once(DotEnv):
+        life = 0
+
+        def step(self, action):
+            self.life += 1
+            if self.life == 5:
+                raise RuntimeError("once")
+            return super().step(action)
+
+    assert len(evaluate(tiny_agent(), Once(), episodes=2, seed=0)) == 2
+
+
+def test_the_callback_evaluates_on_time_and_training_does_not_notice(tiny_agent, tmp_path):
+    plain = tiny_agent().learn(40)
+    agent = tiny_agent()
+    callback = EvaluationCallback(DotEnv(), every=15, episodes=1, folder=tmp_path, video_every=2)
+    agent.learn(40, callback=callback)
+    assert [each.environment_steps for each in callback.history] == [0, 15, 30]
+    state = plain.policy.state_dict()
+    assert all(torch.equal(state[name], value) for name, value in agent.policy.state_dict().items())
+    assert read_evaluations(tmp_path / "evaluations.jsonl") == callback.history
+    videos = sorted(path.name for path in tmp_path.glob("*.gif"))
+    assert videos == ["episode-000000000.gif", "episode-000000030.gif"]
+    with Image.open(tmp_path / videos[0]) as video:
+        assert video.size == (28, 28)
+        assert video.n_frames > 1
+
+
+def test_diagnostics_match_their_definitions(tiny_agent):
+    agent = tiny_agent()
+    assert diagnose(agent) == {}
+    agent.learn(30)
+    before = agent.replay_buffer.rng.bit_generator.state
+    found = diagnose(agent, batch_size=16)
+    assert agent.replay_buffer.rng.bit_generator.state == before
+    batch = agent.replay_buffer.sample_views(16, agent._augment, 1)
+    with torch.no_grad():
+        z = torch.nn.functional.normalize(agent.policy.encoder(batch.observations))
+        keys = torch.nn.functional.normalize(agent.policy.key_encoder(batch.positives[:, 0]))
+    assert found["alignment"] == pytest.approx(float((z - keys).square().sum(1).mean()), abs=1e-5)
+    distance = (1 - z @ z.T) / 2
+    assert found["mean_distance"] == pytest.approx(float(distance.sum() / (16 * 15)), abs=1e-5)
+    assert set(found) >= {"uniformity", "margin_occupancy", "rank", "conditional_entropy", "conditional_entropy_maximum"}
+    assert found["conditional_entropy"] <= found["conditional_entropy_maximum"] + 1e-6
+
+
+def test_scores_are_taken_at_the_papers_steps():
+    history = [Evaluation(steps, steps // 8, (float(steps),)) for steps in (0, 96_000, 104_000, 200_000)]
+    assert score_at(history, 100_000) == 104_000
+    assert scores(history) == {"100k": 104_000.0}
+    assert score_at(history, 500_000) is None
+
+
+def test_aggregates_over_seeds():
+    values = [0, 10, 20, 30, 40, 50, 60, 1000]
+    found = aggregate(values)
+    assert found.iqm == interquartile_mean(values) == 35  # the middle four
+    assert found.mean == pytest.approx(151.25)
+    assert found.low < found.iqm < found.high
+    assert aggregate(values) == found
+    # A bootstrap of normal scores covers their mean about as often as it says.
+    rng = np.random.default_rng(0)
+    covered = [
+        (found := aggregate(rng.normal(size=20), draws=400)).low <= 0 <= found.high for _ in range(200)
+    ]
+    assert 0.86 <= np.mean(covered) <= 0.99
+    for wrong in ([], [1, np.nan]):
+        with pytest.raises(DataError, match="finite numbers"):
+            aggregate(wrong)
+
+
+def test_curves_and_videos_are_written(tmp_path):
+    histories = [[Evaluation(s, s, (s + seed, s - seed)) for s in (0, 10, 20)] for seed in range(3)]
+    picture = plot_curves({"infonce": histories}, tmp_path / "curves.svg", "dot")
+    assert "environment steps" in picture.read_text() or picture.stat().st_size > 5000
+    with pytest.raises(ConfigError, match=r"\.gif or \.mp4, not '\.avi'"):
+        write_video([np.zeros((8, 8, 3), np.uint8)], tmp_path / "film.avi")
+    (tmp_path / "evaluations.jsonl").write_text(json.dumps({"steps": 1}) + "\n")
+    with pytest.raises(DataError, match="holds no evaluations"):
+        read_evaluations(tmp_path / "evaluations.jsonl")
+
+
+def test_agents_of_sb3_are_evaluated_as_well():
+    agent = PPO("CnnPolicy", DotEnv(size=36), n_steps=8, batch_size=4, device="cpu", seed=0)
+    callback = EvaluationCallback(DotEnv(size=36), every=8, episodes=1)
+    agent.learn(16, callback=callback)
+    assert [each.environment_steps for each in callback.history] == [0, 8, 16]

@@ -1,0 +1,162 @@
+"""Faults: environments that raise, workers that die, checkpoints that continue bit for bit or are refused."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from dipole.core.errors import CheckpointError, TrainingError
+from dipole.rl import CheckpointCallback, ContrastiveSAC, DotEnv, WorkerVecEnv, checkpoint, make_env, resume
+from dipole.rl.faults import PATIENCE, Guard
+
+
+class Failing(DotEnv):
+    """Raises at chosen steps of its life."""
+
+    def __init__(self, at=(), resets=()):
+        super().__init__()
+        self.at, self.resets, self.life, self.starts = set(at), set(resets), 0, 0
+
+    def step(self, action):
+        self.life += 1
+        if self.life in self.at:
+            raise FloatingPointError("the cart left the universe")
+        return super().step(action)
+
+    def reset(self, **kwargs):
+        self.starts += 1
+        if self.starts in self.resets:
+            raise OSError("no reset today")
+        return super().reset(**kwargs)
+
+
+class Dying(DotEnv):
+    """Kills its process at the step of its life that a file names, once."""
+
+    def __init__(self, marker):
+        super().__init__()
+        self.marker, self.life = marker, 0
+
+    def step(self, action):
+        self.life += 1
+        if self.life == 5 and not os.path.exists(self.marker):
+            open(self.marker, "w").close()
+            os._exit(3)
+        return super().step(action)
+
+
+def test_a_step_that_raises_ends_the_episode_as_truncated():
+    env = Guard(Failing(at={3}))
+    env.reset(seed=11)
+    last = env.step(np.zeros(2))[0]
+    last = env.step(np.zeros(2))[0]
+    observation, reward, terminated, truncated, info = env.step(np.zeros(2))
+    np.testing.assert_array_equal(observation, last)
+    assert (reward, terminated, truncated) == (0.0, False, True)
+    assert info["fault"] == {
+        "error": "FloatingPointError: the cart left the universe", "step": 3, "episode": 1, "seed": 11,
+    }
+    env.reset()
+    assert "fault" not in env.step(np.zeros(2))[4]
+
+
+def test_training_counts_and_reports_faults_and_goes_on(tiny_agent):
+    agent = tiny_agent(Failing(at={7, 15}, resets={3}))
+    with pytest.warns(RuntimeWarning, match=r"environment 0 failed at its step 7 \(episode 1 after seed 0\)"):
+        agent.learn(25)
+    assert [fault["step"] for fault in agent.faults] == [7, 15]
+    assert agent.logger.name_to_value["rollout/faults"] == 2
+    valid = agent.replay_buffer.valid[0, :25]
+    assert np.flatnonzero(~valid).tolist() == [6, 14]
+    assert agent.replay_buffer.dones.sum() == 0
+
+
+def test_an_environment_that_is_broken_for_good_stops_the_run(tiny_agent):
+    agent = tiny_agent(Failing(at=range(10, 100)))
+    with pytest.warns(RuntimeWarning), pytest.raises(TrainingError, match=f"fault number {PATIENCE} in a row"):
+        agent.learn(40)
+
+
+def test_a_dead_worker_is_restarted(tiny_agent, tmp_path):
+    marker = str(tmp_path / "died")
+    env = WorkerVecEnv([lambda: Dying(marker), DotEnv])
+    try:
+        agent = tiny_agent(env)
+        with pytest.warns(RuntimeWarning, match=r"environment 0 failed at its step 5 .*exit code 3"):
+            agent.learn(40)
+        assert agent.num_timesteps == 40
+        assert len(agent.faults) == 1
+        assert not agent.replay_buffer.valid[0, 4]
+        assert agent.replay_buffer.valid[1, :20].all()
+    finally:
+        env.close()
+
+
+@pytest.mark.parametrize("task", ["dot", "cheetah-run"])
+def test_resume_in_the_middle_is_bit_exact(tiny_agent, tmp_path, task, request):
+    if task != "dot":
+        request.getfixturevalue("opengl")
+
+    def env():
+        return make_env(task) if task == "dot" else make_env(task, size=28, rendering="fast")
+
+    straight = tiny_agent(env()).learn(40)
+    first = tiny_agent(env())
+    first.learn(30, callback=CheckpointCallback(tmp_path, every=9))
+    assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["agent-000000018", "agent-000000027"]
+    np.random.seed(99)
+    torch.manual_seed(99)
+    again = resume(tmp_path / "agent-000000018", env(), device="cpu")
+    assert again.num_timesteps == 18
+    again.learn(22, reset_num_timesteps=False)
+    expected = straight.policy.state_dict()
+    assert all(torch.equal(expected[name], value) for name, value in again.policy.state_dict().items())
+    assert again.environment_steps == straight.environment_steps
+    for one, two in zip(
+        straight.contrast_optimizer.state_dict()["state"].values(),
+        again.contrast_optimizer.state_dict()["state"].values(),
+        strict=True,
+    ):
+        assert torch.equal(one["exp_avg_sq"], two["exp_avg_sq"])
+    a, b = (each.replay_buffer.sample(8) for each in (straight, again))
+    assert torch.equal(a.observations, b.observations)
+
+
+def test_an_environment_without_a_state_starts_a_new_episode(tiny_agent, tmp_path):
+    class Opaque(DotEnv):
+        get_state = None
+        set_state = None
+
+    checkpoint.save(tiny_agent(Opaque()).learn(15), tmp_path / "saved")
+    with pytest.warns(RuntimeWarning, match="a new episode starts"):
+        agent = resume(tmp_path / "saved", Opaque(), device="cpu")
+    agent.learn(5, reset_num_timesteps=False)
+    assert agent.num_timesteps == 20
+
+
+def test_incomplete_checkpoints_are_refused(tiny_agent, tmp_path):
+    folder = checkpoint.save(tiny_agent().learn(12), tmp_path / "saved")
+    data = (folder / "replay.pkl").read_bytes()
+    (folder / "replay.pkl").write_bytes(data[:-10])
+    with pytest.raises(CheckpointError, match=rf"incomplete: replay.pkl has {len(data) - 10} of {len(data)} bytes"):
+        resume(folder, make_env("dot"))
+    (folder / "replay.pkl").unlink()
+    with pytest.raises(CheckpointError, match="incomplete"):
+        resume(folder, make_env("dot"))
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        resume(tmp_path / "nothing", make_env("dot"))
+
+
+def test_a_failing_checkpoint_leaves_the_old_one(tiny_agent, tmp_path, monkeypatch):
+    agent = tiny_agent().learn(12)
+    folder = checkpoint.save(agent, tmp_path / "saved")
+
+    def full(self, path):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ContrastiveSAC, "save_replay_buffer", full)
+    with pytest.raises(CheckpointError, match="free some space"):
+        checkpoint.save(agent, folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+    assert resume(folder, make_env("dot"), device="cpu").num_timesteps == 12

@@ -1,0 +1,77 @@
+"""Does it learn? On the dot task in CI; on cartpole balance where there is time (`-m slow`)."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dipole.core.config import load
+from dipole.core.trainer import train
+from dipole.rl import DotEnv
+
+STEPS = 2050
+
+
+@pytest.fixture(scope="module")
+def random_return():
+    """Mean return of uniform actions over 50 episodes."""
+    env = DotEnv()
+    returns = []
+    for seed in range(50):
+        env.reset(seed=seed)
+        env.action_space.seed(seed)
+        returns.append(sum(env.step(env.action_space.sample())[1] for _ in range(50)))
+    return float(np.mean(returns))
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        "none",
+        "infonce(similarity=bilinear, temperature=1)",
+        "infonce(similarity=bilinear, temperature=1) + dp",
+        "cacr(k=2)",
+    ],
+)
+def test_the_dot_task_is_learnt(objective, random_return, tmp_path):
+    config = load(
+        "dot", [f"objective={objective}", f"train.steps={STEPS}", f"train.evaluate_every={STEPS // 2}", "device=cpu"]
+    ).config
+    # Half of the steps are uniform actions: the first evaluation is that of an untrained agent.
+    record = train(config, tmp_path, quiet=True)
+    lines = [json.loads(line) for line in (tmp_path / config.hash / "metrics.jsonl").read_text().splitlines()]
+    untrained, *_ = [line["eval/return/mean"] for line in lines if "eval/return/mean" in line]
+    trained = record.results["return/mean"]
+    assert 10 < random_return < 20
+    assert trained > random_return + 10
+    assert trained > untrained + 10
+    losses = [line["train/contrast_loss"] for line in lines if line.get("train/contrast_loss") is not None]
+    assert bool(losses) == (objective != "none")
+    if objective.startswith("infonce"):
+        assert losses[-1] < 0.6 * losses[0]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("opengl")
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize(
+    "objective",
+    [
+        "none",
+        "infonce(similarity=bilinear, temperature=1)",
+        "infonce(similarity=bilinear, temperature=1) + dp",
+    ],
+)
+def test_cartpole_balance_improves(objective, seed, tmp_path):
+    """Training return of the last thousand agent steps against the first; DIPOLE_RUNS keeps the runs."""
+    runs = Path(os.environ.get("DIPOLE_RUNS", tmp_path))
+    config = load("cartpole-balance-small", [f"objective={objective}", f"seed={seed}", "device=cpu"]).config
+    record = train(config, runs, quiet=True)
+    assert record.status == "done"
+    lines = [json.loads(line) for line in (runs / config.hash / "metrics.jsonl").read_text().splitlines()]
+    returns = [(line["step"], line["train/return"]) for line in lines if line.get("train/return") is not None]
+    first = np.mean([value for step, value in returns if step <= 8000])
+    last = np.mean([value for step, value in returns if step > 48_000])
+    assert last > 1.3 * first

@@ -1,0 +1,243 @@
+"""Replay: what comes out is what went in, whatever the stacking, the borders, the wrapping and the storage."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from dipole.core.errors import ConfigError, TrainingError
+from dipole.rl import memory
+from dipole.rl.augmentation import Centre, Crop, Custom, Shift, resolve, shift
+from dipole.rl.replay import FrameReplayBuffer
+
+SIZE = 12
+ACTION = spaces.Box(-1, 1, (2,), np.float32)
+
+
+def space(channels=9):
+    return spaces.Box(0, 255, (channels, SIZE, SIZE), np.uint8)
+
+
+class Stream:
+    """Episodes of random lengths of one environment, stacked by a rule of its own."""
+
+    def __init__(self, seed, stacking="repeat", k=3):
+        self.rng = np.random.default_rng(seed)
+        self.stacking, self.k = stacking, k
+        self.start()
+
+    def frame(self):
+        return self.rng.integers(0, 256, (3, SIZE, SIZE), dtype=np.uint8)
+
+    def start(self):
+        first = self.frame()
+        blank = np.zeros_like(first)
+        self.frames = [first if self.stacking == "repeat" else blank] * (self.k - 1) + [first]
+        self.left = int(self.rng.integers(1, 9))
+
+    def step(self):
+        obs = np.concatenate(self.frames)
+        following = [self.frame() for _ in range(self.k)] if self.stacking == "none" else [*self.frames[1:], self.frame()]
+        self.frames = following
+        next_obs = np.concatenate(following)
+        self.left -= 1
+        done = self.left == 0
+        if done:
+            self.start()
+        truncated = done and bool(self.rng.integers(2))
+        return obs, next_obs, self.rng.uniform(-1, 1, 2), self.rng.random(), done, truncated
+
+
+def fill(buffer, streams, steps, keep):
+    """Add steps of all streams; returns the last `keep` transitions of each by reward."""
+    kept = [{} for _ in streams]
+    for _ in range(steps):
+        rows = [stream.step() for stream in streams]
+        obs, following, action, reward, done, truncated = (np.array(column) for column in zip(*rows, strict=True))
+        buffer.add(obs, following, action, reward, done, [{"TimeLimit.truncated": bool(t)} for t in truncated])
+        for index, row in enumerate(rows):
+            kept[index][np.float32(row[3])] = row
+            kept[index] = dict(list(kept[index].items())[-keep:])
+    return {reward: row for each in kept for reward, row in each.items()}
+
+
+@pytest.mark.parametrize("storage", ["host", "device"])
+@pytest.mark.parametrize("stacking", ["repeat", "zeros", "none"])
+@pytest.mark.parametrize("n_envs", [1, 3])
+def test_samples_are_the_transitions_that_were_added(storage, stacking, n_envs):
+    capacity = 40 * n_envs
+    buffer = FrameReplayBuffer(capacity, space(), ACTION, "cpu", n_envs, storage=storage, seed=0)
+    kept = fill(buffer, [Stream(seed, stacking) for seed in range(n_envs)], 150, 40)
+    seen = set()
+    for _ in range(40):
+        batch = buffer.sample(16)
+        for index in range(16):
+            reward = np.float32(batch.rewards[index, 0].item())
+            obs, following, action, _, done, truncated = kept[reward]
+            np.testing.assert_array_equal(batch.observations[index].numpy(), obs)
+            np.testing.assert_array_equal(batch.next_observations[index].numpy(), following)
+            np.testing.assert_allclose(batch.actions[index].numpy(), action.astype(np.float32))
+            assert batch.dones[index, 0].item() == float(done and not truncated)
+            seen.add(reward)
+    assert len(seen) > 0.9 * len(buffer)
+    if stacking == "repeat":  # episodes of 1 to 8 steps need up to one frame more for each step
+        assert len(buffer) >= 0.6 * capacity
+
+
+def test_sampling_is_uniform():
+    buffer = FrameReplayBuffer(20, space(), ACTION, "cpu", seed=0)
+    fill(buffer, [Stream(0, "repeat")], 20, 20)
+    counts = np.bincount(buffer.draw(40_000)[1], minlength=20)
+    live = np.array([(buffer._tail[0] + i) % 20 for i in range(len(buffer))])
+    expected = 40_000 / len(live)
+    assert np.abs(counts[live] - expected).max() < 6 * np.sqrt(expected)
+    assert counts.sum() == counts[live].sum()
+
+
+def test_long_episodes_fill_the_buffer_to_its_size():
+    buffer = FrameReplayBuffer(200, space(), ACTION, "cpu", seed=0)
+    stream = Stream(0)
+    for _ in range(1000):
+        stream.left = 50 if stream.left == 1 and stream.rng.random() < 0.9 else stream.left
+        obs, following, action, reward, done, _ = stream.step()
+        buffer.add(obs[None], following[None], action[None], np.array([reward]), np.array([done]), [{}])
+    assert len(buffer) == buffer.size() == 200
+    assert buffer.full
+
+
+def test_time_limits_can_be_declared_terminations():
+    buffer = FrameReplayBuffer(20, space(), ACTION, "cpu", seed=0, handle_timeout_termination=False)
+    images = np.zeros((1, 9, SIZE, SIZE), np.uint8)
+    buffer.add(images, images, np.zeros((1, 2)), np.zeros(1), np.array([True]), [{"TimeLimit.truncated": True}])
+    assert buffer.sample(4).dones.tolist() == [[1.0]] * 4
+
+
+def test_steps_that_failed_are_never_sampled():
+    buffer = FrameReplayBuffer(20, space(), ACTION, "cpu", seed=0)
+    images = np.zeros((1, 9, SIZE, SIZE), np.uint8)
+    for reward in range(10):
+        info = {"fault": {}} if reward % 2 else {}
+        buffer.add(images, images, np.zeros((1, 2)), np.array([reward]), np.array([False]), [info])
+    rewards = {int(value) for value in buffer.sample(200).rewards[:, 0]}
+    assert rewards == {0, 2, 4, 6, 8}
+
+
+@pytest.mark.parametrize("storage", ["host", "device"])
+def test_crops_are_windows_of_the_stored_stack(storage):
+    buffer = FrameReplayBuffer(60, space(), ACTION, "cpu", storage=storage, seed=0)
+    kept = fill(buffer, [Stream(0)], 60, 60)
+    batch = buffer.sample_views(32, Crop(9, inclusive=True), positives=4)
+    assert batch.observations.shape == (32, 9, 9, 9)
+    assert batch.positives.shape == (32, 4, 9, 9, 9)
+    offsets = set()
+    for index in range(32):
+        obs, following, *_ = kept[np.float32(batch.rewards[index, 0].item())]
+        whole = {
+            (top, left): [image[:, top : top + 9, left : left + 9] for image in (obs, following)]
+            for top in range(4)
+            for left in range(4)
+        }
+        found = [o for o, (a, _) in whole.items() if np.array_equal(a, batch.observations[index].numpy())]
+        assert len(found) == 1
+        offsets.update(found)
+        assert any(np.array_equal(b, batch.next_observations[index].numpy()) for _, b in whole.values())
+        for view in batch.positives[index]:
+            assert any(np.array_equal(a, view.numpy()) for a, _ in whole.values())
+    assert len(offsets) > 8
+
+
+@pytest.mark.parametrize(("inclusive", "largest"), [(False, 15), (True, 16)])
+def test_the_last_crop_offset_is_an_option(inclusive, largest):
+    class Recorder:
+        shape = (1, 1, 3, 100, 100)
+
+        def windows(self, env, slots, top, left, size):
+            self.offsets = np.concatenate([top, left])
+
+    frames = Recorder()
+    Crop(84, inclusive).draw(frames, np.zeros(4000, int), np.zeros((4000, 3), int), np.random.default_rng(0))
+    assert set(frames.offsets) == set(range(largest + 1))
+
+
+def test_shift_repeats_the_border():
+    images = torch.arange(2 * 3 * 5 * 5).reshape(2, 3, 5, 5).to(torch.uint8)
+    moved = shift(images, np.array([0, 4]), np.array([2, 3]), pad=2)
+    for index, (top, left) in enumerate([(0, 2), (4, 3)]):
+        padded = np.pad(images[index].numpy(), ((0, 0), (2, 2), (2, 2)), mode="edge")
+        np.testing.assert_array_equal(moved[index].numpy(), padded[:, top : top + 5, left : left + 5])
+
+
+def test_augmentations_by_name():
+    assert isinstance(resolve("crop", 9, 100, None, False), Crop)
+    assert resolve("crop", 9, 100, None, False).size == 84
+    assert isinstance(resolve("shift", 9, 84, None, True), Shift)
+    assert resolve("shift", 9, 84, None, True).size == 84
+    assert isinstance(resolve("none", 9, 100, 84, True), Centre)
+    custom = resolve(lambda images: images[..., 2:10, 2:10], 9, SIZE, None, True)
+    assert isinstance(custom, Custom)
+    assert custom.size == 8
+    with pytest.raises(ConfigError, match="Did you mean 'crop'"):
+        resolve("crops", 9, 100, None, True)
+    with pytest.raises(ConfigError, match="must return a tensor"):
+        resolve(lambda images: images[0], 9, 100, None, True)
+    with pytest.raises(ConfigError, match="image_size must be between 1 and the rendered size 84"):
+        resolve("crop", 9, 84, 100, True)
+
+
+@pytest.mark.parametrize("storage", ["host", "device"])
+def test_a_pickled_buffer_goes_on_bit_for_bit(storage):
+    stream = Stream(3)
+    buffer = FrameReplayBuffer(50, space(), ACTION, "cpu", storage=storage, seed=1)
+    fill(buffer, [stream], 15, 30)
+    data = pickle.dumps(buffer)
+    assert len(data) < 0.8 * buffer.nbytes  # only what is filled
+    other = pickle.loads(data)
+    state = pickle.dumps(stream)
+    fill(buffer, [stream], 60, 30)
+    fill(other, [pickle.loads(state)], 60, 30)
+    for _ in range(3):
+        a, b = buffer.sample_views(16, Crop(8), 1), other.sample_views(16, Crop(8), 1)
+        for name in ("observations", "next_observations", "positives", "actions", "rewards", "dones"):
+            assert torch.equal(getattr(a, name), getattr(b, name))
+
+
+def test_100_000_transitions_take_about_3_gigabytes():
+    needed = FrameReplayBuffer.bytes_needed(100_000, 1, (3, 100, 100), 3, 6)
+    assert 3.0e9 < needed < 3.1e9
+
+
+def test_a_buffer_that_cannot_fit_is_refused_with_the_bytes(monkeypatch):
+    monkeypatch.setattr(memory, "available_bytes", lambda device: 1_000_000_000)
+    whole = spaces.Box(0, 255, (9, 100, 100), np.uint8)
+    with pytest.raises(TrainingError, match=r"100,000 transitions.*needs 3,0\d\d,\d{3},\d{3} bytes.*1,000,000,000 bytes"):
+        FrameReplayBuffer(100_000, whole, ACTION, "cpu", seed=0)
+
+
+def test_wrong_observations_and_an_empty_buffer_are_named():
+    with pytest.raises(ConfigError, match="stores uint8 images"):
+        FrameReplayBuffer(10, spaces.Box(0, 1, (3, 8, 8), np.float32), ACTION, "cpu")
+    with pytest.raises(ConfigError, match="frame_stack 2 does not divide the 9 channels"):
+        FrameReplayBuffer(10, space(), ACTION, "cpu", frame_stack=2)
+    with pytest.raises(TrainingError, match="empty"):
+        FrameReplayBuffer(10, space(), ACTION, "cpu").sample(2)
+
+
+def test_stock_sac_learns_from_this_buffer():
+    from stable_baselines3 import SAC
+
+    from dipole.rl import make_env
+
+    agent = SAC(
+        "CnnPolicy",
+        make_env("dot", size=36),
+        replay_buffer_class=FrameReplayBuffer,
+        buffer_size=100,
+        learning_starts=5,
+        batch_size=4,
+        device="cpu",
+        policy_kwargs={"net_arch": [8]},
+    )
+    agent.learn(8)
+    assert len(agent.replay_buffer) == 8
