@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from dipole.benchmarks import sheets
 from dipole.benchmarks.collect import collect
 from dipole.benchmarks.engines import Engine, LocalEngine, Result, Task
 from dipole.benchmarks.manifest import manifest, write_manifest
 from dipole.benchmarks.plan import Estimator, Plan, make_plan
+from dipole.benchmarks.results import SuiteResults
 from dipole.benchmarks.suite import Job, ScaleName, Sized, read_suite
 from dipole.core.errors import TrainingError
 from dipole.core.files import why
@@ -70,8 +73,10 @@ def bench(
         runs.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise TrainingError(f"cannot write the runs folder {runs}: {why(error)}") from error
-    write_manifest(runs, manifest(sized, wanted))
+    described = manifest(sized, wanted)
+    write_manifest(runs, described)
     summary = run_jobs(wanted, records, runs, chosen, console, sized.scale.processes)
+    print_results(console, SuiteResults(described, collect(runs).records))
     print_summary(console, sized, summary, runs)
     return 1 if summary.failed else 0
 
@@ -143,6 +148,26 @@ def print_plan(console: Console, sized: Sized, plan: Plan) -> None:
         planned = str(len(sized.scale.seeds))
         table.add_row(line.column, f"{line.difference:.3g}", spread, line.source, seeds, planned)
     console.print(table)
+
+
+def print_results(console: Console, results: SuiteResults) -> None:
+    """Ours beside the printed numbers, or the ranking and the results of a study."""
+    if results.table is not None:
+        shown = [sheets.beside_sheet(results)]
+        if results.protocol_notes:
+            _say(console, "Our protocol is not the paper's: " + "; ".join(results.protocol_notes) + ".")
+    elif results.manifest.kind == "study":
+        shown = [sheets.ranking_sheet(results.manifest.name, results.ranks(), results.tasks())]
+    else:
+        shown = [sheets.results_sheet(results)]
+    for sheet in shown:
+        sheet = sheet.without_empty_columns()
+        table = Table(title=sheet.title, title_justify="left")
+        for name, is_numeric in zip(sheet.head, sheet.numeric, strict=True):
+            table.add_column(escape(name), justify="right" if is_numeric else "left", overflow="fold")
+        for row in sheet.rows:
+            table.add_row(*(escape(f"{c.text} ({c.sub})" if c.sub else c.text) for c in row))
+        console.print(table)
 
 
 def print_summary(console: Console, sized: Sized, summary: Summary, runs: Path) -> None:

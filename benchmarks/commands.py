@@ -29,6 +29,18 @@ def report(parser: argparse.ArgumentParser) -> Runner:
     return _report
 
 
+def demo(parser: argparse.ArgumentParser) -> Runner:
+    parser.add_argument(
+        "part", nargs="?", choices=("all", "vision"), default="all",
+        help="all (default): six objectives in vision, text and rl; vision: four objectives on digits",
+    )  # fmt: skip
+    _running(parser)
+    parser.add_argument(
+        "-o", "--output", type=Path, default=Path("demo.html"), metavar="PATH", help="report (default demo.html)"
+    )
+    return _demo
+
+
 def _running(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="folder of runs (default: runs)")
     parser.add_argument("--engine", choices=("local", "ray"), default="local", help="processes here, or a Ray cluster")
@@ -57,6 +69,22 @@ def _bench(arguments: argparse.Namespace) -> int:
         arguments.effect,
         arguments.overrides,
     )
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    if arguments.part == "vision":
+        from dipole.vision.demo import demo as vision_demo
+
+        vision_demo(arguments.runs)
+        return 0
+    from dipole.benchmarks.bench import bench
+    from dipole.benchmarks.report import write_report
+
+    a = arguments
+    code = bench("demo", "small", a.runs, a.engine, a.jobs, a.threads)
+    write_report(arguments.runs, arguments.output)
+    print(f"Report: {arguments.output}")
+    return code
 
 
 def _report(arguments: argparse.Namespace) -> int:

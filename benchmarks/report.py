@@ -13,7 +13,7 @@ from dipole.benchmarks import charts, sheets
 from dipole.benchmarks.charts import Picture
 from dipole.benchmarks.collect import Collection, collect
 from dipole.benchmarks.manifest import read_manifests
-from dipole.benchmarks.results import Samples, SuiteResults, rank
+from dipole.benchmarks.results import SuiteResults
 from dipole.benchmarks.sheets import Sheet
 from dipole.core.errors import ConfigError, RecordError
 from dipole.core.files import atomic_write, why
@@ -138,12 +138,9 @@ def _suite(results: SuiteResults, runs: Path, joules: Mapping[str, Mapping[str, 
     tables = [sheets.results_sheet(results)]
     pictures = dict(charts.pictures(results, runs))
     if manifest.kind == "study":
-        base = next((row.base for row in manifest.rows if row.base), None)
-        tasks = _tasks(results)
-        costs = [c.name for c in manifest.columns if not c.higher_is_better]
-        ranks = rank(tasks, base, costs)
-        tables.insert(0, sheets.ranking_sheet(manifest.name, ranks, tasks))
-        pictures = {"Ranking": charts.ranking(manifest.title, ranks, base or ""), **pictures}
+        ranks = results.ranks()
+        tables.insert(0, sheets.ranking_sheet(manifest.name, ranks, results.tasks()))
+        pictures = {"Ranking": charts.ranking(manifest.title, ranks, results.base or ""), **pictures}
     for sheet in (sheets.claims_sheet(results), sheets.cells_sheet(results), sheets.diagnostics_sheet(results)):
         if sheet is not None:
             tables.append(sheet)
@@ -154,14 +151,6 @@ def _suite(results: SuiteResults, runs: Path, joules: Mapping[str, Mapping[str, 
     shown = {name: found for name, found in pictures.items() if found}
     tables = [sheet.without_empty_columns() for sheet in tables]
     return Section(manifest.name, manifest.title, subtitle, list(_notes(results)), tables, shown)
-
-
-def _tasks(results: SuiteResults) -> dict[str, dict[str, Samples]]:
-    """Column -> row -> values by seed, for the ranking."""
-    return {
-        column: {row.label: found for row in results.rows if (found := results.samples(row.label, column))}
-        for column in results.columns
-    }
 
 
 def _notes(results: SuiteResults) -> Iterable[str]:

@@ -148,6 +148,22 @@ class SuiteResults:
         about = [claim for claim in published.claims() if self.table.id in claim.tables]
         return [(evaluate(claim, published.tables()), evaluate(claim, mine)) for claim in about]
 
+    def tasks(self) -> dict[str, dict[str, Samples]]:
+        """Column -> row -> values by seed."""
+        return {
+            column: {row.label: found for row in self.rows if (found := self.samples(row.label, column))}
+            for column in self.columns
+        }
+
+    @property
+    def base(self) -> str | None:
+        return next((row.base for row in self.rows if row.base), None)
+
+    def ranks(self) -> "list[Rank]":
+        """The rows ranked over the columns."""
+        costs = [c.name for c in self.manifest.columns if not c.higher_is_better]
+        return rank({name: rows for name, rows in self.tasks().items() if rows}, self.base, costs)
+
     @property
     def protocol_notes(self) -> list[str]:
         paper = self.table.protocol if self.table else {}

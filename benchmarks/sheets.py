@@ -89,6 +89,29 @@ def cells_sheet(results: SuiteResults) -> Sheet:
     return Sheet(f"{results.manifest.name}-cells", "Every number", head, rows, note, is_folded=True)
 
 
+def beside_sheet(results: SuiteResults) -> Sheet:
+    """Ours, theirs, the interval of the difference, and whether it can be decided: what the terminal shows."""
+    rows = []
+    for cell in results.cells:
+        c = cell.comparison
+        shown = _result(cell, False)
+        has_printed = cell.printed is not None and cell.printed.mean is not None
+        interval = f"{number(c.low)} to {number(c.high)}" if c is not None and isfinite(c.low) else ""
+        rows.append(
+            (
+                Cell(cell.row.label),
+                Cell(cell.column.name),
+                Cell(shown.text, sub=f"n = {cell.summary.n}" if cell.summary else ""),
+                Cell(_printed(cell) if has_printed else ""),
+                *_numbers(c.difference if c else None),
+                Cell(interval),
+                Cell(c.verdict if c else ""),
+            )
+        )
+    head = ("method", "measurement", "ours", "printed", "difference", "95 % interval", "verdict")
+    return Sheet(f"{results.manifest.name}-beside", results.manifest.title, head, rows)
+
+
 def claims_sheet(results: SuiteResults) -> Sheet | None:
     """The paper's statements about this table, on its own numbers and on ours."""
     if not results.claims:

@@ -1,0 +1,266 @@
+"""Collection, results, ranking and the tables of a report, against numbers computed by hand."""
+
+import csv
+import io
+import json
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from dipole.benchmarks import sheets, svg
+from dipole.benchmarks.collect import collect, is_done
+from dipole.benchmarks.curves import Curve, mean_line, read_curves
+from dipole.benchmarks.manifest import read_manifests
+from dipole.benchmarks.report import make_report, write_report
+from dipole.benchmarks.results import SuiteResults, rank
+from dipole.core.errors import ConfigError, DataError
+from dipole.core.record import read_record
+
+RECORDS = Path(__file__).parent / "records"
+
+
+@pytest.mark.parametrize("path", sorted(RECORDS.glob("*.json")), ids=lambda p: p.stem)
+def test_old_records_stay_readable(path, tmp_path):
+    """These files were written by earlier versions and are never edited."""
+    record = read_record(path)
+    folder = tmp_path / "runs" / record.hash
+    folder.mkdir(parents=True)
+    shutil.copy(path, folder / "record.json")
+    assert collect(tmp_path / "runs").records == {record.hash: record}
+    assert record.hash in sheets.to_csv(make_report(tmp_path / "runs").sheets[0])
+
+
+def test_what_is_no_record_is_reported_and_left_alone(runs_folder):
+    good = runs_folder.record()
+    foreign = {
+        "notes.txt": "mine",
+        "0123456789ab/record.json": '{"schema_version": 1, "hash": "0123',
+        "a1/record.json": "[1, 2]",
+        "a2/record.json": '{"schema_version": 99}',
+        "a3/record.json": b"\xff\xfe\x00",
+        "a4/photo.jpg": "x",
+        "a5/config.toml": "",
+    }
+    for name, content in foreign.items():
+        path = runs_folder.path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    shutil.copytree(runs_folder.path / good, runs_folder.path / "copy-of-a-run")
+    before = {p: p.read_bytes() for p in runs_folder.path.rglob("*") if p.is_file()}
+    found = collect(runs_folder.path)
+    write_report(runs_folder.path, runs_folder.path.parent / "report.html")
+    assert list(found.records) == [good]
+    assert {p.path.name for p in found.problems} == {
+        "notes.txt", "0123456789ab", "a1", "a2", "a3", "a4", "a5", "copy-of-a-run"
+    }  # fmt: skip
+    assert any("Update dipole" in p.message for p in found.problems)
+    assert {p: p.read_bytes() for p in runs_folder.path.rglob("*") if p.is_file()} == before
+
+
+def test_only_a_whole_finished_record_counts_as_done(runs_folder):
+    done, failed = runs_folder.record(), runs_folder.record(status="failed")
+    assert is_done(runs_folder.path / done)
+    assert not is_done(runs_folder.path / failed)
+    record = runs_folder.path / done / "record.json"
+    record.write_text(record.read_text()[:-20])
+    assert not is_done(runs_folder.path / done)
+
+
+def test_a_missing_folder_is_one_clear_error(tmp_path):
+    with pytest.raises(DataError, match="no runs folder"):
+        collect(tmp_path / "nowhere")
+
+
+@pytest.fixture
+def results(runs_folder):
+    values = {"base": [80.0, 81.0, 82.0], "other": [82.0, 82.5, 84.0]}
+    runs_folder.suite(
+        "hand",
+        [("base", "infonce", None), ("other", "dcl", "base")],
+        [("A", "vision"), ("B", "vision")],
+        lambda row, column, seed: None if (row, column, seed) == ("other", "B", 2) else values[row][seed] / 100,
+    )
+    manifests, problems = read_manifests(runs_folder.path)
+    assert problems == []
+    return SuiteResults(manifests[0], collect(runs_folder.path).records)
+
+
+def test_cells_hold_our_sample_and_the_test_against_the_base(results):
+    cell = results.cell("other", "A")
+    assert cell.summary.mean == pytest.approx(248.5 / 3)
+    assert cell.against_base.difference == pytest.approx((2 + 1.5 + 2) / 3)
+    assert cell.against_base.n == 3
+    assert cell.seeds_needed >= 2
+    assert results.cell("other", "B").against_base.n == 2
+    assert results.cell("base", "A").against_base is None
+    adjusted = sorted(c.p_holm for c in results.cells if c.row.label == "other")
+    plain = sorted(c.against_base.p_t for c in results.cells if c.row.label == "other")
+    assert adjusted[0] == pytest.approx(2 * plain[0])
+
+
+def test_missing_seeds_are_shown_not_hidden(results):
+    sheet = sheets.results_sheet(results)
+    b = sheet.head.index("B (%)")
+    other = next(row for row in sheet.rows if row[0].text == "other")
+    assert other[b].sub == "n = 2"
+    assert sheets.results_sheet(results).rows[1][b - 1].mark == "best"
+
+
+def test_a_failed_run_counts_nowhere(runs_folder):
+    manifest = runs_folder.suite("s", [("a", "infonce", None)], [("A", "vision")], lambda *_: 0.5, seeds=(0, 1))
+    path = runs_folder.path / manifest.jobs[0].hash / "record.json"
+    path.write_text(path.read_text().replace('"done"', '"failed"'))
+    found = SuiteResults(manifest, collect(runs_folder.path).records)
+    assert found.cell("a", "A").summary.n == 1
+    assert found.cell("a", "A").wanted == 2
+
+
+def test_drop_is_measured_seed_by_seed_from_the_balanced_column(runs_folder):
+    columns = [("regular/CIFAR-10", "vision"), ("linear/CIFAR-10", "vision")]
+    values = {"regular/CIFAR-10": [0.83, 0.85], "linear/CIFAR-10": [0.80, 0.79]}
+    rows = [("CACR (K=4)", "cacr", None)]
+    manifest = runs_folder.suite(
+        "cacr-table2", rows, columns, lambda r, c, s: values[c][s], seeds=(0, 1), published="cacr-table2"
+    )
+    found = SuiteResults(manifest, collect(runs_folder.path).records)
+    assert found.samples("CACR (K=4)", "linear/CIFAR-10", "drop") == pytest.approx({0: 3.0, 1: 6.0})
+    assert found.value("CACR (K=4)", "linear/CIFAR-10", "drop") == pytest.approx(4.5)
+
+
+def test_claims_and_verdicts_of_a_suite(runs_folder):
+    rows = [(m, "infonce", None) for m in ("SimCLR (CL)", "AU-CL", "HN-CL", "CACR (K=1)", "CMC (K=4)", "CACR (K=4)")]
+    level = {row[0]: 0.80 + 0.02 * i for i, row in enumerate(rows)}
+    columns = [(c, "vision") for c in ("CIFAR-10", "CIFAR-100", "STL-10")]
+    manifest = runs_folder.suite(
+        "cacr-table6", rows, columns, lambda r, c, s: level[r] + 0.001 * s, published="cacr-table6"
+    )
+    found = SuiteResults(manifest, collect(runs_folder.path).records)
+    claim = {printed.claim.id: ours for printed, ours in found.claims}["cacr-c12"]
+    assert (claim.hold, len(claim.items), claim.verdict) == (12, 12, "agrees")
+    # 80.1 +- 0.1 against the printed 83.47 of SimCLR on CIFAR-10.
+    assert found.cell("SimCLR (CL)", "CIFAR-10").comparison.verdict == "differs"
+    manifest = manifest.model_copy(update={"protocol": {"dataset": "digits"}})
+    found = SuiteResults(manifest, collect(runs_folder.path).records)
+    assert found.cell("SimCLR (CL)", "CIFAR-10").comparison.verdict == "other protocol"
+    assert "dataset: digits (paper: CIFAR-10, CIFAR-100, STL-10)" in found.protocol_notes
+
+
+def test_ranking_by_hand():
+    tasks = {
+        "A": {"base": {0: 1.0, 1: 2.0}, "x": {0: 3.0, 1: 4.0}, "y": {0: 0.0, 1: 0.5}},
+        "B": {"base": {0: 10.0, 1: 20.0}, "x": {0: 10.0, 1: 20.0}, "y": {0: 1.0, 1: 2.0}},
+        "cost": {"base": {0: 5.0, 1: 5.0}, "x": {0: 9.0, 1: 9.0}, "y": {0: 1.0, 1: 1.0}},
+    }
+    found = {r.label: r for r in rank(tasks, "base", ["cost"])}
+    assert found["x"].mean_rank == pytest.approx((1 + 1.5 + 3) / 3)
+    assert found["base"].mean_rank == pytest.approx((2 + 1.5 + 2) / 3)
+    assert found["x"].improvement.value == pytest.approx((1 + 0.5 + 0) / 3)
+    assert found["base"].improvement is None
+    # x - base of A is 2 for both seeds: no spread, p = 0; of cost it is -4: the same.
+    assert (found["x"].better, found["x"].worse) == (1, 1)
+
+
+def test_csv_cannot_run_formulas_and_markdown_cannot_hold_markup():
+    hostile = "=HYPERLINK(\"http://x\")|<b>`*"
+    sheet = sheets.Sheet("s", "T", ("a", "b"), [(sheets.Cell(hostile), sheets.Cell("-1.5", -1.5, "@x"))])
+    rows = list(csv.reader(io.StringIO(sheets.to_csv(sheet))))
+    assert rows[0] == ["a", "b", "b: note"]
+    assert rows[1] == ["'" + hostile, "-1.5", "'@x"]
+    line = sheets.to_markdown(sheet).splitlines()[-1]
+    assert "<b>" not in line
+    assert line.count("|") == 3
+    assert "\\*" in line
+
+
+def test_all_formats_hold_the_same_tables(runs_folder, tmp_path):
+    runs_folder.suite("s", [("a", "infonce", None)], [("A", "vision")], lambda r, c, s: 0.5 + s / 100)
+    report = write_report(runs_folder.path, tmp_path / "all")
+    html, markdown = (tmp_path / "all" / "report.html").read_text(), (tmp_path / "all" / "report.md").read_text()
+    for sheet in report.sheets:
+        rows = list(csv.reader(io.StringIO((tmp_path / "all" / f"{sheet.name}.csv").read_text())))
+        assert len(rows) == len(sheet.rows) + 1
+        assert f'data-name="{sheet.name}"' in html
+        assert f"### {sheet.title}" in markdown
+    assert "51.00" in html
+    with pytest.raises(ConfigError, match=r"\.html"):
+        write_report(runs_folder.path, tmp_path / "report.pdf")
+
+
+def test_an_empty_folder_gives_a_report_that_says_so(tmp_path):
+    (tmp_path / "runs").mkdir()
+    write_report(tmp_path / "runs", tmp_path / "report.html")
+    assert "no runs yet" in (tmp_path / "report.html").read_text()
+
+
+def test_curves_skip_damage_and_average_over_common_steps(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = [{"step": 1, "x": 1.0}, {"step": 2, "x": None}, {"step": 3, "x": "y"}, {"step": 4, "x": 4.0}]
+    path.write_text("\n".join(map(json.dumps, lines)) + '\n[1, "x"]\n{"step": 5, "x": ')
+    assert read_curves(path, ["x"]) == {"x": Curve((1.0, 4.0), (1.0, 4.0))}
+    assert read_curves(tmp_path / "none", ["x"]) == {}
+    line = mean_line("m", [Curve((1, 2, 3), (1, 2, 3)), Curve((2, 3, 4), (4, 5, 6))], factor=10)
+    assert (line.x, line.y) == ([2, 3], [30, 40])
+    assert line.high[0] - line.y[0] == pytest.approx(10 * 2**0.5)
+
+
+def test_long_curves_are_thinned_but_keep_their_end(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(f'{{"step": {i}, "x": {i}}}\n' for i in range(1000)))
+    curve = read_curves(path, ["x"])["x"]
+    assert len(curve.steps) < 170
+    assert (curve.steps[0], curve.steps[-1]) == (0, 999)
+
+
+def test_ticks_are_round_and_inside():
+    for low, high in [(0, 1), (0.113, 0.119), (-5, 1234), (1e-7, 3e-7)]:
+        ticks = svg.nice_ticks(low, high, 6)
+        assert 2 <= len(ticks) <= 8
+        assert all(low - 1e-12 <= t <= high + 1e-12 for t in ticks)
+        steps = {round((b - a) / (ticks[1] - ticks[0]), 6) for a, b in pairwise(ticks)}
+        assert steps == {1.0}
+
+
+@pytest.mark.parametrize("values", [[], [float("nan")], [3.0], [2.0, 2.0]])
+def test_charts_of_little_or_nothing(values):
+    """No picture for no data; a single or constant value still gets axes around it."""
+    chart = svg.line_chart("t", "x", "y", [svg.Line("l", list(range(len(values))), values)])
+    assert bool(chart) == any(v == v for v in values)
+    assert "nan" not in chart
+
+
+def test_chart_points_land_where_the_axes_say():
+    chart = svg.histogram("t", "x", "y", [svg.Steps("s", [0.0, 0.5, 1.0], [2.0, 0.0])])
+    assert f'points="{svg.LEFT}.0,{svg.HEIGHT - svg.BOTTOM}.0' in chart
+    middle = (svg.LEFT + svg.WIDTH - svg.RIGHT) / 2
+    assert f"{middle:.1f},{svg.HEIGHT - svg.BOTTOM:.1f}" in chart
+
+
+@pytest.mark.slow
+def test_ten_thousand_records_in_a_minute_and_a_gigabyte(runs_folder, tmp_path):
+    objectives = [f"infonce(temperature={0.1 + i / 1000:.3f})" for i in range(500)]
+    rows = [(o, o, None if i == 0 else objectives[0]) for i, o in enumerate(objectives)]
+    columns = [(c, "vision") for c in "ABCDEFGHIJ"]
+    runs_folder.suite("large", rows[:100], columns, lambda r, c, s: 0.5 + s / 10, range(5))
+    for index in range(5000):
+        runs_folder.record(objective=objectives[index % 500], seed=index)
+    script = (
+        "import resource, sys; from pathlib import Path; from dipole.benchmarks.report import write_report;"
+        "write_report(Path(sys.argv[1]), Path(sys.argv[2]));"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    found = subprocess.run(
+        [sys.executable, "-c", script, str(runs_folder.path), str(tmp_path / "report.html")],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert int(found.stdout) * 1024 < 2**30
+    # Processor time: the machine may be shared; the wall clock is bounded loosely.
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 60
+    assert time.monotonic() - began < 300
