@@ -333,7 +333,7 @@ def _describe(error: ValidationError, model: type[BaseModel], skip: str | None) 
             near = nearest(got, allowed) if isinstance(got, str) else ""
             lines.append(f"{path}: {got!r} is not allowed.{near} Allowed: {', '.join(map(str, allowed))}.")
         elif kind == "value_error":
-            lines.append(f"{path}: {context['error']}" + ("" if str(context["error"]).endswith((".", ")")) else "."))
+            lines.append(f"{path}: {context['error']}".replace("\n", "\n    "))
         else:
             message = each["msg"].removeprefix("Input ")
             lines.append(f"{path}: {message}, got {json.dumps(got, default=str)}.")

@@ -36,6 +36,8 @@ from dipole.core.tables import number
 from dipole.core.weights import save_weights
 
 CHECKPOINT_FORMAT = 1
+BESIDE = ("train/loss", "train/return")
+"""Values that stand beside the progress bar."""
 SHOWN = 4
 """So many results of an evaluation are shown beside the progress; all are in metrics.jsonl."""
 
@@ -257,9 +259,9 @@ class Run:
 
     def log(self, values: Mapping[str, float | None]) -> None:
         """Write one line of metrics.jsonl for the current step."""
-        self._progress.values(
-            {k: v for k, v in values.items() if k in ("train/loss", "train/return") and v is not None}
-        )
+        shown = {name: value for name, value in values.items() if name in BESIDE and value is not None}
+        if shown:
+            self._progress.values(shown)
         if self._metrics is None:
             return
         line = {"step": self.step, "epoch": round(self.epoch, 4), "time": round(self.elapsed, 2), **values}

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from dipole.core.cli import Runner
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from dipole.core.config import Settings
     from dipole.core.registry import Entry
 
@@ -105,17 +108,30 @@ def _show_entry(entry: Entry, as_json: bool) -> None:
 
 
 def _show_table(name: str, table: type[Settings], as_json: bool) -> None:
-    rows = []
-    for key, field in table.model_fields.items():
-        default = "required" if field.is_required() else _value(field.get_default(call_default_factory=True))
-        bounds = ", ".join(_bound(each) for each in field.metadata if _bound(each))
-        rows.append((key, _type(field.annotation), default, bounds, field.description or ""))
+    rows = list(_rows(table, ""))
     if as_json:
         keys = ("name", "type", "default", "range", "help")
         print(json.dumps({"name": name, "settings": [dict(zip(keys, row, strict=True)) for row in rows]}, indent=2))
         return
     print(f"[{name}]  {inspect.getdoc(table) or ''}\n")
     _print_rows([("setting", "type", "default", "range", ""), *rows])
+
+
+def _rows(table: type[BaseModel], prefix: str) -> Iterator[tuple[str, ...]]:
+    """Name, type, default, range and help of each setting, those of inner tables under their dotted names."""
+    from pydantic import BaseModel
+
+    for key, field in table.model_fields.items():
+        options = [field.annotation, *get_args(field.annotation)]
+        inner = [each for each in options if isinstance(each, type) and issubclass(each, BaseModel)]
+        if inner:
+            if field.description:
+                yield f"{prefix}{key}", "table", "", "", field.description
+            yield from _rows(inner[0], f"{prefix}{key}.")
+            continue
+        default = "required" if field.is_required() else _value(field.get_default(call_default_factory=True))
+        bounds = ", ".join(_bound(each) for each in field.metadata if _bound(each))
+        yield f"{prefix}{key}", _type(field.annotation), default, bounds, field.description or ""
 
 
 def _bound(metadata: Any) -> str:
