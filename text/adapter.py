@@ -308,7 +308,7 @@ class TextAdapter(Adapter):
                 "vocabulary": len(self.tokens),
             },
             "unknown_words": float(unknown),
-            "encoder": encoders.describe(self.module),
+            "encoder": {"width": self.module.output_width, "parameters": encoders.parameter_count(self.module)},
         }
 
     def export(self, to: str, folder: Path, record: Any) -> None:

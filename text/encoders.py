@@ -34,6 +34,7 @@ class WordGRU(nn.Module):
         self.recurrent = nn.ModuleList(
             nn.GRU(table.embedding_dim, width // 2 if both else width, bidirectional=both) for both in sides
         )
+        self.units, self.direction = width, direction
         self.width = width * len(sides)
 
     def forward(self, chunk: Chunk) -> Tensor:
@@ -185,7 +186,52 @@ def small_transformer(vocabulary: int, width: int, layers: int, heads: int, pool
     return Transformer(BertModel(config, add_pooling_layer=False), pooling)
 
 
-def describe(model: SentenceModel) -> dict[str, Any]:
-    """What the record keeps about the encoder."""
-    total = {id(p): p.numel() for p in model.parameters()}
-    return {"width": model.output_width, "parameters": sum(total.values())}
+def architecture(module: nn.Module) -> dict[str, Any]:
+    """Describe an encoder so that `from_architecture` builds one of the same shape; JSON values only."""
+    match module:
+        case SentenceModel():
+            sides = [architecture(side) for side in (module.f, module.g) if side is not None]
+            return {"kind": "sentence", "sides": sides, "dropout": module.dropout}
+        case WordGRU():
+            return {"kind": "gru", "units": module.units, "direction": module.direction, **_shape(module.table)}
+        case BagOfWords():
+            return {"kind": "bow", **_shape(module.table)}
+        case Channels():
+            return {"kind": "channels", "parts": [architecture(part) for part in module.parts]}
+        case Transformer():
+            pooler = getattr(module.model, "pooler", None) is not None
+            config = module.model.config.to_dict()
+            return {"kind": "transformer", "config": config, "pooling": module.pooling, "pooler": pooler}
+    raise TypeError(type(module).__name__)
+
+
+def _shape(table: nn.Embedding) -> dict[str, int]:
+    return {"words": table.num_embeddings, "size": table.embedding_dim}
+
+
+def from_architecture(a: dict[str, Any]) -> nn.Module:
+    """Build an encoder, with weights to be loaded, from what `architecture` returned."""
+    match a["kind"]:
+        case "sentence":
+            sides = [from_architecture(side) for side in a["sides"]]
+            return SentenceModel(sides[0], sides[1] if len(sides) > 1 else None, a["dropout"])
+        case "gru":
+            return WordGRU(nn.Embedding(a["words"], a["size"]), a["units"], a["direction"])
+        case "bow":
+            return BagOfWords(nn.Embedding(a["words"], a["size"]))
+        case "channels":
+            return Channels([from_architecture(part) for part in a["parts"]])
+        case "transformer":
+            from transformers import AutoConfig, AutoModel
+
+            config = dict(a["config"])
+            model = AutoModel.from_config(AutoConfig.for_model(config.pop("model_type"), **config))
+            if not a["pooler"] and hasattr(model, "pooler"):
+                model.pooler = None
+            return Transformer(model, a["pooling"])
+    raise ValueError(f"unknown kind of encoder {a['kind']!r}")
+
+
+def parameter_count(model: nn.Module) -> int:
+    """Number of weights, shared ones once."""
+    return sum({id(p): p.numel() for p in model.parameters()}.values())

@@ -21,7 +21,8 @@ PATTERN = (
 
 
 def _configure(tokenizer: Tokenizer, lower: bool) -> Tokenizer:
-    parts = [normalizers.NFC(), *([normalizers.Lowercase()] if lower else [])]
+    # An empty sentence is read as a full stop, as in SentEval's examples.
+    parts = [normalizers.NFC(), normalizers.Replace(Regex(r"^\s*$"), "."), *([normalizers.Lowercase()] if lower else [])]
     tokenizer.normalizer = normalizers.Sequence(parts)
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(PATTERN), behavior="removed", invert=True)
     return tokenizer

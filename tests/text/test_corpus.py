@@ -1,0 +1,209 @@
+"""Corpora: documents stay apart, damage is refused with the file's name, an interrupted encoding goes on."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+
+from dipole.core.errors import DataError
+from dipole.text.corpus import Document, encode_documents, pydoc_documents, read_documents, split_sentences
+from dipole.text.vocabulary import build_vocabulary, expand, load_tokens, read_vectors, words_vocabulary
+
+
+def test_sentences():
+    text = 'Mr. Smith went to St. Ives. "Did he?" she asked. He\ndid!\n\nA new paragraph, e.g. this one'
+    assert split_sentences(text) == [
+        "Mr. Smith went to St. Ives.",
+        '"Did he?"',
+        "she asked.",
+        "He did!",
+        "A new paragraph, e.g. this one",
+    ]
+    assert split_sentences(" \n\n ") == []
+
+
+def test_a_line_of_ten_megabytes_is_read():
+    line = "word " * 2_000_000 + "end. Next one."
+    found = split_sentences(line)
+    assert sum(len(s.split()) for s in found) == 2_000_003
+    assert found[-1] == "Next one."
+
+
+def test_the_embedded_corpus_is_prose_by_topic():
+    documents = list(pydoc_documents())
+    assert len(documents) > 50
+    assert sum(len(d.sentences) for d in documents) > 2500
+    text = " ".join(s for d in documents for s in d.sentences)
+    assert "::=" not in text
+    assert ">>>" not in text
+    assert [d.name for d in documents] == [d.name for d in pydoc_documents()]
+
+
+def test_files_are_documents(tmp_path):
+    (tmp_path / "b.txt").write_text("One. Two.")
+    (tmp_path / "a.txt").write_text("Three.\n\nFour.")
+    (tmp_path / "empty.txt").write_text("")
+    with pytest.warns(UserWarning, match=r"empty\.txt"):
+        found = list(read_documents(str(tmp_path)))
+    assert found == [Document("a", ["Three.", "Four."]), Document("b", ["One.", "Two."])]
+    assert list(read_documents(str(tmp_path / "a.txt"), unit="sentences"))[0].sentences == ["Three.", "Four."]
+
+
+def test_rows_are_documents(tmp_path):
+    rows = [{"id": "x", "sentences": ["One .", "Two ."]}, {"id": "y", "text": "Three. Four."}]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with gzip.open(tmp_path / "packed.jsonl.gz", "wt") as file:
+        file.write("\n".join(map(json.dumps, rows)))
+    expected = [Document("x", ["One .", "Two ."]), Document("y", ["Three.", "Four."])]
+    for name in ("rows.jsonl", "packed.jsonl.gz"):
+        assert list(read_documents(str(tmp_path / name))) == expected
+    assert list(read_documents(rows)) == expected
+    assert list(read_documents(["One.", "Two."], unit="sentences"))[0].sentences == ["One.", "Two."]
+
+
+def test_parquet(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    datasets.Dataset.from_dict({"text": ["One. Two.", "Three."]}).to_parquet(tmp_path / "rows.parquet")
+    assert [d.sentences for d in read_documents(str(tmp_path / "rows.parquet"))] == [["One.", "Two."], ["Three."]]
+    (tmp_path / "bad.parquet").write_bytes(b"no parquet at all")
+    with pytest.raises(DataError, match=r"bad\.parquet"):
+        list(read_documents(str(tmp_path / "bad.parquet")))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("latin.txt", "caf\xe9 noir".encode("latin-1"), r"latin\.txt is not utf-8: byte 3 is 0xe9"),
+        ("empty.txt", b"", r"empty\.txt is empty"),
+        ("cut.jsonl", b'{"text": "a"}\n{"text": "b', r"cut\.jsonl, line 2: not JSON"),
+        ("other.jsonl", b'{"titel": "a"}', r"other\.jsonl, row 1: no column 'text'; it has titel"),
+        ("number.jsonl", b'{"text": 3}', r"number\.jsonl, row 1: expected a text"),
+        ("cut.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 500)[:-20], r"cut\.jsonl\.gz"),
+    ],
+)
+def test_damage_is_named(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        list(read_documents(str(tmp_path / name)))
+
+
+def test_another_encoding_may_be_said(tmp_path):
+    (tmp_path / "latin.txt").write_bytes("caf\xe9 noir".encode("latin-1"))
+    assert list(read_documents(str(tmp_path / "latin.txt"), encoding="latin-1"))[0].sentences == ["caf\xe9 noir"]
+
+
+def test_nothing_there(tmp_path):
+    with pytest.raises(DataError, match="no corpus at"):
+        list(read_documents(str(tmp_path / "absent")))
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(DataError, match=r"holds no \.txt"):
+        list(read_documents(str(tmp_path / "folder")))
+    with pytest.raises(DataError, match="no sentence"):
+        encode_documents([], words_vocabulary(["a"]), 10)
+
+
+DOCUMENTS = [Document(str(i), [f"w{i} w{i + 1} .", f"w{i}", "never seen before"][: 1 + i % 3]) for i in range(9)]
+
+
+def test_encoded_sentences_keep_words_and_documents():
+    tokens = words_vocabulary([f"w{i}" for i in range(12)])
+    found = encode_documents(DOCUMENTS, tokens, max_length=2)
+    assert len(found) == sum(len(d.sentences) for d in DOCUMENTS)
+    assert [list(ids) for ids in found.ids([0, 1, 2])] == [[1, 2], [2, 3], [2]]
+    assert found.document.tolist()[:6] == [0, 1, 1, 2, 2, 2]
+    assert found.lengths.max() == 2
+
+
+def test_shards_give_the_same_and_an_interrupted_call_goes_on(tmp_path):
+    tokens = words_vocabulary([f"w{i}" for i in range(12)])
+    whole = encode_documents(DOCUMENTS, tokens, 5)
+    read = []
+
+    def until(stop):
+        for i, document in enumerate(DOCUMENTS):
+            if i == stop:
+                raise KeyboardInterrupt
+            read.append(i)
+            yield document
+
+    with pytest.raises(KeyboardInterrupt):
+        encode_documents(until(6), tokens, 5, tmp_path, shard=4)
+    shards = sorted(p.name for p in tmp_path.glob("*.npz"))
+    assert len(shards) >= 2
+    dates = {p: (tmp_path / p).stat().st_mtime_ns for p in shards}
+    again = encode_documents(until(99), tokens, 5, tmp_path, shard=4)
+    assert all((tmp_path / p).stat().st_mtime_ns == date for p, date in dates.items())
+    assert again.fingerprint == whole.fingerprint
+    third = encode_documents(iter(()), tokens, 5, tmp_path, shard=4)  # complete: nothing is read
+    assert third.fingerprint == whole.fingerprint
+    (tmp_path / shards[0]).write_bytes(b"broken")
+    with pytest.raises(DataError, match="damaged"):
+        encode_documents(iter(()), tokens, 5, tmp_path, shard=4)
+
+
+def test_vocabulary_by_frequency():
+    tokens = build_vocabulary(["b b b a a c", "c b A"], size=2)
+    assert len(tokens) == 3
+    assert tokens.encode(["b a c zz"])[0][0] == tokens.index["b"] != 0
+    assert tokens.encode(["zz"]) == [[0]]
+    assert len(build_vocabulary(["A a"], lower=True)) == 2
+    assert build_vocabulary(["A a"]).encode(["A"]) != build_vocabulary(["A a"]).encode(["a"])
+
+
+def test_treebank_words():
+    tokens = words_vocabulary(["x"])
+    split = tokens.tokenizer.pre_tokenizer.pre_tokenize_str
+    assert [w for w, _ in split("I can't -- he's 1,000.5 self-made...")] == [
+        "I", "ca", "n't", "--", "he", "'s", "1,000.5", "self-made", "..."
+    ]  # fmt: skip
+    assert [w for w, _ in split("ca n't `` it 's ''")] == ["ca", "n't", "``", "it", "'s", "''"]
+
+
+def test_empty_sentences_become_a_full_stop():
+    tokens = words_vocabulary(["a", "."])
+    assert tokens.encode(["", "  ", "a"]) == [[2], [2], [1]]
+
+
+def test_saved_and_loaded(tmp_path):
+    tokens = build_vocabulary(["some words of text ."])
+    tokens.save(tmp_path / "tokenizer.json")
+    again = load_tokens(tmp_path)
+    assert again.encode(["words , text", ""]) == tokens.encode(["words , text", ""])
+    assert again.fingerprint == tokens.fingerprint
+    with pytest.raises(DataError, match="no tokenizer at"):
+        (tmp_path / "bad.json").write_text("{}")
+        load_tokens(tmp_path / "bad.json")
+
+
+def test_word_vectors(tmp_path):
+    path = tmp_path / "glove.txt"
+    path.write_text("the 1 2 3\n. . . 4 5 6\nodd 7 8 9\n", "utf-8")
+    words, vectors = read_vectors(path)
+    assert words == ["the", ". . .", "odd"]
+    assert vectors.tolist() == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    path.write_text("2 3\nthe 1 2 3\nodd 7 8 9\n")
+    assert read_vectors(path, {"odd"})[0] == ["odd"]
+    path.write_text("the 1 2 3\nodd 7 8\n")
+    with pytest.raises(DataError, match="line 2: 2 numbers"):
+        read_vectors(path)
+    path.write_text("the 1 2 3\nodd 7 x 9\n")
+    with pytest.raises(DataError, match="line 2: the vector of 'odd'"):
+        read_vectors(path)
+    with pytest.raises(DataError, match="cannot be read"):
+        read_vectors(tmp_path / "absent.txt")
+
+
+def test_expansion_is_the_linear_map_of_the_shared_words():
+    draw = np.random.default_rng(0)
+    vectors = draw.normal(size=(30, 4)).astype(np.float32)
+    matrix, shift = draw.normal(size=(4, 6)), draw.normal(size=6)
+    names = [f"w{i}" for i in range(28)] + ["a_phrase", "w0new"]
+    index = {"<unk>": 0} | {f"w{i}": i + 1 for i in range(20)}
+    table = np.zeros((21, 6), dtype=np.float32)
+    table[1:] = vectors[:20] @ matrix + shift
+    added, rows = expand(index, table, names, vectors)
+    assert added == [f"w{i}" for i in range(20, 28)] + ["w0new"]
+    assert rows == pytest.approx(vectors[[*range(20, 28), 29]] @ matrix + shift, abs=1e-4)
+    with pytest.raises(DataError, match="no word of the vector file"):
+        expand({"<unk>": 0, "other": 1}, table[:2], names, vectors)

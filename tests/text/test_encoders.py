@@ -1,0 +1,196 @@
+"""Encoders against sentence-by-sentence references; batching must change nothing but the time."""
+
+import numpy as np
+import pytest
+import torch
+
+from dipole.core.errors import ConfigError, DataError, OptionError
+from dipole.text import encoders
+from dipole.text.batching import by_tokens, make_batch
+from dipole.text.encode import Combined, SentenceEncoder
+from dipole.text.vocabulary import words_vocabulary
+
+
+def sentences(n=23, seed=0):
+    draw = np.random.default_rng(seed)
+    return [draw.integers(1, 40, size=draw.integers(1, 12)).tolist() for _ in range(n)]
+
+
+def gru(direction, table=None):
+    table = table or encoders.trained_table(40, 5)
+    return encoders.WordGRU(table, 6, direction)
+
+
+def one_by_one(module, ids):
+    """Reference: each sentence alone, no padding, no packing."""
+    with torch.no_grad():
+        out = []
+        for sentence in ids:
+            words = module.table(torch.tensor(sentence))[:, None]
+            out.append(torch.cat([side[0] for unit in module.recurrent for side in unit(words)[1]]))
+        return torch.stack(out)
+
+
+@pytest.mark.parametrize("direction", ["uni", "bi", "combine"])
+@pytest.mark.parametrize("chunks", [1, 4, 50])
+def test_gru_ignores_padding_and_chunks(direction, chunks):
+    module, ids = gru(direction), sentences()
+    model = encoders.SentenceModel(module, None)
+    found, _ = model(make_batch(ids, chunks))
+    assert found.shape == (23, 12 if direction == "combine" else 6)
+    assert torch.allclose(found, one_by_one(module, ids), atol=1e-6)
+
+
+def test_bag_of_words_sums():
+    bag, ids = encoders.BagOfWords(encoders.trained_table(40, 5)), sentences()
+    found, _ = encoders.SentenceModel(bag, None)(make_batch(ids, 3))
+    expected = torch.stack([bag.table(torch.tensor(sentence)).sum(0) for sentence in ids])
+    assert torch.allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_transformer_ignores_padding(pooling):
+    module = encoders.small_transformer(40, 8, 1, 2, pooling).eval()
+    ids = sentences(9)
+    found, _ = encoders.SentenceModel(module, None)(make_batch(ids, 2))
+    for row, sentence in zip(found, ids, strict=True):
+        hidden = module.model(input_ids=torch.tensor([sentence])).last_hidden_state[0]
+        assert torch.allclose(row, hidden.mean(0) if pooling == "mean" else hidden[0], atol=1e-5)
+
+
+def test_gradients_do_not_depend_on_chunks():
+    torch.manual_seed(0)
+    ids, gradients = sentences(), []
+    module = gru("bi")
+    for chunks in (1, 5):
+        module.zero_grad()
+        f, _ = encoders.SentenceModel(module, None)(make_batch(ids, chunks))
+        (f**3).sum().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in module.parameters()]))
+    assert torch.allclose(gradients[0], gradients[1], atol=1e-5)
+
+
+def test_f_and_g_share_nothing_but_fixed_vectors():
+    vectors = torch.randn(40, 3)
+    fixed = encoders.fixed_table(vectors, torch.arange(40) != 7)
+    sides = [encoders.Channels([gru("uni", fixed), gru("uni")]) for _ in range(2)]
+    model = encoders.SentenceModel(*sides)
+    f, g = model(make_batch(sentences()))
+    assert f.shape == (23, 12)
+    assert model.output_width == 24
+    assert not torch.allclose(f, g)
+    (f * g).sum().backward()
+    assert fixed.weight.grad is None
+    assert torch.equal(fixed.weight[8], vectors[8])
+    assert 0 <= float(fixed.weight[7].min()) <= float(fixed.weight[7].max()) < 1
+    assert {id(p) for p in sides[0].parameters()} & {id(p) for p in sides[1].parameters()} == {id(fixed.weight)}
+
+
+def test_dropout_is_one_mask_for_both_sides():
+    model = encoders.SentenceModel(gru("uni"), gru("uni"), dropout=0.5)
+    torch.manual_seed(1)
+    f, g = model(make_batch(sentences()))
+    assert torch.equal((f == 0).all(0), (g == 0).all(0))
+    assert 0 < int((f == 0).all(0).sum()) < 6
+    full, _ = model.eval()(make_batch(sentences()))
+    assert int((full == 0).all(0).sum()) == 0
+
+
+@pytest.mark.parametrize("build", [lambda: gru("combine"), lambda: encoders.BagOfWords(encoders.trained_table(40, 5)),
+                                   lambda: encoders.small_transformer(40, 8, 1, 2, "mean"),
+                                   lambda: encoders.Channels([gru("bi"), gru("uni")])])  # fmt: skip
+def test_architecture_builds_the_same_shape(build):
+    model = encoders.SentenceModel(build(), build()).eval()
+    again = encoders.from_architecture(encoders.architecture(model)).eval()
+    again.load_state_dict(model.state_dict())
+    batch = make_batch(sentences())
+    assert torch.equal(model.represent(batch), again.represent(batch))
+
+
+def test_token_groups_cover_everything_within_the_budget():
+    lengths = [len(s) for s in sentences(200)]
+    groups = list(by_tokens(lengths, 40))
+    assert sorted(i for group in groups for i in group) == list(range(200))
+    assert all(len(group) * max(lengths[i] for i in group) <= 40 or len(group) == 1 for group in groups)
+    assert list(by_tokens([], 40)) == []
+    assert [len(g) for g in by_tokens([100, 100], 40)] == [1, 1]
+
+
+@pytest.fixture
+def encoder():
+    tokens = words_vocabulary(["a", "dog", "cat", "runs", "."])
+    torch.manual_seed(0)
+    sides = [encoders.WordGRU(encoders.trained_table(len(tokens), 5), 6, "bi") for _ in range(2)]
+    return SentenceEncoder(encoders.SentenceModel(*sides), tokens)
+
+
+TEXTS = ["a dog runs .", "", "cat", "a dog runs .", "unknown words", "a cat runs and runs and runs ."]
+
+
+def test_encode_keeps_the_order_and_unit_halves(encoder):
+    found = encoder.encode(TEXTS)
+    assert found.shape == (6, 12)
+    assert found.dtype == np.float32
+    alone = np.stack([encoder.encode(text) for text in TEXTS])
+    assert found == pytest.approx(alone, abs=1e-6)
+    assert np.linalg.norm(found.reshape(6, 2, 6), axis=2) == pytest.approx(np.ones((6, 2)), abs=1e-5)
+    assert found[1] == pytest.approx(encoder.encode("."), abs=1e-6)
+    tensor = encoder.encode(TEXTS, output="torch", batch_tokens=1)
+    assert torch.is_tensor(tensor)
+    assert tensor.numpy() == pytest.approx(found, abs=1e-6)
+    assert encoder.encode([]).shape == (0, 12)
+    assert encoder.encode(["", " "]).shape == (2, 12)
+
+
+def test_encode_normalises_as_asked(encoder):
+    raw = encoder.encode(TEXTS, normalize="none")
+    unit = encoder.encode(TEXTS, normalize="unit")
+    assert unit == pytest.approx(raw / np.linalg.norm(raw, axis=1, keepdims=True), abs=1e-6)
+
+
+def test_encode_applies_the_transform_to_each_side(encoder):
+    raw = encoder.encode(TEXTS, normalize="none")
+    matrix = torch.randn(6, 6)
+    encoder.transform = lambda side: side @ matrix
+    sides = torch.tensor(raw).view(-1, 2, 6) @ matrix
+    assert encoder.encode(TEXTS, normalize="none") == pytest.approx(sides.reshape(-1, 12).numpy(), abs=1e-5)
+
+
+def test_encode_shows_progress_and_refuses_nonsense(encoder, capsys):
+    with pytest.raises(DataError, match="must be strings, got int"):
+        encoder.encode(["a", 3])
+    with pytest.raises(OptionError, match="numpy"):
+        encoder.encode(["a"], output="list")
+    encoder.model.train()
+    encoder.encode(["a"], progress=True)
+    assert encoder.model.training
+
+
+def test_combined_encoders_stand_side_by_side(encoder):
+    both = Combined([encoder, encoder])
+    assert both.encode(TEXTS) == pytest.approx(np.concatenate([encoder.encode(TEXTS)] * 2, 1))
+    assert both.encode("cat", output="torch").shape == (24,)
+
+
+def test_a_halved_gru_needs_an_even_width():
+    with pytest.raises(ConfigError, match="even hidden_size"):
+        encoders.WordGRU(encoders.trained_table(4, 2), 5, "bi")
+
+
+def test_transformers_that_cannot_be_loaded(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "no-such-model"}')
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        encoders.build_transformer(str(tmp_path / "config.json"), "mean", 10)
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "bert", "vocab_size": 12, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,'
+        ' "intermediate_size": 8}'
+    )
+    module = encoders.build_transformer(str(tmp_path / "config.json"), "cls", 20)
+    assert module.model.config.vocab_size == 20
+    module.model.save_pretrained(tmp_path / "checkpoint")
+    again = encoders.build_transformer(str(tmp_path / "checkpoint"), "cls", 20)
+    assert torch.equal(
+        again.model.embeddings.word_embeddings.weight, module.model.embeddings.word_embeddings.weight
+    )
+    with pytest.raises(ConfigError, match="knows 20 tokens"):
+        encoders.build_transformer(str(tmp_path / "checkpoint"), "cls", 21)

@@ -1,0 +1,191 @@
+"""The four protocols against independent references: scikit-learn to convergence, and SentEval's classifier written out."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import StratifiedKFold
+
+from dipole.core.errors import OptionError
+from dipole.text.logistic import predictions
+from dipole.text.probes import Settings, classify, halves_normalised
+from dipole.text.senteval_tasks import Split, Task
+from dipole.text.stepped import Classifier, Fit, fit_all
+
+
+def blobs(n, d, classes, seed=0, spread=2.0):
+    draw = np.random.default_rng(seed)
+    y = draw.integers(classes, size=n)
+    centres = draw.normal(size=(classes, d))
+    return (centres[y] + spread * draw.normal(size=(n, d)) + 5.0), y
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_all_problems_at_once_equal_scikit_learn_one_by_one(classes):
+    x, y = blobs(400, 12, classes)
+    subsets = np.random.default_rng(1).random((400, 7)) < 0.7
+    grid = [4.0, 0.25, 32.0]  # unordered on purpose
+    found = predictions(x, y, subsets, grid, tolerance=1e-5)
+    for i, c in enumerate(grid):
+        for p in range(7):
+            model = LogisticRegression(C=c, tol=1e-9, max_iter=5000).fit(x[subsets[:, p]], y[subsets[:, p]])
+            assert np.mean(found[i, :, p] == model.predict(x)) >= 0.9975  # one point on the border may tip
+
+
+def test_the_solver_survives_collinear_huge_and_constant_features():
+    x, y = blobs(200, 5, 2)
+    x = np.concatenate([x, x, np.ones((200, 1)), 1e4 * x[:, :1], np.zeros((200, 2))], 1)
+    subsets = np.ones((200, 1), dtype=bool)
+    found = predictions(x, y, subsets, [1.0])[0, :, 0]
+    model = LogisticRegression(C=1.0, tol=1e-8, max_iter=20000).fit(x, y)
+    assert np.mean(found == model.predict(x)) >= 0.99
+
+
+def written_out(x, y, train, dev, decay, settings, seed, classes):
+    """SentEval's PyTorch classifier for one fold and one weight decay, with torch's own modules and optimizer."""
+    stream = np.random.RandomState(seed)
+    torch.manual_seed(seed)
+    layers = [torch.nn.Linear(x.shape[1], settings.nhid or classes)]
+    if settings.nhid:
+        layers += [torch.nn.Dropout(settings.dropout), torch.nn.Sigmoid(), torch.nn.Linear(settings.nhid, classes)]
+    model = torch.nn.Sequential(*layers)
+    optimizer = settings.optimizer(list(model.parameters()))
+    optimizer.param_groups[0]["weight_decay"] = decay
+    if dev is None:
+        order = stream.permutation(len(train))
+        cut = int(0.05 * len(train))
+        train, dev = train[order[cut:]], train[order[:cut]]
+    best, failures, passes, kept = -1.0, 0, 0, None
+    while passes <= settings.max_epoch:
+        model.train()
+        for _ in range(settings.epoch_size):
+            order = stream.permutation(len(train))
+            for start in range(0, len(order), settings.batch_size):
+                rows = train[order[start : start + settings.batch_size]]
+                loss = torch.nn.functional.cross_entropy(model(x[rows]), y[rows])
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        passes += settings.epoch_size
+        model.eval()
+        with torch.no_grad():
+            accuracy = float((model(x[dev]).argmax(1) == y[dev]).sum()) / len(dev)
+        if accuracy > best:
+            best, kept = accuracy, {k: v.clone() for k, v in model.state_dict().items()}
+        else:
+            if failures >= settings.tenacity:
+                break
+            failures += 1
+    model.load_state_dict(kept)
+    model.eval()
+    with torch.no_grad():
+        return best, model(x).argmax(1).numpy()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Classifier(max_epoch=24),
+        Classifier(optim="rmsprop", batch_size=32, tenacity=3, epoch_size=2, max_epoch=16),
+        Classifier(optim="sgd,lr=0.05", max_epoch=20),
+        Classifier(nhid=8, dropout=0.3, max_epoch=16),
+    ],
+    ids=["literature", "prototyping", "sgd", "hidden-dropout"],
+)
+@pytest.mark.parametrize("classes", [2, 3])
+def test_stepping_together_equals_one_fit_after_another(settings, classes):
+    x, y = blobs(203, 6, classes, spread=1.5)
+    rows, labels = torch.tensor(x, dtype=torch.float32), torch.tensor(y)
+    folds = StratifiedKFold(4, shuffle=True, random_state=1111)
+    decays = [1e-5, 1e-2]
+    fits = [Fit(train, dev, decays) for train, dev in folds.split(x, y)] + [Fit(np.arange(190), None, decays)]
+    found = fit_all(rows, labels, classes, fits, settings, seed=1111)
+    for fit, fitted in zip(fits, found, strict=True):
+        for i, decay in enumerate(decays):
+            best, predicted = written_out(rows, labels, fit.train, fit.dev, decay, settings, 1111, classes)
+            assert fitted.accuracy[i] == pytest.approx(best, abs=1e-12)
+            assert np.mean(fitted.predict(rows, i) == predicted) >= 0.995
+
+
+def test_fits_leave_the_global_generators_alone():
+    x, y = blobs(60, 3, 2)
+    torch.manual_seed(5)
+    np.random.seed(5)
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()
+    fit_all(torch.tensor(x).float(), torch.tensor(y), 2, [Fit(np.arange(60), None, [0.0])], Classifier(max_epoch=4), 1)
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert (before[1] == np.random.get_state()[1]).all()
+
+
+def test_wrong_classifier_settings():
+    with pytest.raises(OptionError, match="Did you mean 'tenacity'"):
+        Classifier.from_params({"nhid": 0, "tenacty": 3})
+    with pytest.raises(OptionError, match="Did you mean 'adam'"):
+        Classifier(optim="adem").optimizer([torch.zeros(1)])
+    with pytest.raises(OptionError, match="learning rate"):
+        Classifier(optim="sgd").optimizer([torch.zeros(1)])
+
+
+def toy_task(n=240, d=8, kind="nested"):
+    x, y = blobs(n, d, 2, seed=3)
+    sentences = [[["w"] * (1 + i % 7) for i in range(n)]]
+    if kind == "nested":
+        return Task("toy", kind, {"all": Split(sentences, list(y))}, 2), {"all": x}
+    cut = n // 3 * 2
+    splits = {"train": Split([sentences[0][:cut]], list(y[:cut])), "test": Split([sentences[0][cut:]], list(y[cut:]))}
+    return Task("toy", kind, splits, 2), {"train": x[:cut], "test": x[cut:]}
+
+
+def sklearn_nested(x, y, k, grid, **options):
+    """SentEval's nested cross-validation, written from its description."""
+    outer = StratifiedKFold(k, shuffle=True, random_state=1111)
+    inner = StratifiedKFold(k, shuffle=True, random_state=1111)
+    dev, test = [], []
+    for train, held in outer.split(x, y):
+        scores = []
+        for c in grid:
+            each = [
+                LogisticRegression(C=c, **options).fit(x[train][a], y[train][a]).score(x[train][b], y[train][b])
+                for a, b in inner.split(x[train], y[train])
+            ]
+            scores.append(round(100 * np.mean(each), 2))
+        dev.append(max(scores))
+        best = LogisticRegression(C=grid[int(np.argmax(scores))], **options).fit(x[train], y[train])
+        test.append(round(100 * best.score(x[held], y[held]), 2))
+    return round(np.mean(dev), 2), round(np.mean(test), 2)
+
+
+def test_senteval_sklearn_and_fast_follow_the_nested_protocol():
+    task, x = toy_task()
+    y = np.array(task.splits["all"].labels)
+    grid = [2.0**t for t in range(-2, 4)]
+    found = classify(task, task.splits, x, Settings("senteval-sklearn", 5), note=lambda text: None)
+    assert (found.dev, found.test) == sklearn_nested(x["all"], y, 5, grid)
+    fast = classify(task, task.splits, x, Settings("fast", 5), note=lambda text: None)
+    exact = sklearn_nested(x["all"], y, 5, grid, tol=1e-8, max_iter=5000)
+    assert fast.test == pytest.approx(exact[1], abs=0.1)
+    assert fast.dev == pytest.approx(exact[0], abs=0.1)
+
+
+def test_the_holdout_grid_is_another_one():
+    assert Settings("fast").grid("nested") == [0.25, 0.5, 1, 2, 4, 8]
+    assert Settings("fast").grid("holdout") == [0.5, 1, 2, 4, 8, 16, 32]
+    assert Settings("skip-thoughts").grid("nested") == [1, 2, 4, 8, 16, 32, 64, 128, 256]
+    assert Settings("senteval-torch").grid("holdout") == pytest.approx([1e-5, 1e-4, 1e-3, 1e-2])
+
+
+@pytest.mark.parametrize("protocol", ["fast", "senteval-sklearn", "senteval-torch", "skip-thoughts"])
+def test_every_protocol_learns_an_easy_task_and_guesses_a_random_one(protocol):
+    task, x = toy_task(kind="holdout")
+    settings = Settings(protocol, 4)
+    easy = {name: np.c_[value, 30.0 * np.array(task.splits[name].labels)] for name, value in x.items()}
+    assert classify(task, task.splits, easy, settings, note=lambda text: None).test >= 90
+    noise = {name: np.random.default_rng(0).normal(size=value.shape) for name, value in x.items()}
+    assert 25 < classify(task, task.splits, noise, settings, note=lambda text: None).test < 75
+
+
+def test_halves_are_scaled_one_by_one():
+    x = np.array([[3.0, 4.0, 0.0, 0.0], [0.0, 2.0, 5.0, 12.0]])
+    assert halves_normalised(x, 2) == pytest.approx(np.array([[0.6, 0.8, 0, 0], [0, 1, 5 / 13, 12 / 13]]))
+    with pytest.raises(OptionError, match="cannot be cut"):
+        halves_normalised(np.ones((1, 3)), 2)

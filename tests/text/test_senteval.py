@@ -1,0 +1,186 @@
+"""SentEval's interface: same parameters, same result keys, every distinct sentence encoded once."""
+
+import numpy as np
+import pytest
+from scipy.stats import pearsonr, spearmanr
+
+from dipole.core.errors import DataError, OptionError
+from dipole.text import senteval
+from dipole.text.relatedness import fit_relatedness, soft_targets, sts_result
+
+WORDS = {"good": 1.0, "fine": 0.8, "bad": -1.0, "poor": -0.8}
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    """CR with 40 + 40 lines, among them two empty ones and many that repeat."""
+    draw = np.random.default_rng(0)
+    folder = tmp_path / "downstream/CR"
+    folder.mkdir(parents=True)
+    for file, words in (("custrev.pos", ["good", "fine"]), ("custrev.neg", ["bad", "poor"])):
+        lines = [" ".join(draw.choice([*words, "a", "film"], size=draw.integers(1, 6))) for _ in range(39)]
+        (folder / file).write_text("\n".join([*lines, ""]) + "\n")
+    return tmp_path
+
+
+class Batcher:
+    def __init__(self):
+        self.seen, self.prepared = [], 0
+
+    def prepare(self, params, samples):
+        self.prepared += 1
+        params.samples = len(samples)
+
+    def __call__(self, params, batch):
+        self.seen += [tuple(sentence) for sentence in batch]
+        rows = [[sum(WORDS.get(w, 0.0) for w in s), len(s), 1.0] for s in batch]
+        return np.array(rows) + 0.01 * np.arange(3)
+
+
+def params(path, **more):
+    return {"task_path": str(path), "kfold": 4, "check": False, "progress": False, **more}
+
+
+def test_result_keys_and_protocol(tiny):
+    batcher = Batcher()
+    engine = senteval.engine.SE(params(tiny), batcher, batcher.prepare)
+    result = engine.eval(["CR"])["CR"]
+    assert set(result) == {"devacc", "acc", "ndev", "ntest"}
+    assert result["ndev"] == result["ntest"] == 80
+    assert result["acc"] > 80
+    assert result.majority == 50
+    assert len(result.folds) == len(result.chosen) == 4
+    assert result.protocol == "fast"
+    assert "fast" in repr(result)
+    assert engine.params.samples == 80
+    assert engine.params.current_task == "CR"
+
+
+def test_each_sentence_is_encoded_once_short_ones_first(tiny):
+    batcher = Batcher()
+    senteval.SE(params(tiny), batcher).eval("CR")
+    assert len(batcher.seen) == len(set(batcher.seen)) < 80
+    assert [len(s) for s in batcher.seen] == sorted(len(s) for s in batcher.seen)
+    assert () in batcher.seen
+
+
+@pytest.mark.parametrize(
+    ("given", "protocol"),
+    [
+        ({}, "fast"),
+        ({"usepytorch": True}, "senteval-torch"),
+        ({"usepytorch": False}, "senteval-sklearn"),
+        ({"protocol": "skip-thoughts"}, "skip-thoughts"),
+    ],
+)
+def test_usepytorch_or_protocol_selects(tiny, given, protocol):
+    classifier = {"nhid": 0, "optim": "adam", "batch_size": 64, "tenacity": 1, "epoch_size": 1, "max_epoch": 3}
+    result = senteval.SE(params(tiny, classifier=classifier, **given), Batcher()).eval("CR")
+    assert result.protocol == protocol
+    assert 0 <= result["acc"] <= 100
+
+
+def test_wrong_parameters(tiny):
+    with pytest.raises(OptionError, match="contradict"):
+        senteval.SE(params(tiny, usepytorch=True, protocol="fast"), Batcher())
+    with pytest.raises(OptionError, match="Did you mean 'fast'"):
+        senteval.SE(params(tiny, protocol="fats"), Batcher())
+    with pytest.raises(OptionError, match="nhid"):
+        senteval.SE(params(tiny, classifier={"optim": "adam"}), Batcher())
+    with pytest.raises(OptionError, match="task_path"):
+        senteval.SE({}, Batcher())
+    with pytest.raises(OptionError, match="cache_key"):
+        senteval.SE(params(tiny, cache=str(tiny)), Batcher())
+    with pytest.raises(DataError, match=r"\(1, 3\) for"):
+        senteval.SE(params(tiny), lambda p, batch: np.ones((1, 3))).eval("CR")
+    with pytest.raises(DataError, match="NaN"):
+        senteval.SE(params(tiny), lambda p, batch: np.full((len(batch), 3), np.nan)).eval("CR")
+
+
+def test_a_missing_task_stops_before_anything_is_encoded(tiny):
+    batcher = Batcher()
+    with pytest.raises(DataError, match="rt-polarity.pos"):
+        senteval.SE(params(tiny), batcher).eval(["CR", "MR"])
+    assert not batcher.seen
+
+
+def test_features_are_cached_by_encoder_and_text(tiny, tmp_path):
+    first, second, other = Batcher(), Batcher(), Batcher()
+    options = params(tiny, cache=str(tmp_path / "features"))
+    a = senteval.SE(options | {"cache_key": "one"}, first).eval("CR")
+    b = senteval.SE(options | {"cache_key": "one"}, second).eval("CR")
+    senteval.SE(options | {"cache_key": "two"}, other).eval("CR")
+    assert dict(a) == dict(b)
+    assert first.seen
+    assert not second.seen
+    assert other.seen
+
+
+def test_the_protocol_is_printed(tiny, capsys):
+    senteval.SE(params(tiny) | {"progress": True}, Batcher()).eval("CR")
+    assert "[fast, kfold 4]" in capsys.readouterr().err
+
+
+def test_the_adapter_gives_genuine_senteval_the_same_vectors(tiny):
+    calls = []
+
+    def encode(sentences):
+        calls.append(len(sentences))
+        return np.array([[len(s), s.count("o")] for s in sentences], dtype=float)
+
+    prepare, batcher = senteval.for_genuine(encode)
+    samples = [["good", "film"], [], ["bad"], ["bad"]]
+    prepare(senteval.Params(), samples)
+    assert np.array_equal(batcher(senteval.Params(), samples), encode(["good film", "", "bad", "bad"]))
+    assert calls[0] == 3
+    batcher(senteval.Params(), [["new"]])
+    assert calls[-1] == 1
+
+
+def test_evaluate_takes_any_encoder_of_strings(tiny):
+    def encode(sentences):
+        return np.array([[sum(WORDS.get(w, 0.0) for w in s.split()), 1.0] for s in sentences])
+
+    found = senteval.evaluate(encode, ["CR"], tiny, kfold=4, check=False, progress=False)
+    assert found["CR"]["acc"] > 80
+    assert "CR" in senteval.describe("CR", found["CR"])
+
+
+def test_sts_sums_up_in_three_ways():
+    draw = np.random.default_rng(0)
+    gold = {"a": list(draw.random(30) * 5), "b": list(draw.random(10) * 5)}
+    system = {name: [g / 5 + 0.2 * draw.normal() + (name == "b") for g in values] for name, values in gold.items()}
+    found = sts_result(system, gold)["all"]
+    each = [pearsonr(system[n], gold[n])[0] for n in gold]
+    assert found["pearson"]["mean"] == pytest.approx(np.mean(each))
+    assert found["pearson"]["wmean"] == pytest.approx((30 * each[0] + 10 * each[1]) / 40)
+    together = [system["a"] + system["b"], gold["a"] + gold["b"]]
+    assert found["spearman"]["all"] == pytest.approx(spearmanr(*together)[0])
+    assert sts_result({"a": [0.0, 0.0]}, {"a": [1.0, 2.0]})["a"]["pearson"][0] == 0  # no NaN for constant vectors
+
+
+def test_sts_task_through_the_engine(tmp_path):
+    folder = tmp_path / "downstream/STS/STS16-en-test"
+    folder.mkdir(parents=True)
+    for dataset in ("answer-answer", "headlines", "plagiarism", "postediting", "question-question"):
+        (folder / f"STS.input.{dataset}.txt").write_text("good a\tfine a\ngood\tbad\nbad film\tpoor\n")
+        (folder / f"STS.gs.{dataset}.txt").write_text("5\n0\n4\n")
+    result = senteval.SE(params(tmp_path), Batcher()).eval("STS16")
+    assert set(result["all"]["pearson"]) == {"mean", "wmean", "all"}
+    assert result["headlines"]["nsamples"] == 3
+    assert -1 <= result["headlines"]["spearman"][0] <= 1
+
+
+def test_soft_targets_spread_over_two_grades():
+    assert soft_targets([1.0, 3.25, 5.0]) == pytest.approx(
+        np.array([[1, 0, 0, 0, 0], [0, 0, 0.75, 0.25, 0], [0, 0, 0, 0, 1]])
+    )
+
+
+def test_relatedness_learns():
+    draw = np.random.default_rng(0)
+    x = {split: draw.random((n, 4)) for split, n in (("train", 200), ("dev", 50), ("test", 50))}
+    y = {split: 1 + 4 * value[:, 0] for split, value in x.items()}
+    dev, predicted = fit_relatedness(x, y, seed=1111)
+    assert dev > 0.95
+    assert pearsonr(predicted, y["test"])[0] > 0.95

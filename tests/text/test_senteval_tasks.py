@@ -1,0 +1,146 @@
+"""SentEval's files: counts, orders, and the damage that must not pass unnoticed."""
+
+import shutil
+
+import pytest
+
+from dipole.core.errors import DataError
+from dipole.text.senteval_tasks import STS, load_task
+
+SIZES = {"MR": 10662, "CR": 3775, "SUBJ": 10000, "MPQA": 10606}
+
+
+@pytest.fixture
+def copy(shared_data, tmp_path):
+    """A writable copy of one task of the real data."""
+
+    def make(name):
+        shutil.copytree(shared_data / "senteval/downstream" / name, tmp_path / "downstream" / name)
+        return tmp_path / "downstream" / name
+
+    return make
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_binary_tasks_have_the_published_sizes(shared_data, name):
+    split = load_task(name, shared_data / "senteval").splits["all"]
+    assert len(split) == SIZES[name]
+    assert split.labels[0] == 1
+    assert split.labels[-1] == 0
+    if name == "CR":
+        assert sum(not sentence for sentence in split.sentences[0]) == 4
+
+
+def test_trec_and_mrpc(shared_data):
+    trec = load_task("TREC", shared_data / "senteval")
+    assert [trec.splits["train"].labels.count(c) for c in range(6)] == [86, 1162, 1250, 1223, 835, 896]
+    mrpc = load_task("MRPC", shared_data / "senteval")
+    assert [(len(s), sum(s.labels)) for s in mrpc.splits.values()] == [(4076, 2753), (1725, 1147)]
+
+
+def test_sorting_is_by_lengths_then_label(shared_data):
+    split = load_task("MRPC", shared_data / "senteval").splits["test"].sorted()
+    keys = [(len(a), len(b), y) for a, b, y in zip(*split.sentences, split.labels, strict=True)]
+    assert keys == sorted(keys)
+
+
+def test_a_missing_file_names_the_place(tmp_path):
+    with pytest.raises(DataError, match=r"custrev.pos.*downstream"):
+        load_task("CR", tmp_path)
+
+
+def test_an_unknown_task_names_the_nearest(tmp_path):
+    with pytest.raises(DataError, match="Did you mean 'MRPC'"):
+        load_task("MRPS", tmp_path)
+
+
+def test_lost_lines_are_noticed_and_may_be_allowed(copy, tmp_path):
+    path = copy("CR") / "custrev.pos"
+    path.write_bytes(b"\n".join(path.read_bytes().split(b"\n")[:20]))
+    with pytest.raises(DataError, match=r"20 samples, the published file has 2,407"):
+        load_task("CR", tmp_path)
+    assert len(load_task("CR", tmp_path, check=False).splits["all"]) == 20 + 1368
+
+
+def test_a_file_without_cat_v_is_named_as_such(copy, tmp_path):
+    path = copy("MR") / "rt-polarity.pos"
+    path.write_bytes(path.read_bytes().replace(b" the ", b" the\x85 ", 13))
+    with pytest.raises(DataError, match=r"cat -v"):
+        load_task("MR", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"<!DOCTYPE html><html>404</html>", "error page"),
+        (b'<?xml version="1.0"?><Error><Code>AccessDenied</Code></Error>', "error page"),
+        (b"", "is empty"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "Git LFS"),
+    ],
+)
+def test_what_dead_links_leave_behind(copy, tmp_path, content, message):
+    (copy("SUBJ") / "subj.subjective").write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        load_task("SUBJ", tmp_path)
+
+
+def test_one_file_saved_twice(copy, tmp_path):
+    folder = copy("MR")
+    shutil.copy(folder / "rt-polarity.pos", folder / "rt-polarity.neg")
+    with pytest.raises(DataError, match="same text"):
+        load_task("MR", tmp_path)
+
+
+def test_trec_with_apostrophes(copy, tmp_path):
+    path = copy("TREC") / "TREC_10.label"
+    path.write_bytes(path.read_bytes().replace(b"What", b"What's", 1))
+    with pytest.raises(DataError, match="apostrophes"):
+        load_task("TREC", tmp_path)
+
+
+def test_mrpc_with_altered_quotes_or_a_short_line(copy, tmp_path):
+    path = copy("MRPC") / "msr_paraphrase_test.txt"
+    text = path.read_text("utf-8")
+    path.write_text(text.replace('"', "<QUOTE>"), "utf-8")
+    with pytest.raises(DataError, match="QUOTE"):
+        load_task("MRPC", tmp_path)
+    path.write_text(text.replace("\t", " ", 5), "utf-8")
+    with pytest.raises(DataError, match="line 1: "):
+        load_task("MRPC", tmp_path)
+
+
+def test_sts_leaves_out_pairs_without_a_score(tmp_path):
+    folder = tmp_path / "downstream/STS/STS13-en-test"
+    folder.mkdir(parents=True)
+    for dataset in STS["STS13"]:
+        (folder / f"STS.input.{dataset}.txt").write_text("a b\tc\nd\te f\ng\th\n")
+        (folder / f"STS.gs.{dataset}.txt").write_text("1.5\n\n3\n")
+    task = load_task("STS13", tmp_path)
+    assert [len(split) for split in task.splits.values()] == [2, 2, 2]
+    assert task.splits["FNWN"].labels == [1.5, 3.0]
+    (folder / "STS.gs.FNWN.txt").write_text("1.5\n")
+    with pytest.raises(DataError, match="1 scores for 3 pairs"):
+        load_task("STS13", tmp_path)
+
+
+def test_sst_sick_and_probing(tmp_path):
+    for split in ("train", "dev", "test"):
+        fine = tmp_path / f"downstream/SST/fine/sentiment-{split}"
+        binary = tmp_path / f"downstream/SST/binary/sentiment-{split}"
+        for path, text in ((fine, "4 so good\n0 so bad\n"), (binary, "so good\t1\nso bad\t0\n")):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+    assert load_task("SST5", tmp_path, check=False).splits["dev"].labels == [4, 0]
+    assert load_task("SST2", tmp_path, check=False).splits["dev"].sentences == [[["so", "good"], ["so", "bad"]]]
+    with pytest.raises(DataError, match="published file has 8,544"):
+        load_task("SST5", tmp_path)
+    sick = tmp_path / "downstream/SICK"
+    sick.mkdir()
+    for file in ("SICK_train.txt", "SICK_trial.txt", "SICK_test_annotated.txt"):
+        (sick / file).write_text("id\tA\tB\tscore\tjudgment\n1\ta man\ta dog\t3.5\tNEUTRAL\n2\tx\ty\t1\tCONTRADICTION\n")
+    assert load_task("SICKRelatedness", tmp_path, check=False).splits["test"].labels == [3.5, 1.0]
+    assert load_task("SICKEntailment", tmp_path, check=False).splits["test"].labels == [1, 0]
+    probing = tmp_path / "probing/past_present.txt"
+    probing.parent.mkdir()
+    probing.write_text("tr\tPAST\tit was\ntr\tPRES\tit is\nva\tPRES\tit is\nte\tPAST\tit was\n")
+    assert load_task("Tense", tmp_path).splits["dev"].labels == [1]
