@@ -1,0 +1,257 @@
+"""The domain as the trainer sees it: batches, pairs, evaluation, and runs from the command line."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import dipole
+from dipole.core.errors import ConfigError, DataError
+from dipole.core.seeding import Seeds
+from dipole.text.adapter import TextAdapter, expanded
+from dipole.text.config import TextSettings
+
+WORDS = [f"word{i}" for i in range(30)]
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """Ten documents of 30 sentences; document d speaks of its own few words."""
+    draw = np.random.default_rng(0)
+    rows = []
+    for d in range(10):
+        own = WORDS[3 * d : 3 * d + 3]
+        rows.append({"id": f"d{d}", "sentences": [" ".join(draw.choice(own, size=4)) + " ." for _ in range(30)]})
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return str(path)
+
+
+def make(corpus, tmp_path, batch_size=40, rank=0, world_size=1, seed=0, **settings):
+    torch.manual_seed(seed)
+    values = {"corpus": corpus, "hidden_size": 8, "word_size": 6, "held_out": 0.2} | settings
+    return TextAdapter(
+        TextSettings(**values),
+        seed=Seeds(seed),
+        device=torch.device("cpu"),
+        workdir=tmp_path,
+        batch_size=batch_size,
+        rank=rank,
+        world_size=world_size,
+    )
+
+
+def restored(batch):
+    """Padded ids back as sentences in order."""
+    rows = [ids[:n].tolist() for chunk in batch.chunks for ids, n in zip(chunk.ids, chunk.lengths, strict=True)]
+    return [rows[i] for i in batch.order]
+
+
+def test_batches_are_consecutive_and_leave_the_ends_of_documents_out(corpus, tmp_path):
+    adapter = make(corpus, tmp_path, order="sequential")
+    assert adapter.steps_per_epoch == 6
+    found = list(adapter.batches(0))
+    rows = np.concatenate([np.arange(30 * d, 30 * d + 24) for d in range(10)])
+    assert sum((restored(b.batch) for b in found), []) == [ids.tolist() for ids in adapter.sentences.ids(rows)]
+    assert torch.cat([b.document for b in found]).tolist() == [i // 30 for i in rows]
+    assert set(adapter.held_rows) == set(range(300)) - set(rows)
+
+
+@pytest.mark.parametrize("pairs", [{}, {"pairs": "blocks", "block_size": 5}])
+def test_batches_depend_on_seed_and_epoch_alone(corpus, tmp_path, pairs):
+    adapter, again = make(corpus, tmp_path, **pairs), make(corpus, tmp_path, **pairs)
+    all_of = [restored(b.batch) for b in adapter.batches(3)]
+    assert all_of[2:] == [restored(b.batch) for b in again.batches(3, start=2)]
+    assert all_of != [restored(b.batch) for b in adapter.batches(4)]
+    assert all_of != [restored(b.batch) for b in make(corpus, tmp_path, seed=1, **pairs).batches(3)]
+
+
+def test_ranks_share_the_global_batch(corpus, tmp_path):
+    whole = next(make(corpus, tmp_path).batches(0))
+    halves = [next(make(corpus, tmp_path, rank=r, world_size=2).batches(0)) for r in (0, 1)]
+    assert restored(halves[0].batch) + restored(halves[1].batch) == restored(whole.batch)
+
+
+def test_neighbours_never_cross_a_document(corpus, tmp_path):
+    adapter = make(corpus, tmp_path, order="sequential", window=2, self_logit="drop")
+    batch = next(adapter.batches(0))
+    pairs = adapter.embed(batch)
+    document = batch.document
+    for i, positives in enumerate(pairs.positives):
+        expected = {j for j in range(i - 2, i + 3) if j != i and 0 <= j < 40 and document[j] == document[i]}
+        assert {int(p) for p in positives if p >= 0} == expected
+
+
+def test_self_logit_zero_keeps_a_candidate_of_similarity_zero(corpus, tmp_path):
+    pairs = make(corpus, tmp_path, self_logit="zero").embed(next(make(corpus, tmp_path).batches(0)))
+    assert int((pairs.candidates == 0).all(1).sum()) == 1
+
+
+def test_quick_thoughts_is_the_loss_of_the_authors_code(corpus, tmp_path):
+    """Scores f g^T with the diagonal set to 0, targets 1/2 on each neighbour (1 at the ends), rows only."""
+    adapter = make(corpus, tmp_path, order="sequential", batch_size=20, limit=26, held_out=0.0)
+    batch = next(adapter.batches(0))
+    f, g = (side.double() for side in adapter.module(batch.batch))
+    scores = f @ g.T
+    scores.fill_diagonal_(0)
+    targets = torch.zeros(20, 20, dtype=torch.float64)
+    for i in range(20):
+        for j in (i - 1, i + 1):
+            if 0 <= j < 20:
+                targets[i, j] = 1
+    targets /= targets.sum(1, keepdim=True)
+    expected = -(targets * torch.log_softmax(scores, 1)).sum(1).mean()
+    found = dipole.objective("quickthoughts")(adapter.embed(batch)).loss
+    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_blocks_hold_consecutive_sentences_of_one_document(corpus, tmp_path):
+    adapter = make(corpus, tmp_path, pairs="blocks", block_size=5)
+    batch = next(adapter.batches(0))
+    blocks = batch.document.view(-1, 5)
+    assert (blocks == blocks[:, :1]).all()
+    assert len(blocks[:, 0].unique()) == 8
+    assert adapter.module.g is None
+    pairs = adapter.embed(batch)
+    assert pairs.positives.shape == (40, 4)
+    with pytest.raises(ConfigError, match="multiple of"):
+        make(corpus, tmp_path, pairs="blocks", block_size=7)
+    with pytest.raises(DataError, match="no document"):
+        make(corpus, tmp_path, pairs="blocks", block_size=40)
+
+
+OBJECTIVES = [
+    "infonce", "quickthoughts", "dcl", "hcl", "cacr", "align_uniform", "dcl(similarity=dot, temperature=1) + 0.1*dp",
+    "hcl + 0.1*dp", "dcl + 0.1*cllr(norm=l21)", "quickthoughts + 0.1*cllr(norm=nuclear)",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", OBJECTIVES)
+@pytest.mark.parametrize("pairs", [{"window": 2}, {"pairs": "blocks"}])
+def test_every_objective_runs_on_neighbours_and_blocks(corpus, tmp_path, spec, pairs):
+    adapter = make(corpus, tmp_path, encoder="bow", **pairs)
+    loss = dipole.objective(spec, dim=adapter.embedding_dim)
+    value = loss(adapter.embed(next(adapter.batches(0)))).loss
+    value.backward()
+    assert torch.isfinite(value)
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in adapter.module.parameters())
+
+
+def test_gradients_are_clipped_tensor_by_tensor(corpus, tmp_path):
+    free, bound = make(corpus, tmp_path), make(corpus, tmp_path, clip_per_tensor=0.01)
+    for adapter in (free, bound):
+        (adapter.module(next(adapter.batches(0)).batch)[0] * 100).sum().backward()
+    for a, b in zip(free.module.parameters(), bound.module.parameters(), strict=True):
+        if a.grad is None:
+            continue
+        norm = float(a.grad.norm())
+        assert float(b.grad.norm()) == pytest.approx(min(norm, 0.01), rel=1e-4)
+        assert torch.allclose(b.grad * max(1.0, norm / 0.01), a.grad, rtol=1e-3, atol=1e-6)
+
+
+def test_a_bag_of_words_learns_which_sentences_are_neighbours(corpus, tmp_path):
+    adapter = make(corpus, tmp_path, encoder="bow", word_size=16, batch_size=48)
+    before = adapter.evaluate(None)
+    loss = dipole.objective("quickthoughts", dim=16)
+    optimizer = torch.optim.Adam(adapter.module.parameters(), lr=0.02)
+    for epoch in range(12):
+        for batch in adapter.batches(epoch):
+            loss(adapter.embed(batch)).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    after = adapter.evaluate(loss)
+    assert after["next_mrr"] > 1.5 * before["next_mrr"]
+    assert after["document/knn"] > 0.9
+    shown = json.loads((tmp_path / "neighbour_distances.json").read_text())
+    centres = (np.array(shown["edges"][1:]) + shown["edges"][:-1]) / 2
+    assert centres @ shown["correct"] < centres @ shown["incorrect"]
+    assert sum(shown["correct"]) == pytest.approx(1, abs=1e-3)
+    assert len((tmp_path / "nearest_sentences.txt").read_text().splitlines()) == 18
+
+
+def test_multichannel_and_expansion(corpus, tmp_path):
+    vectors = tmp_path / "vectors.txt"
+    draw = np.random.default_rng(0)
+    lines = [f"{w} " + " ".join(f"{v:.3f}" for v in draw.normal(size=4)) for w in [*WORDS[:25], "novel", "a_phrase"]]
+    vectors.write_text("\n".join(lines))
+    adapter = make(corpus, tmp_path, channels="both", vectors=str(vectors), expand=True)
+    assert adapter.embedding_dim == 16
+    encoder = adapter.encoder()
+    assert "novel" in encoder.tokens.index
+    assert "a_phrase" not in encoder.tokens.index
+    plain = expanded(adapter.module, adapter.tokens, str(vectors))[0]
+    assert encoder.encode(["word1 word2"]) == pytest.approx(
+        make(corpus, tmp_path, channels="both", vectors=str(vectors)).encoder().encode(["word1 word2"]), abs=1e-5
+    )
+    assert plain.width == 16
+    assert not np.allclose(encoder.encode("novel"), encoder.encode("word29xyz"))
+    with pytest.raises(DataError, match="holds no word of the corpus"):
+        vectors.write_text("nothing 1 2\n")
+        make(corpus, tmp_path, channels="fixed", vectors=str(vectors))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"channels": "both"}, "needs vectors"),
+        ({"pairs": "blocks", "window": 2}, "window has no effect"),
+        ({"encoder": "bow", "direction": "uni"}, "direction has no effect"),
+        ({"vectors": "x.txt"}, "vectors has no effect"),
+        ({"expand": True}, "expand needs"),
+    ],
+)
+def test_settings_that_contradict_each_other(settings, message):
+    with pytest.raises(ValueError, match=message):
+        TextSettings(**settings)
+
+
+def test_a_corpus_smaller_than_a_batch(corpus, tmp_path):
+    with pytest.raises(DataError, match="fewer than"):
+        make(corpus, tmp_path, limit=30)
+
+
+def test_the_cache_gives_the_same_corpus(corpus, tmp_path):
+    folder = str(tmp_path / "cache")
+    first, second = make(corpus, tmp_path, cache=folder), make(corpus, tmp_path, cache=folder)
+    assert first.data_info() == second.data_info() == make(corpus, tmp_path).data_info()
+    assert len(list(Path(folder).iterdir())) == 1
+
+
+RECIPE = """
+name = "tiny"
+domain = "text"
+objective = "quickthoughts + 0.1*dp"
+[train]
+steps = 4
+batch_size = 40
+[text]
+corpus = "{corpus}"
+encoder = "bow"
+word_size = 8
+held_out = 0.2
+"""
+
+
+def test_train_eval_and_export_from_the_command_line(corpus, tmp_path, capsys):
+    from dipole.core.cli import main
+
+    recipe = tmp_path / "tiny.toml"
+    recipe.write_text(RECIPE.format(corpus=corpus))
+    assert main(["train", str(recipe), "--runs", str(tmp_path / "runs")]) == 0
+    run = next((tmp_path / "runs").glob("*/record.json")).parent
+    record = json.loads((run / "record.json").read_text())
+    assert {"next@1", "document/knn"} <= set(record["results"])
+    capsys.readouterr()
+    assert main(["eval", str(run), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["agrees"] is True
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    assert main(["export", str(run), "--to", "sentence-transformers", "--out", str(tmp_path / "st")]) == 0
+    model = sentence_transformers.SentenceTransformer(str(tmp_path / "st"), device="cpu")
+    from dipole.core.runs import find_run
+    from dipole.core.saved import load_run
+
+    _, adapter, _ = load_run(find_run(str(run), tmp_path / "runs"), "cpu")
+    texts = ["word1 word2 .", "", "word7", "something else entirely"]
+    assert model.encode(texts) == pytest.approx(adapter.encoder().encode(texts), abs=1e-5)
