@@ -40,7 +40,7 @@ class _AllReduce(torch.autograd.Function):
         return total
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         grad = grad.clone()
         dist.all_reduce(grad)
@@ -59,7 +59,7 @@ class _Gather(torch.autograd.Function):
         return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         grad = grad.contiguous().clone()
         dist.all_reduce(grad)
@@ -76,7 +76,7 @@ def row_counts(rows: Tensor) -> list[int]:
 
 def gather_rows(rows: Tensor, sizes: list[int]) -> Tensor:
     """Rows of all ranks in rank order, (sum of sizes, ...); the gradient flows back to the rank each row came from."""
-    gathered: Tensor = _Gather.apply(rows, sizes)  # type: ignore[no-untyped-call]
+    gathered: Tensor = _Gather.apply(rows, sizes)
     return gathered
 
 
@@ -84,7 +84,7 @@ def all_sum(values: Tensor) -> Tensor:
     """Sum over ranks with gradient; the values themselves in a single process."""
     if world_size() == 1:
         return values
-    total: Tensor = _AllReduce.apply(values)  # type: ignore[no-untyped-call]
+    total: Tensor = _AllReduce.apply(values)
     return total
 
 

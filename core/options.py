@@ -43,7 +43,7 @@ class Option:
     default: Any
     range: str
     help: str
-    kinds: tuple[type, ...]
+    kinds: tuple[Any, ...]  # of bool, int, float, str
     choices: tuple[str, ...]
     bounds: Range | None
     optional: bool

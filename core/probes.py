@@ -189,7 +189,8 @@ def fit_softmax(
     bias = torch.zeros(classes, dtype=x.dtype, device=x.device, requires_grad=True)
 
     def weight() -> Tensor:
-        return torch.linalg.solve_triangular(factor, v, upper=False, left=False)
+        solved: Tensor = torch.linalg.solve_triangular(factor, v, upper=False, left=False)
+        return solved
 
     optimizer = torch.optim.LBFGS(
         [v, bias],
@@ -203,8 +204,8 @@ def fit_softmax(
     def closure() -> Tensor:
         optimizer.zero_grad()
         logits = z @ v.T + bias
-        loss = (logits.logsumexp(1) - (logits * onehot).sum(1)).mean() + 0.5 * l2 * weight().square().sum()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss: Tensor = (logits.logsumexp(1) - (logits * onehot).sum(1)).mean() + 0.5 * l2 * weight().square().sum()
+        loss.backward()
         return loss
 
     with torch.enable_grad():

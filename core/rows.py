@@ -269,7 +269,7 @@ class _RowSums(torch.autograd.Function):
         return sums, shifts, *where
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         x, y, shifts = ctx.saved_tensors
         sweep: Sweep = ctx.sweep
@@ -348,6 +348,7 @@ class _Plan:
     def slope(self, tile: Tile, rows: slice, across: slice | None, upstream: "_Upstream", shifts: Tensor) -> Tensor:
         """dL/ds of a tile, (R, T), over all statistics and all directions it serves."""
         total: Tensor | None = None
+        e: Tensor | None
         sides = [(rows, 1)] if across is None else [(rows, 1), (across, 0)]
         for number, stat in enumerate(self.statistics):
             if stat.scale is not None and self.running[number]:
@@ -431,7 +432,7 @@ def row_statistics(
     plan = _Plan(wanted, bound)
     sweep = Sweep(excluded, symmetric, side, plan.unit)
     with torch.autocast(x.device.type, enabled=False):
-        sums, shifts, *where = _RowSums.apply(x, y, sweep, plan)  # type: ignore[no-untyped-call]
+        sums, shifts, *where = _RowSums.apply(x, y, sweep, plan)
     results: dict[AnyStatistic, Tensor] = dict(zip(plan.extremes, where, strict=True))
     for number, stat in enumerate(plan.statistics):
         results[stat] = stat.finish(tuple(sums[plan.span(number)]), shifts[number], counts)
@@ -439,4 +440,5 @@ def row_statistics(
 
 
 def _longest(x: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(x.detach(), dim=1).max()
+    length: Tensor = torch.linalg.vector_norm(x.detach(), dim=1).max()
+    return length

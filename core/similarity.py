@@ -35,7 +35,7 @@ class _PairedDot(torch.autograd.Function):
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
         x, y, index = ctx.saved_tensors
         dx, dy = torch.empty_like(x), torch.zeros_like(y)
@@ -53,5 +53,5 @@ class _PairedDot(torch.autograd.Function):
 
 def paired(x: Tensor, y: Tensor, index: Tensor) -> Tensor:
     """Similarities (A, K) of each anchor with the candidates listed for it; padding (-1) is read as candidate 0."""
-    values: Tensor = _PairedDot.apply(x, y, index.clamp_min(0))  # type: ignore[no-untyped-call]
+    values: Tensor = _PairedDot.apply(x, y, index.clamp_min(0))
     return values

@@ -40,7 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
             else text
         )
     elif name in ("run", "train") or name in DOMAINS:
-        table = {"run": RunConfig, "train": TrainConfig}.get(name) or adapter_class(name).config_model
+        tables: dict[str, type[Settings]] = {"run": RunConfig, "train": TrainConfig}
+        table = tables[name] if name in tables else adapter_class(name).config_model
         _show_table(name, table, arguments.json)
     else:
         from dipole.core.errors import SpecError, nearest

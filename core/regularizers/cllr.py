@@ -19,24 +19,27 @@ def reconstruction(L: Tensor, features: Tensor) -> Tensor:
 
 def l21(L: Tensor) -> Tensor:
     """Sum of the L2 norms of the columns."""
-    return torch.linalg.vector_norm(L, dim=0).sum()
+    size: Tensor = torch.linalg.vector_norm(L, dim=0).sum()
+    return size
 
 
 def nuclear(L: Tensor) -> Tensor:
     """Sum of the singular values."""
-    return torch.linalg.svdvals(L).sum()
+    size: Tensor = torch.linalg.svdvals(L).sum()
+    return size
 
 
 def shrink_columns(L: Tensor, threshold: float) -> Tensor:
     """Proximal map of threshold * l21: each column shortened by the threshold, short ones become zero."""
-    norms = torch.linalg.vector_norm(L, dim=0)
+    norms: Tensor = torch.linalg.vector_norm(L, dim=0)
     return L * (1 - threshold / norms.clamp_min(threshold)).clamp_min(0)
 
 
 def shrink_spectrum(L: Tensor, threshold: float) -> Tensor:
     """Proximal map of threshold * nuclear: singular values lowered by the threshold, small ones become zero."""
     U, S, V = torch.linalg.svd(L, full_matrices=False)
-    return (U * (S - threshold).clamp_min(0)) @ V
+    shrunk: Tensor = (U * (S - threshold).clamp_min(0)) @ V
+    return shrunk
 
 
 def independent_columns(L: Tensor, tolerance: float) -> Tensor:
