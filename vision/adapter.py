@@ -20,6 +20,7 @@ from dipole.vision.data import ImageSet, load
 from dipole.vision.encoders import Encoder, build_encoder, build_projector
 from dipole.vision.evaluation import probe
 from dipole.vision.methods import CMC, Batch, Method, MoCo, MultiCrop, SimCLR
+from dipole.vision.stream import Encoded, ahead
 
 CHUNK = 512  # images per forward pass when features are extracted
 SAMPLE = 2000  # images from which the statistics of Lab are taken
@@ -92,7 +93,7 @@ class VisionAdapter(Adapter):
                     f"images of {images.name}; give at most {len(images) - batch_size}."
                 )
             cmc = CMC(build, tap, len(images), bank, config.cmc.momentum)
-            cmc.set_statistics(centre(images.images[:SAMPLE], self.size))
+            cmc.set_statistics(centre(images.images[slice(SAMPLE)], self.size))
             return cmc
         most = config.count * (batch_size - 1)
         if config.negatives is not None and config.negatives > most:
@@ -103,6 +104,10 @@ class VisionAdapter(Adapter):
         return SimCLR(build, channels, tap, config.negatives)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        batches = self._batches(epoch, start)
+        return ahead(batches) if isinstance(self.parts.pretrain.images, Encoded) else batches
+
+    def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
         images = self.parts.pretrain
         order = torch.randperm(len(images), generator=self.seed.torch("data", "order", epoch))
         share = self.batch_size // self.world_size

@@ -14,8 +14,10 @@ from torch import Tensor
 from dipole.core.config import Settings
 from dipole.core.errors import DataError
 from dipole.core.seeding import Seeds
+from dipole.vision.stream import Encoded
 
 IMBALANCE_BINS = 10
+SAMPLE = 2000  # images from which the statistics of an encoded set are taken
 
 
 class DataConfig(Settings):
@@ -42,6 +44,7 @@ class DataConfig(Settings):
     size: int | None = Field(
         None, ge=4, description="short side after decoding, then a centred square; default: as stored"
     )
+    memory: float = Field(4.0, gt=0, description="GB of decoded images; a larger set is decoded batch by batch")
     on_corrupt: Literal["refuse", "skip"] = Field("refuse", description="what to do with a file that cannot be decoded")
 
 
@@ -50,7 +53,7 @@ class ImageSet:
     """Images (n, C, H, W) uint8 with labels (n,) long, -1 where missing, or None where nothing is labelled."""
 
     name: str
-    images: Tensor
+    images: "Tensor | Encoded"
     labels: Tensor | None = None
     class_names: tuple[str, ...] = ()
     skipped: tuple[str, ...] = field(default=(), repr=False)
@@ -77,7 +80,12 @@ class ImageSet:
         """The images of an index, in its order."""
         index = torch.as_tensor(index)
         labels = None if self.labels is None else self.labels[index]
-        return replace(self, images=self.images[index], labels=labels)
+        images = self.images.take(index) if isinstance(self.images, Encoded) else self.images[index]
+        return replace(self, images=images, labels=labels)
+
+    def broken(self) -> tuple[str, ...]:
+        """Files that could not be decoded so far."""
+        return (*self.skipped, *(self.images.skipped if isinstance(self.images, Encoded) else ()))
 
     def counts(self) -> dict[str, int]:
         """Images per class, by name; 'unlabelled' for those without."""
@@ -91,12 +99,16 @@ class ImageSet:
             return "unlabelled"
         return self.class_names[label] if label < len(self.class_names) else str(label)
 
+    def _sample(self) -> Tensor:
+        images = self.images
+        return images if isinstance(images, Tensor) else images[slice(None, None, max(1, len(images) // SAMPLE))]
+
     @cached_property
     def statistics(self) -> tuple[list[float], list[float]]:
-        """Mean and standard deviation of every channel over all pixels, in [0, 1]."""
+        """Mean and standard deviation of every channel in [0, 1]; of a set that stays encoded, from a sample."""
         levels = torch.arange(256, dtype=torch.float64) / 255
         mean, std = [], []
-        for channel in self.images.unbind(1):
+        for channel in self._sample().unbind(1):
             share = torch.bincount(channel.flatten(), minlength=256).double() / channel.numel()
             mean.append(float(share @ levels))
             std.append(max(float(share @ (levels - mean[-1]) ** 2) ** 0.5, 1 / 255))
@@ -104,9 +116,12 @@ class ImageSet:
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 of the shape, the pixels and the labels."""
+        """sha256 of the shape, the pixels and the labels; of a set that stays encoded, see `Encoded.fingerprint`."""
         digest = hashlib.sha256(str(tuple(self.images.shape)).encode())
-        digest.update(self.images.contiguous().numpy())
+        if isinstance(self.images, Encoded):
+            digest.update(self.images.fingerprint().encode())
+        else:
+            digest.update(self.images.contiguous().numpy())
         if self.labels is not None:
             digest.update(self.labels.contiguous().numpy())
         return digest.hexdigest()
@@ -133,19 +148,20 @@ class Parts:
             "counts": {name: part.counts() for name, part in parts.items()},
             "mean": mean,
             "std": std,
-            "skipped": sorted({name for part in parts.values() for name in part.skipped}),
+            "skipped": sorted({name for part in parts.values() for name in part.broken()}),
         }
 
 
 def load(config: DataConfig, seed: Seeds) -> Parts:
     """Read the parts that a [vision.data] table describes; DataError says what is wrong with them."""
-    from dipole.vision.sources import open_source
+    from dipole.vision.sources import Decoding, open_source
 
     wanted = None if config.classes is None else read_classes(Path(config.classes))
-    source = open_source(config.source, config.size, config.on_corrupt, wanted)
+    decoding = Decoding(config.size, config.on_corrupt, config.memory * 1e9)
+    source = open_source(config.source, decoding, wanted)
     test = None
     if config.test is not None:
-        other = open_source(config.test, config.size, config.on_corrupt, wanted)
+        other = open_source(config.test, decoding, wanted)
         test = other.read(other.splits[0] if len(other.splits) == 1 else config.test_split)
     elif config.test_split in source.splits:
         test = source.read(config.test_split)

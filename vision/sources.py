@@ -1,26 +1,33 @@
 """Where images come from: the embedded digits, arrays, folders, parquet files, the Hugging Face Hub."""
 
-import io
 import os
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from dipole.core.errors import DataError, nearest
 from dipole.vision.data import ImageSet
+from dipole.vision.stream import Encoded, OnCorrupt, attempt, describe
 
 HUB = {"cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100", "stl10": "jxie/stl10"}
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 LABELS = ("label", "fine_label", "labels", "class", "target", "y")
-OnCorrupt = Literal["refuse", "skip"]
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How encoded images are read: to squares of `size` pixels, what of damaged ones, and how many bytes in memory."""
+
+    size: int | None = None
+    on_corrupt: OnCorrupt = "refuse"
+    memory: float = 4e9
 
 
 @dataclass(frozen=True)
@@ -41,10 +48,10 @@ class Source:
         return self.reader(split)
 
 
-def open_source(source: str, size: int | None, on_corrupt: OnCorrupt, wanted: tuple[str, ...] | None = None) -> Source:
+def open_source(source: str, options: Decoding, wanted: tuple[str, ...] | None = None) -> Source:
     """Find out what `source` names. Nothing is decoded before a split is read.
 
-    size: decode to a square of this side. wanted: the class names to keep, in their order.
+    wanted: the class names to keep, in their order.
     """
     path = Path(source).expanduser()
     if source == "digits":
@@ -54,11 +61,11 @@ def open_source(source: str, size: int | None, on_corrupt: OnCorrupt, wanted: tu
     if path.is_dir() and (path / "train_X.bin").is_file():
         return stl10_binary(path, wanted)
     if path.is_dir() and not list(path.rglob("*.parquet")):
-        return image_folder(path, size, on_corrupt, wanted)
+        return image_folder(path, options, wanted)
     if path.suffix == ".parquet" or path.is_dir():
-        return parquet(path, size, on_corrupt, wanted)
+        return parquet(path, options, wanted)
     if source in HUB or (source.count("/") == 1 and not path.is_absolute() and not source.startswith(".")):
-        return hub(HUB.get(source, source), size, on_corrupt, wanted)
+        return hub(HUB.get(source, source), options, wanted)
     raise DataError(
         f"no data at {source!r}.{nearest(source, ['digits', *HUB])} Give digits, {', '.join(HUB)}, a Hub id "
         "owner/name, or the path of a folder of images, an .npz or a parquet file that exists."
@@ -132,18 +139,18 @@ def stl10_binary(path: Path, wanted: tuple[str, ...] | None) -> Source:
 # --- encoded images -------------------------------------------------------------------------------------------------
 
 
-def image_folder(path: Path, size: int | None, on_corrupt: OnCorrupt, wanted: tuple[str, ...] | None) -> Source:
+def image_folder(path: Path, options: Decoding, wanted: tuple[str, ...] | None) -> Source:
     """A folder of images per class, or such folders per split (train/CLASS/x.jpg); loose images are unlabelled."""
     folders = sorted(child.name for child in path.iterdir() if child.is_dir())
     nested = [name for name in folders if any(grand.is_dir() for grand in (path / name).iterdir())]
     # A folder of splits: its folders hold folders, or are named as splits are.
     splits = tuple(nested or [name for name in folders if name in ("train", "test", "val", "validation", "unlabeled")])
     if not splits:
-        return Source(str(path), ("train",), lambda _: _read_folder(path, size, on_corrupt, wanted))
-    return Source(str(path), splits, lambda split: _read_folder(path / split, size, on_corrupt, wanted))
+        return Source(str(path), ("train",), lambda _: _read_folder(path, options, wanted))
+    return Source(str(path), splits, lambda split: _read_folder(path / split, options, wanted))
 
 
-def _read_folder(path: Path, size: int | None, on_corrupt: OnCorrupt, wanted: tuple[str, ...] | None) -> ImageSet:
+def _read_folder(path: Path, options: Decoding, wanted: tuple[str, ...] | None) -> ImageSet:
     classes = sorted(child.name for child in path.iterdir() if child.is_dir())
     if wanted is not None and classes:
         missing = [name for name in wanted if name not in classes]
@@ -167,8 +174,7 @@ def _read_folder(path: Path, size: int | None, on_corrupt: OnCorrupt, wanted: tu
         lambda i: files[i].read_bytes(),
         torch.tensor(labels) if classes else None,
         tuple(classes),
-        size,
-        on_corrupt,
+        options,
     )
 
 
@@ -178,64 +184,53 @@ def decode_all(
     read: Callable[[int], bytes],
     labels: Tensor | None,
     class_names: tuple[str, ...],
-    size: int | None,
-    on_corrupt: OnCorrupt,
+    options: Decoding,
 ) -> ImageSet:
-    """Decode images in parallel to one tensor; a file that cannot be decoded is named, and refused or skipped."""
+    """Decode images in parallel to one tensor; a file that cannot be decoded is named, and refused or skipped.
 
-    def attempt(i: int) -> np.ndarray | str:
-        try:
-            return decode(read(i), size)
-        except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, EOFError, struct.error, ...
-            return f"{items[i]} ({str(error).partition(': <')[0] or type(error).__name__})"
-
+    A set that would take more than `options.memory` bytes stays encoded and is decoded batch by batch.
+    """
+    size = options.size
+    if not items:
+        raise DataError(f"{name} holds no images.")
+    first = next((found for i in range(len(items)) if not isinstance(found := _attempt(read, i, size), str)), None)
+    if first is not None and first.shape[0] == first.shape[1] and first.nbytes * len(items) > options.memory:
+        rows = torch.arange(len(items))
+        encoded = Encoded(items, read, rows, first.shape[0], options.on_corrupt)
+        return ImageSet(name, encoded, labels, class_names)
     images: list[np.ndarray] = []
     kept: list[int] = []
     broken: list[str] = []
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        for i, result in enumerate(pool.map(attempt, range(len(items)))):
-            if isinstance(result, str):
-                broken.append(result)
+        for i, found in enumerate(pool.map(lambda i: _attempt(read, i, size), range(len(items)))):
+            if isinstance(found, str):
+                broken.append(f"{items[i]} ({found})")
                 continue
-            if images and result.shape != images[0].shape:
+            if images and found.shape != images[0].shape:
                 raise DataError(
-                    f"{items[i]} has {result.shape[1]} x {result.shape[0]} pixels, but {items[kept[0]]} "
+                    f"{items[i]} has {found.shape[1]} x {found.shape[0]} pixels, but {items[kept[0]]} "
                     f"{images[0].shape[1]} x {images[0].shape[0]}; set vision.data.size to bring all to one size."
                 )
-            images.append(result)
+            images.append(found)
             kept.append(i)
     if broken:
-        shown = "; ".join(broken[:5]) + (f"; and {len(broken) - 5} more" if len(broken) > 5 else "")
-        if on_corrupt == "refuse" or not images:
+        if options.on_corrupt == "refuse" or not images:
             raise DataError(
-                f"{len(broken)} of {len(items)} image files cannot be decoded: {shown}. "
-                "Repair or remove them, or set vision.data.on_corrupt = 'skip'."
+                f"{describe(broken, len(items))}. Repair or remove them, or set vision.data.on_corrupt = 'skip'."
             )
-        warnings.warn(
-            f"skipped {len(broken)} of {len(items)} image files that cannot be decoded: {shown}", stacklevel=2
-        )
+        warnings.warn(f"skipped {describe(broken, len(items))}", stacklevel=2)
     tensor = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
     return ImageSet(name, tensor, None if labels is None else labels[kept], class_names, tuple(broken))
 
 
-def decode(data: bytes, size: int | None) -> np.ndarray:
-    """Decode one image to uint8 (H, W, 3): short side to `size` and the centred square, or as it is without a size."""
-    with Image.open(io.BytesIO(data)) as image:
-        if size is not None:
-            image.draft("RGB", (size, size))  # JPEG: decode at a fraction of the resolution where that suffices
-        picture = image.convert("RGB")
-    if size is not None and picture.size != (size, size):
-        width, height = picture.size
-        side = min(width, height)
-        box = ((width - side) / 2, (height - side) / 2, (width + side) / 2, (height + side) / 2)
-        picture = picture.resize((size, size), Image.Resampling.BILINEAR, box=box)
-    return np.asarray(picture)
+def _attempt(read: Callable[[int], bytes], i: int, size: int | None) -> np.ndarray | str:
+    return attempt(lambda: read(i), size)
 
 
 # --- tables ---------------------------------------------------------------------------------------------------------
 
 
-def parquet(path: Path, size: int | None, on_corrupt: OnCorrupt, wanted: tuple[str, ...] | None) -> Source:
+def parquet(path: Path, options: Decoding, wanted: tuple[str, ...] | None) -> Source:
     """Parquet files as the Hub stores image sets; file names tell the splits (train-00000-of-00001.parquet)."""
     files = [path] if path.is_file() else sorted(path.rglob("*.parquet"))
     if not files or not all(file.is_file() for file in files):
@@ -253,12 +248,12 @@ def parquet(path: Path, size: int | None, on_corrupt: OnCorrupt, wanted: tuple[s
         except Exception as error:
             raise DataError(f"{path} cannot be read as parquet: {error}.") from error
         assert isinstance(loaded, Dataset | DatasetDict)
-        return _from_table(path.stem, loaded, size, on_corrupt, wanted)
+        return _from_table(path.stem, loaded, options, wanted)
 
     return Source(str(path), tuple(groups), read)
 
 
-def hub(name: str, size: int | None, on_corrupt: OnCorrupt, wanted: tuple[str, ...] | None) -> Source:
+def hub(name: str, options: Decoding, wanted: tuple[str, ...] | None) -> Source:
     """A data set of the Hugging Face Hub, or of its cache when offline."""
     from datasets import get_dataset_split_names, load_dataset
 
@@ -275,14 +270,12 @@ def hub(name: str, size: int | None, on_corrupt: OnCorrupt, wanted: tuple[str, .
             table = load_dataset(name, split=split)
         except Exception as error:
             raise DataError(f"split {split!r} of the data set {name!r} cannot be loaded: {error}.") from error
-        return _from_table(name, table, size, on_corrupt, wanted)
+        return _from_table(name, table, options, wanted)
 
     return Source(name, splits, read)
 
 
-def _from_table(
-    name: str, table: Any, size: int | None, on_corrupt: OnCorrupt, wanted: tuple[str, ...] | None
-) -> ImageSet:
+def _from_table(name: str, table: Any, options: Decoding, wanted: tuple[str, ...] | None) -> ImageSet:
     from datasets import ClassLabel
     from datasets import Image as ImageFeature
 
@@ -309,9 +302,7 @@ def _from_table(
         cell = raw[i][column]
         return cell["bytes"] if cell["bytes"] is not None else Path(cell["path"]).read_bytes()
 
-    if not len(raw):
-        raise DataError(f"{name} holds no images.")
-    return decode_all(name, [f"{name}[{i}]" for i in range(len(raw))], read, labels, names, size, on_corrupt)
+    return decode_all(name, [f"{name}[{i}]" for i in range(len(raw))], read, labels, names, options)
 
 
 def _integers(name: str, column: str, values: Iterable[Any]) -> Tensor:

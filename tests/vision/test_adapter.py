@@ -123,3 +123,19 @@ def test_misspelt_settings_are_named_together():
     assert "vision.augment.hue" in message
     assert "vision.probe.solver" in message
     assert "convex" in message
+
+
+def test_training_from_an_encoded_folder(tmp_path):
+    from PIL import Image
+
+    pixels = torch.randint(0, 256, (24, 8, 8, 3), generator=torch.Generator().manual_seed(0)).byte().numpy()
+    for i, image in enumerate(pixels):
+        folder = tmp_path / f"class{i % 2}"
+        folder.mkdir(exist_ok=True)
+        Image.fromarray(image).save(folder / f"{i:02d}.png")
+    table = {"source": str(tmp_path), "size": 8}
+    lazy = adapter(data={**table, "memory": 1e-6}, batch_size=4)
+    whole = adapter(data=table, batch_size=4)
+    for a, b in zip(lazy.batches(0), whole.batches(0), strict=True):
+        assert torch.equal(a.views[1], b.views[1])
+    assert lazy.evaluate(None) == whole.evaluate(None)

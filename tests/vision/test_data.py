@@ -10,7 +10,8 @@ from PIL import Image
 from dipole.core.errors import DataError
 from dipole.core.seeding import Seeds
 from dipole.vision.data import DataConfig, ImageSet, load, read_classes, unbalance
-from dipole.vision.sources import digits, open_source
+from dipole.vision.sources import Decoding, digits, open_source
+from dipole.vision.stream import ahead
 
 
 def png(value=0, size=(12, 12)):
@@ -62,7 +63,7 @@ def test_fingerprint_sees_pixels_and_labels():
 
 
 def test_folder_of_classes(folder):
-    images = open_source(str(folder), None, "refuse").read("train")
+    images = open_source(str(folder), Decoding()).read("train")
     assert images.class_names == ("cat", "dog")
     assert images.labels.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
     assert images.images[:, 0, 0, 0].tolist() == [0, 1, 2, 3, 10, 11, 12, 13]
@@ -82,7 +83,7 @@ def test_folder_with_splits(tmp_path):
 def test_loose_images_are_unlabelled(tmp_path):
     for i in range(4):
         (tmp_path / f"{i}.png").write_bytes(png(i))
-    images = open_source(str(tmp_path), None, "refuse").read("train")
+    images = open_source(str(tmp_path), Decoding()).read("train")
     assert images.labels is None
     assert images.counts() == {"unlabelled": 4}
 
@@ -91,17 +92,17 @@ def test_size_brings_images_to_one_square(tmp_path):
     (tmp_path / "a.png").write_bytes(png(3, (20, 12)))
     (tmp_path / "b.png").write_bytes(png(4, (9, 31)))
     with pytest.raises(DataError, match=r"b\.png has 9 x 31 pixels.*vision\.data\.size"):
-        open_source(str(tmp_path), None, "refuse").read("train")
-    assert open_source(str(tmp_path), 8, "refuse").read("train").images.shape == (2, 3, 8, 8)
+        open_source(str(tmp_path), Decoding()).read("train")
+    assert open_source(str(tmp_path), Decoding(size=8)).read("train").images.shape == (2, 3, 8, 8)
 
 
 def test_a_corrupt_file_is_named_and_refused_or_skipped(folder):
     (folder / "cat" / "2.png").write_bytes(png(2)[:40])
     (folder / "dog" / "1.png").write_bytes(b"this is no image")
     with pytest.raises(DataError, match=r"2 of 8 .*cat.2\.png.*dog.1\.png.*on_corrupt = 'skip'"):
-        open_source(str(folder), None, "refuse").read("train")
+        open_source(str(folder), Decoding()).read("train")
     with pytest.warns(UserWarning, match="skipped 2 of 8"):
-        images = open_source(str(folder), None, "skip").read("train")
+        images = open_source(str(folder), Decoding(on_corrupt="skip")).read("train")
     assert images.labels.tolist() == [0, 0, 0, 1, 1, 1]
     assert len(images.skipped) == 2
 
@@ -109,7 +110,7 @@ def test_a_corrupt_file_is_named_and_refused_or_skipped(folder):
 def test_nothing_but_corrupt_files_is_refused_even_when_skipping(tmp_path):
     (tmp_path / "x.png").write_bytes(b"")
     with pytest.raises(DataError, match="1 of 1 image files"):
-        open_source(str(tmp_path), None, "skip").read("train")
+        open_source(str(tmp_path), Decoding(on_corrupt="skip")).read("train")
 
 
 def test_an_empty_folder_is_refused(tmp_path):
@@ -132,7 +133,7 @@ def npz(path, **arrays):
 def test_npz(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (10, 6, 6, 3), dtype=np.uint8)
     path = npz(tmp_path / "a.npz", images=pixels, labels=np.arange(10) % 2, class_names=np.array(["x", "y"]))
-    images = open_source(str(path), None, "refuse").read("train")
+    images = open_source(str(path), Decoding()).read("train")
     assert images.images[3, 2].numpy().tolist() == pixels[3, :, :, 2].tolist()
     assert images.class_names == ("x", "y")
     parts = read(path, test=str(path))
@@ -197,12 +198,12 @@ def test_stl10_binary_layout(tmp_path):
 def test_class_list_picks_and_orders_classes(folder, tmp_path):
     listed = tmp_path / "list"
     listed.write_text("dog\n")
-    images = open_source(str(folder), None, "refuse", read_classes(listed)).read("train")
+    images = open_source(str(folder), Decoding(), read_classes(listed)).read("train")
     assert images.class_names == ("dog",)
     assert images.images[:, 0, 0, 0].tolist() == [10, 11, 12, 13]
     listed.write_text("dog\nbird\n")
     with pytest.raises(DataError, match=r"lacks 1 classes.*bird"):
-        open_source(str(folder), None, "refuse", read_classes(listed)).read("train")
+        open_source(str(folder), Decoding(), read_classes(listed)).read("train")
 
 
 def balanced(classes=10, each=100):
@@ -248,3 +249,44 @@ def test_cifar10_subset(shared_data):
     mean, std = parts.train.statistics
     np.testing.assert_allclose(mean, (0.4934, 0.4831, 0.4470), atol=1e-4)
     np.testing.assert_allclose(std, (0.2460, 0.2441, 0.2616), atol=1e-4)
+
+
+def test_a_set_larger_than_memory_stays_encoded_and_gives_the_same_images(folder):
+    whole = open_source(str(folder), Decoding(size=8)).read("train")
+    lazy = open_source(str(folder), Decoding(size=8, memory=100)).read("train")
+    assert not isinstance(lazy.images, torch.Tensor)
+    assert lazy.images.shape == whole.images.shape
+    index = torch.tensor([6, 1, 3])
+    assert torch.equal(lazy.images[index], whole.images[index])
+    assert torch.equal(torch.cat(list(lazy.images.split(3))), whole.images)
+    part = lazy.take(index)
+    assert torch.equal(part.images[torch.tensor([0, 2])], whole.images[index[[0, 2]]])
+    assert part.labels.tolist() == [1, 0, 0]
+    assert lazy.statistics == whole.statistics
+    assert lazy.fingerprint != part.fingerprint
+    assert lazy.fingerprint == open_source(str(folder), Decoding(size=8, memory=100)).read("train").fingerprint
+
+
+def test_a_corrupt_file_of_an_encoded_set_is_named_when_met(folder):
+    (folder / "cat" / "2.png").write_bytes(b"this is no image")
+    lazy = open_source(str(folder), Decoding(size=8, memory=100)).read("train")
+    with pytest.raises(DataError, match=r"cat.2\.png.*on_corrupt"):
+        lazy.images[torch.tensor([2])]
+    skipping = open_source(str(folder), Decoding(size=8, memory=100, on_corrupt="skip")).read("train")
+    with pytest.warns(UserWarning, match=r"cat.2\.png"):
+        image = skipping.images[torch.tensor([2])]
+    assert torch.equal(image, skipping.images[torch.tensor([3])])
+    assert len(skipping.broken()) == 1
+
+
+def test_ahead_keeps_items_order_and_errors():
+    assert list(ahead(iter(range(1, 6)))) == [1, 2, 3, 4, 5]
+
+    def failing():
+        yield 1
+        raise DataError("broken")
+
+    items = ahead(failing())
+    assert next(items) == 1
+    with pytest.raises(DataError, match="broken"):
+        next(items)

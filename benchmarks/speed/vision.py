@@ -1,0 +1,263 @@
+"""Images per second of augmentation alone and of a whole SimCLR step.
+
+    python -m dipole.benchmarks.speed.vision [--encoder resnet18] [--batch 256] [--size 32] [--rounds 9]
+        [--skip-step] [--device cuda --bf16 --compile] [--out FILE]
+
+Augmentation is compared, operation by operation and whole, with kornia's (if installed; parameters of its own for each
+image) and with a plain loop over images in PyTorch. Float32, one thread on a processor, processor time there and wall
+time on a GPU; rounds of the subjects alternate and the median counts. The step is set beside the encoder's own forward
+and backward pass on the same number of images.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dipole import objective
+from dipole.core.pairs import Pairs
+from dipole.vision import augment as A
+from dipole.vision.encoders import EncoderConfig, build_encoder, build_projector
+
+Subject = Callable[[Tensor], Tensor]
+OFF: dict[str, Any] = {
+    "flip": 0.0,
+    "jitter": 0.0,
+    "grey": 0.0,
+    "blur": 0.0,
+    "crop_scale": (1.0, 1.0),
+    "crop_ratio": (1.0, 1.0),
+}
+CROP = {"crop_scale": (0.2, 1.0), "crop_ratio": (3 / 4, 4 / 3)}
+OPERATIONS: dict[str, dict[str, Any]] = {
+    "crop": CROP,
+    "crop and flip": {**CROP, "flip": 0.5},
+    "jitter": {"jitter": 1.0},
+    "blur": {"blur": 1.0},
+    "all but blur": {**CROP, "flip": 0.5, "jitter": 1.0, "grey": 0.2},
+    "all": {**CROP, "flip": 0.5, "jitter": 1.0, "grey": 0.2, "blur": 0.5},
+}
+
+
+def ours(settings: dict[str, Any]) -> Subject:
+    """dipole with only these operations on."""
+    config = A.AugmentConfig(**{**OFF, **settings})
+    generator = torch.Generator().manual_seed(0)
+    off = config.crop_scale == (1.0, 1.0)
+
+    def run(images: Tensor) -> Tensor:
+        parameters = A.draw(config, len(images), *images.shape[-2:], generator)
+        if not off:
+            return A.apply(config, images, parameters)
+        # The crop is part of `apply`; without it the operation is called by itself, slice by slice as `apply` does.
+        parameters = parameters.to(images.device)
+        out = images.clone()
+        step = len(images) if images.is_cuda else max(1, A.CACHE_FLOATS // images[0, 0].numel())
+        for start in range(0, len(images), step):
+            part = slice(start, start + step)
+            if config.jitter:
+                A.color_jitter_(out[part], parameters[part])
+            if config.blur:
+                out[part] = A.gaussian_blur(out[part], parameters.sigma[part], config.kernel(images.shape[-1]))
+        return out
+
+    return run
+
+
+def kornias(settings: dict[str, Any], size: int) -> Subject | None:
+    """The same operations by kornia; None where it is not installed."""
+    try:
+        import kornia.augmentation as K
+    except ImportError:
+        return None
+    steps: list[Any] = []
+    if "crop_scale" in settings:
+        steps.append(K.RandomResizedCrop((size, size), settings["crop_scale"], align_corners=False))
+    if settings.get("flip"):
+        steps.append(K.RandomHorizontalFlip(p=settings["flip"]))
+    if settings.get("jitter"):
+        steps.append(K.ColorJitter(0.4, 0.4, 0.4, 0.4))
+    if settings.get("grey"):
+        steps.append(K.RandomGrayscale(p=settings["grey"]))
+    if settings.get("blur"):
+        kernel = A.AugmentConfig().kernel(size)
+        steps.append(K.RandomGaussianBlur((kernel, kernel), (0.1, 2.0), p=settings["blur"]))
+
+    def run(images: Tensor) -> Tensor:
+        for step in steps:
+            images = step(images)
+        return images
+
+    return run
+
+
+def plain_loop(settings: dict[str, Any], size: int) -> Subject:
+    """One image at a time with PyTorch's own functions, as a data loader's worker does."""
+    generator = torch.Generator().manual_seed(0)
+
+    def uniform(low: float, high: float) -> float:
+        return low + (high - low) * float(torch.rand((), generator=generator))
+
+    def luma(x: Tensor) -> Tensor:
+        return (x * x.new_tensor(A.LUMA)[:, None, None]).sum(0, keepdim=True)
+
+    def crop(x: Tensor) -> Tensor:
+        box = A.draw_boxes(A.AugmentConfig(), 1, *x.shape[-2:], generator)[0].int().tolist()
+        top, left, height, width = box
+        part = x[None, :, top : top + height, left : left + width]
+        return F.interpolate(part, (size, size), mode="bilinear", align_corners=False, antialias=True)[0]
+
+    def jitter(x: Tensor) -> Tensor:
+        for index in torch.randperm(4, generator=generator).tolist():
+            factor = uniform(0.6, 1.4)
+            if index == 0:
+                x = (x * factor).clamp(0, 1)
+            elif index == 1:
+                x = (factor * x + (1 - factor) * luma(x).mean()).clamp(0, 1)
+            elif index == 2:
+                x = (factor * x + (1 - factor) * luma(x)).clamp(0, 1)
+            else:
+                x = A.adjust_hue_(x[None].clone(), torch.tensor([uniform(-0.4, 0.4)]))[0]
+        return x
+
+    def blur(x: Tensor) -> Tensor:
+        kernel = A.AugmentConfig().kernel(size)
+        taps = torch.arange(kernel) - kernel // 2
+        weight = torch.exp(-0.5 * (taps / uniform(0.1, 2.0)) ** 2)
+        weight = (weight / weight.sum()).expand(x.shape[0], 1, 1, -1)
+        half = kernel // 2
+        y = F.pad(x[None], (half, half, half, half), mode="reflect")
+        return F.conv2d(F.conv2d(y, weight, groups=len(x)), weight.mT, groups=len(x))[0]
+
+    def one(x: Tensor) -> Tensor:
+        if "crop_scale" in settings:
+            x = crop(x)
+        if settings.get("flip") and uniform(0, 1) < settings["flip"]:
+            x = x.flip(-1)
+        if settings.get("jitter"):
+            x = jitter(x)
+        if settings.get("grey") and uniform(0, 1) < settings["grey"]:
+            x = luma(x).expand_as(x)
+        if settings.get("blur") and uniform(0, 1) < settings["blur"]:
+            x = blur(x)
+        return x
+
+    return lambda images: torch.stack([one(image) for image in images])
+
+
+def clock(device: torch.device) -> float:
+    """Processor time, or wall time once the GPU is idle."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        return time.perf_counter()
+    return time.process_time()
+
+
+def medians(subjects: dict[str, Callable[[], Any]], device: torch.device, rounds: int) -> dict[str, float]:
+    """Median milliseconds of each subject; one warm-up, then alternating rounds."""
+    times: dict[str, list[float]] = {name: [] for name in subjects}
+    for number in range(rounds + 1):
+        for name, run in subjects.items():
+            start = clock(device)
+            run()
+            if number:
+                times[name].append(1e3 * (clock(device) - start))
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def augmentation(batch: int, size: int, device: torch.device, rounds: int) -> dict[str, dict[str, float]]:
+    """Operation -> subject -> milliseconds per batch."""
+    images = torch.rand(batch, 3, size, size, device=device)
+    table = {}
+    for name, settings in OPERATIONS.items():
+        found: dict[str, Subject | None] = {"dipole": ours(settings), "kornia": kornias(settings, size)}
+        if device.type == "cpu":
+            found["plain loop"] = plain_loop(settings, size)
+        subjects = {key: (lambda run=run: run(images)) for key, run in found.items() if run is not None}
+        table[name] = medians(subjects, device, rounds)
+    return table
+
+
+def step(options: argparse.Namespace, device: torch.device) -> dict[str, float]:
+    """Milliseconds of the encoder's forward and backward pass, and of a whole SimCLR step with two views."""
+    config = EncoderConfig(name=options.encoder)
+    encoder = build_encoder(config, 3, options.size).to(device)
+    projector, _ = build_projector(config, encoder.taps[encoder.last])
+    projector.to(device)
+    if device.type == "cuda":
+        encoder.to(memory_format=torch.channels_last)
+    if options.compile:
+        encoder.compile()
+    recipe, generator = A.AugmentConfig(), torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (options.batch, 3, options.size, options.size), dtype=torch.uint8, device=device)
+    loss_of = objective("infonce(temperature=0.5)")
+    parameters = [*encoder.parameters(), *projector.parameters()]
+    optimizer = torch.optim.SGD(parameters, 0.01, momentum=0.9)
+    memory = torch.channels_last if device.type == "cuda" else torch.contiguous_format
+    ready = torch.rand(2 * options.batch, 3, options.size, options.size, device=device).contiguous(memory_format=memory)
+    mixed = torch.autocast(device.type, torch.bfloat16, enabled=options.bf16)
+    weight = torch.rand(2 * options.batch, encoder.taps[encoder.last], device=device)
+
+    def alone() -> None:
+        with mixed:
+            features = encoder(ready)
+        (features.float() * weight).sum().backward()
+        encoder.zero_grad()
+
+    def whole() -> None:
+        views = torch.cat([A.augment(recipe, images, generator) for _ in range(2)]).contiguous(memory_format=memory)
+        with mixed:
+            z = projector(encoder(views))
+        loss_of(Pairs.from_views(list(z.float().chunk(2)))).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return medians({"encoder forward + backward": alone, "SimCLR step": whole}, device, max(1, options.rounds // 3))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--encoder", default="resnet18", help="encoder of the step (default resnet18)")
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--size", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--skip-step", action="store_true", help="augmentation only")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--bf16", action="store_true", help="the step in bfloat16 (autocast)")
+    parser.add_argument("--compile", action="store_true", help="compile the encoder")
+    parser.add_argument("--out", type=Path, help="also write the numbers as JSON")
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    table = augmentation(options.batch, options.size, device, options.rounds)
+    kind = "processor time, one thread" if device.type == "cpu" else "wall time"
+    print(f"augmentation of {options.batch} images of {options.size} x {options.size}, {kind}")
+    print(f"  {'operation':14s} {'dipole':>12s}  {'images/s':>9s}  others: ms (times dipole)")
+    for name, row in table.items():
+        mine = row["dipole"]
+        others = ", ".join(f"{key} {ms:.1f} ({ms / mine:.1f}x)" for key, ms in row.items() if key != "dipole")
+        print(f"  {name:14s} {mine:9.2f} ms  {1e3 * options.batch / mine:9.0f}  {others}")
+    report: dict[str, Any] = {"date": date.today().isoformat(), "device": options.device, "augmentation": table}
+    if not options.skip_step:
+        times = report["step"] = step(options, device)
+        alone, whole = times.values()
+        outside = 100 * (1 - alone / whole)
+        print(f"SimCLR step, {options.encoder}, 2 x {options.batch} views")
+        print(f"  encoder forward + backward {alone:.0f} ms, whole step {whole:.0f} ms ({whole / alone:.3f} times);")
+        print(f"  outside the encoder {outside:.1f} %; {math.floor(1e3 * options.batch / whole)} images/s")
+    if options.out:
+        options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
