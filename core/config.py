@@ -67,7 +67,8 @@ class TrainConfig(Settings):
         """Check the settings against each other, and give those that depend on others their values."""
         problems = []
         if (self.epochs is None) == (self.steps is None):
-            problems.append("give either epochs or steps, not both" if self.epochs else "give epochs or steps")
+            both = "give either epochs or steps, not both; --set train.epochs= takes the recipe's away"
+            problems.append(both if self.epochs else "give epochs or steps")
         if self.optimizer in ("adam", "adamw"):
             if self.momentum is not None:
                 problems.append(f"momentum has no effect with optimizer {self.optimizer!r}; use sgd or lars, or betas")
@@ -203,12 +204,20 @@ def read_recipe(recipe: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
 
 
+UNSET = object()
+
+
 def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
-    """Split "a.b=value"; the value is read as TOML (3, 1e-3, true, [1, 2], "x") and as plain text where that fails."""
+    """Split "a.b=value"; the value is read as TOML (3, 1e-3, true, [1, 2], "x") and as plain text where that fails.
+
+    "a.b=" gives UNSET: the recipe's value is taken away.
+    """
     path, equals, value = text.partition("=")
     keys = tuple(key.strip() for key in path.split("."))
     if not equals or not all(keys):
         raise ConfigError(f"--set {text!r} is not of the form key=value or table.key=value.")
+    if not value.strip():
+        return keys, UNSET
     try:
         read = tomllib.loads(f"value = {value}")
     except tomllib.TOMLDecodeError:
@@ -231,7 +240,8 @@ def resolve(recipe: Mapping[str, Any], overrides: Iterable[str] = ()) -> Resolve
             origins = {
                 path: source for path, source in origins.items() if not f"{path}.".startswith(".".join(keys) + ".")
             }
-            origins.update(dict.fromkeys(_paths(value, keys), "--set"))
+            if value is not UNSET:
+                origins.update(dict.fromkeys(_paths(value, keys), "--set"))
     model: type[RunConfig] = RunConfig
     domain = values.get("domain")
     adapter = None
@@ -307,7 +317,10 @@ def _assign(values: dict[str, Any], keys: Sequence[str], value: Any) -> None:
         if not isinstance(inner, dict):
             raise ConfigError(f"--set {'.'.join(keys)}: {'.'.join(keys[:depth])!r} is a value, not a table.")
         table = inner
-    table[keys[-1]] = value
+    if value is UNSET:
+        table.pop(keys[-1], None)
+    else:
+        table[keys[-1]] = value
 
 
 # Error messages ------------------------------------------------------------------------------------------------------

@@ -9,6 +9,11 @@ from typing import Any
 
 from dipole.core.cli import Runner
 
+DOMAIN_SUMMARIES = {
+    "vision": "images: SimCLR, CMC, MoCo-v2 and SwAV, with probes on the frozen encoder",
+    "text": "sentences: Quick Thoughts and block contrast, with the SentEval tasks",
+    "rl": "agents that see pixels: SAC with a contrastive objective (CURL)",
+}
 KINDS = ("objectives", "regularizers", "diagnostics", "recipes", "domains")
 
 
@@ -42,7 +47,10 @@ def list_kind(kind: str) -> list[dict[str, Any]]:
     if kind == "domains":
         from dipole.core.adapter import DOMAINS
 
-        return [{"name": name, "summary": target} for name, target in DOMAINS.items()]
+        return [
+            {"name": name, "summary": DOMAIN_SUMMARIES.get(name, target), "adapter": target}
+            for name, target in DOMAINS.items()
+        ]
     from dipole.core.registry import Kind, registry
 
     kinds: dict[str, Kind] = {"objectives": "objective", "regularizers": "regularizer", "diagnostics": "diagnostic"}

@@ -18,7 +18,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
         action="extend",
         default=[],
         dest="overrides",
-        help="change settings, such as train.epochs=5 'objective=infonce + 0.1*dp'",
+        help="change settings, such as train.epochs=5 'objective=infonce + 0.1*dp'; KEY= goes back to the default",
     )
     parser.add_argument("--seed", type=int, help="the same as --set seed=N")
     parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="folder of runs (default: runs)")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field
 
-from dipole.core.config import Settings, load, parse_override, read_recipe, resolve, toml_text
+from dipole.core.config import UNSET, Settings, load, parse_override, read_recipe, resolve, toml_text
 from dipole.core.errors import ConfigError
 
 
@@ -41,12 +41,28 @@ def test_precedence_and_origins(blobs: Path) -> None:
         ("a.b=cosine", "cosine"),
         ("a.b=infonce(temperature=0.5) + 0.1*dp", "infonce(temperature=0.5) + 0.1*dp"),
         ("a.b=x=y", "x=y"),
-        ("a.b=", ""),
+        ("a.b=", UNSET),
+        ('a.b=""', ""),
         ("a.b=1\nc=2", "1\nc=2"),
     ],
 )
 def test_override_values_are_toml_and_else_text(text: str, value: object) -> None:
     assert parse_override(text) == (("a", "b"), value)
+
+
+def test_an_empty_override_takes_the_recipes_value_away(blobs: Path) -> None:
+    resolved = load(blobs, ["train.steps=", "train.epochs=2", "train.batch_size= ", "blobs.noise="])
+    assert (resolved.config.train.steps, resolved.config.train.epochs) == (None, 2)
+    assert resolved.config.train.batch_size == 256
+    assert resolved.origins["train.batch_size"] == "default"
+    assert resolved.config.settings.noise == 0.3
+
+
+def test_carets_stay_under_their_place(blobs: Path) -> None:
+    lines = problems("objective=infonce + dp(delta_pos=2)", recipe=blobs).splitlines()
+    place = next(number for number, line in enumerate(lines) if "^" in line)
+    assert lines[place - 1].index("delta_pos") == lines[place].index("^")
+    assert lines[place].strip("^ ") == ""
 
 
 def test_every_problem_is_in_one_message(blobs: Path) -> None:

@@ -1,0 +1,52 @@
+"""What a run says on stderr."""
+
+import io
+import sys
+
+import pytest
+
+from dipole.core import progress
+from dipole.core.progress import Progress, duration
+
+
+def run(monkeypatch: pytest.MonkeyPatch, terminal: bool, quiet: bool) -> str:
+    class Stream(io.StringIO):
+        def isatty(self) -> bool:
+            return terminal
+
+    stream, clock = Stream(), iter(range(0, 1000, 4))
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(clock)))
+    shown = Progress(quiet)
+    shown.start("blobs [0]", 100, 40)
+    for step in range(41, 51):
+        shown.values({"train/loss": 2.5})
+        shown.update(step)
+    shown.status("evaluating")
+    shown.note("step 50: accuracy [1] 0.5")
+    shown.warn("warning: something")
+    shown.close(50)
+    shown.close()
+    return stream.getvalue()
+
+
+def test_plain_lines_come_now_and_then_and_name_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = run(monkeypatch, terminal=False, quiet=False).splitlines()
+    assert 2 <= sum(line.startswith("step 4") for line in lines) <= 5
+    assert lines[0].startswith("step 43/100  loss 2.5  about ")
+    assert lines[-2:] == ["step 50: accuracy [1] 0.5", "warning: something"]
+
+
+def test_quiet_keeps_only_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(monkeypatch, terminal=False, quiet=True) == "warning: something\n"
+
+
+def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = run(monkeypatch, terminal=True, quiet=False)
+    assert "50/100" in text
+    assert "step 50: accuracy [1] 0.5" in text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(-1, "0s"), (42.4, "42s"), (130, "2m10s"), (7300, "2h01m")])
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
