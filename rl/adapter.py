@@ -46,7 +46,7 @@ class RLConfig(Settings):
     task: str = Field("dot", description='"dot", or a task of the suite: "cheetah-run", "ball_in_cup-catch", ...')
     size: int | None = Field(None, ge=12, description="rendered height and width; default 100 (dot: 28)")
     frame_stack: int = Field(3, ge=1, description="frames in an observation")
-    action_repeat: int | None = Field(None, ge=1, description="control steps for each action; default the papers' value")
+    action_repeat: int | None = Field(None, ge=1, description="control steps per action; default the papers'")
     camera: int | None = Field(None, ge=0, description="default 0 (quadruped: 2)")
     rendering: Literal["paper", "fast"] = Field("paper", description="fast: no shadows, reflections, anti-aliasing")
     envs: int = Field(1, ge=1, description="environments that are stepped together")
@@ -136,7 +136,9 @@ class RLAdapter(Adapter):
             config, seed=seed, device=device, workdir=workdir, batch_size=batch_size, rank=rank, world_size=world_size
         )
         if world_size > 1:
-            raise ConfigError("the rl domain trains in one process: start it without torchrun (rl.envs steps several environments).")
+            raise ConfigError(
+                "the rl domain trains in one process: start it without torchrun (rl.envs steps several at once)."
+            )
         self.agent = ContrastiveSAC(
             "CnnPolicy",
             self._environments(),
@@ -224,7 +226,9 @@ class RLAdapter(Adapter):
     def evaluate(self, objective: Any) -> dict[str, float]:
         """Returns of whole episodes, the scores reached so far, and diagnostics of one batch of pairs."""
         agent, observations = self.agent, []
-        returns = evaluate(agent, self._evaluation_env, self.config.episodes, self.seed.probe, observations=observations)
+        returns = evaluate(
+            agent, self._evaluation_env, self.config.episodes, self.seed.probe, observations=observations
+        )
         picks = self.seed.numpy("probe", "observations").permutation(len(observations))[:_KEPT]
         self._observations = [observations[index] for index in np.sort(picks)]
         self.history = [each for each in self.history if each.environment_steps < agent.environment_steps]

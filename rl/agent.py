@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Literal
 import gymnasium
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812
 from gymnasium import spaces
 from stable_baselines3 import SAC
 from stable_baselines3.common.policies import BasePolicy
@@ -85,7 +84,8 @@ class ContrastiveSAC(SAC):
         if unknown:
             allowed = sorted({*presets.NAMES, *_SB3, "augmentation", "storage", "preset"})
             raise ConfigError(
-                f"ContrastiveSAC has no setting {unknown[0]!r}.{nearest(unknown[0], allowed)} Settings: {', '.join(allowed)}."
+                f"ContrastiveSAC has no setting {unknown[0]!r}.{nearest(unknown[0], allowed)} "
+                f"Settings: {', '.join(allowed)}."
             )
         chosen = presets.resolve(preset, settings)
         if objective is not None:
@@ -142,7 +142,9 @@ class ContrastiveSAC(SAC):
             self.replay_buffer_class = FrameReplayBuffer
             self.replay_buffer_kwargs.setdefault("storage", self.storage)
         if not issubclass(self.replay_buffer_class, FrameReplayBuffer):
-            raise ConfigError(f"replay_buffer_class must derive from FrameReplayBuffer, got {self.replay_buffer_class}.")
+            raise ConfigError(
+                f"replay_buffer_class must derive from FrameReplayBuffer, got {self.replay_buffer_class}."
+            )
         self.policy_kwargs = {"settings": chosen, "image_size": self._augment.size}
         super()._setup_model()
         assert self.log_ent_coef is not None
@@ -279,7 +281,8 @@ class ContrastiveSAC(SAC):
         logs["critic_loss"] = self._descend("critic", loss, [self.critic.optimizer])
 
     def _actor_step(self, convolved: Tensor, logs: dict[str, float]) -> None:
-        assert self.log_ent_coef is not None and isinstance(self.ent_coef_optimizer, torch.optim.Adam)
+        assert self.log_ent_coef is not None
+        assert isinstance(self.ent_coef_optimizer, torch.optim.Adam)
         assert isinstance(self.target_entropy, float)
         actor = self.policy.actor
         mean, log_std = actor.distribution(actor.features_extractor.head(convolved))  # type: ignore[operator]
@@ -379,8 +382,8 @@ class ContrastiveSAC(SAC):
         value = float(loss)
         if not np.isfinite(value):
             raise TrainingError(
-                f"the {name} loss is {value} {self._where()}; the step was not taken. Lower the learning rate, or look at "
-                "the rewards and observations of the environment."
+                f"the {name} loss is {value} {self._where()}; the step was not taken. Lower the learning rate, or look "
+                "at the rewards and observations of the environment."
             )
         return value
 
@@ -390,14 +393,18 @@ class ContrastiveSAC(SAC):
         if bool(torch.isfinite(norms).all()):
             return
         names = {id(parameter): label for label, parameter in self.policy.named_parameters()}
-        guilty = [names.get(id(p), "the temperature") for p in parameters if p.grad is not None and not p.grad.isfinite().all()]
+        guilty = [
+            names.get(id(p), "the temperature")
+            for p in parameters
+            if p.grad is not None and not p.grad.isfinite().all()
+        ]
         terms = self._guilty_terms(pairs) if pairs is not None else []
         source = f" It comes from the term {', '.join(terms)}." if terms else ""
         for parameter in parameters:
             parameter.grad = None
         raise TrainingError(
-            f"the gradient of the {name} loss is not finite {self._where()}, first in {guilty[0]}; the step was not taken."
-            f"{source} Lower the learning rate, or use precision='float32'."
+            f"the gradient of the {name} loss is not finite {self._where()}, first in {guilty[0]}; the step was not "
+            f"taken.{source} Lower the learning rate, or use precision='float32'."
         )
 
     def _guilty_terms(self, pairs: Pairs) -> list[str]:
@@ -406,7 +413,9 @@ class ContrastiveSAC(SAC):
         found = []
         for name, _, term in self.policy.contrast:
             anchors = pairs.anchors.detach().requires_grad_()
-            (gradient,) = torch.autograd.grad(term(replace(pairs, anchors=anchors, trusted=True)), anchors, allow_unused=True)
+            (gradient,) = torch.autograd.grad(
+                term(replace(pairs, anchors=anchors, trusted=True)), anchors, allow_unused=True
+            )
             if gradient is not None and not gradient.isfinite().all():
                 found.append(name)
         return found
@@ -421,9 +430,7 @@ class ContrastiveSAC(SAC):
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "_augment", "encoder_optimizer", "contrast_optimizer"]
 
-    def save(
-        self, path: Any, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None
-    ) -> None:
+    def save(self, path: Any, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None) -> None:
         """Save as SB3 does, but to a temporary file first: the old file stays until the new one is on the disk.
 
         Replay and generators are not in it; see `checkpoint.save` for everything a bit-exact continuation needs.
@@ -503,5 +510,3 @@ def warn_if_emulated(device: torch.device) -> None:
             RuntimeWarning,
             stacklevel=3,
         )
-
-

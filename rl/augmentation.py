@@ -87,10 +87,16 @@ class Custom:
 
     def _checked(self, images: Tensor) -> Tensor:
         out = self.function(images)
-        if not isinstance(out, Tensor) or out.ndim != 4 or out.shape[:2] != images.shape[:2] or out.shape[2] != out.shape[3]:
+        if (
+            not isinstance(out, Tensor)
+            or out.ndim != 4
+            or out.shape[:2] != images.shape[:2]
+            or out.shape[2] != out.shape[3]
+        ):
             got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
             raise ConfigError(
-                f"the augmentation function must return a tensor (B, C, h, h) for its input {tuple(images.shape)}, got {got}."
+                f"the augmentation function must return a tensor (B, C, h, h) for its input {tuple(images.shape)}, "
+                f"got {got}."
             )
         return out
 
@@ -104,7 +110,9 @@ def shift(images: Tensor, top: NDArray[Any], left: NDArray[Any], pad: int) -> Te
         pad: largest shift in pixels.
     """
     height, width = images.shape[-2:]
-    rows = torch.as_tensor(top, device=images.device)[:, None] + torch.arange(height, device=images.device) - pad  # (B, h)
+    rows = (
+        torch.as_tensor(top, device=images.device)[:, None] + torch.arange(height, device=images.device) - pad
+    )  # (B, h)
     columns = torch.as_tensor(left, device=images.device)[:, None] + torch.arange(width, device=images.device) - pad
     rows, columns = rows.clamp(0, height - 1), columns.clamp(0, width - 1)
     batch = torch.arange(len(images), device=images.device)[:, None]
@@ -125,7 +133,9 @@ def resolve(choice: Any, channels: int, rendered: int, size: int | None, inclusi
     if callable(choice):
         custom = Custom(choice, channels, rendered)
         if size not in (None, custom.size):
-            raise ConfigError(f"image_size is {size}, but the augmentation function returns images of size {custom.size}.")
+            raise ConfigError(
+                f"image_size is {size}, but the augmentation function returns images of size {custom.size}."
+            )
         return custom
     if choice not in NAMES:
         hint = nearest(str(choice), NAMES)

@@ -121,7 +121,9 @@ class ContrastiveCallback(BaseCallback):
         outcome = self.contrast(Pairs.cross(anchors, keys))
         for name, term in outcome.terms.items():
             if not np.isfinite(float(term)):
-                raise TrainingError(f"the term {name} is {float(term)} at agent step {self.num_timesteps}; no step was taken.")
+                raise TrainingError(
+                    f"the term {name} is {float(term)} at agent step {self.num_timesteps}; no step was taken."
+                )
         self.optimizer.zero_grad()
         outcome.loss.backward()
         gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]

@@ -66,13 +66,15 @@ def save(agent: ContrastiveSAC, folder: str | Path) -> Path:
     return folder
 
 
-def resume(folder: str | Path, env: Any, device: str = "auto", cls: type[ContrastiveSAC] = ContrastiveSAC) -> ContrastiveSAC:
+def resume(
+    folder: str | Path, env: Any, device: str = "auto", cls: type[ContrastiveSAC] = ContrastiveSAC
+) -> ContrastiveSAC:
     """Return an agent that continues as if it had never stopped: `agent.learn(rest, reset_num_timesteps=False)`.
 
     Args:
         folder: what `save` wrote.
-        env: environments made like those of the first run. Ones without get_state / set_state start a new episode instead
-            (with a warning): that continues the training, but not bit for bit.
+        env: environments made like those of the first run. Ones without get_state / set_state start a new episode
+            instead (with a warning): that continues the training, but not bit for bit.
         device: where to continue.
         cls: the agent's class.
 
@@ -96,7 +98,8 @@ def restore(agent: ContrastiveSAC, folder: str | Path) -> None:
     try:
         _, parameters, variables = load_from_zip_file(folder / "agent.zip", load_data=False, device=agent.device)
         agent.set_parameters(parameters, exact_match=True, device=agent.device)  # type: ignore[arg-type]
-        assert variables is not None and agent.log_ent_coef is not None
+        assert variables is not None
+        assert agent.log_ent_coef is not None
         agent.log_ent_coef.data = variables["log_ent_coef"].data
         agent.load_replay_buffer(folder / "replay.pkl")
         with open(folder / "state.pkl", "rb") as file:
@@ -117,11 +120,15 @@ def check(folder: Path) -> None:
     try:
         sizes = json.loads((folder / "manifest.json").read_text())["bytes"]
     except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{folder} is no checkpoint of an agent: its manifest.json is missing or damaged.") from error
+        raise CheckpointError(
+            f"{folder} is no checkpoint of an agent: its manifest.json is missing or damaged."
+        ) from error
     for name, size in sizes.items():
         found = (folder / name).stat().st_size if (folder / name).is_file() else 0
         if found != size:
-            raise CheckpointError(f"the checkpoint {folder} is incomplete: {name} has {found} of {size} bytes. Use another one.")
+            raise CheckpointError(
+                f"the checkpoint {folder} is incomplete: {name} has {found} of {size} bytes. Use another one."
+            )
 
 
 def _state(agent: ContrastiveSAC) -> dict[str, Any]:
@@ -149,8 +156,8 @@ def _restore_environments(agent: ContrastiveSAC, env: VecEnv, state: dict[str, A
     )
     if not restored:
         warnings.warn(
-            "the environments cannot take their state back (no get_state / set_state, or a VecEnv wrapper with a state of "
-            "its own): a new episode starts, so the continuation is not bit for bit the same.",
+            "the environments cannot take their state back (no get_state / set_state, or a VecEnv wrapper with a state "
+            "of its own): a new episode starts, so the continuation is not bit for bit the same.",
             RuntimeWarning,
             stacklevel=4,
         )

@@ -1,5 +1,6 @@
 """The pixel encoder of SAC-AE and CURL: four convolutions, a linear layer, layer normalisation."""
 
+import itertools
 from typing import Any
 
 import torch
@@ -23,8 +24,8 @@ class PixelEncoder(BaseFeaturesExtractor):
         layers, filters: number and channels of the convolutions.
         tanh: apply tanh to the embedding.
         channels_last: memory layout of the convolutions.
-        chunk: rows at once on the CPU (0: all). The allocator hands out blocks of more than 32 MB as fresh pages, each of
-            which faults: at batch 512 that is half of the time. The values do not depend on it.
+        chunk: rows at once on the CPU (0: all). The allocator hands out blocks of more than 32 MB as fresh pages, each
+            of which faults: at batch 512 that is half of the time. The values do not depend on it.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class PixelEncoder(BaseFeaturesExtractor):
         channels = [observation_space.shape[0], *[filters] * layers]
         self.convs = nn.ModuleList(
             nn.Conv2d(before, after, 3, stride=1 if index else 2)
-            for index, (before, after) in enumerate(zip(channels[:-1], channels[1:], strict=True))
+            for index, (before, after) in enumerate(itertools.pairwise(channels))
         )
         self.fc = nn.Linear(filters * extent * extent, features_dim)
         self.ln = nn.LayerNorm(features_dim)

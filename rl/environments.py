@@ -1,7 +1,7 @@
 """Tasks of the DeepMind Control Suite seen through pixels, as Gymnasium environments.
 
-Straight on `dm_control.suite`: channel-first uint8 frames, a frame stack, action repeat, the time limit as truncation, and
-the full state in and out for bit-exact resume.
+Straight on `dm_control.suite`: channel-first uint8 frames, a frame stack, action repeat, the time limit as truncation,
+and the full state in and out for bit-exact resume.
 """
 
 from collections import deque
@@ -83,7 +83,9 @@ class ControlEnv(gymnasium.Env[NDArray[np.uint8], NDArray[np.float32]]):
         self._control = suite.load(domain, name, task_kwargs={**(task_kwargs or {}), "random": seed})
         self._physics = self._control.physics
         self._limit = min(self._control._step_limit, _TIME_LIMIT)
-        self._camera = _camera(self._physics, size, tasks.CAMERA.get(domain, 0) if camera is None else camera, rendering)
+        self._camera = _camera(
+            self._physics, size, tasks.CAMERA.get(domain, 0) if camera is None else camera, rendering
+        )
         self._rendering = rendering
         spec = self._control.action_spec()
         wide = np.maximum(np.abs(spec.minimum), np.abs(spec.maximum)) > _UNBOUNDED

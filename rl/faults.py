@@ -33,8 +33,8 @@ def fault_message(environment: int, fault: dict[str, Any]) -> str:
 class Guard(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Turns an exception in `step` into a truncated episode with `info["fault"]`: error, step, episode, seed.
 
-    The observation of such a step is the last good one, the reward 0; replay leaves the step out. An exception in `reset`
-    is tried again; after five faults without a good step TrainingError is raised.
+    The observation of such a step is the last good one, the reward 0; replay leaves the step out. An exception in
+    `reset` is tried again; after five faults without a good step TrainingError is raised.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
@@ -141,7 +141,9 @@ class WorkerVecEnv(SubprocVecEnv):
         self._deaths = [0] * self.num_envs
 
     def reset(self) -> Any:
-        self._root_seeds = [old if seed is None else seed for old, seed in zip(self._root_seeds, self._seeds, strict=True)]
+        self._root_seeds = [
+            old if seed is None else seed for old, seed in zip(self._root_seeds, self._seeds, strict=True)
+        ]
         observations = super().reset()
         self._last_obs = list(observations)
         return observations

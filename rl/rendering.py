@@ -1,7 +1,7 @@
 """Which OpenGL renders without a display: EGL or OSMesa, decided before dm_control is imported, by trying them.
 
-`python -m dipole.rl.rendering` says what is used; with `--install` it first installs the missing system packages where it
-may (as root, or by sudo without a password). Needs nothing but the standard library.
+`python -m dipole.rl.rendering` says what is used; with `--install` it first installs the missing system packages where
+it may (as root, or by sudo without a password). Needs nothing but the standard library.
 """
 
 import argparse
@@ -135,7 +135,10 @@ def install() -> bool:
     if elevate and shutil.which("sudo") is None:
         return False
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for command in (["apt-get", "update", "-qq"], ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *PACKAGES]):
+    for command in (
+        ["apt-get", "update", "-qq"],
+        ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *PACKAGES],
+    ):
         if subprocess.run([*elevate, *command], env=environment, stdout=subprocess.DEVNULL).returncode:
             return False
     return any(works() for works in BACKENDS.values())

@@ -1,7 +1,7 @@
 """Experience replay that stores every frame once.
 
-A stack of k frames is k indices into one ring of frames, so that a transition costs one new frame instead of the 2k that
-storing observation and next observation takes: 100,000 transitions of 9x100x100 fit in about 3.0 GB instead of 18.
+A stack of k frames is k indices into one ring of frames, so that a transition costs one new frame instead of the 2k
+that storing observation and next observation takes: 100,000 transitions of 9x100x100 fit in about 3.0 GB instead of 18.
 """
 
 from dataclasses import dataclass
@@ -155,7 +155,9 @@ class FrameReplayBuffer(ReplayBuffer):
         channels, height, width = observation_space.shape
         self.frame_stack = frame_stack or (channels // 3 if channels % 3 == 0 else channels)
         if channels % self.frame_stack:
-            raise ConfigError(f"frame_stack {self.frame_stack} does not divide the {channels} channels of the observation.")
+            raise ConfigError(
+                f"frame_stack {self.frame_stack} does not divide the {channels} channels of the observation."
+            )
         # Every frame is stored once whatever SB3 asks for, and its option would lose the time limits.
         self.optimize_memory_usage = False
         self.handle_timeout_termination = handle_timeout_termination
@@ -281,7 +283,9 @@ class FrameReplayBuffer(ReplayBuffer):
             if len(faulty) == 0:
                 return env, slot
             env[faulty], slot[faulty] = self._locate(self.rng.integers(0, ends[-1], len(faulty)), sizes, ends)
-        raise TrainingError("the replay buffer holds hardly anything but steps that failed: nothing can be learned from it.")
+        raise TrainingError(
+            "the replay buffer holds hardly anything but steps that failed: nothing can be learned from it."
+        )
 
     def _locate(self, flat: NDArray[Any], sizes: NDArray[Any], ends: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
         env = np.searchsorted(ends, flat, side="right")

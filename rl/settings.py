@@ -16,7 +16,8 @@ class Settings:
         bilinear_init: how a bilinear W starts: "uniform" on [0, 1) as the repository, or "identity".
         image_size: height and width that the network sees; see `augmentation.resolve`.
         crop_inclusive: False never draws the last crop offset (the repository's off-by-one).
-        positives: views of each observation besides the anchor; by default what the objective asks for (cacr(k=4)), or 1.
+        positives: views of each observation besides the anchor; by default what the objective asks for
+            (cacr(k=4)), or 1.
         exclude_duplicates: keep exact duplicates in a batch out of the negatives.
         batch_size, buffer_size: in transitions.
         learning_starts: agent steps of uniform actions before the first update.

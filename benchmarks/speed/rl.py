@@ -70,7 +70,12 @@ def fill(add: Callable[[Any, Any, Any, float], None]) -> None:
     for _ in range(STORED):
         frames.append(rng.integers(0, 256, (3, RENDERED, RENDERED), dtype=np.uint8))
         frames.pop(0)
-        add(np.concatenate(frames[:3]), np.concatenate(frames[1:]), rng.uniform(-1, 1, ACTIONS).astype("f4"), rng.random())
+        add(
+            np.concatenate(frames[:3]),
+            np.concatenate(frames[1:]),
+            rng.uniform(-1, 1, ACTIONS).astype("f4"),
+            rng.random(),
+        )
 
 
 def ours(batch_size: int, **settings: Any) -> Any:

@@ -40,7 +40,13 @@ def test_a_run_records_returns_and_diagnostics(tmp_path):
     assert record.data["faults"] == 0
     lines = [json.loads(line) for line in (tmp_path / config.hash / "metrics.jsonl").read_text().splitlines()]
     named = {name for line in lines for name in line}
-    assert {"train/critic_loss", "train/contrast_loss", "train/contrast/dp", "train/return", "eval/return/mean"} <= named
+    assert {
+        "train/critic_loss",
+        "train/contrast_loss",
+        "train/contrast/dp",
+        "train/return",
+        "eval/return/mean",
+    } <= named
     assert not (tmp_path / config.hash / "checkpoints").exists()
 
 
@@ -54,9 +60,10 @@ def test_an_interrupted_run_continues_bit_for_bit(tmp_path, monkeypatch):
             self._interrupts.requested = True
         advance(self, values, steps)
 
-    with monkeypatch.context() as patched, pytest.raises(RunInterruptedError):
-        patched.setattr(Run, "advance", interrupted)
+    monkeypatch.setattr(Run, "advance", interrupted)
+    with pytest.raises(RunInterruptedError):
         train(config, tmp_path / "broken", quiet=True)
+    monkeypatch.setattr(Run, "advance", advance)
     again = train(config, tmp_path / "broken", quiet=True)
     assert again.results == straight.results
     assert again.diagnostics == straight.diagnostics

@@ -8,7 +8,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from dipole.core.errors import ConfigError, SpecError, TrainingError
 from dipole.core.pairs import Pairs
-from dipole.rl import ContrastiveSAC, DotEnv, agent as agent_module, make_env
+from dipole.rl import ContrastiveSAC, DotEnv, make_env
+from dipole.rl import agent as agent_module
 from dipole.rl.agent import duplicates
 from dipole.rl.settings import PRESETS
 
@@ -74,8 +75,10 @@ def test_chunks_and_memory_format_do_not_change_the_embedding():
 
     space = spaces.Box(0, 255, (9, 28, 28), np.uint8)
     images = torch.randint(0, 256, (7, 9, 28, 28), dtype=torch.uint8)
-    encoders = [PixelEncoder(space, image_size=24, chunk=chunk, channels_last=last) for chunk, last in
-                [(0, False), (3, False), (3, True)]]
+    encoders = [
+        PixelEncoder(space, image_size=24, chunk=chunk, channels_last=last)
+        for chunk, last in [(0, False), (3, False), (3, True)]
+    ]
     for encoder in encoders[1:]:
         encoder.load_state_dict(encoders[0].state_dict())
     whole, chunked, last = (encoder(images) for encoder in encoders)
@@ -206,7 +209,9 @@ def test_a_loss_that_is_not_finite_stops_before_the_step(tiny_agent, term, joint
         batch.rewards[0] = torch.nan
     else:
         agent.contrast.terms[1].loss = lambda positive, rows: positive.sum() * torch.nan
-    guarded = list((agent.critic if term == "critic" else agent.contrast).parameters()) + list(agent.policy.encoder.parameters())
+    guarded = list((agent.critic if term == "critic" else agent.contrast).parameters()) + list(
+        agent.policy.encoder.parameters()
+    )
     before = None
 
     original = ContrastiveSAC._outcome
@@ -253,18 +258,18 @@ def test_emulated_bf16_is_not_silent(tiny_agent, monkeypatch):
         ({"gamma": 2}, "gamma must be a number between 0 and 1, got 2"),
         ({"batch_size": 8.5}, "batch_size must be an integer"),
         ({"joint_backward": 1}, "joint_backward must be True or False"),
-        ({"policy": "MlpPolicy"}, "policy must be 'CnnPolicy'"),
         ({"layers": 12}, "too small for 12 convolutions"),
     ],
 )
 def test_wrong_settings_are_named(tiny_agent, settings, said):
-    policy = settings.pop("policy", "CnnPolicy")
     with pytest.raises(ConfigError) as caught:
-        if policy == "CnnPolicy":
-            tiny_agent(**settings)
-        else:
-            ContrastiveSAC(policy, DotEnv())
+        tiny_agent(**settings)
     assert said in str(caught.value)
+
+
+def test_only_pixel_policies_are_known():
+    with pytest.raises(ConfigError, match="policy must be 'CnnPolicy', got 'MlpPolicy'"):
+        ContrastiveSAC("MlpPolicy", DotEnv())
 
 
 def test_a_wrong_objective_is_pointed_at(tiny_agent):

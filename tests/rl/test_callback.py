@@ -12,8 +12,15 @@ NET = {"net_arch": [8]}
 
 def sac(**settings):
     return SAC(
-        "CnnPolicy", DotEnv(size=36), buffer_size=200, learning_starts=10, batch_size=8, device="cpu", seed=0,
-        policy_kwargs=NET, **settings,
+        "CnnPolicy",
+        DotEnv(size=36),
+        buffer_size=200,
+        learning_starts=10,
+        batch_size=8,
+        device="cpu",
+        seed=0,
+        policy_kwargs=NET,
+        **settings,
     )
 
 
@@ -23,7 +30,9 @@ def record_losses(callback):
     return losses
 
 
-@pytest.mark.parametrize("objective", ["infonce(similarity=bilinear, temperature=1)", "infonce + dp + cllr(solver=proximal)"])
+@pytest.mark.parametrize(
+    "objective", ["infonce(similarity=bilinear, temperature=1)", "infonce + dp + cllr(solver=proximal)"]
+)
 def test_sac_gains_an_objective(objective):
     agent, callback = sac(), ContrastiveCallback(objective, batch_size=16, updates=2)
     encoder = agent.critic.features_extractor

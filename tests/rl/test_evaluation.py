@@ -82,7 +82,13 @@ def test_diagnostics_match_their_definitions(tiny_agent):
     assert found["alignment"] == pytest.approx(float((z - keys).square().sum(1).mean()), abs=1e-5)
     distance = (1 - z @ z.T) / 2
     assert found["mean_distance"] == pytest.approx(float(distance.sum() / (16 * 15)), abs=1e-5)
-    assert set(found) >= {"uniformity", "margin_occupancy", "rank", "conditional_entropy", "conditional_entropy_maximum"}
+    assert set(found) >= {
+        "uniformity",
+        "margin_occupancy",
+        "rank",
+        "conditional_entropy",
+        "conditional_entropy_maximum",
+    }
     assert found["conditional_entropy"] <= found["conditional_entropy_maximum"] + 1e-6
 
 
@@ -102,9 +108,7 @@ def test_aggregates_over_seeds():
     assert aggregate(values) == found
     # A bootstrap of normal scores covers their mean about as often as it says.
     rng = np.random.default_rng(0)
-    covered = [
-        (found := aggregate(rng.normal(size=20), draws=400)).low <= 0 <= found.high for _ in range(200)
-    ]
+    covered = [(found := aggregate(rng.normal(size=20), draws=400)).low <= 0 <= found.high for _ in range(200)]
     assert 0.86 <= np.mean(covered) <= 0.99
     for wrong in ([], [1, np.nan]):
         with pytest.raises(DataError, match="finite numbers"):

@@ -55,7 +55,10 @@ def test_a_step_that_raises_ends_the_episode_as_truncated():
     np.testing.assert_array_equal(observation, last)
     assert (reward, terminated, truncated) == (0.0, False, True)
     assert info["fault"] == {
-        "error": "FloatingPointError: the cart left the universe", "step": 3, "episode": 1, "seed": 11,
+        "error": "FloatingPointError: the cart left the universe",
+        "step": 3,
+        "episode": 1,
+        "seed": 11,
     }
     env.reset()
     assert "fault" not in env.step(np.zeros(2))[4]

@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 
 pytest.importorskip("stable_baselines3")
 
@@ -26,9 +26,7 @@ class PlainEncoder:
 
     def __init__(self, module):
         self.convs = [(c.weight.detach().clone(), c.bias.detach().clone()) for c in module.convs]
-        self.rest = [
-            p.detach().clone() for p in (module.fc.weight, module.fc.bias, module.ln.weight, module.ln.bias)
-        ]
+        self.rest = [p.detach().clone() for p in (module.fc.weight, module.fc.bias, module.ln.weight, module.ln.bias)]
 
     def tensors(self):
         return [t for pair in self.convs for t in pair] + self.rest
@@ -188,7 +186,15 @@ def batches():
 def double_agent(**settings):
     """An agent in float64 with optimizers that hold its float64 weights."""
     agent = ContrastiveSAC(
-        "CnnPolicy", make_env("dot"), image_size=24, hidden=(32, 32), filters=8, chunk=3, seed=0, device="cpu", **settings
+        "CnnPolicy",
+        make_env("dot"),
+        image_size=24,
+        hidden=(32, 32),
+        filters=8,
+        chunk=3,
+        seed=0,
+        device="cpu",
+        **settings,
     )
     agent.policy.double()
     agent.log_ent_coef = agent.log_ent_coef.detach().double().requires_grad_()

@@ -39,7 +39,9 @@ class Stream:
 
     def step(self):
         obs = np.concatenate(self.frames)
-        following = [self.frame() for _ in range(self.k)] if self.stacking == "none" else [*self.frames[1:], self.frame()]
+        following = (
+            [self.frame() for _ in range(self.k)] if self.stacking == "none" else [*self.frames[1:], self.frame()]
+        )
         self.frames = following
         next_obs = np.concatenate(following)
         self.left -= 1
@@ -211,7 +213,9 @@ def test_100_000_transitions_take_about_3_gigabytes():
 def test_a_buffer_that_cannot_fit_is_refused_with_the_bytes(monkeypatch):
     monkeypatch.setattr(memory, "available_bytes", lambda device: 1_000_000_000)
     whole = spaces.Box(0, 255, (9, 100, 100), np.uint8)
-    with pytest.raises(TrainingError, match=r"100,000 transitions.*needs 3,0\d\d,\d{3},\d{3} bytes.*1,000,000,000 bytes"):
+    with pytest.raises(
+        TrainingError, match=r"100,000 transitions.*needs 3,0\d\d,\d{3},\d{3} bytes.*1,000,000,000 bytes"
+    ):
         FrameReplayBuffer(100_000, whole, ACTION, "cpu", seed=0)
 
 
