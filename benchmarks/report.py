@@ -141,9 +141,8 @@ def _suite(results: SuiteResults, runs: Path, joules: Mapping[str, Mapping[str, 
         ranks = results.ranks()
         tables.insert(0, sheets.ranking_sheet(manifest.name, ranks, results.tasks()))
         pictures = {"Ranking": charts.ranking(manifest.title, ranks, results.base or ""), **pictures}
-    for sheet in (sheets.claims_sheet(results), sheets.cells_sheet(results), sheets.diagnostics_sheet(results)):
-        if sheet is not None:
-            tables.append(sheet)
+    makers = (sheets.aggregate_sheet, sheets.claims_sheet, sheets.cells_sheet, sheets.diagnostics_sheet)
+    tables += [sheet for make in makers if (sheet := make(results)) is not None]
     tables.append(sheets.runs_sheet(results, joules))
     pictures["Cost"] = charts.cost(results)
     done = sum(record.status == "done" for record in results.records.values())

@@ -13,7 +13,7 @@ from dipole.benchmarks.claims import NO_DATA, Outcome
 from dipole.benchmarks.collect import Collection
 from dipole.benchmarks.published import AGREES, DIFFERS
 from dipole.benchmarks.results import CellResult, Rank, SuiteResults
-from dipole.benchmarks.statistics import Interval
+from dipole.benchmarks.statistics import Interval, iqm_interval, probability_of_improvement
 from dipole.core.progress import duration
 from dipole.core.record import RunRecord
 
@@ -132,6 +132,27 @@ def claims_sheet(results: SuiteResults) -> Sheet | None:
     head = ("claim", "statement", "where", "printed numbers", "our numbers", "verdict on ours")
     note = "How many of a statement's comparisons go as claimed. Verdicts need significance at 0.05 (Holm)."
     return Sheet(f"{results.manifest.name}-claims", "The paper's claims", head, rows, note)
+
+
+def aggregate_sheet(results: SuiteResults) -> Sheet | None:
+    """Scores of agents over all tasks: interquartile mean, and the probability to beat the row's base."""
+    if results.table is None or results.table.domain != "rl":
+        return None
+    rows = []
+    for row in results.rows:
+        ours = {c: list(v.values()) for c in results.columns if (v := results.samples(row.label, c))}
+        base = {c: list(v.values()) for c in ours if row.base and (v := results.samples(row.base, c))}
+        if not ours:
+            continue
+        beats = probability_of_improvement([ours[c] for c in base], list(base.values())) if base else None
+        middle = iqm_interval(list(ours.values()))
+        tasks = Cell(f"{len(ours)} of {len(results.columns)}", len(ours))
+        rows.append((Cell(row.label), tasks, _interval(middle), Cell(row.base or ""), _interval(beats)))
+    if not rows:
+        return None
+    note = "All runs of all tasks together; 95 % intervals by stratified bootstrap (runs redrawn in every task)."
+    head = ("method", "tasks", "interquartile mean of the score", "base", "P(improvement)")
+    return Sheet(f"{results.manifest.name}-aggregate", "Over all tasks", head, rows, note)
 
 
 def diagnostics_sheet(results: SuiteResults) -> Sheet | None:

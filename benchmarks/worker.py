@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 
 from dipole.benchmarks import energy
@@ -31,6 +32,8 @@ def main(arguments: list[str]) -> int:
         with claim(runs / BENCH / "claims", name):
             if _is_done(runs / name):
                 return 0
+            if not _is_that_run(command, name):
+                return 1
             meter = energy.Meter()
             code = _train(command) if processes == 1 else _torchrun(command, processes)
             if code == 0:
@@ -51,6 +54,20 @@ def _is_done(folder: Path) -> bool:
     from dipole.benchmarks.collect import is_done
 
     return is_done(folder)
+
+
+def _is_that_run(command: list[str], name: str) -> bool:
+    """Whether the command still means the run that the suite was expanded to: recipes and defaults can be edited."""
+    from dipole.core.config import load
+
+    settings = [text for flag, text in pairwise(command) if flag == "--set"]
+    if (found := load(command[1], settings).config.hash) == name:
+        return True
+    print(
+        f"error: these settings are now run {found}, not {name}: a recipe or dipole itself was changed since the suite "
+        "was expanded. Start `dipole bench` again."
+    )
+    return False
 
 
 def _train(command: list[str]) -> int:

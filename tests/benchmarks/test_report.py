@@ -166,6 +166,22 @@ def test_ranking_by_hand():
     assert (found["x"].better, found["x"].worse) == (1, 1)
 
 
+def test_agents_are_aggregated_over_tasks_against_their_own_base(runs_folder):
+    rows = [("CURL", "infonce", None), ("DCL", "dcl", "CURL"), ("LMCL(DCL+DP)", "dcl + 0.1*dp", "DCL")]
+    level = {"CURL": 1.0, "DCL": 2.0, "LMCL(DCL+DP)": 1.5}
+    columns = [("Spin", "rl"), ("Walk", "rl")]
+    manifest = runs_folder.suite(
+        "lmcl-table5", rows, columns, lambda r, c, s: level[r] + s / 100, published="lmcl-table5"
+    )
+    sheet = sheets.aggregate_sheet(SuiteResults(manifest, collect(runs_folder.path).records))
+    by = {row[0].text: row for row in sheet.rows}
+    assert by["DCL"][2].sort == pytest.approx(201.0)
+    assert by["CURL"][4].text == ""
+    assert by["DCL"][4].sort == 1.0
+    assert by["LMCL(DCL+DP)"][3].text == "DCL"
+    assert by["LMCL(DCL+DP)"][4].sort == 0.0
+
+
 def test_csv_cannot_run_formulas_and_markdown_cannot_hold_markup():
     hostile = "=HYPERLINK(\"http://x\")|<b>`*"
     sheet = sheets.Sheet("s", "T", ("a", "b"), [(sheets.Cell(hostile), sheets.Cell("-1.5", -1.5, "@x"))])
