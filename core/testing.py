@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import partial, wraps
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -154,6 +154,7 @@ def parametrize_with_checks(
     import pytest
 
     def runner(check: Check) -> Callable[[Subject], str]:
+        @wraps(check.run)
         def call(subject: Subject) -> str:
             try:
                 return check.run(subject)

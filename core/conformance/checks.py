@@ -181,8 +181,8 @@ def gradient_is_derivative(subject: Subject) -> str:
                 return "not the derivative of the value, but that of the reference, which stops a gradient too"
         slope, claimed = _along_a_direction(function, inputs)
         raise Failed(
-            f"not the derivative of the value, which changes by {slope:.4g} along a random direction where the gradient "
-            f"says {claimed:.4g}; a detached factor does this, or a state that changes with each call"
+            f"not the derivative of the value, which changes by {slope:.4g} along a random direction where the "
+            f"gradient says {claimed:.4g}; a detached factor does this, or a state that changes with each call"
         ) from error
     return "equals finite differences"
 
