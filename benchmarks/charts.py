@@ -173,7 +173,7 @@ def _histograms(results: SuiteResults, group: Group) -> list[Picture]:
 
 def _mean_histogram(records: Sequence[RunRecord]) -> list[svg.Steps]:
     """Mean over seeds of the density of pair distances, by class where labels are known."""
-    series = []
+    series: list[svg.Steps] = []
     for kind, label in (("same", "same class"), ("different", "different class"), ("all", "all pairs")):
         densities = []
         for record in records:

@@ -37,10 +37,10 @@ class RayEngine:
             import ray
         except ModuleNotFoundError as error:
             raise ConfigError("--engine ray needs Ray. Install it with: pip install 'dipole[ray]'") from error
-        if not ray.is_initialized():
-            ray.init(log_to_driver=False, configure_logging=False)
         self.ray: Any = ray
-        total = ray.cluster_resources()
+        if not self.ray.is_initialized():
+            self.ray.init(log_to_driver=False, configure_logging=False)
+        total = self.ray.cluster_resources()
         self.gpus = int(total.get("GPU", 0))
         processors = int(total.get("CPU", cores()))
         self.threads = threads or (max(1, processors // self.gpus) if self.gpus else 1)

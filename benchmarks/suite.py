@@ -108,14 +108,13 @@ class Suite(Settings):
                 for column in row.columns or ():
                     if column not in names:
                         problems.append(f"row {row.label!r} asks for no column {column!r}.{nearest(column, names)}")
-        if self.published in published.tables():
-            table = published.table(self.published)
+        if (table := published.tables().get(self.published or "")) is not None:
             known = {row.label for row in table.rows}
             for scale in self.scale.values():
-                rows = [row.label for row in scale.rows or self.rows if row.label not in known]
-                columns = [c.name for c in scale.columns or self.columns if c.name not in table.columns]
-                problems += [f"{name!r} is no row of {table.id}.{nearest(name, known)}" for name in rows]
-                problems += [f"{name!r} is no column of {table.id}.{nearest(name, table.columns)}" for name in columns]
+                odd = [row.label for row in scale.rows or self.rows if row.label not in known]
+                problems += [f"{name!r} is no row of {table.id}.{nearest(name, known)}" for name in odd]
+                odd = [c.name for c in scale.columns or self.columns if c.name not in table.columns]
+                problems += [f"{name!r} is no column of {table.id}.{nearest(name, table.columns)}" for name in odd]
         elif self.published is not None and self.published not in published.figures():
             problems.append(f"nothing published is called {self.published!r}")
         if problems:
