@@ -78,15 +78,20 @@ def train(
     set_deterministic(config.deterministic)
     fabric = _fabric(config)
     progress = Progress(quiet or not fabric.is_global_zero)
-    if fabric.is_global_zero:
-        folder.open(config)
-    fabric.barrier()
     try:
+        if fabric.is_global_zero:
+            folder.open(config)
+        fabric.barrier()
         state = _starting_state(config, folder, resume, overwrite, progress)
         fabric.barrier()
         if state is None and fabric.is_global_zero:
             folder.clear()
         return Run(config, folder, fabric, progress, state, tensorboard).run()
+    except BaseException:
+        if fabric.world_size > 1:
+            # A process that ends with its group open would wait for the other ranks for ever.
+            torch.distributed.destroy_process_group()
+        raise
     finally:
         progress.close()
         folder.close()

@@ -72,19 +72,19 @@ class BlobsAdapter(Adapter):
             chosen = order[index * self.batch_size : (index + 1) * self.batch_size]
             noise = torch.randn(2, self.batch_size, 6, generator=self.seed.torch("augment", epoch, index))
             views = (self.points[chosen] + self.config.noise * noise)[:, self.rank * share : (self.rank + 1) * share]
-            yield views.to(self.device), self.labels[chosen][self.rank * share : (self.rank + 1) * share]
+            yield views.to(self.device), self.labels[chosen][self.rank * share : (self.rank + 1) * share].to(self.device)
 
     def embed(self, batch: Any) -> Pairs:
         views, labels = batch
         z1, z2 = type(self).spoil(self.module(views.flatten(0, 1))).chunk(2)
         self._keys = z2.detach()
         if self.config.queue:
-            return Pairs.cross(z1, z2, queue=self.queue, labels=labels)
+            return Pairs.cross(z1, z2, queue=self.queue.to(z1), labels=labels)
         return Pairs.from_views([z1, z2], labels=labels)
 
     def after_step(self) -> None:
         if self.config.queue:
-            self.queue = torch.cat([self._keys, self.queue])[: self.config.queue]
+            self.queue = torch.cat([self._keys.to(self.queue), self.queue])[: self.config.queue]
 
     def evaluate(self, objective: Any) -> dict[str, float]:
         z, labels = self.features("test")

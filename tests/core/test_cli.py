@@ -323,3 +323,32 @@ def test_two_ranks_equal_one_process(blobs: Path, tmp_path: Path) -> None:
         for runs in ("one", "two")
     )
     assert two_lines == pytest.approx(one, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_an_error_ends_all_ranks(blobs: Path, tmp_path: Path) -> None:
+    script = Path(__file__).with_name("blobs_domain.py")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+    command = [*launch, "train", str(blobs), "--set", "train.batch_size=15"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    found = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
+    assert found.returncode != 0
+    assert "train.batch_size: 15 cannot be divided among 2 ranks" in found.stderr
+
+
+def test_a_package_can_add_a_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def configure(parser: Any) -> Any:
+        """Say hello.
+
+        More."""
+        parser.add_argument("name")
+        return lambda arguments: print(f"hello {arguments.name}") or 0
+
+    class Point:
+        def load(self) -> Any:
+            return configure
+
+    monkeypatch.setattr(cli, "_plugins", lambda: {"greet": Point()})
+    assert dipole(capsys, "greet", "you") == (0, "hello you\n", "")
+    assert "Say hello." in dipole(capsys, "greet", "--help")[1]
+    assert "greet" in dipole(capsys, "gret")[2]

@@ -406,3 +406,19 @@ def test_failure_while_the_disk_is_full_is_still_one_message(
     assert load_checkpoint(checkpoint)["step"] == 4
     assert json.loads((folder.parent / "record.json").read_text())["status"] == "failed"
     assert quiet(blobs, "train.checkpoint_every=4", runs=runs).status == "done"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["32", "bf16-mixed"])
+def test_resume_on_a_gpu(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
+    overrides = ("device=cuda", "deterministic=true", "blobs.queue=24", f"train.precision='{precision}'")
+    whole = quiet(blobs, *overrides, runs=tmp_path / "whole")
+    at_batch(monkeypatch, 5, lambda: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(RunInterruptedError):
+        quiet(blobs, *overrides, runs=tmp_path / "parts")
+    parts = quiet(blobs, *overrides, runs=tmp_path / "parts")
+    assert whole.peak_device_bytes
+    assert parts.results["mean/accuracy"] == pytest.approx(whole.results["mean/accuracy"])
+    first, second = weights(tmp_path / "whole"), weights(tmp_path / "parts")
+    for name, tensor in first.items():
+        torch.testing.assert_close(second[name], tensor, rtol=1e-5, atol=1e-6)
