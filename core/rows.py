@@ -49,6 +49,7 @@ class Tile:
         self._workspace = workspace
         self._keep = keep
         self._exp: dict[float, Tensor] = {}
+        self.owner: int | str = "sweep"
 
     @property
     def s(self) -> Tensor:
@@ -61,18 +62,29 @@ class Tile:
         return self.u < self.unit * EXCLUDED / 2
 
     def scratch(self, key: Any) -> Tensor:
-        """A buffer of the tile's shape, overwritten by whoever asks for the same key next."""
-        return self._workspace.take(key, self.u.shape)
+        """A buffer of the tile's shape that belongs to the statistic at work, until it asks for the same key again."""
+        return self._workspace.take((self.owner, key), self.u.shape)
+
+    def plan_scratch(self, key: str) -> Tensor:
+        """A buffer of the tile's shape for the sweep itself."""
+        return self._workspace.take(("sweep", key), self.u.shape)
+
+    def is_shared(self, x: Tensor) -> bool:
+        """Whether a tensor that a statistic returned is read by others as well."""
+        return x is self.u or any(x is e for e in self._exp.values())
 
     def exponent(self, scale: float, out: Tensor) -> Tensor:
         """scale * s, (R, T), far below zero at excluded entries whatever the sign of the scale."""
         torch.mul(self.u, scale / self.unit, out=out)
         return out if scale > 0 else out.masked_fill_(self.excluded, EXCLUDED)
 
-    def exp(self, scale: float) -> Tensor:
-        """e^{scale * s}, (R, T), kept for the next statistic that asks."""
+    def exp(self, scale: float, last: bool = False) -> Tensor:
+        """e^{scale * s}, (R, T), kept for the next statistic that asks; the `last` one may overwrite the tile."""
         if scale not in self._exp:
-            out = torch.empty_like(self.u) if self._keep else self.scratch(("exp", scale))
+            if self._keep:
+                out = torch.empty_like(self.u)
+            else:
+                out = self.u if last else self._workspace.take(("exp", scale), self.u.shape)
             self._exp[scale] = torch.exp(self.u, out=out) if scale == self.unit else self.exponent(scale, out).exp_()
         return self._exp[scale]
 
@@ -82,6 +94,8 @@ class Tile:
 
 
 Scaled = tuple[Tensor, float]
+# Rows that a tile serves, and the axis of the tile that is summed over for them.
+Side = tuple[slice, int]
 
 
 class Statistic:
@@ -95,6 +109,8 @@ class Statistic:
 
     width: ClassVar[int] = 1
     scale: ClassVar[float | None] = None
+    # True if nothing but `e` is looked at: the exponential may then be formed in the tile's own memory.
+    only_exponential: ClassVar[bool] = False
 
     def parts(self, tile: Tile, e: Any) -> tuple[Scaled, ...]:
         raise NotImplementedError
@@ -111,6 +127,7 @@ class LogSumExp(Statistic):
     """log sum_j e^{scale s_ij}; -inf for a row without negatives."""
 
     scale: float  # type: ignore[misc]
+    only_exponential = True
 
     def parts(self, tile: Tile, e: Any) -> tuple[Scaled, ...]:
         return ((e, 1.0),)
@@ -164,14 +181,15 @@ class Between(Statistic):
 
     def parts(self, tile: Tile, e: Any) -> tuple[Scaled, ...]:
         low, high = self.low * tile.unit, self.high * tile.unit
-        # (u - high)(u - low) without its constant; clamping to minus the constant leaves exact zeros outside.
-        out = torch.sub(tile.u, low + high, out=tile.scratch("part")).mul_(tile.u).clamp_max_(-low * high)
-        return ((out.add_(low * high) if low * high else out, -1 / tile.unit**2),)
+        # (u - middle)^2 - half^2, clamped before the subtraction: exact zeros outside.
+        half = ((high - low) / 2) ** 2
+        offset = torch.sub(tile.u, (low + high) / 2, out=tile.scratch("part"))
+        return ((offset.square_().clamp_max_(half).sub_(half), -1 / tile.unit**2),)
 
     def slopes(self, tile: Tile, e: Any) -> tuple[Scaled, ...]:
         # -2 (s - middle) inside and 0 outside: hardshrink keeps just what lies outside.
         offset = torch.sub(tile.u, (self.low + self.high) * tile.unit / 2, out=tile.scratch("part"))
-        outside = torch.nn.functional.hardshrink(offset, (self.high - self.low) * tile.unit / 2)
+        outside = torch.hardshrink(offset, (self.high - self.low) * tile.unit / 2, out=tile.scratch("outside"))
         return ((offset.sub_(outside), -2 / tile.unit),)
 
 
@@ -211,6 +229,10 @@ class Sweep:
     symmetric: bool
     side: int
     unit: float
+
+    def sides(self, rows: slice, columns: slice) -> list[Side]:
+        """What a tile is summed into: its rows and, off the diagonal of a symmetric matrix, its columns' rows."""
+        return [(rows, 1), (columns, 0)] if self.symmetric and rows != columns else [(rows, 1)]
 
     def touched(self) -> set[tuple[int, int]] | None:
         """Tiles that hold an excluded entry; None on an accelerator, where asking costs more than writing."""
@@ -256,11 +278,11 @@ class _RowSums(torch.autograd.Function):
         kept: list[tuple[slice, slice, Tile]] = []
         workspace = Workspace(x, min(sweep.side, len(x)) * min(sweep.side, len(y)))
         for rows, columns, tile in sweep.tiles(x, y, workspace, keep):
-            plan.add(tile, rows, sums, shifts, across=False)
+            sides = sweep.sides(rows, columns)
             plan.add_extremes(tile, tile.u, rows, columns.start, best, where)
-            if sweep.symmetric and rows != columns:
-                plan.add(tile, columns, sums, shifts, across=True)
+            if len(sides) == 2:
                 plan.add_extremes(tile, tile.u.T, columns, rows.start, best, where)
+            plan.add(tile, sides, sums, shifts)
             if keep:
                 kept.append((rows, columns, tile))
         ctx.sweep, ctx.plan, ctx.kept, ctx.workspace = sweep, plan, kept, workspace
@@ -277,8 +299,7 @@ class _RowSums(torch.autograd.Function):
         dy = dx if sweep.symmetric else torch.zeros_like(y) if ctx.needs_input_grad[1] else None
         upstream = _Upstream(grad)
         for rows, columns, tile in ctx.kept or sweep.tiles(x, y, ctx.workspace, keep=False):
-            across = columns if sweep.symmetric and rows != columns else None
-            slope = ctx.plan.slope(tile, rows, across, upstream, shifts)
+            slope = ctx.plan.slope(tile, sweep.sides(rows, columns), upstream, shifts)
             # A diagonal tile of the symmetric case holds (i, j) and (j, i), so it takes both products as well.
             dx[rows].addmm_(slope, y[columns])
             if dy is not None:
@@ -296,6 +317,8 @@ class _Plan:
         self.widths = [stat.width for stat in self.statistics]
         # The scale of the first exponential, so that it needs no pass of its own over the tile.
         self.unit = next((s.scale for s in self.statistics if s.scale is not None and s.scale > 0), 1.0)
+        # What looks at the similarities comes first; the last exponential may then overwrite them.
+        self.order = sorted(range(len(self.statistics)), key=lambda n: self.statistics[n].only_exponential)
         ends = [sum(self.widths[: n + 1]) for n in range(len(self.widths))]
         self.slots = [range(end - width, end) for end, width in zip(ends, self.widths, strict=True)]
 
@@ -317,21 +340,32 @@ class _Plan:
                 shifts[number] = -math.inf
         return shifts
 
-    def add(self, tile: Tile, rows: slice, sums: Tensor, shifts: Tensor, across: bool) -> None:
-        """Add a tile's summands to its rows; `across`: to the rows that are the tile's columns."""
-        along = 0 if across else 1
-        for number, stat in enumerate(self.statistics):
-            e = None
+    def add(self, tile: Tile, sides: Sequence[Side], sums: Tensor, shifts: Tensor) -> None:
+        """Add a tile's summands to the rows it serves."""
+        for number in self.order:
+            stat = self.statistics[number]
+            tile.owner = number
             if stat.scale is not None and self.running[number]:
-                exponent = tile.exponent(stat.scale, tile.scratch("shifted"))
-                old = shifts[number, rows]
-                new = torch.maximum(old, exponent.amax(along))
-                sums[self.span(number), rows] *= (old - new).exp()
-                shifts[number, rows] = new
-                e = exponent.sub_(new.unsqueeze(along)).exp_()
-            elif stat.scale is not None:
-                e = tile.exp(stat.scale)
-            for slot, (part, factor) in zip(self.slots[number], stat.parts(tile, e), strict=True):
+                for rows, along in sides:
+                    exponent = tile.exponent(stat.scale, tile.scratch("shifted"))
+                    old = shifts[number, rows]
+                    new = torch.maximum(old, exponent.amax(along))
+                    sums[self.span(number), rows] *= (old - new).exp()
+                    shifts[number, rows] = new
+                    e = exponent.sub_(new.unsqueeze(along)).exp_()
+                    self._sum(number, stat.parts(tile, e), [(rows, along)], sums)
+            else:
+                self._sum(number, stat.parts(tile, self._exp(tile, number)), sides, sums)
+
+    def _exp(self, tile: Tile, number: int) -> Tensor | None:
+        stat = self.statistics[number]
+        if stat.scale is None:
+            return None
+        return tile.exp(stat.scale, last=stat.only_exponential and number == self.order[-1])
+
+    def _sum(self, number: int, parts: tuple[Scaled, ...], sides: Sequence[Side], sums: Tensor) -> None:
+        for slot, (part, factor) in zip(self.slots[number], parts, strict=True):
+            for rows, along in sides:
                 sums[slot, rows].add_(part.sum(along), alpha=factor)
 
     def add_extremes(
@@ -345,19 +379,19 @@ class _Plan:
             values[rows] = torch.where(better, top, values[rows])
             index[rows] = torch.where(better, place + first, index[rows])
 
-    def slope(self, tile: Tile, rows: slice, across: slice | None, upstream: "_Upstream", shifts: Tensor) -> Tensor:
-        """dL/ds of a tile, (R, T), over all statistics and all directions it serves."""
+    def slope(self, tile: Tile, sides: Sequence[Side], upstream: "_Upstream", shifts: Tensor) -> Tensor:
+        """dL/ds of a tile, (R, T), over all statistics and all rows it serves."""
         total: Tensor | None = None
-        e: Tensor | None
-        sides = [(rows, 1)] if across is None else [(rows, 1), (across, 0)]
-        for number, stat in enumerate(self.statistics):
+        for number in self.order:
+            stat = self.statistics[number]
+            tile.owner = number
             if stat.scale is not None and self.running[number]:
                 for side, along in sides:
                     e = tile.shifted_exp(stat.scale, shifts[number, side].unsqueeze(along))
                     total = self._accumulate(total, tile, number, stat.slopes(tile, e), [(side, along)], upstream)
             else:
-                e = None if stat.scale is None else tile.exp(stat.scale)
-                total = self._accumulate(total, tile, number, stat.slopes(tile, e), sides, upstream)
+                slopes = stat.slopes(tile, self._exp(tile, number))
+                total = self._accumulate(total, tile, number, slopes, sides, upstream)
         assert total is not None
         return total
 
@@ -367,23 +401,25 @@ class _Plan:
         tile: Tile,
         number: int,
         slopes: tuple[Scaled, ...],
-        sides: list[tuple[slice, int]],
+        sides: Sequence[Side],
         upstream: "_Upstream",
     ) -> Tensor:
         for slot, (slope, factor) in zip(self.slots[number], slopes, strict=True):
             common = upstream.common[slot]
+            weight: float | Tensor
             if common is not None:
-                alpha = common * factor * len(sides)
-                total = (
-                    torch.mul(slope, alpha, out=tile.scratch("total"))
-                    if total is None
-                    else total.add_(slope, alpha=alpha)
-                )
-                continue
-            weights = [(upstream.grad[slot, side] * factor).unsqueeze(along) for side, along in sides]
-            buffer = tile.scratch("total" if total is None else "weights")
-            weight = weights[0] if len(sides) == 1 else torch.add(*weights, out=buffer)
-            total = torch.mul(slope, weight, out=buffer) if total is None else total.addcmul_(slope, weight)
+                weight = common * factor * len(sides)
+            else:
+                weights = [(upstream.grad[slot, side] * factor).unsqueeze(along) for side, along in sides]
+                weight = weights[0] if len(sides) == 1 else torch.add(*weights, out=tile.plan_scratch("weights"))
+            if total is None:
+                # A buffer that only this statistic uses, and only once for this tile, becomes the total.
+                own = not self.running[number] and not tile.is_shared(slope)
+                total = torch.mul(slope, weight, out=slope if own else tile.plan_scratch("total"))
+            elif isinstance(weight, float):
+                total.add_(slope, alpha=weight)
+            else:
+                total.addcmul_(slope, weight)
         assert total is not None
         return total
 
