@@ -38,6 +38,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=100, help="of the word embeddings")
     parser.add_argument("--words", type=int, default=10_000, help="size of the vocabulary")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--cache", help="folder for the encoded corpus, which is otherwise read again for every run")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     setting = {k: getattr(arguments, k) for k in ("steps", "width", "words")} | {"batch_size": 400, "learning_rate": RATE}
@@ -66,6 +67,7 @@ def run(arguments: argparse.Namespace, spec: str | None, seed: int) -> dict[str,
         encoder="bow",
         word_size=arguments.width,
         vocabulary_size=arguments.words,
+        cache=arguments.cache,
     )
     adapter = TextAdapter(settings, seed=Seeds(seed), device=torch.device("cpu"), workdir=Path(), batch_size=400)
     start, loss = time.process_time(), None

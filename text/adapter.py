@@ -22,6 +22,7 @@ from dipole.text.config import TextSettings
 from dipole.text.corpus import Document, Sentences, encode_documents, read_documents
 from dipole.text.encode import SentenceEncoder
 from dipole.text.evaluation import nearest_sentences, neighbour_histogram, next_sentence
+from dipole.text.tables import six_task_table
 from dipole.text.vocabulary import Tokens, build_vocabulary, expand, load_tokens, read_vectors, words_vocabulary
 
 PROBED = 2000  # sentences of each split that probes and diagnostics look at
@@ -257,6 +258,8 @@ class TextAdapter(Adapter):
             )  # fmt: skip
             for task, result in found.items():
                 results.update(_numbers(task, result))
+            table = six_task_table({"this run": found}) + "\n"
+            (self.workdir / "senteval.txt").write_text(table, encoding="utf-8")
         return results
 
     def _topics(self, rows: np.ndarray, f: Tensor, objective: Any) -> dict[str, float]:
@@ -282,7 +285,8 @@ class TextAdapter(Adapter):
         values = {"edges": shown.edges, "correct": shown.correct, "incorrect": shown.incorrect}
         text = json.dumps({name: [round(float(v), 6) for v in value] for name, value in values.items()})
         (self.workdir / "neighbour_distances.json").write_text(text + "\n")
-        (self.workdir / "nearest_sentences.txt").write_text(self.examples(rows, torch.cat([f, g], 1)) + "\n")
+        text = self.examples(rows, torch.cat([f, g], 1)) + "\n"
+        (self.workdir / "nearest_sentences.txt").write_text(text, encoding="utf-8")
 
     def examples(self, rows: np.ndarray | None = None, vectors: Tensor | None = None) -> str:
         """A few held-out sentences with the sentences nearest to each."""

@@ -33,5 +33,8 @@ def run(arguments: argparse.Namespace) -> int:
     rows = [("", "now", "recorded")]
     rows += [(name, number(value), number(record.results.get(name))) for name, value in found.results.items()]
     print(f"\n{text_table(rows)}\n")
+    # What a domain has to show besides numbers (nearest sentences, tables beside the papers') it wrote as text.
+    for path in sorted(folder.path.glob("*.txt")):
+        print(f"{path.name}\n\n{path.read_text(encoding='utf-8')}")
     print("The numbers agree." if record.evaluations[-1].agrees else "The numbers differ; versions are in the record.")
     return 0

@@ -1,0 +1,313 @@
+"""Sentences per processor second of training and encoding, and processor seconds of the probes, each beside a plain way.
+
+    python -m dipole.benchmarks.speed.text [--only gru-train gru-encode transformer-train transformer-encode probes]
+        [--corpus FOLDER] [--senteval DATA] [--genuine CHECKOUT] [--width 300] [--rounds 3] [--out FILE]
+
+One thread, float32, processor time; the subjects alternate and the medians are compared. The plain loop pads every batch to
+its longest sentence, in the order of the text. The encoder of sentence-transformers is the same transformer, exported. The
+probes are set beside SentEval's own classes (from a checkout, `--genuine`), on its data, with its documented settings:
+kfold 10, and for the PyTorch classifier nhid 0, adam, batch 64, tenacity 5, epoch size 4.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import statistics
+import sys
+import tempfile
+import time
+import types
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dipole import Pairs, objective
+from dipole.text import encoders
+from dipole.text.batching import Batch, make_batch, pad
+from dipole.text.corpus import Sentences, encode_documents, read_documents
+from dipole.text.encode import SentenceEncoder
+from dipole.text.probes import Settings, arrange, classify, pair_features
+from dipole.text.senteval_tasks import load_task
+from dipole.text.vocabulary import Tokens, build_vocabulary, load_tokens
+
+BATCH = 400
+PARTS = ("gru-train", "gru-encode", "transformer-train", "transformer-encode", "probes")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--corpus", default="pydoc", help="running text; the figures of the documentation are of novels")
+    parser.add_argument("--senteval", type=Path, help="folder that holds downstream/; without it the probes are left out")
+    parser.add_argument("--genuine", type=Path, help="checkout of SentEval, compared with `fast` and `senteval-torch`")
+    parser.add_argument("--tasks", nargs="+", default=["MR", "CR", "SUBJ", "MPQA"])
+    parser.add_argument("--torch-tasks", nargs="*", default=["TREC", "MRPC"])
+    parser.add_argument("--width", type=int, default=300, help="of the probed features")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    results: dict[str, Any] = {"corpus": Path(arguments.corpus).name, "torch": torch.__version__}
+    if set(arguments.only) - {"probes"}:
+        text = Text(arguments.corpus)
+        for part in arguments.only:
+            if part != "probes":
+                results[part] = getattr(text, part.replace("-", "_"))(arguments.rounds)
+                print(part, json.dumps(results[part]), flush=True)
+    if "probes" in arguments.only and arguments.senteval:
+        results["probes"] = probes(arguments)
+    if arguments.out:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def alternate(subjects: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    """Median processor seconds of each subject, called in turn; the first round only warms up."""
+    taken: dict[str, list[float]] = {name: [] for name in subjects}
+    for round_number in range(rounds + 1):
+        for name, subject in subjects.items():
+            start = time.process_time()
+            subject()
+            if round_number:
+                taken[name].append(time.process_time() - start)
+    return {name: statistics.median(values) for name, values in taken.items()}
+
+
+def rates(seconds: dict[str, float], sentences: int, ours: str, other: str) -> dict[str, float]:
+    found = {name: round(sentences / value, 1) for name, value in seconds.items()}
+    return found | {"ratio": round(seconds[other] / seconds[ours], 2)}
+
+
+class PaddedGRU(torch.nn.Module):
+    """The plain loop: everything is padded to the longest sentence, final states are taken at the end of the tensor."""
+
+    def __init__(self, gru: encoders.WordGRU) -> None:
+        super().__init__()
+        self.table, self.recurrent = gru.table, gru.recurrent[0]
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return torch.cat(list(self.recurrent(self.table(ids).transpose(0, 1))[1]), 1)
+
+
+class Text:
+    """Consecutive sentences and the encoders of the comparison."""
+
+    def __init__(self, corpus: str) -> None:
+        documents = []
+        for document in read_documents(corpus):
+            documents.append(document)
+            if sum(len(d.sentences) for d in documents) > 20_000:
+                break
+        self.texts = [s for d in documents for s in d.sentences]
+        self.tokens = build_vocabulary(self.texts, 20_000)
+        self.sentences = encode_documents(documents, self.tokens, 30)
+        self.documents = documents
+
+    def rows(self, start: int, count: int, sentences: Sentences | None = None) -> list[np.ndarray]:
+        return (sentences or self.sentences).ids(np.arange(start, start + count))
+
+    def gru(self) -> encoders.WordGRU:
+        torch.manual_seed(0)
+        table = encoders.trained_table(len(self.tokens), 300).requires_grad_(False)
+        return encoders.WordGRU(table, 1200, "bi")
+
+    def gru_train(self, rounds: int) -> dict[str, float]:
+        """Forward, backward and Adam of f and g (2 x 600 units) on 400 consecutive sentences, words cut at 30."""
+        sides = [self.gru(), self.gru()]
+        model = encoders.SentenceModel(*sides)
+        plain = [PaddedGRU(side) for side in sides]
+        rows = self.rows(1000, BATCH)
+        document = torch.zeros(BATCH, dtype=torch.long)
+
+        def padded() -> Pairs:
+            ids = whole(rows)
+            return Pairs.from_window(plain[0](ids), plain[1](ids), document, self_logit="zero")
+
+        def chunked() -> Pairs:
+            return Pairs.from_window(*model(make_batch(rows, 4)), document, self_logit="zero")
+
+        return self.train(model, padded, chunked, rounds)
+
+    def train(
+        self, model: torch.nn.Module, padded: Callable[[], Pairs], chunked: Callable[[], Pairs], rounds: int
+    ) -> dict[str, float]:
+        loss = objective("quickthoughts")
+        optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=5e-4, fused=True)
+
+        def step(pairs: Callable[[], Pairs]) -> None:
+            loss(pairs()).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        seconds = alternate({"dipole": lambda: step(chunked), "padded": lambda: step(padded)}, rounds)
+        return rates(seconds, BATCH, "dipole", "padded")
+
+    def gru_encode(self, rounds: int) -> dict[str, float]:
+        """f alone on 800 sentences, 400 a batch, against the padded loop."""
+        side = self.gru()
+        plain, encoder = PaddedGRU(side), SentenceEncoder(encoders.SentenceModel(side, None), self.tokens)
+        rows = self.rows(1000, 2 * BATCH)
+
+        @torch.inference_mode()
+        def padded() -> None:
+            for start in range(0, len(rows), BATCH):
+                plain(whole(rows[start : start + BATCH]))
+
+        seconds = alternate({"dipole": lambda: encoder.encode_ids(rows, 4096), "padded": padded}, rounds)
+        return rates(seconds, len(rows), "dipole", "padded")
+
+    def transformer(self) -> tuple[encoders.SentenceModel, Tokens]:
+        """BERT of 4 layers and width 256 with subwords of its own."""
+        from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+
+        tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+        tokenizer.train_from_iterator(
+            self.texts, trainers.WordPieceTrainer(vocab_size=20_000, special_tokens=special, show_progress=False)
+        )
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            tokenizer.save(f"{folder}/tokenizer.json")
+            tokens = load_tokens(folder)
+        torch.manual_seed(0)
+        model = encoders.small_transformer(len(tokens), 256, 4, 4, "mean")
+        return encoders.SentenceModel(model, None), tokens
+
+    def transformer_train(self, rounds: int) -> dict[str, float]:
+        """Forward, backward and Adam on 400 consecutive sentences, 32 subwords."""
+        model, tokens = self.transformer()
+        rows = self.rows(1000, BATCH, encode_documents(self.documents, tokens, 32))
+        document = torch.zeros(BATCH, dtype=torch.long)
+
+        def padded() -> Pairs:
+            f, _ = model(Batch([falling(rows)], torch.arange(BATCH)))
+            return Pairs.from_window(f, f, document, self_logit="zero")
+
+        def chunked() -> Pairs:
+            return Pairs.from_window(*model(make_batch(rows, 8)), document, self_logit="zero")
+
+        return self.train(model, padded, chunked, rounds)
+
+    def transformer_encode(self, rounds: int) -> dict[str, float]:
+        """`encode` of 1,200 sentences against `SentenceTransformer.encode` (batch 32, its default) of the exported model."""
+        from sentence_transformers import SentenceTransformer
+
+        from dipole.text.export import export_sentence_transformer
+
+        model, tokens = self.transformer()
+        encoder = SentenceEncoder(model, tokens, normalize="unit", max_length=512)
+        texts = self.texts[1000:2200]
+        with tempfile.TemporaryDirectory() as folder:
+            export_sentence_transformer(encoder, Path(folder))
+            other = SentenceTransformer(folder, device="cpu")
+        quiet = {"show_progress_bar": False}
+        subjects = {"dipole": lambda: encoder.encode(texts), "sentence-transformers": lambda: other.encode(texts, **quiet)}
+        return rates(alternate(subjects, rounds), len(texts), "dipole", "sentence-transformers")
+
+
+def whole(rows: Sequence[np.ndarray]) -> torch.Tensor:
+    """All sentences padded to the longest, (B, T), in their order."""
+    ids = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
+    for i, row in enumerate(rows):
+        ids[i, : len(row)] = row
+    return torch.from_numpy(ids)
+
+
+def falling(rows: Sequence[np.ndarray]) -> Any:
+    """One chunk of everything."""
+    return pad(sorted(rows, key=len, reverse=True))
+
+
+# Probes --------------------------------------------------------------------------------------------------------------
+
+
+def features(task: Any, width: int) -> dict[str, np.ndarray]:
+    """Means of random word vectors, seeded by the words: an encoder anybody can repeat."""
+    table: dict[str, np.ndarray] = {}
+
+    def vector(word: str) -> np.ndarray:
+        if word not in table:
+            table[word] = np.random.RandomState(zlib.crc32(word.encode())).randn(width)
+        return table[word]
+
+    splits, pairs = arrange(task)
+    out = {}
+    for name, split in splits.items():
+        sides = [np.stack([np.mean([vector(w) for w in s or ["."]], 0) for s in side]) for side in split.sentences]
+        out[name] = pair_features(*sides) if pairs else sides[0]
+    return out
+
+
+def probes(arguments: argparse.Namespace) -> dict[str, Any]:
+    genuine = load_genuine(arguments.genuine) if arguments.genuine else None
+    found: dict[str, Any] = {}
+    plan = [(task, "fast", False) for task in arguments.tasks]
+    plan += [(task, "senteval-torch", True) for task in arguments.torch_tasks]
+    for name, protocol, usepytorch in plan:
+        task = load_task(name, arguments.senteval)
+        splits, _ = arrange(task)
+        x = features(task, arguments.width)
+        start = time.process_time()
+        probe = classify(task, splits, x, Settings(protocol, 10), note=lambda text: None)
+        row: dict[str, Any] = {"dev": probe.dev, "acc": probe.test, "seconds": round(time.process_time() - start, 2)}
+        if genuine is not None:
+            start = time.process_time()
+            dev, acc = run_genuine(genuine, task, splits, x, usepytorch)
+            row |= {"genuine dev": dev, "genuine acc": acc, "genuine seconds": round(time.process_time() - start, 2)}
+            row["ratio"] = round(row["genuine seconds"] / row["seconds"], 1)
+        found[f"{name} {protocol} d={arguments.width}"] = row
+        print(name, protocol, json.dumps(row), flush=True)
+    return found
+
+
+def load_genuine(checkout: Path) -> types.ModuleType:
+    """Import SentEval's classes; its PyTorch classifier asks for CUDA, so its `torch` is one that knows the CPU only."""
+    sys.path.insert(0, str(checkout))
+    import inspect
+
+    inspect.getargspec = inspect.getfullargspec  # type: ignore[attr-defined]
+    import senteval.tools.classifier as classifier
+    import senteval.tools.validation as validation
+
+    class Here(types.ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            return getattr(torch, name)
+
+    here = Here("torch")
+    here.device = lambda name: torch.device("cpu")  # type: ignore[attr-defined]
+    here.cuda = types.SimpleNamespace(manual_seed=lambda seed: None, FloatTensor=torch.FloatTensor)  # type: ignore[attr-defined]
+    classifier.torch = here
+    torch.nn.Module.cuda = lambda self, device=None: self  # type: ignore[method-assign, assignment]
+    torch.Tensor.cuda = lambda self, *a, **k: self  # type: ignore[method-assign]
+    return validation
+
+
+def run_genuine(validation: Any, task: Any, splits: Any, x: dict[str, np.ndarray], usepytorch: bool) -> tuple[float, float]:
+    config = {
+        "nclasses": task.classes,
+        "seed": 1111,
+        "usepytorch": usepytorch,
+        "classifier": {"nhid": 0, "optim": "adam", "batch_size": 64, "tenacity": 5, "epoch_size": 4},
+        "kfold": 10,
+        "nhid": 0,
+    }
+    y = {name: np.array(split.labels) for name, split in splits.items()}
+    with contextlib.redirect_stdout(io.StringIO()):
+        if task.kind == "nested":
+            result = validation.InnerKFoldClassifier(x["all"], y["all"], config).run()
+        else:
+            data = [{"X": x[name], "y": y[name]} for name in ("train", "test")]
+            result = validation.KFoldClassifier(*data, config).run()
+    return float(result[0]), float(result[1])
+
+
+if __name__ == "__main__":
+    main()
