@@ -80,17 +80,17 @@ class VisionAdapter(Adapter):
             return encoder, *build_projector(config.encoder, encoder.taps[encoder.last])
 
         if config.moco is not None:
-            return MoCo(build, channels, tap, config.moco.queue, config.moco.momentum, config.moco.intra_batch)
+            return MoCo(build, channels, tap, config.negatives or 0, config.moco.momentum, config.moco.intra_batch)
         if config.swav is not None:
-            return MultiCrop(build, channels, tap, config.count, config.swav.queue)
+            return MultiCrop(build, channels, tap, config.count, config.negatives or 0)
         if config.cmc is not None:
             if channels != 3:
                 raise ConfigError(f"vision.method: cmc splits colour images, but those of {images.name} are grey.")
-            bank = config.cmc.bank
+            bank = config.negatives
             if bank is not None and bank > len(images) - batch_size:
                 raise ConfigError(
-                    f"vision.cmc.bank: {bank} negatives and a batch of {batch_size} are more than the {len(images)} "
-                    f"images of {images.name}; give at most {len(images) - batch_size}."
+                    f"vision.negatives: {bank} of a memory bank and a batch of {batch_size} are more than the "
+                    f"{len(images)} images of {images.name}; give at most {len(images) - batch_size}."
                 )
             cmc = CMC(build, tap, len(images), bank, config.cmc.momentum)
             cmc.set_statistics(centre(images.images[slice(SAMPLE)], self.size))

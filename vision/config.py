@@ -14,7 +14,6 @@ from dipole.vision.evaluation import ProbeConfig
 class MoCoConfig(Settings):
     """The [vision.moco] table."""
 
-    queue: int = Field(65_536, ge=1, description="keys kept as negatives")
     momentum: float = Field(0.999, ge=0, lt=1, description="of the key encoder")
     intra_batch: bool = Field(False, description="the other queries are negatives too (CACR App. C.2)")
 
@@ -22,7 +21,6 @@ class MoCoConfig(Settings):
 class CMCConfig(Settings):
     """The [vision.cmc] table."""
 
-    bank: int | None = Field(None, ge=1, description="negatives drawn from a memory bank; default: the batch's")
     momentum: float = Field(0.5, ge=0, lt=1, description="of the memory bank")
 
 
@@ -32,7 +30,6 @@ class SwAVConfig(Settings):
     small_views: int = Field(0, ge=0, description="small crops per image besides the large ones")
     small_size: int = Field(96, ge=4, description="their side in pixels")
     small_scale: tuple[float, float] = Field((0.05, 0.14), description="their share of the area")
-    queue: int = Field(0, ge=0, description="embeddings of past large crops that enter the codes")
 
 
 TABLES: dict[str, type[Settings]] = {"moco": MoCoConfig, "cmc": CMCConfig, "swav": SwAVConfig}
@@ -43,7 +40,12 @@ class VisionConfig(Settings):
 
     method: Literal["simclr", "moco", "cmc", "swav"] = "simclr"
     views: int | None = Field(None, ge=1, le=16, description="views per image, K + 1; default 2, and 1 for cmc")
-    negatives: int | None = Field(None, ge=1, description="simclr only: negatives per anchor, drawn from the batch's")
+    negatives: int | None = Field(
+        None,
+        ge=1,
+        description="simclr: so many of the batch's per anchor; moco: keys in the queue (default 65536); "
+        "cmc: drawn from a memory bank instead of the batch; swav: past embeddings in the queue",
+    )
     compile: bool = Field(False, description="compile the encoders (torch.compile)")
     data: DataConfig = DataConfig()
     encoder: EncoderConfig = EncoderConfig()
@@ -61,8 +63,6 @@ class VisionConfig(Settings):
             for name in TABLES
             if name != self.method and getattr(self, name) is not None
         ]
-        if self.negatives is not None and self.method != "simclr":
-            problems.append(f"negatives has no effect with method {self.method!r}; set moco.queue or cmc.bank")
         if self.method == "cmc" and self.views not in (None, 1):
             problems.append("method 'cmc' takes views = 1: the two halves of Lab are its two views")
         if self.method != "cmc" and self.views == 1:
@@ -71,6 +71,8 @@ class VisionConfig(Settings):
             raise ValueError("; ".join(problems))
         if self.views is None:
             object.__setattr__(self, "views", 1 if self.method == "cmc" else 2)
+        if self.negatives is None and self.method == "moco":
+            object.__setattr__(self, "negatives", 65_536)
         if self.method in TABLES and getattr(self, self.method) is None:
             object.__setattr__(self, self.method, TABLES[self.method]())
         return self

@@ -1,6 +1,7 @@
 """Image sets as the domain uses them: uint8 tensors with labels, their statistics, and the parts of an experiment."""
 
 import hashlib
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -40,7 +41,9 @@ class DataConfig(Settings):
     imbalance: Literal["none", "linear", "exponential"] = Field(
         "none", description="CACR's rule for the pretraining part"
     )
-    classes: str | None = Field(None, description="file with one class name per line; only these are used")
+    classes: str | None = Field(
+        None, description="imagenet100, or a file with one class name per line; only these are used"
+    )
     size: int | None = Field(
         None, ge=4, description="short side after decoding, then a centred square; default: as stored"
     )
@@ -156,7 +159,7 @@ def load(config: DataConfig, seed: Seeds) -> Parts:
     """Read the parts that a [vision.data] table describes; DataError says what is wrong with them."""
     from dipole.vision.sources import Decoding, open_source
 
-    wanted = None if config.classes is None else read_classes(Path(config.classes))
+    wanted = None if config.classes is None else read_classes(config.classes)
     decoding = Decoding(config.size, config.on_corrupt, config.memory * 1e9)
     source = open_source(config.source, decoding, wanted)
     test = None
@@ -211,8 +214,17 @@ def unbalance(images: ImageSet, rule: str, generator: torch.Generator) -> ImageS
     return images.take(torch.cat(kept).sort().values)
 
 
-def read_classes(path: Path) -> tuple[str, ...]:
-    """The class names of a file, one per line."""
+def shipped_classes() -> dict[str, Path]:
+    """The class lists that come with the published tables, by name."""
+    spec = importlib.util.find_spec("dipole.benchmarks")
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    found = [path for folder in folders for path in Path(folder, "published").glob("*_classes.txt")]
+    return {path.stem.removesuffix("_classes"): path for path in found}
+
+
+def read_classes(source: str) -> tuple[str, ...]:
+    """The class names of a file, one per line, or of a shipped list such as imagenet100."""
+    path = shipped_classes().get(source, Path(source))
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:

@@ -198,12 +198,12 @@ def test_stl10_binary_layout(tmp_path):
 def test_class_list_picks_and_orders_classes(folder, tmp_path):
     listed = tmp_path / "list"
     listed.write_text("dog\n")
-    images = open_source(str(folder), Decoding(), read_classes(listed)).read("train")
+    images = open_source(str(folder), Decoding(), read_classes(str(listed))).read("train")
     assert images.class_names == ("dog",)
     assert images.images[:, 0, 0, 0].tolist() == [10, 11, 12, 13]
     listed.write_text("dog\nbird\n")
     with pytest.raises(DataError, match=r"lacks 1 classes.*bird"):
-        open_source(str(folder), Decoding(), read_classes(listed)).read("train")
+        open_source(str(folder), Decoding(), read_classes(str(listed))).read("train")
 
 
 def balanced(classes=10, each=100):
@@ -290,3 +290,11 @@ def test_ahead_keeps_items_order_and_errors():
     assert next(items) == 1
     with pytest.raises(DataError, match="broken"):
         next(items)
+
+
+def test_the_list_of_imagenet_100_is_shipped():
+    names = read_classes("imagenet100")
+    assert len(names) == 100
+    assert names[0] == "n02869837"
+    with pytest.raises(DataError, match="cannot be read"):
+        read_classes("imagenet99")

@@ -27,7 +27,7 @@ def test_round_trip(tmp_path, encoder, method):
         pytest.skip("one encoder suffices for the second method")
     table = {"method": method, "encoder": {**encoder, "dim": 8}, "augment": {"size": 16}, "data": {"limit": 32}}
     if method == "moco":
-        table["moco"] = {"queue": 8}
+        table["negatives"] = 8
     config = VisionConfig.model_validate_json(json.dumps(table))
     seed_everything(1)
     a = VisionAdapter(config, seed=Seeds(0), device=torch.device("cpu"), workdir=Path(), batch_size=8)

@@ -80,7 +80,7 @@ def test_kept_negatives_are_uniform():
 
 
 def test_moco_pairs_queries_with_keys_of_a_slow_copy():
-    a = adapter(method="moco", views=3, moco={"queue": 40, "momentum": 0.9})
+    a = adapter(method="moco", views=3, negatives=40, moco={"momentum": 0.9})
     batch = next(iter(a.batches(0)))
     pairs = a.embed(batch)
     assert pairs.anchors.shape == (16, 8)
@@ -105,8 +105,8 @@ def test_moco_queue_holds_the_latest_keys_and_turns_around():
 
 
 def test_queue_aware_cacr_sees_the_other_queries():
-    plain = adapter(method="moco", moco={"queue": 40}).embed(next(iter(adapter().batches(0))))
-    intra = adapter(method="moco", moco={"queue": 40, "intra_batch": True}).embed(next(iter(adapter().batches(0))))
+    plain = adapter(method="moco", negatives=40).embed(next(iter(adapter().batches(0))))
+    intra = adapter(method="moco", negatives=40, moco={"intra_batch": True}).embed(next(iter(adapter().batches(0))))
     assert int(intra.negative_counts[0]) == int(plain.negative_counts[0]) + 15
 
 
@@ -144,7 +144,7 @@ def test_cmc_equals_the_mean_of_two_cross_losses(colour):
 
 
 def test_cmc_bank_gives_the_other_halfs_memory_as_negatives(colour):
-    a = adapter(method="cmc", data=colour, cmc={"bank": 20})
+    a = adapter(method="cmc", data=colour, negatives=20)
     batch = next(iter(a.batches(0)))
     pairs = a.embed(batch)
     assert len(pairs.candidates) == 32 + 40
@@ -160,8 +160,8 @@ def test_cmc_bank_gives_the_other_halfs_memory_as_negatives(colour):
 
 
 def test_multi_crop_predicts_the_large_crops():
-    swav = {"small_views": 2, "small_size": 6, "queue": 24}
-    a = adapter(method="swav", swav=swav)
+    swav = {"small_views": 2, "small_size": 6}
+    a = adapter(method="swav", swav=swav, negatives=24)
     batch = next(iter(a.batches(0)))
     assert [view.shape[-1] for view in batch.views] == [8, 8, 6, 6]
     pairs = a.embed(batch)
@@ -201,7 +201,7 @@ def test_objectives_train_in_every_framework(colour, method, text):
 
 
 def step_once(colour, method, text, views):
-    settings = {"moco": {"moco": {"queue": 32}}, "swav": {"swav": {"queue": 16}}}.get(method, {})
+    settings = {"moco": {"negatives": 32}, "swav": {"negatives": 16}}.get(method, {})
     a = adapter(method=method, views=views, data=colour, **settings)
     before = [p.clone() for p in a.module.parameters()]
     loss = step(a, text, next(iter(a.batches(0))))
@@ -210,7 +210,7 @@ def step_once(colour, method, text, views):
 
 
 def test_a_supervised_objective_cannot_use_a_queue():
-    a = adapter(method="moco", moco={"queue": 32})
+    a = adapter(method="moco", negatives=32)
     with pytest.raises(PairsError, match="label"):
         objective("tuple")(a.embed(next(iter(a.batches(0)))))
 
@@ -218,8 +218,8 @@ def test_a_supervised_objective_cannot_use_a_queue():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"method": "simclr", "moco": {"queue": 8}}, r"\[vision.moco\] has no effect with method 'simclr'"),
-        ({"method": "moco", "negatives": 8}, "negatives has no effect with method 'moco'"),
+        ({"method": "simclr", "moco": {"momentum": 0.9}}, r"\[vision.moco\] has no effect with method 'simclr'"),
+        ({"method": "moco", "swav": {}}, r"\[vision.swav\] has no effect with method 'moco'"),
         ({"method": "cmc", "views": 2}, "takes views = 1"),
         ({"views": 1}, "needs views = 2"),
     ],
@@ -233,7 +233,7 @@ def test_impossible_sizes_are_refused(colour):
     with pytest.raises(ConfigError, match="30 negatives per anchor"):
         adapter(negatives=31)
     with pytest.raises(ConfigError, match="at most 64"):
-        adapter(method="cmc", data=colour, cmc={"bank": 65})
+        adapter(method="cmc", data=colour, negatives=65)
     with pytest.raises(ConfigError, match="grey"):
         adapter(method="cmc")
 
