@@ -225,7 +225,8 @@ class RLAdapter(Adapter):
 
     def evaluate(self, objective: Any) -> dict[str, float]:
         """Returns of whole episodes, the scores reached so far, and diagnostics of one batch of pairs."""
-        agent, observations = self.agent, []
+        agent = self.agent
+        observations: list[np.ndarray] = []
         returns = evaluate(
             agent, self._evaluation_env, self.config.episodes, self.seed.probe, observations=observations
         )

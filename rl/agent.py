@@ -3,7 +3,7 @@
 import os
 import pathlib
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
@@ -64,8 +64,8 @@ class ContrastiveSAC(SAC):
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"CnnPolicy": ContrastivePolicy}
-    policy: ContrastivePolicy  # type: ignore[assignment]
-    replay_buffer: FrameReplayBuffer  # type: ignore[assignment]
+    policy: ContrastivePolicy
+    replay_buffer: FrameReplayBuffer
     settings: presets.Settings
 
     def __init__(
@@ -232,6 +232,7 @@ class ContrastiveSAC(SAC):
         logs: dict[str, float] = {}
         with self._autocast():
             target = self._target(batch)
+            convolved: Tensor | None
             if chosen.joint_backward:
                 convolved = self._joint_step(batch, target, contrasting, logs)
             else:
@@ -360,7 +361,7 @@ class ContrastiveSAC(SAC):
             torch._foreach_lerp_([q for _, q in parameters], [p for p, _ in parameters], tau)
 
     def _descend(
-        self, name: str, loss: Tensor, optimizers: list[torch.optim.Optimizer], pairs: Pairs | None = None
+        self, name: str, loss: Tensor, optimizers: Sequence[torch.optim.Optimizer], pairs: Pairs | None = None
     ) -> float:
         """Backward and step, unless loss or gradient is not finite."""
         value = self._check_loss(name, loss.detach())
@@ -498,7 +499,7 @@ def bf16_is_native(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     cpu = torch.cpu
-    return bool(cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported())  # type: ignore[attr-defined]
+    return bool(cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported())
 
 
 def warn_if_emulated(device: torch.device) -> None:

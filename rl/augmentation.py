@@ -71,7 +71,8 @@ class Shift:
 
     def draw(self, frames: "Frames", env: NDArray[Any], slots: NDArray[Any], rng: np.random.Generator) -> Tensor:
         middle = Centre(self.size).draw(frames, env, slots, rng)  # (B, C, h, w)
-        return shift(middle, *rng.integers(0, 2 * self.pad + 1, (2, len(env))), pad=self.pad)
+        top, left = rng.integers(0, 2 * self.pad + 1, (2, len(env)))
+        return shift(middle, top, left, self.pad)
 
 
 class Custom:

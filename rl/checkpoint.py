@@ -97,7 +97,7 @@ def restore(agent: ContrastiveSAC, folder: str | Path) -> None:
     check(folder)
     try:
         _, parameters, variables = load_from_zip_file(folder / "agent.zip", load_data=False, device=agent.device)
-        agent.set_parameters(parameters, exact_match=True, device=agent.device)  # type: ignore[arg-type]
+        agent.set_parameters(parameters, exact_match=True, device=agent.device)
         assert variables is not None
         assert agent.log_ent_coef is not None
         agent.log_ent_coef.data = variables["log_ent_coef"].data

@@ -64,7 +64,7 @@ class PixelEncoder(BaseFeaturesExtractor):
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _convolve(self, images: Tensor) -> Tensor:
-        dtype = self.convs[0].weight.dtype
+        dtype = self.fc.weight.dtype
         if torch.is_autocast_enabled(images.device.type):
             dtype = torch.get_autocast_dtype(images.device.type)
         x = images.to(dtype=dtype, memory_format=self.format) / 255

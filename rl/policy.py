@@ -100,10 +100,10 @@ class ContrastivePolicy(SACPolicy):
         for network in (self.actor.latent_pi, self.critic):
             network.apply(initialise)
         # One orthogonal matrix for mean and deviation, as a single output layer would have.
-        joint = nn.Linear(self.actor.mu.in_features, 2 * self.actor.mu.out_features)
-        initialise(joint)
+        outputs: list[Any] = [self.actor.mu, self.actor.log_std]
+        joint = nn.init.orthogonal_(torch.empty(2 * len(outputs[0].weight), outputs[0].weight.shape[1]))
         with torch.no_grad():
-            for layer, weight in zip((self.actor.mu, self.actor.log_std), joint.weight.chunk(2), strict=True):
+            for layer, weight in zip(outputs, joint.chunk(2), strict=True):
                 layer.weight.copy_(weight)
                 layer.bias.zero_()
         self.critic_target.load_state_dict(self.critic.state_dict())
@@ -166,7 +166,7 @@ def build_objective(settings: Settings) -> Composite | None:
         with torch.no_grad():
             for _, _, term in built:
                 if term.similarity == "bilinear":
-                    term.W.uniform_(0, 1)  # type: ignore[operator, union-attr]
+                    term.W.uniform_(0, 1)
     return built
 
 

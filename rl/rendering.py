@@ -117,7 +117,7 @@ def import_suite() -> object:
     try:
         from dm_control import suite
     except ImportError as error:
-        if getattr(error, "name", None) and error.name.startswith("dm_control"):
+        if (error.name or "").startswith("dm_control"):
             raise DipoleError("dm_control is not installed. Install it with: pip install 'dipole[rl]'") from error
         raise RenderingError(f"the {backend} library cannot be loaded ({error}). {_cure()}") from error
     except AttributeError as error:

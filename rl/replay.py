@@ -69,10 +69,10 @@ class DeviceFrames(Frames):
         self.data = torch.empty(shape, dtype=torch.uint8, device=device)  # type: ignore[assignment]
 
     def write(self, env: int, slot: int, frame: NDArray[np.uint8]) -> None:
-        self.data[env, slot] = torch.from_numpy(np.ascontiguousarray(frame)).to(self.device)  # type: ignore[call-overload]
+        self.data[env, slot] = torch.from_numpy(np.ascontiguousarray(frame)).to(self.device)
 
     def stacks(self, env: NDArray[Any], slots: NDArray[Any]) -> Tensor:
-        return self.data[self._index(env)[:, None], self._index(slots)].flatten(1, 2)  # type: ignore[attr-defined]
+        return self.data[self._index(env)[:, None], self._index(slots)].flatten(1, 2)
 
     def windows(
         self, env: NDArray[Any], slots: NDArray[Any], top: NDArray[Any], left: NDArray[Any], size: int
@@ -88,7 +88,7 @@ class DeviceFrames(Frames):
         return self.data[:, :rows].cpu().numpy()  # type: ignore[attr-defined]
 
     def restore(self, rows: NDArray[np.uint8]) -> None:
-        self.data[:, : rows.shape[1]] = torch.from_numpy(rows).to(self.device)  # type: ignore[call-overload]
+        self.data[:, : rows.shape[1]] = torch.from_numpy(rows).to(self.device)
 
 
 @dataclass(frozen=True)

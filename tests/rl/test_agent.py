@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from dipole.core.errors import ConfigError, SpecError, TrainingError
@@ -163,6 +164,30 @@ def test_channel_last_environments_of_others_work(tiny_agent):
     agent.learn(13)
     assert agent.observation_space.shape == (9, 36, 36)
     assert agent.replay_buffer.sample(2).observations.shape == (2, 9, 36, 36)
+
+
+def test_callbacks_and_loggers_of_sb3_work(tiny_agent, tmp_path):
+    from stable_baselines3.common.callbacks import CheckpointCallback, EvalCallback
+    from stable_baselines3.common.monitor import Monitor
+
+    agent = tiny_agent()
+    agent.set_logger(configure(str(tmp_path), ["csv"]))
+    agent.learn(
+        60,
+        log_interval=1,
+        callback=[
+            EvalCallback(Monitor(DotEnv()), n_eval_episodes=1, eval_freq=30, log_path=str(tmp_path), verbose=0),
+            CheckpointCallback(20, str(tmp_path), save_replay_buffer=True),
+        ],
+    )
+    assert len(np.load(tmp_path / "evaluations.npz")["results"]) == 2
+    loaded = ContrastiveSAC.load(tmp_path / "rl_model_60_steps.zip", device="cpu")
+    loaded.load_replay_buffer(tmp_path / "rl_model_replay_buffer_60_steps.pkl")
+    assert len(loaded.replay_buffer) == 59  # SB3 calls callbacks before it stores the step
+    header = (tmp_path / "progress.csv").read_text().splitlines()[0]
+    assert {"train/contrast_loss", "train/critic_loss", "train/ent_coef", "time/environment_steps"} <= set(
+        header.split(",")
+    )
 
 
 def test_duplicates_are_kept_out_of_the_negatives():
