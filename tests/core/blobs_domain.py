@@ -72,7 +72,10 @@ class BlobsAdapter(Adapter):
             chosen = order[index * self.batch_size : (index + 1) * self.batch_size]
             noise = torch.randn(2, self.batch_size, 6, generator=self.seed.torch("augment", epoch, index))
             views = (self.points[chosen] + self.config.noise * noise)[:, self.rank * share : (self.rank + 1) * share]
-            yield views.to(self.device), self.labels[chosen][self.rank * share : (self.rank + 1) * share].to(self.device)
+            yield (
+                views.to(self.device),
+                self.labels[chosen][self.rank * share : (self.rank + 1) * share].to(self.device),
+            )
 
     def embed(self, batch: Any) -> Pairs:
         views, labels = batch
