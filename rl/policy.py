@@ -1,6 +1,6 @@
 """The networks of the agent as an SB3 policy: one set of convolutions, two heads, twin Q functions, momentum copies."""
 
-from dataclasses import asdict
+import math
 from typing import Any
 
 import torch
@@ -45,7 +45,7 @@ def sample_action(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor,
         a (B, A) and log pi (B, 1).
     """
     action = torch.tanh(mean + log_std.exp() * noise)
-    density = -0.5 * noise.square() - log_std - 0.5 * torch.log(torch.tensor(2 * torch.pi, dtype=mean.dtype))
+    density = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
     return action, (density - torch.log(torch.relu(1 - action.square()) + 1e-6)).sum(-1, keepdim=True)
 
 
@@ -183,9 +183,3 @@ def positives_of(settings: Settings, contrast: Composite | None) -> int:
         if (term.registered_name(), key) in (("cacr", "k"), ("blocks", "b")) and given
     ]
     return max(asked, default=1)
-
-
-def describe_settings(settings: Settings) -> dict[str, Any]:
-    """Settings as plain values for a record; a schedule is named."""
-    values = asdict(settings)
-    return {key: getattr(value, "__name__", repr(value)) if callable(value) else value for key, value in values.items()}

@@ -295,14 +295,20 @@ def main() -> int:
             if name not in skip and name + "s" not in skip:
                 report[name][str(size)] = found = measure()
                 show(f"{name}, batch {size}", found)
+                write(arguments.out, report)
     if "rendering" not in skip:
         report["rendering"] = rendering(arguments.rounds)
         for task, found in report["rendering"].items():
             show(task, found)
     show("bytes of 100,000 transitions", {name: float(value) for name, value in report["memory_bytes"].items()})
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+    write(arguments.out, report)
     return 0
+
+
+def write(path: Path, report: dict[str, Any]) -> None:
+    """Write what is measured so far."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def show(title: str, found: dict[str, float]) -> None:
