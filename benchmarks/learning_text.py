@@ -2,8 +2,8 @@
 
     python -m dipole.benchmarks.learning_text --data DATA --out benchmarks/results/text-learning.json
 
-Bag-of-words encoders on the movie reviews of the data folder: what learns on a CPU within a minute. Each objective is trained
-with every seed; results are kept after each run, and an interrupted call goes on where it stopped.
+Bag-of-words encoders on the movie reviews of the data folder: what learns on a CPU within a minute. Each objective is
+trained with every seed; results are kept after each run, and an interrupted call goes on where it stopped.
 """
 
 import argparse
@@ -41,7 +41,10 @@ def main() -> None:
     parser.add_argument("--cache", help="folder for the encoded corpus, which is otherwise read again for every run")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    setting = {k: getattr(arguments, k) for k in ("steps", "width", "words")} | {"batch_size": 400, "learning_rate": RATE}
+    setting = {k: getattr(arguments, k) for k in ("steps", "width", "words")} | {
+        "batch_size": 400,
+        "learning_rate": RATE,
+    }
     kept: dict[str, Any] = {"setting": setting, "runs": {}}
     if arguments.out.is_file():
         kept = json.loads(arguments.out.read_text())

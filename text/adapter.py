@@ -48,8 +48,8 @@ class TextAdapter(Adapter):
         super().__init__(config, **arguments)
         if config.pairs == "blocks" and self.batch_size % (config.block_size * self.world_size):
             raise ConfigError(
-                f"train.batch_size {self.batch_size} must be a multiple of text.block_size {config.block_size} times the "
-                f"number of processes {self.world_size}"
+                f"train.batch_size {self.batch_size} must be a multiple of text.block_size {config.block_size} times "
+                f"the number of processes {self.world_size}"
             )
         self.tokens, self.sentences, self.names = self._corpus()
         self.train_rows, self.held_rows = self._split()
@@ -124,7 +124,9 @@ class TextAdapter(Adapter):
         document = self.sentences.document[self.train_rows]
         starts = np.flatnonzero(document[: len(document) - b + 1] == document[b - 1 :])
         if not len(starts):
-            raise DataError(f"no document of {self.config.corpus} has {b} sentences for a block; choose a smaller block_size")
+            raise DataError(
+                f"no document of {self.config.corpus} has {b} sentences for a block; choose a smaller block_size"
+            )
         return starts
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[TextBatch]:
@@ -175,7 +177,9 @@ class TextAdapter(Adapter):
             if c.channels != "fixed":
                 tables.append(encoders.trained_table(len(self.tokens), c.word_size))
             parts: list[nn.Module] = [
-                encoders.BagOfWords(table) if c.encoder == "bow" else encoders.WordGRU(table, c.hidden_size, c.direction)
+                encoders.BagOfWords(table)
+                if c.encoder == "bow"
+                else encoders.WordGRU(table, c.hidden_size, c.direction)
                 for table in tables
             ]
             return parts[0] if len(parts) == 1 else encoders.Channels(parts)
@@ -196,11 +200,11 @@ class TextAdapter(Adapter):
         return encoders.fixed_table(table, known)
 
     def _clip_each(self, limit: float) -> None:
-        """Bound the gradient norm of each tensor by itself, as the authors' code does (TF-slim), not of all together."""
+        """Bound the gradient norm of each tensor by itself, as the authors' code does, not of all together."""
 
         def clip(parameter: Tensor) -> None:
             norm = torch.linalg.vector_norm(parameter.grad)
-            parameter.grad.mul_((limit / norm.clamp_min(limit)))
+            parameter.grad.mul_(limit / norm.clamp_min(limit))
 
         for parameter in self.module.parameters():
             if parameter.requires_grad:
@@ -226,7 +230,9 @@ class TextAdapter(Adapter):
 
     def _sides(self, rows: np.ndarray, objective: Any = None) -> tuple[Tensor, Tensor]:
         """f and g of sentences, raw, on the CPU."""
-        encoder = SentenceEncoder(self.module, self.tokens, transform=None if objective is None else objective.transform)
+        encoder = SentenceEncoder(
+            self.module, self.tokens, transform=None if objective is None else objective.transform
+        )
         both = encoder.encode_ids(self.sentences.ids(rows), 4096).cpu()
         half = both.shape[1] // self.module.halves
         return both[:, :half], both[:, -half:]
@@ -340,7 +346,7 @@ def _numbers(task: str, result: senteval.Result) -> dict[str, float]:
 
 
 def expanded(model: encoders.SentenceModel, tokens: Tokens, path: str) -> tuple[encoders.SentenceModel, Tokens]:
-    """A copy of model and vocabulary with the words of a vector file added, each trained table by its own linear map."""
+    """Copy model and vocabulary and add the words of a vector file, to each trained table by its own linear map."""
     import copy
 
     words, vectors = read_vectors(path)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -48,14 +49,15 @@ def pad(sentences: Sequence[Sequence[int] | np.ndarray]) -> Chunk:
 def make_batch(sentences: Sequence[Sequence[int] | np.ndarray], chunks: int = 4) -> Batch:
     """Sort by length and cut into at most `chunks` chunks of nearly equal numbers of tokens.
 
-    The sentences of a batch stay together, as their neighbourhood is what is learned; only the order of computation changes.
+    The sentences of a batch stay together, as their neighbourhood is what is learned; only the order of computation
+    changes.
     """
     lengths = np.array([len(ids) for ids in sentences])
     falling = np.argsort(-lengths, kind="stable")
     total = np.cumsum(lengths[falling])
     cuts = np.searchsorted(total, total[-1] * np.arange(1, chunks) / chunks) + 1
     bounds = np.unique([0, *cuts.clip(max=len(falling)), len(falling)])
-    parts = [pad([sentences[i] for i in falling[a:b]]) for a, b in zip(bounds, bounds[1:], strict=False)]
+    parts = [pad([sentences[i] for i in falling[a:b]]) for a, b in pairwise(bounds)]
     order = np.empty_like(falling)
     order[falling] = np.arange(len(falling))
     return Batch(parts, torch.from_numpy(order))

@@ -30,18 +30,26 @@ class TextSettings(Settings):
     direction: Literal["uni", "bi", "combine"] = Field("bi", description="gru only; combine is uni and bi side by side")
     hidden_size: int = Field(1200, ge=2, description="gru: width of f; transformer without `transformer`: its width")
     word_size: int = Field(300, ge=1, description="width of trained word embeddings")
-    vectors: str | None = Field(None, description="GloVe or word2vec text file for fixed word vectors and for expansion")
-    channels: Literal["trained", "fixed", "both"] = Field("trained", description="word embeddings; both is MultiChannel")
+    vectors: str | None = Field(
+        None, description="GloVe or word2vec text file for fixed word vectors and for expansion"
+    )
+    channels: Literal["trained", "fixed", "both"] = Field(
+        "trained", description="word embeddings; both is MultiChannel"
+    )
     transformer: str | None = Field(None, description="config.json, checkpoint folder or Hub name; none: a small BERT")
     layers: int = Field(2, ge=1, description="of the small BERT")
     heads: int = Field(4, ge=1, description="of the small BERT")
     pooling: Literal["mean", "cls"] = "mean"
     sides: Literal[1, 2] = Field(2, description="2: f and g without shared weights; 1: one encoder for both")
-    dropout: float = Field(0.0, ge=0, lt=1, description="one mask for the whole batch and both sides, as the authors do")
+    dropout: float = Field(
+        0.0, ge=0, lt=1, description="one mask for the whole batch and both sides, as the authors do"
+    )
 
     pairs: Literal["window", "blocks"] = "window"
     window: int = Field(1, ge=1, description="sentences on each side that are positives")
-    self_logit: Literal["zero", "drop"] = Field("zero", description="the sentence itself: a negative of logit 0, or left out")
+    self_logit: Literal["zero", "drop"] = Field(
+        "zero", description="the sentence itself: a negative of logit 0, or left out"
+    )
     block_size: int = Field(2, ge=2, description="sentences of a block; blocks only")
     order: Literal["sequential", "shuffled"] = Field(
         "shuffled", description="order of the batches; within a batch sentences are consecutive in any case"

@@ -38,7 +38,7 @@ ABBREVIATIONS = (
     "mr mrs ms dr prof rev hon st sr jr messrs mme mlle gen col maj capt lieut lt sgt cpl gov pres sen rep "
     "vs etc e.g i.e cf al viz no vol vols pp ed eds fig figs sec eq ch inc ltd co corp bros dept univ "
     "jan feb mar apr jun jul aug sep sept oct nov dec mt ft a.m p.m b.c a.d u.s u.k esq"
-).split()
+)
 
 
 @cache
@@ -46,7 +46,7 @@ def _punkt() -> Any:
     from nltk.tokenize.punkt import PunktParameters, PunktSentenceTokenizer
 
     parameters = PunktParameters()
-    parameters.abbrev_types = set(ABBREVIATIONS)
+    parameters.abbrev_types = set(ABBREVIATIONS.split())
     return PunktSentenceTokenizer(parameters)
 
 
@@ -110,9 +110,12 @@ def read_documents(
         path = Path(source)
         if not path.exists():
             raise DataError(
-                f"no corpus at {path}. Give a file or folder of {', '.join(TEXT[:1] + JSON[:2] + PARQUET)}, hub:NAME, or pydoc."
+                f"no corpus at {path}. Give a file or folder of {', '.join(TEXT[:1] + JSON[:2] + PARQUET)}, "
+                f"hub:NAME, or pydoc."
             )
-        files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.name.endswith(TEXT + JSON + PARQUET))
+        files = (
+            [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.name.endswith(TEXT + JSON + PARQUET))
+        )
         if not files:
             raise DataError(f"the folder {path} holds no {', '.join(TEXT[:1] + JSON[:2] + PARQUET)} file")
         for file in files:
@@ -142,8 +145,8 @@ def _file(file: Path, unit: Unit, column: str | None, encoding: str) -> Iterator
             text = file.read_text(encoding=encoding)
         except UnicodeDecodeError as error:
             raise DataError(
-                f"{file} is not {encoding}: byte {error.start} is {error.object[error.start]:#04x}. Say text.encoding, for "
-                f"example 'latin-1' or 'cp1252'."
+                f"{file} is not {encoding}: byte {error.start} is {error.object[error.start]:#04x}. "
+                f"Say text.encoding, for example 'latin-1' or 'cp1252'."
             ) from None
         except OSError as error:
             raise DataError(f"{file} cannot be read: {error.strerror}") from error
@@ -154,11 +157,12 @@ def _file(file: Path, unit: Unit, column: str | None, encoding: str) -> Iterator
 
 
 def _json_lines(file: Path) -> Iterator[Any]:
-    opened = gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8")
+    opener = gzip.open if file.suffix == ".gz" else open
     number = 0
     try:
-        with opened as lines:
-            for number, line in enumerate(lines, 1):
+        with opener(file, "rt", encoding="utf-8") as lines:
+            for line in lines:
+                number += 1
                 if line.strip():
                     yield json.loads(line)
     except json.JSONDecodeError as error:
@@ -203,7 +207,9 @@ def _cell(row: Any, where: str, column: str | None) -> str | list[str]:
     if isinstance(row, dict):
         name = column or next((c for c in ("sentences", "text", "content", "document") if c in row), None)
         if name not in row:
-            raise DataError(f"{where}: no column {column or 'text'!r}; it has {', '.join(map(str, row))}. Say text.column.")
+            raise DataError(
+                f"{where}: no column {column or 'text'!r}; it has {', '.join(map(str, row))}. Say text.column."
+            )
         value = row[name]
     if isinstance(value, str):
         return value
@@ -213,7 +219,7 @@ def _cell(row: Any, where: str, column: str | None) -> str | list[str]:
 
 
 def pydoc_documents() -> Iterator[Document]:
-    """The help topics of Python's own `pydoc_data`: English prose about 80-odd subjects, each a document and a class."""
+    """Read the help topics of Python's own `pydoc_data`: English prose, each topic a document and a class."""
     from pydoc_data.topics import topics
 
     for name in sorted(topics):
@@ -222,7 +228,11 @@ def pydoc_documents() -> Iterator[Document]:
             # Rulers, grammar rules and code are no prose.
             code = line.startswith("      ") or re.search(r"::=|>>>|^\s*\.\.\.|^[*=~-]+\s*$", line)
             lines.append("" if code else re.sub(r"[`*|]+", "", line))
-        prose = [s for s in split_sentences(re.sub(r"(?<=\w)-\n\s*(?=\w)", "-", "\n".join(lines))) if len(re.findall(r"[A-Za-z]{2,}", s)) >= 3]
+        prose = [
+            s
+            for s in split_sentences(re.sub(r"(?<=\w)-\n\s*(?=\w)", "-", "\n".join(lines)))
+            if len(re.findall(r"[A-Za-z]{2,}", s)) >= 3
+        ]
         if len(prose) >= 5:
             yield Document(name, prose)
 
@@ -346,7 +356,9 @@ def _load_shard(folder: Path | None, shard: dict[str, Any]) -> dict[str, np.ndar
         with np.load(folder / shard["file"]) as file:
             return dict(file)
     except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"the shard {folder / shard['file']} is damaged ({error}); delete {folder} to make it anew") from error
+        raise DataError(
+            f"the shard {folder / shard['file']} is damaged ({error}); delete {folder} to make it anew"
+        ) from error
 
 
 def _join(parts: list[dict[str, np.ndarray]]) -> Sentences:

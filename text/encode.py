@@ -81,7 +81,9 @@ class SentenceEncoder:
         return found if output == "torch" else found.cpu().numpy()
 
     @torch.inference_mode()
-    def encode_ids(self, ids: Sequence[Sequence[int] | np.ndarray], batch_tokens: int, progress: bool = False) -> Tensor:
+    def encode_ids(
+        self, ids: Sequence[Sequence[int] | np.ndarray], batch_tokens: int, progress: bool = False
+    ) -> Tensor:
         """Raw vectors (n, width) of sentences given as token ids."""
         device = next(self.model.parameters()).device
         out = torch.empty(len(ids), self.width, device=device)
@@ -128,4 +130,3 @@ class Combined:
     def encode(self, sentences: str | Sequence[str], **options: Any) -> Any:
         parts = [encoder.encode(sentences, **options) for encoder in self.encoders]
         return torch.cat(parts, -1) if options.get("output") == "torch" else np.concatenate(parts, -1)
-

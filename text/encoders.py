@@ -18,7 +18,8 @@ class WordGRU(nn.Module):
     """Final state of a GRU over word embeddings; "bi" joins two of half the width, "combine" is uni beside bi.
 
     As in the Quick-Thought code (`s2v_model.py`) but for the cell: TensorFlow's GRU applies the reset gate before the
-    recurrent product and starts with gate bias 1, PyTorch's after it and with uniform biases. Weights cannot be exchanged.
+    recurrent product and starts with gate bias 1, PyTorch's after it and with uniform biases. Weights cannot be
+    exchanged.
 
     Args:
         table: word embeddings, shared with other encoders if they hold the same module.
@@ -148,7 +149,7 @@ def build_transformer(source: str, pooling: Literal["mean", "cls"], vocabulary: 
     from transformers import AutoConfig, AutoModel
 
     path = Path(source)
-    weights = path.is_dir() and any(path.glob("*.safetensors")) or (path.is_dir() and any(path.glob("*.bin")))
+    weights = (path.is_dir() and any(path.glob("*.safetensors"))) or (path.is_dir() and any(path.glob("*.bin")))
     try:
         if path.is_file() or (path.is_dir() and not weights):
             config = AutoConfig.from_pretrained(str(path))
@@ -159,18 +160,20 @@ def build_transformer(source: str, pooling: Literal["mean", "cls"], vocabulary: 
             model = AutoModel.from_pretrained(source)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(
-            f"text.transformer = {source!r} cannot be loaded: {str(error).splitlines()[0]}. Give a config.json, a checkpoint "
-            f"folder, or a name on the Hugging Face Hub."
+            f"text.transformer = {source!r} cannot be loaded: {str(error).splitlines()[0]}. Give a config.json, "
+            f"a checkpoint folder, or a name on the Hugging Face Hub."
         ) from error
     if model.config.vocab_size < vocabulary:
         raise ConfigError(
-            f"text.transformer = {source!r} knows {model.config.vocab_size} tokens, the tokenizer has {vocabulary}; give the "
-            f"tokenizer that belongs to it"
+            f"text.transformer = {source!r} knows {model.config.vocab_size} tokens, the tokenizer has {vocabulary}; "
+            f"give the tokenizer that belongs to it"
         )
     return Transformer(model, pooling)
 
 
-def small_transformer(vocabulary: int, width: int, layers: int, heads: int, pooling: Literal["mean", "cls"]) -> Transformer:
+def small_transformer(
+    vocabulary: int, width: int, layers: int, heads: int, pooling: Literal["mean", "cls"]
+) -> Transformer:
     """A BERT encoder of the given size with random weights."""
     from transformers import BertConfig, BertModel
 

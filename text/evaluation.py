@@ -26,8 +26,8 @@ def next_sentence(f: Tensor, g: Tensor, document: Tensor) -> dict[str, float]:
         f, g: (n, d) of consecutive sentences. document: (n,); a document's last sentence asks nothing.
 
     Returns:
-        "next@1" and "next@10", shares of queries whose next sentence ranks first or among ten (the sentence itself is no
-        candidate), "next_mrr", the mean of 1 / rank, and "chance@1".
+        "next@1" and "next@10", shares of queries whose next sentence ranks first or among ten (the sentence itself is
+        no candidate), "next_mrr", the mean of 1 / rank, and "chance@1".
     """
     queries = torch.nonzero(document[:-1] == document[1:]).squeeze(1)
     if not len(queries):
@@ -45,7 +45,7 @@ def next_sentence(f: Tensor, g: Tensor, document: Tensor) -> dict[str, float]:
 
 
 def neighbour_histogram(f: Tensor, g: Tensor, document: Tensor, bins: int = 50) -> Histogram:
-    """Distances between f(sentence) and g(next sentence), and between f(sentence) and g of all others (LMCL, Fig. 5)."""
+    """Distances of f(sentence) to g of its neighbours, and to g of all other sentences (LMCL, Fig. 5)."""
     distance = ((1 - normalize(f.float()) @ normalize(g.float()).T) / 2).clamp(0, 1)
     n = len(f)
     position = torch.arange(n)

@@ -1,7 +1,9 @@
 """A trained encoder as a folder for sentence-transformers.
 
-A transformer with one side and its own tokenizer is written with that library's own modules and loads anywhere. Everything
-else (GRUs, bags of words, f beside g) is written as a Hugging Face model of the type "dipole_sentence"; importing this module registers the
+A transformer with one side and its own tokenizer is written with that library's own modules and loads anywhere.
+Everything
+else (GRUs, bags of words, f beside g) is written as a Hugging Face model of the type "dipole_sentence"; importing
+this module registers the
 type, so that `SentenceTransformer(path)` knows it. A process that has not imported it passes `trust_remote_code=True`:
 the folder holds a file that imports it.
 """
@@ -40,7 +42,7 @@ class DipoleSentenceConfig(PretrainedConfig):
         vocab_size: int = 1,
         **kwargs: Any,
     ) -> None:
-        """halves: parts of the vector that are scaled to unit length; 0 for none. empty: id read for an empty sentence."""
+        """halves: parts of the vector scaled to unit length; 0 for none. empty: id read for an empty sentence."""
         super().__init__(**kwargs)
         self.architecture = architecture
         self.hidden_size, self.halves, self.empty, self.vocab_size = hidden_size, halves, empty, vocab_size
@@ -101,6 +103,7 @@ def export_sentence_transformer(encoder: SentenceEncoder, folder: Path) -> None:
     """
     try:
         from sentence_transformers import SentenceTransformer
+
         try:
             from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
             from sentence_transformers.sentence_transformer.modules import Transformer as Hugging

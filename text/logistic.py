@@ -43,7 +43,8 @@ class _Solver:
 
     def __init__(self, features: np.ndarray, labels: np.ndarray, subsets: np.ndarray, tolerance: float) -> None:
         x = torch.as_tensor(np.asarray(features, dtype=np.float64))
-        # The intercept is free, so centring changes no prediction; it removes the largest eigenvalue of the Gram matrix.
+        # The intercept is free, so centring changes no prediction; it removes the largest eigenvalue of the Gram
+        # matrix.
         x = (x - x.mean(0)).float()
         self.x = torch.cat([x, torch.ones(len(x), 1)], 1)  # (N, D)
         self.transposed = self.x.T.contiguous()
@@ -98,7 +99,9 @@ class _Solver:
     def _gradient(self, c: float) -> Tensor:
         """Gradient of all problems (D, P, K); sum over rows of mask * (p - target) * x, and the ridge."""
         residual = self._probabilities().sub_(self.targets[:, None]).mul_(self.subsets[..., None])
-        return torch.mm(self.transposed, residual.flatten(1)).view_as(self.weights).mul_(c).add_(self.ridge * self.weights)
+        return (
+            torch.mm(self.transposed, residual.flatten(1)).view_as(self.weights).mul_(c).add_(self.ridge * self.weights)
+        )
 
     def _factors(self, c: float) -> list[Tensor]:
         """Cholesky factors of the Hessian with the mean curvature p(1-p) of all problems, one per column of logits."""
@@ -112,7 +115,9 @@ class _Solver:
             hessian.diagonal().add_(self.ridge[:, 0, 0] + 1e-6)
             factor, failed = torch.linalg.cholesky_ex(hessian)
             if int(failed):
-                factor = torch.linalg.cholesky(hessian.double() + 1e-6 * hessian.diagonal().max() * torch.eye(len(hessian)))
+                factor = torch.linalg.cholesky(
+                    hessian.double() + 1e-6 * hessian.diagonal().max() * torch.eye(len(hessian))
+                )
             factors.append(factor.float())
         return factors
 

@@ -67,7 +67,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class _Outer:
-    """One final model: its training rows, its test rows, the rows it may stop early on, and the inner problems that choose."""
+    """One final model: rows to train, to test and to stop early on, and the inner problems that choose."""
 
     train: np.ndarray
     test: np.ndarray
@@ -89,7 +89,7 @@ def arrange(task: Task) -> tuple[dict[str, Split], bool]:
 
 
 def arrange_skip_thoughts(task: Task) -> dict[str, Split]:
-    """Splits in the order of the skip-thoughts scripts, which decides their folds (eval_classification, eval_trec, eval_msrp)."""
+    """Order splits as the skip-thoughts scripts do (eval_classification, eval_trec, eval_msrp): the folds follow."""
     if task.kind == "nested":
         split = task.splits["all"]
         kept = [i for i, sentence in enumerate(split.sentences[0]) if sentence or task.name not in ("CR", "MPQA")]
@@ -135,7 +135,9 @@ def classify(
     if settings.protocol == "skip-thoughts" and task.name == "MRPC":
         score = f1_score
     solve = {"senteval-torch": _solve_torch, "senteval-sklearn": _solve_sklearn}.get(settings.protocol, _solve_together)
-    note(f"{task.name}: {sum(len(o.inner) for o in outers)} inner and {len(outers)} final problems, {settings.protocol}")
+    note(
+        f"{task.name}: {sum(len(o.inner) for o in outers)} inner and {len(outers)} final problems, {settings.protocol}"
+    )
     return _report(*solve(x, y, outers, task, settings, score), y, outers)
 
 
@@ -168,7 +170,9 @@ def _check_folds(task: Task, y: np.ndarray, outers: list[_Outer]) -> None:
     for outer in outers:
         for train, _ in [(outer.train, outer.test), *outer.inner]:
             if len(np.unique(y[train])) < 2:
-                raise DataError(f"{task.name}: a fold of {len(train)} training samples holds one class only; use a smaller kfold")
+                raise DataError(
+                    f"{task.name}: a fold of {len(train)} training samples holds one class only; use a smaller kfold"
+                )
 
 
 def _choose(scores: np.ndarray) -> tuple[int, float]:
@@ -253,7 +257,9 @@ def _solve_torch(
     return best, chosen, [f.predict(rows[o.test]) for f, o in zip(finals, outers, strict=True)]
 
 
-def _report(best: list[float], chosen: list[float], tests: list[np.ndarray], y: np.ndarray, outers: list[_Outer]) -> Probe:
+def _report(
+    best: list[float], chosen: list[float], tests: list[np.ndarray], y: np.ndarray, outers: list[_Outer]
+) -> Probe:
     folds = [round(100 * accuracy(y[o.test], p), 2) for o, p in zip(outers, tests, strict=True)]
     return Probe(
         dev=round(float(np.mean(best)), 2),

@@ -38,9 +38,9 @@ def fit_relatedness(
 ) -> tuple[float, np.ndarray]:
     """Train SentEval's softmax regression on |u-v|, u*v and return (best dev Pearson, test predictions).
 
-    Squared error against `soft_targets`, Adam at its defaults, batches of 64; after every 50 passes the model is kept if
-    the dev Pearson rose, and the fourth look without a rise ends the training (SentEval, tools/relatedness.py; it runs on
-    a GPU only, this on any device's CPU).
+    Squared error against `soft_targets`, Adam at its defaults, batches of 64; after every 50 passes the model is kept
+    if the dev Pearson rose, and the fourth look without a rise ends the training (SentEval, tools/relatedness.py; it
+    runs on a GPU only, this on any device's CPU).
 
     Args:
         features: "train", "dev", "test": (N, 2d). scores: the same keys, gold scores in [0, 5].
@@ -80,8 +80,10 @@ def fit_relatedness(
     return best, predict(x["test"])
 
 
-def relatedness_result(features: dict[str, np.ndarray], scores: dict[str, Sequence[float]], seed: int) -> dict[str, Any]:
-    """SentEval's result of SICK-R and STS-B: Pearson on dev; Pearson, Spearman, squared error and predictions on test."""
+def relatedness_result(
+    features: dict[str, np.ndarray], scores: dict[str, Sequence[float]], seed: int
+) -> dict[str, Any]:
+    """SentEval's result of SICK-R and STS-B: Pearson on dev; correlations, squared error and predictions on test."""
     dev, predicted = fit_relatedness(features, scores, seed)
     gold = np.asarray(scores["test"], dtype=np.float64)
     return {

@@ -77,8 +77,8 @@ class SE:
         params: SentEval's `task_path`, `usepytorch`, `kfold` (5, as there; the literature uses 10), `seed` (1111),
             `batch_size` (128, of the encoder), `classifier`, `similarity` (STS). Besides:
             `protocol`: one of `PROTOCOLS`, instead of `usepytorch`;
-            `halves`: parts scaled to unit length each under "skip-thoughts" (1; 2 for encoders that concatenate f and g);
-            `cache` and `cache_key`: folder for features and a name that tells this encoder from others;
+            `halves`: parts scaled to unit length each under "skip-thoughts" (1; 2 for encoders that concatenate f and
+            g); `cache` and `cache_key`: folder for features and a name that tells this encoder from others;
             `check`: False reads task files whose counts differ from the published ones;
             `progress`: False prints nothing.
         batcher: `batcher(params, sentences)` with token lists (some are empty) gives an array (n, d).
@@ -154,7 +154,9 @@ class SE:
             batch = [list(sentence) for sentence in distinct[start : start + self.params.batch_size]]
             rows = np.asarray(self.batcher(self.params, batch))
             if rows.ndim != 2 or len(rows) != len(batch):
-                raise DataError(f"{task.name}: batcher returned an array {rows.shape} for {len(batch)} sentences, not (n, d)")
+                raise DataError(
+                    f"{task.name}: batcher returned an array {rows.shape} for {len(batch)} sentences, not (n, d)"
+                )
             parts.append(rows)
             self.progress.update(start + len(batch))
         self.progress.close(len(distinct))
@@ -223,7 +225,8 @@ def score(
 
 
 def _classification(task: Task, splits: dict[str, Split], probe: Probe) -> Result:
-    first, last = list(splits.values())[0], list(splits.values())[-1]
+    parts = list(splits.values())
+    first, last = parts[0], parts[-1]
     values: dict[str, Any] = {"devacc": probe.dev, "acc": probe.test}
     if task.name == "MRPC":
         values["f1"] = round(100 * _f1(probe.truth, probe.predicted), 2)
@@ -301,7 +304,8 @@ def evaluate(
 def for_genuine(encode: Callable[[list[str]], Any]) -> tuple[Prepare, Batcher]:
     """Return `prepare` and `batcher` for the genuine SentEval, so that its own code judges our encoder.
 
-    All sentences of a task are encoded once, in `prepare`, where they can be sorted and batched well; `batcher` looks them up.
+    All sentences of a task are encoded once, in `prepare`, where they can be sorted and batched well; `batcher` looks
+    them up.
 
         prepare, batcher = senteval.for_genuine(encoder.encode)
         senteval_of_facebook.engine.SE(params, batcher, prepare).eval(tasks)
@@ -329,4 +333,15 @@ class engine:  # noqa: N801
     SE = SE
 
 
-__all__ = ["PROTOCOLS", "SE", "SIX_TASKS", "Params", "Result", "describe", "engine", "evaluate", "for_genuine", "load_task"]
+__all__ = [
+    "PROTOCOLS",
+    "SE",
+    "SIX_TASKS",
+    "Params",
+    "Result",
+    "describe",
+    "engine",
+    "evaluate",
+    "for_genuine",
+    "load_task",
+]

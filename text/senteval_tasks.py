@@ -72,8 +72,8 @@ class _Folder:
         if not path.is_file():
             raise DataError(
                 f"{self.task}: no file {path}. Put {path.name} into {path.parent}; SentEval's script "
-                f"data/{relative.split('/')[0]}/get_transfer_data.bash makes it, and task_path must be the folder that holds "
-                f"{relative.split('/')[0]}/."
+                f"data/{relative.split('/')[0]}/get_transfer_data.bash makes it, and task_path must be the folder that "
+                f"holds {relative.split('/')[0]}/."
             )
         raw = path.read_bytes()
         if not raw.strip():
@@ -112,8 +112,8 @@ class _Folder:
     def expect(self, relative: str, found: int, expected: int, hint: str = "") -> None:
         if self.check and found != expected:
             raise DataError(
-                f"{self.root / relative}: {found:,} samples, the published file has {expected:,}.{hint} Results on another file "
-                f"are not comparable; fetch it again, or pass check=False to read it as it is."
+                f"{self.root / relative}: {found:,} samples, the published file has {expected:,}.{hint} Results on "
+                f"another file are not comparable; fetch it again, or pass check=False to read it as it is."
             )
 
 
@@ -170,8 +170,8 @@ def _trec(name: str, folder: _Folder) -> Task:
         marks = sum(any(c in word for c in "`'") for sentence in sentences for word in sentence)
         if folder.check and marks:
             raise DataError(
-                f"{folder.root / relative}: {marks} words hold back-ticks or apostrophes, which SentEval's script removes "
-                f"(sed -e \"s/[\\`']//g\"); remove them, or pass check=False to read it as it is."
+                f"{folder.root / relative}: {marks} words hold back-ticks or apostrophes, which SentEval's script "
+                'removes; remove them (sed "s/[\\`\']//g"), or pass check=False to read it as it is.'
             )
         splits[split] = Split([sentences], labels)
     return Task(name, "holdout", splits, classes=6)
@@ -190,8 +190,8 @@ def _mrpc(name: str, folder: _Folder) -> Task:
         folder.expect(relative, len(labels), expected)
         if folder.check and "<QUOTE>" in folder.text(relative, "utf-8"):
             raise DataError(
-                f"{folder.root / relative}: double quotes stand as <QUOTE>; this copy was altered. Fetch the file again, or "
-                f"pass check=False to read it as it is."
+                f"{folder.root / relative}: double quotes stand as <QUOTE>; this copy was altered. Fetch the file "
+                f"again, or pass check=False to read it as it is."
             )
         splits[split] = Split([left, right], labels)
     return Task(name, "holdout", splits, classes=2, pairs=True)
@@ -225,7 +225,11 @@ SICK_LABELS = ("CONTRADICTION", "NEUTRAL", "ENTAILMENT")
 def _sick(name: str, folder: _Folder) -> Task:
     entailment = name == "SICKEntailment"
     splits = {}
-    files = (("train", "SICK_train.txt", 4500), ("dev", "SICK_trial.txt", 500), ("test", "SICK_test_annotated.txt", 4927))
+    files = (
+        ("train", "SICK_train.txt", 4500),
+        ("dev", "SICK_trial.txt", 500),
+        ("test", "SICK_test_annotated.txt", 4927),
+    )
     for split, file, expected in files:
         relative = f"downstream/SICK/{file}"
         left, right, labels = [], [], []
@@ -237,7 +241,8 @@ def _sick(name: str, folder: _Folder) -> Task:
             if entailment:
                 if fields[4] not in SICK_LABELS:
                     raise DataError(
-                        f"{folder.root / relative}, line {number}: label {fields[4]!r} is none of {', '.join(SICK_LABELS)}"
+                        f"{folder.root / relative}, line {number}: label {fields[4]!r} is none of "
+                        f"{', '.join(SICK_LABELS)}"
                     )
                 labels.append(SICK_LABELS.index(fields[4]))
             else:
@@ -307,7 +312,9 @@ def _probing(name: str, folder: _Folder) -> Task:
     found: dict[str, tuple[list[Sentence], list[str]]] = {split: ([], []) for split in names.values()}
     for number, fields in folder.fields(relative, 3):
         if fields[0] not in names:
-            raise DataError(f"{folder.root / relative}, line {number}: split {fields[0]!r} is none of {', '.join(names)}")
+            raise DataError(
+                f"{folder.root / relative}, line {number}: split {fields[0]!r} is none of {', '.join(names)}"
+            )
         found[names[fields[0]]][0].append(fields[-1].split())
         found[names[fields[0]]][1].append(fields[1])
     index = {label: i for i, label in enumerate(sorted(set(found["train"][1])))}
@@ -315,7 +322,9 @@ def _probing(name: str, folder: _Folder) -> Task:
     for split, (sentences, labels) in found.items():
         unknown = set(labels) - set(index)
         if unknown or not labels:
-            raise DataError(f"{folder.root / relative}: the {split} part is empty or has labels unseen in training: {unknown}")
+            raise DataError(
+                f"{folder.root / relative}: the {split} part is empty or has labels unseen in training: {unknown}"
+            )
         splits[split] = Split([sentences], [index[label] for label in labels])
     return Task(name, "split", splits, classes=len(index))
 

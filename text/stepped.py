@@ -101,14 +101,16 @@ def fit_all(
 ) -> list[Fitted]:
     """Train every model as SentEval's `MLP.fit` does, models with equally many training rows stepped together.
 
-    Every fit of SentEval begins by seeding numpy and torch with the same number, so fits of one size share their initial
+    Every fit of SentEval begins by seeding numpy and torch with the same number, so fits of one size share their
+    initial
     weights and the order of their batches. What differs (rows, weight decay) is stacked in a leading dimension, and
     torch's own optimizer, which works element by element, steps the stack; weight decay is added to the gradient as
     the optimizer itself would. A fold leaves the stack when all its weight decays have stopped.
 
     The rules followed (SentEval at 5d6dc11, tools/classifier.py): one loop is `epoch_size` passes; the count of loops
     without improvement is never reset and training stops at the (tenacity + 1)-th; the loss is the mean over the batch;
-    the weight decay holds for the intercept too; without early-stopping rows the first 5 % of one permutation are split off.
+    the weight decay holds for the intercept too; without early-stopping rows the first 5 % of one permutation are
+    split off.
 
     Args:
         features: (N, d) float32. labels: (N,) long, 0..classes-1.
@@ -127,8 +129,8 @@ def fit_all(
 class _Group:
     """Models with equally many training rows: F folds, R weight decays each.
 
-    All parameters of a fold lie in one row of `flat` (F, S), so the optimizer steps a single tensor; `_unpack` gives the
-    layers as views of it.
+    All parameters of a fold lie in one row of `flat` (F, S), so the optimizer steps a single tensor; `_unpack` gives
+    the layers as views of it.
     """
 
     def __init__(
@@ -158,7 +160,8 @@ class _Group:
         self.optimizer = settings.optimizer([self.flat])
 
     def _unpack(self, flat: Tensor) -> list[Tensor]:
-        """Layers as views: (F, 1 + in, R, out), the intercept last; then (F, R, H, K) and (F, R, K) behind a hidden layer.
+        """Layers as views: (F, 1 + in, R, out), the intercept last; then (F, R, H, K) and (F, R, K) behind a hidden
+        layer.
 
         The weight decays of a fold see the same rows, so the columns of its first layer lie side by side.
         """
@@ -232,7 +235,9 @@ class _Group:
         first, *rest = self._unpack(models)
         first = first.transpose(1, 2)  # (F, R, 1 + in, out)
         return [
-            Fitted(best[f].numpy(), [(first[f, :, :-1], first[f, :, -1]), *([tuple(p[f] for p in rest)] if rest else [])])
+            Fitted(
+                best[f].numpy(), [(first[f, :, :-1], first[f, :, -1]), *([tuple(p[f] for p in rest)] if rest else [])]
+            )
             for f in range(folds)
         ]
 

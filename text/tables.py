@@ -11,8 +11,8 @@ from dipole.text.senteval import SIX_TASKS, Result
 
 PUBLISHED = ("lmcl-table4", "cllr-table2")
 EXCHANGED = (
-    "SUBJ and MPQA stand as printed in the papers, where they look exchanged: encoders of this kind reach about 92-94 on "
-    "SUBJ and 87-90 on MPQA. The column SUBJ* shows what is printed under MPQA, and the reverse."
+    "SUBJ and MPQA stand as printed in the papers, where they look exchanged: encoders of this kind reach about 92-94 "
+    "on SUBJ and 87-90 on MPQA. The column SUBJ* shows what is printed under MPQA, and the reverse."
 )
 
 
@@ -29,9 +29,7 @@ def published_rows(table: str) -> list[tuple[str, dict[str, float | None]]]:
 
 def _cells(columns: list[str], cells: Any) -> dict[str, float | None]:
     values = list(cells.values()) if isinstance(cells, dict) else cells
-    return {
-        "MRPC" if column == "MSRP" else column: cell["mean"] for column, cell in zip(columns, values, strict=True)
-    }
+    return {"MRPC" if column == "MSRP" else column: cell["mean"] for column, cell in zip(columns, values, strict=True)}
 
 
 def six_task_table(results: Mapping[str, Mapping[str, Mapping[str, Any]]], tables: tuple[str, ...] = PUBLISHED) -> str:
@@ -56,7 +54,11 @@ def six_task_table(results: Mapping[str, Mapping[str, Mapping[str, Any]]], table
             if (name, values) not in seen:
                 seen.append((name, values))
                 lines.append(_line(name, columns, values | {"SUBJ*": values["MPQA"], "MPQA*": values["SUBJ"]}, table))
-    lines += ["", f"Protocol of our rows: {', '.join(sorted(protocols)) or 'unknown'}; the papers': skip-thoughts.", EXCHANGED]
+    lines += [
+        "",
+        f"Protocol of our rows: {', '.join(sorted(protocols)) or 'unknown'}; the papers': skip-thoughts.",
+        EXCHANGED,
+    ]
     return "\n".join(lines)
 
 

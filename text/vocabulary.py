@@ -22,14 +22,18 @@ PATTERN = (
 
 def _configure(tokenizer: Tokenizer, lower: bool) -> Tokenizer:
     # An empty sentence is read as a full stop, as in SentEval's examples.
-    parts = [normalizers.NFC(), normalizers.Replace(Regex(r"^\s*$"), "."), *([normalizers.Lowercase()] if lower else [])]
+    parts = [
+        normalizers.NFC(),
+        normalizers.Replace(Regex(r"^\s*$"), "."),
+        *([normalizers.Lowercase()] if lower else []),
+    ]
     tokenizer.normalizer = normalizers.Sequence(parts)
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(PATTERN), behavior="removed", invert=True)
     return tokenizer
 
 
 def build_vocabulary(sentences: Iterable[str], size: int = 50_000, lower: bool = False) -> "Tokens":
-    """Take the `size` most frequent words, id 0 for every other; equally frequent words in the order of their letters."""
+    """Take the `size` most frequent words, id 0 for every other; among equals the order of their letters decides."""
     tokenizer = _configure(Tokenizer(WordLevel({UNKNOWN: 0}, unk_token=UNKNOWN)), lower)
     trainer = WordLevelTrainer(vocab_size=size + 1, special_tokens=[UNKNOWN], show_progress=False)
     tokenizer.train_from_iterator(sentences, trainer)
@@ -57,8 +61,8 @@ def load_tokens(source: str | Path) -> "Tokens":
         return Tokens(AutoTokenizer.from_pretrained(str(source))._tokenizer)
     except Exception as error:  # the tokenizers library raises bare Exception
         raise DataError(
-            f"no tokenizer at {source}: {str(error).splitlines()[0]}. Give a tokenizer.json, a folder that holds one, a "
-            f"name on the Hugging Face Hub, or 'words'."
+            f"no tokenizer at {source}: {str(error).splitlines()[0]}. Give a tokenizer.json, a folder that holds one, "
+            f"a name on the Hugging Face Hub, or 'words'."
         ) from error
 
 
@@ -132,14 +136,18 @@ def read_vectors(path: str | Path, wanted: Container[str] | None = None) -> tupl
                     continue
                 width = width or len(fields) - 1
                 if len(fields) < 2 or len(fields) - 1 < width:
-                    raise DataError(f"{path}, line {number}: {len(fields) - 1} numbers after the word, expected {width}")
+                    raise DataError(
+                        f"{path}, line {number}: {len(fields) - 1} numbers after the word, expected {width}"
+                    )
                 word = " ".join(fields[: len(fields) - width])  # GloVe 840B has a few words with blanks
                 if word in seen or (wanted is not None and word not in wanted):
                     continue
                 try:
                     rows.append(np.array(fields[len(fields) - width :], dtype=np.float32))
                 except ValueError:
-                    raise DataError(f"{path}, line {number}: the vector of {word!r} holds something else than numbers") from None
+                    raise DataError(
+                        f"{path}, line {number}: the vector of {word!r} holds something else than numbers"
+                    ) from None
                 words.append(word)
                 seen.add(word)
     except OSError as error:
@@ -152,9 +160,11 @@ def read_vectors(path: str | Path, wanted: Container[str] | None = None) -> tupl
 def expand(
     index: dict[str, int], table: np.ndarray, vector_words: Sequence[str], vectors: np.ndarray
 ) -> tuple[list[str], np.ndarray]:
-    """Give words unseen in training an embedding: a linear map with intercept from word-vector space to the trained table.
+    """Give words unseen in training an embedding: a linear map with intercept from word-vector space to the trained
+    table.
 
-    The map is fitted by least squares on the shared words; words trained keep their own embedding; words with an underscore
+    The map is fitted by least squares on the shared words; words trained keep their own embedding; words with an
+    underscore
     (phrases of word2vec) are left out (Kiros et al. 2015, Sec. 2.2; the Quick-Thought code does the same per table).
 
     Args:

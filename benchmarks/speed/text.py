@@ -1,10 +1,12 @@
-"""Sentences per processor second of training and encoding, and processor seconds of the probes, each beside a plain way.
+"""Sentences per processor second of training and encoding, and processor seconds of the probes, each beside a plain
+way.
 
     python -m dipole.benchmarks.speed.text [--only gru-train gru-encode transformer-train transformer-encode probes]
         [--corpus FOLDER] [--senteval DATA] [--genuine CHECKOUT] [--width 300] [--rounds 3] [--out FILE]
 
-One thread, float32, processor time; the subjects alternate and the medians are compared. The plain loop pads every batch to
-its longest sentence, in the order of the text. The encoder of sentence-transformers is the same transformer, exported. The
+One thread, float32, processor time; the subjects alternate and the medians are compared. The plain loop pads every
+batch to its longest sentence, in the order of the text. The encoder of sentence-transformers is the same transformer,
+exported. The
 probes are set beside SentEval's own classes (from a checkout, `--genuine`), on its data, with its documented settings:
 kfold 10, and for the PyTorch classifier nhid 0, adam, batch 64, tenacity 5, epoch size 4.
 """
@@ -42,8 +44,12 @@ PARTS = ("gru-train", "gru-encode", "transformer-train", "transformer-encode", "
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--corpus", default="pydoc", help="running text; the figures of the documentation are of novels")
-    parser.add_argument("--senteval", type=Path, help="folder that holds downstream/; without it the probes are left out")
+    parser.add_argument(
+        "--corpus", default="pydoc", help="running text; the figures of the documentation are of novels"
+    )
+    parser.add_argument(
+        "--senteval", type=Path, help="folder that holds downstream/; without it the probes are left out"
+    )
     parser.add_argument("--genuine", type=Path, help="checkout of SentEval, compared with `fast` and `senteval-torch`")
     parser.add_argument("--tasks", nargs="+", default=["MR", "CR", "SUBJ", "MPQA"])
     parser.add_argument("--torch-tasks", nargs="*", default=["TREC", "MRPC"])
@@ -197,7 +203,7 @@ class Text:
         return self.train(model, padded, chunked, rounds)
 
     def transformer_encode(self, rounds: int) -> dict[str, float]:
-        """`encode` of 1,200 sentences against `SentenceTransformer.encode` (batch 32, its default) of the exported model."""
+        """`encode` of 1,200 sentences against `SentenceTransformer.encode` (batch 32) of the exported model."""
         from sentence_transformers import SentenceTransformer
 
         from dipole.text.export import export_sentence_transformer
@@ -209,7 +215,10 @@ class Text:
             export_sentence_transformer(encoder, Path(folder))
             other = SentenceTransformer(folder, device="cpu")
         quiet = {"show_progress_bar": False}
-        subjects = {"dipole": lambda: encoder.encode(texts), "sentence-transformers": lambda: other.encode(texts, **quiet)}
+        subjects = {
+            "dipole": lambda: encoder.encode(texts),
+            "sentence-transformers": lambda: other.encode(texts, **quiet),
+        }
         return rates(alternate(subjects, rounds), len(texts), "dipole", "sentence-transformers")
 
 
@@ -269,7 +278,7 @@ def probes(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def load_genuine(checkout: Path) -> types.ModuleType:
-    """Import SentEval's classes; its PyTorch classifier asks for CUDA, so its `torch` is one that knows the CPU only."""
+    """Import SentEval's classes; its PyTorch classifier asks for CUDA and gets a `torch` that knows the CPU only."""
     sys.path.insert(0, str(checkout))
     import inspect
 
@@ -290,7 +299,9 @@ def load_genuine(checkout: Path) -> types.ModuleType:
     return validation
 
 
-def run_genuine(validation: Any, task: Any, splits: Any, x: dict[str, np.ndarray], usepytorch: bool) -> tuple[float, float]:
+def run_genuine(
+    validation: Any, task: Any, splits: Any, x: dict[str, np.ndarray], usepytorch: bool
+) -> tuple[float, float]:
     config = {
         "nclasses": task.classes,
         "seed": 1111,

@@ -54,7 +54,7 @@ def test_batches_are_consecutive_and_leave_the_ends_of_documents_out(corpus, tmp
     assert adapter.steps_per_epoch == 6
     found = list(adapter.batches(0))
     rows = np.concatenate([np.arange(30 * d, 30 * d + 24) for d in range(10)])
-    assert sum((restored(b.batch) for b in found), []) == [ids.tolist() for ids in adapter.sentences.ids(rows)]
+    assert [ids for b in found for ids in restored(b.batch)] == [ids.tolist() for ids in adapter.sentences.ids(rows)]
     assert torch.cat([b.document for b in found]).tolist() == [i // 30 for i in rows]
     assert set(adapter.held_rows) == set(range(300)) - set(rows)
 
@@ -187,8 +187,8 @@ def test_multichannel_and_expansion(corpus, tmp_path):
     )
     assert plain.width == 16
     assert not np.allclose(encoder.encode("novel"), encoder.encode("word29xyz"))
+    vectors.write_text("nothing 1 2\n")
     with pytest.raises(DataError, match="holds no word of the corpus"):
-        vectors.write_text("nothing 1 2\n")
         make(corpus, tmp_path, channels="fixed", vectors=str(vectors))
 
 

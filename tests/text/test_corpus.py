@@ -47,7 +47,7 @@ def test_files_are_documents(tmp_path):
     with pytest.warns(UserWarning, match=r"empty\.txt"):
         found = list(read_documents(str(tmp_path)))
     assert found == [Document("a", ["Three.", "Four."]), Document("b", ["One.", "Two."])]
-    assert list(read_documents(str(tmp_path / "a.txt"), unit="sentences"))[0].sentences == ["Three.", "Four."]
+    assert next(read_documents(str(tmp_path / "a.txt"), unit="sentences")).sentences == ["Three.", "Four."]
 
 
 def test_rows_are_documents(tmp_path):
@@ -59,7 +59,7 @@ def test_rows_are_documents(tmp_path):
     for name in ("rows.jsonl", "packed.jsonl.gz"):
         assert list(read_documents(str(tmp_path / name))) == expected
     assert list(read_documents(rows)) == expected
-    assert list(read_documents(["One.", "Two."], unit="sentences"))[0].sentences == ["One.", "Two."]
+    assert next(read_documents(["One.", "Two."], unit="sentences")).sentences == ["One.", "Two."]
 
 
 def test_parquet(tmp_path):
@@ -90,7 +90,7 @@ def test_damage_is_named(tmp_path, name, content, message):
 
 def test_another_encoding_may_be_said(tmp_path):
     (tmp_path / "latin.txt").write_bytes("caf\xe9 noir".encode("latin-1"))
-    assert list(read_documents(str(tmp_path / "latin.txt"), encoding="latin-1"))[0].sentences == ["caf\xe9 noir"]
+    assert next(read_documents(str(tmp_path / "latin.txt"), encoding="latin-1")).sentences == ["caf\xe9 noir"]
 
 
 def test_nothing_there(tmp_path):
@@ -171,8 +171,8 @@ def test_saved_and_loaded(tmp_path):
     again = load_tokens(tmp_path)
     assert again.encode(["words , text", ""]) == tokens.encode(["words , text", ""])
     assert again.fingerprint == tokens.fingerprint
+    (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(DataError, match="no tokenizer at"):
-        (tmp_path / "bad.json").write_text("{}")
         load_tokens(tmp_path / "bad.json")
 
 

@@ -189,8 +189,6 @@ def test_transformers_that_cannot_be_loaded(tmp_path):
     assert module.model.config.vocab_size == 20
     module.model.save_pretrained(tmp_path / "checkpoint")
     again = encoders.build_transformer(str(tmp_path / "checkpoint"), "cls", 20)
-    assert torch.equal(
-        again.model.embeddings.word_embeddings.weight, module.model.embeddings.word_embeddings.weight
-    )
+    assert torch.equal(again.model.embeddings.word_embeddings.weight, module.model.embeddings.word_embeddings.weight)
     with pytest.raises(ConfigError, match="knows 20 tokens"):
         encoders.build_transformer(str(tmp_path / "checkpoint"), "cls", 21)

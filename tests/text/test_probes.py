@@ -1,4 +1,4 @@
-"""The four protocols against independent references: scikit-learn to convergence, and SentEval's classifier written out."""
+"""The four protocols against references: scikit-learn to convergence, SentEval's classifier written out."""
 
 import numpy as np
 import pytest

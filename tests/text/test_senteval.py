@@ -99,7 +99,7 @@ def test_wrong_parameters(tiny):
 
 def test_a_missing_task_stops_before_anything_is_encoded(tiny):
     batcher = Batcher()
-    with pytest.raises(DataError, match="rt-polarity.pos"):
+    with pytest.raises(DataError, match=r"rt-polarity\.pos"):
         senteval.SE(params(tiny), batcher).eval(["CR", "MR"])
     assert not batcher.seen
 

@@ -137,7 +137,9 @@ def test_sst_sick_and_probing(tmp_path):
     sick = tmp_path / "downstream/SICK"
     sick.mkdir()
     for file in ("SICK_train.txt", "SICK_trial.txt", "SICK_test_annotated.txt"):
-        (sick / file).write_text("id\tA\tB\tscore\tjudgment\n1\ta man\ta dog\t3.5\tNEUTRAL\n2\tx\ty\t1\tCONTRADICTION\n")
+        (sick / file).write_text(
+            "id\tA\tB\tscore\tjudgment\n1\ta man\ta dog\t3.5\tNEUTRAL\n2\tx\ty\t1\tCONTRADICTION\n"
+        )
     assert load_task("SICKRelatedness", tmp_path, check=False).splits["test"].labels == [3.5, 1.0]
     assert load_task("SICKEntailment", tmp_path, check=False).splits["test"].labels == [1, 0]
     probing = tmp_path / "probing/past_present.txt"
