@@ -21,7 +21,7 @@ from dipole.benchmarks.suite import Job, ScaleName, Sized, read_suite
 from dipole.core.errors import TrainingError
 from dipole.core.files import why
 from dipole.core.progress import duration
-from dipole.core.record import RunRecord
+from dipole.core.record import RunRecord, read_record
 
 EngineName = Literal["local", "ray"]
 
@@ -113,7 +113,8 @@ def run_jobs(
             config = waiting.pop(result.task.hash)
             if result.status == "done":
                 done += 1
-                estimator.add(config, result.seconds)
+                # The record's time: another runner may have done the work, a resumed run took more than this attempt.
+                estimator.add(config, read_record(runs / result.task.hash / "record.json").wall_seconds)
                 line = f"done    {result.task.hash}  {result.task.label}  ({duration(result.seconds)})"
             else:
                 failed.append(result)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dipole.benchmarks.collect import is_done
-from dipole.benchmarks.engines import RETRY_TAKEN_AFTER, Result, Task, cores, environment_for, execute
+from dipole.benchmarks.engines import RETRY_TAKEN_AFTER, Result, Task, cores, environment_for, execute, log_of
 from dipole.benchmarks.worker import BENCH
 from dipole.core.errors import ConfigError
 
@@ -70,7 +70,7 @@ class RayEngine:
             sign.unlink(missing_ok=True)
 
     def _result(self, task: Task, reference: Any, runs: Path) -> Result:
-        log = runs / BENCH / "logs" / f"{task.hash}.log"
+        log = log_of(task, runs)
         try:
             status, seconds, message, archive = self.ray.get(reference)
         except self.ray.exceptions.RayError as error:

@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 from dipole.benchmarks.collect import is_done
 from dipole.benchmarks.worker import BENCH, TAKEN, command_line
 from dipole.core.errors import ConfigError
+from dipole.core.files import why
 from dipole.core.record import now
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -32,7 +33,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Result:
-    """How a task ended; `seconds` is 0 for what another runner did."""
+    """How a task ended, and how long this attempt took."""
 
     task: Task
     status: Literal["done", "failed"]
@@ -97,12 +98,16 @@ class LocalEngine:
         """Run one task to its end; the task itself if another runner holds it."""
         with places.taken(task.processes if self.gpus else 1) as gpus:
             environment = environment_for(self.threads, ",".join(gpus) if self.gpus else None)
-            return execute(task, runs, environment, children)
+            try:
+                return execute(task, runs, environment, children)
+            except OSError as error:
+                # A full disk or too many processes: this job's failure, not the suite's.
+                return Result(task, "failed", 0.0, log_of(task, runs), f"the worker could not be started: {why(error)}")
 
 
 def execute(task: Task, runs: Path, environment: dict[str, str], children: "_Children | None" = None) -> Result | Task:
     """Start a worker, wait for it, and judge it by the record it leaves, not by its exit code alone."""
-    log = runs / BENCH / "logs" / f"{task.hash}.log"
+    log = log_of(task, runs)
     log.parent.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     with log.open("a", encoding="utf-8") as output:
@@ -126,6 +131,11 @@ def execute(task: Task, runs: Path, environment: dict[str, str], children: "_Chi
     if code == 0 and is_done(runs / task.hash):
         return Result(task, "done", seconds, log)
     return Result(task, "failed", seconds, log, _reason(code, log))
+
+
+def log_of(task: Task, runs: Path) -> Path:
+    """The log of all attempts at a task."""
+    return runs / BENCH / "logs" / f"{task.hash}.log"
 
 
 def environment_for(threads: int, gpus: str | None) -> dict[str, str]:
