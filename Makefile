@@ -17,7 +17,7 @@ $(INSTALLED): pyproject.toml constraints.txt .ci/system-packages
 	@touch $@
 
 demo: $(INSTALLED) ## compare four objectives on the digits, with a table and a picture at the end
-	$(BIN)/dipole demo
+	$(BIN)/dipole demo vision
 
 test: $(INSTALLED) ## the test suite (two processes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
