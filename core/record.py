@@ -56,7 +56,7 @@ class Evaluation(_Part):
     time: str
     results: dict[str, Number]
     versions: dict[str, str]
-    agrees: bool = Field(description="whether every number equals the one at the end of training")
+    agrees: bool = Field(description="whether every number equals the one recorded at the end of training")
 
 
 class Hardware(_Part):
