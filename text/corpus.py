@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -43,11 +44,18 @@ ABBREVIATIONS = (
 
 @cache
 def _punkt() -> Any:
-    from nltk.tokenize.punkt import PunktParameters, PunktSentenceTokenizer
-
-    parameters = PunktParameters()
+    punkt = _package("nltk.tokenize.punkt")
+    parameters = punkt.PunktParameters()
     parameters.abbrev_types = set(ABBREVIATIONS.split())
-    return PunktSentenceTokenizer(parameters)
+    return punkt.PunktSentenceTokenizer(parameters)
+
+
+def _package(name: str) -> Any:
+    """Import a package of the text extra, or say how to install it."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        raise DataError(f"reading a corpus needs {error.name}; install it with: pip install 'dipole[text]'") from error
 
 
 def split_sentences(text: str) -> list[str]:
@@ -129,8 +137,7 @@ def read_documents(
 
 def _file(file: Path, unit: Unit, column: str | None, encoding: str) -> Iterator[Document]:
     if file.name.endswith(PARQUET):
-        from datasets import load_dataset
-
+        load_dataset = _package("datasets").load_dataset
         try:
             rows = load_dataset("parquet", data_files=str(file), split="train", streaming=True)
             yield from _rows(rows, str(file), unit, column)
@@ -174,8 +181,7 @@ def _json_lines(file: Path) -> Iterator[Any]:
 
 
 def _hub(name: str, split: str) -> Iterable[Any]:
-    from datasets import load_dataset
-
+    load_dataset = _package("datasets").load_dataset
     try:
         return load_dataset(name, split=split, streaming=True)
     except Exception as error:  # the datasets library and the network raise many kinds
