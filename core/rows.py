@@ -75,8 +75,10 @@ class Tile:
 
     def exponent(self, scale: float, out: Tensor) -> Tensor:
         """scale * s, (R, T), far below zero at excluded entries whatever the sign of the scale."""
+        # The tile itself may be the buffer that is written: what is excluded is read off it first.
+        excluded = None if scale > 0 else self.excluded
         torch.mul(self.u, scale / self.unit, out=out)
-        return out if scale > 0 else out.masked_fill_(self.excluded, EXCLUDED)
+        return out if excluded is None else out.masked_fill_(excluded, EXCLUDED)
 
     def exp(self, scale: float, last: bool = False) -> Tensor:
         """e^{scale * s}, (R, T), kept for the next statistic that asks; the `last` one may overwrite the tile."""
