@@ -54,9 +54,7 @@ def ranking(title: str, ranks: Sequence[Rank], base: str) -> list[Picture]:
     probability = svg.interval_chart(
         f"{title}: probability of improvement", "P(a run beats a run of the base), mean over tasks", beats, INTERVAL
     )
-    gain = svg.interval_chart(
-        f"{title}: gain", "gain over the base (% of its mean)", gains, INTERVAL
-    )
+    gain = svg.interval_chart(f"{title}: gain", "gain over the base (% of its mean)", gains, INTERVAL)
     pair = [
         Picture(probability, f"Against {base}; one half means no difference. Bootstrap: runs redrawn in every task."),
         Picture(gain, f"Against {base}: interquartile mean over all runs of all tasks, stratified bootstrap."),

@@ -87,9 +87,7 @@ def manifest(sized: Sized, jobs: list[Job]) -> Manifest:
         note=suite.note,
         rows=[RowEntry(label=r.label, objective=r.objective, base=sized.base_of(r)) for r in sized.rows],
         columns=[
-            ColumnEntry(
-                name=c.name, metric=c.metric, factor=c.factor, higher_is_better=c.higher_is_better, unit=c.unit
-            )
+            ColumnEntry(name=c.name, metric=c.metric, factor=c.factor, higher_is_better=c.higher_is_better, unit=c.unit)
             for c in sized.columns
         ],
         jobs=[

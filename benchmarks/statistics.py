@@ -110,9 +110,7 @@ def welch(
     return WelchTest(difference, difference - half, difference + half, df, p)
 
 
-def against_single_value(
-    mean: float, std: float, n: int, printed: float, confidence: float = CONFIDENCE
-) -> WelchTest:
+def against_single_value(mean: float, std: float, n: int, printed: float, confidence: float = CONFIDENCE) -> WelchTest:
     """Our sample against one printed number without spread: it is taken as one further trial of our spread.
 
     The interval is that of a prediction, +- t_{n-1} s sqrt(1 + 1/n): wider than a test against a constant would give,
@@ -171,9 +169,7 @@ def probability_of_improvement(
     left, right = [_sample(task) for task in ours], [_sample(task) for task in base]
     generator = np.random.default_rng(seed)
     value = float(np.mean([_superiority(x[None], y[None])[0] for x, y in zip(left, right, strict=True)]))
-    drawn = zip(
-        _stratified(left, repetitions, generator), _stratified(right, repetitions, generator), strict=True
-    )
+    drawn = zip(_stratified(left, repetitions, generator), _stratified(right, repetitions, generator), strict=True)
     return _percentiles(value, np.mean([_superiority(x, y) for x, y in drawn], axis=0), confidence)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from dipole.benchmarks.report import write_report
 
-HOSTILE = "<img src=x onerror=\"window.pwned=1\"><script>window.pwned=1</script>'\"`{{7*7}}=1+1|</td>"
+HOSTILE = '<img src=x onerror="window.pwned=1"><script>window.pwned=1</script>\'"`{{7*7}}=1+1|</td>'
 DRIVER = shutil.which("chromedriver")
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -28,9 +28,7 @@ class Chromium:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        self.driver = subprocess.Popen(
-            [DRIVER, f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        self.driver = subprocess.Popen([DRIVER, f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.base = f"http://127.0.0.1:{port}"
         self._wait()
         flags = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--window-size={size[0]},{size[1]}"]
@@ -142,7 +140,7 @@ def test_sorts_by_number_and_back(page):
     assert len(values) == 4
     page.run(click)
     assert [float(text.split()[0]) for text in column(page, "study-small-results", 1)] == values[::-1]
-    state = 'return document.querySelector(\'table[data-name="study-small-results"] th[aria-sort]\').ariaSort'
+    state = "return document.querySelector('table[data-name=\"study-small-results\"] th[aria-sort]').ariaSort"
     assert page.run(state) == "descending"
 
 

@@ -183,7 +183,7 @@ def test_agents_are_aggregated_over_tasks_against_their_own_base(runs_folder):
 
 
 def test_csv_cannot_run_formulas_and_markdown_cannot_hold_markup():
-    hostile = "=HYPERLINK(\"http://x\")|<b>`*"
+    hostile = '=HYPERLINK("http://x")|<b>`*'
     sheet = sheets.Sheet("s", "T", ("a", "b"), [(sheets.Cell(hostile), sheets.Cell("-1.5", -1.5, "@x"))])
     rows = list(csv.reader(io.StringIO(sheets.to_csv(sheet))))
     assert rows[0] == ["a", "b", "b: note"]

@@ -76,7 +76,7 @@ def test_later_settings_win_and_the_command_repeats_the_run(suite_file):
 
 def test_bad_settings_are_reported_together(tmp_path):
     path = tmp_path / "bad.toml"
-    path.write_text(SUITE.replace("infonce(temperature=0.5)\"", "infonse\"").replace("0.002", "-1"))
+    path.write_text(SUITE.replace('infonce(temperature=0.5)"', 'infonse"').replace("0.002", "-1"))
     with pytest.raises(ConfigError) as caught:
         read_suite(path).at("small").jobs()
     assert "infonse" in str(caught.value)
