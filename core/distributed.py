@@ -76,7 +76,7 @@ def row_counts(rows: Tensor) -> list[int]:
 
 def gather_rows(rows: Tensor, sizes: list[int]) -> Tensor:
     """Rows of all ranks in rank order, (sum of sizes, ...); the gradient flows back to the rank each row came from."""
-    gathered: Tensor = _Gather.apply(rows, sizes)
+    gathered: Tensor = _Gather.apply(rows, sizes)  # type: ignore[no-untyped-call]
     return gathered
 
 
@@ -84,7 +84,7 @@ def all_sum(values: Tensor) -> Tensor:
     """Sum over ranks with gradient; the values themselves in a single process."""
     if world_size() == 1:
         return values
-    total: Tensor = _AllReduce.apply(values)
+    total: Tensor = _AllReduce.apply(values)  # type: ignore[no-untyped-call]
     return total
 
 

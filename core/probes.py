@@ -249,7 +249,7 @@ def _descend(
         for _ in range(epochs):
             for index in torch.randperm(len(x), generator=generator).to(x.device).split(batch_size):
                 optimizer.zero_grad()
-                F.cross_entropy(layer(x[index]), y[index]).backward()  # type: ignore[no-untyped-call]
+                F.cross_entropy(layer(x[index]), y[index]).backward()
                 optimizer.step()
             schedule.step()
     with torch.no_grad():

@@ -470,7 +470,7 @@ def row_statistics(
     plan = _Plan(wanted, bound)
     sweep = Sweep(excluded, symmetric, side, plan.unit)
     with torch.autocast(x.device.type, enabled=False):
-        sums, shifts, *where = _RowSums.apply(x, y, sweep, plan)
+        sums, shifts, *where = _RowSums.apply(x, y, sweep, plan)  # type: ignore[no-untyped-call]
     results: dict[AnyStatistic, Tensor] = dict(zip(plan.extremes, where, strict=True))
     for number, stat in enumerate(plan.statistics):
         results[stat] = stat.finish(tuple(sums[plan.span(number)]), shifts[number], counts)

@@ -53,5 +53,5 @@ class _PairedDot(torch.autograd.Function):
 
 def paired(x: Tensor, y: Tensor, index: Tensor) -> Tensor:
     """Similarities (A, K) of each anchor with the candidates listed for it; padding (-1) is read as candidate 0."""
-    values: Tensor = _PairedDot.apply(x, y, index.clamp_min(0))
+    values: Tensor = _PairedDot.apply(x, y, index.clamp_min(0))  # type: ignore[no-untyped-call]
     return values

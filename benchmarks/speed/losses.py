@@ -236,14 +236,14 @@ def main() -> None:
     parser.add_argument("--batches", default="256,1024,4096,8192", help="points per view, separated by commas")
     parser.add_argument("--threads", default="1,all", help="numbers of threads, separated by commas")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", help="measure only subjects whose name holds this text")
+    parser.add_argument("--only", help="measure only subjects whose name matches this regular expression")
     parser.add_argument("--out", type=Path, help="JSON file; default benchmarks/speed/results/losses.json")
     options = parser.parse_args()
     report: dict[str, Any] = {"date": date.today().isoformat(), "machine": machine(), "tables": []}
     for word in options.threads.split(","):
         threads = os.cpu_count() or 1 if word == "all" else int(word)
         for batch in map(int, options.batches.split(",")):
-            names = [n for n in subjects(batch, options.peers) if not options.only or options.only in n]
+            names = [n for n in subjects(batch, options.peers) if not options.only or re.search(options.only, n)]
             rounds = options.rounds if batch <= 8192 else 1
             table = measure(names, batch, threads, rounds, options.peers)
             lines = ratios(table)

@@ -466,7 +466,7 @@ def descends(subject: Subject) -> str:
             loss = subject.call(instance, layout, leaves)
         if not loss.requires_grad:
             raise Failed("there is no gradient to descend")
-        loss.sum().backward()  # type: ignore[no-untyped-call]
+        loss.sum().backward()
         optimizer.step()
     after = subject.result(instance, layout, leaves)
     if not after.value < before.value:
