@@ -398,10 +398,8 @@ def objective(text: str, dim: int | None = None) -> Composite:
         try:
             built = entry.target(**dict(term.options))
         except OptionError as error:
-            culprit = next(
-                (key for key, _ in term.options if f" {key} " in f" {error} " or repr(key) in str(error)), ""
-            )
-            span = option_span(text, term, culprit) if culprit else (name_start, term.end)
+            given = error.option in dict(term.options)
+            span = option_span(text, term, error.option) if given else (name_start, term.end)
             raise SpecError(f"{error}\n{caret_under(text, *span)}") from None
         if term.weight is not None and term.weight < 0:
             raise SpecError(

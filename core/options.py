@@ -8,8 +8,6 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from dipole.core.errors import OptionError, nearest
 
-REQUIRED = inspect.Parameter.empty
-
 
 @dataclass(frozen=True)
 class Range:
