@@ -13,7 +13,6 @@ from dipole.core.cli import main
 from dipole.core.conformance.layouts import LAYOUTS
 from dipole.core.errors import DipoleError
 from dipole.core.objective import Objective
-from dipole.core.options import REQUIRED
 from dipole.core.registry import registry
 from dipole.core.spec import parse
 from dipole.core.testing import CHECKS, all_subjects, check_objective, parametrize_with_checks
@@ -92,7 +91,6 @@ def test_specs_visit_every_option():
         for entry in registry.entries()
         if entry.kind != "diagnostic" and entry.target.__module__.startswith("dipole.")
         for option in entry.options
-        if option.default is not REQUIRED
     }
     # dim only fixes the width early; the layouts have several widths.
     assert {(name, key) for name, key in options - seen if key != "dim"} == set()
