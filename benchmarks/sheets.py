@@ -102,7 +102,7 @@ def beside_sheet(results: SuiteResults) -> Sheet:
                 Cell(cell.row.label),
                 Cell(cell.column.name),
                 Cell(shown.text, sub=f"n = {cell.summary.n}" if cell.summary else ""),
-                Cell(_printed(cell) if has_printed else ""),
+                Cell(_printed(cell) if has_printed else "-"),
                 *_numbers(c.difference if c else None),
                 Cell(interval),
                 Cell(c.verdict if c else ""),

@@ -53,6 +53,7 @@ class Row(Settings):
     group: str | None = None
     columns: tuple[str, ...] | None = Field(None, description="only these columns; default all")
     base: str | None = Field(None, description="label of the row this one is tested against; default the suite's base")
+    control: bool = Field(False, description="a row of ours that no paper prints: its printed numbers stay empty")
     recipe: str | None = None
     set: tuple[str, ...] = ()
 
@@ -111,7 +112,7 @@ class Suite(Settings):
         if (table := published.tables().get(self.published or "")) is not None:
             known = {row.label for row in table.rows}
             for scale in self.scale.values():
-                odd = [row.label for row in scale.rows or self.rows if row.label not in known]
+                odd = [row.label for row in scale.rows or self.rows if row.label not in known and not row.control]
                 problems += [f"{name!r} is no row of {table.id}.{nearest(name, known)}" for name in odd]
                 odd = [c.name for c in scale.columns or self.columns if c.name not in table.columns]
                 problems += [f"{name!r} is no column of {table.id}.{nearest(name, table.columns)}" for name in odd]

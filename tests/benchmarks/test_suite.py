@@ -5,6 +5,8 @@ import pytest
 from dipole.benchmarks import published
 from dipole.benchmarks.manifest import manifest, read_manifests, write_manifest
 from dipole.benchmarks.plan import Estimator, make_plan
+from dipole.benchmarks.results import SuiteResults
+from dipole.benchmarks.sheets import beside_sheet
 from dipole.benchmarks.suite import read_suite, suites
 from dipole.core.errors import ConfigError
 
@@ -172,3 +174,25 @@ def test_every_shipped_suite_is_valid(name):
     suite = read_suite(name)
     assert suite.name == name
     assert suite.published is None or suite.published in (*published.tables(), *published.figures())
+
+
+@pytest.mark.parametrize("name", ["lmcl-table5", "cllr-table4"])
+def test_control_tables_carry_a_row_without_contrast(name, tmp_path):
+    suite = read_suite(name)
+    (control,) = [row for row in suite.rows if row.objective == "none"]
+    assert control.label not in {row.label for row in published.tables()[name].rows}
+    for scale in suite.scale:
+        assert all(job.config.objective == "none" for job in suite.at(scale).jobs() if job.cells[0].row == control.label)
+    # Only a row that says it is a control may go beyond the printed ones.
+    path = tmp_path / "other.toml"
+    path.write_text(suites()[name].read_text().replace("control = true", ""))
+    with pytest.raises(ConfigError, match="no row of"):
+        read_suite(path)
+
+
+def test_a_control_row_stands_beside_the_papers_numbers_with_a_dash():
+    sized = read_suite("lmcl-table5").at("small")
+    sheet = beside_sheet(SuiteResults(manifest(sized, sized.jobs()), {}))
+    printed = {row[0].text: row[3].text for row in sheet.rows}
+    assert printed["crop only"] == "-"
+    assert printed["CURL"] not in ("", "-")
