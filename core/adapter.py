@@ -130,6 +130,10 @@ class Adapter(ABC):
         They are what the objective sees, before `objective.transform`. A negative label means that a row has none.
         """
 
+    def diagnostic_pairs(self) -> Pairs | None:
+        """Return a batch of positives and negatives for diagnostics where the trainer saw none (a loop of its own)."""
+        return None
+
     @abstractmethod
     def data_info(self) -> dict[str, Any]:
         """Describe the data for the record: at least "name", "fingerprint" (a content hash) and "sizes"."""
@@ -148,8 +152,12 @@ class Adapter(ABC):
         """Train. A domain with a loop of its own overrides this and calls `run.advance` after each of its updates."""
         run.loop()
 
-    def export(self, to: str, folder: Path, record: Any) -> None:
-        """Write the trained module for another library into an empty folder; `to` is one of `export_formats`."""
+    def export(self, to: str, folder: Path, record: Any, objective: Any = None) -> None:
+        """Write the trained module for another library into an empty folder; `to` is one of `export_formats`.
+
+        `objective` is the trained one (None for "none"): where the exported vectors are those that are evaluated, its
+        `transform` goes with them.
+        """
         raise NotImplementedError
 
 

@@ -43,7 +43,7 @@ def evaluate(adapter: Adapter, objective: Composite | None, seeds: Seeds, pairs:
         adapter: the domain.
         objective: gives `transform`; None for a run without contrast.
         seeds: everything random is drawn from the `probe` stream.
-        pairs: the last training batch, for diagnostics that need positives and negatives.
+        pairs: the last training batch, for diagnostics that need positives and negatives; default the adapter's.
     """
     modules = [module for module in (adapter.module, objective) if module is not None]
     modes = [module.training for module in modules]
@@ -54,8 +54,9 @@ def evaluate(adapter: Adapter, objective: Composite | None, seeds: Seeds, pairs:
             results = finite(adapter.evaluate(objective))
             features, labels = adapter.features("test")
             values, histogram = diagnose(features, labels, objective, seeds)
-            if pairs is not None:
-                values |= diagnose_pairs(pairs)
+            seen = adapter.diagnostic_pairs() if pairs is None else pairs
+            if seen is not None:
+                values |= diagnose_pairs(seen)
             if objective is not None:
                 values |= diagnose_objective(objective)
     finally:

@@ -29,7 +29,7 @@ from dipole.core.seeding import Seeds
 from dipole.rl import checkpoint, settings, tasks
 from dipole.rl.agent import ContrastiveSAC
 from dipole.rl.environments import make_env
-from dipole.rl.evaluation import Evaluation, diagnose_pairs, evaluate, interquartile_mean, scores
+from dipole.rl.evaluation import Evaluation, evaluate, interquartile_mean, scores
 from dipole.rl.faults import WorkerVecEnv, guarded
 from dipole.rl.policy import positives_of
 from dipole.rl.replay import FrameBatch
@@ -224,7 +224,7 @@ class RLAdapter(Adapter):
         return self.agent._pairs(batch, self.agent.policy.encoder(batch.observations))
 
     def evaluate(self, objective: Any) -> dict[str, float]:
-        """Returns of whole episodes, the scores reached so far, and diagnostics of one batch of pairs."""
+        """Returns of whole episodes and the scores reached so far."""
         agent = self.agent
         observations: list[np.ndarray] = []
         returns = evaluate(
@@ -234,7 +234,7 @@ class RLAdapter(Adapter):
         self._observations = [observations[index] for index in np.sort(picks)]
         self.history = [each for each in self.history if each.environment_steps < agent.environment_steps]
         self.history.append(Evaluation(agent.environment_steps, agent.num_timesteps, tuple(returns)))
-        found = {
+        return {
             "return/mean": float(np.mean(returns)),
             "return/std": float(np.std(returns)),
             "return/iqm": interquartile_mean(returns),
@@ -242,11 +242,13 @@ class RLAdapter(Adapter):
             "return/max": max(returns),
             **{f"score/{name}": value for name, value in scores(self.history).items()},
         }
-        if objective is not None and len(agent.replay_buffer) >= self.batch_size:
-            with torch.no_grad():
-                pairs = self.embed(next(self.batches(0, agent.num_timesteps)))
-            found.update({f"pairs/{name}": value for name, value in diagnose_pairs(pairs).items()})
-        return found
+
+    @torch.no_grad()
+    def diagnostic_pairs(self) -> Pairs | None:
+        """One batch of the replay buffer, as the objective sees it; None without one or before there is a batch."""
+        if self.agent.contrast is None or len(self.agent.replay_buffer) < self.batch_size:
+            return None
+        return self.embed(next(self.batches(0, self.agent.num_timesteps)))
 
     @torch.no_grad()
     def features(self, split: str) -> tuple[Tensor, Tensor | None]:
@@ -291,7 +293,7 @@ class RLAdapter(Adapter):
         checkpoint.check(self._pending)
         self.history = [Evaluation(steps, agent, tuple(returns)) for steps, agent, returns in state["history"]]
 
-    def export(self, to: str, folder: Path, record: Any) -> None:
+    def export(self, to: str, folder: Path, record: Any, objective: Any = None) -> None:
         """Write agent.zip for `ContrastiveSAC.load`."""
         self.agent.save(folder / "agent.zip")
 

@@ -35,7 +35,7 @@ def test_a_run_records_returns_and_diagnostics(tmp_path):
     assert record.status == "done"
     assert record.steps == 120
     assert 0 <= record.results["return/min"] <= record.results["return/mean"] <= record.results["return/max"] <= 50
-    assert {"pairs/alignment", "pairs/uniformity"} <= set(record.results)
+    assert {"alignment", "uniformity", "conditional_entropy", "rank"} <= set(record.diagnostics)
     assert record.data["environment_steps"] == record.data["agent_steps"] == 120
     assert record.data["faults"] == 0
     lines = [json.loads(line) for line in (tmp_path / config.hash / "metrics.jsonl").read_text().splitlines()]
@@ -72,7 +72,7 @@ def test_an_interrupted_run_continues_bit_for_bit(tmp_path, monkeypatch):
 def test_the_control_trains_without_an_objective(tmp_path):
     record = train(short("objective=none", "train.precision=bf16-mixed"), tmp_path, quiet=True)
     assert record.objective == "none"
-    assert not any(name.startswith("pairs/") for name in record.results)
+    assert "conditional_entropy" not in record.diagnostics
 
 
 def test_the_weights_of_a_run_act_again_and_are_exported(tmp_path):
