@@ -321,10 +321,10 @@ class TextAdapter(Adapter):
             "encoder": {"width": self.module.output_width, "parameters": encoders.parameter_count(self.module)},
         }
 
-    def export(self, to: str, folder: Path, record: Any) -> None:
+    def export(self, to: str, folder: Path, record: Any, objective: Any = None) -> None:
         from dipole.text.export import export_sentence_transformer
 
-        export_sentence_transformer(self.encoder(), folder)
+        export_sentence_transformer(self.encoder(objective), folder)
 
 
 def _state_of(corpus: str) -> list:

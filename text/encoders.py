@@ -95,6 +95,19 @@ class Channels(nn.Module):
         return torch.cat([part(chunk) for part in self.parts], 1)
 
 
+class Projected(nn.Module):
+    """An encoder followed by a square linear map, such as CLLR's L: the representation that is used downstream."""
+
+    def __init__(self, part: nn.Module, matrix: Tensor) -> None:
+        super().__init__()
+        self.part = part
+        self.matrix = nn.Parameter(matrix.detach().clone(), requires_grad=False)  # (d, d), applied as x @ matrix
+        self.width = matrix.shape[1]
+
+    def forward(self, chunk: Chunk) -> Tensor:
+        return self.part(chunk) @ self.matrix
+
+
 class SentenceModel(nn.Module):
     """f and g, without shared weights but for fixed word vectors; g is None where one encoder does both."""
 
@@ -201,6 +214,8 @@ def architecture(module: nn.Module) -> dict[str, Any]:
             return {"kind": "bow", **_shape(module.table)}
         case Channels():
             return {"kind": "channels", "parts": [architecture(part) for part in module.parts]}
+        case Projected():
+            return {"kind": "projected", "part": architecture(module.part), "width": module.width}
         case Transformer():
             pooler = getattr(module.model, "pooler", None) is not None
             config = module.model.config.to_dict()
@@ -224,6 +239,8 @@ def from_architecture(a: dict[str, Any]) -> nn.Module:
             return BagOfWords(nn.Embedding(a["words"], a["size"]))
         case "channels":
             return Channels([from_architecture(part) for part in a["parts"]])
+        case "projected":
+            return Projected(from_architecture(a["part"]), torch.eye(a["width"]))
         case "transformer":
             from transformers import AutoConfig, AutoModel
 

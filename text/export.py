@@ -1,11 +1,9 @@
 """A trained encoder as a folder for sentence-transformers.
 
 A transformer with one side and its own tokenizer is written with that library's own modules and loads anywhere.
-Everything
-else (GRUs, bags of words, f beside g) is written as a Hugging Face model of the type "dipole_sentence"; importing
-this module registers the
-type, so that `SentenceTransformer(path)` knows it. A process that has not imported it passes `trust_remote_code=True`:
-the folder holds a file that imports it.
+Everything else (GRUs, bags of words, f beside g) is written as a Hugging Face model of the type "dipole_sentence".
+Importing this module registers the type; `dipole.text.autoload` imports it wherever dipole is installed and
+sentence-transformers is used, so that `SentenceTransformer(path)` knows it.
 """
 
 import tempfile
@@ -21,7 +19,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from dipole.core.errors import TrainingError
 from dipole.text.batching import Batch, Chunk
 from dipole.text.encode import SentenceEncoder
-from dipole.text.encoders import SentenceModel, Transformer, architecture, from_architecture
+from dipole.text.encoders import Projected, SentenceModel, Transformer, architecture, from_architecture
 from dipole.text.vocabulary import Tokens
 
 LOADER = "modeling_dipole.py"
@@ -105,27 +103,34 @@ def export_sentence_transformer(encoder: SentenceEncoder, folder: Path) -> None:
         from sentence_transformers import SentenceTransformer
 
         try:
-            from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
+            from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
             from sentence_transformers.sentence_transformer.modules import Transformer as Hugging
         except ImportError:  # before 5.5
-            from sentence_transformers.models import Normalize, Pooling
+            from sentence_transformers.models import Dense, Normalize, Pooling
             from sentence_transformers.models import Transformer as Hugging
     except ImportError as error:
         raise TrainingError(
             "the export needs sentence-transformers; install it with: pip install 'dipole[sentence-transformers]'"
         ) from error
 
-    model = encoder.model.cpu().eval()
+    model = projected(encoder)
     # Without [CLS] and [SEP] an empty sentence has no token at all, which only our own model knows how to read.
     closed = bool(encoder.tokens.tokenizer.num_special_tokens_to_add(False))
-    native = isinstance(model.f, Transformer) and model.g is None and closed
+    last = model.f.part if isinstance(model.f, Projected) else model.f
+    native = isinstance(last, Transformer) and model.g is None and closed
     with tempfile.TemporaryDirectory() as holder:
-        hugging = model.f.model if native else _wrap(encoder, model)
+        hugging = last.model if native else _wrap(encoder, model)
         hugging.save_pretrained(holder)
         fast_tokenizer(encoder.tokens, encoder.max_length).save_pretrained(holder)
         first = Hugging(holder, max_seq_length=encoder.max_length) if encoder.max_length else Hugging(holder)
-        pooling = Pooling(model.output_width, pooling_mode=model.f.pooling if native else "cls")
-        extra = [Normalize()] if native and encoder.normalize != "none" else []
+        pooling = Pooling(model.output_width, pooling_mode=last.pooling if native else "cls")
+        extra: list[nn.Module] = []
+        if native and last is not model.f:
+            dense = Dense(model.f.width, model.f.width, bias=False, activation_function=nn.Identity())
+            dense.linear.weight = nn.Parameter(model.f.matrix.T.contiguous())
+            extra.append(dense)
+        if native and encoder.normalize != "none":
+            extra.append(Normalize())
         SentenceTransformer(modules=[first, pooling, *extra], device="cpu").save(str(folder))
     if not native:
         (folder / LOADER).write_text(
@@ -137,6 +142,20 @@ def export_sentence_transformer(encoder: SentenceEncoder, folder: Path) -> None:
     error = float(np.abs(again - encoder.encode(PROBE)).max())
     if not error < 1e-5:
         raise TrainingError(f"the exported folder {folder} gives vectors that differ by {error:.2g} from the run's")
+
+
+def projected(encoder: SentenceEncoder) -> SentenceModel:
+    """The encoder's model on the CPU, with its linear `transform` (CLLR's L) as a layer of f and of g."""
+    model = encoder.model.cpu().eval()
+    if encoder.transform is None:
+        return model
+    with torch.no_grad():
+        unit = torch.eye(model.width)
+        matrix = encoder.transform(unit)  # rows: images of the unit vectors
+    if torch.equal(matrix, unit):
+        return model
+    g = None if model.g is None else Projected(model.g, matrix)
+    return SentenceModel(Projected(model.f, matrix), g, model.dropout).eval()
 
 
 def _wrap(encoder: SentenceEncoder, model: SentenceModel) -> DipoleSentenceModel:

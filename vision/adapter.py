@@ -177,7 +177,7 @@ class VisionAdapter(Adapter):
     def data_info(self) -> dict[str, Any]:
         return {**self.parts.info(), "view_size": self.size}
 
-    def export(self, to: str, folder: Path, record: Any) -> None:
+    def export(self, to: str, folder: Path, record: Any, objective: Any = None) -> None:
         from dipole.vision.export import export_transformers
 
         export_transformers(self, folder, record)

@@ -36,11 +36,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     from dipole.core.saved import load_run
 
-    record, adapter, _ = load_run(folder, "cpu")
+    record, adapter, objective = load_run(folder, "cpu")
     adapter.module.eval()
     try:
         out.mkdir(parents=True, exist_ok=True)
-        adapter.export(arguments.to, out, record)
+        adapter.export(arguments.to, out, record, objective)
     except OSError as error:
         raise TrainingError(f"cannot export to {out}: {why(error)}") from error
     print(out)

@@ -110,7 +110,7 @@ class BlobsAdapter(Adapter):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.queue = state["queue"]
 
-    def export(self, to: str, folder: Any, record: Any) -> None:
+    def export(self, to: str, folder: Any, record: Any, objective: Any = None) -> None:
         (folder / "weights.txt").write_text(f"{record.objective}\n{self.module[0].weight.tolist()}")
 
 

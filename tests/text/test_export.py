@@ -1,7 +1,11 @@
 """Exported encoders: sentence-transformers loads them with the same vectors, and MTEB runs on them."""
 
 import json
+import os
+import subprocess
+import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -43,7 +47,56 @@ def test_the_same_vectors_come_back(tmp_path, kind, normalize):
     assert model.encode(TEXTS, batch_size=1) == pytest.approx(encoder.encode(TEXTS), abs=1e-5)
 
 
-def test_a_transformer_with_its_own_tokenizer_needs_nothing_of_ours(tmp_path):
+@pytest.mark.parametrize("kind", ["bi", "bow"])
+def test_the_learned_projection_goes_with_the_export(tmp_path, kind):
+    encoder = word_encoder(kind)
+    plain = encoder.encode(TEXTS)
+    matrix = torch.randn(encoder.model.width, encoder.model.width)
+    encoder.transform = lambda features: features @ matrix.T
+    assert np.abs(encoder.encode(TEXTS) - plain).max() > 0.1
+    export_sentence_transformer(encoder, tmp_path / "out")
+    model = sentence_transformers.SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    assert model.encode(TEXTS) == pytest.approx(encoder.encode(TEXTS), abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["bi", "bow", "transformer"])
+def test_a_process_that_never_imports_dipole_loads_the_folder(tmp_path, kind):
+    encoder = word_encoder(kind)
+    export_sentence_transformer(encoder, tmp_path / "out")
+    np.save(tmp_path / "vectors.npy", encoder.encode(TEXTS))
+    # The entry point as an installed package declares it; importlib.metadata finds it on the path.
+    declared = tmp_path / "site/dipole_declared-1.dist-info"
+    declared.mkdir(parents=True)
+    (declared / "METADATA").write_text("Metadata-Version: 2.1\nName: dipole-declared\nVersion: 1\n")
+    (declared / "entry_points.txt").write_text("[torch.backends]\ndipole = dipole.text.autoload:register\n")
+    script = (
+        "import numpy, sys\n"
+        "from sentence_transformers import SentenceTransformer\n"
+        f"model = SentenceTransformer({str(tmp_path / 'out')!r}, device='cpu')\n"
+        f"print(abs(model.encode({TEXTS!r}) - numpy.load({str(tmp_path / 'vectors.npy')!r})).max())"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), *sys.path])}
+    found = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert float(found.stdout) < 1e-5
+
+
+def test_importing_torch_imports_nothing_of_ours_but_the_watch():
+    script = (
+        "import sys\n"
+        "from dipole.text.autoload import register\n"
+        "register()\n"
+        "register()\n"
+        "import torch\n"
+        "assert sum('_Watch' in type(each).__name__ for each in sys.meta_path) == 1\n"
+        "print(sorted(name for name in sys.modules if name.startswith(('dipole', 'transformers'))))"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "['dipole', 'dipole.text', 'dipole.text.autoload']"
+
+
+@pytest.mark.parametrize("projected", [False, True])
+def test_a_transformer_with_its_own_tokenizer_needs_nothing_of_ours(tmp_path, projected):
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
     vocabulary = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS])}
@@ -56,7 +109,9 @@ def test_a_transformer_with_its_own_tokenizer_needs_nothing_of_ours(tmp_path):
     tokens = load_tokens(tmp_path)
     assert tokens.encode(["the film was good ."], max_length=4) == [[2, 4, 5, 3]]
     model = encoders.SentenceModel(encoders.small_transformer(len(tokens), 8, 1, 2, "cls"), None)
-    encoder = SentenceEncoder(model, tokens, "unit", max_length=64)
+    matrix = torch.randn(8, 8)
+    transform = (lambda features: features @ matrix.T) if projected else None
+    encoder = SentenceEncoder(model, tokens, "unit", max_length=64, transform=transform)
     export_sentence_transformer(encoder, tmp_path / "out")
     modules = json.loads((tmp_path / "out/modules.json").read_text())
     assert all(module["type"].startswith("sentence_transformers.") for module in modules)
