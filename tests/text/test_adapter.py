@@ -12,6 +12,7 @@ from dipole.core.errors import ConfigError, DataError
 from dipole.core.seeding import Seeds
 from dipole.text.adapter import TextAdapter, expanded
 from dipole.text.config import TextSettings
+from dipole.text.tables import published_rows
 
 WORDS = [f"word{i}" for i in range(30)]
 
@@ -255,3 +256,80 @@ def test_train_eval_and_export_from_the_command_line(corpus, tmp_path, capsys):
     _, adapter, _ = load_run(find_run(str(run), tmp_path / "runs"), "cpu")
     texts = ["word1 word2 .", "", "word7", "something else entirely"]
     assert model.encode(texts) == pytest.approx(adapter.encoder().encode(texts), abs=1e-5)
+
+
+@pytest.mark.parametrize("size", [2, 5, 10])
+@pytest.mark.parametrize("loss", ["logistic", "hinge"])
+def test_the_block_loss_of_sentences_is_equation_12(corpus, tmp_path, size, loss):
+    """Each sentence against the mean of the rest of its block and the means of the other blocks' sentences."""
+    adapter = make(corpus, tmp_path, encoder="bow", pairs="blocks", block_size=size)
+    batch = next(adapter.batches(0))
+    found = dipole.objective(f"blocks(loss={loss})")(adapter.embed(batch)).loss
+    f = adapter.module(batch.batch)[0].double().detach().view(-1, size, adapter.embedding_dim)
+    losses = []
+    for n in range(len(f)):
+        for i in range(size):
+            rest = [[j for j in range(size) if j != k] for k in range(size)]
+            own = f[n, i] @ f[n, rest[i]].mean(0)
+            # A block's means without each of its own members in turn are the negatives it offers.
+            others = torch.stack([f[m, rest[k]].mean(0) for m in range(len(f)) if m != n for k in range(size)])
+            v = own - others @ f[n, i]
+            hinge = (1 - v).max().clamp_min(0)
+            losses.append(torch.log2(1 + torch.exp(-v).sum()) if loss == "logistic" else hinge)
+    assert found.item() == pytest.approx(float(torch.stack(losses).mean()), rel=1e-5)
+
+
+@pytest.mark.parametrize("window", [1, 2])
+def test_cacr_takes_all_neighbours_as_positives(corpus, tmp_path, window):
+    """CACR with K neighbours (Eqs. 2-5), written out in float64 on the unit sphere."""
+    adapter = make(corpus, tmp_path, encoder="bow", window=window, self_logit="drop")
+    batch = next(adapter.batches(0))
+    found = dipole.objective("cacr(t_pos=1.0, t_neg=2.0)")(adapter.embed(batch)).loss
+    f, g = (torch.nn.functional.normalize(side.double().detach(), dim=1) for side in adapter.module(batch.batch))
+    cost = 2 - 2 * f @ g.T
+    total = []
+    for i, document in enumerate(batch.document):
+        near = [
+            j for j in range(i - window, i + window + 1) if 0 <= j < 40 and j != i and batch.document[j] == document
+        ]
+        far = [j for j in range(40) if j != i and j not in near]
+        assert len(near) <= 2 * window
+        attraction = torch.softmax(cost[i, near], 0) @ cost[i, near]
+        repulsion = torch.softmax(-2 * cost[i, far], 0) @ cost[i, far]
+        total.append(attraction - repulsion)
+    assert found.item() == pytest.approx(float(torch.stack(total).mean()), rel=1e-4)
+
+
+@pytest.mark.parametrize("table", ["lmcl-table4", "cllr-table2"])
+def test_every_row_of_the_published_tables_trains(corpus, tmp_path, table):
+    import tomllib
+
+    suite = Path(dipole.__file__).parents[1] / "benchmarks/suites" / f"{table}.toml"
+    rows = tomllib.loads(suite.read_text())["rows"]
+    adapter = make(corpus, tmp_path, encoder="bow")
+    batch = next(adapter.batches(0))
+    printed = {name for name, _ in published_rows(table)}
+    assert {row["method"] for row in rows} <= printed
+    for row in rows:
+        loss = dipole.objective(row["objective"], dim=adapter.embedding_dim)
+        assert torch.isfinite(loss(adapter.embed(batch)).loss)
+        assert dipole.objective(str(loss), dim=adapter.embedding_dim) is not None
+
+
+def test_the_recipe_of_quick_thoughts_follows_the_authors(corpus, tmp_path):
+    """Two GRUs of 2 x 600, 400 consecutive sentences in the order of the text; only the corpus is exchanged here."""
+    import tomllib
+
+    path = Path(dipole.__file__).parents[1] / "benchmarks/recipes/quick-thoughts.toml"
+    recipe = tomllib.loads(path.read_text())
+    assert recipe["objective"] == "quickthoughts"
+    train = recipe["train"]
+    assert (train["batch_size"], train["optimizer"], train["learning_rate"]) == (400, "adam", 5e-4)
+    settings = recipe["text"] | {"corpus": corpus, "unit": "documents", "order": "sequential", "hidden_size": 8}
+    adapter = make(tmp_path=tmp_path, **settings)
+    assert adapter.module.output_width == 16
+    assert adapter.module.f.direction == "bi"
+    assert adapter.config.clip_per_tensor == 5
+    steps = [batch.document for batch in adapter.batches(0)]
+    assert torch.equal(torch.cat(steps), torch.from_numpy(adapter.sentences.document[: 40 * len(steps)]).long())
+    assert [restored(b.batch) for b in adapter.batches(1)] == [restored(b.batch) for b in adapter.batches(0)]
