@@ -30,11 +30,15 @@ class Workspace:
     def __init__(self, like: Tensor, size: int) -> None:
         self._like, self._size = like, size
         self._buffers: dict[Any, Tensor] = {}
+        self._views: dict[Any, Tensor] = {}
 
     def take(self, key: Any, shape: torch.Size | tuple[int, int]) -> Tensor:
-        if key not in self._buffers:
-            self._buffers[key] = self._like.new_empty(self._size)
-        return self._buffers[key][: shape[0] * shape[1]].view(shape)
+        view = self._views.get((key, shape))
+        if view is None:
+            if key not in self._buffers:
+                self._buffers[key] = self._like.new_empty(self._size)
+            view = self._views[key, shape] = self._buffers[key][: shape[0] * shape[1]].view(shape)
+        return view
 
 
 class Tile:
@@ -413,8 +417,12 @@ class _Plan:
                 weight = common * factor * len(sides)
             else:
                 weights = [(upstream.grad[slot, side] * factor).unsqueeze(along) for side, along in sides]
-                weight = weights[0] if len(sides) == 1 else torch.add(*weights, out=tile.plan_scratch("weights"))
-            if total is None:
+                # The first summand's weights become the total: a buffer less in the processor's cache.
+                buffer = "total" if total is None else "weights"
+                weight = weights[0] if len(sides) == 1 else torch.add(*weights, out=tile.plan_scratch(buffer))
+            if total is None and len(sides) == 2 and isinstance(weight, Tensor):
+                total = weight.mul_(slope)
+            elif total is None:
                 # A buffer that only this statistic uses, and only once for this tile, becomes the total.
                 own = not self.running[number] and not tile.is_shared(slope)
                 total = torch.mul(slope, weight, out=slope if own else tile.plan_scratch("total"))

@@ -139,7 +139,7 @@ def child(name: str, batch: int, threads: int, rounds: int, peers: Path | None) 
     if first < SLOW:
         start = clock()
         step()
-    repeat = max(1, min(50, int(0.3 / (clock() - start))))
+    repeat = max(1, min(50, round(1.0 / (clock() - start))))
     print(json.dumps({"ready": True}), flush=True)
     for _ in range(rounds):
         sys.stdin.readline()
@@ -239,7 +239,9 @@ def main() -> None:
     parser.add_argument("--only", help="measure only subjects whose name matches this regular expression")
     parser.add_argument("--out", type=Path, help="JSON file; default benchmarks/speed/results/losses.json")
     options = parser.parse_args()
-    report: dict[str, Any] = {"date": date.today().isoformat(), "machine": machine(), "tables": []}
+    out = options.out or RESULTS / "losses.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    tables = json.loads(out.read_text())["tables"] if out.exists() else []
     for word in options.threads.split(","):
         threads = os.cpu_count() or 1 if word == "all" else int(word)
         for batch in map(int, options.batches.split(",")):
@@ -247,16 +249,17 @@ def main() -> None:
             rounds = options.rounds if batch <= 8192 else 1
             table = measure(names, batch, threads, rounds, options.peers)
             lines = ratios(table)
-            report["tables"].append({"batch": batch, "threads": threads, "subjects": table, "ratios": lines})
+            entry = {"batch": batch, "threads": threads, "date": date.today().isoformat(), "machine": machine()}
+            # A new measurement takes the place of the old one of its batch and threads; the others stay.
+            tables = [t for t in tables if (t["batch"], t["threads"]) != (batch, threads)]
+            tables.append(entry | {"subjects": table, "ratios": lines})
+            out.write_text(json.dumps({"tables": tables}, indent=1) + "\n")
             kind = "processor" if threads == 1 else "wall"
             print(f"\nB = {batch} ({2 * batch} rows), {threads} thread(s), {kind} time of forward + backward")
             for name, row in sorted(table.items(), key=lambda item: item[1]["ms"]):
                 print(f"  {name:42s} {row['ms']:10.1f} ms {row['mb']:9.0f} MB")
             for line in lines:
                 print(f"  -> {line}")
-            out = options.out or RESULTS / "losses.json"
-            out.parent.mkdir(parents=True, exist_ok=True)
-            out.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def machine() -> dict[str, Any]:
