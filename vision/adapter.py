@@ -72,9 +72,10 @@ class VisionAdapter(Adapter):
     def _method(self, batch_size: int) -> Method:
         config, images = self.config, self.parts.pretrain
         channels, tap = images.channels, config.encoder.tap
+        share = 1.0 if config.cmc is None else config.cmc.width
 
         def build(inputs: int) -> tuple[Encoder, torch.nn.Module, int]:
-            encoder = build_encoder(config.encoder, inputs, self.size)
+            encoder = build_encoder(config.encoder, inputs, self.size, share)
             if inputs == channels:
                 encoder.set_statistics(*images.statistics)
             return encoder, *build_projector(config.encoder, encoder.taps[encoder.last])

@@ -22,6 +22,9 @@ class CMCConfig(Settings):
     """The [vision.cmc] table."""
 
     momentum: float = Field(0.5, ge=0, lt=1, description="of the memory bank")
+    width: float = Field(
+        0.5, gt=0, le=1, description="of each encoder's layers, as a share of the encoder's; Tian et al.: a half"
+    )
 
 
 class SwAVConfig(Settings):

@@ -79,6 +79,11 @@ class Stages(Encoder):
         return x.flatten(1)
 
 
+def scaled(width: int, share: float) -> int:
+    """A share of a layer's width, one channel at least."""
+    return max(1, round(width * share))
+
+
 def _conv(inputs: int, outputs: int, stride: int = 1) -> list[nn.Module]:
     return [
         nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False),
@@ -87,15 +92,15 @@ def _conv(inputs: int, outputs: int, stride: int = 1) -> list[nn.Module]:
     ]
 
 
-def small_conv(channels: int, size: int, config: EncoderConfig) -> Encoder:
+def small_conv(channels: int, size: int, config: EncoderConfig, share: float) -> Encoder:
     """Four 3x3 convolutions of width w, 2w, 4w, 4w with two strides of 2, averaged to 2x2: minutes on a processor."""
-    w = config.width
+    w = scaled(config.width, share)
     convolutions = [*_conv(channels, w), *_conv(w, 2 * w, 2), *_conv(2 * w, 4 * w, 2), *_conv(4 * w, 4 * w)]
     pool = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten())
     return Stages(channels, {"conv": nn.Sequential(*convolutions), "pooled": pool}, {"pooled": 16 * w})
 
 
-def alexnet(channels: int, size: int, config: EncoderConfig) -> Encoder:
+def alexnet(channels: int, size: int, config: EncoderConfig, share: float) -> Encoder:
     """The small AlexNet of Wang & Isola (2020, App. B) after Tian et al.: five convolutions, fc6 and fc7 of 4096.
 
     Their fc8 is `projector = "linear"`. Three pools of width 3 and stride 2 need sides of 15 pixels or more.
@@ -107,49 +112,52 @@ def alexnet(channels: int, size: int, config: EncoderConfig) -> Encoder:
             "vision.encoder.name: alexnet needs images of 15 x 15 pixels or more; set vision.augment.size."
         )
     pool = nn.MaxPool2d(3, 2)
+    a, b, c, hidden = (scaled(width, share) for width in (96, 192, 384, 4096))
     convolutions = nn.Sequential(
-        *_conv(channels, 96), pool, *_conv(96, 192), pool, *_conv(192, 384), *_conv(384, 384), *_conv(384, 192), pool
+        *_conv(channels, a), pool, *_conv(a, b), pool, *_conv(b, c), *_conv(c, c), *_conv(c, b), pool
     )  # fmt: skip
 
     def full(inputs: int) -> nn.Module:
-        return nn.Sequential(nn.Linear(inputs, 4096, bias=False), nn.BatchNorm1d(4096), nn.ReLU(inplace=True))
+        return nn.Sequential(nn.Linear(inputs, hidden, bias=False), nn.BatchNorm1d(hidden), nn.ReLU(inplace=True))
 
-    flat = 192 * size * size
+    flat = b * size * size
     stages: dict[str, nn.Module] = {
         "conv5": nn.Sequential(convolutions, nn.Flatten()),
         "fc6": full(flat),
-        "fc7": full(4096),
+        "fc7": full(hidden),
     }
-    return Stages(channels, stages, {"conv5": flat, "fc6": 4096, "fc7": 4096})
+    return Stages(channels, stages, {"conv5": flat, "fc6": hidden, "fc7": hidden})
 
 
-def vgg16(channels: int, size: int, config: EncoderConfig) -> Encoder:
+def vgg16(channels: int, size: int, config: EncoderConfig, share: float) -> Encoder:
     """VGG-16's thirteen convolutions with batch norm, pooled to 512, then a 512x100 layer (Arora et al. 2019)."""
     layers: list[nn.Module] = []
     inputs = channels
-    for outputs, count in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+    for width, count in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+        outputs = scaled(width, share)
         for _ in range(count):
             layers += _conv(inputs, outputs)
             inputs = outputs
         layers.append(nn.MaxPool2d(2, ceil_mode=True))
     pooled = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    return Stages(channels, {"pooled": pooled, "fc": nn.Linear(512, 100)}, {"pooled": 512, "fc": 100})
+    return Stages(channels, {"pooled": pooled, "fc": nn.Linear(inputs, 100)}, {"pooled": inputs, "fc": 100})
 
 
-def linear(channels: int, size: int, config: EncoderConfig) -> Encoder:
+def linear(channels: int, size: int, config: EncoderConfig, share: float) -> Encoder:
     """One linear map of the pixels without bias."""
-    stage = nn.Sequential(nn.Flatten(), nn.Linear(channels * size * size, config.width, bias=False))
-    return Stages(channels, {"map": stage}, {"map": config.width})
+    width = scaled(config.width, share)
+    stage = nn.Sequential(nn.Flatten(), nn.Linear(channels * size * size, width, bias=False))
+    return Stages(channels, {"map": stage}, {"map": width})
 
 
-def resnet(channels: int, size: int, config: EncoderConfig) -> Encoder:
+def resnet(channels: int, size: int, config: EncoderConfig, share: float) -> Encoder:
     """ResNet-18 or -50 (He et al. 2016) on transformers' ResNetModel, with either stem."""
     from dipole.vision.resnet import ResNetEncoder
 
-    return ResNetEncoder(channels, config.name, config.stem)
+    return ResNetEncoder(channels, config.name, config.stem, share)
 
 
-BUILDERS: dict[str, Callable[[int, int, EncoderConfig], Encoder]] = {
+BUILDERS: dict[str, Callable[[int, int, EncoderConfig, float], Encoder]] = {
     "small-conv": small_conv,
     "alexnet": alexnet,
     "resnet18": resnet,
@@ -159,9 +167,12 @@ BUILDERS: dict[str, Callable[[int, int, EncoderConfig], Encoder]] = {
 }
 
 
-def build_encoder(config: EncoderConfig, channels: int, size: int) -> Encoder:
-    """The encoder of a [vision.encoder] table for images (channels, size, size); the tap is checked."""
-    encoder = BUILDERS[config.name](channels, size, config)
+def build_encoder(config: EncoderConfig, channels: int, size: int, share: float = 1.0) -> Encoder:
+    """The encoder of a [vision.encoder] table for images (channels, size, size); the tap is checked.
+
+    share: of the width of every layer but vgg16's last; CMC's two encoders have one half each.
+    """
+    encoder = BUILDERS[config.name](channels, size, config, share)
     encoder.check_tap(config.tap)
     return encoder
 

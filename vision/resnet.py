@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import ResNetConfig, ResNetModel
 
-from dipole.vision.encoders import Encoder, Stem
+from dipole.vision.encoders import Encoder, Stem, scaled
 
 DEPTHS = {"resnet18": (2, 2, 2, 2), "resnet50": (3, 4, 6, 3)}
 
@@ -31,13 +31,16 @@ class StemResNetModel(ResNetModel):
             self.post_init()
 
 
-def resnet_config(name: str, stem: Stem, channels: int = 3) -> StemResNetConfig:
-    """The config of "resnet18" or "resnet50"; strides lie in the 3x3 convolutions, as in torchvision."""
+def resnet_config(name: str, stem: Stem, channels: int = 3, share: float = 1.0) -> StemResNetConfig:
+    """The config of "resnet18" or "resnet50"; strides lie in the 3x3 convolutions, as in torchvision.
+
+    share: of the width of the residual stages; the stem keeps its 64 channels, as in CMC's ResNets of half width.
+    """
     basic = name == "resnet18"
     return StemResNetConfig(
         num_channels=channels,
         embedding_size=64,
-        hidden_sizes=[64, 128, 256, 512] if basic else [256, 512, 1024, 2048],
+        hidden_sizes=[scaled(w, share) for w in ((64, 128, 256, 512) if basic else (256, 512, 1024, 2048))],
         depths=list(DEPTHS[name]),
         layer_type="basic" if basic else "bottleneck",
         stem=stem,
@@ -47,9 +50,9 @@ def resnet_config(name: str, stem: Stem, channels: int = 3) -> StemResNetConfig:
 class ResNetEncoder(Encoder):
     """The pooled features of a ResNet."""
 
-    def __init__(self, channels: int, name: str, stem: Stem) -> None:
+    def __init__(self, channels: int, name: str, stem: Stem, share: float = 1.0) -> None:
         super().__init__(channels)
-        self.model = StemResNetModel(resnet_config(name, stem, channels))
+        self.model = StemResNetModel(resnet_config(name, stem, channels, share))
         self.taps = {"pooled": self.model.config.hidden_sizes[-1]}
 
     def forward(self, images: Tensor, tap: str | None = None) -> Tensor:

@@ -76,3 +76,16 @@ def test_unknown_taps_and_tiny_images_are_refused():
         build_encoder(EncoderConfig(name="alexnet", tap="fc8"), 3, 32)
     with pytest.raises(ConfigError, match="15 x 15"):
         build_encoder(EncoderConfig(name="alexnet"), 1, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "tap", "width"),
+    [("alexnet", 32, "fc7", 2048), ("resnet50", 32, "pooled", 1024), ("resnet18", 32, "pooled", 256)],
+)
+def test_halves_of_cmc_have_half_the_features(name, size, tap, width):
+    encoder = build_encoder(EncoderConfig(name=name), 2, size, share=0.5).eval()
+    assert encoder.taps[tap] == width
+    assert encoder(torch.rand(2, 2, size, size), tap).shape == (2, width)
+    full = build_encoder(EncoderConfig(name=name), 2, size)
+    count = sum(p.numel() for p in encoder.parameters()) / sum(p.numel() for p in full.parameters())
+    assert 0.23 < count < 0.27  # a layer between two halved ones has a quarter of the weights
