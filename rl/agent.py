@@ -22,6 +22,7 @@ from dipole.core.objective import Composite, Outcome
 from dipole.core.pairs import Pairs
 from dipole.rl import settings as presets
 from dipole.rl.augmentation import Augmentation, resolve
+from dipole.rl.encoder import Maps, detached
 from dipole.rl.faults import fault_message, guarded
 from dipole.rl.policy import ContrastivePolicy, positives_of, q_values, sample_action
 from dipole.rl.replay import FrameBatch, FrameReplayBuffer
@@ -232,17 +233,18 @@ class ContrastiveSAC(SAC):
         logs: dict[str, float] = {}
         with self._autocast():
             target = self._target(batch)
-            convolved: Tensor | None
+            observations = self.policy.encoder.prepare(batch.observations)
+            convolved: Maps | None
             if chosen.joint_backward:
-                convolved = self._joint_step(batch, target, contrasting, logs)
+                convolved = self._joint_step(batch, observations, target, contrasting, logs)
             else:
-                self._critic_step(batch, target, logs)
+                self._critic_step(batch, observations, target, logs)
                 # Nothing below changes the convolutions before the contrast does: actor and contrast share them.
                 with torch.set_grad_enabled(contrasting):
-                    convolved = self.policy.encoder.convolve(batch.observations) if act or contrasting else None
+                    convolved = self.policy.encoder.convolve(observations) if act or contrasting else None
             if act:
                 assert convolved is not None
-                self._actor_step(convolved.detach(), logs)
+                self._actor_step(detached(convolved), logs)
             if number % chosen.target_every == 0:
                 self._follow()
             if contrasting and not chosen.joint_backward:
@@ -260,7 +262,7 @@ class ContrastiveSAC(SAC):
     def _target(self, batch: FrameBatch) -> Tensor:
         """The value y (B, 1) that both Q functions are pulled to."""
         assert self.log_ent_coef is not None
-        actor, next_observations = self.policy.actor, batch.next_observations
+        actor, next_observations = self.policy.actor, self.policy.encoder.prepare(batch.next_observations)
         features = actor.features_extractor.head(self.policy.encoder.convolve(next_observations))  # type: ignore[operator]
         mean, log_std = actor.distribution(features)
         action, log_density = sample_action(mean, log_std, torch.randn_like(mean))
@@ -274,14 +276,14 @@ class ContrastiveSAC(SAC):
         loss = (q - target).square().mean(0).sum()
         return 0.5 * loss if self.settings.twin_loss == "half" else loss
 
-    def _critic_step(self, batch: FrameBatch, target: Tensor, logs: dict[str, float]) -> None:
+    def _critic_step(self, batch: FrameBatch, observations: Maps, target: Tensor, logs: dict[str, float]) -> None:
         encoder = self.policy.encoder
         with torch.set_grad_enabled(not self.settings.detach_encoder):
-            convolved = encoder.convolve(batch.observations)
+            convolved = encoder.convolve(observations)
         loss = self._critic_loss(encoder.head(convolved), batch, target)
         logs["critic_loss"] = self._descend("critic", loss, [self.critic.optimizer])
 
-    def _actor_step(self, convolved: Tensor, logs: dict[str, float]) -> None:
+    def _actor_step(self, convolved: Maps, logs: dict[str, float]) -> None:
         assert self.log_ent_coef is not None
         assert isinstance(self.ent_coef_optimizer, torch.optim.Adam)
         assert isinstance(self.target_entropy, float)
@@ -305,11 +307,13 @@ class ContrastiveSAC(SAC):
         self._descend("contrastive", outcome.loss, optimizers, pairs)
         self._after_contrast()
 
-    def _joint_step(self, batch: FrameBatch, target: Tensor, contrasting: bool, logs: dict[str, float]) -> Tensor:
+    def _joint_step(
+        self, batch: FrameBatch, observations: Maps, target: Tensor, contrasting: bool, logs: dict[str, float]
+    ) -> Maps:
         encoder = self.policy.encoder
-        convolved = encoder.convolve(batch.observations)
+        convolved = encoder.convolve(observations)
         features = encoder.head(convolved)
-        kept = encoder.head(convolved.detach()) if self.settings.detach_encoder else features
+        kept = encoder.head(detached(convolved)) if self.settings.detach_encoder else features
         loss = self._critic_loss(kept, batch, target)
         logs["critic_loss"] = float(loss.detach())
         optimizers: list[torch.optim.Optimizer] = [self.critic.optimizer]

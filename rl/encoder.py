@@ -10,6 +10,9 @@ from torch import Tensor, nn
 
 from dipole.core.errors import ConfigError
 
+Maps = tuple[Tensor, ...]
+"""Images or feature maps in chunks of rows, (b, channels, height, width) each."""
+
 
 class PixelEncoder(BaseFeaturesExtractor):
     """Conv 3x3/2, then 3x3/1, ReLU after each, Linear, LayerNorm (SAC-AE; CURL never applies the tanh).
@@ -37,7 +40,7 @@ class PixelEncoder(BaseFeaturesExtractor):
         filters: int = 32,
         tanh: bool = False,
         channels_last: bool = True,
-        chunk: int = 128,
+        chunk: int = 64,
     ) -> None:
         super().__init__(observation_space, features_dim)
         assert isinstance(observation_space, spaces.Box)
@@ -57,24 +60,34 @@ class PixelEncoder(BaseFeaturesExtractor):
         self.ln = nn.LayerNorm(features_dim)
         self.apply(initialise)
 
-    def convolve(self, images: Tensor) -> Tensor:
-        """Images (B, C, size, size) with values 0..255 -> (B, filters * extent^2)."""
-        chunk = self.chunk if self.chunk and images.device.type == "cpu" else len(images)
-        parts = [self._convolve(part) for part in images.split(max(chunk, 1))]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def _convolve(self, images: Tensor) -> Tensor:
+    def prepare(self, images: Tensor) -> Maps:
+        """Images (B, C, size, size) with values 0..255 -> chunks of rows with values 0..1, as the convolutions want."""
         dtype = self.fc.weight.dtype
         if torch.is_autocast_enabled(images.device.type):
             dtype = torch.get_autocast_dtype(images.device.type)
-        x = images.to(dtype=dtype, memory_format=self.format) / 255
-        for conv in self.convs:
-            x = torch.relu(conv(x))
-        return x.flatten(1)
+        chunk = self.chunk if self.chunk and images.device.type == "cpu" else len(images)
+        # The layout is changed while a pixel is still one byte.
+        return tuple(part.contiguous(memory_format=self.format).to(dtype).div_(255) for part in images.split(chunk))
 
-    def head(self, convolved: Tensor) -> Tensor:
-        """(B, filters * extent^2) -> embedding (B, features_dim), in the parameters' precision."""
-        z = self.ln(self.fc(convolved).to(self.ln.weight.dtype))
+    def convolve(self, images: Tensor | Maps) -> Maps:
+        """Images, or what `prepare` made of them -> feature maps (b, filters, extent, extent) of each chunk of rows."""
+        found = []
+        for x in self.prepare(images) if isinstance(images, Tensor) else images:
+            for conv in self.convs:
+                x = torch.relu_(conv(x))
+            found.append(x)
+        return tuple(found)
+
+    def head(self, maps: Maps) -> Tensor:
+        """Feature maps of every chunk -> embedding (B, features_dim), in the parameters' precision."""
+        weight = self.fc.weight
+        if self.format == torch.channels_last:
+            # The maps lie in memory as (b, row, column, filter): one permutation of the weight spares one of each map.
+            weight = weight.unflatten(1, maps[0].shape[1:]).permute(0, 2, 3, 1).flatten(1)
+            maps = tuple(each.permute(0, 2, 3, 1) for each in maps)
+        weight = weight.to(maps[0].dtype)
+        z = torch.cat([nn.functional.linear(each.flatten(1), weight, self.fc.bias) for each in maps])
+        z = self.ln(z.to(self.ln.weight.dtype))
         return torch.tanh(z) if self.tanh else z
 
     def forward(self, images: Tensor) -> Tensor:
@@ -84,6 +97,11 @@ class PixelEncoder(BaseFeaturesExtractor):
         """Cut larger images to their middle."""
         top, left = ((extent - self.image_size) // 2 for extent in images.shape[-2:])
         return images[..., top : top + self.image_size, left : left + self.image_size]
+
+
+def detached(maps: Maps) -> Maps:
+    """The same maps, through which no gradient goes."""
+    return tuple(each.detach() for each in maps)
 
 
 def initialise(module: nn.Module) -> None:

@@ -75,7 +75,7 @@ class Settings:
     log_std_bounds: tuple[float, float] = (-10.0, 2.0)
     precision: Literal["float32", "bf16"] = "float32"
     channels_last: bool = True
-    chunk: int = 128
+    chunk: int = 64
 
 
 PRESETS = {

@@ -1,12 +1,13 @@
 """What reinforcement learning from pixels costs: updates by part, sampling, environment steps, memory.
 
-    python -m dipole.benchmarks.speed.rl [--peer DIR] [--batches 128,512] [--rounds 5] [--threads 1] [--out FILE]
+    python -m dipole.benchmarks.speed.rl [--peer DIR] [--parts update,parts,sampling,rendering,memory]
+                                         [--batches 128,512] [--rounds 5] [--threads 1] [--out FILE]
 
 One process, float32 unless the row says bf16, random frames, 84 of 100 pixels, 6 actions, MLPs of 1024. Subjects
 alternate round by round; processor time, the median over rounds. An update is one with and one without an actor step,
 halved. `--peer DIR` is a checkout of MishaLaskin/curl; its own agent and buffer are imported from there and run as they
 are, with stand-ins for two packages they import but whose parts they hardly use (gym, skimage). SB3's SAC with
-CnnPolicy, the stock agent, runs beside.
+CnnPolicy, the stock agent, runs beside. `--parts` measures some of it and keeps what the file holds of the rest.
 """
 
 import argparse
@@ -61,13 +62,13 @@ def pixel_env(size: int = RENDERED) -> Any:
     return Blank()
 
 
-def fill(add: Callable[[Any, Any, Any, float], None]) -> None:
-    """Hand `STORED` transitions of random frames to a buffer."""
+def fill(add: Callable[[Any, Any, Any, float], None], transitions: int = STORED) -> None:
+    """Hand transitions of random frames to a buffer."""
     import numpy as np
 
     rng = np.random.default_rng(0)
     frames = [rng.integers(0, 256, (3, RENDERED, RENDERED), dtype=np.uint8) for _ in range(4)]
-    for _ in range(STORED):
+    for _ in range(transitions):
         frames.append(rng.integers(0, 256, (3, RENDERED, RENDERED), dtype=np.uint8))
         frames.pop(0)
         add(
@@ -169,7 +170,7 @@ def stock(batch_size: int) -> Any:
     return agent
 
 
-def updates(batch_size: int, rounds: int, folder: Path | None, only: list[str] | None) -> dict[str, float]:
+def updates(batch_size: int, rounds: int, folder: Path | None) -> dict[str, float]:
     """Milliseconds of one update without sampling."""
     subjects: dict[str, Callable[[], None]] = {}
     if folder is not None:
@@ -182,29 +183,32 @@ def updates(batch_size: int, rounds: int, folder: Path | None, only: list[str] |
 
         subjects[PEER] = peer_pair
     for name, settings in VARIANTS.items():
-        if only is None or name in only:
-            mine = ours(batch_size, **settings)
-            batch = mine.replay_buffer.sample_views(batch_size, mine._augment, 1)
-            subjects[name] = lambda mine=mine, batch=batch: [mine.update(batch) for _ in range(2)]  # type: ignore[misc]
-    if only is None:
-        sac = stock(batch_size)
-        subjects[STOCK] = lambda: sac.train(2, batch_size)
+        mine = ours(batch_size, **settings)
+        batch = mine.replay_buffer.sample_views(batch_size, mine._augment, 1)
+        subjects[name] = lambda mine=mine, batch=batch: [mine.update(batch) for _ in range(2)]  # type: ignore[misc]
+    sac = stock(batch_size)
+    subjects[STOCK] = lambda: sac.train(2, batch_size)
     return {name: each / 2 for name, each in interleaved(subjects, rounds).items()}
 
 
 def parts(batch_size: int, rounds: int) -> dict[str, float]:
     """Milliseconds of the parts of one update, same mathematics in float32."""
+    from dipole.rl.encoder import detached
+
     agent = ours(batch_size)
     batch = agent.replay_buffer.sample_views(batch_size, agent._augment, 1)
     target, logs = agent._target(batch), {}
-    convolved = agent.policy.encoder.convolve(batch.observations).detach()
+    observations = agent.policy.encoder.prepare(batch.observations)
+    convolved = detached(agent.policy.encoder.convolve(observations))
     return interleaved(
         {
             "target": lambda: agent._target(batch),
-            "critic": lambda: agent._critic_step(batch, target, logs),
+            "critic": lambda: agent._critic_step(batch, observations, target, logs),
             "actor and temperature (every 2nd)": lambda: agent._actor_step(convolved, logs),
             "momentum copies (every 2nd)": agent._follow,
-            "contrast": lambda: agent._contrast_step(batch, agent.policy.encoder(batch.observations), logs),
+            "contrast": lambda: agent._contrast_step(
+                batch, agent.policy.encoder.head(agent.policy.encoder.convolve(observations)), logs
+            ),
         },
         rounds,
     )
@@ -248,59 +252,85 @@ def rendering(rounds: int, frames: int = 5) -> dict[str, dict[str, float]]:
     return found
 
 
-def memory() -> dict[str, int]:
-    """Bytes of 100,000 transitions of 9x100x100."""
+def memory(transitions: int = 2000) -> dict[str, int]:
+    """Bytes of 100,000 transitions of 9x100x100, calculated, and resident bytes of a few of them, scaled up."""
+    import gymnasium
+    import numpy as np
+    import psutil
+    from stable_baselines3.common.buffers import ReplayBuffer
+
     from dipole.rl.replay import FrameReplayBuffer
 
-    whole = 9 * RENDERED * RENDERED
-    return {
-        "ours": FrameReplayBuffer.bytes_needed(100_000, 1, (3, RENDERED, RENDERED), 3, ACTIONS),
-        "SB3 default and peer": 100_000 * (2 * whole + 4 * ACTIONS + 8),
-        "SB3 optimize_memory_usage": 100_000 * (whole + 4 * ACTIONS + 8),
+    whole, scale = 9 * RENDERED * RENDERED, 100_000 / transitions
+    images = gymnasium.spaces.Box(0, 255, (9, RENDERED, RENDERED), np.uint8)
+    actions = gymnasium.spaces.Box(-1, 1, (ACTIONS,), np.float32)
+    found = {
+        "ours, calculated": FrameReplayBuffer.bytes_needed(100_000, 1, (3, RENDERED, RENDERED), 3, ACTIONS),
+        "SB3 default and peer, calculated": 100_000 * (2 * whole + 4 * ACTIONS + 8),
+        "SB3 optimize_memory_usage, calculated": 100_000 * (whole + 4 * ACTIONS + 8),
     }
+    kept = []
+    for name, kind in (("ours", FrameReplayBuffer), ("SB3 default", ReplayBuffer)):
+        before = psutil.Process().memory_info().rss
+        buffer = kind(transitions, images, actions, device="cpu")
+        fill(
+            lambda obs, following, action, reward, buffer=buffer: buffer.add(  # type: ignore[misc]
+                obs[None], following[None], action[None], np.array([reward]), np.array([False]), [{}]
+            ),
+            transitions,
+        )
+        found[f"{name}, measured"] = int(scale * (psutil.Process().memory_info().rss - before))
+        kept.append(buffer)
+    return found
+
+
+MEASURES = ("update", "parts", "sampling", "rendering", "memory")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m dipole.benchmarks.speed.rl", description=__doc__.split("\n")[0])
     parser.add_argument("--peer", type=Path, help="a checkout of MishaLaskin/curl")
+    parser.add_argument("--parts", default=",".join(MEASURES), help=f"of {', '.join(MEASURES)}; default all")
     parser.add_argument("--batches", default="128,512")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--skip", default="", help="of updates,parts,sampling,rendering")
     parser.add_argument("--out", type=Path, default=RESULTS / "rl.json")
     arguments = parser.parse_args()
+    chosen = arguments.parts.split(",")
+    if unknown := set(chosen) - set(MEASURES):
+        parser.error(f"--parts: no measurement {', '.join(sorted(unknown))}; there are {', '.join(MEASURES)}")
     if arguments.peer is not None and not (arguments.peer / "curl_sac.py").is_file():
         parser.error(f"--peer {arguments.peer} holds no curl_sac.py; give a checkout of MishaLaskin/curl")
     import torch
 
     torch.set_num_threads(arguments.threads)
-    report: dict[str, Any] = {
-        "date": date.today().isoformat(),
+    setting = {
         "processor": processor(),
         "torch": torch.__version__,
         "threads": arguments.threads,
         "unit": "processor milliseconds",
-        "memory_bytes": memory(),
-        "update": {},
-        "parts": {},
-        "sampling": {},
     }
-    skip = arguments.skip.split(",")
+    report: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.is_file() else {}
+    if any(report.get(name) != value for name, value in setting.items()):
+        report = dict(setting)  # figures of another machine do not stand beside these
+    report["date"] = date.today().isoformat()
     for size in map(int, arguments.batches.split(",")):
         for name, measure in (
-            ("update", lambda size=size: updates(size, arguments.rounds, arguments.peer, None)),
+            ("update", lambda size=size: updates(size, arguments.rounds, arguments.peer)),
             ("parts", lambda size=size: parts(size, arguments.rounds)),
             ("sampling", lambda size=size: sampling(size, arguments.rounds, arguments.peer)),
         ):
-            if name not in skip and name + "s" not in skip:
-                report[name][str(size)] = found = measure()
+            if name in chosen:
+                report.setdefault(name, {})[str(size)] = found = measure()
                 show(f"{name}, batch {size}", found)
                 write(arguments.out, report)
-    if "rendering" not in skip:
+    if "rendering" in chosen:
         report["rendering"] = rendering(arguments.rounds)
         for task, found in report["rendering"].items():
             show(task, found)
-    show("bytes of 100,000 transitions", {name: float(value) for name, value in report["memory_bytes"].items()})
+    if "memory" in chosen:
+        report["memory"] = memory()
+        show("bytes of 100,000 transitions", {name: float(value) for name, value in report["memory"].items()})
     write(arguments.out, report)
     return 0
 

@@ -111,6 +111,12 @@ def test_the_papers_recipes_reach_their_score(table):
     assert {load(table, [f"rl.task={task}"]).config.rl.task for task in tasks.PAPER_TASKS} == set(tasks.PAPER_TASKS)
 
 
+def test_the_peers_settings_are_a_recipe():
+    config = load("curl").config
+    assert (config.train.batch_size, config.train.learning_rate, config.rl.preset) == (128, 1e-3, "curl")
+    assert config.rl.agent_settings() == {}
+
+
 def test_wrong_recipes_are_named():
     with pytest.raises(ConfigError, match=r"unknown task 'cheeta-run'.*cheetah-run"):
         load("dot", ["rl.task=cheeta-run"])
