@@ -186,17 +186,17 @@ class Between(Statistic):
     high: float
 
     def parts(self, tile: Tile, e: Any) -> tuple[Scaled, ...]:
-        low, high = self.low * tile.unit, self.high * tile.unit
-        # (u - middle)^2 - half^2, clamped before the subtraction: exact zeros outside.
-        half = ((high - low) / 2) ** 2
-        offset = torch.sub(tile.u, (low + high) / 2, out=tile.scratch("part"))
-        return ((offset.square_().clamp_max_(half).sub_(half), -1 / tile.unit**2),)
+        # half^2 - (u - middle)^2, cut off below: exact zeros outside.
+        offset = torch.sub(tile.u, (self.low + self.high) * tile.unit / 2, out=tile.scratch("part"))
+        peak = offset.new_full((), ((self.high - self.low) * tile.unit / 2) ** 2)
+        return ((torch.addcmul(peak, offset, offset, value=-1, out=offset).relu_(), 1 / tile.unit**2),)
 
     def slopes(self, tile: Tile, e: Any) -> tuple[Scaled, ...]:
-        # -2 (s - middle) inside and 0 outside: hardshrink keeps just what lies outside.
-        offset = torch.sub(tile.u, (self.low + self.high) * tile.unit / 2, out=tile.scratch("part"))
-        outside = torch.hardshrink(offset, (self.high - self.low) * tile.unit / 2, out=tile.scratch("outside"))
-        return ((offset.sub_(outside), -2 / tile.unit),)
+        # -2 (s - middle) inside and 0 outside: what the backward pass of a clamp does in one go.
+        low, high = self.low * tile.unit, self.high * tile.unit
+        offset = torch.sub(tile.u, (low + high) / 2, out=tile.scratch("part"))
+        torch.ops.aten.hardtanh_backward.grad_input(offset, tile.u, low, high, grad_input=offset)
+        return ((offset, -2 / tile.unit),)
 
 
 @dataclass(frozen=True)
@@ -388,16 +388,20 @@ class _Plan:
     def slope(self, tile: Tile, sides: Sequence[Side], upstream: "_Upstream", shifts: Tensor) -> Tensor:
         """dL/ds of a tile, (R, T), over all statistics and all rows it serves."""
         total: Tensor | None = None
+        # Summands that all rows weigh alike, each in a buffer of its own: added at the end, for less than a product.
+        even: list[tuple[Tensor, float]] = []
         for number in self.order:
             stat = self.statistics[number]
             tile.owner = number
             if stat.scale is not None and self.running[number]:
                 for side, along in sides:
                     e = tile.shifted_exp(stat.scale, shifts[number, side].unsqueeze(along))
-                    total = self._accumulate(total, tile, number, stat.slopes(tile, e), [(side, along)], upstream)
+                    total = self._accumulate(total, tile, number, stat.slopes(tile, e), [(side, along)], upstream, even)
             else:
                 slopes = stat.slopes(tile, self._exp(tile, number))
-                total = self._accumulate(total, tile, number, slopes, sides, upstream)
+                total = self._accumulate(total, tile, number, slopes, sides, upstream, even)
+        for slope, weight in even:
+            total = slope.mul_(weight) if total is None else total.add_(slope, alpha=weight)
         assert total is not None
         return total
 
@@ -409,12 +413,18 @@ class _Plan:
         slopes: tuple[Scaled, ...],
         sides: Sequence[Side],
         upstream: "_Upstream",
-    ) -> Tensor:
+        even: list[tuple[Tensor, float]],
+    ) -> Tensor | None:
         for slot, (slope, factor) in zip(self.slots[number], slopes, strict=True):
             common = upstream.common[slot]
+            # Only this statistic uses the buffer, and only once for this tile.
+            own = not self.running[number] and not tile.is_shared(slope)
             weight: float | Tensor
             if common is not None:
                 weight = common * factor * len(sides)
+                if own:
+                    even.append((slope, weight))
+                    continue
             else:
                 weights = [(upstream.grad[slot, side] * factor).unsqueeze(along) for side, along in sides]
                 # The first summand's weights become the total: a buffer less in the processor's cache.
@@ -423,14 +433,11 @@ class _Plan:
             if total is None and len(sides) == 2 and isinstance(weight, Tensor):
                 total = weight.mul_(slope)
             elif total is None:
-                # A buffer that only this statistic uses, and only once for this tile, becomes the total.
-                own = not self.running[number] and not tile.is_shared(slope)
                 total = torch.mul(slope, weight, out=slope if own else tile.plan_scratch("total"))
             elif isinstance(weight, float):
                 total.add_(slope, alpha=weight)
             else:
                 total.addcmul_(slope, weight)
-        assert total is not None
         return total
 
 
