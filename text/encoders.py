@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from dipole.core.errors import ConfigError
 from dipole.text.batching import Batch, Chunk
+from dipole.text.recurrent import final_states
 
 Direction = Literal["uni", "bi", "combine"]
 
@@ -40,8 +41,11 @@ class WordGRU(nn.Module):
 
     def forward(self, chunk: Chunk) -> Tensor:
         packed = pack_padded_sequence(chunk.ids, chunk.lengths, batch_first=True)
-        words = PackedSequence(self.table(packed.data), packed.batch_sizes)  # nothing is looked up for padding
-        states = [gru(words)[1] for gru in self.recurrent]  # (directions, b, units)
+        words = self.table(packed.data)  # nothing is looked up for padding
+        if words.device.type == "cpu" and not torch.is_autocast_enabled("cpu"):
+            sizes = packed.batch_sizes.tolist()
+            return torch.cat([final_states(words, sizes, gru) for gru in self.recurrent], 1)
+        states = [gru(PackedSequence(words, packed.batch_sizes))[1] for gru in self.recurrent]  # (directions, b, units)
         return torch.cat([side for state in states for side in state], 1)
 
 
