@@ -2,13 +2,19 @@
 
     python -m dipole.benchmarks.learning_text --data DATA --out benchmarks/results/text-learning.json
 
-Bag-of-words encoders on the movie reviews of the data folder: what learns on a CPU within a minute. Each objective is
-trained with every seed; results are kept after each run, and an interrupted call goes on where it stopped.
+Bag-of-words encoders on the movie reviews and the novels of the data folder: what learns on a CPU within a minute. Each
+objective is trained with every seed; results are kept after each run, and an interrupted call goes on where it stopped.
+Two encoders that learn nothing stand beside them: the same one untrained (the sum of the vectors of its vocabulary) and
+the mean of random normal word vectors of the same width, in which no word is unknown.
 """
 
 import argparse
 import json
+import tempfile
 import time
+import zlib
+from collections.abc import Iterator, Sequence
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +24,7 @@ import torch
 from dipole.core.objective import objective
 from dipole.core.seeding import Seeds
 from dipole.text import senteval
-from dipole.text.adapter import TextAdapter
+from dipole.text.adapter import TextAdapter, TextBatch
 from dipole.text.config import TextSettings
 
 BASES = {
@@ -27,90 +33,153 @@ BASES = {
     "HCL": "hcl(similarity=dot, temperature=1, beta=0.5)",
 }
 REGULARIZERS = {"": "", "+DP": " + 0.1*dp", "+CLLR": " + 0.1*cllr"}
-RATE = 2e-3
+TRAINED = {base + extra: BASES[base] + REGULARIZERS[extra] for extra in REGULARIZERS for base in BASES}
+BASELINES = ("untrained", "random words")
+BATCH, RATE = 400, 2e-3
+CORPORA = {"reviews": ("imdb_or_movie",), "books": ("books",), "both": ("imdb_or_movie", "books")}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="folder with imdb_or_movie/ and senteval/")
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--data", type=Path, required=True, help="folder with imdb_or_movie/, books/ and senteval/")
     parser.add_argument("--out", type=Path, required=True, help="JSON file of results")
-    parser.add_argument("--steps", type=int, default=300, help="updates of each run")
+    parser.add_argument("--corpus", choices=CORPORA, default="reviews")
+    parser.add_argument("--steps", type=int, default=600, help="updates of each run")
     parser.add_argument("--width", type=int, default=100, help="of the word embeddings")
-    parser.add_argument("--words", type=int, default=10_000, help="size of the vocabulary")
+    parser.add_argument("--words", type=int, default=20_000, help="size of the vocabulary")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--cache", help="folder for the encoded corpus, which is otherwise read again for every run")
+    parser.add_argument("--cache", help="folder for the encoded corpus, which is otherwise read anew by every call")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    setting = {k: getattr(arguments, k) for k in ("steps", "width", "words")} | {
-        "batch_size": 400,
-        "learning_rate": RATE,
-    }
+    setting = {k: getattr(arguments, k) for k in ("corpus", "steps", "width", "words")}
+    setting |= {"batch_size": BATCH, "learning_rate": RATE}
     kept: dict[str, Any] = {"setting": setting, "runs": {}}
     if arguments.out.is_file():
         kept = json.loads(arguments.out.read_text())
         if kept["setting"] != setting:
             raise SystemExit(f"{arguments.out} holds results of other settings: {kept['setting']}")
-    for seed in range(arguments.seeds):
-        names = {"untrained": None} | {b + r: BASES[b] + REGULARIZERS[r] for r in REGULARIZERS for b in BASES}
-        for name, spec in names.items():
-            if f"{name}/{seed}" not in kept["runs"]:
-                kept["runs"][f"{name}/{seed}"] = run(arguments, spec, seed)
+    with tempfile.TemporaryDirectory() as holder:
+        corpus, cache = Path(holder, "corpus"), arguments.cache or str(Path(holder, "cache"))
+        link_corpus(arguments.data, arguments.corpus, corpus)
+        for seed in range(arguments.seeds):
+            for name in (*BASELINES, *TRAINED):
+                if f"{name}/{seed}" in kept["runs"]:
+                    continue
+                found = run(
+                    name, seed, arguments.data / "senteval", corpus, cache,
+                    steps=arguments.steps, width=arguments.width, words=arguments.words,
+                )  # fmt: skip
+                kept["runs"][f"{name}/{seed}"] = found
                 arguments.out.parent.mkdir(parents=True, exist_ok=True)
                 arguments.out.write_text(json.dumps(kept, indent=1) + "\n")
-                print(name, seed, kept["runs"][f"{name}/{seed}"], flush=True)
-    print(table(kept))
+                print(name, seed, found, flush=True)
+    print(table(kept["runs"]))
+    print(verdict(kept["runs"]))
 
 
-def run(arguments: argparse.Namespace, spec: str | None, seed: int) -> dict[str, float]:
-    """Train (unless `spec` is None) and return accuracies in percent, and the processor seconds of training."""
-    torch.manual_seed(seed)
-    settings = TextSettings(
-        corpus=str(arguments.data / "imdb_or_movie"),
-        lower=True,
-        encoder="bow",
-        word_size=arguments.width,
-        vocabulary_size=arguments.words,
-        cache=arguments.cache,
-    )
-    adapter = TextAdapter(settings, seed=Seeds(seed), device=torch.device("cpu"), workdir=Path(), batch_size=400)
-    start, loss = time.process_time(), None
-    if spec is not None:
-        loss = objective(spec, dim=adapter.embedding_dim)
-        optimizer = torch.optim.Adam([*adapter.module.parameters(), *loss.parameters()], lr=RATE, fused=True)
-        for step, batch in zip(range(arguments.steps), endless(adapter), strict=False):
-            del step
-            loss(adapter.embed(batch)).loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            loss.after_step(RATE)
-    spent = time.process_time() - start
-    encoder = adapter.encoder(loss)
-    found = senteval.evaluate(encoder.encode, senteval.SIX_TASKS, arguments.data / "senteval", progress=False)
+def link_corpus(data: Path, which: str, folder: Path) -> None:
+    """Fill a folder with links to the texts, and to them alone (the data folder also holds the tasks)."""
+    folder.mkdir()
+    for part in CORPORA[which]:
+        for path in sorted((data / part).iterdir()):
+            (folder / path.name).symlink_to(path.resolve())
+
+
+def run(
+    name: str, seed: int, tasks: Path, corpus: Path, cache: str | None, *, steps: int, width: int, words: int
+) -> dict[str, float]:
+    """Accuracies in percent of one encoder, and the processor seconds of its training."""
+    spent = 0.0
+    if name == "random words":
+        encode: Any = RandomWords(2 * width, seed)
+    else:
+        torch.manual_seed(seed)
+        settings = TextSettings(
+            corpus=str(corpus), lower=True, encoder="bow", word_size=width, vocabulary_size=words, cache=cache
+        )
+        adapter = TextAdapter(
+            settings, seed=Seeds(seed), device=torch.device("cpu"), workdir=Path(), batch_size=BATCH
+        )  # fmt: skip
+        loss = None
+        if name in TRAINED:
+            loss = objective(TRAINED[name], dim=adapter.embedding_dim)
+            start = time.process_time()
+            train(adapter, loss, steps)
+            spent = time.process_time() - start
+        encode = adapter.encoder(loss).encode
+    found = senteval.evaluate(encode, senteval.SIX_TASKS, tasks, progress=False)
     return {task: result["acc"] for task, result in found.items()} | {"seconds": round(spent, 1)}
 
 
-def endless(adapter: TextAdapter) -> Any:
+def train(adapter: TextAdapter, loss: Any, steps: int) -> None:
+    optimizer = torch.optim.Adam([*adapter.module.parameters(), *loss.parameters()], lr=RATE, fused=True)
+    for batch in islice(endless(adapter), steps):
+        loss(adapter.embed(batch)).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        loss.after_step(RATE)
+
+
+def endless(adapter: TextAdapter) -> Iterator[TextBatch]:
     """Batches of one epoch after another."""
-    epoch = 0
-    while True:
+    for epoch in count():
         yield from adapter.batches(epoch)
-        epoch += 1
 
 
-def table(kept: dict[str, Any]) -> str:
-    """Mean and 95 % t-interval over the seeds, Markdown."""
+class RandomWords:
+    """Mean of normal vectors drawn from each lower-cased word and the seed."""
+
+    def __init__(self, width: int, seed: int) -> None:
+        self.width, self.seed = width, seed
+        self.known: dict[str, np.ndarray] = {}
+
+    def __call__(self, sentences: Sequence[str]) -> np.ndarray:
+        return np.stack([np.mean([self.vector(w) for w in s.lower().split() or ["."]], 0) for s in sentences])
+
+    def vector(self, word: str) -> np.ndarray:
+        if word not in self.known:
+            draw = np.random.default_rng([self.seed, zlib.crc32(word.encode())])
+            self.known[word] = draw.standard_normal(self.width, dtype=np.float32)
+        return self.known[word]
+
+
+def values(runs: dict[str, Any], name: str, task: str) -> np.ndarray:
+    """Accuracies of all seeds, in the order of the seeds."""
+    return np.array([value[task] for key, value in sorted(runs.items()) if key.rpartition("/")[0] == name])
+
+
+def interval(found: np.ndarray) -> float:
+    """Half of the 95 % t-interval of the mean; 0 for a single value."""
     from scipy.stats import t
 
-    names = list(dict.fromkeys(key.split("/")[0] for key in kept["runs"]))
+    if len(found) < 2:
+        return 0.0
+    return float(t.ppf(0.975, len(found) - 1) * found.std(ddof=1) / len(found) ** 0.5)
+
+
+def table(runs: dict[str, Any]) -> str:
+    """Mean and 95 % interval over the seeds, Markdown."""
     lines = ["| | " + " | ".join(senteval.SIX_TASKS) + " |", "|---|" + "---|" * len(senteval.SIX_TASKS)]
+    for name in dict.fromkeys(key.rpartition("/")[0] for key in runs):
+        found = [values(runs, name, task) for task in senteval.SIX_TASKS]
+        cells = [f"{each.mean():.1f} +- {interval(each):.1f}" for each in found]
+        lines.append(f"| {name} ({len(found[0])}) | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def ahead(runs: dict[str, Any], name: str, other: str) -> list[str]:
+    """Tasks on which the mean over the seeds is above the other's."""
+    return [t for t in senteval.SIX_TASKS if values(runs, name, t).mean() > values(runs, other, t).mean()]
+
+
+def verdict(runs: dict[str, Any]) -> str:
+    """On how many of the six tasks each trained encoder is ahead of both that learn nothing."""
+    names = [name for name in dict.fromkeys(key.rpartition("/")[0] for key in runs) if name in TRAINED]
+    lines = []
     for name in names:
-        runs = [value for key, value in kept["runs"].items() if key.split("/")[0] == name]
-        cells = []
-        for task in senteval.SIX_TASKS:
-            values = np.array([r[task] for r in runs])
-            half = t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else 0
-            cells.append(f"{values.mean():.1f} +- {half:.1f}")
-        lines.append(f"| {name} ({len(runs)}) | " + " | ".join(cells) + " |")
+        counts = [f"{len(ahead(runs, name, other))} of 6 above {other}" for other in BASELINES]
+        both = set(ahead(runs, name, BASELINES[0])) & set(ahead(runs, name, BASELINES[1]))
+        lines.append(f"{name}: {', '.join(counts)}; both: {', '.join(t for t in senteval.SIX_TASKS if t in both)}")
     return "\n".join(lines)
 
 

@@ -2,13 +2,14 @@
 way.
 
     python -m dipole.benchmarks.speed.text [--only gru-train gru-encode transformer-train transformer-encode probes]
-        [--corpus FOLDER] [--senteval DATA] [--genuine CHECKOUT] [--width 300] [--rounds 3] [--out FILE]
+        [--corpus FOLDER] [--senteval DATA] [--genuine CHECKOUT] [--tasks MR CR] [--torch-tasks TREC] [--width 300]
+        [--rounds 3] [--out FILE]
 
 One thread, float32, processor time; the subjects alternate and the medians are compared. The plain loop pads every
 batch to its longest sentence, in the order of the text. The encoder of sentence-transformers is the same transformer,
-exported. The
-probes are set beside SentEval's own classes (from a checkout, `--genuine`), on its data, with its documented settings:
-kfold 10, and for the PyTorch classifier nhid 0, adam, batch 64, tenacity 5, epoch size 4.
+exported. The probes are set beside SentEval's own classes (from a checkout, `--genuine`), on its data, with its
+documented settings: kfold 10, and for the PyTorch classifier nhid 0, adam, batch 64, tenacity 5, epoch size 4. Each
+result is written as it is found; a file that exists is added to.
 """
 
 import argparse
@@ -33,7 +34,7 @@ from dipole.text import encoders
 from dipole.text.batching import Batch, make_batch, pad
 from dipole.text.corpus import Sentences, encode_documents, read_documents
 from dipole.text.encode import SentenceEncoder
-from dipole.text.probes import Settings, arrange, classify, pair_features
+from dipole.text.probes import Settings, arrange, classify, halves_normalised, pair_features
 from dipole.text.senteval_tasks import load_task
 from dipole.text.vocabulary import Tokens, build_vocabulary, load_tokens
 
@@ -51,25 +52,40 @@ def main() -> None:
         "--senteval", type=Path, help="folder that holds downstream/; without it the probes are left out"
     )
     parser.add_argument("--genuine", type=Path, help="checkout of SentEval, compared with `fast` and `senteval-torch`")
-    parser.add_argument("--tasks", nargs="+", default=["MR", "CR", "SUBJ", "MPQA"])
+    parser.add_argument("--tasks", nargs="*", default=["MR", "CR", "SUBJ", "MPQA"])
     parser.add_argument("--torch-tasks", nargs="*", default=["TREC", "MRPC"])
     parser.add_argument("--width", type=int, default=300, help="of the probed features")
+    parser.add_argument("--halves", action="store_true", help="scale both halves of the probed features to unit length")
+    parser.add_argument("--exact", action="store_true", help="also solve with scikit-learn in float64 to 1e-7 (long)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    results: dict[str, Any] = {"corpus": Path(arguments.corpus).name, "torch": torch.__version__}
+    kept = Results(arguments.out)
     if set(arguments.only) - {"probes"}:
         text = Text(arguments.corpus)
         for part in arguments.only:
             if part != "probes":
-                results[part] = getattr(text, part.replace("-", "_"))(arguments.rounds)
-                print(part, json.dumps(results[part]), flush=True)
+                found = getattr(text, part.replace("-", "_"))(arguments.rounds)
+                kept.add(part, found | {"corpus": Path(arguments.corpus).name})
     if "probes" in arguments.only and arguments.senteval:
-        results["probes"] = probes(arguments)
-    if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(results, indent=1) + "\n")
+        probes(arguments, kept)
+
+
+class Results:
+    """Results by name, printed and written as they come."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.values: dict[str, Any] = json.loads(path.read_text()) if path is not None and path.is_file() else {}
+
+    def add(self, name: str, value: dict[str, Any]) -> None:
+        print(name, json.dumps(value), flush=True)
+        self.values[name] = value
+        self.values["torch"] = torch.__version__
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.write_text(json.dumps(self.values, indent=1) + "\n")
 
 
 def alternate(subjects: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
@@ -238,43 +254,62 @@ def falling(rows: Sequence[np.ndarray]) -> Any:
 # Probes --------------------------------------------------------------------------------------------------------------
 
 
-def features(task: Any, width: int) -> dict[str, np.ndarray]:
+def features(task: Any, width: int, halves: bool) -> dict[str, np.ndarray]:
     """Means of random word vectors, seeded by the words: an encoder anybody can repeat."""
     table: dict[str, np.ndarray] = {}
 
     def vector(word: str) -> np.ndarray:
         if word not in table:
-            table[word] = np.random.RandomState(zlib.crc32(word.encode())).randn(width)
+            table[word] = np.random.RandomState(zlib.crc32(word.encode())).randn(width).astype(np.float32)
         return table[word]
 
     splits, pairs = arrange(task)
     out = {}
     for name, split in splits.items():
         sides = [np.stack([np.mean([vector(w) for w in s or ["."]], 0) for s in side]) for side in split.sentences]
+        sides = [halves_normalised(side) for side in sides] if halves else sides
         out[name] = pair_features(*sides) if pairs else sides[0]
     return out
 
 
-def probes(arguments: argparse.Namespace) -> dict[str, Any]:
+def probes(arguments: argparse.Namespace, kept: Results) -> None:
     genuine = load_genuine(arguments.genuine) if arguments.genuine else None
-    found: dict[str, Any] = {}
     plan = [(task, "fast", False) for task in arguments.tasks]
     plan += [(task, "senteval-torch", True) for task in arguments.torch_tasks]
     for name, protocol, usepytorch in plan:
         task = load_task(name, arguments.senteval)
         splits, _ = arrange(task)
-        x = features(task, arguments.width)
+        x = features(task, arguments.width, arguments.halves)
         start = time.process_time()
         probe = classify(task, splits, x, Settings(protocol, 10), note=lambda text: None)
         row: dict[str, Any] = {"dev": probe.dev, "acc": probe.test, "seconds": round(time.process_time() - start, 2)}
+        key = f"{name} {protocol} d={arguments.width}{' halves' if arguments.halves else ''}"
+        kept.add(key, row)
         if genuine is not None:
             start = time.process_time()
             dev, acc = run_genuine(genuine, task, splits, x, usepytorch)
             row |= {"genuine dev": dev, "genuine acc": acc, "genuine seconds": round(time.process_time() - start, 2)}
             row["ratio"] = round(row["genuine seconds"] / row["seconds"], 1)
-        found[f"{name} {protocol} d={arguments.width}"] = row
-        print(name, protocol, json.dumps(row), flush=True)
-    return found
+            kept.add(key, row)
+        if arguments.exact and not usepytorch:
+            row["exact acc"] = exact(task, splits, x)
+            kept.add(key, row)
+
+
+def exact(task: Any, splits: Any, x: dict[str, np.ndarray]) -> float:
+    """Test accuracy of the same folds and grid with scikit-learn in float64, run to tolerance 1e-7."""
+    from unittest.mock import patch
+
+    from sklearn.linear_model import LogisticRegression
+
+    from dipole.text import probes as ours
+
+    def converged(**options: Any) -> Any:
+        return LogisticRegression(**options, tol=1e-7, max_iter=10_000)
+
+    double = {name: value.astype(np.float64) for name, value in x.items()}
+    with patch.object(ours, "LogisticRegression", converged):
+        return classify(task, splits, double, Settings("senteval-sklearn", 10), note=lambda text: None).test
 
 
 def load_genuine(checkout: Path) -> types.ModuleType:
