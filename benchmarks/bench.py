@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -17,7 +18,8 @@ from dipole.benchmarks.engines import Engine, LocalEngine, Result, Task
 from dipole.benchmarks.manifest import manifest, write_manifest
 from dipole.benchmarks.plan import Estimator, Plan, make_plan
 from dipole.benchmarks.results import SuiteResults
-from dipole.benchmarks.suite import Job, ScaleName, Sized, read_suite
+from dipole.benchmarks.suite import Job, ScaleName, Sized, read_suite, suites
+from dipole.core.config import RunConfig
 from dipole.core.errors import TrainingError
 from dipole.core.files import why
 from dipole.core.progress import duration
@@ -45,6 +47,7 @@ def bench(
     plan_only: bool = False,
     effect: float | None = None,
     overrides: Sequence[str] = (),
+    seeds: int | None = None,
     console: Console | None = None,
 ) -> int:
     """Run what is missing of a suite; the exit code is 1 if a job failed.
@@ -58,9 +61,10 @@ def bench(
         plan_only: print the number of jobs, the estimated time and the seeds needed, and stop.
         effect: the difference that the plan's number of seeds is to show, in units of the columns.
         overrides: settings over those of every run, such as where data lie.
+        seeds: number of seeds in place of the scale's own.
     """
     console = console or Console()
-    sized = read_suite(name).at(scale, overrides)
+    sized = read_suite(name).at(scale, overrides, seeds)
     wanted = sized.jobs()
     records = collect(runs).done if runs.is_dir() else {}
     chosen = make_engine(engine, jobs, threads) if not plan_only or engine == "local" else None
@@ -79,6 +83,38 @@ def bench(
     print_results(console, SuiteResults(described, collect(runs).records))
     print_summary(console, sized, summary, runs)
     return 1 if summary.failed else 0
+
+
+def plan_all(
+    scale: ScaleName, runs: Path, jobs: int | None, threads: int | None, console: Console | None = None
+) -> int:
+    """Print a line per shipped suite: runs, how many of them are finished, estimated time."""
+    console = console or Console()
+    records = collect(runs).done if runs.is_dir() else {}
+    estimator, slots = Estimator(records.values()), LocalEngine(jobs, threads).slots
+    table = Table(title=f"Shipped suites at scale {scale}, {slots} runs at a time", title_justify="left")
+    for name in ("suite", "runs", "finished", "estimated time"):
+        table.add_column(name, justify="left" if name == "suite" else "right")
+    every: dict[str, RunConfig] = {}
+    for name in suites():
+        suite = read_suite(name)
+        if scale in suite.scale:
+            wanted = {job.hash: job.config for job in suite.at(scale).jobs()}
+            every |= wanted
+            table.add_row(name, *_plan_line(wanted, records, estimator, slots))
+    table.add_section()
+    table.add_row("all (shared runs once)", *_plan_line(every, records, estimator, slots))
+    console.print(table)
+    return 0
+
+
+def _plan_line(
+    wanted: dict[str, RunConfig], records: dict[str, RunRecord], estimator: Estimator, slots: int
+) -> tuple[str, str, str]:
+    missing = [config for name, config in wanted.items() if name not in records]
+    seconds, guessed = estimator.total(missing, slots)
+    time = "unknown" if seconds is None else duration(seconds) + (f" ({guessed} guessed)" if guessed else "")
+    return str(len(wanted)), str(len(wanted) - len(missing)), time
 
 
 def make_engine(engine: EngineName, jobs: int | None, threads: int | None) -> Engine:
@@ -124,7 +160,7 @@ def run_jobs(
 
 
 def label(job: Job) -> str:
-    return f"{job.config.name} seed {job.config.seed}"
+    return f"{job.config.name}, {job.recipe}, seed {job.config.seed}"
 
 
 def print_plan(console: Console, sized: Sized, plan: Plan) -> None:
@@ -146,7 +182,7 @@ def print_plan(console: Console, sized: Sized, plan: Plan) -> None:
     for line in plan.seeds:
         seeds = "-" if line.seeds is None else str(line.seeds)
         spread = "-" if line.std != line.std else f"{line.std:.3g}"
-        planned = str(len(sized.scale.seeds))
+        planned = str(len(sized.seeds))
         table.add_row(line.column, f"{line.difference:.3g}", spread, line.source, seeds, planned)
     console.print(table)
 
@@ -158,16 +194,16 @@ def print_results(console: Console, results: SuiteResults) -> None:
         if results.protocol_notes:
             _say(console, "Our protocol is not the paper's: " + "; ".join(results.protocol_notes) + ".")
     elif results.manifest.kind == "study":
-        shown = [sheets.ranking_sheet(results.manifest.name, results.ranks(), results.tasks())]
+        shown = [sheets.ranking_sheet(results.manifest.name, results.ranks()), sheets.results_sheet(results)]
     else:
         shown = [sheets.results_sheet(results)]
     for sheet in shown:
         sheet = sheet.without_empty_columns()
-        table = Table(title=sheet.title, title_justify="left")
+        table = Table(title=sheet.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
         for name, is_numeric in zip(sheet.head, sheet.numeric, strict=True):
             table.add_column(escape(name), justify="right" if is_numeric else "left", overflow="fold")
         for row in sheet.rows:
-            table.add_row(*(escape(f"{c.text} ({c.sub})" if c.sub else c.text) for c in row))
+            table.add_row(*(escape(f"{c.text}\n{c.sub}" if c.sub else c.text) for c in row))
         console.print(table)
 
 
@@ -182,7 +218,6 @@ def print_summary(console: Console, sized: Sized, summary: Summary, runs: Path) 
         _say(console, f"    log: {result.log}")
         again = shlex.join(["dipole", *result.task.command, "--runs", str(runs)])
         _say(console, f"    again: {again}")
-    _say(console, f"Report: dipole report {runs} -o report.html")
 
 
 def _say(console: Console, text: str) -> None:

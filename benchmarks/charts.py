@@ -15,6 +15,7 @@ from dipole.benchmarks.statistics import Interval
 from dipole.core.record import RunRecord
 
 ENTROPY, ENTROPY_MAXIMUM = "diag/conditional_entropy", "diag/conditional_entropy_maximum"
+RANK = "diag/rank"
 LOSS = "train/loss"
 INTERVAL = "estimate and 95 % interval"
 
@@ -32,15 +33,17 @@ def pictures(results: SuiteResults, runs: Path) -> dict[str, list[Picture]]:
     found: dict[str, list[Picture]] = {}
     if results.manifest.kind == "figure" and "columns" in results.manifest.show:
         found["Measurements"] = _columns(results)
-    curves, entropy, histograms = [], [], []
+    curves, entropy, ranks, histograms = [], [], [], []
     for group in _groups(results):
         lines = _read(results, group, runs)
         curves += _curves(results, group, lines)
-        entropy += _entropy(results, group, lines)
+        entropy += _entropy(group, lines)
+        ranks += _ranks(group, lines)
         histograms += _histograms(results, group)
     found["Learning curves"] = curves
     found["Distance histograms"] = histograms
     found["Conditional entropy"] = entropy
+    found["Rank of the embeddings"] = ranks
     return {name: shown for name, shown in found.items() if shown}
 
 
@@ -52,7 +55,11 @@ def ranking(title: str, ranks: Sequence[Rank], base: str) -> list[Picture]:
     beats = [_estimate(r.label, r.improvement) for r in rows if r.improvement is not None]
     gains = [_estimate(r.label, r.gain, 100.0) for r in rows if r.gain is not None]
     probability = svg.interval_chart(
-        f"{title}: probability of improvement", "P(a run beats a run of the base), mean over tasks", beats, INTERVAL
+        f"{title}: probability of improvement",
+        "P(a run beats a run of the base), mean over tasks",
+        beats,
+        INTERVAL,
+        reference=0.5,
     )
     gain = svg.interval_chart(f"{title}: gain", "gain over the base (% of its mean)", gains, INTERVAL)
     pair = [
@@ -63,16 +70,25 @@ def ranking(title: str, ranks: Sequence[Rank], base: str) -> list[Picture]:
 
 
 def cost(results: SuiteResults) -> list[Picture]:
-    """Wall time of the runs, by row."""
-    rows = []
-    for row in results.rows:
-        seconds = [r.wall_seconds for c in results.columns for r in results.runs_of(row.label, c)]
-        if seconds:
-            rows.append(svg.Estimate(row.label, fmean(seconds), min(seconds), max(seconds)))
-    title = f"{results.manifest.title}: run time"
-    chart = svg.interval_chart(title, "wall time of a run (s)", rows, "mean, least to most")
-    caption = "Wall time on the machines named in the list of runs; compare rows of one machine only."
-    return [Picture(chart, caption)] if chart else []
+    """Wall time and memory of the runs, by row, for every group of runs."""
+    found = []
+    for group in _groups(results):
+        runs = {row.label: results.runs_of(row.label, group.columns[0].name) for row in results.rows}
+        for what, unit, numbers in (
+            ("wall time of a run", "s", {label: [r.wall_seconds for r in each] for label, each in runs.items()}),
+            ("largest memory of a run", "MB", {label: [_memory(r) for r in each] for label, each in runs.items()}),
+        ):
+            rows = [svg.Estimate(label, fmean(v), min(v), max(v)) for label, v in numbers.items() if v]
+            title = group.title(what)
+            if chart := svg.interval_chart(title, f"{what} ({unit})", rows, "mean, least to most", from_zero=True):
+                caption = f"{title}, on the machines named in the list of runs; compare rows of one machine only."
+                found.append(Picture(chart, caption))
+    return found
+
+
+def _memory(record: RunRecord) -> float:
+    """MB on the GPU where there was one, else of the process."""
+    return (record.peak_device_bytes or record.peak_memory_bytes) / 2**20
 
 
 def _estimate(label: str, found: Interval, factor: float = 1.0) -> svg.Estimate:
@@ -98,11 +114,19 @@ def _groups(results: SuiteResults) -> list[Group]:
     groups: dict[frozenset[str], list[ColumnEntry]] = {}
     for column in results.manifest.columns:
         groups.setdefault(frozenset(hashes[column.name]), []).append(column)
-    return [Group(tuple(columns), columns[0].name if len(groups) > 1 else "") for columns in groups.values()]
+    return [
+        Group(tuple(c), _common_name([column.name for column in c]) if len(groups) > 1 else "") for c in groups.values()
+    ]
+
+
+def _common_name(names: Sequence[str]) -> str:
+    """What all columns have before the colon ("digits: k-means", "digits: kNN": digits), else the first name."""
+    starts = {name.partition(":")[0] for name in names}
+    return starts.pop() if len(starts) == 1 else names[0]
 
 
 def _read(results: SuiteResults, group: Group, runs: Path) -> Mapping[str, list[dict[str, Curve]]]:
-    names = [LOSS, ENTROPY, ENTROPY_MAXIMUM, *(metric for c in group.columns for metric in _logged(c.metric))]
+    names = [LOSS, ENTROPY, ENTROPY_MAXIMUM, RANK, *(metric for c in group.columns for metric in _logged(c.metric))]
     found = {}
     for row in results.rows:
         records = results.runs_of(row.label, group.columns[0].name)
@@ -135,15 +159,30 @@ def _curves(results: SuiteResults, group: Group, curves: Mapping[str, list[dict[
             title = f"{column.name} while training"
             chart = svg.line_chart(title, "training step", f"{column.name}{unit}", lines)
             found.append(Picture(chart, f"{title}. Mean over seeds, band of one standard deviation."))
-    losses = [line for line in _lines(curves, LOSS) if len(line.x) > 1]
+    losses = [_in_own_range(line) for line in _lines(curves, LOSS) if len(line.x) > 1]
     if losses:
         title = group.title("training loss")
-        chart = svg.line_chart(title, "training step", "loss (each objective in its own units)", losses)
-        found.append(Picture(chart, f"{title}. Levels of different objectives are not comparable; shapes are."))
+        chart = svg.line_chart(title, "training step", "loss (0: its lowest, 1: its highest)", losses)
+        caption = "Levels of different objectives are not comparable: each is scaled to the range of its mean."
+        found.append(Picture(chart, f"{title}. {caption}"))
     return found
 
 
-def _entropy(results: SuiteResults, group: Group, curves: Mapping[str, list[dict[str, Curve]]]) -> list[Picture]:
+def _in_own_range(line: svg.Line) -> svg.Line:
+    low, high = min(line.y), max(line.y)
+    return svg.Line(line.label, line.x, [(y - low) / (high - low) if high > low else 0.0 for y in line.y])
+
+
+def _ranks(group: Group, curves: Mapping[str, list[dict[str, Curve]]]) -> list[Picture]:
+    lines = _lines(curves, RANK)
+    if not lines:
+        return []
+    title = group.title("rank of the embeddings")
+    chart = svg.line_chart(title, "training step", "numerical rank (dimensions)", lines, from_zero=True)
+    return [Picture(chart, f"{title}: directions in which at most 2000 test embeddings spread.")]
+
+
+def _entropy(group: Group, curves: Mapping[str, list[dict[str, Curve]]]) -> list[Picture]:
     lines = [line for line in _lines(curves, ENTROPY) if len(line.x)]
     if not lines:
         return []

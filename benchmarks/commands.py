@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 
 Runner = Callable[[argparse.Namespace], int]
@@ -15,9 +16,21 @@ def bench(parser: argparse.ArgumentParser) -> Runner:
         help="change settings of every run, such as text.senteval=FOLDER",
     )  # fmt: skip
     _running(parser)
-    parser.add_argument("--plan", action="store_true", help="print jobs, estimated time and seeds needed, and stop")
-    parser.add_argument("--effect", type=float, metavar="D", help="difference the plan's seeds are to show")
-    return _bench
+    parser.add_argument("--seeds", type=_positive, metavar="N", help="seeds 0 to N-1 in place of the suite's own")
+    parser.add_argument(
+        "--plan", action="store_true",
+        help="print jobs, estimated time and seeds needed, and stop; without SUITE a line for every suite",
+    )  # fmt: skip
+    parser.add_argument("--effect", type=_difference, metavar="D", help="difference the plan's seeds are to show")
+
+    def run(arguments: argparse.Namespace) -> int:
+        if arguments.effect is not None and not (arguments.plan and arguments.suite):
+            parser.error("--effect belongs to --plan of one suite")
+        if arguments.suite is None and (arguments.overrides or arguments.seeds or arguments.engine != "local"):
+            parser.error("--set, --seeds and --engine need a SUITE; without arguments `dipole bench` lists them")
+        return _bench(arguments)
+
+    return run
 
 
 def report(parser: argparse.ArgumentParser) -> Runner:
@@ -38,7 +51,14 @@ def demo(parser: argparse.ArgumentParser) -> Runner:
     parser.add_argument(
         "-o", "--output", type=Path, default=Path("demo.html"), metavar="PATH", help="report (default demo.html)"
     )
-    return _demo
+    alone = {action.dest: action.default for action in parser._actions if action.dest not in ("part", "runs", "help")}
+
+    def run(arguments: argparse.Namespace) -> int:
+        if arguments.part == "vision" and (given := [n for n, v in alone.items() if getattr(arguments, n) != v]):
+            parser.error(f"`dipole demo vision` has only --runs, not {', '.join(f'--{name}' for name in given)}")
+        return _demo(arguments)
+
+    return run
 
 
 def _running(parser: argparse.ArgumentParser) -> None:
@@ -49,16 +69,19 @@ def _running(parser: argparse.ArgumentParser) -> None:
 
 
 def _bench(arguments: argparse.Namespace) -> int:
-    if arguments.suite is None:
+    if arguments.suite is None and not arguments.plan:
         from dipole.benchmarks.suite import read_suite, suites
 
         for name in suites():
             suite = read_suite(name)
             print(f"{name:<28}  {', '.join(suite.scale):<12}  {suite.title}")
         return 0
-    from dipole.benchmarks.bench import bench
+    from dipole.benchmarks.bench import bench, plan_all
 
-    return bench(
+    if arguments.suite is None:
+        return plan_all(arguments.scale, arguments.runs, arguments.jobs, arguments.threads)
+
+    code = bench(
         arguments.suite,
         arguments.scale,
         arguments.runs,
@@ -68,7 +91,11 @@ def _bench(arguments: argparse.Namespace) -> int:
         arguments.plan,
         arguments.effect,
         arguments.overrides,
+        arguments.seeds,
     )
+    if not arguments.plan:
+        print(f"Report: dipole report {arguments.runs} -o report.html")
+    return code
 
 
 def _demo(arguments: argparse.Namespace) -> int:
@@ -96,7 +123,16 @@ def _report(arguments: argparse.Namespace) -> int:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
+    return int(text)
+
+
+def _difference(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < inf:
+        raise argparse.ArgumentTypeError(f"must be a number above 0, in units of the columns, got {text!r}")
     return value

@@ -4,16 +4,19 @@
 
 Trains the recipe `cartpole-balance-small`, all objectives of a seed before the next seed. Every run resumes from its
 checkpoint, and a finished one is not run again: an interrupted call goes on where it stopped. `--out` keeps a summary.
+Two calls with different `--seeds` may share the folder of runs.
 """
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dipole.core.config import RunConfig, load
+from dipole.core.errors import DipoleError
 from dipole.core.record import RunRecord
 from dipole.core.trainer import train
 
@@ -59,7 +62,7 @@ def table(runs: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of all runs")
     parser.add_argument("--out", type=Path, help="JSON file of the summary")
@@ -78,7 +81,11 @@ def main() -> None:
                 kept = {"recipe": RECIPE, "set": arguments.overrides, "runs": runs}
                 arguments.out.write_text(json.dumps(kept, indent=1) + "\n")
     print(table(runs))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        sys.exit(main())
+    except DipoleError as error:
+        sys.exit(f"error: {error}")

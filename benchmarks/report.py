@@ -80,7 +80,11 @@ def make_report(runs: Path) -> Report:
     suites = [SuiteResults(manifest, collection.records) for manifest in manifests]
     suites.sort(key=lambda s: (s.manifest.kind != "study", s.manifest.name))
     joules = sheets.joules_of(collection)
-    sections = [_suite(suite, runs, joules) for suite in suites]
+    sections = [_suite(suite, runs, joules, suites) for suite in suites]
+    if (coverage := sheets.coverage_sheet(suites)) is not None:
+        sections.append(
+            Section("published", "The papers", "What was printed, and what was run here", (), (coverage,), {})
+        )
     asked = {job.hash for suite in suites for job in suite.jobs}
     others = [record for name, record in collection.records.items() if name not in asked]
     if others:
@@ -133,16 +137,23 @@ def to_markdown(report: Report) -> str:
     return "\n".join(lines)
 
 
-def _suite(results: SuiteResults, runs: Path, joules: Mapping[str, Mapping[str, float]]) -> Section:
+def _suite(
+    results: SuiteResults, runs: Path, joules: Mapping[str, Mapping[str, float]], others: Sequence[SuiteResults]
+) -> Section:
     manifest = results.manifest
     tables = [sheets.results_sheet(results)]
     pictures = dict(charts.pictures(results, runs))
     if manifest.kind == "study":
         ranks = results.ranks()
-        tables.insert(0, sheets.ranking_sheet(manifest.name, ranks, results.tasks()))
+        tables.insert(0, sheets.ranking_sheet(manifest.name, ranks))
         pictures = {"Ranking": charts.ranking(manifest.title, ranks, results.base or ""), **pictures}
-    makers = (sheets.aggregate_sheet, sheets.claims_sheet, sheets.cells_sheet, sheets.diagnostics_sheet)
-    tables += [sheet for make in makers if (sheet := make(results)) is not None]
+    optional = (
+        sheets.aggregate_sheet(results),
+        sheets.claims_sheet(results, others),
+        sheets.cells_sheet(results),
+        sheets.diagnostics_sheet(results),
+    )
+    tables += [sheet for sheet in optional if sheet is not None]
     tables.append(sheets.runs_sheet(results, joules))
     pictures["Cost"] = charts.cost(results)
     done = sum(record.status == "done" for record in results.records.values())

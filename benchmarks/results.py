@@ -8,7 +8,7 @@ from math import isfinite, nan
 from statistics import fmean
 
 from dipole.benchmarks import published
-from dipole.benchmarks.claims import Outcome, evaluate
+from dipole.benchmarks.claims import NO_DATA, NO_TEST, Outcome, evaluate
 from dipole.benchmarks.manifest import ColumnEntry, JobEntry, Manifest, RowEntry
 from dipole.benchmarks.published import Comparison
 from dipole.benchmarks.statistics import (
@@ -63,6 +63,22 @@ class CellResult:
         if test is None or test.n < 2 or not test.effect or not isfinite(test.effect):
             return None
         return seeds_needed(test.effect, 1.0, is_paired=True)
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """A claim on the printed numbers and on ours, and whether ours were made by the paper's protocol."""
+
+    printed: Outcome
+    ours: Outcome
+    is_paper_protocol: bool
+
+    @property
+    def verdict(self) -> str:
+        """The verdict on our numbers; it names another protocol wherever it stands."""
+        if self.is_paper_protocol or self.ours.verdict in (NO_DATA, NO_TEST):
+            return self.ours.verdict
+        return f"{self.ours.verdict} ({published.NOT_COMPARED})"
 
 
 class SuiteResults:
@@ -139,14 +155,21 @@ class SuiteResults:
     def _index(self) -> Mapping[tuple[str, str], CellResult]:
         return {(c.row.label, c.column.name): c for c in self.cells}
 
-    @cached_property
-    def claims(self) -> list[tuple[Outcome, Outcome]]:
-        """Every claim that speaks of this suite's table: on the printed numbers, and on ours."""
+    def claims(self, others: Iterable["SuiteResults"] = ()) -> list[Claimed]:
+        """Every claim that speaks of this suite's table: on the printed numbers, and on ours.
+
+        A claim about two tables takes the second one from `others` of the same scale.
+        """
         if self.table is None:
             return []
-        mine = {self.table.id: self}
-        about = [claim for claim in published.claims() if self.table.id in claim.tables]
-        return [(evaluate(claim, published.tables()), evaluate(claim, mine)) for claim in about]
+        same_scale = [other for other in others if other.manifest.scale == self.manifest.scale]
+        mine = {s.table.id: s for s in (*same_scale, self) if s.table is not None}
+        found = []
+        for claim in published.claims():
+            if self.table.id in claim.tables:
+                is_paper = all(mine[name].manifest.is_paper_protocol for name in claim.tables if name in mine)
+                found.append(Claimed(evaluate(claim, published.tables()), evaluate(claim, mine), is_paper))
+        return found
 
     def tasks(self) -> dict[str, dict[str, Samples]]:
         """Column -> row -> values by seed."""

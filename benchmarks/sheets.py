@@ -11,7 +11,7 @@ from statistics import fmean
 from dipole.benchmarks import energy
 from dipole.benchmarks.claims import NO_DATA, Outcome
 from dipole.benchmarks.collect import Collection
-from dipole.benchmarks.published import AGREES, DIFFERS
+from dipole.benchmarks.published import AGREES, DIFFERS, NOT_COMPARED, UNDECIDED, tables
 from dipole.benchmarks.results import CellResult, Rank, SuiteResults
 from dipole.benchmarks.statistics import Interval, iqm_interval, probability_of_improvement
 from dipole.core.progress import duration
@@ -112,26 +112,57 @@ def beside_sheet(results: SuiteResults) -> Sheet:
     return Sheet(f"{results.manifest.name}-beside", results.manifest.title, head, rows)
 
 
-def claims_sheet(results: SuiteResults) -> Sheet | None:
+def claims_sheet(results: SuiteResults, others: Iterable[SuiteResults] = ()) -> Sheet | None:
     """The paper's statements about this table, on its own numbers and on ours."""
-    if not results.claims:
+    if not (found := results.claims(others)):
         return None
     rows = []
-    for printed, ours in results.claims:
-        claim = printed.claim
+    for each in found:
+        claim = each.printed.claim
         rows.append(
             (
                 Cell(claim.id),
                 Cell(claim.statement, sub=claim.note),
                 Cell(claim.where),
-                Cell(_counts(printed), _share(printed)),
-                Cell(_counts(ours), _share(ours)),
-                Cell(ours.verdict, mark=_mark(ours.verdict)),
+                Cell(_counts(each.printed), _share(each.printed)),
+                Cell(_counts(each.ours), _share(each.ours)),
+                Cell(each.verdict, mark=_mark(each.ours.verdict)),
             )
         )
     head = ("claim", "statement", "where", "printed numbers", "our numbers", "verdict on ours")
-    note = "How many of a statement's comparisons go as claimed. Verdicts need significance at 0.05 (Holm)."
+    note = (
+        "How many of a statement's comparisons go as claimed. Verdicts need significance at 0.05 (Holm); where ours is "
+        "not the paper's protocol they say so, and speak of our setting alone."
+    )
     return Sheet(f"{results.manifest.name}-claims", "The paper's claims", head, rows, note)
+
+
+def coverage_sheet(suites: Sequence[SuiteResults]) -> Sheet | None:
+    """Every printed table: whether this folder has runs for it, and how many cells agree; None without any."""
+    by_table: dict[str, list[SuiteResults]] = {}
+    for suite in suites:
+        if suite.table is not None:
+            by_table.setdefault(suite.table.id, []).append(suite)
+    if not by_table:
+        return None
+    rows = []
+    for table in tables().values():
+        printed = sum(cell.mean is not None for row in table.rows for cell in row.cells.values())
+        for suite in by_table.get(table.id, [None]):
+            verdicts = [c.comparison.verdict for c in suite.cells if c.comparison] if suite else []
+            counts = [verdicts.count(name) for name in (AGREES, DIFFERS, UNDECIDED, NOT_COMPARED)]
+            rows.append(
+                (
+                    Cell(table.id),
+                    Cell(f"{table.paper_table} ({table.paper})", sub=table.caption),
+                    Cell(str(printed), printed),
+                    Cell(suite.manifest.name) if suite else Cell("no runs here", mark="open"),
+                    Cell(str(len(verdicts)), len(verdicts)),
+                    *(Cell(str(count), count) for count in counts),
+                )
+            )
+    head = ("table", "paper", "printed numbers", "suite", "compared", "agree", "differ", "undecided", "other protocol")
+    return Sheet("published", "Every printed table", head, rows, "Counts of cells that have runs in this folder.")
 
 
 def aggregate_sheet(results: SuiteResults) -> Sheet | None:
@@ -230,11 +261,10 @@ def _run_cells(name: str, seed: int, record: RunRecord | None, joules: Mapping[s
     )  # fmt: skip
 
 
-def ranking_sheet(name: str, ranks: Sequence[Rank], tasks: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Sheet:
-    """Objectives over tasks: mean rank, wins and losses, aggregates, and the mean on every task."""
+def ranking_sheet(name: str, ranks: Sequence[Rank]) -> Sheet:
+    """Objectives over tasks: mean rank, wins and losses, aggregates."""
     rows = []
     for r in ranks:
-        means = [fmean(v.values()) if (v := by.get(r.label)) else None for by in tasks.values()]
         rows.append(
             (
                 Cell(r.label),
@@ -244,13 +274,13 @@ def ranking_sheet(name: str, ranks: Sequence[Rank], tasks: Mapping[str, Mapping[
                 Cell(str(r.worse), r.worse),
                 _interval(r.improvement),
                 _interval(r.gain, 100.0),
-                *(Cell("") if m is None else Cell(number(m), m) for m in means),
             )
         )
-    head = ("objective", "mean rank", "tasks", "better", "worse", "P(improvement)", "gain (%)", *tasks)
+    head = ("objective", "mean rank", "tasks", "better", "worse", "P(improvement)", "gain (%)")
     note = (
         "Rank 1 is best; better and worse count tasks with a significant difference from the base (paired t-test on "
-        "common seeds, Holm over tasks, 0.05); the right columns are the means."
+        "common seeds, Holm over tasks, 0.05). P(improvement): a run beats a run of the base, mean over tasks. Gain: "
+        "interquartile mean over all runs, in units of the base's mean. Both with 95 % bootstrap intervals."
     )
     return Sheet(f"{name}-ranking", "Ranking over tasks", head, rows, note, frozenset({"objective"}))
 
@@ -336,7 +366,7 @@ def _result(cell: CellResult, is_best: bool) -> Cell:
     spread = f" \N{PLUS-MINUS SIGN} {cell.summary.std:.{decimals}f}" if cell.summary.n > 1 else ""
     seeds = f"n = {cell.summary.n}" + (f" of {cell.wanted}" if cell.wanted != cell.summary.n else "")
     sub = seeds if cell.printed is None or cell.printed.mean is None else f"{seeds}; printed {_printed(cell)}"
-    if cell.comparison is not None and cell.comparison.verdict in (AGREES, DIFFERS):
+    if cell.comparison is not None and cell.comparison.verdict != UNDECIDED:
         sub += f", {cell.comparison.verdict}"
     return Cell(f"{mean}{spread}", cell.summary.mean, sub, "best" if is_best else "")
 

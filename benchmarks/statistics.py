@@ -74,8 +74,9 @@ def summarize(values: Sequence[float], confidence: float = CONFIDENCE) -> Summar
 def paired(base: Mapping[int, float], other: Mapping[int, float], confidence: float = CONFIDENCE) -> PairedTest:
     """Paired t-test and Wilcoxon signed-rank test of `other` against `base` on the seeds that both have.
 
-    Fewer than two common seeds decide nothing: the p-values are nan. Identical differences have no spread; the t-test
-    is then exact: p = 0 for a difference that never varies, 1 for none at all.
+    Fewer than two common seeds decide nothing: the p-values are nan. So it is with the t-test and the effect size where
+    the difference is the same for every seed, which a coarse metric gives by chance: there is no spread to judge it by
+    (scipy.stats.ttest_rel answers p = 0). No difference at all has p = 1.
     """
     seeds = sorted(base.keys() & other.keys())
     if not seeds:
@@ -86,8 +87,8 @@ def paired(base: Mapping[int, float], other: Mapping[int, float], confidence: fl
         return PairedTest(1, summary.mean, nan, nan, nan, nan, nan)
     if not gain.any():
         return PairedTest(summary.n, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0)
-    if summary.std == 0:
-        p_t, effect = 0.0, float(np.copysign(np.inf, summary.mean))
+    if summary.std <= 1e-12 * abs(summary.mean):
+        p_t, effect = nan, nan
     else:
         t = summary.mean / (summary.std / sqrt(summary.n))
         p_t, effect = float(2 * stats.t.sf(abs(t), summary.n - 1)), summary.mean / summary.std

@@ -8,11 +8,11 @@ scale says with which recipe and which seeds. Cells whose configurations are equ
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib.resources import files
 from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -23,6 +23,8 @@ from dipole.core.errors import ConfigError, nearest
 ScaleName = Literal["small", "paper"]
 # Settings that say where files lie or where to compute, not what is measured.
 PLACES = ("device", "text.senteval", "text.cache")
+# What a suite itself says for every run: overriding it would have no effect or fill the cells with something else.
+OWN = {"objective": "the rows say it", "seed": "use --seeds", "name": "it is made of suite and row"}
 
 
 class Column(Settings):
@@ -122,14 +124,17 @@ class Suite(Settings):
             raise ValueError("; ".join(problems))
         return self
 
-    def at(self, scale: ScaleName, overrides: Sequence[str] = ()) -> "Sized":
+    def at(self, scale: ScaleName, overrides: Sequence[str] = (), seeds: int | None = None) -> "Sized":
         """This suite at one of its scales, with settings over those of every run (`dipole bench --set`).
 
-        Such settings are a protocol of their own, unless they only say where things lie.
+        Such settings are a protocol of their own, unless they only say where things lie. `seeds` is the number of seeds
+        (0, 1, ...) in place of the scale's own.
         """
         if scale not in self.scale:
             raise ConfigError(f"suite {self.name!r} has no scale {scale!r}. Allowed: {', '.join(self.scale)}.")
-        return Sized(self, scale, tuple(overrides))
+        if fixed := [f"{key} ({OWN[key]})" for text in overrides if (key := _key(text)) in OWN]:
+            raise ConfigError(f"--set cannot change what suite {self.name!r} sets itself: {', '.join(fixed)}.")
+        return Sized(self, scale, tuple(overrides), self.scale[scale].seeds if seeds is None else tuple(range(seeds)))
 
 
 @dataclass(frozen=True)
@@ -166,7 +171,8 @@ class Sized:
 
     suite: Suite
     name: ScaleName
-    overrides: tuple[str, ...] = ()
+    overrides: tuple[str, ...]
+    seeds: tuple[int, ...]
 
     @property
     def scale(self) -> Scale:
@@ -180,10 +186,16 @@ class Sized:
     def columns(self) -> tuple[Column, ...]:
         return self.scale.columns or self.suite.columns
 
-    @property
+    @cached_property
     def protocol(self) -> Mapping[str, str | int | float]:
-        changed = [text for text in self.overrides if text.partition("=")[0].strip() not in PLACES]
-        return self.scale.protocol | ({"changed by --set": ", ".join(changed)} if changed else {})
+        """What is done otherwise than in the paper; empty means the paper's protocol.
+
+        A suite that says nothing of the kind is held against the shipped one at scale paper: nobody gets the verdict
+        of a published table by leaving the differences out.
+        """
+        changed = [text for text in self.overrides if _key(text) not in PLACES]
+        said = self.scale.protocol | ({"changed by --set": ", ".join(changed)} if changed else {})
+        return said if said or self.suite.published is None else _deviations(self)
 
     def columns_of(self, row: Row) -> tuple[Column, ...]:
         return tuple(c for c in self.columns if row.columns is None or c.name in row.columns)
@@ -196,7 +208,7 @@ class Sized:
     def cells(self) -> Iterator[tuple[Row, Column, int]]:
         for row in self.rows:
             for column in self.columns_of(row):
-                for seed in self.scale.seeds:
+                for seed in self.seeds:
                     yield row, column, seed
 
     def place(self, row: Row, column: Column, seed: int) -> tuple[str, tuple[str, ...]]:
@@ -251,6 +263,51 @@ def read_suite(name: str | Path) -> Suite:
 def _configure(sized: Sized, row: Row, recipe: str, overrides: Sequence[str]) -> RunConfig:
     config = load(recipe, overrides).config
     return config.model_copy(update={"name": f"{sized.suite.name}/{row.label}"})
+
+
+def _deviations(sized: Sized) -> dict[str, str]:
+    """Where a suite that claims a published table does otherwise than the shipped suite of that table."""
+    shipped = suites().get(sized.suite.published or "")
+    reference = read_suite(shipped).scale.get("paper") if shipped else None
+    if shipped is None or reference is None:
+        return {"settings": "not checked, no shipped suite has the paper's"}
+    paper = read_suite(shipped).at("paper")
+    rows, columns = ({row.label: row for row in paper.rows}, {column.name: column for column in paper.columns})
+    found: dict[str, dict[str, None]] = {}
+    for row, column, seed in sized.cells():
+        theirs, measured = rows.get(row.label), columns.get(column.name)
+        if theirs is None or measured is None:
+            if not row.control:
+                found.setdefault(f"{row.label}, {column.name}", {})["not in the shipped suite"] = None
+            continue
+        if (column.metric, column.factor) != (measured.metric, measured.factor):
+            found.setdefault("metric", {})[f"{column.metric} in place of {measured.metric}"] = None
+        if sized.place(row, column, seed) != paper.place(theirs, measured, seed):
+            ours = _leaves(_configure(sized, row, *sized.place(row, column, seed)))
+            wanted = _leaves(_configure(paper, theirs, *paper.place(theirs, measured, seed)))
+            for key in sorted(ours.keys() | wanted.keys()):
+                if ours.get(key) != wanted.get(key) and key not in (*PLACES, "name", "description"):
+                    found.setdefault(key, {})[f"{ours.get(key)} in place of {wanted.get(key)}"] = None
+    if sized.scale.processes != reference.processes:
+        found["processes"] = {f"{sized.scale.processes} in place of {reference.processes}": None}
+    return {key: "; ".join(values) for key, values in found.items()}
+
+
+def _leaves(config: RunConfig) -> dict[str, Any]:
+    """Settings by dotted path."""
+
+    def walk(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+        if isinstance(value, Mapping):
+            for key, each in value.items():
+                yield from walk(f"{prefix}.{key}" if prefix else key, each)
+        else:
+            yield prefix, value
+
+    return dict(walk("", config.model_dump(mode="json")))
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0].strip()
 
 
 def _last_wins(overrides: Sequence[str]) -> tuple[str, ...]:

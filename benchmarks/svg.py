@@ -38,21 +38,21 @@ class Steps:
 
 @dataclass(frozen=True)
 class Estimate:
-    """One row of an interval chart; low and high may be nan. `mark` is a second value drawn as a cross."""
+    """One row of an interval chart; low and high may be nan."""
 
     label: str
     value: float
     low: float
     high: float
-    mark: float | None = None
 
 
-def line_chart(title: str, x_label: str, y_label: str, lines: Sequence[Line]) -> str:
+def line_chart(title: str, x_label: str, y_label: str, lines: Sequence[Line], from_zero: bool = False) -> str:
     """Lines with bands; values that are not finite interrupt a line."""
     xs = [x for line in lines for x in line.x if isfinite(x)]
     ys = [y for line in lines for s in (line.y, line.low or (), line.high or ()) for y in s if isfinite(y)]
     if not xs or not ys:
         return ""
+    ys += [0.0] if from_zero else []
     frame = _Frame(title, x_label, y_label, (min(xs), max(xs)), (min(ys), max(ys)), [line.label for line in lines])
     body = []
     for index, line in enumerate(lines):
@@ -94,13 +94,21 @@ def histogram(title: str, x_label: str, y_label: str, series: Sequence[Steps]) -
     return frame.render(body)
 
 
-def interval_chart(title: str, x_label: str, rows: Sequence[Estimate], value_label: str, mark_label: str = "") -> str:
-    """One row per estimate: a dot, its interval as a bar, and a cross for a second value; a line at 0."""
-    numbers = [v for r in rows for v in (r.value, r.low, r.high, r.mark) if v is not None and isfinite(v)]
+def interval_chart(
+    title: str,
+    x_label: str,
+    rows: Sequence[Estimate],
+    value_label: str,
+    reference: float = 0.0,
+    from_zero: bool = False,
+) -> str:
+    """One row per estimate: a dot, and its interval as a bar; a line at `reference`."""
+    numbers = [v for r in rows for v in (r.value, r.low, r.high) if isfinite(v)]
     if not numbers:
         return ""
+    numbers += [0.0] if from_zero else []
     left = min(260, max(LEFT, 16 + int(CHARACTER * max(len(r.label) for r in rows))))
-    step, legend = 26, [value_label] + ([mark_label] if any(r.mark is not None for r in rows) else [])
+    step = 26
     height = TOP + step * len(rows) + BOTTOM + LEGEND_ROW
     low, high = _padded(min(numbers), max(numbers))
     ticks = nice_ticks(low, high, 6)
@@ -112,9 +120,11 @@ def interval_chart(title: str, x_label: str, rows: Sequence[Estimate], value_lab
     parts = [_open(title, height)]
     for tick in ticks:
         x = place(tick)
-        kind = "zero" if tick == 0 else "grid"
-        parts.append(f'<line class="{kind}" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}"/>')
+        parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}"/>')
         parts.append(f'<text class="tick" x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{_number(tick)}</text>')
+    if low <= reference <= high:
+        x = place(reference)
+        parts.append(f'<line class="zero" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}"/>')
     for index, row in enumerate(rows):
         y = TOP + step * (index + 0.5)
         room = int((left - 10) / CHARACTER)
@@ -126,20 +136,11 @@ def interval_chart(title: str, x_label: str, rows: Sequence[Estimate], value_lab
             parts.append(f'<line class="bar c0" x1="{a:.1f}" x2="{b:.1f}" y1="{y}" y2="{y}"/>')
         if isfinite(row.value):
             parts.append(f'<circle class="dot c0" cx="{place(row.value):.1f}" cy="{y}" r="4.5"/>')
-        if row.mark is not None and isfinite(row.mark):
-            x = place(row.mark)
-            parts.append(f'<path class="cross c1" d="M{x - 4:.1f} {y - 4}l8 8m0-8l-8 8"/>')
     middle = (left + WIDTH - RIGHT) / 2
     parts.append(f'<text class="axis" x="{middle:.0f}" y="{bottom + 36}" text-anchor="middle">{escape(x_label)}</text>')
-    x = float(left)
-    for index, label in enumerate(legend):
-        y = bottom + BOTTOM + 6
-        if index == 0:
-            parts.append(f'<circle class="dot c0" cx="{x + 6}" cy="{y - 4}" r="4.5"/>')
-        else:
-            parts.append(f'<path class="cross c1" d="M{x + 2} {y - 8}l8 8m0-8l-8 8"/>')
-        parts.append(f'<text class="name" x="{x + 16}" y="{y}">{escape(label)}</text>')
-        x += 32 + CHARACTER * len(label)
+    y = bottom + BOTTOM + 6
+    parts.append(f'<circle class="dot c0" cx="{left + 6}" cy="{y - 4}" r="4.5"/>')
+    parts.append(f'<text class="name" x="{left + 16}" y="{y}">{escape(value_label)}</text>')
     return "".join([*parts, "</svg>"])
 
 

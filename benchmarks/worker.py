@@ -1,6 +1,6 @@
 """One job in a process of its own: claim it, train it as `dipole train` would, give the claim back.
 
-    python -m dipole.benchmarks.worker RUNS HASH PROCESSES -- train RECIPE --set ...
+    python -m dipole.benchmarks.worker RUNS HASH PROCESSES PARENT -- train RECIPE --set ...
 
 Exit codes are those of `dipole train`, and `TAKEN` where another living process has the job.
 """
@@ -25,9 +25,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> int:
-    runs, name, processes = Path(arguments[0]), arguments[1], int(arguments[2])
+    runs, name, processes, parent = Path(arguments[0]), arguments[1], int(arguments[2]), int(arguments[3])
     command = arguments[arguments.index("--") + 1 :]
-    _follow_parent()
+    follow(parent)
     try:
         with claim(runs / BENCH / "claims", name):
             if _is_done(runs / name):
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
 def command_line(runs: Path, name: str, processes: int, command: list[str]) -> list[str]:
     """The command that starts a worker for a job."""
     flags = ["--runs", str(runs), "--resume", "auto"]
-    return [sys.executable, "-m", __name__, str(runs), name, str(processes), "--", *command, *flags]
+    return [sys.executable, "-m", __name__, str(runs), name, str(processes), str(os.getpid()), "--", *command, *flags]
 
 
 def _is_done(folder: Path) -> bool:
@@ -78,7 +78,7 @@ def _train(command: list[str]) -> int:
 
 def _torchrun(command: list[str], processes: int) -> int:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    child = subprocess.Popen([*launch, "-m", "dipole.core.cli", *command], preexec_fn=_die_with_parent)
+    child = subprocess.Popen([*launch, "-m", "dipole.benchmarks.rank", *command], preexec_fn=_die_with_parent)
     try:
         return child.wait()
     finally:
@@ -92,12 +92,11 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _follow_parent() -> None:
-    """End this process soon after the runner that started it, so that a killed runner leaves nothing training.
+def follow(parent: int) -> None:
+    """End this process soon after the one that started it, so that a killed runner leaves nothing training.
 
     What was trained so far lies in the checkpoint; the next runner goes on from there.
     """
-    parent = os.getppid()
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -2,10 +2,12 @@
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,42 @@ seeds = [0]
 set = ["train.epochs=2", "train.checkpoint_every=1", "vision.probe.baselines=false", "vision.probe.probes=['knn']"]
 """
 
+KILLED = """
+name = "tiny"
+title = "tiny"
+[[columns]]
+name = "knn"
+metric = "knn/accuracy"
+[[rows]]
+method = "infonce"
+objective = "infonce"
+[[rows]]
+method = "dcl"
+objective = "dcl"
+[scale.small]
+recipe = "digits-simclr"
+seeds = [0, 1, 2]
+set = ["train.epochs=4", "train.checkpoint_every=1", "vision.probe.baselines=false", "vision.probe.probes=['knn']"]
+"""
+RANKS = """
+name = "tiny"
+title = "tiny"
+[[columns]]
+name = "next"
+metric = "next@10"
+[[rows]]
+method = "infonce"
+objective = "infonce"
+[[rows]]
+method = "dp"
+objective = "infonce + 0.1*dp"
+[scale.small]
+recipe = "pydoc-bow"
+seeds = [0]
+processes = 2
+set = ["train.epochs=4", "train.checkpoint_every=1", "train.log_every=5"]
+"""
+
 
 def start(folder):
     command = [sys.executable, "-m", "dipole.core.cli", "bench", "tiny.toml", "--jobs", "1", "--threads", "1"]
@@ -62,6 +100,36 @@ def starts(folder):
     """How often a worker was started, by run."""
     logs = (folder / "runs" / BENCH / "logs").glob("*.log")
     return {log.stem: log.read_text().count("== ") for log in logs}
+
+
+def lines(run):
+    whole = (run / "metrics.jsonl").read_text().rpartition("\n")[0]
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+def steps(run):
+    return [line["step"] for line in lines(run) if "train/loss" in line]
+
+
+def claimed(folder):
+    """Process ids of the workers that hold a claim."""
+    found = []
+    for path in (folder / "runs" / BENCH / "claims").glob("*.json"):
+        with suppress(FileNotFoundError):
+            found.append(json.loads(path.read_text())["pid"])
+    return found
+
+
+def assert_whole(folder, count):
+    done = finished(folder)
+    assert len(done) == count
+    for name, record in done.items():
+        found = steps(folder / "runs" / name)
+        assert found == sorted(set(found))
+        assert lines(folder / "runs" / name)[-1]["step"] == record.steps
+        assert (folder / "runs" / BENCH / "logs" / f"{name}.log").read_text().count("finished ") == 1
+    assert claimed(folder) == []
+    return done
 
 
 def test_killed_at_any_moment_nothing_is_lost_repeated_or_half_counted(tmp_path):
@@ -96,6 +164,84 @@ def test_killed_at_any_moment_nothing_is_lost_repeated_or_half_counted(tmp_path)
 
     assert main(["report", str(tmp_path / "runs"), "-o", str(tmp_path / "report.html")]) == 0
     assert "tiny-small-results" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_kill_9_at_random_moments(tmp_path, seed):
+    moments = random.Random(seed)
+    for name in ("killed", "left-alone"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tiny.toml").write_text(KILLED)
+    folder, kills = tmp_path / "killed", 0
+    for _ in range(9):
+        runner = start(folder)
+        try:
+            runner.wait(moments.uniform(0.3, 14))
+            break
+        except subprocess.TimeoutExpired:
+            kills += 1
+        victim = moments.choice(["group", "runner", "worker"])
+        if victim == "group":
+            os.killpg(runner.pid, signal.SIGKILL)
+        elif victim == "runner" or not (workers := claimed(folder)):
+            runner.kill()
+        else:
+            os.kill(moments.choice(workers), signal.SIGKILL)
+            runner.kill()
+        runner.wait()
+    assert kills
+    assert start(folder).wait(900) == 0
+    done = assert_whole(folder, 6)
+    assert start(tmp_path / "left-alone").wait(900) == 0
+    for name, record in finished(tmp_path / "left-alone").items():
+        assert done[name].results == record.results
+        assert done[name].diagnostics == record.diagnostics
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_what_was_trained_and_the_same_command_goes_on(tmp_path):
+    (tmp_path / "tiny.toml").write_text(KILLED.replace("epochs=4", "epochs=60").replace("[0, 1, 2]", "[0]"))
+    runner = start(tmp_path)
+    run = wait_for(lambda: next(iter((tmp_path / "runs").glob("*/metrics.jsonl")), None), "metrics").parent
+    wait_for(lambda: len(steps(run)) > 1, "step")
+    os.killpg(runner.pid, signal.SIGINT)
+    assert runner.wait(120) == 1
+    assert "interrupted. Repeat the command" in (tmp_path / "output.txt").read_text()
+    assert "Traceback" not in (tmp_path / "output.txt").read_text()
+    assert claimed(tmp_path) == []
+    assert json.loads((run / "record.json").read_text())["status"] == "interrupted"
+    assert not finished(tmp_path)
+    assert start(tmp_path).wait(900) == 0
+    assert_whole(tmp_path, 2)
+    assert starts(tmp_path)[run.name] == 2
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_result_of_one_also_after_kill_9(tmp_path):
+    """Quick Thoughts with bags of words has no batch normalisation: two ranks of half the batch compute one update."""
+    for name, text in (("two", RANKS), ("one", RANKS.replace("processes = 2", "processes = 1"))):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tiny.toml").write_text(text)
+    runner = start(tmp_path / "two")
+    run = wait_for(lambda: next(iter((tmp_path / "two" / "runs").glob("*/checkpoints/*")), None), "checkpoint").parents[
+        1
+    ]
+    rank = int((run / ".lock").read_text())
+    os.killpg(runner.pid, signal.SIGKILL)
+    runner.wait()
+    assert start(tmp_path / "two").wait(900) == 0
+    assert not Path(f"/proc/{rank}").exists()
+    assert start(tmp_path / "one").wait(900) == 0
+    two, one = assert_whole(tmp_path / "two", 2), assert_whole(tmp_path / "one", 2)
+    assert two.keys() == one.keys()
+    for name, record in two.items():
+        assert record.hardware.world_size == 2
+        assert record.results["next@10"] == pytest.approx(one[name].results["next@10"], abs=0.01)
+        pairs = zip(lines(tmp_path / "two" / "runs" / name), lines(tmp_path / "one" / "runs" / name), strict=True)
+        losses = [(a["train/loss"], b["train/loss"]) for a, b in pairs if "train/loss" in a]
+        assert len(losses) > 10
+        assert [a for a, _ in losses] == pytest.approx([b for _, b in losses], rel=1e-3)
 
 
 @pytest.mark.slow

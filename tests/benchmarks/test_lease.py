@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import subprocess
 import time
 
 import pytest
@@ -86,5 +87,7 @@ def test_a_claim_that_was_never_written_whole_holds_nothing(tmp_path, text):
 
 def test_process_start_tells_processes_apart():
     assert process_start(os.getpid()) == process_start(os.getpid())
-    assert process_start(os.getpid()) != process_start(os.getppid())
+    with subprocess.Popen(["sleep", "60"]) as later:
+        assert process_start(later.pid) not in (None, process_start(os.getpid()))
+        later.kill()
     assert process_start(2**22 + 1) is None

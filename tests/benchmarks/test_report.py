@@ -138,32 +138,34 @@ def test_claims_and_verdicts_of_a_suite(runs_folder):
     level = {row[0]: 0.80 + 0.02 * i for i, row in enumerate(rows)}
     columns = [(c, "vision") for c in ("CIFAR-10", "CIFAR-100", "STL-10")]
     manifest = runs_folder.suite(
-        "cacr-table6", rows, columns, lambda r, c, s: level[r] + 0.001 * s, published="cacr-table6"
+        "cacr-table6", rows, columns, lambda r, c, s: level[r] * (1 + s / 1000), published="cacr-table6"
     )
     found = SuiteResults(manifest, collect(runs_folder.path).records)
-    claim = {printed.claim.id: ours for printed, ours in found.claims}["cacr-c12"]
-    assert (claim.hold, len(claim.items), claim.verdict) == (12, 12, "agrees")
+    claim = {c.ours.claim.id: c for c in found.claims()}["cacr-c12"]
+    assert (claim.ours.hold, len(claim.ours.items), claim.verdict) == (12, 12, "agrees")
     # 80.1 +- 0.1 against the printed 83.47 of SimCLR on CIFAR-10.
     assert found.cell("SimCLR (CL)", "CIFAR-10").comparison.verdict == "differs"
     manifest = manifest.model_copy(update={"protocol": {"dataset": "digits"}})
     found = SuiteResults(manifest, collect(runs_folder.path).records)
     assert found.cell("SimCLR (CL)", "CIFAR-10").comparison.verdict == "other protocol"
+    assert {c.ours.claim.id: c.verdict for c in found.claims()}["cacr-c12"] == "agrees (other protocol)"
     assert "dataset: digits (paper: CIFAR-10, CIFAR-100, STL-10)" in found.protocol_notes
 
 
 def test_ranking_by_hand():
     tasks = {
-        "A": {"base": {0: 1.0, 1: 2.0}, "x": {0: 3.0, 1: 4.0}, "y": {0: 0.0, 1: 0.5}},
+        "A": {"base": {0: 1.0, 1: 2.0}, "x": {0: 3.0, 1: 4.01}, "y": {0: 0.0, 1: 0.5}},
         "B": {"base": {0: 10.0, 1: 20.0}, "x": {0: 10.0, 1: 20.0}, "y": {0: 1.0, 1: 2.0}},
-        "cost": {"base": {0: 5.0, 1: 5.0}, "x": {0: 9.0, 1: 9.0}, "y": {0: 1.0, 1: 1.0}},
+        "cost": {"base": {0: 5.0, 1: 5.0}, "x": {0: 9.0, 1: 9.01}, "y": {0: 1.0, 1: 1.0}},
     }
     found = {r.label: r for r in rank(tasks, "base", ["cost"])}
     assert found["x"].mean_rank == pytest.approx((1 + 1.5 + 3) / 3)
     assert found["base"].mean_rank == pytest.approx((2 + 1.5 + 2) / 3)
     assert found["x"].improvement.value == pytest.approx((1 + 0.5 + 0) / 3)
     assert found["base"].improvement is None
-    # x - base of A is 2 for both seeds: no spread, p = 0; of cost it is -4: the same.
+    # x - base of A is 2 and 2.01, of cost 4 and 4.01; y - base of cost is -4 twice: without spread nothing is decided.
     assert (found["x"].better, found["x"].worse) == (1, 1)
+    assert (found["y"].better, found["y"].worse) == (0, 0)
 
 
 def test_agents_are_aggregated_over_tasks_against_their_own_base(runs_folder):

@@ -79,7 +79,11 @@ def test_differences_without_spread():
     same = paired({0: 1.0, 1: 2.0}, {0: 1.0, 1: 2.0})
     assert (same.p_t, same.p_wilcoxon, same.effect) == (1.0, 1.0, 0.0)
     shifted = paired({0: 1.0, 1: 2.0, 2: 3.0}, {0: 2.0, 1: 3.0, 2: 4.0})
-    assert (shifted.difference, shifted.p_t) == (1.0, 0.0)
+    assert (shifted.difference, shifted.p_wilcoxon) == (1.0, 0.25)
+    assert isnan(shifted.p_t)
+    assert isnan(shifted.effect)
+    # The same in floating point, where the differences are equal only up to rounding.
+    assert isnan(paired({0: 0.1, 1: 0.7}, {0: 0.3, 1: 0.9}).p_t)
 
 
 def test_welch_agrees_with_scipy_from_statistics_and_data():

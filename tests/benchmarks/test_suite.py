@@ -182,7 +182,9 @@ def test_control_tables_carry_a_row_without_contrast(name, tmp_path):
     (control,) = [row for row in suite.rows if row.objective == "none"]
     assert control.label not in {row.label for row in published.tables()[name].rows}
     for scale in suite.scale:
-        assert all(job.config.objective == "none" for job in suite.at(scale).jobs() if job.cells[0].row == control.label)
+        assert all(
+            job.config.objective == "none" for job in suite.at(scale).jobs() if job.cells[0].row == control.label
+        )
     # Only a row that says it is a control may go beyond the printed ones.
     path = tmp_path / "other.toml"
     path.write_text(suites()[name].read_text().replace("control = true", ""))
