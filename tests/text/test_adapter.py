@@ -325,7 +325,7 @@ def test_the_recipe_of_quick_thoughts_follows_the_authors(corpus, tmp_path):
     assert recipe["objective"] == "quickthoughts"
     train = recipe["train"]
     assert (train["batch_size"], train["optimizer"], train["learning_rate"]) == (400, "adam", 5e-4)
-    settings = recipe["text"] | {"corpus": corpus, "unit": "documents", "order": "sequential", "hidden_size": 8}
+    settings = recipe["text"] | {"corpus": corpus, "unit": "documents", "hidden_size": 8}
     adapter = make(tmp_path=tmp_path, **settings)
     assert adapter.module.output_width == 16
     assert adapter.module.f.direction == "bi"
