@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 import warnings
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -127,12 +128,14 @@ def read_documents(
         if not files:
             raise DataError(f"the folder {path} holds no {', '.join(TEXT[:1] + JSON[:2] + PARQUET)} file")
         for file in files:
-            if file.stat().st_size == 0:
-                if len(files) == 1:
-                    raise DataError(f"{file} is empty")
+            holds = False
+            for document in _file(file, unit, column, encoding) if file.stat().st_size else ():
+                holds |= bool(document.sentences)
+                yield document
+            if not holds and len(files) == 1:
+                raise DataError(f"{file} is empty: it holds no sentence")
+            if not holds:
                 warnings.warn(f"{file} is empty and is left out", stacklevel=2)
-                continue
-            yield from _file(file, unit, column, encoding)
 
 
 def _file(file: Path, unit: Unit, column: str | None, encoding: str) -> Iterator[Document]:
@@ -157,6 +160,7 @@ def _file(file: Path, unit: Unit, column: str | None, encoding: str) -> Iterator
             ) from None
         except OSError as error:
             raise DataError(f"{file} cannot be read: {error.strerror}") from error
+        text = text.removeprefix("\ufeff")  # a byte-order mark is no word
         if unit == "sentences":
             yield Document(file.stem, [" ".join(line.split()) for line in text.split("\n") if line.strip()])
         else:
@@ -176,7 +180,7 @@ def _json_lines(file: Path) -> Iterator[Any]:
         raise DataError(f"{file}, line {number}: not JSON ({error.msg})") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{file}, after line {number}: not UTF-8 ({error.reason})") from None
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{file}, after line {number}: {error}") from None
 
 

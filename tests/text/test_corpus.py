@@ -76,9 +76,12 @@ def test_parquet(tmp_path):
     [
         ("latin.txt", "caf\xe9 noir".encode("latin-1"), r"latin\.txt is not utf-8: byte 3 is 0xe9"),
         ("empty.txt", b"", r"empty\.txt is empty"),
+        ("blank.txt", b" \n\n\t\n", r"blank\.txt is empty: it holds no sentence"),
+        ("blank.jsonl", b"\n\n", r"blank\.jsonl is empty"),
         ("cut.jsonl", b'{"text": "a"}\n{"text": "b', r"cut\.jsonl, line 2: not JSON"),
         ("other.jsonl", b'{"titel": "a"}', r"other\.jsonl, row 1: no column 'text'; it has titel"),
         ("number.jsonl", b'{"text": 3}', r"number\.jsonl, row 1: expected a text"),
+        ("bad.jsonl.gz", bytes([*gzip.compress(b"x", mtime=0)[:10], 255, 255, 0, 0]), r"bad\.jsonl\.gz, after line 0"),
         ("cut.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 500, mtime=0)[:-20], r"cut\.jsonl\.gz"),
     ],
 )
@@ -91,6 +94,11 @@ def test_damage_is_named(tmp_path, name, content, message):
 def test_another_encoding_may_be_said(tmp_path):
     (tmp_path / "latin.txt").write_bytes("caf\xe9 noir".encode("latin-1"))
     assert next(read_documents(str(tmp_path / "latin.txt"), encoding="latin-1")).sentences == ["caf\xe9 noir"]
+
+
+def test_a_byte_order_mark_is_no_word(tmp_path):
+    (tmp_path / "book.txt").write_bytes("\ufeffOne. Two.".encode())
+    assert next(read_documents(str(tmp_path / "book.txt"))).sentences == ["One.", "Two."]
 
 
 def test_nothing_there(tmp_path):
