@@ -1,0 +1,50 @@
+"""The learning check on real text: its sums by hand, and, where there is time (`-m slow`), a small run of it."""
+
+import numpy as np
+import pytest
+
+from dipole.benchmarks import learning_text
+from dipole.text.senteval import SIX_TASKS
+
+RUNS = {
+    f"{name}/{seed}": dict.fromkeys(SIX_TASKS, base + seed) | {"TREC": trec}
+    for name, base, trec in (("untrained", 60.0, 70.0), ("random words", 62.0, 60.0), ("QT", 65.0, 65.0))
+    for seed in range(3)
+}
+
+
+def test_the_interval_is_students():
+    # t(0.975, 2) = 4.3027; the standard deviation of 65, 66, 67 is 1.
+    assert learning_text.interval(np.array([65.0, 66.0, 67.0])) == pytest.approx(4.3027 / 3**0.5, abs=1e-4)
+    assert learning_text.interval(np.array([65.0])) == 0
+
+
+def test_the_verdict_counts_tasks_above_each_encoder_that_learns_nothing():
+    assert learning_text.ahead(RUNS, "QT", "untrained") == [t for t in SIX_TASKS if t != "TREC"]
+    (line,) = learning_text.verdict(RUNS).splitlines()
+    assert line == "QT: 5 of 6 above untrained, 6 of 6 above random words; both: MR, CR, SUBJ, MPQA, MRPC"
+    assert "| QT (3) | 66.0 +- 2.5 |" in learning_text.table(RUNS)
+
+
+def test_random_words_belong_to_their_seed():
+    first, again, other = (learning_text.RandomWords(4, seed) for seed in (0, 0, 1))
+    assert np.array_equal(first(["A dog .", ""]), again(["a DOG .", "."]))
+    assert not np.allclose(first(["a"]), other(["a"]))
+    assert first(["a b"])[0] == pytest.approx((first(["a"])[0] + first(["b"])[0]) / 2)
+
+
+@pytest.mark.slow
+def test_quick_thoughts_learns_from_real_text(shared_data, tmp_path):
+    """A third of the kept run's updates: what is learned shows by then on the tasks that profit most."""
+    corpus, cache = tmp_path / "corpus", str(tmp_path / "cache")
+    learning_text.link_corpus(shared_data, "reviews", corpus)
+    found = {
+        name: learning_text.run(
+            name, 0, shared_data / "senteval", corpus, cache, steps=200, width=100, words=20_000
+        )
+        for name in (*learning_text.BASELINES, "QT", "DCL+CLLR")
+    }  # fmt: skip
+    for name in ("QT", "DCL+CLLR"):
+        for baseline in learning_text.BASELINES:
+            assert found[name]["MR"] > found[baseline]["MR"] + 2
+            assert found[name]["SUBJ"] > found[baseline]["SUBJ"] + 5
