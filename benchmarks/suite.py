@@ -9,7 +9,6 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from importlib.resources import files
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +16,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from dipole.benchmarks import published
-from dipole.core.config import RunConfig, Settings, load
+from dipole.core.config import RunConfig, Settings, load, shipped
 from dipole.core.errors import ConfigError, nearest
 
 ScaleName = Literal["small", "paper"]
@@ -242,15 +241,14 @@ class Sized:
 @cache
 def suites() -> Mapping[str, Path]:
     """The shipped suites by name."""
-    folder = Path(str(files("dipole.benchmarks").joinpath("suites")))
-    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+    return shipped("suites")
 
 
 def read_suite(name: str | Path) -> Suite:
     """Read a shipped suite by name, or a suite file by path."""
     path = suites().get(str(name), Path(name))
     if not path.is_file():
-        raise ConfigError(f"no suite {str(name)!r}.{nearest(str(name), suites())} `dipole bench` lists what there is.")
+        raise ConfigError(f"no suite {str(name)!r}.{nearest(str(name), suites())} See `dipole list suites`.")
     try:
         return Suite.model_validate(_tuples(tomllib.loads(path.read_text(encoding="utf-8"))))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -267,11 +265,11 @@ def _configure(sized: Sized, row: Row, recipe: str, overrides: Sequence[str]) ->
 
 def _deviations(sized: Sized) -> dict[str, str]:
     """Where a suite that claims a published table does otherwise than the shipped suite of that table."""
-    shipped = suites().get(sized.suite.published or "")
-    reference = read_suite(shipped).scale.get("paper") if shipped else None
-    if shipped is None or reference is None:
+    theirs_path = suites().get(sized.suite.published or "")
+    reference = read_suite(theirs_path).scale.get("paper") if theirs_path else None
+    if theirs_path is None or reference is None:
         return {"settings": "not checked, no shipped suite has the paper's"}
-    paper = read_suite(shipped).at("paper")
+    paper = read_suite(theirs_path).at("paper")
     rows, columns = ({row.label: row for row in paper.rows}, {column.name: column for column in paper.columns})
     found: dict[str, dict[str, None]] = {}
     for row, column, seed in sized.cells():

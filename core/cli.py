@@ -29,7 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "eval": ("dipole.core.commands.evaluate:configure", "evaluate the saved model of a run again"),
     "bench": ("dipole.benchmarks.commands:bench", "run a suite: recipes x objectives x seeds"),
     "report": ("dipole.benchmarks.commands:report", "write an HTML report of recorded runs"),
-    "list": ("dipole.core.commands.listing:configure", "list objectives, regularizers, diagnostics, recipes, domains"),
+    "list": ("dipole.core.commands.listing:configure", "list objectives, regularizers, diagnostics, recipes, suites"),
     "show": ("dipole.core.commands.show:configure", "explain one of them: formula, options, source, cost"),
     "check": ("dipole.core.commands.check:configure", "put an objective through the conformance kit"),
     "export": ("dipole.core.commands.export:configure", "write a trained model for another library"),

@@ -14,7 +14,7 @@ DOMAIN_SUMMARIES = {
     "text": "sentences: Quick Thoughts and block contrast, with the SentEval tasks",
     "rl": "agents that see pixels: SAC with a contrastive objective (CURL)",
 }
-KINDS = ("objectives", "regularizers", "diagnostics", "recipes", "domains")
+KINDS = ("objectives", "regularizers", "diagnostics", "recipes", "suites", "domains")
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
@@ -44,6 +44,8 @@ def list_kind(kind: str) -> list[dict[str, Any]]:
     """Return name, summary and what else is known of each entry of a kind."""
     if kind == "recipes":
         return _recipes()
+    if kind == "suites":
+        return _suites()
     if kind == "domains":
         from dipole.core.adapter import DOMAINS
 
@@ -74,4 +76,14 @@ def _recipes() -> list[dict[str, Any]]:
         recipe = tomllib.loads(path.read_text(encoding="utf-8"))
         summary = recipe.get("description", "")
         entries.append({"name": name, "summary": summary, "domain": recipe.get("domain"), "path": str(path)})
+    return entries
+
+
+def _suites() -> list[dict[str, Any]]:
+    from dipole.core.config import shipped
+
+    entries = []
+    for name, path in shipped("suites").items():
+        suite = tomllib.loads(path.read_text(encoding="utf-8"))
+        entries.append({"name": name, "summary": suite["title"], "scales": list(suite["scale"]), "path": str(path)})
     return entries

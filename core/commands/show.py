@@ -21,7 +21,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
     parser.add_argument(
         "name",
         metavar="NAME",
-        help="an objective, regularizer, diagnostic, recipe or domain; `train` for the [train] table",
+        help="an objective, regularizer, diagnostic, recipe, suite or domain; `train` for the [train] table",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return run
@@ -29,16 +29,14 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
 
 def run(arguments: argparse.Namespace) -> int:
     from dipole.core.adapter import DOMAINS, adapter_class
-    from dipole.core.config import RunConfig, TrainConfig, shipped_recipes
+    from dipole.core.config import RunConfig, TrainConfig, shipped
 
-    name, recipes = arguments.name, shipped_recipes()
-    if name in recipes:
-        text = recipes[name].read_text(encoding="utf-8")
-        print(
-            json.dumps({"name": name, "kind": "recipe", "path": str(recipes[name]), "text": text})
-            if arguments.json
-            else text
-        )
+    # A table's recipe and its suite share a name; both are shown, the suite first: it names the recipe.
+    name, files = arguments.name, {"suite": shipped("suites"), "recipe": shipped("recipes")}
+    if found := {kind: paths[name] for kind, paths in files.items() if name in paths}:
+        texts = {kind: path.read_text(encoding="utf-8") for kind, path in found.items()}
+        facts = [{"name": name, "kind": kind, "path": str(found[kind]), "text": text} for kind, text in texts.items()]
+        print(json.dumps(facts if len(facts) > 1 else facts[0]) if arguments.json else "\n".join(texts.values()))
     elif name in ("run", "train") or name in DOMAINS:
         tables: dict[str, type[Settings]] = {"run": RunConfig, "train": TrainConfig}
         table = tables[name] if name in tables else adapter_class(name).config_model
@@ -50,8 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             entry = registry.get(name)
         except SpecError as error:
-            near = nearest(name, [*recipes, *DOMAINS])
-            raise SpecError(f"{error}{f' Recipes and domains:{near}' if near else ''}") from None
+            near = nearest(name, [*files["recipe"], *files["suite"], *DOMAINS])
+            raise SpecError(f"{error}{f' Recipes, suites and domains:{near}' if near else ''}") from None
         _show_entry(entry, arguments.json)
     return 0
 

@@ -149,6 +149,7 @@ def test_list_names_what_exists(blobs: Path, capsys: pytest.CaptureFixture[str])
     assert {"infonce", "dcl", "hcl", "cacr"} <= {each["name"] for each in found["objectives"]}
     assert {"dp", "cllr"} == {each["name"] for each in found["regularizers"]}
     assert {"vision", "text", "rl"} <= {each["name"] for each in found["domains"]}
+    assert {"lmcl-table4", "cross-domain", "demo"} <= {each["name"] for each in found["suites"]}
     assert all(each["summary"] for kind in found.values() for each in kind)
     code, out, _ = dipole(capsys, "list", "regularizers")
     assert out.startswith("regularizers:\n")
@@ -170,6 +171,10 @@ def test_show_explains_an_objective_a_table_and_a_recipe(blobs: Path, capsys: py
         "help": "number of points",
     }
     assert "milestones" in dipole(capsys, "show", "train")[1]
+    # A recipe and a suite may share a name: both are shown.
+    kinds = [each["kind"] for each in json.loads(dipole(capsys, "show", "lmcl-table5", "--json")[1])]
+    assert kinds == ["suite", "recipe"]
+    assert "[scale.paper]" in dipole(capsys, "show", "lmcl-table4")[1]
 
 
 def test_check_reports_and_fails(blobs: Path, capsys: pytest.CaptureFixture[str]) -> None:
