@@ -4,7 +4,6 @@ PyTorch's own GRU adds up the gradient of the recurrent weights step by step, on
 sentence; over short sentences these additions cost more than the padding that packing saves.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -33,18 +32,21 @@ def final_states(words: Tensor, sizes: list[int], gru: torch.nn.GRU) -> Tensor:
     return torch.cat(states, 1)
 
 
-def _steps(sizes: list[int], backwards: bool) -> Iterator[slice]:
-    """Rows of each position in the order in which they are read."""
+def _steps(sizes: list[int], backwards: bool) -> list[tuple[slice, int]]:
+    """Rows of each position in the order in which they are read, and how many of them have been read from before."""
     ends = torch.tensor(sizes).cumsum(0).tolist()
-    rows = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
-    return reversed(rows) if backwards else iter(rows)
+    steps, before = [], 0
+    for size, end in list(zip(sizes, ends, strict=True))[:: -1 if backwards else 1]:
+        steps.append((slice(end - size, end), min(before, size)))
+        before = size
+    return steps
 
 
 class _GRU(torch.autograd.Function):
     """r, z = sigmoid(..), n = tanh(W_in x + b_in + r (W_hn h + b_hn)), h' = n + z (h - n), as `torch.nn.GRU`.
 
     Longest first: a position's sentences are the first rows of the state, read forwards (rows drop out at the end) or
-    backwards (rows come in with state 0).
+    backwards (rows come in with state 0, for which nothing is multiplied).
     """
 
     @staticmethod
@@ -53,21 +55,26 @@ class _GRU(torch.autograd.Function):
         b_ih: Tensor, b_hh: Tensor,
     ) -> Tensor:  # fmt: skip
         units = w_hh.shape[1]
-        gates = torch.addmm(b_ih, words, w_ih.T)  # (N, 3H): r, z, n; from here on overwritten by their values
+        two = 2 * units
+        bias = b_ih.clone()
+        bias[:two] += b_hh[:two]
+        gates = torch.addmm(bias, words, w_ih.T)  # (N, 3H): r, z, n; from here on overwritten by their values
         state = words.new_zeros(max(sizes), units)
-        before = words.new_empty(len(words) if keep else 0, units)  # states that each row was computed from
-        inner = torch.empty_like(before)  # W_hn h + b_hn
-        transposed = w_hh.T
-        for rows in _steps(sizes, backwards):
+        before = words.new_zeros(len(words) if keep else 0, units)  # states that each row was computed from
+        inner = words.new_empty(len(words) if keep else max(sizes), units)  # W_hn h + b_hn
+        w_gates, w_new, b_new = w_hh[:two].T, w_hh[two:].T, b_hh[two:]
+        for rows, known in _steps(sizes, backwards):
             h, gate = state[: rows.stop - rows.start], gates[rows]
-            recurrent = torch.addmm(b_hh, h, transposed)
+            candidate = inner[rows] if keep else inner[: len(h)]
+            gate[:known, :two].addmm_(h[:known], w_gates)
+            torch.addmm(b_new, h[:known], w_new, out=candidate[:known])
+            candidate[known:] = b_new
             reset, update, new = gate.split(units, 1)
-            gate[:, : 2 * units].add_(recurrent[:, : 2 * units]).sigmoid_()
-            new.addcmul_(reset, recurrent[:, 2 * units :]).tanh_()
+            gate[:, :two].sigmoid_()
+            new.addcmul_(reset, candidate).tanh_()
             if keep:
-                before[rows] = h
-                inner[rows] = recurrent[:, 2 * units :]
-            h.sub_(new).mul_(update).add_(new)
+                before[rows][:known] = h[:known]
+            torch.lerp(new, h, update, out=h)
         if keep:
             ctx.save_for_backward(words, w_ih, w_hh, gates, before, inner)
             ctx.sizes, ctx.backwards = sizes, backwards
@@ -83,7 +90,7 @@ class _GRU(torch.autograd.Function):
         # Gradients at the gates, in the order n, r, z, inner: the first three belong to the input's weights, the last
         # three to the recurrent ones.
         found = gates.new_empty(len(gates), 4 * units)
-        for rows in _steps(ctx.sizes, not ctx.backwards):
+        for rows, known in reversed(_steps(ctx.sizes, ctx.backwards)):
             g = grad[: rows.stop - rows.start]
             reset, update, new = gates[rows].split(units, 1)
             h, out = before[rows], found[rows]
@@ -93,7 +100,7 @@ class _GRU(torch.autograd.Function):
             torch.sub(g, g_update, out=d_new).addcmul_(d_new * new, new, value=-1)
             torch.mul(d_new, reset, out=d_inner)
             torch.mul(d_inner, inner[rows], out=d_reset).addcmul_(d_reset, reset, value=-1)
-            torch.addmm(g_update, out[:, units:], w_hh, out=g)
+            torch.addmm(g_update[:known], out[:known, units:], w_hh, out=g[:known])
         to_input, to_state = found[:, : 3 * units], found[:, units:]
         order = torch.arange(3 * units).roll(-units)  # n, r, z to r, z, n
         sums = found.sum(0)
