@@ -14,7 +14,7 @@ from rich.table import Table
 
 from dipole.benchmarks import sheets
 from dipole.benchmarks.collect import collect
-from dipole.benchmarks.engines import Engine, LocalEngine, Result, Task
+from dipole.benchmarks.engines import Engine, LocalEngine, PoolEngine, Result, Task
 from dipole.benchmarks.manifest import manifest, write_manifest
 from dipole.benchmarks.plan import Estimator, Plan, make_plan
 from dipole.benchmarks.results import SuiteResults
@@ -67,7 +67,8 @@ def bench(
     sized = read_suite(name).at(scale, overrides, seeds)
     wanted = sized.jobs()
     records = collect(runs).done if runs.is_dir() else {}
-    chosen = make_engine(engine, jobs, threads) if not plan_only or engine == "local" else None
+    shared = sized.scale.shared_process
+    chosen = make_engine(engine, jobs, threads, shared) if not plan_only or engine == "local" else None
     slots = chosen.slots if chosen else jobs or 1
     if plan_only:
         print_plan(console, sized, make_plan(sized, wanted, records, slots, effect))
@@ -117,12 +118,12 @@ def _plan_line(
     return str(len(wanted)), str(len(wanted) - len(missing)), time
 
 
-def make_engine(engine: EngineName, jobs: int | None, threads: int | None) -> Engine:
+def make_engine(engine: EngineName, jobs: int | None, threads: int | None, shared_process: bool = False) -> Engine:
     if engine == "ray":
         from dipole.benchmarks.cluster import RayEngine
 
         return RayEngine(jobs, threads)
-    return LocalEngine(jobs, threads)
+    return PoolEngine(jobs, threads) if shared_process else LocalEngine(jobs, threads)
 
 
 def run_jobs(

@@ -5,12 +5,15 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Literal, Protocol
 
+from dipole.benchmarks import worker
 from dipole.benchmarks.collect import is_done
 from dipole.benchmarks.worker import BENCH, TAKEN, command_line
 from dipole.core.errors import ConfigError
@@ -105,6 +108,56 @@ class LocalEngine:
                 return Result(task, "failed", 0.0, log_of(task, runs), f"the worker could not be started: {why(error)}")
 
 
+class PoolEngine:
+    """Processes on this machine's cores that run many tasks each: where starting one takes longer than the run."""
+
+    def __init__(self, jobs: int | None = None, threads: int | None = None) -> None:
+        """Args:
+        jobs: processes at a time; default one per core.
+        threads: computing threads of a process; default the cores divided among the processes.
+        """
+        self.slots = jobs or cores()
+        self.threads = threads or max(1, cores() // self.slots)
+
+    def run(self, tasks: Sequence[Task], runs: Path) -> Iterator[Result]:
+        """As `LocalEngine.run`; if a process is killed, the tasks that are left have failed."""
+        context = get_context("spawn")
+        with ProcessPoolExecutor(self.slots, context, initializer=_limit, initargs=(self.threads,)) as pool:
+            waiting: dict[Future[Result | Task], Task] = {pool.submit(_in_turn, task, runs): task for task in tasks}
+            try:
+                while waiting:
+                    for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+                        task = waiting.pop(future)
+                        try:
+                            outcome = future.result()
+                        except BrokenProcessPool:
+                            outcome = Result(task, "failed", 0.0, log_of(task, runs), "its process was killed")
+                        if isinstance(outcome, Result):
+                            yield outcome
+                        else:
+                            waiting[pool.submit(_in_turn, task, runs, RETRY_TAKEN_AFTER)] = task
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+
+def _limit(threads: int) -> None:
+    import torch
+
+    torch.set_num_threads(threads)
+
+
+def _in_turn(task: Task, runs: Path, pause: float = 0.0) -> Result | Task:
+    """Run one task in this process as a worker would."""
+    time.sleep(pause)
+    log = log_of(task, runs)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    with log.open("a", encoding="utf-8") as output, redirect_stdout(output), redirect_stderr(output):
+        print(f"\n== {now()} dipole {' '.join(task.command)}", flush=True)
+        code = worker.main(worker.arguments(runs, task.hash, task.processes, os.getppid(), task.command))
+    return _judged(task, code, time.monotonic() - started, runs)
+
+
 def execute(task: Task, runs: Path, environment: dict[str, str], children: "_Children | None" = None) -> Result | Task:
     """Start a worker, wait for it, and judge it by the record it leaves, not by its exit code alone."""
     log = log_of(task, runs)
@@ -125,9 +178,13 @@ def execute(task: Task, runs: Path, environment: dict[str, str], children: "_Chi
         code = child.wait()
         if children is not None:
             children.remove(child)
+    return _judged(task, code, time.monotonic() - started, runs)
+
+
+def _judged(task: Task, code: int, seconds: float, runs: Path) -> Result | Task:
+    log = log_of(task, runs)
     if code == TAKEN:
         return task
-    seconds = time.monotonic() - started
     if code == 0 and is_done(runs / task.hash):
         return Result(task, "done", seconds, log)
     return Result(task, "failed", seconds, log, _reason(code, log))

@@ -69,6 +69,9 @@ class Scale(Settings):
     seeds: tuple[int, ...] = Field(min_length=1)
     recipe: str | None = None
     processes: int = Field(1, ge=1, description="processes per run, started through torchrun if more than one")
+    shared_process: bool = Field(
+        False, description="a worker process runs many runs, one after another: for runs of seconds on a processor"
+    )
     set: tuple[str, ...] = ()
     columns: tuple[Column, ...] | None = Field(None, description="in place of the suite's columns")
     rows: tuple[Row, ...] | None = Field(None, description="in place of the suite's rows")

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -24,9 +25,9 @@ GRACE = 60.0
 _PR_SET_PDEATHSIG = 1
 
 
-def main(arguments: list[str]) -> int:
-    runs, name, processes, parent = Path(arguments[0]), arguments[1], int(arguments[2]), int(arguments[3])
-    command = arguments[arguments.index("--") + 1 :]
+def main(argv: list[str]) -> int:
+    runs, name, processes, parent = Path(argv[0]), argv[1], int(argv[2]), int(argv[3])
+    command = argv[argv.index("--") + 1 :]
     follow(parent)
     try:
         with claim(runs / BENCH / "claims", name):
@@ -45,8 +46,13 @@ def main(arguments: list[str]) -> int:
 
 def command_line(runs: Path, name: str, processes: int, command: list[str]) -> list[str]:
     """The command that starts a worker for a job."""
+    return [sys.executable, "-m", __name__, *arguments(runs, name, processes, os.getpid(), command)]
+
+
+def arguments(runs: Path, name: str, processes: int, parent: int, command: list[str]) -> list[str]:
+    """What `main` is given; `parent` is the process whose end ends the worker."""
     flags = ["--runs", str(runs), "--resume", "auto"]
-    return [sys.executable, "-m", __name__, str(runs), name, str(processes), str(os.getpid()), "--", *command, *flags]
+    return [str(runs), name, str(processes), str(parent), "--", *command, *flags]
 
 
 def _is_done(folder: Path) -> bool:
@@ -92,6 +98,7 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
+@cache
 def follow(parent: int) -> None:
     """End this process soon after the one that started it, so that a killed runner leaves nothing training.
 

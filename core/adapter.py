@@ -38,6 +38,7 @@ DOMAINS = {
     "vision": "dipole.vision.adapter:VisionAdapter",
     "text": "dipole.text.adapter:TextAdapter",
     "rl": "dipole.rl.adapter:RLAdapter",
+    "toy": "dipole.vision.toy:ToyAdapter",
 }
 
 

@@ -3,27 +3,33 @@
 import copy
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from dipole.core.adapter import Adapter
 from dipole.core.config import Settings
-from dipole.core.errors import ConfigError
+from dipole.core.errors import ConfigError, PairsError
 from dipole.core.pairs import Pairs
 from dipole.core.probes import frozen
 from dipole.core.seeding import Seeds
 from dipole.vision.augment import apply, centre, draw
+from dipole.vision.carry import explain
 from dipole.vision.config import VisionConfig
 from dipole.vision.data import ImageSet, load
 from dipole.vision.encoders import Encoder, build_encoder, build_projector
 from dipole.vision.evaluation import probe
 from dipole.vision.methods import CMC, Batch, Method, MoCo, MultiCrop, SimCLR
+from dipole.vision.picture import draw_query, neighbourhood, sharpness
 from dipole.vision.stream import Encoded, ahead
+
+if TYPE_CHECKING:
+    from dipole.core.trainer import Run
 
 CHUNK = 512  # images per forward pass when features are extracted
 SAMPLE = 2000  # images from which the statistics of Lab are taken
+DRAWN = 512  # images of a mini-batch in a picture, at most
 
 
 class VisionAdapter(Adapter):
@@ -31,7 +37,7 @@ class VisionAdapter(Adapter):
 
     domain: ClassVar[str] = "vision"
     config_model: ClassVar[type[Settings]] = VisionConfig
-    export_formats: ClassVar[tuple[str, ...]] = ("transformers",)
+    export_formats: ClassVar[tuple[str, ...]] = ("transformers", "detectron2", "picture")
 
     config: VisionConfig
     module: Method
@@ -68,6 +74,7 @@ class VisionAdapter(Adapter):
         # Baselines are probed on the encoder as it was before training.
         self._untrained = copy.deepcopy(self.module) if config.probe.baselines else None
         self._baselines: dict[str, float] | None = None
+        self._step = 0  # of the batch that was handed out last, from 1
 
     def _method(self, batch_size: int) -> Method:
         config, images = self.config, self.parts.pretrain
@@ -81,7 +88,8 @@ class VisionAdapter(Adapter):
             return encoder, *build_projector(config.encoder, encoder.taps[encoder.last])
 
         if config.moco is not None:
-            return MoCo(build, channels, tap, config.negatives or 0, config.moco.momentum, config.moco.intra_batch)
+            moco = config.moco
+            return MoCo(build, channels, tap, config.negatives or 0, moco.momentum, moco.intra_batch, moco.symmetric)
         if config.swav is not None:
             return MultiCrop(build, channels, tap, config.count, config.negatives or 0)
         if config.cmc is not None:
@@ -106,7 +114,11 @@ class VisionAdapter(Adapter):
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         batches = self._batches(epoch, start)
-        return ahead(batches) if isinstance(self.parts.pretrain.images, Encoded) else batches
+        if isinstance(self.parts.pretrain.images, Encoded):
+            batches = ahead(batches)
+        for step, batch in enumerate(batches, epoch * self.steps_per_epoch + start + 1):
+            self._step = step
+            yield batch
 
     def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
         images = self.parts.pretrain
@@ -135,6 +147,16 @@ class VisionAdapter(Adapter):
         pairs: Pairs = self.module(batch)
         return pairs
 
+    def fit(self, run: "Run") -> None:
+        """Train; where the framework cannot carry the objective, the error says which ones can."""
+        try:
+            run.loop()
+        except PairsError as error:
+            assert run.objective is not None
+            method, views = self.config.method, self.config.count
+            cure = explain(run.objective, method, views, self.embedding_dim, self.device)
+            raise PairsError(f"{error} {cure}") from error
+
     def after_step(self) -> None:
         self.module.after_step()
 
@@ -147,7 +169,37 @@ class VisionAdapter(Adapter):
                 self._baselines = {f"untrained/{k}": v for k, v in untrained.items()}
                 self._baselines |= {f"raw/{k}": v for k, v in raw.items()}
             results |= self._baselines
+        if self.config.probe.picture and self._step:
+            self.draw(self.workdir / "pictures" / f"step-{self._step}.png", objective, f"step {self._step}")
         return results
+
+    def draw(self, path: Path, objective: Any, when: str, query: int = 0) -> None:
+        """Write the picture of a query in a mini-batch: images with their weights, and a map of the batch.
+
+        The same images and views for every call; two views where the framework has one (CMC splits it into its halves).
+        """
+        images, generator = self.parts.pretrain.images, self.seed.torch("probe", "picture")
+        index = torch.randperm(len(images), generator=generator)[: min(self.batch_size, DRAWN)]
+        pixels, size = images[index].to(self.device), images.shape[-2:]
+        recipe = self.config.augment
+        views = [
+            apply(recipe, pixels, draw(recipe, len(index), *size, generator)) for _ in range(max(2, self.config.count))
+        ]
+        with frozen(self.module):
+            found = [self.module.embedding(view) for view in views]
+        if objective is not None:
+            found = [objective.transform(z) for z in found]
+        weights = sharpness(objective)
+        name = "no objective" if objective is None else str(objective)
+        draw_query(
+            views,
+            neighbourhood(found, query, *weights),
+            path,
+            title=f"{name}, {when}; weights with t_pos = {weights[0]:g}, t_neg = {weights[1]:g}",
+            query=query,
+            projection=self.config.probe.projection,
+            seed=self.seed.probe,
+        )
 
     def _probe(self, module: Method, objective: Any) -> dict[str, float]:
         embedding = self.config.probe.features == "embedding"
@@ -179,6 +231,14 @@ class VisionAdapter(Adapter):
         return {**self.parts.info(), "view_size": self.size}
 
     def export(self, to: str, folder: Path, record: Any, objective: Any = None) -> None:
-        from dipole.vision.export import export_transformers
+        if to == "picture":
+            self.draw(folder / "query.png", objective, f"{record.epochs:g} epochs")
+            return
+        from dipole.vision.export import export_transformers, trained_encoder
 
-        export_transformers(self, folder, record)
+        if to == "transformers":
+            export_transformers(self, folder, record)
+            return
+        from dipole.vision.detectron import export_detectron2
+
+        export_detectron2(self, trained_encoder(self.module), folder, record)

@@ -16,6 +16,9 @@ class MoCoConfig(Settings):
 
     momentum: float = Field(0.999, ge=0, lt=1, description="of the key encoder")
     intra_batch: bool = Field(False, description="the other queries are negatives too (CACR App. C.2)")
+    symmetric: bool = Field(
+        False, description="every view is a query in turn, and no key of the batch is a negative (CACR Algorithm 3)"
+    )
 
 
 class CMCConfig(Settings):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from pydantic import Field
@@ -17,6 +17,9 @@ from dipole.core.errors import DataError
 from dipole.core.seeding import Seeds
 from dipole.vision.stream import Encoded
 
+if TYPE_CHECKING:
+    from dipole.vision.sources import Decoding, Source
+
 IMBALANCE_BINS = 10
 SAMPLE = 2000  # images from which the statistics of an encoded set are taken
 
@@ -26,15 +29,21 @@ class DataConfig(Settings):
 
     source: str = Field(
         "digits",
-        description="digits, cifar10, cifar100, stl10, a Hub id, a folder of images, an .npz, parquet",
+        description="digits, cifar10, cifar100, stl10, a Hub id, a folder of images, an .npz, parquet, a saved Dataset",
     )
     test: str | None = Field(None, description="where the test part lies, if not in the source itself")
     train_split: str = Field("train", description="the source's split for training and probing")
     test_split: str = Field(
         "test", description="the source's split for testing; absent: a seeded share of the training split"
     )
+    pretrain: str | None = Field(
+        None, description="where the images for pretraining lie, if not in the source; for example WebVision v1"
+    )
     pretrain_split: str | None = Field(
         None, description="the split for pretraining, such as 'unlabeled'; default train_split"
+    )
+    pretrain_classes: str | None = Field(
+        None, description="as classes, for the images of `pretrain`; labels are used for imbalance and statistics alone"
     )
     train_share: float = Field(0.6, gt=0, lt=1, description="share for training where the source has no test part")
     limit: int | None = Field(None, ge=2, description="at most this many training images, a seeded sample")
@@ -186,10 +195,27 @@ def load(config: DataConfig, seed: Seeds) -> Parts:
         )
     if config.limit is not None and config.limit < len(train):
         train = train.take(torch.randperm(len(train), generator=seed.torch("data", "limit"))[: config.limit])
-    pretrain = train if config.pretrain_split is None else source.read(config.pretrain_split)
+    pretrain = _pretrain(config, decoding, source, train)
     if config.imbalance != "none":
         pretrain = unbalance(pretrain, config.imbalance, seed.torch("data", "imbalance"))
     return Parts(pretrain, train, test)
+
+
+def _pretrain(config: DataConfig, decoding: "Decoding", source: "Source", train: ImageSet) -> ImageSet:
+    from dipole.vision.sources import open_source
+
+    if config.pretrain is None:
+        return train if config.pretrain_split is None else source.read(config.pretrain_split)
+    wanted = None if config.pretrain_classes is None else read_classes(config.pretrain_classes)
+    other = open_source(config.pretrain, decoding, wanted)
+    split = config.pretrain_split or config.train_split
+    pretrain = other.read(other.splits[0] if len(other.splits) == 1 else split)
+    if pretrain.images.shape[1:] != train.images.shape[1:]:
+        raise DataError(
+            f"the images for pretraining have shape {tuple(pretrain.images.shape[1:])}, those of the probe "
+            f"{tuple(train.images.shape[1:])}; set vision.data.size to bring both to one."
+        )
+    return pretrain
 
 
 def unbalance(images: ImageSet, rule: str, generator: torch.Generator) -> ImageSet:

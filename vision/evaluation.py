@@ -7,6 +7,7 @@ from torch import Tensor
 
 from dipole.core.config import Settings
 from dipole.core.probes import few_shot_probe, kmeans_accuracy, knn_probe, linear_probe, mean_classifier
+from dipole.vision.picture import Projection
 
 Probe = Literal["linear", "few_shot", "kmeans", "knn", "mean"]
 
@@ -27,6 +28,10 @@ class ProbeConfig(Settings):
     neighbours: int = Field(20, ge=1, description="of the kNN probe")
     temperature: float = Field(0.07, gt=0, description="of the kNN probe")
     inits: int = Field(10, ge=1, description="starts of k-means; the best by inertia counts")
+    picture: bool = Field(
+        False, description="also write pictures/step-N.png: a query with its positives and negatives (CACR Fig. 6, 7)"
+    )
+    projection: Projection = Field("tsne", description="of that picture's map")
     baselines: bool = Field(False, description="also probe the untrained encoder and the raw pixels")
 
 

@@ -136,10 +136,20 @@ class MoCo(Method):
     the queue (CACR Algorithm 3). intra_batch: the other queries are negatives too (CACR App. C.2). With several ranks
     the key batch is shuffled over them, so that batch norm gives no hint of who belongs together. The queue starts with
     random unit vectors, as in the authors' code.
+
+    symmetric: CACR Algorithm 3 to the letter: every view is a query in turn and has the keys of the image's other views
+    as positives; its negatives are the queue alone and, with intra_batch, the other queries of its view on this rank.
     """
 
     def __init__(
-        self, build: Build, channels: int, tap: str | None, size: int, momentum: float, intra_batch: bool
+        self,
+        build: Build,
+        channels: int,
+        tap: str | None,
+        size: int,
+        momentum: float,
+        intra_batch: bool,
+        symmetric: bool = False,
     ) -> None:
         super().__init__()
         encoder, projector, self.embedding_dim = build(channels)
@@ -148,15 +158,20 @@ class MoCo(Method):
         self.queue = Queue(size, self.embedding_dim)
         self.momentum = momentum
         self.intra_batch = intra_batch
+        self.symmetric = symmetric
         self._fresh: Tensor | None = None
 
     def forward(self, batch: Batch) -> Pairs:
-        query, *others = batch.views
-        q = self.query(query)
+        queries = batch.views if self.symmetric else batch.views[:1]
+        others = batch.views if self.symmetric else batch.views[1:]
+        # A pass per view, as in the reference: batch norm sees one view at a time.
+        q = torch.cat([self.query(view) for view in queries])
         with torch.no_grad():
             keys = [self._keys(view, batch.seed + n) for n, view in enumerate(others)]
         self._fresh = keys[-1]
         queue = self.queue.get_buffer("rows").to(q.dtype)
+        if self.symmetric:
+            return every_view_in_turn(q, torch.cat(keys).to(q.dtype), queue, len(keys), self.intra_batch, batch.labels)
         return Pairs.cross(
             q, torch.stack(keys, 1).to(q.dtype), queue, intra_batch=self.intra_batch, labels=batch.labels
         )
@@ -185,6 +200,37 @@ class MoCo(Method):
 
     def embedding(self, images: Tensor) -> Tensor:
         return self.query(images)
+
+
+def every_view_in_turn(
+    queries: Tensor, keys: Tensor, queue: Tensor, views: int, intra_batch: bool, labels: Tensor | None
+) -> Pairs:
+    """Pairs of CACR Algorithm 3 for queries and keys (V B, d), view by view, and a queue (Q, d) of negatives.
+
+    As there, a rank's loss is that of its own queries and keys: candidates are not gathered.
+    """
+    total, batch = len(queries), len(queries) // views
+    row = torch.arange(total, device=queries.device)
+    positives = (row[:, None] + row[batch::batch]) % total  # (VB, V-1)
+    # Of the batch's keys only the positives take part.
+    dropped = [(row[:, None] + row[(row % batch != 0) | (row == 0)]) % total]
+    candidates = [keys, queue]
+    if intra_batch:
+        # The queries of other views take no part, nor does the query itself.
+        first = sum(map(len, candidates))
+        dropped += [first + (row[:, None] // batch * batch + row[batch:]) % total, first + row[:, None]]
+        candidates.append(queries)
+    return Pairs(
+        queries,
+        torch.cat(candidates),
+        positives,
+        torch.cat(dropped, 1),
+        None if labels is None else labels.repeat(views),
+        trusted=True,
+        padded=False,
+        intra_batch=intra_batch,
+        gathered=True,
+    )
 
 
 # CIE 1976 L*a*b* of sRGB under D65: the matrix to XYZ and the white point (IEC 61966-2-1, CIE 15).
@@ -319,24 +365,10 @@ class MultiCrop(Method):
         z = torch.cat(parts)  # (V B, d), view-major
         targets = parts[0]
         self._fresh = targets.detach()
-        candidates = targets
+        queue = None
         if self.queue is not None:
-            filled = int(self.queue.get_buffer("filled"))
-            candidates = torch.cat([targets, self.queue.get_buffer("rows")[:filled].to(z.dtype)])
-        row = torch.arange(len(z), device=z.device)
-        places = row[:count].repeat(len(batch.views))[:, None] + count * torch.arange(self.large, device=z.device)
-        own = (places == row[:, None]) & (row[:, None] < len(targets))
-        # A large crop is no positive of itself: its place moves to `dropped`.
-        positives = torch.where(own, -1, places)
-        dropped = torch.where(own.any(1), row, -1)[:, None]
-        return Pairs(
-            z,
-            candidates,
-            positives,
-            dropped,
-            None if batch.labels is None else batch.labels.repeat(len(batch.views)),
-            shared=(len(targets), len(candidates)),
-        )
+            queue = self.queue.get_buffer("rows")[: int(self.queue.get_buffer("filled"))].to(z.dtype)
+        return crops(z, targets, queue, count, self.large, batch.labels)
 
     @torch.no_grad()
     def after_step(self) -> None:
@@ -350,3 +382,25 @@ class MultiCrop(Method):
 
     def embedding(self, images: Tensor) -> Tensor:
         return self.branch(images)
+
+
+def crops(z: Tensor, targets: Tensor, queue: Tensor | None, count: int, large: int, labels: Tensor | None) -> Pairs:
+    """Pairs of all crops z (V B, d), view by view, with the large ones among them, targets (large B, d), and a queue.
+
+    count: images of the batch, B. large: how many of the views are large; they come first.
+    """
+    candidates = targets if queue is None else torch.cat([targets, queue])
+    row = torch.arange(len(z), device=z.device)
+    places = (row % count)[:, None] + count * torch.arange(large, device=z.device)
+    own = (places == row[:, None]) & (row[:, None] < len(targets))
+    # A large crop is no positive of itself: its place moves to `dropped`.
+    positives = torch.where(own, -1, places)
+    dropped = torch.where(own.any(1), row, -1)[:, None]
+    return Pairs(
+        z,
+        candidates,
+        positives,
+        dropped,
+        None if labels is None else labels.repeat(len(z) // count),
+        shared=(len(targets), len(candidates)),
+    )

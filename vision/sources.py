@@ -60,6 +60,8 @@ def open_source(source: str, options: Decoding, wanted: tuple[str, ...] | None =
         return Source(source, ("train",), lambda _: read_npz(path, wanted))
     if path.is_dir() and (path / "train_X.bin").is_file():
         return stl10_binary(path, wanted)
+    if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
+        return saved(path, options, wanted)
     if path.is_dir() and not list(path.rglob("*.parquet")):
         return image_folder(path, options, wanted)
     if path.suffix == ".parquet" or path.is_dir():
@@ -251,6 +253,19 @@ def parquet(path: Path, options: Decoding, wanted: tuple[str, ...] | None) -> So
         return _from_table(path.stem, loaded, options, wanted)
 
     return Source(str(path), tuple(groups), read)
+
+
+def saved(path: Path, options: Decoding, wanted: tuple[str, ...] | None) -> Source:
+    """What `save_to_disk` of the library `datasets` wrote: a Dataset (split 'train') or a DatasetDict."""
+    from datasets import DatasetDict, load_from_disk
+
+    try:
+        loaded = load_from_disk(str(path))
+    except Exception as error:
+        raise DataError(f"{path} cannot be read as a data set saved to disk: {error}.") from error
+    tables = {str(name): table for name, table in loaded.items()} if isinstance(loaded, DatasetDict) else None
+    splits = tables or {"train": loaded}
+    return Source(str(path), tuple(splits), lambda split: _from_table(path.name, splits[split], options, wanted))
 
 
 def hub(name: str, options: Decoding, wanted: tuple[str, ...] | None) -> Source:

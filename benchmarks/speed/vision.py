@@ -1,17 +1,18 @@
 """Images per second of augmentation alone and of a whole SimCLR step.
 
-    python -m dipole.benchmarks.speed.vision [--encoder resnet18] [--batch 256] [--size 32] [--rounds 9]
-        [--skip-step] [--device cuda --bf16 --compile] [--out FILE]
+    python -m dipole.benchmarks.speed.vision [--parts augmentation distribution step] [--batch 256] [--size 32]
+        [--encoders small-conv alexnet resnet18] [--rounds 9] [--device cuda --bf16 --compile] [--out FILE]
 
 Augmentation is compared, operation by operation and whole, with kornia's (if installed; parameters of its own for each
 image) and with a plain loop over images in PyTorch. Float32, one thread on a processor, processor time there and wall
-time on a GPU; rounds of the subjects alternate and the median counts. The step is set beside the encoder's own forward
-and backward pass on the same number of images.
+time on a GPU; rounds of the subjects alternate and the median counts. That both do the same is checked by
+Kolmogorov-Smirnov tests of statistics of single images after many calls. The step is set beside the encoder's own
+forward and backward pass on the same number of images. Results are written after every measurement, those of other
+parts in the file stay.
 """
 
 import argparse
 import json
-import math
 import statistics
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from scipy.stats import ks_2samp
 from torch import Tensor
 
 from dipole import objective
@@ -43,7 +45,7 @@ OPERATIONS: dict[str, dict[str, Any]] = {
     "crop and flip": {**CROP, "flip": 0.5},
     "jitter": {"jitter": 1.0},
     "blur": {"blur": 1.0},
-    "all but blur": {**CROP, "flip": 0.5, "jitter": 1.0, "grey": 0.2},
+    "crop, flip, jitter, grey": {**CROP, "flip": 0.5, "jitter": 1.0, "grey": 0.2},
     "all": {**CROP, "flip": 0.5, "jitter": 1.0, "grey": 0.2, "blur": 0.5},
 }
 
@@ -174,22 +176,71 @@ def medians(subjects: dict[str, Callable[[], Any]], device: torch.device, rounds
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def augmentation(batch: int, size: int, device: torch.device, rounds: int) -> dict[str, dict[str, float]]:
-    """Operation -> subject -> milliseconds per batch."""
+def augmentation(
+    batch: int, size: int, device: torch.device, rounds: int, keep: Callable[[str, dict[str, float]], None]
+) -> None:
+    """Milliseconds per batch of every operation by every subject."""
     images = torch.rand(batch, 3, size, size, device=device)
-    table = {}
+    print(f"augmentation of {batch} images of {size} x {size}")
+    print(f"  {'operation':22s} {'dipole':>12s}  {'images/s':>9s}  others: ms (times dipole)")
     for name, settings in OPERATIONS.items():
         found: dict[str, Subject | None] = {"dipole": ours(settings), "kornia": kornias(settings, size)}
         if device.type == "cpu":
             found["plain loop"] = plain_loop(settings, size)
         subjects = {key: (lambda run=run: run(images)) for key, run in found.items() if run is not None}
-        table[name] = medians(subjects, device, rounds)
-    return table
+        row = medians(subjects, device, rounds)
+        mine = row["dipole"]
+        others = ", ".join(f"{key} {ms:.1f} ({ms / mine:.1f}x)" for key, ms in row.items() if key != "dipole")
+        print(f"  {name:22s} {mine:9.2f} ms  {1e3 * batch / mine:9.0f}  {others}", flush=True)
+        keep(name, row)
 
 
-def step(options: argparse.Namespace, device: torch.device) -> dict[str, float]:
-    """Milliseconds of the encoder's forward and backward pass, and of a whole SimCLR step with two views."""
-    config = EncoderConfig(name=options.encoder)
+def texture(size: int) -> Tensor:
+    """An image (1, 3, size, size) with edges, colours and smooth parts: every operation leaves a trace in it."""
+    generator = torch.Generator().manual_seed(1)
+    coarse = torch.rand(1, 3, 5, 5, generator=generator)
+    smooth = F.interpolate(coarse, (size, size), mode="bicubic", align_corners=False).clamp(0, 1)
+    return (0.8 * smooth + 0.2 * torch.rand(1, 3, size, size, generator=generator)).clamp(0, 1)
+
+
+def described(x: Tensor) -> dict[str, Tensor]:
+    """Statistics (n,) of single images (n, 3, H, W) that crop, flip, jitter, greyscale or blur change."""
+    left, right = x.chunk(2, 3)
+    return {
+        "brightness": x.mean((1, 2, 3)),
+        "contrast": x.std((1, 2, 3)),
+        "colour": x.std(1).mean((1, 2)),
+        "red share": x[:, 0].mean((1, 2)) / x.mean((1, 2, 3)).clamp_min(1e-6),
+        "left against right": (left - right).mean((1, 2, 3)),
+        "detail": x.diff(dim=3).abs().mean((1, 2, 3)),
+    }
+
+
+def distribution(size: int, calls: int, keep: Callable[[str, dict[str, float]], None]) -> None:
+    """Smallest Kolmogorov-Smirnov p-value over the statistics of dipole's and kornia's images, for every operation.
+
+    `calls` batches of 32 each, since the order of the jitter is drawn once per call by both.
+    """
+    images = texture(size).repeat(32, 1, 1, 1)
+    print("same distribution as kornia: Kolmogorov-Smirnov, least p over the statistics (times their number)")
+    for name, settings in OPERATIONS.items():
+        torch.manual_seed(0)
+        theirs = kornias(settings, size)
+        if theirs is None:
+            print("  kornia is not installed")
+            return
+        a, b = (torch.cat([run(images) for _ in range(calls)]) for run in (ours(settings), theirs))
+        first, second = described(a), described(b)
+        tests = {key: ks_2samp(first[key].numpy(), second[key].numpy()) for key in first}
+        p = min(1.0, min(float(test.pvalue) for test in tests.values()) * len(tests))
+        largest = max(float(test.statistic) for test in tests.values())
+        print(f"  {name:22s} p {p:.3f}, largest distance {largest:.4f} of {len(a)} images each", flush=True)
+        keep(name, {"p": p, "distance": largest, "images": len(a)})
+
+
+def step(name: str, options: argparse.Namespace, device: torch.device) -> dict[str, float]:
+    """Milliseconds of an encoder's forward and backward pass, and of a whole SimCLR step with two views."""
+    config = EncoderConfig(name=name)
     encoder = build_encoder(config, 3, options.size).to(device)
     projector, _ = build_projector(config, encoder.taps[encoder.last])
     projector.to(device)
@@ -201,7 +252,7 @@ def step(options: argparse.Namespace, device: torch.device) -> dict[str, float]:
     images = torch.randint(0, 256, (options.batch, 3, options.size, options.size), dtype=torch.uint8, device=device)
     loss_of = objective("infonce(temperature=0.5)")
     parameters = [*encoder.parameters(), *projector.parameters()]
-    optimizer = torch.optim.SGD(parameters, 0.01, momentum=0.9)
+    optimizer = torch.optim.SGD(parameters, 0.01, momentum=0.9, fused=True)
     memory = torch.channels_last if device.type == "cuda" else torch.contiguous_format
     ready = torch.rand(2 * options.batch, 3, options.size, options.size, device=device).contiguous(memory_format=memory)
     mixed = torch.autocast(device.type, torch.bfloat16, enabled=options.bf16)
@@ -221,16 +272,52 @@ def step(options: argparse.Namespace, device: torch.device) -> dict[str, float]:
         optimizer.step()
         optimizer.zero_grad()
 
-    return medians({"encoder forward + backward": alone, "SimCLR step": whole}, device, max(1, options.rounds // 3))
+    found = medians({"encoder": alone, "step": whole}, device, max(3, options.rounds // 3))
+    alone_ms, whole_ms = found["encoder"], found["step"]
+    print(f"SimCLR step, {name}, 2 x {options.batch} views of {options.size} x {options.size}")
+    print(
+        f"  encoder forward + backward {alone_ms:.0f} ms, whole step {whole_ms:.0f} ms, {whole_ms / alone_ms:.3f} times"
+    )
+    share = 100 * (1 - alone_ms / whole_ms)
+    print(f"  outside the encoder {share:.1f} %; {1e3 * options.batch / whole_ms:.0f} images/s", flush=True)
+    return found
+
+
+class Results:
+    """The numbers so far; every new one is written at once."""
+
+    def __init__(self, path: Path | None, setting: dict[str, Any]) -> None:
+        self.path = path
+        self.parts: dict[str, Any] = {}
+        if path is not None and path.is_file():
+            self.parts = json.loads(path.read_text(encoding="utf-8"))
+        self.setting = setting
+
+    def keep(self, part: str) -> Callable[[str, dict[str, float]], None]:
+        """What writes the rows of a part; rows of other settings are dropped."""
+        old = self.parts.get(part, {})
+        rows = old.get("rows", {}) if old.get("setting") == self.setting else {}
+        self.parts[part] = {"setting": self.setting, "date": date.today().isoformat(), "rows": rows}
+
+        def write(name: str, row: dict[str, float]) -> None:
+            rows[name] = {key: round(value, 4) for key, value in row.items()}
+            if self.path is not None:
+                self.path.write_text(json.dumps(self.parts, indent=1) + "\n", encoding="utf-8")
+
+        return write
+
+
+PARTS = ("augmentation", "distribution", "step")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--encoder", default="resnet18", help="encoder of the step (default resnet18)")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what is measured (default all)")
+    parser.add_argument("--encoders", nargs="+", default=["small-conv", "alexnet", "resnet18"], help="of the step")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--size", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--skip-step", action="store_true", help="augmentation only")
+    parser.add_argument("--calls", type=int, default=60, help="of every operation when distributions are compared")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--bf16", action="store_true", help="the step in bfloat16 (autocast)")
     parser.add_argument("--compile", action="store_true", help="compile the encoder")
@@ -239,24 +326,24 @@ def main() -> None:
     device = torch.device(options.device)
     if device.type == "cpu":
         torch.set_num_threads(1)
-    table = augmentation(options.batch, options.size, device, options.rounds)
-    kind = "processor time, one thread" if device.type == "cpu" else "wall time"
-    print(f"augmentation of {options.batch} images of {options.size} x {options.size}, {kind}")
-    print(f"  {'operation':14s} {'dipole':>12s}  {'images/s':>9s}  others: ms (times dipole)")
-    for name, row in table.items():
-        mine = row["dipole"]
-        others = ", ".join(f"{key} {ms:.1f} ({ms / mine:.1f}x)" for key, ms in row.items() if key != "dipole")
-        print(f"  {name:14s} {mine:9.2f} ms  {1e3 * options.batch / mine:9.0f}  {others}")
-    report: dict[str, Any] = {"date": date.today().isoformat(), "device": options.device, "augmentation": table}
-    if not options.skip_step:
-        times = report["step"] = step(options, device)
-        alone, whole = times.values()
-        outside = 100 * (1 - alone / whole)
-        print(f"SimCLR step, {options.encoder}, 2 x {options.batch} views")
-        print(f"  encoder forward + backward {alone:.0f} ms, whole step {whole:.0f} ms ({whole / alone:.3f} times);")
-        print(f"  outside the encoder {outside:.1f} %; {math.floor(1e3 * options.batch / whole)} images/s")
-    if options.out:
-        options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    setting = {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "processor time, one thread",
+        "batch": options.batch,
+        "size": options.size,
+        "bf16": options.bf16,
+        "compile": options.compile,
+        "torch": torch.__version__,
+    }
+    results = Results(options.out, setting)
+    print(", ".join(f"{key} {value}" for key, value in setting.items()))
+    if "augmentation" in options.parts:
+        augmentation(options.batch, options.size, device, options.rounds, results.keep("augmentation"))
+    if "distribution" in options.parts:
+        distribution(options.size, options.calls, results.keep("distribution"))
+    if "step" in options.parts:
+        keep = results.keep("step")
+        for name in options.encoders:
+            keep(name, step(name, options, device))
 
 
 if __name__ == "__main__":

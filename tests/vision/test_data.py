@@ -298,3 +298,45 @@ def test_the_list_of_imagenet_100_is_shipped():
     assert names[0] == "n02869837"
     with pytest.raises(DataError, match="cannot be read"):
         read_classes("imagenet99")
+
+
+def test_pretraining_images_may_lie_elsewhere(folder, tmp_path_factory):
+    """As CACR Table 4: pretrain on one collection (its own classes, long-tailed), probe on another."""
+    elsewhere = tmp_path_factory.mktemp("web")
+    for name, count in (("q1", 6), ("q2", 3), ("q3", 2)):
+        (elsewhere / "train" / name).mkdir(parents=True)
+        for i in range(count):
+            (elsewhere / "train" / name / f"{i}.png").write_bytes(png(50 + i))
+    (elsewhere / "names.txt").write_text("q3\nq1\n")
+    parts = read(folder, pretrain=str(elsewhere), pretrain_classes=str(elsewhere / "names.txt"))
+    info = parts.info()
+    assert info["counts"]["pretrain"] == {"q3": 2, "q1": 6}
+    assert set(info["counts"]["train"]) == {"cat", "dog"}
+    assert parts.train.class_names == ("cat", "dog")
+    (elsewhere / "train" / "q1" / "big.png").write_bytes(png(1, (20, 20)))
+    for image in (elsewhere / "train").rglob("?.png"):
+        image.write_bytes(png(1, (20, 20)))
+    with pytest.raises(DataError, match=r"vision\.data\.size"):
+        read(folder, pretrain=str(elsewhere))
+
+
+def test_data_sets_saved_to_disk(tmp_path):
+    from datasets import ClassLabel, Dataset, DatasetDict, Features
+    from datasets import Image as ImageFeature
+
+    features = Features({"img": ImageFeature(), "label": ClassLabel(names=["cat", "dog"])})
+
+    def table(count):
+        rows = {"img": [{"bytes": png(i), "path": None} for i in range(count)], "label": [i % 2 for i in range(count)]}
+        return Dataset.from_dict(rows, features=features)
+
+    DatasetDict({"train": table(4), "test": table(2)}).save_to_disk(str(tmp_path / "both"))
+    table(3).save_to_disk(str(tmp_path / "one"))
+    parts = read(tmp_path / "both")
+    assert (len(parts.train), len(parts.test)) == (4, 2)
+    assert parts.train.class_names == ("cat", "dog")
+    assert parts.train.images[:, 0, 0, 0].tolist() == [0, 1, 2, 3]
+    assert open_source(str(tmp_path / "one"), Decoding()).read("train").labels.tolist() == [0, 1, 0]
+    (tmp_path / "one" / "state.json").write_text("damaged")
+    with pytest.raises(DataError, match="cannot be read as a data set saved to disk"):
+        open_source(str(tmp_path / "one"), Decoding())

@@ -54,3 +54,109 @@ def test_two_encoders_cannot_be_one_model(tmp_path):
 
     with pytest.raises(ConfigError, match="two encoders"):
         trained_encoder(CMC(build, None, 4, None, 0.5))
+
+
+# What detectron2's resnet.py builds (BasicStem, BottleneckBlock, BasicBlock), written down from its published code.
+DETECTRON2 = {"resnet50": ((3, 4, 6, 3), True), "resnet18": ((2, 2, 2, 2), False)}
+
+
+def detectron2_shapes(name):
+    """Name -> shape of every weight of detectron2's ResNet of depth 50 or 18."""
+    depths, bottleneck = DETECTRON2[name]
+    shapes = {}
+
+    def conv(at, outputs, inputs, size):
+        shapes[f"{at}.weight"] = (outputs, inputs, size, size)
+        shapes.update({f"{at}.norm.{part}": (outputs,) for part in ("weight", "bias", "running_mean", "running_var")})
+
+    conv("stem.conv1", 64, 3, 7)
+    inputs = 64
+    for stage, depth in enumerate(depths, 2):
+        narrow = 64 * 2 ** (stage - 2)
+        outputs = 4 * narrow if bottleneck else narrow
+        for block in range(depth):
+            at = f"res{stage}.{block}"
+            if inputs != outputs:
+                conv(f"{at}.shortcut", outputs, inputs, 1)
+            if bottleneck:
+                conv(f"{at}.conv1", narrow, inputs, 1)
+                conv(f"{at}.conv2", narrow, narrow, 3)
+                conv(f"{at}.conv3", outputs, narrow, 1)
+            else:
+                conv(f"{at}.conv1", outputs, inputs, 3)
+                conv(f"{at}.conv2", outputs, outputs, 3)
+            inputs = outputs
+    return shapes
+
+
+def detectron2_features(weights, x, name):
+    """The pooled output of detectron2's forward pass: stride in the 3x3 convolution, ReLU after the sum."""
+    import torch.nn.functional as F
+
+    w = {key: torch.from_numpy(value) for key, value in weights.items()}
+
+    def conv(at, x, stride=1, padding=0):
+        x = F.conv2d(x, w[f"{at}.weight"], stride=stride, padding=padding)
+        norm = [w[f"{at}.norm.{part}"] for part in ("running_mean", "running_var", "weight", "bias")]
+        return F.batch_norm(x, *norm)
+
+    depths, bottleneck = DETECTRON2[name]
+    x = F.max_pool2d(conv("stem.conv1", x, 2, 3).relu(), 3, 2, 1)
+    for stage, depth in enumerate(depths, 2):
+        for block in range(depth):
+            at, stride = f"res{stage}.{block}", 2 if stage > 2 and block == 0 else 1
+            short = conv(f"{at}.shortcut", x, stride) if f"{at}.shortcut.weight" in w else x
+            if bottleneck:
+                y = conv(f"{at}.conv1", x).relu()
+                y = conv(f"{at}.conv3", conv(f"{at}.conv2", y, stride, 1).relu())
+            else:
+                y = conv(f"{at}.conv2", conv(f"{at}.conv1", x, stride, 1).relu(), padding=1)
+            x = (y + short).relu()
+    return x.mean((2, 3))
+
+
+@pytest.mark.parametrize("name", DETECTRON2)
+def test_detectron2_finds_its_names_shapes_and_features(name, tmp_path):
+    import pickle
+
+    import yaml
+
+    from dipole.vision.detectron import export_detectron2
+    from dipole.vision.encoders import EncoderConfig, build_encoder
+
+    seed_everything(2)
+    encoder = build_encoder(EncoderConfig(name=name, stem="imagenet"), 3, 64)
+    encoder.set_statistics([0.5, 0.4, 0.3], [0.2, 0.25, 0.3])
+    encoder(torch.rand(8, 3, 64, 64))  # moves the running statistics
+    encoder.eval()
+    adapter = SimpleNamespace(config=SimpleNamespace(encoder=SimpleNamespace(name=name)))
+    export_detectron2(adapter, encoder, tmp_path, RECORD)
+    stored = pickle.loads((tmp_path / "backbone.pkl").read_bytes())
+    assert stored["matching_heuristics"]
+    assert {key: value.shape for key, value in stored["model"].items()} == detectron2_shapes(name)
+    images = torch.rand(2, 3, 64, 64)
+    for task, classes in (("voc", 20), ("coco", 80)):
+        model = yaml.safe_load((tmp_path / f"{task}.yaml").read_text())["MODEL"]
+        assert model["WEIGHTS"] == "backbone.pkl"
+        assert model["ROI_HEADS"]["NUM_CLASSES"] == classes
+        assert (model["RESNETS"]["DEPTH"], model["RESNETS"]["STRIDE_IN_1X1"]) == (int(name[6:]), False)
+    mean, std = (torch.tensor(model[f"PIXEL_{part}"])[:, None, None] for part in ("MEAN", "STD"))
+    with torch.no_grad():  # detectron2 sees pixels of 0 to 255
+        found = detectron2_features(stored["model"], (255 * images - mean) / std, name)
+        torch.testing.assert_close(found, encoder(images), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("table", "channels", "message"),
+    [
+        ({"name": "small-conv"}, 3, "vision.encoder.name"),
+        ({"name": "resnet18"}, 3, "vision.encoder.stem"),
+        ({"name": "resnet18", "stem": "imagenet"}, 1, "1 channels"),
+    ],
+)
+def test_detectron2_has_no_other_backbones(table, channels, message):
+    from dipole.vision.detectron import backbone
+    from dipole.vision.encoders import EncoderConfig, build_encoder
+
+    with pytest.raises(ConfigError, match=message):
+        backbone(build_encoder(EncoderConfig(**table), channels, 32))

@@ -13,7 +13,7 @@ from dipole.core.errors import ConfigError, PairsError
 from dipole.core.seeding import Seeds, seed_everything
 from dipole.vision.adapter import VisionAdapter
 from dipole.vision.config import VisionConfig
-from dipole.vision.methods import Queue, both_directions, keep_negatives, lab
+from dipole.vision.methods import Queue, both_directions, every_view_in_turn, keep_negatives, lab
 
 SMALL = {
     "encoder": {"name": "small-conv", "width": 4, "dim": 8},
@@ -241,3 +241,50 @@ def test_impossible_sizes_are_refused(colour):
 def test_pairs_of_halves_by_hand():
     pairs = both_directions(torch.randn(4, 3), 2, torch.randn(2, 3, 3), None)
     assert [negatives(pairs, i) for i in range(4)] == [[7, 8, 9], [7, 8, 9], [4, 5, 6], [4, 5, 6]]
+
+
+def cacr_algorithm_3(queries, keys, queue, t_pos, t_neg, intra_batch):
+    """The paper's pseudo-code, line by line, for lists of (M, d) float64 rows of unit length."""
+    loss = 0.0
+    for k, q in enumerate(queries):
+        positives = torch.stack([key for n, key in enumerate(keys) if n != k])
+        cost = (q - positives).norm(dim=-1).square().T  # (M, K)
+        with torch.no_grad():
+            weights = torch.softmax(cost * t_pos, 1)
+        loss = loss + (cost * weights).sum(1).mean()
+        distances = 2 - 2 * q @ queue.T
+        if intra_batch:
+            own = torch.eye(len(q), dtype=torch.bool)
+            inside = (q[:, None] - q).square().sum(-1)[~own].view(len(q), len(q) - 1)
+            distances = torch.cat([distances, inside], 1)
+        loss = loss - (distances * torch.softmax(-t_neg * distances, 1)).sum(1).mean()
+    return loss / len(queries)
+
+
+@pytest.mark.parametrize("intra_batch", [False, True])
+def test_symmetric_moco_is_the_papers_algorithm_3(intra_batch):
+    """CACR Algorithm 3 on three views, its loss and its gradient."""
+    generator = torch.Generator().manual_seed(3)
+    rows = F.normalize(torch.randn(3 * 4 * 2 + 10, 6, generator=generator, dtype=torch.double), dim=1)
+    queries, keys, queue = rows[:12].clone().requires_grad_(), rows[12:24], rows[24:]
+    pairs = every_view_in_turn(queries, keys, queue, 3, intra_batch, None)
+    assert {int(n) for n in pairs.negative_counts} == {10 + 3 * intra_batch}
+    loss = objective("cacr(k=2, t_pos=1.5, t_neg=2, detach_weights=true)")(pairs).loss
+    (gradient,) = torch.autograd.grad(loss, queries)
+    unit = F.normalize(queries, dim=1)  # the pseudo-code's queries are normalised by the encoder
+    expected = cacr_algorithm_3(unit.chunk(3), keys.chunk(3), queue, 1.5, 2.0, intra_batch)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected, queries)[0])
+
+
+def test_symmetric_moco_trains_and_queues_the_last_views_keys():
+    a = adapter(method="moco", views=3, negatives=40, moco={"symmetric": True, "intra_batch": True})
+    batch = next(iter(a.batches(0)))
+    assert len(a.embed(batch).anchors) == 48
+    a.module.key.eval()
+    with torch.no_grad():
+        keys = F.normalize(a.module.key(batch.views[-1]), dim=1)
+    a.embed(batch)
+    a.after_step()
+    torch.testing.assert_close(a.module.queue.rows[:16], keys)
+    assert torch.isfinite(step(a, "cacr(k=2, detach_weights=true)", batch))

@@ -1,0 +1,98 @@
+"""LMCL's planar study: the two sets, the adapter, and the ordering of Table 1."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from dipole.benchmarks.collect import collect
+from dipole.benchmarks.manifest import manifest
+from dipole.benchmarks.results import SuiteResults
+from dipole.benchmarks.suite import read_suite
+from dipole.core.cli import main
+from dipole.core.config import load
+from dipole.core.errors import ConfigError
+from dipole.core.trainer import train
+from dipole.vision.planar import BAR_DISTANCE, BAR_LENGTH, BAR_WIDTH, SETS
+
+
+def test_three_bars_are_three_bars():
+    points, labels = SETS["three-bars"](3000, np.random.default_rng(0))
+    assert labels.bincount().tolist() == [1000, 1000, 1000]
+    assert points.mean(0).abs().max() < 1e-5
+    for label in range(3):
+        bar = points[labels == label]
+        middle = bar.mean(0)
+        torch.testing.assert_close(middle[1], torch.tensor((label - 1) * BAR_DISTANCE), atol=0.03, rtol=0)
+        assert (bar[:, 1] - middle[1]).abs().max() <= BAR_WIDTH / 2 + 0.03
+        assert BAR_LENGTH - 0.1 < bar[:, 0].max() - bar[:, 0].min() <= BAR_LENGTH
+
+
+def test_nested_moons_are_half_circles_inside_each_other():
+    points, labels = SETS["nested-moons"](4000, np.random.default_rng(0))
+    upper, lower = points[labels == 0], points[labels == 1]
+    shift = upper.mean(0) - torch.tensor([0.0, 2 / torch.pi])  # where the upper half circle's centre lies
+    radius = (upper - shift).norm(dim=1)
+    assert abs(float(radius.mean()) - 1) < 0.02
+    other = (lower - shift - torch.tensor([1.0, 0.5])).norm(dim=1)
+    assert abs(float(other.mean()) - 1) < 0.02
+
+
+def test_a_run_is_a_matrix_and_euclidean_space_is_the_identity(tmp_path):
+    from dipole.core.runs import find_run
+    from dipole.core.saved import load_run
+
+    settings = ["train.steps=4", "toy.starts=2"]
+    record = train(load("lmcl-toy", [*settings, "objective=none"]).config, tmp_path, quiet=True)
+    _, adapter, _ = load_run(find_run(record.hash, tmp_path), "cpu")
+    features, labels = adapter.features("test")
+    torch.testing.assert_close(features, adapter.points)
+    assert torch.equal(labels, adapter.labels)
+    trained = train(load("lmcl-toy", settings).config, tmp_path, quiet=True)
+    assert trained.parameters == 4
+    assert 1 / 3 < trained.results["kmeans/accuracy"] <= 1
+
+
+def test_a_batch_larger_than_the_set_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"toy\.points"):
+        train(load("lmcl-toy", ["train.batch_size=901"]).config, tmp_path, quiet=True)
+
+
+def table(runs, seeds):
+    """Row -> column -> values by seed, of the suite as `dipole bench` leaves it."""
+    sized = read_suite("lmcl-table1").at("small", (), seeds)
+    found = SuiteResults(manifest(sized, sized.jobs()), collect(runs).records)
+    cells = {(cell.row.label, cell.column.name): cell for cell in found.cells}
+    assert len(cells) == 6
+    return cells
+
+
+def test_the_suite_runs_in_shared_processes_and_polarization_helps(tmp_path):
+    assert main(["bench", "lmcl-table1", "--seeds", "4", "--runs", str(tmp_path), "--jobs", "1"]) == 0
+    cells = table(tmp_path, 4)
+    for column in ("Three-Bars", "Nested-Moons"):
+        ours, plain, space = (
+            cells[row, column].summary.mean for row in ("LMCT (Ours)", "Conventional CT", "Euclidean Space")
+        )
+        assert ours > max(plain, space)
+    logs = list((tmp_path / ".bench" / "logs").glob("*.log"))
+    assert len(logs) == 24
+    assert all("finished" in log.read_text() for log in logs)
+    assert list((tmp_path / ".bench" / "claims").glob("*.json")) == []
+    record = json.loads(next(tmp_path.glob("*/record.json")).read_text())
+    assert record["domain"] == "toy"
+
+
+@pytest.mark.slow
+def test_the_papers_ordering_over_twenty_trials(tmp_path):
+    """LMCL Table 1: polarization above the plain loss (paired t-test at 0.05), the plain loss at or above the plane."""
+    assert main(["bench", "lmcl-table1", "--runs", str(tmp_path)]) == 0
+    cells = table(tmp_path, 20)
+    for column in ("Three-Bars", "Nested-Moons"):
+        ours = cells["LMCT (Ours)", column]
+        assert ours.against_base.n == 20
+        assert ours.against_base.difference > 0
+        assert ours.p_holm < 0.05
+        space = cells["Euclidean Space", column].summary.mean
+        assert space <= cells["Conventional CT", column].summary.mean < ours.summary.mean

@@ -1,0 +1,129 @@
+"""LMCL's toy study as a domain: points in the plane, a linear embedding of 2 x 2, k-means accuracy (Sec. 5.1)."""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from dipole.core.adapter import Adapter
+from dipole.core.config import Settings
+from dipole.core.errors import ConfigError
+from dipole.core.pairs import Pairs
+from dipole.core.probes import kmeans_accuracy
+from dipole.core.seeding import Seeds
+from dipole.vision.encoders import EncoderConfig, build_encoder
+from dipole.vision.planar import SETS
+
+if TYPE_CHECKING:
+    from dipole.core.objective import Composite
+    from dipole.core.trainer import Run
+
+
+class ToyConfig(Settings):
+    """The [toy] table."""
+
+    data: Literal["three-bars", "nested-moons"] = "three-bars"
+    points: int = Field(900, ge=6, description="number of points, drawn by the seed")
+    noise: float = Field(0.03, gt=0, description="deviation of the Gaussian noise that makes a point's positive")
+    starts: int = Field(64, ge=1, description="random first matrices; the one of least loss is trained")
+    scale: float = Field(0.1, gt=0, description="deviation of their entries")
+    inits: int = Field(10, ge=1, description="starts of k-means; the best by inertia counts")
+
+
+class ToyAdapter(Adapter):
+    """A point and its noisy copy are a positive pair, the copies of the batch's other points are negatives.
+
+    The paper starts P at 0, where the loss has no gradient. We draw `starts` small matrices and train the one whose
+    loss over the first epoch is least: the loss has several minima (one per axis along which it stretches the plane),
+    and the paper's claim is about its minimiser. With `objective = "none"` P is the identity: Euclidean space.
+    """
+
+    domain: ClassVar[str] = "toy"
+    config_model: ClassVar[type[Settings]] = ToyConfig
+    objective_optional: ClassVar[bool] = True
+
+    config: ToyConfig
+
+    def __init__(
+        self,
+        config: ToyConfig,
+        *,
+        seed: Seeds,
+        device: torch.device,
+        workdir: Path,
+        batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        super().__init__(
+            config, seed=seed, device=device, workdir=workdir, batch_size=batch_size, rank=rank, world_size=world_size
+        )
+        if world_size > 1:
+            raise ConfigError("the toy domain trains four numbers in one process: start it without torchrun.")
+        if batch_size > config.points:
+            raise ConfigError(f"train.batch_size: {batch_size} is more than toy.points = {config.points}.")
+        self.points, self.labels = SETS[config.data](config.points, seed.numpy("data"))
+        self.steps_per_epoch = config.points // batch_size
+        self.embedding_dim = 2
+        self.module = build_encoder(EncoderConfig(name="linear", width=2, projector="none"), channels=2, size=1)
+
+    @property
+    def _matrix(self) -> Tensor:
+        (weight,) = self.module.parameters()  # (2, 2)
+        return weight
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        order = torch.randperm(len(self.points), generator=self.seed.torch("data", "order", epoch))
+        for step in range(start, self.steps_per_epoch):
+            points = self.points[order[step * self.batch_size : (step + 1) * self.batch_size]]
+            noise = torch.randn(points.shape, generator=self.seed.torch("augment", epoch, step))
+            yield points.to(self.device), (points + self.config.noise * noise).to(self.device)
+
+    def embed(self, batch: tuple[Tensor, Tensor]) -> Pairs:
+        points, copies = batch
+        return Pairs.cross(self._map(points), self._map(copies))
+
+    def _map(self, points: Tensor) -> Tensor:
+        embedded: Tensor = self.module(points[:, :, None, None])
+        return embedded
+
+    def fit(self, run: "Run") -> None:
+        if run.objective is None:
+            torch.nn.init.eye_(self._matrix)
+            return
+        if run.step == 0:
+            self._choose_start(run.objective)
+        run.loop()
+
+    @torch.no_grad()
+    def _choose_start(self, objective: "Composite") -> None:
+        batches = list(self.batches(0))
+        draws = torch.randn(self.config.starts, 2, 2, generator=self.seed.torch("model", "starts")) * self.config.scale
+        losses = []
+        for draw in draws:
+            self._matrix.copy_(draw)
+            losses.append(sum(float(objective(self.embed(batch)).loss) for batch in batches))
+        self._matrix.copy_(draws[torch.tensor(losses).argmin()])
+
+    @torch.no_grad()
+    def features(self, split: str) -> tuple[Tensor, Tensor | None]:
+        """P x of all points, whatever the split."""
+        return self._map(self.points.to(self.device)).cpu(), self.labels
+
+    def evaluate(self, objective: "Composite | None") -> dict[str, float]:
+        embedded, labels = self.features("test")
+        if objective is not None:
+            embedded = objective.transform(embedded.to(self.device)).cpu()
+        return kmeans_accuracy(embedded, labels, inits=self.config.inits, seed=self.seed.probe).metrics("kmeans")
+
+    def data_info(self) -> dict[str, Any]:
+        content = self.points.numpy().tobytes() + self.labels.numpy().tobytes()
+        return {
+            "name": self.config.data,
+            "fingerprint": hashlib.sha256(content).hexdigest(),
+            "sizes": {"train": len(self.points), "test": len(self.points)},
+        }
