@@ -68,7 +68,7 @@ class VisionAdapter(Adapter):
         self.module = self._method(batch_size)
         self.embedding_dim = self.module.embedding_dim
         if device.type == "cuda":
-            self.module.to(memory_format=torch.channels_last)
+            self.module = self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if config.compile:
             self.module.compile_branches()
         # Baselines are probed on the encoder as it was before training.
@@ -133,9 +133,9 @@ class VisionAdapter(Adapter):
             # Parameters are drawn for the whole batch, so that any number of ranks sees the same views.
             generator = self.seed.torch("augment", epoch, step)
             pixels = images.images[index[mine]].to(self.device, non_blocking=True)
-            size = images.images.shape[-2:]
+            height, width = images.images.shape[-2:]
             views = [
-                apply(recipe, pixels, draw(recipe, len(index), *size, generator)[mine])
+                apply(recipe, pixels, draw(recipe, len(index), height, width, generator)[mine])
                 for recipe in self.config.recipes()
             ]
             if self.device.type == "cuda":
@@ -180,10 +180,11 @@ class VisionAdapter(Adapter):
         """
         images, generator = self.parts.pretrain.images, self.seed.torch("probe", "picture")
         index = torch.randperm(len(images), generator=generator)[: min(self.batch_size, DRAWN)]
-        pixels, size = images[index].to(self.device), images.shape[-2:]
+        pixels, (height, width) = images[index].to(self.device), images.shape[-2:]
         recipe = self.config.augment
         views = [
-            apply(recipe, pixels, draw(recipe, len(index), *size, generator)) for _ in range(max(2, self.config.count))
+            apply(recipe, pixels, draw(recipe, len(index), height, width, generator))
+            for _ in range(max(2, self.config.count))
         ]
         with frozen(self.module):
             found = [self.module.embedding(view) for view in views]

@@ -294,7 +294,8 @@ def unit(images: Tensor) -> Tensor:
 
 def augment(config: AugmentConfig, images: Tensor, generator: torch.Generator) -> Tensor:
     """A random view of every image (n, C, H, W); each call draws new parameters."""
-    return apply(config, images, draw(config, len(images), *images.shape[-2:], generator))
+    height, width = images.shape[-2:]
+    return apply(config, images, draw(config, len(images), height, width, generator))
 
 
 def centre(images: Tensor, size: int) -> Tensor:

@@ -133,9 +133,9 @@ class ImageSet:
         if isinstance(self.images, Encoded):
             digest.update(self.images.fingerprint().encode())
         else:
-            digest.update(self.images.contiguous().numpy())
+            digest.update(self.images.contiguous().numpy().data)
         if self.labels is not None:
-            digest.update(self.labels.contiguous().numpy())
+            digest.update(self.labels.contiguous().numpy().data)
         return digest.hexdigest()
 
 

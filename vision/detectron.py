@@ -102,7 +102,8 @@ def backbone(encoder: Encoder) -> dict[str, np.ndarray]:
             found[f"{name}.norm.{part}"] = getattr(block.normalization, part).detach().cpu().numpy()
 
     take(encoder.model.embedder.embedder, "stem.conv1")
-    for stage, layers in enumerate(encoder.model.encoder.stages, 2):
+    stages: Any = encoder.model.encoder.stages
+    for stage, layers in enumerate(stages, 2):
         for number, layer in enumerate(layers.layers):
             name = f"res{stage}.{number}"
             for place, block in enumerate(layer.layer, 1):

@@ -20,11 +20,11 @@ Build = Callable[[int], tuple[Encoder, nn.Module, int]]  # channels -> encoder, 
 
 
 class Batch(NamedTuple):
-    """views: each (B, C, H, W) in [0, 1]; labels (B,) or None; index (B,) of the images; seed: of this step's draws."""
+    """views: each (B, C, H, W) in [0, 1]; labels (B,) or None; rows (B,) of the images; seed: of this step's draws."""
 
     views: list[Tensor]
     labels: Tensor | None
-    index: Tensor
+    rows: Tensor
     seed: int
 
 
@@ -283,14 +283,14 @@ class CMC(Method):
         z = torch.cat([self.light(light), self.colour(colour)])  # (2B, d)
         count = len(view)
         memory = None if self.bank is None else self._draw(batch).to(z.dtype)
-        self._fresh = (z.detach(), batch.index)
+        self._fresh = (z.detach(), batch.rows)
         return both_directions(z, count, memory, batch.labels)
 
     def _draw(self, batch: Batch) -> Tensor:
         """(2, bank, d): the same random images of the bank for both halves, none of this batch."""
         memory = self.get_buffer("memory")
         order = torch.randperm(memory.shape[1], generator=torch.Generator().manual_seed(batch.seed))
-        order = order[~torch.isin(order, batch.index.cpu())][: self.bank]
+        order = order[~torch.isin(order, batch.rows.cpu())][: self.bank]
         return memory[:, order.to(memory.device)]
 
     @torch.no_grad()

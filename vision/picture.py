@@ -122,7 +122,7 @@ def draw_query(
     figure = Figure(figsize=(7.4, 4.6 + 1.25 * rows), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title, fontsize=9, family="monospace")
-    above, below = figure.subfigures(2, 1, height_ratios=(1.25 * rows, 4.4))
+    above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=(1.25 * rows, 4.4))[:, 0]
     for place, axis in enumerate(above.subplots(rows, columns, squeeze=False).flat):
         axis.axis("off")
         if place < len(strip):

@@ -27,7 +27,7 @@ class StemResNetModel(ResNetModel):
         if config.stem == "cifar":
             inner = self.embedder.embedder
             inner.convolution = nn.Conv2d(config.num_channels, config.embedding_size, 3, padding=1, bias=False)
-            self.embedder.pooler = nn.Identity()
+            self.embedder.pooler = nn.Identity()  # type: ignore[assignment]
             self.post_init()
 
 
@@ -53,7 +53,7 @@ class ResNetEncoder(Encoder):
     def __init__(self, channels: int, name: str, stem: Stem, share: float = 1.0) -> None:
         super().__init__(channels)
         self.model = StemResNetModel(resnet_config(name, stem, channels, share))
-        self.taps = {"pooled": self.model.config.hidden_sizes[-1]}
+        self.taps = {"pooled": list(self.model.config.hidden_sizes or ())[-1]}
 
     def forward(self, images: Tensor, tap: str | None = None) -> Tensor:
         return self.model(pixel_values=self.normalize(images)).pooler_output.flatten(1)

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -92,7 +93,7 @@ class Encoded:
     def _one(self, row: int) -> np.ndarray:
         for offset in range(len(self.names)):
             place = (row + offset) % len(self.names)
-            found = attempt(lambda place=place: self.read(place), self.size)
+            found = attempt(partial(self.read, place), self.size)
             if not isinstance(found, str):
                 return found
             message = f"{self.names[place]} ({found})"

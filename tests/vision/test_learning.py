@@ -23,3 +23,15 @@ def test_the_digits_recipe_reaches_its_bars(tmp_path, seed):
     assert found["linear/accuracy"] >= 0.985
     assert found["few_shot/accuracy"] >= found["untrained/few_shot/accuracy"] + 0.06
     assert found["kmeans/accuracy"] >= found["untrained/kmeans/accuracy"] + 0.10
+
+
+@pytest.mark.slow
+def test_training_helps_on_real_images(tmp_path, shared_data):
+    """The first run of the suite `cifar10-learning`: InfoNCE above the untrained encoder and the raw pixels."""
+    from dipole.benchmarks.learning_vision import sized
+
+    job = next(job for job in sized(shared_data / "cifar10").jobs() if job.config.name.endswith("/infonce"))
+    found = train(job.config, tmp_path, quiet=True).results
+    for probe, margin in (("linear", 0.02), ("few_shot", 0.02), ("knn", 0.05)):
+        rivals = (found[f"{name}/{probe}/accuracy"] for name in ("untrained", "raw"))
+        assert found[f"{probe}/accuracy"] > max(rivals) + margin

@@ -154,9 +154,9 @@ def test_cmc_bank_gives_the_other_halfs_memory_as_negatives(colour):
     old = a.module.memory.clone()
     a.after_step()
     changed = (a.module.memory != old).any(2)
-    assert changed[0].nonzero().flatten().tolist() == sorted(batch.index.tolist())
-    expected = F.normalize((old[1, batch.index] + z[16:]) / 2, dim=1)
-    torch.testing.assert_close(a.module.memory[1, batch.index], expected)
+    assert changed[0].nonzero().flatten().tolist() == sorted(batch.rows.tolist())
+    expected = F.normalize((old[1, batch.rows] + z[16:]) / 2, dim=1)
+    torch.testing.assert_close(a.module.memory[1, batch.rows], expected)
 
 
 def test_multi_crop_predicts_the_large_crops():
