@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dipole.benchmarks import learning_rl
 from dipole.core.config import load
 from dipole.core.trainer import train
 from dipole.rl import DotEnv
@@ -56,22 +57,13 @@ def test_the_dot_task_is_learnt(objective, random_return, tmp_path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("opengl")
 @pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize(
-    "objective",
-    [
-        "none",
-        "infonce(similarity=bilinear, temperature=1)",
-        "infonce(similarity=bilinear, temperature=1) + dp",
-    ],
-)
+@pytest.mark.parametrize("objective", learning_rl.OBJECTIVES)
 def test_cartpole_balance_improves(objective, seed, tmp_path):
     """Training return of the last thousand agent steps against the first; DIPOLE_RUNS keeps the runs."""
     runs = Path(os.environ.get("DIPOLE_RUNS", tmp_path))
-    config = load("cartpole-balance-small", [f"objective={objective}", f"seed={seed}", "device=cpu"]).config
+    config = learning_rl.configuration(objective, seed, [])
     record = train(config, runs, quiet=True)
     assert record.status == "done"
-    lines = [json.loads(line) for line in (runs / config.hash / "metrics.jsonl").read_text().splitlines()]
-    returns = [(line["step"], line["train/return"]) for line in lines if line.get("train/return") is not None]
-    first = np.mean([value for step, value in returns if step <= 8000])
-    last = np.mean([value for step, value in returns if step > 48_000])
-    assert last > 1.3 * first
+    found = learning_rl.summarise(record, runs / config.hash / "metrics.jsonl")
+    assert len(found["training"]) == 7
+    assert found["training"][-1] > 1.3 * found["training"][0]
