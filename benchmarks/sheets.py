@@ -148,7 +148,8 @@ def coverage_sheet(suites: Sequence[SuiteResults]) -> Sheet | None:
     rows = []
     for table in tables().values():
         printed = sum(cell.mean is not None for row in table.rows for cell in row.cells.values())
-        for suite in by_table.get(table.id, [None]):
+        found: Sequence[SuiteResults | None] = by_table.get(table.id) or [None]
+        for suite in found:
             verdicts = [c.comparison.verdict for c in suite.cells if c.comparison] if suite else []
             counts = [verdicts.count(name) for name in (AGREES, DIFFERS, UNDECIDED, NOT_COMPARED)]
             rows.append(

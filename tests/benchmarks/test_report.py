@@ -17,6 +17,7 @@ from dipole.benchmarks import sheets, svg
 from dipole.benchmarks.collect import collect, is_done
 from dipole.benchmarks.curves import Curve, mean_line, read_curves
 from dipole.benchmarks.manifest import read_manifests
+from dipole.benchmarks.published import tables
 from dipole.benchmarks.report import make_report, write_report
 from dipole.benchmarks.results import SuiteResults, rank
 from dipole.core.errors import ConfigError, DataError
@@ -150,6 +151,29 @@ def test_claims_and_verdicts_of_a_suite(runs_folder):
     assert found.cell("SimCLR (CL)", "CIFAR-10").comparison.verdict == "other protocol"
     assert {c.ours.claim.id: c.verdict for c in found.claims()}["cacr-c12"] == "agrees (other protocol)"
     assert "dataset: digits (paper: CIFAR-10, CIFAR-100, STL-10)" in found.protocol_notes
+
+
+def test_every_printed_table_is_listed_with_what_was_run_of_it(runs_folder):
+    rows = [("SimCLR (CL)", "infonce", None)]
+    values = {"CIFAR-10": 0.83, "STL-10": 0.5}
+    runs_folder.suite(
+        "cacr-table6",
+        rows,
+        [(c, "vision") for c in values],
+        lambda r, c, s: values[c] + s / 1000,
+        published="cacr-table6",
+    )
+    report = make_report(runs_folder.path)
+    (sheet,) = [sheet for sheet in report.sheets if sheet.name == "published"]
+    assert {row[0].text for row in sheet.rows} == set(tables())
+    by = {row[0].text: dict(zip(sheet.head, (cell.text for cell in row), strict=True)) for row in sheet.rows}
+    assert by["lmcl-table4"]["suite"] == "no runs here"
+    # 83.1 +- 0.1 against the printed 83.47, and 50.1 against 83.89.
+    assert {name: by["cacr-table6"][name] for name in ("compared", "agree", "differ")} == {
+        "compared": "2",
+        "agree": "1",
+        "differ": "1",
+    }
 
 
 def test_ranking_by_hand():

@@ -8,6 +8,7 @@ from dipole.benchmarks.plan import Estimator, make_plan
 from dipole.benchmarks.results import SuiteResults
 from dipole.benchmarks.sheets import beside_sheet
 from dipole.benchmarks.suite import read_suite, suites
+from dipole.core.cli import main
 from dipole.core.errors import ConfigError
 
 SUITE = """
@@ -198,3 +199,55 @@ def test_a_control_row_stands_beside_the_papers_numbers_with_a_dash():
     printed = {row[0].text: row[3].text for row in sheet.rows}
     assert printed["crop only"] == "-"
     assert printed["CURL"] not in ("", "-")
+
+
+def test_seeds_of_the_command_replace_those_of_the_scale(suite_file):
+    sized = read_suite(suite_file).at("small", seeds=3)
+    assert {job.config.seed for job in sized.jobs()} == {0, 1, 2}
+    few = {job.hash for job in read_suite(suite_file).at("small").jobs()}
+    assert few < {job.hash for job in sized.jobs()}
+
+
+@pytest.mark.parametrize("setting", ["objective=dcl", "seed=3", "name=x"])
+def test_what_the_suite_says_itself_cannot_be_overridden(suite_file, setting):
+    with pytest.raises(ConfigError, match=setting.partition("=")[0]):
+        read_suite(suite_file).at("small", [setting])
+
+
+def test_overrides_are_a_protocol_of_their_own_unless_they_say_where_things_lie(suite_file):
+    suite = read_suite(suite_file)
+    assert suite.at("small", ["device=cpu", "text.senteval=elsewhere"]).protocol == {"dataset": "digits"}
+    changed = suite.at("small", ["train.epochs=1"]).protocol
+    assert changed == {"dataset": "digits", "changed by --set": "train.epochs=1"}
+
+
+def test_a_suite_that_hides_its_differences_is_held_against_the_shipped_one(tmp_path):
+    """The paper's table filled from digits, and no word of it: the differences are found, so no verdict is given."""
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'name = "mine"\ntitle = "mine"\npublished = "cacr-table6"\n'
+        '[[columns]]\nname = "CIFAR-10"\nmetric = "knn/accuracy"\nfactor = 100\n'
+        '[[rows]]\nmethod = "SimCLR (CL)"\nobjective = "infonce(temperature=0.5)"\n'
+        '[scale.paper]\nrecipe = "digits-simclr"\nseeds = [0]\n'
+    )
+    sized = read_suite(path).at("paper")
+    assert sized.protocol["metric"] == "knn/accuracy in place of linear/accuracy"
+    assert "digits in place of cifar10" in sized.protocol["vision.data.source"]
+    assert not manifest(sized, sized.jobs()).is_paper_protocol
+
+
+def test_the_plan_of_all_suites_has_a_line_for_each(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "160")
+    assert main(["bench", "--plan", "--runs", "none-yet", "--jobs", "2"]) == 0
+    shown = capsys.readouterr().out
+    lines = [line for line in shown.splitlines() if "unknown" in line]
+    assert len(lines) == 1 + sum("small" in read_suite(name).scale for name in suites())
+    assert "all (shared runs once)" in lines[-1]
+    assert not (tmp_path / "none-yet").exists()
+
+
+@pytest.mark.parametrize("arguments", [["--effect", "1"], ["--seeds", "2"], ["demo", "--plan", "--effect", "0"]])
+def test_arguments_that_mean_nothing_are_refused(arguments, capsys):
+    assert main(["bench", *arguments]) == 2
+    assert "error:" in capsys.readouterr().err

@@ -1,0 +1,78 @@
+"""Histogram, entropy and rank of image, sentence and agent embeddings: one code, held against plain loops."""
+
+import numpy as np
+import pytest
+import torch
+
+from dipole.core.config import load
+from dipole.core.evaluation import evaluate
+from dipole.core.runs import RunFolder
+from dipole.core.seeding import Seeds
+from dipole.core.trainer import build
+
+SMALL = {
+    "vision": ("digits-simclr", ["train.batch_size=32", "vision.probe.baselines=false", "vision.probe.probes=['knn']"]),
+    "text": ("pydoc-bow", ["train.batch_size=32"]),
+    "rl": ("dot", ["train.batch_size=32", "rl.episodes=1", "rl.buffer_size=200", "rl.learning_starts=100"]),
+}
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """Domain -> what `evaluate` says, the test embeddings, and the batch that the entropy is of."""
+    found = {}
+    for domain, (recipe, settings) in SMALL.items():
+        config = load(recipe, ["objective=infonce", "device=cpu", *settings]).config
+        adapter, objective = build(config, RunFolder(tmp_path_factory.mktemp(domain)), torch.device("cpu"), 0, 1)
+        if domain == "rl":
+            # Uniform actions, no update: replay has something to draw from.
+            adapter.agent.learn(60)
+        with torch.no_grad():
+            pairs = adapter.embed(next(iter(adapter.batches(0))))
+        seeds = Seeds(config.seed)
+        evaluated = evaluate(adapter, objective, seeds, pairs)
+        adapter.module.eval()
+        found[domain] = evaluated, adapter.features("test")[0].detach().float().numpy(), pairs
+    return found
+
+
+@pytest.mark.parametrize("domain", SMALL)
+def test_the_histogram_counts_the_distances_of_all_pairs(measured, domain):
+    evaluated, x, _ = measured[domain]
+    assert 2 < len(x) <= 2000
+    unit = x.astype(np.float64) / np.linalg.norm(x, axis=1, keepdims=True)
+    distance = ((1 - unit @ unit.T) / 2)[np.triu_indices(len(x), 1)].clip(0, 1)
+    wanted = np.histogram(distance, evaluated.histogram.edges)[0]
+    # Rounding moves a pair over the edge of a bin now and then.
+    assert np.abs(np.array(evaluated.histogram.all) - wanted).sum() <= 0.01 * len(distance)
+    assert sum(evaluated.histogram.all) == len(distance)
+    assert evaluated.diagnostics["mean_distance"] == pytest.approx(distance.mean(), abs=1e-4)
+
+
+@pytest.mark.parametrize("domain", SMALL)
+def test_the_rank_is_that_of_the_matrix_of_embeddings(measured, domain):
+    evaluated, x, _ = measured[domain]
+    assert evaluated.diagnostics["rank"] == pytest.approx(np.linalg.matrix_rank(x), abs=1)
+
+
+@pytest.mark.parametrize("domain", SMALL)
+def test_the_entropy_is_that_of_the_negatives_weights(measured, domain):
+    evaluated, _, pairs = measured[domain]
+    anchors, candidates = (t.detach().double().numpy() for t in (pairs.anchors, pairs.candidates))
+    similarity = np.array([[a @ c / np.linalg.norm(a) / np.linalg.norm(c) for c in candidates] for a in anchors])
+    entropies, most = [], []
+    for index, row in enumerate(similarity):
+        out = {int(j) for j in (*pairs.positives[index], *pairs.dropped[index]) if j >= 0}
+        weights = np.exp([4 * s for j, s in enumerate(row) if j not in out])
+        weights /= weights.sum()
+        entropies.append(-(weights * np.log(weights)).sum())
+        most.append(np.log(len(weights)))
+    assert evaluated.diagnostics["conditional_entropy"] == pytest.approx(np.mean(entropies), abs=1e-4)
+    assert evaluated.diagnostics["conditional_entropy_maximum"] == pytest.approx(np.mean(most), abs=1e-6)
+
+
+def test_every_domain_has_the_same_diagnostics_on_the_same_scale(measured):
+    names = [set(evaluated.diagnostics) - {"similarity_error"} for evaluated, *_ in measured.values()]
+    assert names[0] == names[1] == names[2]
+    edges = [evaluated.histogram.edges for evaluated, *_ in measured.values()]
+    assert edges[0] == edges[1] == edges[2]
