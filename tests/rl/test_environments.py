@@ -178,7 +178,9 @@ def test_importing_the_domain_registers_and_loads_no_physics():
     assert "ControlEnv" in dipole.rl.__all__
     # The module in front of the name imports what registers it.
     code = "import gymnasium; print(gymnasium.make('dipole.rl:dipole/dot-v0').reset(seed=0)[0].shape)"
-    assert "(9, 28, 28)" in subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert (
+        "(9, 28, 28)" in subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    )
 
 
 def test_without_a_backend_the_error_names_the_packages(monkeypatch):
