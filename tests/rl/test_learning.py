@@ -12,7 +12,7 @@ from dipole.core.config import load
 from dipole.core.trainer import train
 from dipole.rl import DotEnv
 
-STEPS = 2050
+STEPS = 1900
 
 
 @pytest.fixture(scope="module")
