@@ -193,7 +193,7 @@ def _row(name: str | Mapping[str, str]) -> str:
 
 def _columns(test: Mapping[str, Any], grid: Grid | None) -> Sequence[str]:
     if test["columns"] != "all":
-        return test["columns"]  # type: ignore[no-any-return]
+        return test["columns"]
     return grid.columns if grid else ("all columns",)
 
 

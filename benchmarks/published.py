@@ -237,7 +237,7 @@ def protocol_differences(paper: Mapping[str, Any], ours: Mapping[str, Any]) -> l
 @cache
 def _paper(short: str) -> dict[str, Any]:
     text = files("dipole.benchmarks").joinpath("published", f"{short}.json").read_text(encoding="utf-8")
-    return json.loads(text)  # type: ignore[no-any-return]
+    return json.loads(text)
 
 
 def _table(paper: str, raw: Mapping[str, Any]) -> Table:

@@ -140,9 +140,9 @@ def claims_sheet(results: SuiteResults, others: Iterable[SuiteResults] = ()) -> 
 def coverage_sheet(suites: Sequence[SuiteResults]) -> Sheet | None:
     """Every printed table: whether this folder has runs for it, and how many cells agree; None without any."""
     by_table: dict[str, list[SuiteResults]] = {}
-    for suite in suites:
-        if suite.table is not None:
-            by_table.setdefault(suite.table.id, []).append(suite)
+    for each in suites:
+        if each.table is not None:
+            by_table.setdefault(each.table.id, []).append(each)
     if not by_table:
         return None
     rows = []

@@ -137,7 +137,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def iqm(scores: Sequence[Sequence[float]] | Array) -> float:
+def iqm(scores: Sequence[Sequence[float]] | Sequence[Array] | Array) -> float:
     """Interquartile mean of all runs of all tasks together: the mean of the middle half."""
     return float(stats.trim_mean(np.concatenate([_sample(task) for task in scores]), 0.25))
 
