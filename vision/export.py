@@ -57,7 +57,7 @@ def trained_encoder(module: nn.Module) -> Encoder:
     if isinstance(module, MoCo):
         return module.query.encoder
     assert isinstance(module, CMC)
-    raise ConfigError("a run with method 'cmc' has two encoders and cannot be exported as one transformers model.")
+    raise ConfigError("a run with method 'cmc' has two encoders and cannot be exported as one model.")
 
 
 def export_transformers(adapter: "VisionAdapter", folder: Path, record: Any) -> None:

@@ -29,7 +29,7 @@ class ToyConfig(Settings):
     data: Literal["three-bars", "nested-moons"] = "three-bars"
     points: int = Field(900, ge=6, description="number of points, drawn by the seed")
     noise: float = Field(0.06, gt=0, description="deviation of the Gaussian noise that makes a point's positive")
-    starts: int = Field(200, ge=1, description="random first matrices; the one of least loss is trained")
+    starts: int = Field(300, ge=1, description="random first matrices; the one of least loss is trained")
     scale: float = Field(0.1, gt=0, description="deviation of their entries")
     inits: int = Field(10, ge=1, description="starts of k-means; the best by inertia counts")
 

@@ -52,7 +52,7 @@ def test_tsne_keeps_groups_apart():
 
 
 @pytest.mark.parametrize("method", [["vision.views=5", "objective=cacr(k=4)"], ["vision.method=moco"]])
-def test_pictures_while_training_and_of_a_finished_run(tmp_path, method):
+def test_pictures_while_training_and_of_a_finished_run(tmp_path, method, capsys):
     settings = [
         "vision.data.limit=64",
         "train.batch_size=32",
@@ -73,3 +73,5 @@ def test_pictures_while_training_and_of_a_finished_run(tmp_path, method):
     assert main(["export", str(run), "--to", "picture", "--out", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / "query.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert json.loads((run / "record.json").read_text())["status"] == "done"
+    assert main(["export", str(run), "--to", "detectron2", "--out", str(tmp_path / "net")]) == 2
+    assert "resnet50" in capsys.readouterr().err
