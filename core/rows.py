@@ -20,6 +20,8 @@ TILE = 512
 CACHE_BYTES = 32 << 20
 # Similarity that stands for an excluded entry: far below any real one, yet finite, so that 0 * value stays 0.
 EXCLUDED = -1e15
+# Smallest factor that a sum of slopes is kept in units of: others can be divided by it without overflow.
+SMALLEST_UNIT = 1e-20
 # exp(scale * s) is summed without a running maximum while |scale * s| stays below this.
 SAFE_EXPONENT = 60.0
 
@@ -44,12 +46,15 @@ class Workspace:
 class Tile:
     """One block of the similarity matrix, (R, T), with its exponentials formed once for all statistics.
 
-    It holds `u = unit * s`: the matrix product scales for nothing, and a lone `LogSumExp(unit)` needs no other pass.
+    It holds `u = unit * (s - origin)`: the matrix product scales and shifts for nothing, so that a lone
+    `LogSumExp(unit)` or `Between` around the origin needs no pass for it. The origin is 0 unless every statistic is
+    `any_origin`.
     """
 
-    def __init__(self, u: Tensor, unit: float, workspace: Workspace, keep: bool = False) -> None:
+    def __init__(self, u: Tensor, unit: float, origin: float, workspace: Workspace, keep: bool = False) -> None:
         self.u = u
         self.unit = unit
+        self.origin = origin
         self._workspace = workspace
         self._keep = keep
         self._exp: dict[float, Tensor] = {}
@@ -58,7 +63,7 @@ class Tile:
     @property
     def s(self) -> Tensor:
         """The similarities, (R, T), in a buffer of their own."""
-        return torch.mul(self.u, 1 / self.unit, out=self.scratch("s"))
+        return torch.mul(self.u, 1 / self.unit, out=self.scratch("s")).add_(self.origin)
 
     @property
     def excluded(self) -> Tensor:
@@ -78,14 +83,14 @@ class Tile:
         return x is self.u or any(x is e for e in self._exp.values())
 
     def exponent(self, scale: float, out: Tensor) -> Tensor:
-        """scale * s, (R, T), far below zero at excluded entries whatever the sign of the scale."""
+        """scale * (s - origin), (R, T), far below zero at excluded entries whatever the sign of the scale."""
         # The tile itself may be the buffer that is written: what is excluded is read off it first.
         excluded = None if scale > 0 else self.excluded
         torch.mul(self.u, scale / self.unit, out=out)
         return out if excluded is None else out.masked_fill_(excluded, EXCLUDED)
 
     def exp(self, scale: float, last: bool = False) -> Tensor:
-        """e^{scale * s}, (R, T), kept for the next statistic that asks; the `last` one may overwrite the tile."""
+        """e^{scale * (s - origin)}, (R, T), kept for whoever asks next; the `last` one may overwrite the tile."""
         if scale not in self._exp:
             if self._keep:
                 out = torch.empty_like(self.u)
@@ -95,7 +100,7 @@ class Tile:
         return self._exp[scale]
 
     def shifted_exp(self, scale: float, shift: Tensor) -> Tensor:
-        """e^{scale * s - shift}, (R, T)."""
+        """e^{scale * (s - origin) - shift}, (R, T)."""
         return self.exponent(scale, self.scratch("shifted")).sub_(shift).exp_()
 
 
@@ -117,6 +122,8 @@ class Statistic:
     scale: ClassVar[float | None] = None
     # True if nothing but `e` is looked at: the exponential may then be formed in the tile's own memory.
     only_exponential: ClassVar[bool] = False
+    # True if `tile.u` is read with regard to `tile.origin`, or not at all.
+    any_origin: ClassVar[bool] = False
 
     def parts(self, tile: Tile, e: Any) -> tuple[Scaled, ...]:
         raise NotImplementedError
@@ -134,6 +141,7 @@ class LogSumExp(Statistic):
 
     scale: float  # type: ignore[misc]
     only_exponential = True
+    any_origin = True
 
     def parts(self, tile: Tile, e: Any) -> tuple[Scaled, ...]:
         return ((e, 1.0),)
@@ -184,19 +192,31 @@ class Between(Statistic):
 
     low: float
     high: float
+    any_origin = True
+
+    @property
+    def middle(self) -> float:
+        return (self.low + self.high) / 2
 
     def parts(self, tile: Tile, e: Any) -> tuple[Scaled, ...]:
-        # half^2 - (u - middle)^2, cut off below: exact zeros outside.
-        offset = torch.sub(tile.u, (self.low + self.high) * tile.unit / 2, out=tile.scratch("part"))
-        peak = offset.new_full((), ((self.high - self.low) * tile.unit / 2) ** 2)
-        return ((torch.addcmul(peak, offset, offset, value=-1, out=offset).relu_(), 1 / tile.unit**2),)
+        # half^2 - (s - middle)^2, cut off below: exact zeros outside.
+        offset, half = self._offset(tile)
+        peak = offset.new_full((), half**2)
+        inside = torch.addcmul(peak, offset, offset, value=-1, out=tile.scratch("part")).relu_()
+        return ((inside, 1 / tile.unit**2),)
 
     def slopes(self, tile: Tile, e: Any) -> tuple[Scaled, ...]:
         # -2 (s - middle) inside and 0 outside: what the backward pass of a clamp does in one go.
-        low, high = self.low * tile.unit, self.high * tile.unit
-        offset = torch.sub(tile.u, (low + high) / 2, out=tile.scratch("part"))
-        torch.ops.aten.hardtanh_backward.grad_input(offset, tile.u, low, high, grad_input=offset)
-        return ((offset, -2 / tile.unit),)
+        offset, half = self._offset(tile)
+        inside = tile.scratch("part")
+        torch.ops.aten.hardtanh_backward.grad_input(offset, offset, -half, half, grad_input=inside)
+        return ((inside, -2 / tile.unit),)
+
+    def _offset(self, tile: Tile) -> tuple[Tensor, float]:
+        """unit * (s - middle), which is the tile itself where its origin is the middle; and its bound inside."""
+        away = (self.middle - tile.origin) * tile.unit
+        offset = torch.sub(tile.u, away, out=tile.scratch("part")) if away else tile.u
+        return offset, (self.high - self.low) / 2 * tile.unit
 
 
 @dataclass(frozen=True)
@@ -235,6 +255,7 @@ class Sweep:
     symmetric: bool
     side: int
     unit: float
+    origin: float
 
     def sides(self, rows: slice, columns: slice) -> list[Side]:
         """What a tile is summed into: its rows and, off the diagonal of a symmetric matrix, its columns' rows."""
@@ -252,16 +273,17 @@ class Sweep:
     def tiles(self, x: Tensor, y: Tensor, workspace: Workspace, keep: bool) -> Iterator[tuple[slice, slice, Tile]]:
         """Yield (rows, columns, tile) with excluded entries set to EXCLUDED."""
         touched = self.touched()
+        start = x.new_full((), -self.unit * self.origin)
         for top in range(0, len(x), self.side):
             rows = slice(top, min(top + self.side, len(x)))
             for left in range(top if self.symmetric else 0, len(y), self.side):
                 columns = slice(left, min(left + self.side, len(y)))
                 shape = (rows.stop - rows.start, columns.stop - columns.start)
                 u = x.new_empty(shape) if keep else workspace.take("tile", shape)
-                torch.addmm(u, x[rows], y[columns].T, beta=0, alpha=self.unit, out=u)
+                torch.addmm(start, x[rows], y[columns].T, beta=1 if self.origin else 0, alpha=self.unit, out=u)
                 if touched is None or (top // self.side, left // self.side) in touched:
                     _exclude(u, self.excluded[rows] - left, self.unit * EXCLUDED)
-                yield rows, columns, Tile(u, self.unit, workspace, keep)
+                yield rows, columns, Tile(u, self.unit, self.origin, workspace, keep)
 
 
 def _exclude(u: Tensor, index: Tensor, value: float) -> None:
@@ -306,10 +328,12 @@ class _RowSums(torch.autograd.Function):
         upstream = _Upstream(grad)
         for rows, columns, tile in ctx.kept or sweep.tiles(x, y, ctx.workspace, keep=False):
             slope = ctx.plan.slope(tile, sweep.sides(rows, columns), upstream, shifts)
+            if slope.value is None:
+                continue
             # A diagonal tile of the symmetric case holds (i, j) and (j, i), so it takes both products as well.
-            dx[rows].addmm_(slope, y[columns])
+            dx[rows].addmm_(slope.value, y[columns], alpha=slope.unit)
             if dy is not None:
-                dy[columns].addmm_(slope.T, x[rows])
+                dy[columns].addmm_(slope.value.T, x[rows], alpha=slope.unit)
         return (dx, None if sweep.symmetric else dy, None, None)
 
 
@@ -319,6 +343,9 @@ class _Plan:
     def __init__(self, statistics: Sequence[AnyStatistic], bound: float) -> None:
         self.statistics = [stat for stat in statistics if isinstance(stat, Statistic)]
         self.extremes = [stat for stat in statistics if isinstance(stat, Extreme)]
+        middles = [s.middle for s in self.statistics if isinstance(s, Between)]
+        self.origin = middles[0] if middles and all(s.any_origin for s in self.statistics) else 0.0
+        bound += abs(self.origin)
         self.running = [s.scale is not None and abs(s.scale) * bound > SAFE_EXPONENT for s in self.statistics]
         self.widths = [stat.width for stat in self.statistics]
         # The scale of the first exponential, so that it needs no pass of its own over the tile.
@@ -385,60 +412,73 @@ class _Plan:
             values[rows] = torch.where(better, top, values[rows])
             index[rows] = torch.where(better, place + first, index[rows])
 
-    def slope(self, tile: Tile, sides: Sequence[Side], upstream: "_Upstream", shifts: Tensor) -> Tensor:
+    def slope(self, tile: Tile, sides: Sequence[Side], upstream: "_Upstream", shifts: Tensor) -> "_Total":
         """dL/ds of a tile, (R, T), over all statistics and all rows it serves."""
-        total: Tensor | None = None
-        # Summands that all rows weigh alike, each in a buffer of its own: added at the end, for less than a product.
-        even: list[tuple[Tensor, float]] = []
+        total = _Total(tile)
         for number in self.order:
             stat = self.statistics[number]
             tile.owner = number
             if stat.scale is not None and self.running[number]:
                 for side, along in sides:
                     e = tile.shifted_exp(stat.scale, shifts[number, side].unsqueeze(along))
-                    total = self._accumulate(total, tile, number, stat.slopes(tile, e), [(side, along)], upstream, even)
+                    self._weigh(total, tile, number, stat.slopes(tile, e), [(side, along)], upstream)
             else:
-                slopes = stat.slopes(tile, self._exp(tile, number))
-                total = self._accumulate(total, tile, number, slopes, sides, upstream, even)
-        for slope, weight in even:
-            total = slope.mul_(weight) if total is None else total.add_(slope, alpha=weight)
-        assert total is not None
+                self._weigh(total, tile, number, stat.slopes(tile, self._exp(tile, number)), sides, upstream)
         return total
 
-    def _accumulate(
+    def _weigh(
         self,
-        total: Tensor | None,
+        total: "_Total",
         tile: Tile,
         number: int,
         slopes: tuple[Scaled, ...],
         sides: Sequence[Side],
         upstream: "_Upstream",
-        even: list[tuple[Tensor, float]],
-    ) -> Tensor | None:
+    ) -> None:
         for slot, (slope, factor) in zip(self.slots[number], slopes, strict=True):
-            common = upstream.common[slot]
             # Only this statistic uses the buffer, and only once for this tile.
             own = not self.running[number] and not tile.is_shared(slope)
-            weight: float | Tensor
+            common = upstream.common[slot]
             if common is not None:
-                weight = common * factor * len(sides)
-                if own:
-                    even.append((slope, weight))
-                    continue
+                total.add_evenly(slope, common * factor * len(sides), own)
             else:
                 weights = [(upstream.grad[slot, side] * factor).unsqueeze(along) for side, along in sides]
-                # The first summand's weights become the total: a buffer less in the processor's cache.
-                buffer = "total" if total is None else "weights"
-                weight = weights[0] if len(sides) == 1 else torch.add(*weights, out=tile.plan_scratch(buffer))
-            if total is None and len(sides) == 2 and isinstance(weight, Tensor):
-                total = weight.mul_(slope)
-            elif total is None:
-                total = torch.mul(slope, weight, out=slope if own else tile.plan_scratch("total"))
-            elif isinstance(weight, float):
-                total.add_(slope, alpha=weight)
-            else:
-                total.addcmul_(slope, weight)
-        return total
+                total.add_weighted(slope, weights, own)
+
+
+class _Total:
+    """A weighted sum of slopes, unit * value; `value` is None while nothing was added.
+
+    The first summand that all rows weigh alike becomes the value as it is, and its weight the unit: the matrix products
+    that follow multiply by it for nothing.
+    """
+
+    def __init__(self, tile: Tile) -> None:
+        self.value: Tensor | None = None
+        self.unit = 1.0
+        self._tile = tile
+
+    def add_evenly(self, slope: Tensor, weight: float, own: bool) -> None:
+        """Add weight * slope, in the slope's own memory if it may be written."""
+        if not weight:
+            return
+        if self.value is not None:
+            self.value.add_(slope, alpha=weight / self.unit)
+        elif own and abs(weight) > SMALLEST_UNIT:
+            self.value, self.unit = slope, weight
+        else:
+            self.value = torch.mul(slope, weight, out=slope if own else self._tile.plan_scratch("total"))
+
+    def add_weighted(self, slope: Tensor, weights: Sequence[Tensor], own: bool) -> None:
+        """Add sum(weights) * slope, with one weight (R, 1) or another (1, T)."""
+        if self.value is not None:
+            weight = weights[0] if len(weights) == 1 else torch.add(*weights, out=self._tile.plan_scratch("weights"))
+            self.value.addcmul_(slope, weight, value=1 / self.unit)
+        elif len(weights) == 1:
+            self.value = torch.mul(slope, weights[0], out=slope if own else self._tile.plan_scratch("total"))
+        else:
+            # The weights become the total: a buffer less in the processor's cache.
+            self.value = torch.add(*weights, out=self._tile.plan_scratch("total")).mul_(slope)
 
 
 class _Upstream:
@@ -483,12 +523,13 @@ def row_statistics(
         bound = math.inf if x.is_cuda else float(_longest(x) * _longest(y))
     side = tile or (TILE if x.device.type == "cpu" else 8 * TILE)
     plan = _Plan(wanted, bound)
-    sweep = Sweep(excluded, symmetric, side, plan.unit)
+    sweep = Sweep(excluded, symmetric, side, plan.unit, plan.origin)
     with torch.autocast(x.device.type, enabled=False):
         sums, shifts, *where = _RowSums.apply(x, y, sweep, plan)  # type: ignore[no-untyped-call]
     results: dict[AnyStatistic, Tensor] = dict(zip(plan.extremes, where, strict=True))
     for number, stat in enumerate(plan.statistics):
-        results[stat] = stat.finish(tuple(sums[plan.span(number)]), shifts[number], counts)
+        shift = shifts[number] + (stat.scale or 0) * plan.origin
+        results[stat] = stat.finish(tuple(sums[plan.span(number)]), shift, counts)
     return results
 
 
