@@ -118,8 +118,8 @@ def classify(
     """Probe the features (N, d) of every split by the protocol; `note` is told what is being done."""
     x = np.concatenate([features[name] for name in splits])
     if not np.isfinite(x).all():
-        rows = int((~np.isfinite(x)).any(1).sum())
-        raise DataError(f"{task.name}: the features of {rows} sentences hold NaN or infinity; look at the encoder")
+        wrong = int((~np.isfinite(x)).any(1).sum())
+        raise DataError(f"{task.name}: the features of {wrong} sentences hold NaN or infinity; look at the encoder")
     y = np.concatenate([np.asarray(split.labels, dtype=np.int64) for split in splits.values()])
     sizes = np.cumsum([0, *(len(split) for split in splits.values())])
     rows = {name: np.arange(start, end) for name, start, end in zip(splits, sizes, sizes[1:], strict=False)}

@@ -1,10 +1,11 @@
 """Similarity of sentence pairs: SentEval's learned relatedness (SICK-R, STS-B) and the unsupervised STS tasks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from scipy.stats import pearsonr, spearmanr
 from torch import Tensor, nn
 
@@ -24,17 +25,17 @@ def soft_targets(scores: Sequence[float], classes: int = 5) -> np.ndarray:
     return out
 
 
-def correlation(function: Callable, left: Sequence[float], right: Sequence[float]) -> tuple[float, float]:
+def correlation(function: Callable, left: ArrayLike, right: ArrayLike) -> tuple[float, float]:
     """Coefficient and p-value; (0, 1) where one side is constant and none is defined."""
-    left, right = np.asarray(left, dtype=np.float64), np.asarray(right, dtype=np.float64)
-    if len(left) < 2 or np.ptp(left) == 0 or np.ptp(right) == 0:
+    x, y = np.asarray(left, dtype=np.float64), np.asarray(right, dtype=np.float64)
+    if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return 0.0, 1.0
-    result = function(left, right)
+    result = function(x, y)
     return float(result[0]), float(result[1])
 
 
 def fit_relatedness(
-    features: dict[str, np.ndarray], scores: dict[str, Sequence[float]], seed: int
+    features: Mapping[str, np.ndarray], scores: Mapping[str, Sequence[float]], seed: int
 ) -> tuple[float, np.ndarray]:
     """Train SentEval's softmax regression on |u-v|, u*v and return (best dev Pearson, test predictions).
 
@@ -81,7 +82,7 @@ def fit_relatedness(
 
 
 def relatedness_result(
-    features: dict[str, np.ndarray], scores: dict[str, Sequence[float]], seed: int
+    features: Mapping[str, np.ndarray], scores: Mapping[str, Sequence[float]], seed: int
 ) -> dict[str, Any]:
     """SentEval's result of SICK-R and STS-B: Pearson on dev; correlations, squared error and predictions on test."""
     dev, predicted = fit_relatedness(features, scores, seed)
@@ -103,7 +104,7 @@ def cosine(left: np.ndarray, right: np.ndarray) -> float:
     return float(np.dot(left, right) / norm) if norm > 0 else 0.0
 
 
-def sts_result(systems: dict[str, Sequence[float]], golds: dict[str, Sequence[float]]) -> dict[str, Any]:
+def sts_result(systems: Mapping[str, Sequence[float]], golds: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     """Correlations per data set and over all of them, in SentEval's keys.
 
     The three ways in which papers sum up one STS year differ by several points, so all are given, for Pearson and
@@ -111,11 +112,11 @@ def sts_result(systems: dict[str, Sequence[float]], golds: dict[str, Sequence[fl
     correlation of all pairs thrown together; SimCSE's, which SentEval lacks).
     """
     results: dict[str, Any] = {}
-    for name, system in systems.items():
+    for name, scores in systems.items():
         results[name] = {
-            "pearson": correlation(pearsonr, system, golds[name]),
-            "spearman": correlation(spearmanr, system, golds[name]),
-            "nsamples": len(system),
+            "pearson": correlation(pearsonr, scores, golds[name]),
+            "spearman": correlation(spearmanr, scores, golds[name]),
+            "nsamples": len(scores),
         }
     sizes = [results[name]["nsamples"] for name in systems]
     system = np.concatenate([np.asarray(s, dtype=np.float64) for s in systems.values()])

@@ -1,6 +1,6 @@
 """SentEval's files: where each task lies, how it is read, and the damage these files are known to come with."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ class Split:
     """Part of a task: one sentence list for classification, two for pairs, in the order SentEval encodes them."""
 
     sentences: list[list[Sentence]]  # one list per side
-    labels: list[float]
+    labels: Sequence[float]
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -232,7 +232,8 @@ def _sick(name: str, folder: _Folder) -> Task:
     )
     for split, file, expected in files:
         relative = f"downstream/SICK/{file}"
-        left, right, labels = [], [], []
+        left, right = [], []
+        labels: list[float] = []
         for number, fields in folder.fields(relative, 5):
             if number == 1:  # the header
                 continue

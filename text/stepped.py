@@ -55,7 +55,7 @@ class Classifier:
         if name not in OPTIMIZERS:
             hint = nearest(name, OPTIMIZERS)
             raise OptionError(f"unknown optim {name!r} in classifier; allowed: {', '.join(OPTIMIZERS)}.{hint}")
-        values = {}
+        values: dict[str, Any] = {}
         for option in options:
             key, _, number = option.partition("=")
             if not re.fullmatch(r"[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?", number):
@@ -236,7 +236,7 @@ class _Group:
         first = first.transpose(1, 2)  # (F, R, 1 + in, out)
         return [
             Fitted(
-                best[f].numpy(), [(first[f, :, :-1], first[f, :, -1]), *([tuple(p[f] for p in rest)] if rest else [])]
+                best[f].numpy(), [(first[f, :, :-1], first[f, :, -1]), *([(rest[0][f], rest[1][f])] if rest else [])]
             )
             for f in range(folds)
         ]
