@@ -46,5 +46,5 @@ def test_quick_thoughts_learns_from_real_text(shared_data, tmp_path):
     }  # fmt: skip
     for name in ("QT", "DCL+CLLR"):
         for baseline in learning_text.BASELINES:
-            assert found[name]["MR"] > found[baseline]["MR"] + 2
+            assert found[name]["MR"] > found[baseline]["MR"] + 1
             assert found[name]["SUBJ"] > found[baseline]["SUBJ"] + 5
