@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from dipole.core.errors import DataError
+from dipole.core.hub import without_retry_messages
 from dipole.text.vocabulary import Tokens
 
 Unit = Literal["documents", "sentences"]
@@ -187,7 +188,8 @@ def _json_lines(file: Path) -> Iterator[Any]:
 def _hub(name: str, split: str) -> Iterable[Any]:
     load_dataset = _package("datasets").load_dataset
     try:
-        return load_dataset(name, split=split, streaming=True)
+        with without_retry_messages():
+            return load_dataset(name, split=split, streaming=True)
     except Exception as error:  # the datasets library and the network raise many kinds
         raise DataError(
             f"the data set {name!r} (split {split!r}) cannot be opened from the Hugging Face Hub: "

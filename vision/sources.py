@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dipole.core.errors import DataError, nearest
+from dipole.core.hub import without_retry_messages
 from dipole.vision.data import ImageSet
 from dipole.vision.stream import Encoded, OnCorrupt, attempt, describe
 
@@ -273,7 +274,8 @@ def hub(name: str, options: Decoding, wanted: tuple[str, ...] | None) -> Source:
     from datasets import get_dataset_split_names, load_dataset
 
     try:
-        splits = tuple(get_dataset_split_names(name))
+        with without_retry_messages():
+            splits = tuple(get_dataset_split_names(name))
     except Exception as error:
         raise DataError(
             f"the data set {name!r} cannot be found on the Hub or in its cache ({type(error).__name__}). "
@@ -282,7 +284,8 @@ def hub(name: str, options: Decoding, wanted: tuple[str, ...] | None) -> Source:
 
     def read(split: str) -> ImageSet:
         try:
-            table = load_dataset(name, split=split)
+            with without_retry_messages():
+                table = load_dataset(name, split=split)
         except Exception as error:
             raise DataError(f"split {split!r} of the data set {name!r} cannot be loaded: {error}.") from error
         return _from_table(name, table, options, wanted)
