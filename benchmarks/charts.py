@@ -1,8 +1,9 @@
 """The pictures of a suite: learning curves, distance histograms by class, entropy, columns as a curve, cost."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from math import nan
 from pathlib import Path
 from statistics import fmean
@@ -40,6 +41,7 @@ def pictures(results: SuiteResults, runs: Path) -> dict[str, list[Picture]]:
         entropy += _entropy(group, lines)
         ranks += _ranks(group, lines)
         histograms += _histograms(results, group)
+    found["Embedded points"] = _scatter(results, runs)
     found["Learning curves"] = curves
     found["Distance histograms"] = histograms
     found["Conditional entropy"] = entropy
@@ -126,11 +128,17 @@ def _common_name(names: Sequence[str]) -> str:
 
 
 def _read(results: SuiteResults, group: Group, runs: Path) -> Mapping[str, list[dict[str, Curve]]]:
-    names = [LOSS, ENTROPY, ENTROPY_MAXIMUM, RANK, *(metric for c in group.columns for metric in _logged(c.metric))]
     found = {}
     for row in results.rows:
-        records = results.runs_of(row.label, group.columns[0].name)
-        found[row.label] = [read_curves(runs / record.hash / "metrics.jsonl", names) for record in records]
+        # By the name that the column has for all rows; the row says which quantity of its runs that is.
+        names = {name: name for name in (LOSS, ENTROPY, ENTROPY_MAXIMUM, RANK)}
+        for c in group.columns:
+            names |= dict(zip(_logged(c.metric), _logged(c.metric_of(row)), strict=True))
+        read = [
+            read_curves(runs / record.hash / "metrics.jsonl", names.values())
+            for record in results.runs_of(row.label, group.columns[0].name)
+        ]
+        found[row.label] = [{name: seed[own] for name, own in names.items() if own in seed} for seed in read]
     return found
 
 
@@ -226,23 +234,61 @@ def _mean_histogram(records: Sequence[RunRecord]) -> list[svg.Steps]:
     return series
 
 
+def _scatter(results: SuiteResults, runs: Path) -> list[Picture]:
+    """The points that planar runs leave in points.json: first seed of every cell."""
+    if "scatter" not in results.manifest.show:
+        return []
+    found = []
+    for column in results.columns:
+        for row in results.rows:
+            records = results.runs_of(row.label, column)
+            points = _points(runs / records[0].hash / "points.json") if records else []
+            if chart := svg.scatter_chart(f"{column}: {row.label}", "first coordinate", "second coordinate", points):
+                found.append(Picture(chart, f"{column}: {row.label} (seed {records[0].seed})"))
+    return found
+
+
+def _points(path: Path) -> list[svg.Dots]:
+    """Points of a run by class; none where the file is absent or damaged."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        rows = [(float(x), float(y), int(c)) for x, y, c in zip(found["x"], found["y"], found["label"], strict=True)]
+    except (OSError, ValueError, TypeError, KeyError):
+        return []
+    classes = sorted({c for _, _, c in rows})
+    return [
+        svg.Dots(f"class {c + 1}", [x for x, _, own in rows if own == c], [y for _, y, own in rows if own == c])
+        for c in classes
+    ]
+
+
 def _columns(results: SuiteResults) -> list[Picture]:
-    """A figure whose x axis are the columns: one line per row, at the numbers in the columns' names."""
-    numbers = [_number_in(name) for name in results.columns]
+    """A figure whose x axis are the columns: one line per row, at the numbers in the columns' names.
+
+    Columns of different data, told by what stands before the slash ("digits/blocks=2"), are pictures of their own.
+    """
+    found = []
+    for part, names in groupby(results.columns, key=lambda name: name.rpartition("/")[0]):
+        title = f"{results.manifest.title}: {part}" if part else results.manifest.title
+        if chart := _column_chart(results, title, list(names)):
+            found.append(Picture(chart, f"{part}: mean" if part else "Mean"))
+    return [Picture(p.svg, f"{p.caption} over seeds, band of one standard deviation.") for p in found]
+
+
+def _column_chart(results: SuiteResults, title: str, names: Sequence[str]) -> str:
+    numbers = [_number_in(name) for name in names]
     known = [n for n in numbers if n is not None]
     xs = known if len(known) == len(numbers) else [float(i) for i in range(len(numbers))]
     lines = []
     for row in results.rows:
-        cells = [results.cell(row.label, name) for name in results.columns]
+        cells = [results.cell(row.label, name) for name in names]
         values = [c.summary.mean if c and c.summary else nan for c in cells]
         spread = [c.summary.std if c and c.summary else nan for c in cells]
         if any(v == v for v in values):
             low = [v - s for v, s in zip(values, spread, strict=True)]
             high = [v + s for v, s in zip(values, spread, strict=True)]
             lines.append(svg.Line(row.label, xs, values, low, high))
-    manifest = results.manifest
-    chart = svg.line_chart(manifest.title, manifest.x_label, manifest.y_label, lines)
-    return [Picture(chart, "Mean over seeds, band of one standard deviation.")] if chart else []
+    return svg.line_chart(title, results.manifest.x_label, results.manifest.y_label, lines)
 
 
 def _number_in(name: str) -> float | None:

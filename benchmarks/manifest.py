@@ -6,7 +6,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dipole.benchmarks.collect import Problem
-from dipole.benchmarks.suite import Job, Sized
+from dipole.benchmarks.suite import Job, Sized, filled
 from dipole.benchmarks.worker import BENCH
 from dipole.core.errors import RecordError
 from dipole.core.files import atomic_write, why
@@ -35,6 +35,7 @@ class RowEntry(_Part):
     label: str
     objective: str
     base: str | None
+    fill: dict[str, str] = {}
 
 
 class ColumnEntry(_Part):
@@ -43,6 +44,10 @@ class ColumnEntry(_Part):
     factor: float
     higher_is_better: bool
     unit: str
+
+    def metric_of(self, row: RowEntry) -> str:
+        """What is read from the record for a row."""
+        return filled(self.metric, row.fill)
 
 
 class Manifest(_Part):
@@ -85,7 +90,7 @@ def manifest(sized: Sized, jobs: list[Job]) -> Manifest:
         y_label=suite.y_label,
         show=list(suite.show),
         note=suite.note,
-        rows=[RowEntry(label=r.label, objective=r.objective, base=sized.base_of(r)) for r in sized.rows],
+        rows=[RowEntry(label=r.label, objective=r.objective, base=sized.base_of(r), fill=r.fill) for r in sized.rows],
         columns=[
             ColumnEntry(name=c.name, metric=c.metric, factor=c.factor, higher_is_better=c.higher_is_better, unit=c.unit)
             for c in sized.columns

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from dipole.benchmarks import published
+from dipole.benchmarks.results import measure
 from dipole.benchmarks.statistics import seeds_needed
 from dipole.benchmarks.suite import Job, Sized
 from dipole.core.config import RunConfig
@@ -92,10 +93,11 @@ def _seeds_line(
     sized: Sized, name: str, jobs: Sequence[Job], records: Mapping[str, RunRecord], effect: float | None
 ) -> SeedsLine:
     column = next(c for c in sized.columns if c.name == name)
+    rows = {row.label: row for row in sized.rows}
     by_row: dict[str, list[float]] = defaultdict(list)
     for job in jobs:
-        value = records[job.hash].results.get(column.metric) if job.hash in records else None
-        for cell in job.cells:
+        for cell in job.cells if job.hash in records else ():
+            value = measure(records[job.hash], column.metric_of(rows[cell.row]))
             if cell.column == name and value is not None:
                 by_row[cell.row].append(value * column.factor)
     spreads = [float(np.var(values, ddof=1)) for values in by_row.values() if len(values) > 1]

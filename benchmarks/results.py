@@ -89,6 +89,7 @@ class SuiteResults:
         self.jobs: Sequence[JobEntry] = manifest.jobs
         self.records = {job.hash: records[job.hash] for job in manifest.jobs if job.hash in records}
         self._by_column = {c.name: c for c in manifest.columns}
+        by_row = {r.label: r for r in manifest.rows}
         self._cells: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
         self._samples: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
         for job in manifest.jobs:
@@ -96,7 +97,8 @@ class SuiteResults:
             for cell in job.cells:
                 self._cells[cell.row, cell.column][cell.seed] = job.hash
                 column = self._by_column[cell.column]
-                value = measure(record, column.metric) if record is not None and record.status == "done" else None
+                metric = column.metric_of(by_row[cell.row])
+                value = measure(record, metric) if record is not None and record.status == "done" else None
                 if value is not None:
                     self._samples[cell.row, cell.column][cell.seed] = value * column.factor
 

@@ -26,8 +26,18 @@ PLACES = ("device", "text.senteval", "text.cache")
 OWN = {"objective": "the rows say it", "seed": "use --seeds", "name": "it is made of suite and row"}
 
 
+def filled(text: str, values: Mapping[str, str]) -> str:
+    """The text with every {name} replaced."""
+    for name, value in values.items():
+        text = text.replace(f"{{{name}}}", value)
+    return text
+
+
 class Column(Settings):
-    """One measurement: `metric` of the record times `factor`, from a run with these settings."""
+    """One measurement: `metric` of the record times `factor`, from a run with these settings.
+
+    {name} in the metric stands for what the row fills in: a table whose rows are readings of one run.
+    """
 
     name: str
     metric: str
@@ -40,10 +50,11 @@ class Column(Settings):
 
     def objective_of(self, row: "Row") -> str:
         """The row's objective in this column: a table whose columns are options of the objective fills them in."""
-        text = row.objective
-        for name, value in self.fill.items():
-            text = text.replace(f"{{{name}}}", value)
-        return text
+        return filled(row.objective, self.fill)
+
+    def metric_of(self, row: "Row") -> str:
+        """What is read from the record for a row."""
+        return filled(self.metric, row.fill)
 
 
 class Row(Settings):
@@ -57,6 +68,7 @@ class Row(Settings):
     control: bool = Field(False, description="a row of ours that no paper prints: its printed numbers stay empty")
     recipe: str | None = None
     set: tuple[str, ...] = ()
+    fill: dict[str, str] = Field(default_factory=dict, description="what {name} in a column's metric stands for here")
 
     @property
     def label(self) -> str:
@@ -90,7 +102,7 @@ class Suite(Settings):
     base: str | None = Field(None, description="label of the row that the others are tested against")
     x_label: str = Field("", description="figures over columns: what the columns are, with its unit")
     y_label: str = ""
-    show: tuple[Literal["curves", "histogram", "columns", "entropy", "rank"], ...] = ("curves", "histogram")
+    show: tuple[Literal["curves", "histogram", "columns", "entropy", "rank", "scatter"], ...] = ("curves", "histogram")
     note: str = ""
     columns: tuple[Column, ...] = ()
     rows: tuple[Row, ...] = ()
@@ -281,8 +293,9 @@ def _deviations(sized: Sized) -> dict[str, str]:
             if not row.control:
                 found.setdefault(f"{row.label}, {column.name}", {})["not in the shipped suite"] = None
             continue
-        if (column.metric, column.factor) != (measured.metric, measured.factor):
-            found.setdefault("metric", {})[f"{column.metric} in place of {measured.metric}"] = None
+        mine, printed = column.metric_of(row), measured.metric_of(theirs)
+        if (mine, column.factor) != (printed, measured.factor):
+            found.setdefault("metric", {})[f"{mine} in place of {printed}"] = None
         if sized.place(row, column, seed) != paper.place(theirs, measured, seed):
             ours = _leaves(_configure(sized, row, *sized.place(row, column, seed)))
             wanted = _leaves(_configure(paper, theirs, *paper.place(theirs, measured, seed)))

@@ -37,6 +37,15 @@ class Steps:
 
 
 @dataclass(frozen=True)
+class Dots:
+    """One group of points."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+
+
+@dataclass(frozen=True)
 class Estimate:
     """One row of an interval chart; low and high may be nan."""
 
@@ -91,6 +100,26 @@ def histogram(title: str, x_label: str, y_label: str, series: Sequence[Steps]) -
         colour = f"c{index % COLOURS}"
         body.append(f'<polygon class="band {colour}" points="{points}"/>')
         body.append(f'<polyline class="line {colour}{_dash(index)}" points="{points}"/>')
+    return frame.render(body)
+
+
+def scatter_chart(title: str, x_label: str, y_label: str, groups: Sequence[Dots]) -> str:
+    """Points by group; one length is the same on both axes, so that angles are true."""
+    points = [(x, y) for g in groups for x, y in zip(g.x, g.y, strict=True) if isfinite(x) and isfinite(y)]
+    if not points:
+        return ""
+    (left, right), (low, high) = ((min(axis), max(axis)) for axis in zip(*points, strict=True))
+    inside = (WIDTH - LEFT - RIGHT) / (HEIGHT - TOP - BOTTOM)
+    tall = max(high - low, (right - left) / inside) * 1.04 or 1.0
+    x, y, half = (left + right) / 2, (low + high) / 2, tall / 2
+    across, up = (x - half * inside, x + half * inside), (y - half, y + half)
+    frame = _Frame(title, x_label, y_label, across, up, [g.label for g in groups], is_exact=True)
+    body = []
+    for index, group in enumerate(groups):
+        for x, y in zip(group.x, group.y, strict=True):
+            if isfinite(x) and isfinite(y):
+                cx, cy = frame.point(x, y).split(",")
+                body.append(f'<circle class="dot c{index % COLOURS}" cx="{cx}" cy="{cy}" r="2" opacity="0.7"/>')
     return frame.render(body)
 
 
@@ -164,10 +193,11 @@ class _Frame:
         x_range: tuple[float, float],
         y_range: tuple[float, float],
         labels: Sequence[str],
+        is_exact: bool = False,
     ) -> None:
         self.title, self.x_label, self.y_label = title, x_label, y_label
         self.x0, self.x1 = x_range if x_range[1] > x_range[0] else _padded(*x_range)
-        self.y0, self.y1 = _padded(*y_range)
+        self.y0, self.y1 = y_range if is_exact else _padded(*y_range)
         self.y0 = y_range[0] if y_range[0] == 0 else self.y0
         self.legend, rows = _legend(labels)
         self.height = HEIGHT + LEGEND_ROW * rows

@@ -227,6 +227,7 @@ class Pairs:
         x: Tensor,
         anchors: Literal["first", "all"] = "first",
         candidates: Literal["points", "means"] = "points",
+        labels: Tensor | None = None,
     ) -> "Pairs":
         """Blocks of similar points (Arora et al., Sec. 6.3): a point finds the rest of its own block.
 
@@ -235,6 +236,7 @@ class Pairs:
             anchors: "first", one point of each block, or "all", each point in turn.
             candidates: "points", all points; or "means", for each block the mean of its points other than the anchor
                 (only with anchors="first").
+            labels: (n,) class of each block.
         """
         if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[1] < 2 or not x.is_floating_point():
             raise PairsError(f"x must be blocks of shape (n, b >= 2, d), got {_shape(x)}.")
@@ -243,12 +245,14 @@ class Pairs:
                 f"anchors must be 'first' or 'all' and candidates 'points' or 'means', got {anchors!r}, {candidates!r}."
             )
         n, b, width = x.shape
+        _labels(labels, n)
+        of_points = None if labels is None else labels.repeat_interleave(b)
         if candidates == "means":
             if anchors != "first":
                 raise PairsError("from_blocks(candidates='means') needs anchors='first'.")
             own = torch.arange(n, device=x.device).unsqueeze(1)
             means = x[:, 1:].mean(1)
-            return cls(x[:, 0], means, own, own[:, :0], views=False, trusted=True, padded=False)
+            return cls(x[:, 0], means, own, own[:, :0], labels, views=False, trusted=True, padded=False)
         rows = x.reshape(n * b, width)
         own = torch.arange(n * b, device=x.device).view(n, b, 1)
         shifts = torch.arange(1, b, device=x.device)
@@ -261,15 +265,18 @@ class Pairs:
                 rows,
                 positives[:, 0],
                 own[:, 0],
+                labels,
                 views=False,
                 trusted=True,
                 padded=False,
+                candidate_labels=of_points,
             )
         return cls(
             rows,
             rows,
             positives.reshape(n * b, b - 1),
             own.reshape(n * b, 1),
+            of_points,
             views=False,
             trusted=True,
             mutual=True,
@@ -314,7 +321,9 @@ class Pairs:
             return torch.where(index < 0, index, local)
 
         gathered = gather_rows(mine, sizes)
-        labels = self.labels if self.labels is not None and len(self.labels) == len(self.candidates) else None
+        labels = self.candidate_labels
+        if labels is None and self.labels is not None and len(self.labels) == len(self.candidates):
+            labels = self.labels
         return replace(
             self,
             candidates=torch.cat([gathered, self.candidates[start:stop]]) if stop > start else gathered,

@@ -26,7 +26,9 @@ class ProbeResult:
     """What a probe measured. Accuracies are shares in [0, 1].
 
     top5: None with five classes or fewer. std: over repeated draws, None for a single fit. scores: (n_test, C) of the
-    last fit; column j belongs to classes[j]. converged: whether the convex solver met its tolerance.
+    last fit; column j belongs to classes[j]. ranks: (n_test x draws,) place of the true class among the scores, from 1,
+    ties against it; beyond C for a class that the training part lacks. converged: whether the convex solver met its
+    tolerance.
     """
 
     accuracy: float
@@ -35,11 +37,33 @@ class ProbeResult:
     converged: bool = True
     classes: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long), repr=False)
     scores: Tensor = field(default_factory=lambda: torch.empty(0), repr=False)
+    ranks: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long), repr=False)
 
     @property
     def predictions(self) -> Tensor:
         """(n_test,) predicted labels."""
         return self.classes[self.scores.argmax(1)]
+
+    def top(self, rank: int) -> float:
+        """Share of test points whose class is among the `rank` best."""
+        return (self.ranks <= rank).double().mean().item()
+
+    def average(self, ways: int) -> float:
+        """Accuracy averaged over all tasks of `ways` classes (Arora et al. 2019, avg-k), without drawing any.
+
+        A point of a class of rank r is right in a task with it if the k - 1 others come from the C - r behind it:
+            avg-k = mean_x binom(C - r(x), k - 1) / binom(C - 1, k - 1)
+
+        Raises:
+            OptionError: for fewer than two classes a task, or more than there are.
+        """
+        if not 2 <= ways <= len(self.classes):
+            raise OptionError(f"a task has 2 to {len(self.classes)} of the classes, got {ways}")
+        behind, others = len(self.classes) - self.ranks.double(), len(self.classes) - 1
+        share = torch.ones_like(behind)
+        for drawn in range(ways - 1):
+            share *= ((behind - drawn) / (others - drawn)).clamp_min(0)
+        return share.mean().item()
 
     def metrics(self, prefix: str) -> dict[str, float]:
         """The numbers as `prefix/accuracy`, `prefix/top5`, `prefix/std`; absent ones are left out."""
@@ -114,7 +138,10 @@ def _result(split: _Split, scores: Tensor, **extra: Any) -> ProbeResult:
     if len(split.classes) > 5:
         top5 = (scores.topk(5, 1).indices == split.test_y[:, None]).any(1).float().mean().item()
     accuracy = (scores.argmax(1) == split.test_y).float().mean().item()
-    return ProbeResult(accuracy, top5, classes=split.classes.cpu(), scores=scores.float().cpu(), **extra)
+    own = scores.gather(1, split.test_y.clamp_min(0)[:, None])
+    ranks = torch.where(split.test_y >= 0, (scores >= own).sum(1), scores.shape[1] + 1).cpu()
+    classes = split.classes.cpu()
+    return ProbeResult(accuracy, top5, classes=classes, scores=scores.float().cpu(), ranks=ranks, **extra)
 
 
 # --- linear probe ---------------------------------------------------------------------------------------------------
@@ -327,7 +354,8 @@ def _over_draws(
     accuracies = np.array([r.accuracy for r in results])
     top5 = None if results[0].top5 is None else float(np.mean([r.top5 for r in results]))
     std = float(accuracies.std(ddof=1)) if draws > 1 else None
-    return ProbeResult(float(accuracies.mean()), top5, std, classes=results[-1].classes, scores=results[-1].scores)
+    last, ranks = results[-1], torch.cat([r.ranks for r in results])
+    return ProbeResult(float(accuracies.mean()), top5, std, classes=last.classes, scores=last.scores, ranks=ranks)
 
 
 def knn_probe(

@@ -16,6 +16,8 @@ from dipole.core.adapter import Adapter
 from dipole.core.errors import ConfigError, DataError
 from dipole.core.pairs import Pairs
 from dipole.core.probes import knn_probe
+from dipole.core.sampling import ClassBlocks
+from dipole.core.tasks import class_tasks
 from dipole.text import encoders, senteval
 from dipole.text.batching import Batch, make_batch
 from dipole.text.config import TextSettings
@@ -55,14 +57,19 @@ class TextAdapter(Adapter):
         self.train_rows, self.held_rows = self._split()
         self.module = self._model()
         self.embedding_dim = self.module.width
-        self.steps_per_epoch = len(self.train_rows) // self.batch_size
+        self._class_blocks: ClassBlocks | None = None
+        if config.pairs == "blocks" and config.blocks == "random":
+            documents = self.sentences.document[self.train_rows]
+            self._class_blocks = ClassBlocks(documents, config.block_size, config.block_count, self.seed)
+        elif config.pairs == "blocks":
+            self._block_starts = self._find_blocks()
+        drawn = len(self.train_rows) if self._class_blocks is None else len(self._class_blocks)
+        self.steps_per_epoch = drawn // self.batch_size
         if not self.steps_per_epoch:
             raise DataError(
-                f"the corpus {config.corpus} leaves {len(self.train_rows)} sentences for training, fewer than "
+                f"the corpus {config.corpus} leaves {drawn} sentences for training, fewer than "
                 f"train.batch_size {self.batch_size}"
             )
-        if config.pairs == "blocks":
-            self._block_starts = self._find_blocks()
         if config.clip_per_tensor is not None:
             self._clip_each(config.clip_per_tensor)
 
@@ -134,14 +141,17 @@ class TextAdapter(Adapter):
         mine = slice(self.rank * share, (self.rank + 1) * share)
         order = np.arange(self.steps_per_epoch)
         offset = 0
-        if self.config.order == "shuffled":
+        blocks = None if self._class_blocks is None else self.train_rows[self._class_blocks.rows(epoch)]
+        if self.config.order == "shuffled" and self.config.pairs == "window":
             draw = self.seed.numpy("data", epoch)
             order = draw.permutation(order)
             # Batches begin elsewhere in every epoch, so that no pair of neighbours is cut apart for good.
             offset = int(draw.integers(len(self.train_rows) - self.steps_per_epoch * size + 1))
-        for step in order[start:] if self.config.pairs == "window" else range(start, self.steps_per_epoch):
+        for step in order[start:]:
             if self.config.pairs == "window":
                 rows = self.train_rows[offset + step * size : offset + (step + 1) * size][mine]
+            elif blocks is not None:
+                rows = blocks[step * size : (step + 1) * size][mine]
             else:
                 rows = self._draw_blocks(epoch, step)[mine]
             yield TextBatch(
@@ -213,7 +223,8 @@ class TextAdapter(Adapter):
     def embed(self, batch: TextBatch) -> Pairs:
         f, g = self.module(batch.batch)
         if self.config.pairs == "blocks":
-            return Pairs.from_blocks(f.view(-1, self.config.block_size, f.shape[1]), anchors="all")
+            size = self.config.block_size
+            return Pairs.from_blocks(f.view(-1, size, f.shape[1]), anchors="all", labels=batch.document[::size])
         return Pairs.from_window(f, g, batch.document, self.config.window, self.config.self_logit)
 
     # Evaluation ------------------------------------------------------------------------------------------------------
@@ -255,6 +266,8 @@ class TextAdapter(Adapter):
         results.update(next_sentence(f, g, document))
         self._keep_pictures(f, g, document, rows)
         results.update(self._topics(rows, f, objective))
+        if self.config.classifiers:
+            results.update(self._documents_told(objective))
         if self.config.senteval is not None:
             c = self.config
             encoder = self.encoder(objective)
@@ -284,6 +297,19 @@ class TextAdapter(Adapter):
             torch.tensor([index[int(label)] for label in test_labels[shared]]),
         )
         return {"document/knn": float(result.accuracy)}
+
+    def _documents_told(self, objective: Any) -> dict[str, float]:
+        """Which document is this sentence from? Arora's classifiers on every training and every held-out sentence."""
+        c, owner = self.config, self.sentences.document
+        parts = [
+            (self._sides(rows, objective)[0], torch.from_numpy(owner[rows]))
+            for rows in (self.train_rows, self.held_rows)
+        ]
+        (train, labels), (test, test_labels) = parts
+        found = class_tasks(
+            train, labels, test, test_labels, classifiers=c.classifiers, solver=c.solver, seed=self.seed.probe
+        )
+        return {f"document/{name}": value for name, value in found.items()}
 
     def _keep_pictures(self, f: Tensor, g: Tensor, document: Tensor, rows: np.ndarray) -> None:
         """Write the histogram of neighbours' distances and the nearest sentences into the run's folder."""

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from dipole.core.config import Settings
+from dipole.core.tasks import Classifier
 
 
 class TextSettings(Settings):
@@ -51,12 +52,24 @@ class TextSettings(Settings):
         "zero", description="the sentence itself: a negative of logit 0, or left out"
     )
     block_size: int = Field(2, ge=2, description="sentences of a block; blocks only")
+    blocks: Literal["consecutive", "random"] = Field(
+        "consecutive", description="blocks only: neighbours, or any sentences of one document (Arora et al.)"
+    )
+    block_count: int | None = Field(
+        None,
+        ge=1,
+        description="random blocks of each document, drawn once; none: anew in every epoch, each sentence once",
+    )
     order: Literal["sequential", "shuffled"] = Field(
         "shuffled", description="order of the batches; within a batch sentences are consecutive in any case"
     )
     chunks: int = Field(4, ge=1, description="length classes inside a batch; changes speed only")
     clip_per_tensor: float | None = Field(None, gt=0, description="largest norm of each tensor's gradient (authors: 5)")
 
+    classifiers: tuple[Classifier, ...] = Field(
+        (), description="also tell all held-out sentences by their document: trained, mean, few (Arora et al., Table 1)"
+    )
+    solver: Literal["convex", "sgd", "adam"] = Field("convex", description="of the classifier `trained`")
     normalize: Literal["halves", "unit", "none"] = Field("halves", description="scaling of the evaluated vectors")
     expand: bool = Field(False, description="evaluate and export with the vocabulary expanded by `vectors`")
     senteval: str | None = Field(None, description="folder that holds SentEval's downstream/; none: not evaluated")
@@ -76,12 +89,16 @@ class TextSettings(Settings):
             problems.append("vectors has no effect with channels 'trained'; use channels 'fixed' or 'both', or expand")
         if self.encoder == "transformer" and self.channels != "trained":
             problems.append("channels has no effect with encoder 'transformer'")
+        if self.classifiers and not self.held_out:
+            problems.append("classifiers are tested on held-out sentences; set held_out above 0")
         if self.tokenizer != "words" and self.vectors is not None:
             problems.append("vectors needs tokenizer 'words'")
         for key, other, value in (
             ("window", "pairs", "window"),
             ("self_logit", "pairs", "window"),
             ("block_size", "pairs", "blocks"),
+            ("blocks", "pairs", "blocks"),
+            ("block_count", "blocks", "random"),
             ("direction", "encoder", "gru"),
             ("transformer", "encoder", "transformer"),
             ("layers", "encoder", "transformer"),

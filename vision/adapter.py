@@ -13,14 +13,15 @@ from dipole.core.config import Settings
 from dipole.core.errors import ConfigError, PairsError
 from dipole.core.pairs import Pairs
 from dipole.core.probes import frozen
+from dipole.core.sampling import ClassBlocks
 from dipole.core.seeding import Seeds
 from dipole.vision.augment import apply, centre, draw
 from dipole.vision.carry import explain
-from dipole.vision.config import VisionConfig
+from dipole.vision.config import BlocksConfig, VisionConfig
 from dipole.vision.data import ImageSet, load
 from dipole.vision.encoders import Encoder, build_encoder, build_projector
 from dipole.vision.evaluation import probe
-from dipole.vision.methods import CMC, Batch, Method, MoCo, MultiCrop, SimCLR
+from dipole.vision.methods import CMC, Batch, Blocks, Method, MoCo, MultiCrop, SimCLR
 from dipole.vision.picture import draw_query, neighbourhood, sharpness
 from dipole.vision.stream import Encoded, ahead
 
@@ -58,11 +59,15 @@ class VisionAdapter(Adapter):
         )
         self.parts = load(config.data, seed)
         pretrain = self.parts.pretrain
-        self.steps_per_epoch = len(pretrain) // batch_size
+        self._blocks = None if config.blocks is None else self._draw_blocks(config.blocks, pretrain)
+        self.steps_per_epoch = len(pretrain if self._blocks is None else self._blocks) // batch_size
         if self.steps_per_epoch < 1:
             raise ConfigError(
                 f"train.batch_size: {batch_size} is more than the {len(pretrain)} images of {pretrain.name}; "
                 f"give 2 to {len(pretrain)}."
+                if self._blocks is None
+                else f"train.batch_size: {batch_size} is more than the {len(self._blocks)} images of all blocks; "
+                "give fewer, or raise vision.blocks.count."
             )
         self.size = config.augment.size or min(pretrain.images.shape[-2:])
         self.module = self._method(batch_size)
@@ -75,6 +80,27 @@ class VisionAdapter(Adapter):
         self._untrained = copy.deepcopy(self.module) if config.probe.baselines else None
         self._baselines: dict[str, float] | None = None
         self._step = 0  # of the batch that was handed out last, from 1
+
+    def _draw_blocks(self, blocks: BlocksConfig, images: ImageSet) -> ClassBlocks:
+        share = self.batch_size // self.world_size
+        if share % blocks.size:
+            whole = "" if self.world_size == 1 else f" in each of {self.world_size} processes"
+            raise ConfigError(
+                f"train.batch_size: {self.batch_size} is no whole number of blocks of vision.blocks.size = "
+                f"{blocks.size} images{whole}; give a multiple of {blocks.size * self.world_size}."
+            )
+        if images.labels is None or bool((images.labels < 0).any()):
+            raise ConfigError(
+                f"vision.method: blocks are images of one class, and {images.name} has images without a label; take a "
+                "labelled split, or method = 'simclr'."
+            )
+        return ClassBlocks(images.labels.numpy(), blocks.size, blocks.count, self.seed)
+
+    def _order(self, epoch: int) -> Tensor:
+        """Indices of the images of an epoch."""
+        if self._blocks is not None:
+            return torch.from_numpy(self._blocks.rows(epoch))
+        return torch.randperm(len(self.parts.pretrain), generator=self.seed.torch("data", "order", epoch))
 
     def _method(self, batch_size: int) -> Method:
         config, images = self.config, self.parts.pretrain
@@ -92,6 +118,8 @@ class VisionAdapter(Adapter):
             return MoCo(build, channels, tap, config.negatives or 0, moco.momentum, moco.intra_batch, moco.symmetric)
         if config.swav is not None:
             return MultiCrop(build, channels, tap, config.count, config.negatives or 0)
+        if config.blocks is not None:
+            return Blocks(build, channels, tap, config.blocks.size)
         if config.cmc is not None:
             if channels != 3:
                 raise ConfigError(f"vision.method: cmc splits colour images, but those of {images.name} are grey.")
@@ -122,7 +150,7 @@ class VisionAdapter(Adapter):
 
     def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
         images = self.parts.pretrain
-        order = torch.randperm(len(images), generator=self.seed.torch("data", "order", epoch))
+        order = self._order(epoch)
         share = self.batch_size // self.world_size
         mine = slice(self.rank * share, (self.rank + 1) * share)
         labels = images.labels

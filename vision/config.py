@@ -38,19 +38,37 @@ class SwAVConfig(Settings):
     small_scale: tuple[float, float] = Field((0.05, 0.14), description="their share of the area")
 
 
-TABLES: dict[str, type[Settings]] = {"moco": MoCoConfig, "cmc": CMCConfig, "swav": SwAVConfig}
+class BlocksConfig(Settings):
+    """The [vision.blocks] table."""
+
+    size: int = Field(2, ge=2, description="images of a block, all of one class")
+    count: int | None = Field(
+        None, ge=1, description="blocks of each class, drawn once; default: anew in every epoch, each image once"
+    )
+
+
+TABLES: dict[str, type[Settings]] = {"moco": MoCoConfig, "cmc": CMCConfig, "swav": SwAVConfig, "blocks": BlocksConfig}
+
+# Frameworks that pair something else than the views of an image.
+SINGLE = {
+    "cmc": "the two halves of Lab are its two views",
+    "blocks": "the images of a block are each other's positives",
+}
 
 
 class VisionConfig(Settings):
     """The [vision] table."""
 
-    method: Literal["simclr", "moco", "cmc", "swav"] = "simclr"
-    views: int | None = Field(None, ge=1, le=16, description="views per image, K + 1; default 2, and 1 for cmc")
+    method: Literal["simclr", "moco", "cmc", "swav", "blocks"] = "simclr"
+    views: int | None = Field(
+        None, ge=1, le=16, description="views per image, K + 1; default 2, and 1 for cmc and blocks"
+    )
     negatives: int | None = Field(
         None,
         ge=1,
         description="simclr: so many of the batch's per anchor; moco: keys in the queue (default 65536); "
-        "cmc: drawn from a memory bank instead of the batch; swav: past embeddings in the queue",
+        "cmc: drawn from a memory bank instead of the batch; swav: past embeddings in the queue; "
+        "blocks: none, see the objective's k",
     )
     compile: bool = Field(False, description="compile the encoders (torch.compile)")
     data: DataConfig = DataConfig()
@@ -60,6 +78,7 @@ class VisionConfig(Settings):
     moco: MoCoConfig | None = Field(None, description="only with method = 'moco'")
     cmc: CMCConfig | None = Field(None, description="only with method = 'cmc'")
     swav: SwAVConfig | None = Field(None, description="only with method = 'swav'")
+    blocks: BlocksConfig | None = Field(None, description="only with method = 'blocks'")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -69,14 +88,18 @@ class VisionConfig(Settings):
             for name in TABLES
             if name != self.method and getattr(self, name) is not None
         ]
-        if self.method == "cmc" and self.views not in (None, 1):
-            problems.append("method 'cmc' takes views = 1: the two halves of Lab are its two views")
-        if self.method != "cmc" and self.views == 1:
+        if self.method in SINGLE and self.views not in (None, 1):
+            problems.append(f"method {self.method!r} takes views = 1: {SINGLE[self.method]}")
+        if self.method not in SINGLE and self.views == 1:
             problems.append(f"method {self.method!r} needs views = 2 or more")
+        if self.method == "blocks" and self.negatives is not None:
+            problems.append(
+                "negatives has no effect with method 'blocks'; objectives take their own, as in blocks(k=4)"
+            )
         if problems:
             raise ValueError("; ".join(problems))
         if self.views is None:
-            object.__setattr__(self, "views", 1 if self.method == "cmc" else 2)
+            object.__setattr__(self, "views", 1 if self.method in SINGLE else 2)
         if self.negatives is None and self.method == "moco":
             object.__setattr__(self, "negatives", 65_536)
         if self.method in TABLES and getattr(self, self.method) is None:

@@ -7,24 +7,28 @@ from torch import Tensor
 
 from dipole.core.config import Settings
 from dipole.core.probes import few_shot_probe, kmeans_accuracy, knn_probe, linear_probe, mean_classifier
+from dipole.core.tasks import class_tasks
 from dipole.vision.picture import Projection
 
-Probe = Literal["linear", "few_shot", "kmeans", "knn", "mean"]
+Probe = Literal["linear", "few_shot", "kmeans", "knn", "mean", "tasks"]
 
 
 class ProbeConfig(Settings):
     """The [vision.probe] table."""
 
-    probes: tuple[Probe, ...] = Field(("linear", "few_shot", "kmeans", "knn"), description="what is measured")
+    probes: tuple[Probe, ...] = Field(
+        ("linear", "few_shot", "kmeans", "knn"),
+        description="what is measured; tasks: Arora's classifiers on tasks of 2, 5, 10 classes and at ranks 1, 5, 10",
+    )
     features: Literal["encoder", "embedding"] = Field(
         "encoder", description="the encoder's tap, or the embedding after the objective's projection (CLLR: L Phi)"
     )
     solver: Literal["convex", "sgd", "adam"] = Field(
-        "convex", description="of the linear probe; sgd, adam: the papers'"
+        "convex", description="of the linear probe and of the tasks' trained layer; sgd, adam: the papers'"
     )
     epochs: int = Field(100, ge=1, description="of the solvers sgd and adam")
-    labels_per_class: int = Field(5, ge=1, description="of the few-shot probe")
-    draws: int = Field(5, ge=1, description="of the few-shot probe")
+    labels_per_class: int = Field(5, ge=1, description="of the few-shot probe and of the tasks' few-label means")
+    draws: int = Field(5, ge=1, description="of the same two")
     neighbours: int = Field(20, ge=1, description="of the kNN probe")
     temperature: float = Field(0.07, gt=0, description="of the kNN probe")
     inits: int = Field(10, ge=1, description="starts of k-means; the best by inertia counts")
@@ -41,11 +45,16 @@ def probe(
     """Numbers of the configured probes on frozen features; k-means clusters the test part."""
     data = (train_x, train_y, test_x, test_y)
     found: dict[str, float] = {}
+    few = {"labels_per_class": config.labels_per_class, "draws": config.draws, "seed": seed}
     for name in config.probes:
+        if name == "tasks":
+            tasks = class_tasks(*data, solver=config.solver, epochs=config.epochs, **few)
+            found |= {f"tasks/{key}": value for key, value in tasks.items()}
+            continue
         if name == "linear":
             result = linear_probe(*data, solver=config.solver, epochs=config.epochs, seed=seed)
         elif name == "few_shot":
-            result = few_shot_probe(*data, labels_per_class=config.labels_per_class, draws=config.draws, seed=seed)
+            result = few_shot_probe(*data, **few)
         elif name == "kmeans":
             result = kmeans_accuracy(test_x, test_y, inits=config.inits, seed=seed)
         elif name == "knn":

@@ -109,6 +109,32 @@ def keep_negatives(pairs: Pairs, count: int, seed: int) -> Pairs:
     )
 
 
+class Blocks(Method):
+    """One network; the images of a block, all of one class, are each other's positives (Arora et al. 2019, Sec. 8.1).
+
+    The batch is blocks of `size` images, one after another. Labels choose the blocks and are carried for supervised
+    references; the block loss does not see them.
+    """
+
+    def __init__(self, build: Build, channels: int, tap: str | None, size: int) -> None:
+        super().__init__()
+        encoder, projector, self.embedding_dim = build(channels)
+        self.branch = Branch(encoder, projector, tap)
+        self.size = size
+
+    def forward(self, batch: Batch) -> Pairs:
+        (view,) = batch.views
+        z = self.branch(view)
+        labels = None if batch.labels is None else batch.labels[:: self.size]
+        return Pairs.from_blocks(z.view(-1, self.size, z.shape[1]), anchors="all", labels=labels)
+
+    def features(self, images: Tensor) -> Tensor:
+        return self.branch.features(images)
+
+    def embedding(self, images: Tensor) -> Tensor:
+        return self.branch(images)
+
+
 class Queue(nn.Module):
     """The last `size` rows of unit length, held once on the device, the oldest overwritten first."""
 

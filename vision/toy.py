@@ -1,6 +1,7 @@
 """LMCL's toy study as a domain: points in the plane, a linear embedding of 2 x 2, k-means accuracy (Sec. 5.1)."""
 
 import hashlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -12,6 +13,7 @@ from torch import Tensor
 from dipole.core.adapter import Adapter
 from dipole.core.config import Settings
 from dipole.core.errors import ConfigError
+from dipole.core.files import atomic_write
 from dipole.core.pairs import Pairs
 from dipole.core.probes import kmeans_accuracy
 from dipole.core.seeding import Seeds
@@ -118,7 +120,14 @@ class ToyAdapter(Adapter):
         embedded, labels = self.features("test")
         if objective is not None:
             embedded = objective.transform(embedded.to(self.device)).cpu()
+        self._keep(embedded)
         return kmeans_accuracy(embedded, labels, inits=self.config.inits, seed=self.seed.probe).metrics("kmeans")
+
+    def _keep(self, embedded: Tensor) -> None:
+        """Write the embedded points into the run's folder: LMCL Figure 3."""
+        x, y = ([float(f"{value:.5g}") for value in axis.tolist()] for axis in embedded.T)
+        text = json.dumps({"x": x, "y": y, "label": self.labels.tolist()})
+        atomic_write(self.workdir / "points.json", text + "\n")
 
     def data_info(self) -> dict[str, Any]:
         content = self.points.numpy().tobytes() + self.labels.numpy().tobytes()

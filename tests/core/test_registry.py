@@ -12,6 +12,7 @@ from dipole.core.registry import registry
 
 BASES = {
     "infonce", "quickthoughts", "dcl", "hcl", "align_uniform", "cacr", "tuple", "triplet", "co2", "swav", "blocks",
+    "cross_entropy",
 }  # fmt: skip
 
 

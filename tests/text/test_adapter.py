@@ -333,3 +333,54 @@ def test_the_recipe_of_quick_thoughts_follows_the_authors(corpus, tmp_path):
     steps = [batch.document for batch in adapter.batches(0)]
     assert torch.equal(torch.cat(steps), torch.from_numpy(adapter.sentences.document[: 40 * len(steps)]).long())
     assert [restored(b.batch) for b in adapter.batches(1)] == [restored(b.batch) for b in adapter.batches(0)]
+
+
+def test_random_blocks_are_any_sentences_of_one_document(corpus, tmp_path):
+    adapter = make(corpus, tmp_path, pairs="blocks", blocks="random", block_size=5, block_count=6)
+    assert adapter.steps_per_epoch == 10 * 6 * 5 // 40
+    seen = []
+    for batch in adapter.batches(0):
+        blocks = batch.document.view(-1, 5)
+        assert (blocks == blocks[:, :1]).all()
+        assert torch.equal(adapter.embed(batch).labels, batch.document)
+        seen += restored(batch.batch)
+    later = [ids for batch in adapter.batches(1) for ids in restored(batch.batch)]
+    assert sorted(map(tuple, seen[:30])) != sorted(map(tuple, later[:30]))
+    held = {tuple(ids.tolist()) for ids in adapter.sentences.ids(adapter.held_rows)}
+    train = {tuple(ids.tolist()) for ids in adapter.sentences.ids(adapter.train_rows)}
+    assert set(map(tuple, seen)) <= train | (held & train)
+
+
+def test_ranks_share_random_blocks(corpus, tmp_path):
+    settings = {"pairs": "blocks", "blocks": "random", "block_size": 4}
+    whole = next(make(corpus, tmp_path, **settings).batches(0))
+    parts = [next(make(corpus, tmp_path, rank=r, world_size=2, **settings).batches(0)) for r in range(2)]
+    assert torch.equal(torch.cat([part.document for part in parts]), whole.document)
+
+
+def test_classifiers_tell_all_held_out_sentences(corpus, tmp_path):
+    adapter = make(corpus, tmp_path, encoder="bow", classifiers=("trained", "mean", "few"))
+    found = adapter.evaluate(None)
+    sides = [adapter._sides(rows)[0].double() for rows in (adapter.train_rows, adapter.held_rows)]
+    owners = [torch.from_numpy(adapter.sentences.document[rows]) for rows in (adapter.train_rows, adapter.held_rows)]
+    means = torch.stack([sides[0][owners[0] == d].mean(0) for d in range(10)])
+    scores = sides[1] @ means.T
+    assert found["document/mean/top-1"] == pytest.approx(float((scores.argmax(1) == owners[1]).double().mean()))
+    binary = []
+    for point, owner in zip(scores, owners[1].tolist(), strict=True):
+        binary += [float(point[owner] > point[other]) for other in range(10) if other != owner]
+    assert found["document/mean/avg-2"] == pytest.approx(sum(binary) / len(binary), abs=1e-6)
+    assert {f"document/{name}/{task}" for name in ("trained", "few") for task in ("avg-10", "top-5")} <= set(found)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"blocks": "random"}, "blocks has no effect"),
+        ({"pairs": "blocks", "block_count": 3}, "block_count has no effect"),
+        ({"classifiers": ("mean",), "held_out": 0.0}, "set held_out above 0"),
+    ],
+)
+def test_block_settings_without_effect_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        TextSettings(**settings)

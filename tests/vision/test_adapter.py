@@ -139,3 +139,13 @@ def test_training_from_an_encoded_folder(tmp_path):
     for a, b in zip(lazy.batches(0), whole.batches(0), strict=True):
         assert torch.equal(a.views[1], b.views[1])
     assert lazy.evaluate(None) == whole.evaluate(None)
+
+
+def test_tasks_of_arora_are_a_probe():
+    a = adapter(probe={**SMALL["probe"], "probes": ["tasks", "linear", "mean"]})
+    found = a.evaluate(None)
+    assert found["tasks/trained/top-1"] == pytest.approx(found["linear/accuracy"], abs=1e-6)
+    assert found["tasks/mean/top-1"] == pytest.approx(found["mean/accuracy"], abs=1e-6)
+    assert found["tasks/mean/avg-10"] == pytest.approx(found["mean/accuracy"], abs=1e-6)
+    for name in ("trained", "mean", "few"):
+        assert found[f"tasks/{name}/avg-2"] > found[f"tasks/{name}/avg-5"] > found[f"tasks/{name}/top-1"]

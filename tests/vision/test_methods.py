@@ -288,3 +288,73 @@ def test_symmetric_moco_trains_and_queues_the_last_views_keys():
     a.after_step()
     torch.testing.assert_close(a.module.queue.rows[:16], keys)
     assert torch.isfinite(step(a, "cacr(k=2, detach_weights=true)", batch))
+
+
+def test_blocks_are_images_of_one_class_and_each_others_positives():
+    a = adapter(batch_size=12, method="blocks", blocks={"size": 3, "count": 5})
+    assert a.steps_per_epoch == 10 * 5 * 3 // 12
+    images = a.parts.pretrain
+    for batch in a.batches(1):
+        assert len(batch.views) == 1
+        owners = images.labels[batch.rows].view(-1, 3)
+        assert (owners == owners[:, :1]).all()
+        assert torch.equal(owners.flatten(), batch.labels)
+        pairs = a.embed(batch)
+        for anchor in range(12):
+            block = set(range(anchor - anchor % 3, anchor - anchor % 3 + 3)) - {anchor}
+            assert set(pairs.positives[anchor].tolist()) == block
+            assert len(negatives(pairs, anchor)) == 9
+        assert torch.equal(pairs.labels, batch.labels)
+
+
+def test_the_block_loss_with_k_negatives_is_equations_4_to_6():
+    """A point, one of its class, and the next four points that are not of its block: log2(1 + sum e^{f(f- - f+)})."""
+    a = adapter(batch_size=14, method="blocks", blocks={"size": 2})
+    batch = next(a.batches(0))
+    found = objective("blocks(b=1, k=4)")(a.embed(batch)).loss
+    f = a.module.branch(batch.views[0]).double().detach()
+    losses = []
+    for i in range(14):
+        partner = i ^ 1
+        # The block of anchor j is its partner j ^ 1; blocks that hold a point of i's own are left out.
+        others = [j for j in ((i + step) % 14 for step in range(1, 14)) if j // 2 != i // 2][:4]
+        v = torch.stack([f[i] @ (f[partner] - f[j ^ 1]) for j in others])
+        losses.append(torch.log2(1 + torch.exp(-v).sum()))
+    assert found.item() == pytest.approx(float(torch.stack(losses).mean()), rel=1e-5)
+
+
+@pytest.mark.parametrize("text", ["blocks", "cross_entropy(classes=10)", "tuple", "infonce + 0.1*dp", "cacr", "hcl"])
+def test_objectives_learn_from_blocks(text):
+    a = adapter(batch_size=16, method="blocks", blocks={"size": 2})
+    batch = next(a.batches(0))
+    torch.manual_seed(0)
+    assert step(a, text, batch).isfinite()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"batch_size": 15, "blocks": {"size": 2}}, "multiple of 2"),
+        ({"batch_size": 16, "world_size": 4, "blocks": {"size": 8}}, "multiple of 32"),
+        ({"batch_size": 64, "blocks": {"size": 2, "count": 1}}, "images of all blocks"),
+        ({"views": 2}, "takes views = 1"),
+        ({"negatives": 4}, r"blocks\(k=4\)"),
+        ({"method": "simclr", "blocks": {"size": 2}}, "no effect with method 'simclr'"),
+    ],
+)
+def test_blocks_that_cannot_be_made_are_refused(settings, message):
+    world_size, batch_size = settings.pop("world_size", 1), settings.pop("batch_size", 16)
+    settings = {**SMALL, "method": "blocks", **settings}
+    with pytest.raises((ConfigError, ValidationError), match=message):
+        VisionAdapter(
+            VisionConfig.model_validate_json(json.dumps(settings)), seed=Seeds(0), device=torch.device("cpu"),
+            workdir=Path(), batch_size=batch_size, world_size=world_size,
+        )  # fmt: skip
+
+
+def test_blocks_need_labels(tmp_path):
+    import numpy as np
+
+    np.savez(tmp_path / "u.npz", images=np.random.default_rng(0).integers(0, 256, (64, 8, 8), dtype=np.uint8))
+    with pytest.raises(ConfigError, match="without a label"):
+        adapter(method="blocks", data={"source": str(tmp_path / "u.npz")})
