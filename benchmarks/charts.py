@@ -38,8 +38,8 @@ def pictures(results: SuiteResults, runs: Path) -> dict[str, list[Picture]]:
     for group in _groups(results):
         lines = _read(results, group, runs)
         curves += _curves(results, group, lines)
-        entropy += _entropy(group, lines)
-        ranks += _ranks(group, lines)
+        entropy += _entropy(results, group, lines)
+        ranks += _ranks(results, group, lines)
         histograms += _histograms(results, group)
     found["Embedded points"] = _scatter(results, runs)
     found["Learning curves"] = curves
@@ -181,18 +181,23 @@ def _in_own_range(line: svg.Line) -> svg.Line:
     return svg.Line(line.label, line.x, [(y - low) / (high - low) if high > low else 0.0 for y in line.y])
 
 
-def _ranks(group: Group, curves: Mapping[str, list[dict[str, Curve]]]) -> list[Picture]:
+def _is_shown(results: SuiteResults, kind: str, lines: Sequence[svg.Line]) -> bool:
+    """Asked for by the suite, or a curve: a single measurement stands in the table of diagnostics."""
+    return bool(lines) and (kind in results.manifest.show or any(len(line.x) > 1 for line in lines))
+
+
+def _ranks(results: SuiteResults, group: Group, curves: Mapping[str, list[dict[str, Curve]]]) -> list[Picture]:
     lines = _lines(curves, RANK)
-    if not lines:
+    if not _is_shown(results, "rank", lines):
         return []
     title = group.title("rank of the embeddings")
     chart = svg.line_chart(title, "training step", "numerical rank (dimensions)", lines, from_zero=True)
     return [Picture(chart, f"{title}: directions in which at most 2000 test embeddings spread.")]
 
 
-def _entropy(group: Group, curves: Mapping[str, list[dict[str, Curve]]]) -> list[Picture]:
-    lines = [line for line in _lines(curves, ENTROPY) if len(line.x)]
-    if not lines:
+def _entropy(results: SuiteResults, group: Group, curves: Mapping[str, list[dict[str, Curve]]]) -> list[Picture]:
+    lines = _lines(curves, ENTROPY)
+    if not _is_shown(results, "entropy", lines):
         return []
     if tops := [line for line in _lines(curves, ENTROPY_MAXIMUM) if len(line.x)]:
         longest = max(tops, key=lambda line: len(line.x))

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dipole.core.errors import DataError, RecordError
+from dipole.core.measured import FILE, with_measured
 from dipole.core.record import RunRecord, read_record
 
 
@@ -47,6 +48,10 @@ def collect(folder: Path) -> Collection:
         except (RecordError, OSError) as error:
             found.problems.append(Problem(path, str(error)))
             continue
+        try:
+            record = with_measured(record, path)
+        except RecordError as error:
+            found.problems.append(Problem(path / FILE, str(error)))
         if record.hash != path.name:
             found.problems.append(Problem(path, f"the record is that of run {record.hash}, not of this folder"))
         else:

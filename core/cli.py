@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("dipole.benchmarks.commands:demo", "compare objectives on embedded data and show the result"),
     "train": ("dipole.core.commands.train:configure", "train one recipe and record the result"),
     "eval": ("dipole.core.commands.evaluate:configure", "evaluate the saved model of a run again"),
+    "add": ("dipole.core.commands.add:configure", "add a number that another program measured on a run's model"),
     "bench": ("dipole.benchmarks.commands:bench", "run a suite: recipes x objectives x seeds"),
     "report": ("dipole.benchmarks.commands:report", "write an HTML report of recorded runs"),
     "list": ("dipole.core.commands.listing:configure", "list objectives, regularizers, diagnostics, recipes, suites"),

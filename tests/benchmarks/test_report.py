@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import resource
 import shutil
 import subprocess
@@ -281,6 +282,55 @@ def test_chart_points_land_where_the_axes_say():
     assert f'points="{svg.LEFT}.0,{svg.HEIGHT - svg.BOTTOM}.0' in chart
     middle = (svg.LEFT + svg.WIDTH - svg.RIGHT) / 2
     assert f"{middle:.1f},{svg.HEIGHT - svg.BOTTOM:.1f}" in chart
+
+
+def test_embedded_points_are_drawn_by_class_with_true_angles(runs_folder):
+    from dipole.benchmarks.charts import pictures
+
+    written = runs_folder.suite("planar", [("plane", "none", None)], [("bars", "toy")], lambda r, c, s: 0.5)
+    results = SuiteResults(written.model_copy(update={"show": ["scatter"]}), collect(runs_folder.path).records)
+    assert "Embedded points" not in pictures(results, runs_folder.path)  # nothing to draw, and no failure
+    folder = runs_folder.path / written.jobs[0].hash
+    corners = {"x": [0, 1, 1, 0], "y": [0, 0, 1, 1], "label": [0, 0, 1, 1]}
+    (folder / "points.json").write_text(json.dumps(corners))
+    (picture,) = pictures(results, runs_folder.path)["Embedded points"]
+    dots = re.findall(r'class="dot (c\d)" cx="([-0-9.]+)" cy="([-0-9.]+)"', picture.svg)
+    assert [colour for colour, _, _ in dots] == ["c0", "c0", "c1", "c1"]
+    (ax, ay), (bx, by), (cx, cy), _ = [(float(x), float(y)) for _, x, y in dots]
+    assert by == pytest.approx(ay, abs=0.15)
+    assert cx == pytest.approx(bx, abs=0.15)
+    assert bx - ax == pytest.approx(by - cy, abs=0.3)  # the square is a square
+    assert all(name in picture.svg for name in ("first coordinate", "class 1", "class 2"))
+    (folder / "points.json").write_text('{"x": [1], "y": []}')
+    assert "Embedded points" not in pictures(results, runs_folder.path)
+
+
+def test_columns_of_different_data_are_pictures_of_their_own(runs_folder):
+    from dipole.benchmarks.charts import pictures
+
+    columns = [(f"{data}/k={k}", "vision") for data in ("a", "b") for k in (1, 2, 4)]
+    written = runs_folder.suite("curve", [("m", "infonce", None)], columns, lambda r, c, s: 0.5, kind="figure")
+    found = pictures(SuiteResults(written, collect(runs_folder.path).records), runs_folder.path)["Measurements"]
+    assert len(found) == 2
+    assert [picture.caption.partition(":")[0] for picture in found] == ["a", "b"]
+    for picture in found:
+        (points,) = re.findall(r'<polyline class="line c0" points="([^"]+)"', picture.svg)
+        across = [float(point.split(",")[0]) for point in points.split()]
+        assert across == sorted(across)
+        assert len(across) == 3
+
+
+def test_a_single_measurement_is_no_curve(runs_folder):
+    from dipole.benchmarks.charts import pictures
+
+    written = runs_folder.suite("short", [("m", "infonce", None)], [("a", "vision")], lambda r, c, s: 0.5, seeds=(0,))
+    results = SuiteResults(written, collect(runs_folder.path).records)
+    assert "Conditional entropy" in pictures(results, runs_folder.path)
+    line = {"step": 10, "diag/conditional_entropy": 5.0, "diag/conditional_entropy_maximum": 5.2}
+    (runs_folder.path / written.jobs[0].hash / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    assert "Conditional entropy" not in pictures(results, runs_folder.path)
+    asked = SuiteResults(written.model_copy(update={"show": ["entropy"]}), collect(runs_folder.path).records)
+    assert "Conditional entropy" in pictures(asked, runs_folder.path)
 
 
 @pytest.mark.slow

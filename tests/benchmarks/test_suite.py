@@ -251,3 +251,42 @@ def test_the_plan_of_all_suites_has_a_line_for_each(tmp_path, capsys, monkeypatc
 def test_arguments_that_mean_nothing_are_refused(arguments, capsys):
     assert main(["bench", *arguments]) == 2
     assert "error:" in capsys.readouterr().err
+
+
+def test_rows_that_read_one_run_differently_share_it(tmp_path, runs_folder):
+    path = tmp_path / "readings.toml"
+    path.write_text(
+        'name = "readings"\ntitle = "Two readings of one run"\n'
+        '[[columns]]\nname = "accuracy"\nmetric = "{probe}/accuracy"\nfactor = 100\n'
+        '[[rows]]\nmethod = "linear"\nobjective = "infonce"\nfill = { probe = "linear" }\n'
+        '[[rows]]\nmethod = "neighbours"\nobjective = "infonce"\nbase = "linear"\nfill = { probe = "knn" }\n'
+        '[scale.small]\nrecipe = "digits-simclr"\nseeds = [0, 1]\n'
+    )
+    from dipole.core.record import read_record
+
+    sized = read_suite(path).at("small")
+    jobs = sized.jobs()
+    assert [len(job.cells) for job in jobs] == [2, 2]
+    records = {}
+    for job in jobs:
+        run = runs_folder.record(results={"linear/accuracy": 0.9 + job.config.seed / 100, "knn/accuracy": 0.8})
+        records[job.hash] = read_record(runs_folder.path / run / "record.json").model_copy(update={"hash": job.hash})
+    written = manifest(sized, jobs)
+    path = write_manifest(tmp_path / "runs", written)
+    ((back,), problems) = read_manifests(tmp_path / "runs")
+    assert (back, problems) == (written, [])
+    found = SuiteResults(back, records)
+    assert found.samples("linear", "accuracy") == pytest.approx({0: 90.0, 1: 91.0})
+    assert found.samples("neighbours", "accuracy") == pytest.approx({0: 80.0, 1: 80.0})
+    assert found.cell("neighbours", "accuracy").against_base.difference == pytest.approx(-10.5)
+    (line,) = make_plan(sized, jobs, records, 2, None).seeds
+    assert line.std == pytest.approx((0.5 / 2) ** 0.5)  # variances 0.5 and 0
+
+
+def test_detection_is_filled_by_what_is_added_to_the_runs():
+    sized = read_suite("cacr-table5").at("paper")
+    jobs = sized.jobs()
+    assert len(jobs) == 7
+    assert all(len(job.cells) == 9 for job in jobs)
+    others = {job.hash for name in ("cacr-table3", "cacr-table4") for job in read_suite(name).at("paper").jobs()}
+    assert len({job.hash for job in jobs} & others) == 5  # supervised and AU-CL are this table's own

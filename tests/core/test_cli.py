@@ -130,6 +130,39 @@ def test_eval_of_a_run_that_changed_or_broke(blobs: Path, capsys: pytest.Capture
     assert "is failed; finish it with: dipole train" in err
 
 
+def test_numbers_of_another_program_stand_beside_the_run_s_own(blobs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from dipole.benchmarks.collect import collect
+
+    dipole(capsys, "train", blobs, "--quiet")
+    (folder,) = Path("runs").iterdir()
+    before = (folder / "record.json").read_bytes()
+    add = ("add", folder.name[:6], "detection/voc/AP50=0.8", "detection/voc/AP=0.5", "--source", "detectron2 0.6")
+    assert dipole(capsys, *add)[0] == 0
+    code, out, _ = dipole(capsys, "add", folder, "detection/voc/AP=0.52", "--source", "again")
+    assert code == 0
+    assert "detectron2 0.6" in out
+    assert (folder / "record.json").read_bytes() == before
+    results = collect(Path("runs")).records[folder.name].results
+    assert (results["detection/voc/AP50"], results["detection/voc/AP"]) == (0.8, 0.52)
+    assert "mean/accuracy" in results
+    for wrong, message in (
+        ("AP50", "not NAME=VALUE"),
+        ("AP50=nan", "finite"),
+        ("=1", "not NAME=VALUE"),
+        ("mean/accuracy=1", "measured by the run itself"),
+    ):
+        code, _, err = dipole(capsys, "add", folder, wrong, "--source", "x")
+        assert code == 2
+        assert message in err
+    (folder / "measured.json").write_text("{")
+    found = collect(Path("runs"))
+    assert found.records[folder.name].results.keys() >= {"mean/accuracy"}
+    assert [problem.path.name for problem in found.problems] == ["measured.json"]
+    code, _, err = dipole(capsys, "add", folder, "AP=1", "--source", "x")
+    assert code == 1
+    assert "not what `dipole add` writes" in err
+
+
 def test_print_config_shows_origins_and_is_itself_a_recipe(blobs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = dipole(capsys, "train", blobs, "--print-config", "--set", "blobs.noise=0.5")
     assert code == 0

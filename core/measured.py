@@ -1,0 +1,76 @@
+"""Results of a run that another program measured: kept beside the record, each with its source, and read with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from dipole.core.errors import ConfigError, RecordError
+from dipole.core.files import atomic_write, why
+from dipole.core.record import RunRecord, now
+
+FILE = "measured.json"
+
+
+class Measurement(BaseModel):
+    """One number, who measured it, and when it was added."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    value: float
+    source: str
+    time: str
+
+
+class Measured(BaseModel):
+    """measured.json of a run folder. Fields are only ever added, with a default."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    schema_version: Literal[1] = 1
+    results: dict[str, Measurement] = {}
+
+
+def read_measured(folder: Path) -> Measured:
+    """What was added to a run; empty where nothing was.
+
+    Raises:
+        RecordError: the file is damaged or does not follow the schema.
+    """
+    path = folder / FILE
+    try:
+        return Measured.model_validate_json(path.read_bytes()) if path.exists() else Measured()
+    except OSError as error:
+        raise RecordError(f"{path} cannot be read: {why(error)}") from error
+    except ValidationError as error:
+        raise RecordError(f"{path} is not what `dipole add` writes: {error.errors()[0]['msg']}") from error
+
+
+def with_measured(record: RunRecord, folder: Path) -> RunRecord:
+    """The record with the numbers that were added to its results."""
+    added = read_measured(folder).results
+    values = {name: each.value for name, each in added.items()}
+    return record.model_copy(update={"results": values | record.results}) if added else record
+
+
+def add_measured(folder: Path, record: RunRecord, values: dict[str, float], source: str) -> Measured:
+    """Add numbers to a run, or replace ones that were added before; the record itself stays as it is.
+
+    Raises:
+        ConfigError: a name that the run's own evaluation has measured.
+        RecordError: the file there is damaged, or the disk refused.
+    """
+    if own := sorted(values.keys() & record.results.keys()):
+        raise ConfigError(
+            f"{', '.join(own)} was measured by the run itself; choose another name for another measurement."
+        )
+    new = {name: Measurement(value=value, source=source, time=now()) for name, value in values.items()}
+    found = Measured(results=read_measured(folder).results | new)
+    try:
+        atomic_write(folder / FILE, json.dumps(found.model_dump(), indent=2) + "\n")
+    except OSError as error:
+        raise RecordError(f"cannot write {folder / FILE}: {why(error)}") from error
+    return found
