@@ -21,7 +21,8 @@ from dipole.core.tasks import class_tasks
 from dipole.text import encoders, senteval
 from dipole.text.batching import Batch, make_batch
 from dipole.text.config import TextSettings
-from dipole.text.corpus import Document, Sentences, encode_documents, read_documents
+from dipole.text.corpus import Document, Sentences, encode_documents, labelled_documents, read_documents
+from dipole.text.documents import tell_documents
 from dipole.text.encode import SentenceEncoder
 from dipole.text.evaluation import nearest_sentences, neighbour_histogram, next_sentence
 from dipole.text.tables import six_task_table
@@ -268,6 +269,9 @@ class TextAdapter(Adapter):
         results.update(self._topics(rows, f, objective))
         if self.config.classifiers:
             results.update(self._documents_told(objective))
+        if self.config.labelled is not None:
+            labelled = labelled_documents(self.config.labelled, self.config.column)
+            results.update(tell_documents(self.encoder(objective).encode, labelled, self.config.labelled))
         if self.config.senteval is not None:
             c = self.config
             encoder = self.encoder(objective)

@@ -70,6 +70,11 @@ class TextSettings(Settings):
         (), description="also tell all held-out sentences by their document: trained, mean, few (Arora et al., Table 1)"
     )
     solver: Literal["convex", "sgd", "adam"] = Field("convex", description="of the classifier `trained`")
+    labelled: str | None = Field(
+        None,
+        description="labelled documents (.jsonl, .parquet, hub:NAME) that a linear classifier is to tell by "
+        "the mean of their sentences' vectors",
+    )
     normalize: Literal["halves", "unit", "none"] = Field("halves", description="scaling of the evaluated vectors")
     expand: bool = Field(False, description="evaluate and export with the vocabulary expanded by `vectors`")
     senteval: str | None = Field(None, description="folder that holds SentEval's downstream/; none: not evaluated")

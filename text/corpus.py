@@ -139,16 +139,50 @@ def read_documents(
                 warnings.warn(f"{file} is empty and is left out", stacklevel=2)
 
 
+def labelled_documents(source: str, column: str | None = None) -> Iterator[tuple[Document, str, bool]]:
+    """Yield documents with their class, and whether they are for testing.
+
+    Args:
+        source: a .jsonl, .jsonl.gz or .parquet file whose rows have a `label` besides the text, or "hub:NAME" with the
+            splits train and test. A row of a file says its `split`, train or test; where none does, every fifth
+            document of a class is for testing.
+        column: which column holds the text, as in `read_documents`.
+
+    Raises:
+        DataError: as `read_documents`, or for a row without a label; the message names it.
+    """
+    if source.startswith("hub:"):
+        name = source.removeprefix("hub:")
+        parts: list[tuple[str, Iterable[Any]]] = [(split, _hub(name, split)) for split in ("train", "test")]
+    else:
+        path = Path(source)
+        if not path.is_file() or not path.name.endswith(JSON + PARQUET):
+            raise DataError(
+                f"no labelled documents at {path}. Give a {', '.join(JSON[:2] + PARQUET)} file, or hub:NAME."
+            )
+        parts = [("", _parquet_rows(path) if path.name.endswith(PARQUET) else _json_lines(path))]
+    seen: dict[str, int] = {}
+    for part, rows in parts:
+        for number, row in enumerate(rows, 1):
+            where = f"{source}{f', split {part}' if part else ''}, row {number}"
+            if not isinstance(row, dict) or row.get("label") is None:
+                has = ", ".join(map(str, row)) if isinstance(row, dict) else type(row).__name__
+                raise DataError(f"{where}: no column 'label'; it has {has}.")
+            split = part or row.get("split")
+            if split not in ("train", "test", None):
+                raise DataError(f"{where}: split must be train or test, got {split!r}.")
+            label = str(row["label"])
+            seen[label] = seen.get(label, 0) + 1
+            value = _cell(row, where, column)
+            sentences = [s for s in (value if isinstance(value, list) else split_sentences(value)) if s.strip()]
+            if sentences:
+                is_test = seen[label] % 5 == 0 if split is None else split == "test"
+                yield Document(str(row.get("id", number)), sentences), label, is_test
+
+
 def _file(file: Path, unit: Unit, column: str | None, encoding: str) -> Iterator[Document]:
     if file.name.endswith(PARQUET):
-        load_dataset = _package("datasets").load_dataset
-        try:
-            rows = load_dataset("parquet", data_files=str(file), split="train", streaming=True)
-            yield from _rows(rows, str(file), unit, column)
-        except DataError:
-            raise
-        except Exception as error:  # pyarrow and datasets have no common base
-            raise DataError(f"{file} is not a readable parquet file: {str(error).splitlines()[0]}") from error
+        yield from _rows(_parquet_rows(file), str(file), unit, column)
     elif file.name.endswith(JSON):
         yield from _rows(_json_lines(file), str(file), unit, column)
     else:
@@ -166,6 +200,14 @@ def _file(file: Path, unit: Unit, column: str | None, encoding: str) -> Iterator
             yield Document(file.stem, [" ".join(line.split()) for line in text.split("\n") if line.strip()])
         else:
             yield Document(file.stem, split_sentences(text))
+
+
+def _parquet_rows(file: Path) -> Iterator[Any]:
+    load_dataset = _package("datasets").load_dataset
+    try:
+        yield from load_dataset("parquet", data_files=str(file), split="train", streaming=True)
+    except Exception as error:  # pyarrow and datasets have no common base
+        raise DataError(f"{file} is not a readable parquet file: {str(error).splitlines()[0]}") from error
 
 
 def _json_lines(file: Path) -> Iterator[Any]:

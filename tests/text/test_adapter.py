@@ -384,3 +384,55 @@ def test_classifiers_tell_all_held_out_sentences(corpus, tmp_path):
 def test_block_settings_without_effect_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         TextSettings(**settings)
+
+
+@pytest.fixture
+def labelled(tmp_path):
+    """Sixty documents of two classes with words of their own and common ones; the last fifteen are for testing."""
+    draw = np.random.default_rng(1)
+    rows = []
+    for number in range(60):
+        own = WORDS[:15] if number % 2 else WORDS[10:25]
+        sentences = [" ".join(draw.choice(own, size=3)) for _ in range(1 + number % 4)]
+        split = "test" if number >= 45 else "train"
+        rows.append({"id": number, "label": "pos" if number % 2 else "neg", "split": split, "sentences": sentences})
+    return rows
+
+
+def write(path, rows):
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return str(path)
+
+
+def test_labelled_documents_are_told_by_the_mean_of_their_sentences(corpus, labelled, tmp_path):
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.preprocessing import StandardScaler
+
+    adapter = make(corpus, tmp_path, encoder="bow", labelled=write(tmp_path / "labelled.jsonl", labelled))
+    found = adapter.evaluate(None)["labelled/accuracy"]
+    encode = adapter.encoder().encode
+    x = np.stack([np.mean([encode(s) for s in row["sentences"]], axis=0) for row in labelled])
+    y = np.array([row["label"] for row in labelled])
+    scaler = StandardScaler().fit(x[:45])
+    model = LogisticRegression(C=1.0, max_iter=1000).fit(scaler.transform(x[:45]), y[:45])
+    assert found == pytest.approx(model.score(scaler.transform(x[45:]), y[45:]), abs=1e-6)
+    assert found > 0.6
+
+
+def test_labelled_documents_without_splits_and_wrong_ones(corpus, labelled, tmp_path):
+    from dipole.text.corpus import labelled_documents
+
+    bare = [{key: row[key] for key in ("label", "sentences")} for row in labelled]
+    found = list(labelled_documents(write(tmp_path / "bare.jsonl", bare)))
+    assert sum(tested for _, label, tested in found if label == "pos") == 6  # every fifth of thirty
+    for rows, message in (
+        ([{"text": "One."}], "no column 'label'; it has text"),
+        ([{"label": 1, "text": "One.", "split": "dev"}], "train or test, got 'dev'"),
+        ([{"label": 1, "text": "One.", "split": "train"}], "no documents for testing"),
+    ):
+        path = write(tmp_path / "wrong.jsonl", rows)
+        adapter = make(corpus, tmp_path, encoder="bow", labelled=path)
+        with pytest.raises(DataError, match=message):
+            adapter.evaluate(None)
+    with pytest.raises(DataError, match=r"Give a \.jsonl"):
+        list(labelled_documents("nowhere.txt"))
