@@ -15,7 +15,7 @@ MOST_VIEWS = 12
 
 
 def samples(views: int, dim: int, device: torch.device) -> Iterator[tuple[str, Pairs]]:
-    """Pairs as every framework makes them from labelled images with `views` views; cmc has two halves of one."""
+    """Pairs as every framework makes them from labelled images with `views` views, or blocks of `views` images."""
 
     def rows(*shape: int) -> Tensor:
         return torch.randn(*shape, dim, device=device, generator=torch.Generator(device).manual_seed(0))
@@ -27,6 +27,8 @@ def samples(views: int, dim: int, device: torch.device) -> Iterator[tuple[str, P
         z = rows(views * IMAGES)
         yield "swav", crops(z, z, None, IMAGES, views, labels)
         yield "swav with a queue", crops(z, z, rows(QUEUE), IMAGES, views, labels)
+        classes = torch.arange(IMAGES // 2, device=device)
+        yield "blocks", Pairs.from_blocks(rows(IMAGES // 2, views), anchors="all", labels=classes)
     yield "cmc", both_directions(rows(2 * IMAGES), IMAGES, None, labels)
 
 
@@ -54,5 +56,10 @@ def explain(objective: Composite, method: str, views: int, dim: int, device: tor
     found = carriers(objective, views, dim, device)
     if not found:
         return f"No vision.method can carry {objective}."
-    listed = [name if name == "cmc" or count == views else f"{name} (views = {count})" for name, count in found.items()]
+    cures = {
+        name: f"blocks.size = {count}" if name == "blocks" else f"views = {count}" for name, count in found.items()
+    }
+    listed = [
+        name if name == "cmc" or count == max(views, 2) else f"{name} ({cures[name]})" for name, count in found.items()
+    ]
     return f"vision.method = {method!r} cannot carry {objective} as it is set; these can: {', '.join(listed)}."

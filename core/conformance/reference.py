@@ -128,6 +128,17 @@ def quickthoughts(case: Case, *, temperature: float, similarity: str) -> Number:
     return infonce(case, temperature=temperature, similarity=similarity, joint=True)
 
 
+def cross_entropy(case: Case, *, classes: int) -> Number:
+    """-log of the true class's share of sum_c e^{a_i . w_c}, the class vectors w being parameters["vectors"]."""
+    assert case.labels is not None
+    assert len(case.parameters["vectors"]) == classes
+    losses = []
+    for anchor, label in zip(case.anchors, case.labels, strict=True):
+        shares = [dot(anchor, vector).exp() for vector in case.parameters["vectors"]]
+        losses.append(-(shares[label] / total(shares)).log())
+    return mean(losses)
+
+
 def tuple_loss(case: Case, *, temperature: float) -> Number:
     """LMCL Eq. 2: InfoNCE whose positives share the label; the labels of the candidates are those of the anchors."""
     labels = case.labels
@@ -417,6 +428,7 @@ REFERENCES: dict[str, Callable[..., Number]] = {
     "align_uniform": align_uniform,
     "cacr": cacr,
     "tuple": tuple_loss,
+    "cross_entropy": cross_entropy,
     "triplet": triplet,
     "blocks": blocks,
     "co2": co2,

@@ -37,6 +37,7 @@ SPECS = [
     "cacr(positive_weights=reversed, detach_weights=true)",
     "cacr(intra_batch=true)",
     "tuple(temperature=0.1)",
+    "cross_entropy(classes=7)",
     "triplet(margin=0.3, mode=hardest)",
     "co2(temperature=0.2, weight=2.0, consistency_temperature=0.1)",
     "co2(similarity=dot, temperature=2.0)",

@@ -28,8 +28,12 @@ def test_the_number_of_views_is_part_of_the_cure(tmp_path):
     with pytest.raises(PairsError, match=r"simclr \(views = 5\), moco \(views = 5\)"):
         run(tmp_path, "objective=cacr(k=4)")
     assert run(tmp_path, "objective=cacr(k=4)", "vision.views=5").status == "done"
+    with pytest.raises(PairsError, match=r"blocks \(blocks.size = 5\)"):
+        run(tmp_path, "objective=cacr(k=4)", "vision.method=blocks", "vision.views=1")
+    blocks = ("vision.method=blocks", "vision.views=1", "vision.blocks.size=5", "train.batch_size=30")
+    assert run(tmp_path, "objective=cacr(k=4)", *blocks).status == "done"
 
 
 def test_what_needs_nothing_is_carried_everywhere():
     found = carriers(objective("infonce + dp", dim=3), 2, 3, torch.device("cpu"))
-    assert found == {"simclr": 2, "moco": 2, "swav": 2, "swav with a queue": 2, "cmc": 2}
+    assert found == {"simclr": 2, "moco": 2, "swav": 2, "swav with a queue": 2, "blocks": 2, "cmc": 2}
