@@ -53,7 +53,8 @@ def summary(found: SuiteResults) -> dict[str, Any]:
         rows = table.setdefault(column.name, {})
         records = found.runs_of("infonce", column.name)
         for name in BASELINES:
-            values = {r.seed: r.results[f"{name}/{column.metric}"] * column.factor for r in records}
+            measured = {r.seed: r.results[f"{name}/{column.metric}"] for r in records}
+            values = {seed: value * column.factor for seed, value in measured.items() if value is not None}
             if values:
                 rows[name] = {"values": values, **asdict(summarize(list(values.values())))}
     for cell in found.cells:
@@ -74,8 +75,8 @@ def markdown(table: dict[str, dict[str, Any]]) -> str:
         for rows in table.values():
             entry = rows.get(name)
             text = "" if entry is None else f"{entry['mean']:.1f} +- {entry['high'] - entry['mean']:.1f}"
-            decided = entry is not None and entry.get("verdict") in ("better", "worse")
-            cells.append(f"**{text}** {entry['verdict']}" if decided else text)
+            verdict_there = entry.get("verdict") if entry is not None else None
+            cells.append(f"**{text}** {verdict_there}" if verdict_there in ("better", "worse") else text)
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

@@ -47,6 +47,9 @@ class TextAdapter(Adapter):
     config_model: ClassVar[type[TextSettings]] = TextSettings
     export_formats: ClassVar[tuple[str, ...]] = ("sentence-transformers",)
 
+    config: TextSettings
+    module: encoders.SentenceModel
+
     def __init__(self, config: TextSettings, **arguments: Any) -> None:
         super().__init__(config, **arguments)
         if config.pairs == "blocks" and self.batch_size % (config.block_size * self.world_size):
@@ -179,7 +182,7 @@ class TextAdapter(Adapter):
         c = self.config
         fixed = self._fixed_table() if c.channels != "trained" else None
 
-        def side() -> nn.Module:
+        def side() -> encoders.Part:
             if c.encoder == "transformer":
                 if c.transformer is not None:
                     return encoders.build_transformer(c.transformer, c.pooling, len(self.tokens))
@@ -187,7 +190,7 @@ class TextAdapter(Adapter):
             tables = [fixed] if fixed is not None else []
             if c.channels != "fixed":
                 tables.append(encoders.trained_table(len(self.tokens), c.word_size))
-            parts: list[nn.Module] = [
+            parts: list[encoders.Part] = [
                 encoders.BagOfWords(table)
                 if c.encoder == "bow"
                 else encoders.WordGRU(table, c.hidden_size, c.direction)
@@ -200,6 +203,7 @@ class TextAdapter(Adapter):
         return encoders.SentenceModel(side(), None if single else side(), c.dropout)
 
     def _fixed_table(self) -> nn.Embedding:
+        assert self.config.vectors is not None  # the configuration has checked it
         words, vectors = read_vectors(self.config.vectors, self.tokens.index)
         table = torch.zeros(len(self.tokens), vectors.shape[1])
         known = torch.zeros(len(self.tokens), dtype=torch.bool)
@@ -214,8 +218,9 @@ class TextAdapter(Adapter):
         """Bound the gradient norm of each tensor by itself, as the authors' code does, not of all together."""
 
         def clip(parameter: Tensor) -> None:
-            norm = torch.linalg.vector_norm(parameter.grad)
-            parameter.grad.mul_(limit / norm.clamp_min(limit))
+            gradient = parameter.grad
+            assert gradient is not None  # the hook runs after it was accumulated
+            gradient.mul_(limit / torch.linalg.vector_norm(gradient).clamp_min(limit))
 
         for parameter in self.module.parameters():
             if parameter.requires_grad:
@@ -235,6 +240,7 @@ class TextAdapter(Adapter):
         c = self.config
         model, tokens = self.module, self.tokens
         if c.expand:
+            assert c.vectors is not None  # the configuration has checked it
             model, tokens = expanded(model, tokens, c.vectors)
         limit = 512 if c.encoder == "transformer" else None
         transform = None if objective is None else objective.transform
@@ -272,8 +278,8 @@ class TextAdapter(Adapter):
         if self.config.labelled is not None:
             labelled = labelled_documents(self.config.labelled, self.config.column)
             results.update(tell_documents(self.encoder(objective).encode, labelled, self.config.labelled))
-        if self.config.senteval is not None:
-            c = self.config
+        c = self.config
+        if c.senteval is not None:
             encoder = self.encoder(objective)
             found = senteval.evaluate(
                 encoder.encode, c.tasks, c.senteval, protocol=c.protocol, kfold=c.kfold, halves=self.module.halves,
@@ -385,9 +391,9 @@ def expanded(model: encoders.SentenceModel, tokens: Tokens, path: str) -> tuple[
     lower = bool(tokens.tokenizer.normalizer and "Lowercase" in str(tokens.tokenizer.normalizer))
     added: list[str] = []
     for module in model.modules():
-        if not isinstance(getattr(module, "table", None), nn.Embedding):
+        table = getattr(module, "table", None)
+        if not isinstance(table, nn.Embedding):
             continue
-        table = module.table
         if table.weight.requires_grad:
             added, rows = expand(tokens.index, table.weight.detach().numpy(), words, vectors)
         else:

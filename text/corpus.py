@@ -348,7 +348,7 @@ def encode_documents(
 
     def flush(documents_done: int) -> None:
         nonlocal parts, owners
-        arrays = _pack(parts, owners)
+        arrays: dict[str, Any] = _pack(parts, owners)
         if folder is not None:
             name = f"{len(done):05d}.npz"
             unfinished = folder / f"{name}.tmp"

@@ -65,7 +65,7 @@ class SentenceEncoder:
         An empty sentence is read as a full stop. Small batches are fastest on a CPU; give a GPU 16,384 or more.
         """
         if isinstance(sentences, str):
-            return self.encode([sentences], batch_tokens=batch_tokens, output=output, normalize=normalize)[0]  # type: ignore[call-overload,no-any-return]
+            return self.encode([sentences], batch_tokens=batch_tokens, output=output, normalize=normalize)[0]
         if output not in ("numpy", "torch"):
             raise OptionError(f"output must be 'numpy' or 'torch', got {output!r}")
         wrong = next((s for s in sentences if not isinstance(s, str)), None)

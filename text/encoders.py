@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,13 @@ from dipole.text.recurrent import final_states
 Direction = Literal["uni", "bi", "combine"]
 
 
-class WordGRU(nn.Module):
+class Part(nn.Module):
+    """An encoder of one side: a chunk of token ids to vectors (b, width)."""
+
+    width: int
+
+
+class WordGRU(Part):
     """Final state of a GRU over word embeddings; "bi" joins two of half the width, "combine" is uni beside bi.
 
     As in the Quick-Thought code (`s2v_model.py`) but for the cell: TensorFlow's GRU applies the reset gate before the
@@ -26,6 +32,8 @@ class WordGRU(nn.Module):
         table: word embeddings, shared with other encoders if they hold the same module.
         width: of the output; "combine" gives twice that.
     """
+
+    table: nn.Embedding
 
     def __init__(self, table: nn.Embedding, width: int, direction: Direction) -> None:
         super().__init__()
@@ -44,13 +52,15 @@ class WordGRU(nn.Module):
         words = self.table(packed.data)  # nothing is looked up for padding
         if words.device.type == "cpu" and not torch.is_autocast_enabled("cpu"):
             sizes = packed.batch_sizes.tolist()
-            return torch.cat([final_states(words, sizes, gru) for gru in self.recurrent], 1)
+            return torch.cat([final_states(words, sizes, cast(nn.GRU, gru)) for gru in self.recurrent], 1)
         states = [gru(PackedSequence(words, packed.batch_sizes))[1] for gru in self.recurrent]  # (directions, b, units)
         return torch.cat([side for state in states for side in state], 1)
 
 
-class BagOfWords(nn.Module):
+class BagOfWords(Part):
     """Sum of word embeddings (the Quick-Thought code sums, it does not average)."""
+
+    table: nn.Embedding
 
     def __init__(self, table: nn.Embedding) -> None:
         super().__init__()
@@ -62,7 +72,7 @@ class BagOfWords(nn.Module):
         return nn.functional.embedding_bag(chunk.ids, self.table.weight, mode="sum", per_sample_weights=weights)
 
 
-class Transformer(nn.Module):
+class Transformer(Part):
     """Any Hugging Face encoder, pooled over its tokens or at its first one.
 
     Args:
@@ -70,11 +80,13 @@ class Transformer(nn.Module):
         pooling: "mean" over tokens, or "cls".
     """
 
+    model: Any  # its attributes are transformers' own
+
     def __init__(self, model: nn.Module, pooling: Literal["mean", "cls"]) -> None:
         super().__init__()
         self.model = model
         self.pooling = pooling
-        self.width = int(model.config.hidden_size)
+        self.width = int(self.model.config.hidden_size)
 
     def forward(self, chunk: Chunk) -> Tensor:
         mask = chunk.mask()
@@ -87,10 +99,10 @@ class Transformer(nn.Module):
         return torch.bmm(weight[:, None], hidden)[:, 0] / weight.sum(1, keepdim=True)
 
 
-class Channels(nn.Module):
+class Channels(Part):
     """Several encoders of one sentence side by side (MultiChannel: fixed word vectors beside trained ones)."""
 
-    def __init__(self, parts: Sequence[nn.Module]) -> None:
+    def __init__(self, parts: Sequence[Part]) -> None:
         super().__init__()
         self.parts = nn.ModuleList(parts)
         self.width = sum(part.width for part in parts)
@@ -99,10 +111,10 @@ class Channels(nn.Module):
         return torch.cat([part(chunk) for part in self.parts], 1)
 
 
-class Projected(nn.Module):
+class Projected(Part):
     """An encoder followed by a square linear map, such as CLLR's L: the representation that is used downstream."""
 
-    def __init__(self, part: nn.Module, matrix: Tensor) -> None:
+    def __init__(self, part: Part, matrix: Tensor) -> None:
         super().__init__()
         self.part = part
         self.matrix = nn.Parameter(matrix.detach().clone(), requires_grad=False)  # (d, d), applied as x @ matrix
@@ -115,7 +127,10 @@ class Projected(nn.Module):
 class SentenceModel(nn.Module):
     """f and g, without shared weights but for fixed word vectors; g is None where one encoder does both."""
 
-    def __init__(self, f: nn.Module, g: nn.Module | None, dropout: float = 0.0) -> None:
+    f: Part
+    g: Part | None
+
+    def __init__(self, f: Part, g: Part | None, dropout: float = 0.0) -> None:
         super().__init__()
         self.f, self.g, self.dropout = f, g, dropout
         self.width = f.width
@@ -231,7 +246,7 @@ def _shape(table: nn.Embedding) -> dict[str, int]:
     return {"words": table.num_embeddings, "size": table.embedding_dim}
 
 
-def from_architecture(a: dict[str, Any]) -> nn.Module:
+def from_architecture(a: dict[str, Any]) -> Any:
     """Build an encoder, with weights to be loaded, from what `architecture` returned."""
     match a["kind"]:
         case "sentence":

@@ -54,8 +54,7 @@ class DipoleSentenceModel(PreTrainedModel):
 
     def __init__(self, config: DipoleSentenceConfig) -> None:
         super().__init__(config)
-        built: nn.Module = from_architecture(config.architecture) if config.architecture else nn.Identity()
-        self.encoder = built
+        self.encoder: Any = from_architecture(config.architecture) if config.architecture else nn.Identity()
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -106,8 +105,8 @@ def export_sentence_transformer(encoder: SentenceEncoder, folder: Path) -> None:
             from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
             from sentence_transformers.sentence_transformer.modules import Transformer as Hugging
         except ImportError:  # before 5.5
-            from sentence_transformers.models import Dense, Normalize, Pooling
-            from sentence_transformers.models import Transformer as Hugging
+            from sentence_transformers.models import Dense, Normalize, Pooling  # type: ignore[no-redef]
+            from sentence_transformers.models import Transformer as Hugging  # type: ignore[no-redef]
     except ImportError as error:
         raise TrainingError(
             "the export needs sentence-transformers; install it with: pip install 'dipole[sentence-transformers]'"
@@ -117,31 +116,31 @@ def export_sentence_transformer(encoder: SentenceEncoder, folder: Path) -> None:
     # Without [CLS] and [SEP] an empty sentence has no token at all, which only our own model knows how to read.
     closed = bool(encoder.tokens.tokenizer.num_special_tokens_to_add(False))
     last = model.f.part if isinstance(model.f, Projected) else model.f
-    native = isinstance(last, Transformer) and model.g is None and closed
+    native = last if isinstance(last, Transformer) and model.g is None and closed else None
     with tempfile.TemporaryDirectory() as holder:
-        hugging = last.model if native else _wrap(encoder, model)
+        hugging = _wrap(encoder, model) if native is None else native.model
         hugging.save_pretrained(holder)
         fast_tokenizer(encoder.tokens, encoder.max_length).save_pretrained(holder)
         first = Hugging(holder, max_seq_length=encoder.max_length) if encoder.max_length else Hugging(holder)
-        pooling = Pooling(model.output_width, pooling_mode=last.pooling if native else "cls")
+        pooling = Pooling(model.output_width, pooling_mode="cls" if native is None else native.pooling)
         extra: list[nn.Module] = []
-        if native and last is not model.f:
+        if native is not None and isinstance(model.f, Projected):
             dense = Dense(model.f.width, model.f.width, bias=False, activation_function=nn.Identity())
             dense.linear.weight = nn.Parameter(model.f.matrix.T.contiguous())
             extra.append(dense)
-        if native and encoder.normalize != "none":
+        if native is not None and encoder.normalize != "none":
             extra.append(Normalize())
         SentenceTransformer(modules=[first, pooling, *extra], device="cpu").save(str(folder))
-    if not native:
+    if native is None:
         (folder / LOADER).write_text(
             '"""Loads the encoder; needs the package dipole with its text extra."""\n\n'
             "from dipole.text.export import DipoleSentenceConfig, DipoleSentenceModel\n\n"
             '__all__ = ["DipoleSentenceConfig", "DipoleSentenceModel"]\n'
         )
     again = SentenceTransformer(str(folder), device="cpu").encode(PROBE)
-    error = float(np.abs(again - encoder.encode(PROBE)).max())
-    if not error < 1e-5:
-        raise TrainingError(f"the exported folder {folder} gives vectors that differ by {error:.2g} from the run's")
+    off = float(np.abs(again - encoder.encode(PROBE)).max())
+    if not off < 1e-5:
+        raise TrainingError(f"the exported folder {folder} gives vectors that differ by {off:.2g} from the run's")
 
 
 def projected(encoder: SentenceEncoder) -> SentenceModel:

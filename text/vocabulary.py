@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
@@ -58,7 +59,8 @@ def load_tokens(source: str | Path) -> "Tokens":
             return Tokens(Tokenizer.from_file(str(path)))
         from transformers import AutoTokenizer
 
-        return Tokens(AutoTokenizer.from_pretrained(str(source))._tokenizer)
+        loaded: Any = AutoTokenizer.from_pretrained(str(source))
+        return Tokens(loaded._tokenizer)
     except Exception as error:  # the tokenizers library raises bare Exception
         raise DataError(
             f"no tokenizer at {source}: {str(error).splitlines()[0]}. Give a tokenizer.json, a folder that holds one, "

@@ -1,6 +1,6 @@
 """Which probes a run is judged by, and their settings."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -45,7 +45,7 @@ def probe(
     """Numbers of the configured probes on frozen features; k-means clusters the test part."""
     data = (train_x, train_y, test_x, test_y)
     found: dict[str, float] = {}
-    few = {"labels_per_class": config.labels_per_class, "draws": config.draws, "seed": seed}
+    few: dict[str, Any] = {"labels_per_class": config.labels_per_class, "draws": config.draws, "seed": seed}
     for name in config.probes:
         if name == "tasks":
             tasks = class_tasks(*data, solver=config.solver, epochs=config.epochs, **few)
