@@ -166,7 +166,6 @@ class ControlEnv(gymnasium.Env[NDArray[np.uint8], NDArray[np.float32]]):
             "control": (self._control._step_count, self._control._reset_next_step),
             "frames": list(self._frames),
             "steps": self._steps,
-            "playing": self._playing,
             "np_random": self.np_random.bit_generator.state,
         }
 
@@ -190,7 +189,8 @@ class ControlEnv(gymnasium.Env[NDArray[np.uint8], NDArray[np.float32]]):
         self._control.task._random.set_state(state["random"])
         self._control._step_count, self._control._reset_next_step = state["control"]
         self._frames = deque(state["frames"], maxlen=self.frame_stack)
-        self._steps, self._playing = state["steps"], state["playing"]
+        self._steps = state["steps"]
+        self._playing = not self._control._reset_next_step and self._steps < self._limit
         self.np_random.bit_generator.state = state["np_random"]
 
 

@@ -74,8 +74,8 @@ def choose_backend() -> str:
     if chosen:
         if chosen not in (*BACKENDS, "glfw"):
             raise RenderingError(
-                f"MUJOCO_GL={chosen} is set, but only {', '.join(BACKENDS)} and glfw draw. Unset it: what works here is "
-                "then chosen."
+                f"MUJOCO_GL={chosen} is set, but only {', '.join(BACKENDS)} and glfw draw. Unset it: what works here "
+                "is then chosen."
             )
         if chosen in BACKENDS and not BACKENDS[chosen]():
             raise RenderingError(f"MUJOCO_GL={chosen} is set, but that library does not work here. {_cure()}")
