@@ -28,10 +28,10 @@ from dipole.core.pairs import Pairs
 from dipole.core.seeding import Seeds
 from dipole.rl import checkpoint, settings, tasks
 from dipole.rl.agent import ContrastiveSAC
+from dipole.rl.contrast import positives_of
 from dipole.rl.environments import make_env
 from dipole.rl.evaluation import Evaluation, evaluate, interquartile_mean, scores
 from dipole.rl.faults import WorkerVecEnv, guarded
-from dipole.rl.policy import positives_of
 from dipole.rl.replay import FrameBatch
 
 if TYPE_CHECKING:

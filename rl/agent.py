@@ -22,9 +22,10 @@ from dipole.core.objective import Composite, Outcome
 from dipole.core.pairs import Pairs
 from dipole.rl import settings as presets
 from dipole.rl.augmentation import Augmentation, resolve
+from dipole.rl.contrast import guilty_terms, positives_of, require_unlabelled
 from dipole.rl.encoder import Maps, detached
 from dipole.rl.faults import fault_message, guarded
-from dipole.rl.policy import ContrastivePolicy, positives_of, q_values, sample_action
+from dipole.rl.policy import ContrastivePolicy, q_values, sample_action
 from dipole.rl.replay import FrameBatch, FrameReplayBuffer
 
 # SB3's own keywords that are passed on as they are; the others are settings of ours or have no meaning here.
@@ -88,6 +89,7 @@ class ContrastiveSAC(SAC):
                 f"ContrastiveSAC has no setting {unknown[0]!r}.{nearest(unknown[0], allowed)} "
                 f"Settings: {', '.join(allowed)}."
             )
+        presets.check_sb3(sb3)
         chosen = presets.resolve(preset, settings)
         if objective is not None:
             chosen = replace(chosen, objective=objective if isinstance(objective, str) else str(objective))
@@ -120,11 +122,16 @@ class ContrastiveSAC(SAC):
 
     @staticmethod
     def _wrap_env(env: Any, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
-        if isinstance(env, DummyVecEnv):
-            env.envs = [guarded(each) for each in env.envs]
-        elif isinstance(env, gymnasium.Env):
+        inner = env.unwrapped if isinstance(env, VecEnv) else env
+        if isinstance(inner, DummyVecEnv):
+            inner.envs = [guarded(each) for each in inner.envs]
+        elif isinstance(inner, gymnasium.Env):
             env = guarded(env)
-        return SAC._wrap_env(env, verbose, monitor_wrapper)
+        wrapped = SAC._wrap_env(env, verbose, monitor_wrapper)
+        space = wrapped.action_space
+        if not isinstance(space, spaces.Box) or not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+            raise ConfigError(f"ContrastiveSAC needs continuous actions with finite bounds (a Box), got {space}.")
+        return wrapped
 
     def _setup_model(self) -> None:
         space = self.observation_space
@@ -160,6 +167,7 @@ class ContrastiveSAC(SAC):
         """The encoder's own optimizers on the contrastive gradient."""
         chosen = self.settings
         assert self.policy.contrast is not None
+        require_unlabelled(self.policy.contrast, chosen.features, self._positives)
         rate = self._encoder_rate(1.0)
         encoder, own = list(self.policy.encoder.parameters()), list(self.policy.contrast.parameters())
         if chosen.joint_backward:
@@ -403,7 +411,7 @@ class ContrastiveSAC(SAC):
             for p in parameters
             if p.grad is not None and not p.grad.isfinite().all()
         ]
-        terms = self._guilty_terms(pairs) if pairs is not None else []
+        terms = guilty_terms(self.policy.contrast, pairs) if pairs is not None else []
         source = f" It comes from the term {', '.join(terms)}." if terms else ""
         for parameter in parameters:
             parameter.grad = None
@@ -411,19 +419,6 @@ class ContrastiveSAC(SAC):
             f"the gradient of the {name} loss is not finite {self._where()}, first in {guilty[0]}; the step was not "
             f"taken.{source} Lower the learning rate, or use precision='float32'."
         )
-
-    def _guilty_terms(self, pairs: Pairs) -> list[str]:
-        """Names of the contrastive terms whose own gradient is not finite."""
-        assert self.policy.contrast is not None
-        found = []
-        for name, _, term in self.policy.contrast:
-            anchors = pairs.anchors.detach().requires_grad_()
-            (gradient,) = torch.autograd.grad(
-                term(replace(pairs, anchors=anchors, trusted=True)), anchors, allow_unused=True
-            )
-            if gradient is not None and not gradient.isfinite().all():
-                found.append(name)
-        return found
 
     # Saving ----------------------------------------------------------------------------------------------------------
 

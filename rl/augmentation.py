@@ -3,6 +3,7 @@
 One offset per sample serves all frames of its stack, so that motion inside the stack survives.
 """
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -76,11 +77,17 @@ class Shift:
 
 
 class Custom:
-    """A function (B, C, H, W) uint8 -> (B, C, h, w); it may draw from torch's generator."""
+    """A function (B, C, H, W) uint8 -> (B, C, h, h), values 0..255; it may draw from torch's generator."""
 
     def __init__(self, function: Callable[[Tensor], Tensor], channels: int, rendered: int) -> None:
         self.function = function
-        probe = self._checked(torch.zeros(2, channels, rendered, rendered, dtype=torch.uint8))
+        shape = (2, channels, rendered, rendered)
+        probe = self._checked(torch.arange(math.prod(shape)).remainder(256).to(torch.uint8).view(shape))
+        if probe.is_floating_point() and probe.max() <= 1:
+            raise ConfigError(
+                f"the augmentation function returns values from {float(probe.min()):g} to {float(probe.max()):g}, but "
+                "the encoder divides by 255 itself: let it return 0..255, as uint8 or float."
+            )
         self.size = probe.shape[-1]
 
     def draw(self, frames: "Frames", env: NDArray[Any], slots: NDArray[Any], rng: np.random.Generator) -> Tensor:

@@ -6,15 +6,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.preprocessing import preprocess_obs
 from torch import Tensor, nn
 
 from dipole.core.errors import ConfigError, TrainingError
-from dipole.core.objective import Composite, objective
+from dipole.core.objective import Composite
+from dipole.core.objective import objective as build
 from dipole.core.pairs import Pairs
 from dipole.rl.augmentation import SHIFT, shift
+from dipole.rl.contrast import guilty_terms, positives_of, require_unlabelled
+from dipole.rl.settings import Settings
 
 
 def random_shift(images: Tensor) -> Tensor:
@@ -37,7 +41,8 @@ class ContrastiveCallback(BaseCallback):
     """Adds steps of a contrastive objective on the agent's own encoder after each rollout.
 
     Anchors are the encoder's features of one random view of stored observations, positives those of another view by a
-    momentum copy; both come from the replay buffer, or from the rollout buffer of an on-policy agent.
+    momentum copy (of k views where the objective asks for k). Observations come from the replay buffer, or from the
+    rollout buffer of an on-policy agent.
 
     Args:
         objective: text such as "infonce(similarity=bilinear) + 0.1*dp".
@@ -49,6 +54,7 @@ class ContrastiveCallback(BaseCallback):
         tau: share of the encoder in each step of its momentum copy.
 
     Raises:
+        ConfigError: for an argument out of range, an agent without images, an objective that needs labels.
         TrainingError: if loss or gradient is not finite, before the step.
     """
 
@@ -63,6 +69,15 @@ class ContrastiveCallback(BaseCallback):
         tau: float = 0.05,
     ) -> None:
         super().__init__()
+        for name, value, low in (("updates", updates, 1), ("batch_size", batch_size, 2)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < low:
+                raise ConfigError(f"{name} must be an integer >= {low}, got {value!r}.")
+        for name, rate, most in (("learning_rate", learning_rate, float("inf")), ("tau", tau, 1.0)):
+            if not isinstance(rate, (int, float)) or isinstance(rate, bool) or not 0 <= rate <= most:
+                raise ConfigError(f"{name} must be a number from 0 to {most:g}, got {rate!r}.")
+        if not callable(augmentation):
+            raise ConfigError(f"augmentation must be a function of images (B, C, H, W), got {augmentation!r}.")
+        build(objective)  # a wrong text is said here, not when training starts
         self.spec = objective
         self.updates = updates
         self.batch_size = batch_size
@@ -75,12 +90,18 @@ class ContrastiveCallback(BaseCallback):
     def _init_callback(self) -> None:
         if self.contrast is not None:
             return  # a second learn() of the same agent goes on with what was learnt
+        space = self.model.observation_space
+        if not isinstance(space, spaces.Box) or len(space.shape) != 3:
+            raise ConfigError(f"ContrastiveCallback needs an agent that observes images (C, H, W), not {space}.")
         self.encoder = self.find(self.model)
         width = getattr(self.encoder, "features_dim", None)
         if width is None:
             raise ConfigError("the encoder has no features_dim: use a BaseFeaturesExtractor, or set the attribute.")
         self.keys = copy.deepcopy(self.encoder).requires_grad_(False)
-        self.contrast = objective(self.spec, dim=int(width)).to(self.model.device)
+        contrast = build(self.spec, dim=int(width))
+        self.positives = positives_of(Settings(), contrast)
+        require_unlabelled(contrast, int(width), self.positives)
+        self.contrast = contrast.to(self.model.device)
         self.optimizer = torch.optim.Adam(
             [*self.encoder.parameters(), *self.contrast.parameters()], lr=self.learning_rate
         )
@@ -97,7 +118,7 @@ class ContrastiveCallback(BaseCallback):
         self.logger.record("train/contrast_loss", loss)
 
     def _observations(self) -> Tensor | None:
-        """A batch of stored observations (B, C, H, W) uint8; None while there are too few."""
+        """A batch of stored observations (B, C, H, W); None while there are too few."""
         model: Any = self.model
         if getattr(model, "replay_buffer", None) is not None:
             ready = max(self.batch_size, getattr(model, "learning_starts", 0))
@@ -107,7 +128,7 @@ class ContrastiveCallback(BaseCallback):
         stored = model.rollout_buffer.observations
         stored = stored.reshape(-1, *model.observation_space.shape)
         rows = np.random.randint(0, len(stored), self.batch_size)
-        return torch.as_tensor(stored[rows].astype(np.uint8), device=model.device)
+        return torch.as_tensor(stored[rows].astype(model.observation_space.dtype), device=model.device)
 
     def _features(self, encoder: nn.Module, images: Tensor) -> Tensor:
         normalise = getattr(self.model.policy, "normalize_images", True)
@@ -117,8 +138,9 @@ class ContrastiveCallback(BaseCallback):
         assert self.contrast is not None
         anchors = self._features(self.encoder, self.augmentation(images))
         with torch.no_grad():
-            keys = self._features(self.keys, self.augmentation(images))
-        outcome = self.contrast(Pairs.cross(anchors, keys))
+            keys = [self._features(self.keys, self.augmentation(images)) for _ in range(self.positives)]
+        pairs = Pairs.cross(anchors, torch.stack(keys, 1))
+        outcome = self.contrast(pairs)
         for name, term in outcome.terms.items():
             if not np.isfinite(float(term)):
                 raise TrainingError(
@@ -128,8 +150,9 @@ class ContrastiveCallback(BaseCallback):
         outcome.loss.backward()
         gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         if not bool(torch.stack(torch._foreach_norm(gradients)).isfinite().all()):
+            terms = ", ".join(guilty_terms(self.contrast, pairs)) or str(self.contrast)
             raise TrainingError(
-                f"the gradient of {self.contrast} is not finite at agent step {self.num_timesteps}; no step was taken."
+                f"the gradient of {terms} is not finite at agent step {self.num_timesteps}; no step was taken."
             )
         self.optimizer.step()
         self.contrast.after_step(self.learning_rate)

@@ -66,8 +66,9 @@ class PixelEncoder(BaseFeaturesExtractor):
         if torch.is_autocast_enabled(images.device.type):
             dtype = torch.get_autocast_dtype(images.device.type)
         chunk = self.chunk if self.chunk and images.device.type == "cpu" else len(images)
-        # The layout is changed while a pixel is still one byte.
-        return tuple(part.contiguous(memory_format=self.format).to(dtype).div_(255) for part in images.split(chunk))
+        # The layout is changed while a pixel is still one byte. The copy keeps images that are floats as they are.
+        parts = (part.contiguous(memory_format=self.format) for part in images.split(chunk))
+        return tuple(part.to(dtype, copy=True).div_(255) for part in parts)
 
     def convolve(self, images: Tensor | Maps) -> Maps:
         """Images, or what `prepare` made of them -> feature maps (b, filters, extent, extent) of each chunk of rows."""

@@ -4,27 +4,31 @@ Straight on `dm_control.suite`: channel-first uint8 frames, a frame stack, actio
 and the full state in and out for bit-exact resume.
 """
 
+import inspect
 from collections import deque
 from typing import Any, Literal
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
-from dipole.core.errors import ConfigError
+from dipole.core.errors import ConfigError, nearest
 from dipole.rl import tasks
 from dipole.rl.rendering import import_suite
 
 # What tasks of the suite change in the model from one episode to the next (targets, gains, terrain, colours).
 _EPISODE_FIELDS = (
     "body_pos", "body_quat", "geom_pos", "geom_size", "geom_rgba", "site_pos", "site_size", "site_rgba", "light_pos",
-    "mat_rgba", "dof_damping", "wrap_prm", "hfield_data",
+    "mat_rgba", "dof_damping", "jnt_stiffness", "wrap_prm", "hfield_data",
 )  # fmt: skip
 # A bound this wide (the lqr tasks have 1e10) is no bound: actions are then used as they are.
 _UNBOUNDED = 1e6
 # The suite's episodes last 1000 control steps; lqr has no limit of its own.
 _TIME_LIMIT = 1000
+# The lqr tasks draw the stiffness of their springs when they are loaded, before anything else.
+_STIFFNESS = (15, 25)
 
 
 class ControlEnv(gymnasium.Env[NDArray[np.uint8], NDArray[np.float32]]):
@@ -68,9 +72,10 @@ class ControlEnv(gymnasium.Env[NDArray[np.uint8], NDArray[np.float32]]):
         task_kwargs: dict[str, Any] | None = None,
     ) -> None:
         domain, name = tasks.split(task)
-        for option, value in (("size", size), ("frame_stack", frame_stack), ("action_repeat", action_repeat)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ConfigError(f"{option} must be an integer >= 1, got {value!r}.")
+        check_whole(size=size, frame_stack=frame_stack)
+        if action_repeat is not None:
+            check_whole(action_repeat=action_repeat)
+        check_seed(seed)
         if rendering not in ("paper", "fast"):
             raise ConfigError(f"rendering must be 'paper' or 'fast', got {rendering!r}.")
         if render_mode not in (None, *self.metadata["render_modes"]):
@@ -80,9 +85,13 @@ class ControlEnv(gymnasium.Env[NDArray[np.uint8], NDArray[np.float32]]):
         self.action_repeat = action_repeat or tasks.action_repeat(self.task)
         self.frame_stack = frame_stack
         self.render_mode = render_mode
-        self._control = suite.load(domain, name, task_kwargs={**(task_kwargs or {}), "random": seed})
+        try:
+            self._control = suite.load(domain, name, task_kwargs={**(task_kwargs or {}), "random": seed})
+        except TypeError as error:
+            raise ConfigError(f"task_kwargs {task_kwargs!r} do not fit {self.task}: {error}.") from error
         self._physics = self._control.physics
-        self._limit = min(self._control._step_limit, _TIME_LIMIT)
+        limit = self._control._step_limit
+        self._limit = limit if np.isfinite(limit) else _TIME_LIMIT
         self._camera = _camera(
             self._physics, size, tasks.CAMERA.get(domain, 0) if camera is None else camera, rendering
         )
@@ -95,19 +104,28 @@ class ControlEnv(gymnasium.Env[NDArray[np.uint8], NDArray[np.float32]]):
         self.observation_space = spaces.Box(0, 255, (3 * frame_stack, size, size), np.uint8)
         self._frames: deque[NDArray[np.uint8]] = deque(maxlen=frame_stack)
         self._steps = 0
+        self._playing = False
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.uint8], dict[str, Any]]:
+        check_seed(seed)
         super().reset(seed=seed)
         if seed is not None:
-            self._control.task._random = np.random.RandomState(seed)
+            self._control.task._random = random = np.random.RandomState(seed)
+            if self.task.startswith("lqr-"):
+                # A damping follows each stiffness in the generator's stream, always 0.
+                self._physics.model.jnt_stiffness[:] = [
+                    (random.uniform(*_STIFFNESS), random.uniform())[0] for _ in range(self._physics.model.njnt)
+                ]
         self._control.reset()
         self._steps = 0
+        self._playing = True
         self._frames.extend([self._frame()] * self.frame_stack)
         return self._observation(), {"environment_steps": 0}
 
     def step(self, action: NDArray[np.float32]) -> tuple[NDArray[np.uint8], float, bool, bool, dict[str, Any]]:
+        check_step(self._playing, action, self.action_space)
         control = self._low + (np.asarray(action, np.float64) + 1.0) * 0.5 * self._span
         reward, taken = 0.0, 0
         terminated = truncated = False
@@ -118,6 +136,7 @@ class ControlEnv(gymnasium.Env[NDArray[np.uint8], NDArray[np.float32]]):
             terminated = step.last() and step.discount == 0.0
             truncated = not terminated and (step.last() or self._steps + taken >= self._limit)
         self._steps += taken
+        self._playing = not (terminated or truncated)
         self._frames.append(self._frame())
         return self._observation(), float(reward), terminated, truncated, {"environment_steps": taken}
 
@@ -171,6 +190,7 @@ class ControlEnv(gymnasium.Env[NDArray[np.uint8], NDArray[np.float32]]):
         self._control._step_count, self._control._reset_next_step = state["control"]
         self._frames = deque(state["frames"], maxlen=self.frame_stack)
         self._steps = state["steps"]
+        self._playing = not self._control._reset_next_step and self._steps < self._limit
         self.np_random.bit_generator.state = state["np_random"]
 
 
@@ -178,6 +198,7 @@ def _camera(physics: Any, size: int, camera: int | str, rendering: str) -> Any:
     """One camera for the life of the environment: physics.render() builds and frees a scene at every call."""
     import mujoco
     from dm_control.mujoco import engine
+    from dm_control.mujoco.wrapper.core import Error as WrapperError
 
     physics.model.vis.global_.offwidth = max(size, physics.model.vis.global_.offwidth)
     physics.model.vis.global_.offheight = max(size, physics.model.vis.global_.offheight)
@@ -187,7 +208,7 @@ def _camera(physics: Any, size: int, camera: int | str, rendering: str) -> Any:
         physics.model.vis.quality.offsamples = 0
     try:
         view = engine.Camera(physics, height=size, width=size, camera_id=camera)
-    except ValueError as error:
+    except (ValueError, WrapperError) as error:
         raise ConfigError(f"camera {camera!r} does not exist in this task: {error}") from error
     if rendering == "fast":
         view.scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = 0
@@ -199,15 +220,42 @@ def _plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str, np.ndarray, np.number))
 
 
+def check_whole(**options: Any) -> None:
+    """Raise ConfigError unless every option is an integer of at least 1."""
+    for option, value in options.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(f"{option} must be an integer >= 1, got {value!r}.")
+
+
+def check_seed(seed: Any) -> None:
+    """Raise ConfigError unless the seed is None or what the suite's generator takes."""
+    if seed is not None and not (isinstance(seed, int | np.integer) and 0 <= seed < 2**32):
+        raise ConfigError(f"seed must be an integer from 0 to 2**32 - 1, or None, got {seed!r}.")
+
+
+def check_step(playing: bool, action: Any, space: spaces.Box) -> None:
+    """Raise ResetNeeded outside an episode, ConfigError for an action of another shape."""
+    if not playing:
+        raise ResetNeeded("step() was called before reset(), or after the episode had ended: call reset() first.")
+    if np.shape(action) != space.shape:
+        raise ConfigError(f"an action of this task has the shape {space.shape}, got {np.shape(action)}.")
+
+
 def make_env(task: str, **settings: Any) -> gymnasium.Env[Any, Any]:
     """Make the environment of a task: "dot", or any task of the suite ("cheetah-run").
 
     Args:
         task: name of the task.
         settings: keywords of `ControlEnv` or `DotEnv`.
-    """
-    if task == "dot":
-        from dipole.rl.dot import DotEnv
 
-        return DotEnv(**settings)
-    return ControlEnv(task, **settings)
+    Raises:
+        ConfigError: for an unknown task or keyword, or a value out of range.
+    """
+    from dipole.rl.dot import DotEnv
+
+    known = list(inspect.signature(DotEnv if task == "dot" else ControlEnv).parameters)
+    for name in settings:
+        if name not in known:
+            allowed = ", ".join(each for each in known if each != "task")
+            raise ConfigError(f"the task {task!r} has no setting {name!r}.{nearest(name, known)} Settings: {allowed}.")
+    return DotEnv(**settings) if task == "dot" else ControlEnv(task, **settings)

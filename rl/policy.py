@@ -10,7 +10,8 @@ from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from stable_baselines3.sac.policies import Actor, SACPolicy
 from torch import Tensor, nn
 
-from dipole.core.objective import Composite, objective
+from dipole.core.objective import Composite
+from dipole.rl.contrast import build_objective
 from dipole.rl.encoder import PixelEncoder, initialise
 from dipole.rl.settings import Settings
 
@@ -155,31 +156,3 @@ def q_values(critic: ContinuousCritic, features: Tensor, actions: Tensor) -> Ten
     """Both Q functions on features (B, d) and actions (B, A): (B, 2), in the features' precision."""
     joint = torch.cat([features, actions], 1)
     return torch.cat([network(joint) for network in critic.q_networks], 1).to(features.dtype)
-
-
-def build_objective(settings: Settings) -> Composite | None:
-    """Build the contrastive objective for embeddings of the agent's width; None for "none"."""
-    if settings.objective == "none":
-        return None
-    built = objective(settings.objective, dim=settings.features)
-    if settings.bilinear_init == "uniform":
-        with torch.no_grad():
-            for _, _, term in built:
-                if term.similarity == "bilinear":
-                    term.W.uniform_(0, 1)
-    return built
-
-
-def positives_of(settings: Settings, contrast: Composite | None) -> int:
-    """How many positives each anchor gets: the setting, or what the objective's terms ask for."""
-    if contrast is None:
-        return 0
-    if settings.positives is not None:
-        return settings.positives
-    asked = [
-        given
-        for _, _, term in contrast
-        for key, given in getattr(term, "given", {}).items()
-        if (term.registered_name(), key) in (("cacr", "k"), ("blocks", "b")) and given
-    ]
-    return max(asked, default=1)

@@ -72,8 +72,18 @@ def choose_backend() -> str:
     """
     chosen = os.environ.get("MUJOCO_GL")
     if chosen:
+        if chosen not in (*BACKENDS, "glfw"):
+            raise RenderingError(
+                f"MUJOCO_GL={chosen} is set, but only {', '.join(BACKENDS)} and glfw draw. Unset it: what works here "
+                "is then chosen."
+            )
         if chosen in BACKENDS and not BACKENDS[chosen]():
             raise RenderingError(f"MUJOCO_GL={chosen} is set, but that library does not work here. {_cure()}")
+        if chosen == "glfw" and not _display():
+            raise RenderingError(
+                "MUJOCO_GL=glfw is set, but there is no display to open a window on. Unset it: what works here without "
+                "one is then chosen."
+            )
         return chosen
     for name, works in BACKENDS.items():
         if works():
@@ -81,10 +91,15 @@ def choose_backend() -> str:
             os.environ["MUJOCO_GL"] = name
             os.environ.setdefault("PYOPENGL_PLATFORM", name)
             return name
-    if os.environ.get("DISPLAY"):
+    if _display():
         os.environ["MUJOCO_GL"] = "glfw"
         return "glfw"
     raise RenderingError(f"neither EGL nor OSMesa works on this machine, so no environment can be drawn. {_cure()}")
+
+
+def _display() -> bool:
+    """Whether there is a display; only Linux says so in the environment."""
+    return not sys.platform.startswith("linux") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 def _cure() -> str:

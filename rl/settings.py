@@ -1,8 +1,11 @@
 """Every setting of the agent by name, and the presets: the CURL repository's values, and the paper's."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
+
+from stable_baselines3.common.noise import ActionNoise
 
 from dipole.core.errors import ConfigError, nearest
 
@@ -140,11 +143,47 @@ def resolve(preset: str, overrides: Mapping[str, Any]) -> Settings:
         if name not in NAMES:
             raise ConfigError(f"no setting {name!r}.{nearest(name, NAMES)} Settings: {', '.join(NAMES)}.")
         _check(name, value)
-    return replace(PRESETS[preset], **overrides)
+    chosen = replace(PRESETS[preset], **overrides)
+    return replace(chosen, hidden=tuple(chosen.hidden), log_std_bounds=tuple(chosen.log_std_bounds))
+
+
+def check_sb3(given: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a wrong value among SB3's own keywords, which SB3 would meet later and less clearly."""
+    rules: dict[str, tuple[Callable[[Any], bool], str]] = {
+        "seed": (lambda v: v is None or (_whole(v) and 0 <= v < 2**32), "an integer from 0 to 2**32 - 1, or None"),
+        "train_freq": (_is_frequency, "an integer >= 1, or (an integer >= 1, 'step' or 'episode')"),
+        "gradient_steps": (lambda v: _whole(v) and v >= -1, "an integer >= 0, or -1 (one for each transition)"),
+        "target_entropy": (lambda v: v == "auto" or (_number(v) and math.isfinite(v)), "'auto' or a number"),
+        "action_noise": (lambda v: v is None or isinstance(v, ActionNoise), "an ActionNoise of SB3, or None"),
+    }
+    for name, (right, wanted) in rules.items():
+        if name in given and not right(given[name]):
+            raise ConfigError(f"{name} must be {wanted}, got {given[name]!r}.")
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_frequency(value: Any) -> bool:
+    count, unit = value if isinstance(value, tuple) and len(value) == 2 else (value, "step")
+    return _whole(count) and count >= 1 and unit in ("step", "episode")
 
 
 def _check(name: str, value: Any) -> None:
     default = getattr(Settings, name)
+    if value is None and default is not None:
+        raise ConfigError(f"{name} must not be None; leave it out for the preset's value.")
+    if name == "hidden" and not (isinstance(value, (tuple, list)) and all(_whole(each) and each > 0 for each in value)):
+        raise ConfigError(f"hidden must be a list of layer widths, integers >= 1, got {value!r}.")
+    if name == "log_std_bounds" and not (
+        isinstance(value, (tuple, list)) and len(value) == 2 and all(map(_number, value)) and value[0] < value[1]
+    ):
+        raise ConfigError(f"log_std_bounds must be (low, high) with low < high, got {value!r}.")
     if name in _CHOICES and value not in _CHOICES[name]:
         allowed = ", ".join(map(repr, _CHOICES[name]))
         raise ConfigError(f"{name} must be one of {allowed}, got {value!r}.")
@@ -154,6 +193,6 @@ def _check(name: str, value: Any) -> None:
         low, high = _BOUNDS[name]
         whole = isinstance(default, int) or name in ("image_size", "positives")
         kind = "an integer" if whole else "a number"
-        right = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+        right = _whole(value) if whole else _number(value)
         if not right or not low <= value <= high:
             raise ConfigError(f"{name} must be {kind} between {low:g} and {high:g}, got {value!r}.")

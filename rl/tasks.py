@@ -47,12 +47,12 @@ CAMERA = {"quadruped": 2}
 def split(task: str) -> tuple[str, str]:
     """Split "cheetah-run" (or "cheetah/run", "ball-in-cup-catch") into dm_control's domain and task name."""
     known = names()
-    key = task.replace("/", "-").replace("-", "_").lower()
+    key = str(task).replace("/", "-").replace("-", "_").lower()
     for name in known:
         if name.replace("-", "_").lower() == key:
             domain, _, rest = name.partition("-")
             return domain, rest
-    raise ConfigError(f"unknown task {task!r}.{nearest(task, [*known, 'dot'])} Allowed: {', '.join(known)}.")
+    raise ConfigError(f"unknown task {task!r}.{nearest(str(task), [*known, 'dot'])} Allowed: {', '.join(known)}.")
 
 
 def names() -> list[str]:

@@ -216,6 +216,19 @@ def test_duplicates_reach_the_objective(tiny_agent):
     assert counts[True].float().mean() < 62
 
 
+def test_the_same_pixels_are_duplicates_wherever_they_come_from(tiny_agent):
+    frames = np.random.default_rng(0).integers(0, 256, (2, 9, 28, 28), dtype=np.uint8)
+    agent = tiny_agent(DummyVecEnv([DotEnv, DotEnv]), exclude_duplicates=True, augmentation="none")
+    for step in range(6):  # two environments that each show picture A, then B, then A, ...
+        seen = frames[[step % 2] * 2]
+        agent.replay_buffer.add(seen, frames[[1 - step % 2] * 2], np.zeros((2, 2)), np.zeros(2), np.zeros(2), [{}, {}])
+    batch = agent.replay_buffer.sample_views(32, agent._augment, 1)
+    shows = [np.array_equal(each, frames[1][:, 2:-2, 2:-2]) for each in batch.observations.numpy()]
+    pairs = agent._pairs(batch, agent.policy.encoder(batch.observations))
+    expected = [len(shows) - shows.count(shown) for shown in shows]
+    assert pairs.negative_counts.tolist() == expected
+
+
 def test_the_learning_rate_may_be_a_schedule(tiny_agent):
     agent = tiny_agent(learning_rate=lambda remaining: 1e-3 * remaining, encoder_learning_rate=5e-4)
     agent.learn(20)
@@ -284,6 +297,17 @@ def test_emulated_bf16_is_not_silent(tiny_agent, monkeypatch):
         ({"batch_size": 8.5}, "batch_size must be an integer"),
         ({"joint_backward": 1}, "joint_backward must be True or False"),
         ({"layers": 12}, "too small for 12 convolutions"),
+        ({"batch_size": None}, "batch_size must not be None"),
+        ({"hidden": 5}, "hidden must be a list of layer widths, integers >= 1, got 5"),
+        ({"log_std_bounds": (2, -10)}, "log_std_bounds must be (low, high) with low < high"),
+        ({"seed": -1}, "seed must be an integer from 0 to 2**32 - 1, or None, got -1"),
+        ({"train_freq": (1, "week")}, "train_freq must be an integer >= 1, or (an integer >= 1, 'step' or 'episode')"),
+        ({"gradient_steps": "x"}, "gradient_steps must be an integer >= 0, or -1"),
+        ({"target_entropy": "x"}, "target_entropy must be 'auto' or a number"),
+        ({"action_noise": 3}, "action_noise must be an ActionNoise of SB3"),
+        ({"objective": "tuple"}, "the objective tuple cannot run inside an agent: tuple is supervised"),
+        ({"objective": "cacr(k=4)", "positives": 1}, "the objective cacr(k=4) cannot run inside an agent"),
+        ({"image_size": None, "augmentation": lambda images: images / 255}, "returns values from 0 to 1, but"),
     ],
 )
 def test_wrong_settings_are_named(tiny_agent, settings, said):
@@ -307,3 +331,19 @@ def test_observations_that_are_no_images_are_refused():
 
     with pytest.raises(ConfigError, match="needs uint8 images"):
         ContrastiveSAC("CnnPolicy", gymnasium.make("Pendulum-v1"), device="cpu")
+
+
+@pytest.mark.parametrize("space", [spaces.Discrete(3), spaces.Box(-np.inf, np.inf, (2,), np.float32)])
+def test_actions_that_are_not_bounded_numbers_are_refused(tiny_agent, space):
+    env = DotEnv()
+    env.action_space = space
+    with pytest.raises(ConfigError, match="needs continuous actions with finite bounds"):
+        tiny_agent(env)
+
+
+def test_float_images_of_an_augmentation_are_not_changed_in_place(tiny_agent):
+    agent = tiny_agent(augmentation=lambda images: images.float(), image_size=None, channels_last=False, chunk=0)
+    images = torch.full((2, 9, 28, 28), 51.0)
+    (prepared,) = agent.policy.encoder.prepare(images)
+    assert (images == 51).all()
+    torch.testing.assert_close(prepared, torch.full_like(images, 0.2))

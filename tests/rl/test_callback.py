@@ -1,13 +1,25 @@
 """An auxiliary objective for SB3's own agents."""
 
+import gymnasium
 import pytest
 import torch
-from stable_baselines3 import PPO, SAC
+from stable_baselines3 import A2C, DQN, PPO, SAC, TD3
 
-from dipole.core.errors import ConfigError, TrainingError
+from dipole.core.errors import ConfigError, DipoleError, TrainingError
 from dipole.rl import ContrastiveCallback, DotEnv
 
 NET = {"net_arch": [8]}
+
+
+class SwitchedDot(gymnasium.ActionWrapper):
+    """The dot task with two actions, up and down."""
+
+    def __init__(self):
+        super().__init__(DotEnv(size=36))
+        self.action_space = gymnasium.spaces.Discrete(2)
+
+    def action(self, action):
+        return self.env.action_space.high * (2 * int(action) - 1)
 
 
 def sac(**settings):
@@ -19,7 +31,7 @@ def sac(**settings):
         batch_size=8,
         device="cpu",
         seed=0,
-        policy_kwargs=NET,
+        policy_kwargs=dict(NET),
         **settings,
     )
 
@@ -63,6 +75,50 @@ def test_ppo_gains_an_objective():
     agent.learn(32, callback=callback)
     assert callback.encoder is agent.policy.features_extractor
     assert len(losses) == 2
+
+
+def test_several_positives_are_several_views():
+    agent, callback = sac(), ContrastiveCallback("cacr(k=3)", batch_size=16)
+    views = []
+    callback.augmentation = lambda images: views.append(len(images)) or images
+    agent.learn(16, callback=callback)
+    assert views == [16] * 4  # one step: the anchors' view and three of the keys
+
+
+@pytest.mark.parametrize("algorithm", [TD3, DQN, A2C])
+def test_other_agents_gain_an_objective(algorithm):
+    settings = {"n_steps": 16} if algorithm is A2C else {"buffer_size": 100, "learning_starts": 16, "train_freq": 8}
+    env = SwitchedDot() if algorithm is DQN else DotEnv(size=36)
+    agent = algorithm("CnnPolicy", env, device="cpu", seed=0, policy_kwargs=dict(NET), **settings)
+    callback = ContrastiveCallback("infonce", batch_size=8)
+    losses = record_losses(callback)
+    agent.learn(32, callback=callback)
+    assert losses
+    owner = {TD3: "critic", DQN: "q_net"}.get(algorithm)
+    assert callback.encoder is (getattr(agent, owner) if owner else agent.policy).features_extractor
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"updates": 0}, "updates must be an integer >= 1, got 0"),
+        ({"batch_size": 1}, "batch_size must be an integer >= 2, got 1"),
+        ({"learning_rate": -1}, "learning_rate must be a number from 0 to inf, got -1"),
+        ({"tau": 2}, "tau must be a number from 0 to 1, got 2"),
+        ({"augmentation": "crop"}, "augmentation must be a function"),
+        ({"objective": "infonse"}, "infonce"),
+    ],
+)
+def test_wrong_arguments_are_named_before_training(arguments, said):
+    with pytest.raises(DipoleError, match=said):
+        ContrastiveCallback(**arguments)
+
+
+def test_agents_and_objectives_that_do_not_fit_are_named():
+    with pytest.raises(ConfigError, match=r"tuple cannot run inside an agent: .*labels"):
+        sac().learn(1, callback=ContrastiveCallback("tuple"))
+    with pytest.raises(ConfigError, match="needs an agent that observes images"):
+        SAC("MlpPolicy", "Pendulum-v1", device="cpu").learn(1, callback=ContrastiveCallback())
 
 
 def test_what_it_cannot_do_is_said():

@@ -13,7 +13,7 @@ from stable_baselines3.common.env_checker import check_env as check_sb3
 
 import dipole.rl
 from dipole.core.errors import ConfigError
-from dipole.rl import ControlEnv, DotEnv, tasks
+from dipole.rl import ControlEnv, DotEnv, make_env, tasks
 from dipole.rl.rendering import INSTALL, PACKAGES, RenderingError, choose_backend
 
 REPEATS = {
@@ -117,7 +117,7 @@ def test_actions_are_mapped_to_the_tasks_own_bounds():
 
 
 @pytest.mark.usefixtures("opengl")
-@pytest.mark.parametrize("task", [*tasks.PAPER_TASKS, "dot", "quadruped-escape", "swimmer-swimmer6", "point_mass-hard"])
+@pytest.mark.parametrize("task", [*tasks.PAPER_TASKS, "dot", "quadruped-escape", "lqr-lqr_2_1", "point_mass-hard"])
 def test_the_state_continues_bit_for_bit_in_another_environment(task):
     def make():
         return DotEnv() if task == "dot" else ControlEnv(task, size=24, rendering="fast")
@@ -163,9 +163,64 @@ def test_names_and_settings_are_checked():
             ControlEnv("cheetah-run", **settings)
 
 
-def test_an_unknown_camera_is_named(opengl):
-    with pytest.raises(ConfigError, match="camera 17 does not exist"):
-        ControlEnv("cheetah-run", camera=17)
+@pytest.mark.parametrize("camera", [17, "nose"])
+def test_an_unknown_camera_is_named(camera, opengl):
+    with pytest.raises(ConfigError, match=f"camera {camera!r} does not exist"):
+        ControlEnv("cheetah-run", camera=camera)
+
+
+def test_lqr_draws_its_springs_from_the_seed(opengl):
+    from dm_control import suite
+
+    env = ControlEnv("lqr-lqr_6_2", size=24, rendering="fast")
+    for seed in (3, 4):
+        reference = suite.load("lqr", "lqr_6_2", task_kwargs={"random": seed})
+        reference.reset()
+        env.reset(seed=seed)
+        np.testing.assert_array_equal(env._physics.model.jnt_stiffness, reference.physics.model.jnt_stiffness)
+        np.testing.assert_array_equal(env._physics.data.qpos, reference.physics.data.qpos)
+
+
+@pytest.mark.parametrize(
+    ("task", "settings", "said"),
+    [
+        ("dot", {"rendering": "fast"}, r"'dot' has no setting 'rendering'.*render_mode.*Settings: size, frame_stack"),
+        ("cheetah-run", {"sise": 3}, r"no setting 'sise'. Did you mean 'size'"),
+        ("dot", {"size": 5}, "size must be at least 12"),
+        ("dot", {"size": "28"}, "size must be an integer >= 1, got '28'"),
+        ("dot", {"frame_stack": 0}, "frame_stack must be an integer >= 1"),
+        ("dot", {"render_mode": "human"}, "render_mode must be 'rgb_array' or None"),
+        ("cheetah-run", {"seed": -1}, "seed must be an integer from 0 to"),
+        ("cheetah-run", {"task_kwargs": {"foo": 1}}, r"task_kwargs \{'foo': 1\} do not fit cheetah-run: .*'foo'"),
+        (None, {}, "unknown task None"),
+    ],
+)
+@pytest.mark.usefixtures("opengl")
+def test_wrong_keywords_of_an_environment_are_one_message(task, settings, said):
+    with pytest.raises(ConfigError, match=said):
+        make_env(task, **settings)
+
+
+@pytest.mark.usefixtures("opengl")
+@pytest.mark.parametrize("task", ["dot", "cartpole-swingup"])
+def test_a_step_belongs_to_an_episode(task):
+    env = DotEnv() if task == "dot" else ControlEnv(task, size=24, rendering="fast", action_repeat=300)
+    action = np.zeros(env.action_space.shape, np.float32)
+    with pytest.raises(gymnasium.error.ResetNeeded, match=r"call reset\(\) first"):
+        env.step(action)
+    env.reset(seed=0)
+    with pytest.raises(ConfigError, match=r"has the shape \(\d,\), got \(7,\)"):
+        env.step(np.zeros(7))
+    while not env.step(action)[3]:
+        pass
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        env.step(action)
+    env.reset()
+    env.step(action)
+
+
+def test_a_longer_time_limit_of_the_users_is_kept(opengl):
+    assert ControlEnv("cheetah-run", size=24, task_kwargs={"time_limit": 40.0})._limit == pytest.approx(4000)
 
 
 def test_importing_the_domain_registers_and_loads_no_physics():
@@ -189,11 +244,17 @@ def test_without_a_backend_the_error_names_the_packages(monkeypatch):
     monkeypatch.setattr(rendering, "BACKENDS", {"egl": lambda: False, "osmesa": lambda: False})
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     with pytest.raises(RenderingError) as caught:
         choose_backend()
     assert INSTALL in str(caught.value)
     assert all(package in str(caught.value) for package in PACKAGES)
     monkeypatch.setattr(rendering, "BACKENDS", {"egl": lambda: False, "osmesa": lambda: True})
+    for value, said in [("vulkan", "only egl, osmesa and glfw draw"), ("glfw", "no display"), ("egl", "does not work")]:
+        monkeypatch.setenv("MUJOCO_GL", value)
+        with pytest.raises(RenderingError, match=f"MUJOCO_GL={value} is set.*{said}"):
+            choose_backend()
+    monkeypatch.delenv("MUJOCO_GL")
     monkeypatch.setenv("PYOPENGL_PLATFORM", "")
     assert choose_backend() == "osmesa"
     assert os.environ["MUJOCO_GL"] == "osmesa"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dipole.core.errors import CheckpointError, TrainingError
+from dipole.core.errors import CheckpointError, ConfigError, TrainingError
 from dipole.rl import CheckpointCallback, ContrastiveSAC, DotEnv, WorkerVecEnv, checkpoint, make_env, resume
 from dipole.rl.faults import PATIENCE, Guard
 
@@ -92,6 +92,47 @@ def test_a_dead_worker_is_restarted(tiny_agent, tmp_path):
         assert len(agent.faults) == 1
         assert not agent.replay_buffer.valid[0, 4]
         assert agent.replay_buffer.valid[1, :20].all()
+    finally:
+        env.close()
+
+
+def test_a_worker_that_dies_between_two_calls_is_restarted(tiny_agent, tmp_path):
+    env = WorkerVecEnv([DotEnv, DotEnv])
+
+    def kill():
+        env.processes[0].kill()
+        env.processes[0].join()
+
+    try:
+        agent = tiny_agent(env)
+        agent.learn(20)
+        kill()
+        checkpoint.save(agent, tmp_path / "saved")  # asks every environment for its state
+        with pytest.warns(RuntimeWarning, match=r"environment 0 failed at its step 10 .*exit code -9"):
+            agent.learn(20, reset_num_timesteps=False)
+        assert (agent.num_timesteps, len(agent.faults)) == (40, 1)
+        assert np.flatnonzero(~agent.replay_buffer.valid[0, :20]).tolist() == [10]
+        kill()
+        with pytest.warns(RuntimeWarning, match="environment 0 failed"):
+            agent.learn(4)  # starts with a reset
+        kill()
+    finally:
+        env.close()
+    assert not any(process.is_alive() for process in env.processes)
+
+
+class Unmakeable(DotEnv):
+    def __init__(self):
+        raise OSError("no such world")
+
+
+def test_workers_that_cannot_work_are_one_error(tiny_agent):
+    with pytest.raises(ConfigError, match="could not be made in its worker process"):
+        WorkerVecEnv([DotEnv, Unmakeable])
+    env = WorkerVecEnv([lambda: Failing(at=range(100))])
+    try:
+        with pytest.warns(RuntimeWarning), pytest.raises(TrainingError, match="5 faults in a row"):
+            tiny_agent(env).learn(100)
     finally:
         env.close()
 
