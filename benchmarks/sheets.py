@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -345,11 +346,13 @@ def number(value: float) -> str:
 
 
 def _inert(text: str) -> str:
-    try:
-        float(text)
-    except ValueError:
-        return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
-    return text
+    is_formula = text[:1] in ("=", "+", "-", "@", "\t", "\r") and not NUMBERS.fullmatch(text)
+    return f"'{text}" if is_formula else text
+
+
+# "-1.5", "-1.5 to 2e-05", "-1.5 \N{PLUS-MINUS SIGN} 0.2": a sign, but no formula.
+NUMBER = r"[-+]?[0-9.]+(?:e[-+]?[0-9]+)?"
+NUMBERS = re.compile(f"{NUMBER}(?: (?:to|\N{PLUS-MINUS SIGN}) {NUMBER})?")
 
 
 def _plain(text: str) -> str:
@@ -405,8 +408,10 @@ def _numbers(*values: float | None) -> list[Cell]:
 def _interval(found: Interval | None, factor: float = 1.0) -> Cell:
     if found is None:
         return Cell("")
+    has_interval = isfinite(found.low) and isfinite(found.high)
     low, high = number(factor * found.low), number(factor * found.high)
-    return Cell(number(factor * found.value), factor * found.value, f"{low} to {high}")
+    shown = f"{low} to {high}" if has_interval else "one run each"
+    return Cell(number(factor * found.value), factor * found.value, shown)
 
 
 def _best(results: SuiteResults, column: str) -> set[str]:

@@ -214,6 +214,10 @@ def test_csv_cannot_run_formulas_and_markdown_cannot_hold_markup():
     rows = list(csv.reader(io.StringIO(sheets.to_csv(sheet))))
     assert rows[0] == ["a", "b", "b: note"]
     assert rows[1] == ["'" + hostile, "-1.5", "'@x"]
+    numbers = ["-1.5", "-1.50 to 2e-05", "-3 \N{PLUS-MINUS SIGN} 0.1", "-0.2+cmd|' /C calc'!A0", "-1 to 2;=1"]
+    sheet_of_numbers = sheets.Sheet("s", "T", ("a",), [(sheets.Cell(text),) for text in numbers])
+    written = [row[0] for row in csv.reader(io.StringIO(sheets.to_csv(sheet_of_numbers)))][1:]
+    assert written == [*numbers[:3], "'" + numbers[3], "'" + numbers[4]]
     line = sheets.to_markdown(sheet).splitlines()[-1]
     assert "<b>" not in line
     assert line.count("|") == 3
