@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from dipole.benchmarks import published
+from dipole.benchmarks.results import measure
 from dipole.benchmarks.statistics import seeds_needed
 from dipole.benchmarks.suite import Job, Sized
 from dipole.core.config import RunConfig
@@ -94,7 +95,7 @@ def _seeds_line(
     column = next(c for c in sized.columns if c.name == name)
     by_row: dict[str, list[float]] = defaultdict(list)
     for job in jobs:
-        value = records[job.hash].results.get(column.metric) if job.hash in records else None
+        value = measure(records[job.hash], column.metric) if job.hash in records else None
         for cell in job.cells:
             if cell.column == name and value is not None:
                 by_row[cell.row].append(value * column.factor)
@@ -119,7 +120,8 @@ def _kinds(config: Mapping[str, Any]) -> list[str]:
     rest = {k: v for k, v in _without_none(config).items() if k not in ("name", "description", "seed")}
     narrow = json.dumps(rest, sort_keys=True)
     any_objective = json.dumps({k: v for k, v in rest.items() if k != "objective"}, sort_keys=True)
-    train = rest.get("train") or {}
+    train = rest.get("train")
+    train = train if isinstance(train, Mapping) else {}
     wide = json.dumps([rest.get("domain"), train.get("epochs"), train.get("steps"), train.get("batch_size")])
     return [f"same:{narrow}", f"objective:{any_objective}", f"length:{wide}"]
 

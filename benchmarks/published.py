@@ -189,9 +189,11 @@ def compare(cell: Cell, n: int | None, ours: Summary, metric: str, is_same_proto
 
     The interval is Welch's where both sides have a spread and at least two trials. Where only one side has a spread,
     the other number counts as one more trial of the same spread. Equal values for every seed, as a coarse metric gives
-    by chance, are no spread to judge by: there is no interval then, unless the other side has one. It `agrees` if the interval lies inside the margin,
-    `differs` if it excludes 0 (and leaves the margin), and cannot be decided otherwise; then `seeds` says how many per
-    arm would show a difference of the size of the margin with 80 % power.
+    by chance, are no spread to judge by: there is no interval then, unless the other side has one.
+
+    It `agrees` if the interval lies inside the margin, `differs` if it excludes 0 (and leaves the margin), and cannot
+    be decided otherwise; then `seeds` says how many per arm would show a difference of the size of the margin with
+    80 % power.
     """
     if cell.mean is None:
         return None

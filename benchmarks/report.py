@@ -55,13 +55,13 @@ def write_report(runs: Path, output: Path) -> Report:
         RecordError: it cannot be written.
     """
     report = make_report(runs)
-    if output.suffix == ".html":
+    if output.is_dir() or output.suffix == "":
+        texts = {output / "report.html": to_html(report), output / "report.md": to_markdown(report)}
+        texts |= {output / f"{sheet.name}.csv": sheets.to_csv(sheet) for sheet in report.sheets}
+    elif output.suffix == ".html":
         texts = {output: to_html(report)}
     elif output.suffix == ".md":
         texts = {output: to_markdown(report)}
-    elif output.suffix == "":
-        texts = {output / "report.html": to_html(report), output / "report.md": to_markdown(report)}
-        texts |= {output / f"{sheet.name}.csv": sheets.to_csv(sheet) for sheet in report.sheets}
     else:
         raise ConfigError(f"-o {str(output)!r}: give a name ending in .html or .md, or a folder for all formats.")
     for path, text in texts.items():
@@ -129,10 +129,12 @@ def to_html(report: Report) -> str:
 
 def to_markdown(report: Report) -> str:
     """The tables alone, for a repository or an issue."""
-    lines = [f"# {report.title}", "", ", ".join(f"{name}: {value}" for name, value in report.facts.items()), ""]
+    plain = sheets.plain
+    facts = ", ".join(f"{name}: {plain(value)}" for name, value in report.facts.items())
+    lines = [f"# {report.title}", "", facts, ""]
     for section in report.sections:
-        lines += [f"## {section.title}", "", section.subtitle, ""]
-        lines += [f"- {note}" for note in section.notes]
+        lines += [f"## {plain(section.title)}", "", plain(section.subtitle), ""]
+        lines += [f"- {plain(note)}" for note in section.notes]
         lines += ["", *(sheets.to_markdown(sheet) for sheet in section.sheets)]
     return "\n".join(lines)
 

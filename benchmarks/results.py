@@ -97,7 +97,7 @@ class SuiteResults:
                 self._cells[cell.row, cell.column][cell.seed] = job.hash
                 column = self._by_column[cell.column]
                 value = measure(record, column.metric) if record is not None and record.status == "done" else None
-                if value is not None:
+                if value is not None and isfinite(value * column.factor):
                     self._samples[cell.row, cell.column][cell.seed] = value * column.factor
 
     @property

@@ -290,11 +290,16 @@ def ranking_sheet(name: str, ranks: Sequence[Rank]) -> Sheet:
 def problems_sheet(collection: Collection, more: Iterable[object] = ()) -> Sheet | None:
     """Files in the runs folder that are no records."""
     found = [*collection.problems, *more]
-    rows = [(Cell(str(p.path)), Cell(p.message)) for p in found]  # type: ignore[attr-defined]
+    rows = [(Cell(_printable(str(p.path))), Cell(_printable(p.message))) for p in found]  # type: ignore[attr-defined]
     if not rows:
         return None
     note = "These were left as they are and count nowhere in this report."
     return Sheet("problems", "Not readable as records", ("file", "problem"), rows, note)
+
+
+def _printable(text: str) -> str:
+    """A file's name may hold bytes that are no text in any encoding of a report."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def joules_of(collection: Collection) -> dict[str, Mapping[str, float]]:
@@ -321,13 +326,13 @@ def to_csv(sheet: Sheet) -> str:
 
 def to_markdown(sheet: Sheet) -> str:
     """A table that GitHub renders; markup inside texts is escaped."""
-    lines = [f"### {_plain(sheet.title)}", ""]
+    lines = [f"### {plain(sheet.title)}", ""]
     if sheet.note:
-        lines += [_plain(sheet.note), ""]
-    lines.append("| " + " | ".join(map(_plain, sheet.head)) + " |")
+        lines += [plain(sheet.note), ""]
+    lines.append("| " + " | ".join(map(plain, sheet.head)) + " |")
     lines.append("|" + " --- |" * len(sheet.head))
     for row in sheet.rows:
-        texts = [f"{_plain(c.text)} ({_plain(c.sub)})" if c.sub else _plain(c.text) for c in row]
+        texts = [f"{plain(c.text)} ({plain(c.sub)})" if c.sub else plain(c.text) for c in row]
         shown = [f"**{text}**" if cell.mark == "best" else text for text, cell in zip(texts, row, strict=True)]
         lines.append("| " + " | ".join(shown) + " |")
     return "\n".join(lines) + "\n"
@@ -355,10 +360,12 @@ NUMBER = r"[-+]?[0-9.]+(?:e[-+]?[0-9]+)?"
 NUMBERS = re.compile(f"{NUMBER}(?: (?:to|\N{PLUS-MINUS SIGN}) {NUMBER})?")
 
 
-def _plain(text: str) -> str:
-    for char in "\\`*_{}[]<>|&#!":
-        text = text.replace(char, f"&#{ord(char)};" if char in "<>&|" else f"\\{char}")
-    return " ".join(text.split())
+MARKUP = str.maketrans({char: f"&#{ord(char)};" if char in "<>&|" else f"\\{char}" for char in "\\`*_{}[]<>|&#!"})
+
+
+def plain(text: str) -> str:
+    """A text for Markdown, without markup of its own and on one line."""
+    return " ".join(text.split()).translate(MARKUP)
 
 
 def _result(cell: CellResult, is_best: bool) -> Cell:

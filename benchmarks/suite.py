@@ -5,21 +5,33 @@ are methods (an objective each), columns are measurements (a metric of a record,
 scale says with which recipe and which seeds. Cells whose configurations are equal share a run.
 """
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from dipole.benchmarks import published
 from dipole.core.config import RunConfig, Settings, load, shipped
 from dipole.core.errors import ConfigError, nearest
 
 ScaleName = Literal["small", "paper"]
+
+
+def _file_name(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,79}", text):
+        raise ValueError(
+            f"{text!r} names files: use letters, digits, '-', '_' and '.', at most 80, a letter or digit first"
+        )
+    return text
+
+
+FileName = Annotated[str, AfterValidator(_file_name)]
 # Settings that say where files lie or where to compute, not what is measured.
 PLACES = ("device", "text.senteval", "text.cache")
 # What a suite itself says for every run: overriding it would have no effect or fill the cells with something else.
@@ -83,7 +95,7 @@ class Scale(Settings):
 class Suite(Settings):
     """A table or figure to be filled."""
 
-    name: str
+    name: FileName
     title: str
     kind: Literal["table", "figure", "study"] = "table"
     published: str | None = Field(None, description="id of the published table or figure")

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import resource
 import shutil
 import subprocess
@@ -62,6 +63,65 @@ def test_what_is_no_record_is_reported_and_left_alone(runs_folder):
     }  # fmt: skip
     assert any("Update dipole" in p.message for p in found.problems)
     assert {p: p.read_bytes() for p in runs_folder.path.rglob("*") if p.is_file()} == before
+
+
+def damaged(folder, path, content=None, **values):
+    """Change a file of a runs folder: all of it, or some of its values."""
+    (found,) = folder.path.glob(path)
+    found.write_text(content if content is not None else json.dumps({**json.loads(found.read_text()), **values}))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda f: damaged(f, "000000000001/record.json", results={"linear/accuracy": float("nan")}),
+        lambda f: damaged(f, "000000000001/record.json", histogram={"edges": [0, 1], "all": [1, 2]}),
+        lambda f: damaged(f, "000000000001/record.json", name="\ud800"),
+        lambda f: damaged(f, "000000000001/record.json", "[" * 200_000),
+        lambda f: open(os.fsencode(f.path) + b"/\xff\xfe.txt", "w").close(),
+        lambda f: os.mkfifo(f.path / "pipe"),
+        lambda f: ((f.path / "a").mkdir(), os.mkfifo(f.path / "a" / "record.json")),
+        lambda f: damaged(f, ".bench/suites/s-small.json", "[" * 200_000),
+        lambda f: damaged(f, ".bench/suites/s-small.json", suite="../../../outside"),
+        lambda f: damaged(f, ".bench/suites/s-small.json", schema_version=2),
+        lambda f: damaged(f, ".bench/suites/s-small.json", columns=[]),
+        lambda f: damaged(
+            f, ".bench/suites/s-small.json", jobs=[{"hash": "x", "command": [], "processes": 1, "cells": []}]
+        ),
+        lambda f: shutil.copy(f.path / ".bench/suites/s-small.json", f.path / ".bench/suites/copy.json"),
+    ],
+)  # fmt: skip
+def test_one_damaged_file_costs_one_line_of_the_report(runs_folder, tmp_path, damage):
+    rows = [("a", "infonce", None), ("b", "dcl", "a")]
+    runs_folder.suite("s", rows, [("A", "vision")], lambda r, c, s: 0.5 + s / 100, kind="study")
+    damage(runs_folder)
+    before = sorted(tmp_path.rglob("*"))
+    report = write_report(runs_folder.path, tmp_path / "all")
+    (problems,) = [sheet for sheet in report.sheets if sheet.name == "problems"]
+    assert len(problems.rows) == 1
+    new = set(tmp_path.rglob("*")) - set(before)
+    assert {path.parent for path in new} == {tmp_path / "all", tmp_path}
+
+
+def test_damaged_curves_and_energies_are_left_out(runs_folder, tmp_path):
+    run = runs_folder.record()
+    deep = "[" * 200_000
+    (runs_folder.path / run / "metrics.jsonl").write_text(
+        f'"x"{deep}\n{{"step": 1e999, "x": 1}}\n{{"step": 1, "x": 2}}\n'
+    )
+    assert read_curves(runs_folder.path / run / "metrics.jsonl", ["x"]) == {"x": Curve((1.0,), (2.0,))}
+    for text in (deep, '{"whole_device_joules": {"cpu": NaN, "gpu": 5}}'):
+        (runs_folder.path / run / "energy.json").write_text(text)
+        write_report(runs_folder.path, tmp_path / "report.html")
+    assert "kWh" in (tmp_path / "report.html").read_text()
+
+
+def test_a_folder_with_a_dot_in_its_name_is_a_folder(runs_folder, tmp_path):
+    runs_folder.record(objective="*x* <b>", domain="<script>")
+    (tmp_path / "v1.0").mkdir()
+    write_report(runs_folder.path, tmp_path / "v1.0")
+    assert {"report.html", "report.md", "other-runs.csv"} <= {path.name for path in (tmp_path / "v1.0").iterdir()}
+    assert "<" not in (tmp_path / "v1.0" / "report.md").read_text()
 
 
 def test_only_a_whole_finished_record_counts_as_done(runs_folder):
@@ -221,7 +281,7 @@ def test_csv_cannot_run_formulas_and_markdown_cannot_hold_markup():
     line = sheets.to_markdown(sheet).splitlines()[-1]
     assert "<b>" not in line
     assert line.count("|") == 3
-    assert "\\*" in line
+    assert line == r"""| =HYPERLINK("http://x")&#124;&#60;b&#62;\`\* | -1.5 (@x) |"""
 
 
 def test_all_formats_hold_the_same_tables(runs_folder, tmp_path):
