@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 
 from dipole.benchmarks import worker
 from dipole.benchmarks.collect import is_done
+from dipole.benchmarks.lease import is_held
 from dipole.benchmarks.worker import BENCH, TAKEN, command_line
 from dipole.core.errors import ConfigError
 from dipole.core.files import why
@@ -104,8 +105,7 @@ class LocalEngine:
             try:
                 return execute(task, runs, environment, children)
             except OSError as error:
-                # A full disk or too many processes: this job's failure, not the suite's.
-                return Result(task, "failed", 0.0, log_of(task, runs), f"the worker could not be started: {why(error)}")
+                return _not_started(task, runs, error)
 
 
 class PoolEngine:
@@ -149,6 +149,15 @@ def _limit(threads: int) -> None:
 def _in_turn(task: Task, runs: Path, pause: float = 0.0) -> Result | Task:
     """Run one task in this process as a worker would."""
     time.sleep(pause)
+    if _is_taken(task, runs):
+        return task
+    try:
+        return _here(task, runs)
+    except OSError as error:
+        return _not_started(task, runs, error)
+
+
+def _here(task: Task, runs: Path) -> Result | Task:
     log = log_of(task, runs)
     log.parent.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
@@ -159,7 +168,12 @@ def _in_turn(task: Task, runs: Path, pause: float = 0.0) -> Result | Task:
 
 
 def execute(task: Task, runs: Path, environment: dict[str, str], children: "_Children | None" = None) -> Result | Task:
-    """Start a worker, wait for it, and judge it by the record it leaves, not by its exit code alone."""
+    """Start a worker, wait for it, and judge it by the record it leaves, not by its exit code alone.
+
+    The task itself comes back, and nothing is started or logged, while another runner's worker holds it.
+    """
+    if _is_taken(task, runs):
+        return task
     log = log_of(task, runs)
     log.parent.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
@@ -188,6 +202,19 @@ def _judged(task: Task, code: int, seconds: float, runs: Path) -> Result | Task:
     if code == 0 and is_done(runs / task.hash):
         return Result(task, "done", seconds, log)
     return Result(task, "failed", seconds, log, _reason(code, log))
+
+
+def _not_started(task: Task, runs: Path, error: OSError) -> Result:
+    """A full disk or too many processes: this job's failure, not the suite's."""
+    return Result(task, "failed", 0.0, log_of(task, runs), f"the worker could not be started: {why(error)}")
+
+
+def _is_taken(task: Task, runs: Path) -> bool:
+    try:
+        return is_held(runs / BENCH / "claims" / f"{task.hash}.json")
+    except OSError:
+        # The claim's clock is a file as well; the worker that is started will say what is wrong.
+        return False
 
 
 def log_of(task: Task, runs: Path) -> Path:

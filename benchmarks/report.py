@@ -88,7 +88,7 @@ def make_report(runs: Path) -> Report:
     asked = {job.hash for suite in suites for job in suite.jobs}
     others = [record for name, record in collection.records.items() if name not in asked]
     if others:
-        sheet = sheets.other_runs_sheet(others, joules).without_empty_columns()
+        sheet = sheets.other_runs_sheet(others, joules, runs).without_empty_columns()
         subtitle = f"{len(others)} runs of `dipole train`" if len(others) != 1 else "one run of `dipole train`"
         sections.append(Section("other-runs", "Other runs", subtitle, (), (sheet,), {}))
     if (problems := sheets.problems_sheet(collection, damaged)) is not None:
@@ -172,6 +172,7 @@ def _notes(results: SuiteResults) -> Iterable[str]:
     if manifest.protocol:
         what = "the paper's" if table else "the papers'"
         yield f"Our protocol is not {what}; levels are not to be compared. " + "; ".join(results.protocol_notes) + "."
+    yield from results.empty_columns
     if table is not None:
         yield f"Published: {table.paper_table} ({table.paper}). {table.caption}"
         yield from table.notes

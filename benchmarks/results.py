@@ -22,6 +22,7 @@ from dipole.benchmarks.statistics import (
     seeds_needed,
     summarize,
 )
+from dipole.core.errors import nearest
 from dipole.core.record import RunRecord
 
 Samples = Mapping[int, float]
@@ -32,14 +33,21 @@ def measure(record: RunRecord, metric: str) -> float | None:
     kind, _, name = metric.partition("/")
     if kind == "diag":
         return record.diagnostics.get(name)
-    if kind == "cost":
-        return {
-            "wall_seconds": record.wall_seconds,
-            "seconds_per_step": record.wall_seconds / record.steps if record.steps else None,
-            "peak_memory_bytes": float(record.peak_memory_bytes),
-            "peak_device_bytes": None if record.peak_device_bytes is None else float(record.peak_device_bytes),
-        }.get(name)
-    return record.results.get(metric)
+    return _cost(record).get(name) if kind == "cost" else record.results.get(metric)
+
+
+def metrics(record: RunRecord) -> list[str]:
+    """Every name that `measure` knows for a record."""
+    return [*record.results, *(f"diag/{name}" for name in record.diagnostics), *(f"cost/{n}" for n in _cost(record))]
+
+
+def _cost(record: RunRecord) -> dict[str, float | None]:
+    return {
+        "wall_seconds": record.wall_seconds,
+        "seconds_per_step": record.wall_seconds / record.steps if record.steps else None,
+        "peak_memory_bytes": float(record.peak_memory_bytes),
+        "peak_device_bytes": None if record.peak_device_bytes is None else float(record.peak_device_bytes),
+    }
 
 
 @dataclass(frozen=True)
@@ -186,6 +194,20 @@ class SuiteResults:
         """The rows ranked over the columns."""
         costs = [c.name for c in self.manifest.columns if not c.higher_is_better]
         return rank({name: rows for name, rows in self.tasks().items() if rows}, self.base, costs)
+
+    @property
+    def empty_columns(self) -> list[str]:
+        """A line per column whose metric no finished run has: a name written wrongly, or a probe that was left out."""
+        lines = []
+        for column in self.manifest.columns:
+            finished = [record for row in self.rows for record in self.runs_of(row.label, column.name)]
+            if finished and not any(self.samples(row.label, column.name) for row in self.rows):
+                known = sorted({name for record in finished for name in metrics(record)})
+                lines.append(
+                    f"Column {column.name!r} is empty: its finished runs hold no number {column.metric!r}."
+                    f"{nearest(column.metric, known)} They hold: {', '.join(known)}."
+                )
+        return lines
 
     @property
     def protocol_notes(self) -> list[str]:

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
+from pathlib import Path
 from statistics import fmean
 
 from dipole.benchmarks import energy
@@ -218,7 +219,7 @@ def runs_sheet(results: SuiteResults, joules: Mapping[str, Mapping[str, float]])
         record = results.records.get(job.hash)
         labels = ", ".join(dict.fromkeys(cell.row for cell in job.cells))
         seed = job.cells[0].seed
-        command = shlex.join(["dipole", *job.command])
+        command = repeat(job.command, job.processes)
         rows.append((Cell(labels), *_run_cells(job.hash, seed, record, joules.get(job.hash, {})), Cell(command)))
     head = ("method", *RUN_HEAD, "command")
     return Sheet(
@@ -226,21 +227,29 @@ def runs_sheet(results: SuiteResults, joules: Mapping[str, Mapping[str, float]])
     )
 
 
-def other_runs_sheet(records: Sequence[RunRecord], joules: Mapping[str, Mapping[str, float]]) -> Sheet:
-    """Runs that no suite asked for."""
+def repeat(command: Sequence[str], processes: int) -> str:
+    """What to type to repeat a run: `dipole train`, through torchrun where it had several processes."""
+    torchrun = ["torchrun", "--standalone", f"--nproc-per-node={processes}", "-m", "dipole.core.cli"]
+    return shlex.join([*(["dipole"] if processes == 1 else torchrun), *command])
+
+
+def other_runs_sheet(records: Sequence[RunRecord], joules: Mapping[str, Mapping[str, float]], runs: Path) -> Sheet:
+    """Runs that no suite asked for; the configuration that each folder keeps repeats it."""
     rows = []
     for r in records:
         results = ", ".join(f"{k} {number(v)}" for k, v in r.results.items() if v is not None)
         cells = _run_cells(r.hash, r.seed, r, joules.get(r.hash, {}))
-        rows.append((Cell(r.name), Cell(r.domain), Cell(r.objective), *cells, Cell(results)))
-    head = ("name", "domain", "objective", *RUN_HEAD, "results")
-    return Sheet("other-runs", "Runs outside any suite", head, rows, RUN_NOTE, frozenset({"objective", "run"}))
+        command = repeat(["train", _printable(str(runs / r.hash / "config.toml"))], r.hardware.world_size)
+        rows.append((Cell(r.name), Cell(r.domain), Cell(r.objective), *cells, Cell(results), Cell(command)))
+    head = ("name", "domain", "objective", *RUN_HEAD, "results", "command")
+    code = frozenset({"objective", "run", "command"})
+    return Sheet("other-runs", "Runs outside any suite", head, rows, RUN_NOTE, code)
 
 
 RUN_HEAD = ("run", "seed", "state", "steps", "wall time", "memory (MB)", "GPU memory (MB)", "energy (kJ)", "device")
 RUN_NOTE = (
-    "Energy is that of the whole device while the run lasted, where the device tells. `dipole train ... --runs FOLDER` "
-    "repeats a run elsewhere."
+    "Energy is that of the whole device while the run lasted, where the device tells. The command repeats the run; "
+    "where it is finished already, --runs FOLDER repeats it elsewhere and --overwrite in its place."
 )
 
 

@@ -17,7 +17,7 @@ import pytest
 from dipole.benchmarks import sheets, svg
 from dipole.benchmarks.collect import collect, is_done
 from dipole.benchmarks.curves import Curve, mean_line, read_curves
-from dipole.benchmarks.manifest import read_manifests
+from dipole.benchmarks.manifest import read_manifests, write_manifest
 from dipole.benchmarks.published import tables
 from dipole.benchmarks.report import make_report, write_report
 from dipole.benchmarks.results import SuiteResults, rank
@@ -250,6 +250,33 @@ def test_ranking_by_hand():
     # x - base of A is 2 and 2.01, of cost 4 and 4.01; y - base of cost is -4 twice: without spread nothing is decided.
     assert (found["x"].better, found["x"].worse) == (1, 1)
     assert (found["y"].better, found["y"].worse) == (0, 0)
+
+
+def test_a_metric_that_no_run_has_is_said_with_the_nearest_one(runs_folder):
+    manifest = runs_folder.suite("s", [("a", "infonce", None)], [("A", "vision")], lambda *_: 0.5)
+    assert SuiteResults(manifest, collect(runs_folder.path).records).empty_columns == []
+    columns = [manifest.columns[0].model_copy(update={"metric": "linear/acuracy"})]
+    manifest = manifest.model_copy(update={"columns": columns})
+    (line,) = SuiteResults(manifest, collect(runs_folder.path).records).empty_columns
+    assert "Did you mean 'linear/accuracy'?" in line
+    assert "diag/rank" in line
+    # Before anything is finished there is nothing to say.
+    assert SuiteResults(manifest, {}).empty_columns == []
+
+
+def test_the_command_of_every_row_repeats_its_run(runs_folder):
+    """A run of two processes through torchrun; one outside of suites by the configuration in its folder."""
+    manifest = runs_folder.suite("s", [("a", "infonce", None)], [("A", "vision")], lambda *_: 0.5, seeds=(0,))
+    jobs = [manifest.jobs[0].model_copy(update={"processes": 2})]
+    write_manifest(runs_folder.path, manifest.model_copy(update={"jobs": jobs}))
+    other = runs_folder.record()
+    commands = {}
+    for sheet in make_report(runs_folder.path).sheets:
+        if "command" in sheet.head:
+            commands[sheet.name] = sheet.rows[0][sheet.head.index("command")].text
+    torchrun = "torchrun --standalone --nproc-per-node=2 -m dipole.core.cli train recipe "
+    assert commands["s-small-runs"] == f"{torchrun}--set objective=infonce --set seed=0"
+    assert commands["other-runs"] == f"dipole train {runs_folder.path / other / 'config.toml'}"
 
 
 def test_agents_are_aggregated_over_tasks_against_their_own_base(runs_folder):
