@@ -82,9 +82,8 @@ def make_report(runs: Path) -> Report:
     joules = sheets.joules_of(collection)
     sections = [_suite(suite, runs, joules, suites) for suite in suites]
     if (coverage := sheets.coverage_sheet(suites)) is not None:
-        sections.append(
-            Section("published", "The papers", "What was printed, and what was run here", (), (coverage,), {})
-        )
+        found = (coverage, sheets.every_claim_sheet(suites))
+        sections.append(Section("published", "The papers", "What was printed, and what was run here", (), found, {}))
     asked = {job.hash for suite in suites for job in suite.jobs}
     others = [record for name, record in collection.records.items() if name not in asked]
     if others:

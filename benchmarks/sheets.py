@@ -11,9 +11,9 @@ from pathlib import Path
 from statistics import fmean
 
 from dipole.benchmarks import energy
-from dipole.benchmarks.claims import NO_DATA, Outcome
+from dipole.benchmarks.claims import NO_DATA, Outcome, evaluate
 from dipole.benchmarks.collect import Collection
-from dipole.benchmarks.published import AGREES, DIFFERS, NOT_COMPARED, UNDECIDED, tables
+from dipole.benchmarks.published import AGREES, DIFFERS, NOT_COMPARED, UNDECIDED, claims, tables
 from dipole.benchmarks.results import CellResult, Rank, SuiteResults
 from dipole.benchmarks.statistics import Interval, iqm_interval, probability_of_improvement
 from dipole.core.progress import duration
@@ -44,8 +44,9 @@ class Sheet:
 
     @property
     def numeric(self) -> tuple[bool, ...]:
-        """Which columns hold numbers: those that have a number somewhere and a text that is none nowhere."""
-        kinds = [[type(row[i].sort) for row in self.rows if row[i].text] for i in range(len(self.head))]
+        """Which columns hold numbers: those that have a number somewhere and, where none is missing, no other text."""
+        known = [[row[i] for row in self.rows if row[i].text and row[i].mark != "open"] for i in range(len(self.head))]
+        kinds = [[type(cell.sort) for cell in column] for column in known]
         return tuple(bool(column) and all(kind in (int, float) for kind in column) for column in kinds)
 
     def without_empty_columns(self) -> "Sheet":
@@ -137,6 +138,41 @@ def claims_sheet(results: SuiteResults, others: Iterable[SuiteResults] = ()) -> 
         "not the paper's protocol they say so, and speak of our setting alone."
     )
     return Sheet(f"{results.manifest.name}-claims", "The paper's claims", head, rows, note)
+
+
+def every_claim_sheet(suites: Sequence[SuiteResults]) -> Sheet:
+    """All statements of the papers, one by one: on the printed numbers and on the suites here."""
+    ours: dict[str, list[str]] = {}
+    marks: dict[str, str] = {}
+    for suite in suites:
+        for each in suite.claims(suites):
+            if each.ours.items:
+                ours.setdefault(each.ours.claim.id, []).append(f"{suite.manifest.name}: {each.verdict}")
+                marks[each.ours.claim.id] = _mark(each.ours.verdict)
+    rows = []
+    for claim in claims():
+        printed = evaluate(claim, tables())
+        open_one = Cell("no test in numbers" if not claim.tests else "no runs here", mark="open")
+        verdicts = ours.get(claim.id, [])
+        verdict = (
+            Cell("; ".join(verdicts), mark=marks[claim.id] if len(verdicts) == 1 else "") if verdicts else open_one
+        )
+        rows.append(
+            (
+                Cell(claim.id),
+                Cell(claim.statement, sub=claim.note),
+                Cell(claim.where, sub=claim.paper),
+                Cell(claim.basis),
+                Cell(_counts(printed), _share(printed)),
+                verdict,
+            )
+        )
+    head = ("claim", "statement", "where", "basis", "printed numbers", "verdict on ours")
+    note = (
+        "How many of a statement's comparisons the printed numbers bear out, and what the suites of this folder say; "
+        "the comparisons themselves stand with each suite. Another protocol than the paper's is named."
+    )
+    return Sheet("every-claim", "Every claim of the papers", head, rows, note, is_folded=True)
 
 
 def coverage_sheet(suites: Sequence[SuiteResults]) -> Sheet | None:

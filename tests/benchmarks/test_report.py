@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -18,7 +19,7 @@ from dipole.benchmarks import sheets, svg
 from dipole.benchmarks.collect import collect, is_done
 from dipole.benchmarks.curves import Curve, mean_line, read_curves
 from dipole.benchmarks.manifest import read_manifests, write_manifest
-from dipole.benchmarks.published import tables
+from dipole.benchmarks.published import claims, tables
 from dipole.benchmarks.report import make_report, write_report
 from dipole.benchmarks.results import SuiteResults, rank
 from dipole.core.errors import ConfigError, DataError
@@ -210,6 +211,9 @@ def test_claims_and_verdicts_of_a_suite(runs_folder):
     found = SuiteResults(manifest, collect(runs_folder.path).records)
     assert found.cell("SimCLR (CL)", "CIFAR-10").comparison.verdict == "other protocol"
     assert {c.ours.claim.id: c.verdict for c in found.claims()}["cacr-c12"] == "agrees (other protocol)"
+    every = {row[0].text: row for row in sheets.every_claim_sheet([found]).rows}
+    assert every["cacr-c12"][-1].text == "cacr-table6-small: agrees (other protocol)"
+    assert every["cacr-c12"][-2].text == "12 of 12"
     assert "dataset: digits (paper: CIFAR-10, CIFAR-100, STL-10)" in found.protocol_notes
 
 
@@ -228,6 +232,11 @@ def test_every_printed_table_is_listed_with_what_was_run_of_it(runs_folder):
     assert {row[0].text for row in sheet.rows} == set(tables())
     by = {row[0].text: dict(zip(sheet.head, (cell.text for cell in row), strict=True)) for row in sheet.rows}
     assert by["lmcl-table4"]["suite"] == "no runs here"
+    (every,) = [sheet for sheet in report.sheets if sheet.name == "every-claim"]
+    assert [row[0].text for row in every.rows] == [claim.id for claim in claims()]
+    verdicts = {row[0].text: row[-1].text for row in every.rows}
+    assert verdicts["lmcl-c01"] == "no runs here"
+    assert {verdicts[c.id] for c in claims() if not c.tests} == {"no test in numbers"}
     # 83.1 +- 0.1 against the printed 83.47, and 50.1 against 83.89.
     assert {name: by["cacr-table6"][name] for name in ("compared", "agree", "differ")} == {
         "compared": "2",
@@ -367,11 +376,25 @@ def test_charts_of_little_or_nothing(values):
     assert "nan" not in chart
 
 
+def test_an_interval_chart_always_shows_what_it_is_measured_against():
+    """One estimate of 0.75 against one half: the line at one half is inside the picture."""
+    chart = svg.interval_chart("t", "x", [svg.Estimate("a", 0.75, float("nan"), float("nan"))], "value", reference=0.5)
+    x = float(re.search(r'class="zero" x1="([0-9.]+)"', chart)[1])
+    dot = float(re.search(r'class="dot c0" cx="([0-9.]+)"', chart)[1])
+    assert svg.LEFT < x < dot < svg.WIDTH - svg.RIGHT
+
+
+def test_a_missing_cell_does_not_make_a_column_of_numbers_one_of_text():
+    rows = [(sheets.Cell("a"), sheets.Cell("1.0", 1.0)), (sheets.Cell("b"), sheets.Cell("missing", mark="open"))]
+    assert sheets.Sheet("s", "T", ("method", "x"), rows).numeric == (False, True)
+
+
 def test_chart_points_land_where_the_axes_say():
     chart = svg.histogram("t", "x", "y", [svg.Steps("s", [0.0, 0.5, 1.0], [2.0, 0.0])])
-    assert f'points="{svg.LEFT}.0,{svg.HEIGHT - svg.BOTTOM}.0' in chart
-    middle = (svg.LEFT + svg.WIDTH - svg.RIGHT) / 2
-    assert f"{middle:.1f},{svg.HEIGHT - svg.BOTTOM:.1f}" in chart
+    width, height = svg.NARROW
+    assert f'points="{svg.LEFT}.0,{height - svg.BOTTOM}.0' in chart
+    middle = (svg.LEFT + width - svg.RIGHT) / 2
+    assert f"{middle:.1f},{height - svg.BOTTOM:.1f}" in chart
 
 
 @pytest.mark.slow
