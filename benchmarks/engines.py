@@ -161,10 +161,11 @@ def _here(task: Task, runs: Path) -> Result | Task:
     log = log_of(task, runs)
     log.parent.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
+    begin = _size(log)
     with log.open("a", encoding="utf-8") as output, redirect_stdout(output), redirect_stderr(output):
         print(f"\n== {now()} dipole {' '.join(task.command)}", flush=True)
         code = worker.main(worker.arguments(runs, task.hash, task.processes, os.getppid(), task.command))
-    return _judged(task, code, time.monotonic() - started, runs)
+    return _judged(task, code, time.monotonic() - started, runs, begin)
 
 
 def execute(task: Task, runs: Path, environment: dict[str, str], children: "_Children | None" = None) -> Result | Task:
@@ -177,6 +178,7 @@ def execute(task: Task, runs: Path, environment: dict[str, str], children: "_Chi
     log = log_of(task, runs)
     log.parent.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
+    begin = _size(log)
     with log.open("a", encoding="utf-8") as output:
         output.write(f"\n== {now()} dipole {' '.join(task.command)}\n")
         output.flush()
@@ -192,16 +194,16 @@ def execute(task: Task, runs: Path, environment: dict[str, str], children: "_Chi
         code = child.wait()
         if children is not None:
             children.remove(child)
-    return _judged(task, code, time.monotonic() - started, runs)
+    return _judged(task, code, time.monotonic() - started, runs, begin)
 
 
-def _judged(task: Task, code: int, seconds: float, runs: Path) -> Result | Task:
+def _judged(task: Task, code: int, seconds: float, runs: Path, begin: int) -> Result | Task:
     log = log_of(task, runs)
     if code == TAKEN:
         return task
     if code == 0 and is_done(runs / task.hash):
         return Result(task, "done", seconds, log)
-    return Result(task, "failed", seconds, log, _reason(code, log))
+    return Result(task, "failed", seconds, log, _reason(code, log, begin))
 
 
 def _not_started(task: Task, runs: Path, error: OSError) -> Result:
@@ -295,10 +297,17 @@ class _Children:
                 child.terminate()
 
 
-def _reason(code: int, log: Path) -> str:
-    """How the worker ended, and what its last attempt said: the error if it named one, else its last line."""
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _reason(code: int, log: Path, begin: int) -> str:
+    """How the worker ended, and what the log says from `begin` on: the error if it names one, else its last line.
+
+    Another runner may have begun its own attempt at the same job since, so that ours need not be the last.
+    """
     end = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-    attempt = log.read_text(encoding="utf-8", errors="replace").rpartition("\n== ")[2]
-    lines = [line.strip() for line in attempt.splitlines()[1:] if line.strip()]
+    attempt = log.read_bytes()[begin:].decode(errors="replace")
+    lines = [line.strip() for line in attempt.splitlines() if line.strip() and not line.startswith("== ")]
     said = next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1] if lines else "")
     return f"{end}: {said.removeprefix('error: ')}" if said else end

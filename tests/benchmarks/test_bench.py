@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from dipole.benchmarks import engines
 from dipole.benchmarks.collect import collect
 from dipole.benchmarks.engines import (
     LocalEngine,
@@ -277,6 +278,15 @@ def test_a_run_of_several_processes_goes_through_torchrun(tmp_path, monkeypatch)
     done = finished(tmp_path)
     assert {r.objective for r in done.values()} == {"infonce", "dcl"}
     assert {r.hardware.world_size for r in done.values()} == {2}
+
+
+def test_the_reason_of_a_failure_is_that_of_our_attempt_not_of_the_one_before_or_after(tmp_path):
+    """Another runner writes to the same log: its attempt began while ours was ending."""
+    log = tmp_path / "job.log"
+    before, ours, after = "\n== 1\nerror: an old one\n", "\n== 2\nerror: ours\nbye\n", "\n== 3 dipole train\n"
+    log.write_text(before + ours + after)
+    assert engines._reason(1, log, len(before)) == "exit code 1: ours"
+    assert engines._reason(-9, log, len(before + ours)) == "killed by signal 9"
 
 
 @pytest.mark.parametrize("engine", [LocalEngine(jobs=1, gpus=[]), PoolEngine(jobs=1)], ids=["local", "pool"])
