@@ -199,6 +199,8 @@ def print_results(console: Console, results: SuiteResults) -> None:
     else:
         shown = [sheets.results_sheet(results)]
     for sheet in shown:
+        if not sheet.rows:
+            continue
         sheet = sheet.without_empty_columns()
         table = Table(title=sheet.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
         for name, is_numeric in zip(sheet.head, sheet.numeric, strict=True):

@@ -63,6 +63,7 @@ class CellResult:
     p_holm: float
     comparison: Comparison | None
     printed: published.Cell | None
+    has_failed: bool = False
 
     @property
     def seeds_needed(self) -> int | None:
@@ -233,8 +234,9 @@ class SuiteResults:
         if self.table is not None and printed is not None and summary is not None:
             is_same = self.manifest.is_paper_protocol
             comparison = published.compare(printed, self.table.trials, summary, self.table.metric, is_same)
-        wanted = len(self._cells[row.label, column.name])
-        return CellResult(row, column, samples, wanted, summary, test, p_holm, comparison, printed)
+        hashes = self._cells[row.label, column.name].values()
+        failed = any(self.records[name].status == "failed" for name in hashes if name in self.records)
+        return CellResult(row, column, samples, len(hashes), summary, test, p_holm, comparison, printed, failed)
 
 
 @dataclass(frozen=True)

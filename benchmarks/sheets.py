@@ -45,8 +45,8 @@ class Sheet:
     @property
     def numeric(self) -> tuple[bool, ...]:
         """Which columns hold numbers: those that have a number somewhere and, where none is missing, no other text."""
-        known = [[row[i] for row in self.rows if row[i].text and row[i].mark != "open"] for i in range(len(self.head))]
-        kinds = [[type(cell.sort) for cell in column] for column in known]
+        columns = [[row[i] for row in self.rows if row[i].text] for i in range(len(self.head))]
+        kinds = [[type(cell.sort) for cell in column if cell.mark not in ("open", "bad")] for column in columns]
         return tuple(bool(column) and all(kind in (int, float) for kind in column) for column in kinds)
 
     def without_empty_columns(self) -> "Sheet":
@@ -416,7 +416,7 @@ def plain(text: str) -> str:
 def _result(cell: CellResult, is_best: bool) -> Cell:
     if cell.summary is None:
         sub = "" if cell.printed is None or cell.printed.mean is None else f"printed {_printed(cell)}"
-        return Cell("missing", None, sub, "open")
+        return Cell("failed", None, sub, "bad") if cell.has_failed else Cell("missing", None, sub, "open")
     mean = number(cell.summary.mean)
     decimals = len(mean.partition(".")[2])
     spread = f" \N{PLUS-MINUS SIGN} {cell.summary.std:.{decimals}f}" if cell.summary.n > 1 else ""

@@ -181,6 +181,10 @@ def test_a_failed_run_counts_nowhere(runs_folder):
     found = SuiteResults(manifest, collect(runs_folder.path).records)
     assert found.cell("a", "A").summary.n == 1
     assert found.cell("a", "A").wanted == 2
+    path = runs_folder.path / manifest.jobs[1].hash / "record.json"
+    path.write_text(path.read_text().replace('"done"', '"failed"'))
+    shown = sheets.results_sheet(SuiteResults(manifest, collect(runs_folder.path).records)).rows[0]
+    assert (shown[-1].text, shown[-1].mark) == ("failed", "bad")
 
 
 def test_drop_is_measured_seed_by_seed_from_the_balanced_column(runs_folder):
