@@ -197,11 +197,15 @@ def probability_of_improvement(
         raise DataError(f"probability of improvement compares the same tasks, got {len(ours)} and {len(base)}")
     left, right = _tasks(ours), _tasks(base)
     generator = np.random.default_rng(seed)
-    value = float(np.mean([_superiority(x[None], y[None])[0] for x, y in zip(left, right, strict=True)]))
+    beats = [_beats(x, y) for x, y in zip(left, right, strict=True)]
+    value = float(np.mean([task.mean() for task in beats]))
     if max(map(len, [*left, *right])) == 1:
         return Interval(value, nan, nan)
-    drawn = zip(_stratified(left, repetitions, generator), _stratified(right, repetitions, generator), strict=True)
-    return _percentiles(value, np.mean([_superiority(x, y) for x, y in drawn], axis=0), confidence)
+    # A redraw is how often each run was drawn, so that no pair of a redraw is ever listed.
+    rows = [_times_drawn(len(x), repetitions, generator) for x in left]
+    columns = [_times_drawn(len(y), repetitions, generator) for y in right]
+    shares = [((a @ task) * b).sum(axis=1) / task.size for a, task, b in zip(rows, beats, columns, strict=True)]
+    return _percentiles(value, np.mean(shares, axis=0), confidence)
 
 
 def power(difference: float, std: float, n: int, alpha: float = 0.05, is_paired: bool = False) -> float:
@@ -272,11 +276,15 @@ def _stratified(samples: Sequence[Array], repetitions: int, generator: np.random
     return [x[generator.integers(0, len(x), size=(repetitions, len(x)))] for x in samples]
 
 
-def _superiority(x: Array, y: Array) -> Array:
-    """Share of pairs in which x beats y, ties half; x (R, n), y (R, m) -> (R,)."""
-    wins = x[:, :, None] > y[:, None, :]
-    ties = x[:, :, None] == y[:, None, :]
-    return cast(Array, wins.mean(axis=(1, 2)) + 0.5 * ties.mean(axis=(1, 2)))
+def _times_drawn(n: int, repetitions: int, generator: np.random.Generator) -> Array:
+    """How often each of n runs is drawn when n are drawn with replacement: (R, n), rows of sum n."""
+    drawn = generator.integers(0, n, size=(repetitions, n)) + n * np.arange(repetitions)[:, None]
+    return np.bincount(drawn.ravel(), minlength=n * repetitions).reshape(repetitions, n).astype(np.float64)
+
+
+def _beats(x: Array, y: Array) -> Array:
+    """1 where a run of x (n,) beats one of y (m,), one half for a tie: (n, m)."""
+    return cast(Array, (x[:, None] > y) + 0.5 * (x[:, None] == y))
 
 
 def _percentiles(value: float, draws: Array, confidence: float) -> Interval:
