@@ -1,6 +1,5 @@
 """`dipole bench`: expand a suite, run what is missing, show progress and time left, sum up."""
 
-import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,7 +144,8 @@ def run_jobs(
     if skipped:
         _say(console, f"{skipped} of {len(jobs)} runs are finished already.")
     with _reporter(console, len(tasks)) as report:
-        report(0, 0, estimator.total(list(waiting.values()), engine.slots)[0], "")
+        started = f"{len(tasks)} runs, {engine.slots} at a time" if tasks else ""
+        report(0, 0, estimator.total(list(waiting.values()), engine.slots)[0], started)
         for result in engine.run(tasks, runs):
             config = waiting.pop(result.task.hash)
             if result.status == "done":
@@ -199,6 +199,8 @@ def print_results(console: Console, results: SuiteResults) -> None:
     else:
         shown = [sheets.results_sheet(results)]
     for sheet in shown:
+        if not sheet.rows:
+            continue
         sheet = sheet.without_empty_columns()
         table = Table(title=sheet.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
         for name, is_numeric in zip(sheet.head, sheet.numeric, strict=True):
@@ -206,6 +208,8 @@ def print_results(console: Console, results: SuiteResults) -> None:
         for row in sheet.rows:
             table.add_row(*(escape(f"{c.text}\n{c.sub}" if c.sub else c.text) for c in row))
         console.print(table)
+    for line in results.empty_columns:
+        _say(console, line)
 
 
 def print_summary(console: Console, sized: Sized, summary: Summary, runs: Path) -> None:
@@ -217,7 +221,7 @@ def print_summary(console: Console, sized: Sized, summary: Summary, runs: Path) 
     for result in summary.failed:
         _say(console, f"  {result.task.hash}  {result.task.label}: {result.message}")
         _say(console, f"    log: {result.log}")
-        again = shlex.join(["dipole", *result.task.command, "--runs", str(runs)])
+        again = sheets.repeat([*result.task.command, "--runs", str(runs)], result.task.processes)
         _say(console, f"    again: {again}")
 
 

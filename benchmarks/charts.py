@@ -82,7 +82,7 @@ def cost(results: SuiteResults) -> list[Picture]:
         ):
             rows = [svg.Estimate(label, fmean(v), min(v), max(v)) for label, v in numbers.items() if v]
             title = group.title(what)
-            if chart := svg.interval_chart(title, f"{what} ({unit})", rows, "mean, least to most", from_zero=True):
+            if chart := svg.interval_chart(title, f"{what} ({unit})", rows, "mean, least to most"):
                 caption = f"{title}, on the machines named in the list of runs; compare rows of one machine only."
                 found.append(Picture(chart, caption))
     return found
@@ -201,7 +201,7 @@ def _entropy(results: SuiteResults, group: Group, curves: Mapping[str, list[dict
         return []
     if tops := [line for line in _lines(curves, ENTROPY_MAXIMUM) if len(line.x)]:
         longest = max(tops, key=lambda line: len(line.x))
-        lines.append(svg.Line("maximum (uniform weights)", longest.x, longest.y))
+        lines.append(svg.Line("maximum (uniform weights)", longest.x, longest.y, is_reference=True))
     title = group.title("entropy of the negatives' weights")
     chart = svg.line_chart(title, "training step", "conditional entropy (nats)", lines)
     return [Picture(chart, f"{title}, on a training batch; higher means that the negatives are used more evenly.")]

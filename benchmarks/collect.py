@@ -1,10 +1,10 @@
 """The runs folder read back: records, and what is in the way. Nothing in the folder is ever changed or removed here."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from dipole.core.errors import DataError, RecordError
+from dipole.core.files import why
 from dipole.core.measured import FILE, with_measured
 from dipole.core.record import RunRecord, read_record
 
@@ -36,13 +36,16 @@ def collect(folder: Path) -> Collection:
         raise DataError(f"no runs folder {folder}. Give the folder that `dipole train` or `dipole bench` wrote.")
     found = Collection(folder)
     for path in _entries(folder):
-        if not path.is_dir():
-            found.problems.append(Problem(path, "not the folder of a run"))
-            continue
         try:
-            if not (path / "record.json").exists():
+            if not path.is_dir():
+                found.problems.append(Problem(path, "not the folder of a run"))
+                continue
+            # A pipe or device of that name would be waited for.
+            if not (path / "record.json").is_file():
                 started = (path / "config.toml").exists()
-                found.problems.append(Problem(path, "started, no record yet" if started else "no record.json in it"))
+                found.problems.append(
+                    Problem(path, "started, no record yet" if started else "no file record.json in it")
+                )
                 continue
             record = read_record(path / "record.json")
         except (RecordError, OSError) as error:
@@ -68,5 +71,8 @@ def is_done(folder: Path) -> bool:
     return record.status == "done" and record.hash == folder.name
 
 
-def _entries(folder: Path) -> Iterator[Path]:
-    return (path for path in sorted(folder.iterdir()) if not path.name.startswith("."))
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return [path for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
+    except OSError as error:
+        raise DataError(f"the runs folder {folder} cannot be read: {why(error)}") from error

@@ -4,7 +4,6 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -34,16 +33,21 @@ def read_curves(path: Path, names: Iterable[str]) -> dict[str, Curve]:
             continue
         try:
             line = json.loads(raw)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         step = line.get("step") if isinstance(line, dict) else None
-        if not isinstance(step, int | float):
+        if not _is_number(step):
             continue
         for name in wanted:
             value = line.get(name)
-            if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value):
+            if _is_number(value):
                 points[name].append((float(step), float(value)))
     return {name: _thinned(found) for name, found in points.items()}
+
+
+def _is_number(value: object) -> bool:
+    # A float from 1e999 on is infinite, an integer of that size fits no float.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
 def mean_line(label: str, curves: Sequence[Curve], factor: float = 1.0) -> Line:

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from math import isfinite
 from pathlib import Path
 
 from dipole.core.files import atomic_write
@@ -40,8 +41,8 @@ def read(folder: Path) -> Mapping[str, float]:
     """Joules by device of a run, empty where nothing was measured."""
     try:
         found = json.loads((folder / COST).read_text(encoding="utf-8"))["whole_device_joules"]
-        return {str(name): float(value) for name, value in found.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {str(name): float(value) for name, value in found.items() if isfinite(value)}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return {}
 
 

@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 
 from dipole.benchmarks import worker
 from dipole.benchmarks.collect import is_done
+from dipole.benchmarks.lease import is_held
 from dipole.benchmarks.worker import BENCH, TAKEN, command_line
 from dipole.core.errors import ConfigError
 from dipole.core.files import why
@@ -104,8 +105,7 @@ class LocalEngine:
             try:
                 return execute(task, runs, environment, children)
             except OSError as error:
-                # A full disk or too many processes: this job's failure, not the suite's.
-                return Result(task, "failed", 0.0, log_of(task, runs), f"the worker could not be started: {why(error)}")
+                return _not_started(task, runs, error)
 
 
 class PoolEngine:
@@ -149,20 +149,36 @@ def _limit(threads: int) -> None:
 def _in_turn(task: Task, runs: Path, pause: float = 0.0) -> Result | Task:
     """Run one task in this process as a worker would."""
     time.sleep(pause)
+    if _is_taken(task, runs):
+        return task
+    try:
+        return _here(task, runs)
+    except OSError as error:
+        return _not_started(task, runs, error)
+
+
+def _here(task: Task, runs: Path) -> Result | Task:
     log = log_of(task, runs)
     log.parent.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
+    begin = _size(log)
     with log.open("a", encoding="utf-8") as output, redirect_stdout(output), redirect_stderr(output):
         print(f"\n== {now()} dipole {' '.join(task.command)}", flush=True)
         code = worker.main(worker.arguments(runs, task.hash, task.processes, os.getppid(), task.command))
-    return _judged(task, code, time.monotonic() - started, runs)
+    return _judged(task, code, time.monotonic() - started, runs, begin)
 
 
 def execute(task: Task, runs: Path, environment: dict[str, str], children: "_Children | None" = None) -> Result | Task:
-    """Start a worker, wait for it, and judge it by the record it leaves, not by its exit code alone."""
+    """Start a worker, wait for it, and judge it by the record it leaves, not by its exit code alone.
+
+    The task itself comes back, and nothing is started or logged, while another runner's worker holds it.
+    """
+    if _is_taken(task, runs):
+        return task
     log = log_of(task, runs)
     log.parent.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
+    begin = _size(log)
     with log.open("a", encoding="utf-8") as output:
         output.write(f"\n== {now()} dipole {' '.join(task.command)}\n")
         output.flush()
@@ -178,16 +194,29 @@ def execute(task: Task, runs: Path, environment: dict[str, str], children: "_Chi
         code = child.wait()
         if children is not None:
             children.remove(child)
-    return _judged(task, code, time.monotonic() - started, runs)
+    return _judged(task, code, time.monotonic() - started, runs, begin)
 
 
-def _judged(task: Task, code: int, seconds: float, runs: Path) -> Result | Task:
+def _judged(task: Task, code: int, seconds: float, runs: Path, begin: int) -> Result | Task:
     log = log_of(task, runs)
     if code == TAKEN:
         return task
     if code == 0 and is_done(runs / task.hash):
         return Result(task, "done", seconds, log)
-    return Result(task, "failed", seconds, log, _reason(code, log))
+    return Result(task, "failed", seconds, log, _reason(code, log, begin))
+
+
+def _not_started(task: Task, runs: Path, error: OSError) -> Result:
+    """A full disk or too many processes: this job's failure, not the suite's."""
+    return Result(task, "failed", 0.0, log_of(task, runs), f"the worker could not be started: {why(error)}")
+
+
+def _is_taken(task: Task, runs: Path) -> bool:
+    try:
+        return is_held(runs / BENCH / "claims" / f"{task.hash}.json")
+    except OSError:
+        # The claim's clock is a file as well; the worker that is started will say what is wrong.
+        return False
 
 
 def log_of(task: Task, runs: Path) -> Path:
@@ -268,10 +297,17 @@ class _Children:
                 child.terminate()
 
 
-def _reason(code: int, log: Path) -> str:
-    """How the worker ended, and what its last attempt said: the error if it named one, else its last line."""
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _reason(code: int, log: Path, begin: int) -> str:
+    """How the worker ended, and what the log says from `begin` on: the error if it names one, else its last line.
+
+    Another runner may have begun its own attempt at the same job since, so that ours need not be the last.
+    """
     end = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-    attempt = log.read_text(encoding="utf-8", errors="replace").rpartition("\n== ")[2]
-    lines = [line.strip() for line in attempt.splitlines()[1:] if line.strip()]
+    attempt = log.read_bytes()[begin:].decode(errors="replace")
+    lines = [line.strip() for line in attempt.splitlines() if line.strip() and not line.startswith("== ")]
     said = next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1] if lines else "")
     return f"{end}: {said.removeprefix('error: ')}" if said else end

@@ -3,19 +3,20 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dipole.benchmarks.collect import Problem
-from dipole.benchmarks.suite import Job, Sized, filled
+from dipole.benchmarks.suite import FileName, Job, Sized, filled
 from dipole.benchmarks.worker import BENCH
 from dipole.core.errors import RecordError
 from dipole.core.files import atomic_write, why
+from dipole.core.record import schema_problem
 
 SCHEMA_VERSION = 1
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class CellEntry(_Part):
@@ -28,7 +29,7 @@ class JobEntry(_Part):
     hash: str
     command: list[str]
     processes: int
-    cells: list[CellEntry]
+    cells: list[CellEntry] = Field(min_length=1)
 
 
 class RowEntry(_Part):
@@ -54,8 +55,8 @@ class Manifest(_Part):
     """One suite at one scale as it was expanded. Fields are only ever added, with a default."""
 
     schema_version: Literal[1] = 1
-    suite: str
-    scale: str
+    suite: FileName
+    scale: FileName
     title: str
     kind: str
     published: str | None
@@ -67,6 +68,13 @@ class Manifest(_Part):
     rows: list[RowEntry]
     columns: list[ColumnEntry]
     jobs: list[JobEntry]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Manifest":
+        rows, columns = {row.label for row in self.rows}, {column.name for column in self.columns}
+        if odd := [c for job in self.jobs for c in job.cells if c.row not in rows or c.column not in columns]:
+            raise ValueError(f"no row and column for the cell {odd[0].row!r}, {odd[0].column!r}")
+        return self
 
     @property
     def name(self) -> str:
@@ -122,7 +130,14 @@ def read_manifests(runs: Path) -> tuple[list[Manifest], list[Problem]]:
     found, problems = [], []
     for path in sorted((runs / BENCH / "suites").glob("*.json")):
         try:
-            found.append(Manifest.model_validate_json(path.read_bytes()))
-        except (OSError, ValidationError) as error:
-            problems.append(Problem(path, f"not the description of a suite: {error}"))
+            one = Manifest.model_validate_json(path.read_bytes())
+        except OSError as error:
+            problems.append(Problem(path, f"the description of a suite cannot be read: {why(error)}"))
+        except ValidationError as error:
+            problems.append(Problem(path, f"the description of a suite {schema_problem(error, SCHEMA_VERSION)}"))
+        else:
+            if path.stem == one.name:
+                found.append(one)
+            else:
+                problems.append(Problem(path, f"the description is that of {one.name}, not of this file"))
     return found, problems

@@ -121,7 +121,8 @@ def _kinds(config: Mapping[str, Any]) -> list[str]:
     rest = {k: v for k, v in _without_none(config).items() if k not in ("name", "description", "seed")}
     narrow = json.dumps(rest, sort_keys=True)
     any_objective = json.dumps({k: v for k, v in rest.items() if k != "objective"}, sort_keys=True)
-    train = rest.get("train") or {}
+    train = rest.get("train")
+    train = train if isinstance(train, Mapping) else {}
     wide = json.dumps([rest.get("domain"), train.get("epochs"), train.get("steps"), train.get("batch_size")])
     return [f"same:{narrow}", f"objective:{any_objective}", f"length:{wide}"]
 

@@ -188,9 +188,12 @@ def compare(cell: Cell, n: int | None, ours: Summary, metric: str, is_same_proto
     """Our sample beside a printed cell: difference (ours - printed), 95 % interval, verdict; None for an empty cell.
 
     The interval is Welch's where both sides have a spread and at least two trials. Where only one side has a spread,
-    the other number counts as one more trial of the same spread. It `agrees` if the interval lies inside the margin,
-    `differs` if it excludes 0 (and leaves the margin), and cannot be decided otherwise; then `seeds` says how many per
-    arm would show a difference of the size of the margin with 80 % power.
+    the other number counts as one more trial of the same spread. Equal values for every seed, as a coarse metric gives
+    by chance, are no spread to judge by: there is no interval then, unless the other side has one.
+
+    It `agrees` if the interval lies inside the margin, `differs` if it excludes 0 (and leaves the margin), and cannot
+    be decided otherwise; then `seeds` says how many per arm would show a difference of the size of the margin with
+    80 % power.
     """
     if cell.mean is None:
         return None
@@ -210,6 +213,8 @@ def compare(cell: Cell, n: int | None, ours: Summary, metric: str, is_same_proto
         test = against_single_value(cell.mean, cell.std, n, ours.mean)
         low, high, basis, spread = -test.high, -test.low, "our run taken as one trial of the printed spread", cell.std
     width = margin(metric, cell.mean)
+    if isfinite(low) and high - low <= 1e-9 * abs(cell.mean):
+        low, high, basis, spread = nan, nan, "every seed gave the same value", nan
     if not is_same_protocol:
         verdict = NOT_COMPARED
     elif not isfinite(low):

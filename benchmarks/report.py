@@ -55,13 +55,13 @@ def write_report(runs: Path, output: Path) -> Report:
         RecordError: it cannot be written.
     """
     report = make_report(runs)
-    if output.suffix == ".html":
+    if output.is_dir() or output.suffix == "":
+        texts = {output / "report.html": to_html(report), output / "report.md": to_markdown(report)}
+        texts |= {output / f"{sheet.name}.csv": sheets.to_csv(sheet) for sheet in report.sheets}
+    elif output.suffix == ".html":
         texts = {output: to_html(report)}
     elif output.suffix == ".md":
         texts = {output: to_markdown(report)}
-    elif output.suffix == "":
-        texts = {output / "report.html": to_html(report), output / "report.md": to_markdown(report)}
-        texts |= {output / f"{sheet.name}.csv": sheets.to_csv(sheet) for sheet in report.sheets}
     else:
         raise ConfigError(f"-o {str(output)!r}: give a name ending in .html or .md, or a folder for all formats.")
     for path, text in texts.items():
@@ -82,13 +82,12 @@ def make_report(runs: Path) -> Report:
     joules = sheets.joules_of(collection)
     sections = [_suite(suite, runs, joules, suites) for suite in suites]
     if (coverage := sheets.coverage_sheet(suites)) is not None:
-        sections.append(
-            Section("published", "The papers", "What was printed, and what was run here", (), (coverage,), {})
-        )
+        found = (coverage, sheets.every_claim_sheet(suites))
+        sections.append(Section("published", "The papers", "What was printed, and what was run here", (), found, {}))
     asked = {job.hash for suite in suites for job in suite.jobs}
     others = [record for name, record in collection.records.items() if name not in asked]
     if others:
-        sheet = sheets.other_runs_sheet(others, joules).without_empty_columns()
+        sheet = sheets.other_runs_sheet(others, joules, runs).without_empty_columns()
         subtitle = f"{len(others)} runs of `dipole train`" if len(others) != 1 else "one run of `dipole train`"
         sections.append(Section("other-runs", "Other runs", subtitle, (), (sheet,), {}))
     if (problems := sheets.problems_sheet(collection, damaged)) is not None:
@@ -129,10 +128,12 @@ def to_html(report: Report) -> str:
 
 def to_markdown(report: Report) -> str:
     """The tables alone, for a repository or an issue."""
-    lines = [f"# {report.title}", "", ", ".join(f"{name}: {value}" for name, value in report.facts.items()), ""]
+    plain = sheets.plain
+    facts = ", ".join(f"{name}: {plain(value)}" for name, value in report.facts.items())
+    lines = [f"# {report.title}", "", facts, ""]
     for section in report.sections:
-        lines += [f"## {section.title}", "", section.subtitle, ""]
-        lines += [f"- {note}" for note in section.notes]
+        lines += [f"## {plain(section.title)}", "", plain(section.subtitle), ""]
+        lines += [f"- {plain(note)}" for note in section.notes]
         lines += ["", *(sheets.to_markdown(sheet) for sheet in section.sheets)]
     return "\n".join(lines)
 
@@ -170,6 +171,7 @@ def _notes(results: SuiteResults) -> Iterable[str]:
     if manifest.protocol:
         what = "the paper's" if table else "the papers'"
         yield f"Our protocol is not {what}; levels are not to be compared. " + "; ".join(results.protocol_notes) + "."
+    yield from results.empty_columns
     if table is not None:
         yield f"Published: {table.paper_table} ({table.paper}). {table.caption}"
         yield from table.notes

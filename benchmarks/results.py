@@ -22,6 +22,7 @@ from dipole.benchmarks.statistics import (
     seeds_needed,
     summarize,
 )
+from dipole.core.errors import nearest
 from dipole.core.record import RunRecord
 
 Samples = Mapping[int, float]
@@ -32,14 +33,21 @@ def measure(record: RunRecord, metric: str) -> float | None:
     kind, _, name = metric.partition("/")
     if kind == "diag":
         return record.diagnostics.get(name)
-    if kind == "cost":
-        return {
-            "wall_seconds": record.wall_seconds,
-            "seconds_per_step": record.wall_seconds / record.steps if record.steps else None,
-            "peak_memory_bytes": float(record.peak_memory_bytes),
-            "peak_device_bytes": None if record.peak_device_bytes is None else float(record.peak_device_bytes),
-        }.get(name)
-    return record.results.get(metric)
+    return _cost(record).get(name) if kind == "cost" else record.results.get(metric)
+
+
+def metrics(record: RunRecord) -> list[str]:
+    """Every name that `measure` knows for a record."""
+    return [*record.results, *(f"diag/{name}" for name in record.diagnostics), *(f"cost/{n}" for n in _cost(record))]
+
+
+def _cost(record: RunRecord) -> dict[str, float | None]:
+    return {
+        "wall_seconds": record.wall_seconds,
+        "seconds_per_step": record.wall_seconds / record.steps if record.steps else None,
+        "peak_memory_bytes": float(record.peak_memory_bytes),
+        "peak_device_bytes": None if record.peak_device_bytes is None else float(record.peak_device_bytes),
+    }
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,7 @@ class CellResult:
     p_holm: float
     comparison: Comparison | None
     printed: published.Cell | None
+    has_failed: bool = False
 
     @property
     def seeds_needed(self) -> int | None:
@@ -99,7 +108,7 @@ class SuiteResults:
                 column = self._by_column[cell.column]
                 metric = column.metric_of(by_row[cell.row])
                 value = measure(record, metric) if record is not None and record.status == "done" else None
-                if value is not None:
+                if value is not None and isfinite(value * column.factor):
                     self._samples[cell.row, cell.column][cell.seed] = value * column.factor
 
     @property
@@ -190,6 +199,20 @@ class SuiteResults:
         return rank({name: rows for name, rows in self.tasks().items() if rows}, self.base, costs)
 
     @property
+    def empty_columns(self) -> list[str]:
+        """A line per column whose metric no finished run has: a name written wrongly, or a probe that was left out."""
+        lines = []
+        for column in self.manifest.columns:
+            finished = [record for row in self.rows for record in self.runs_of(row.label, column.name)]
+            if finished and not any(self.samples(row.label, column.name) for row in self.rows):
+                known = sorted({name for record in finished for name in metrics(record)})
+                lines.append(
+                    f"Column {column.name!r} is empty: its finished runs hold no number {column.metric!r}."
+                    f"{nearest(column.metric, known)} They hold: {', '.join(known)}."
+                )
+        return lines
+
+    @property
     def protocol_notes(self) -> list[str]:
         paper = self.table.protocol if self.table else {}
         return published.protocol_differences(paper, self.manifest.protocol)
@@ -213,8 +236,9 @@ class SuiteResults:
         if self.table is not None and printed is not None and summary is not None:
             is_same = self.manifest.is_paper_protocol
             comparison = published.compare(printed, self.table.trials, summary, self.table.metric, is_same)
-        wanted = len(self._cells[row.label, column.name])
-        return CellResult(row, column, samples, wanted, summary, test, p_holm, comparison, printed)
+        hashes = self._cells[row.label, column.name].values()
+        failed = any(self.records[name].status == "failed" for name in hashes if name in self.records)
+        return CellResult(row, column, samples, len(hashes), summary, test, p_holm, comparison, printed, failed)
 
 
 @dataclass(frozen=True)

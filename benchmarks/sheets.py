@@ -2,16 +2,18 @@
 
 import csv
 import io
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
+from pathlib import Path
 from statistics import fmean
 
 from dipole.benchmarks import energy
-from dipole.benchmarks.claims import NO_DATA, Outcome
+from dipole.benchmarks.claims import NO_DATA, Outcome, evaluate
 from dipole.benchmarks.collect import Collection
-from dipole.benchmarks.published import AGREES, DIFFERS, NOT_COMPARED, UNDECIDED, tables
+from dipole.benchmarks.published import AGREES, DIFFERS, NOT_COMPARED, UNDECIDED, claims, tables
 from dipole.benchmarks.results import CellResult, Rank, SuiteResults
 from dipole.benchmarks.statistics import Interval, iqm_interval, probability_of_improvement
 from dipole.core.progress import duration
@@ -42,8 +44,9 @@ class Sheet:
 
     @property
     def numeric(self) -> tuple[bool, ...]:
-        """Which columns hold numbers: those that have a number somewhere and a text that is none nowhere."""
-        kinds = [[type(row[i].sort) for row in self.rows if row[i].text] for i in range(len(self.head))]
+        """Which columns hold numbers: those that have a number somewhere and, where none is missing, no other text."""
+        columns = [[row[i] for row in self.rows if row[i].text] for i in range(len(self.head))]
+        kinds = [[type(cell.sort) for cell in column if cell.mark not in ("open", "bad")] for column in columns]
         return tuple(bool(column) and all(kind in (int, float) for kind in column) for column in kinds)
 
     def without_empty_columns(self) -> "Sheet":
@@ -137,6 +140,41 @@ def claims_sheet(results: SuiteResults, others: Iterable[SuiteResults] = ()) -> 
     return Sheet(f"{results.manifest.name}-claims", "The paper's claims", head, rows, note)
 
 
+def every_claim_sheet(suites: Sequence[SuiteResults]) -> Sheet:
+    """All statements of the papers, one by one: on the printed numbers and on the suites here."""
+    ours: dict[str, list[str]] = {}
+    marks: dict[str, str] = {}
+    for suite in suites:
+        for each in suite.claims(suites):
+            if each.ours.items:
+                ours.setdefault(each.ours.claim.id, []).append(f"{suite.manifest.name}: {each.verdict}")
+                marks[each.ours.claim.id] = _mark(each.ours.verdict)
+    rows = []
+    for claim in claims():
+        printed = evaluate(claim, tables())
+        open_one = Cell("no test in numbers" if not claim.tests else "no runs here", mark="open")
+        verdicts = ours.get(claim.id, [])
+        verdict = (
+            Cell("; ".join(verdicts), mark=marks[claim.id] if len(verdicts) == 1 else "") if verdicts else open_one
+        )
+        rows.append(
+            (
+                Cell(claim.id),
+                Cell(claim.statement, sub=claim.note),
+                Cell(claim.where, sub=claim.paper),
+                Cell(claim.basis),
+                Cell(_counts(printed), _share(printed)),
+                verdict,
+            )
+        )
+    head = ("claim", "statement", "where", "basis", "printed numbers", "verdict on ours")
+    note = (
+        "How many of a statement's comparisons the printed numbers bear out, and what the suites of this folder say; "
+        "the comparisons themselves stand with each suite. Another protocol than the paper's is named."
+    )
+    return Sheet("every-claim", "Every claim of the papers", head, rows, note, is_folded=True)
+
+
 def coverage_sheet(suites: Sequence[SuiteResults]) -> Sheet | None:
     """Every printed table: whether this folder has runs for it, and how many cells agree; None without any."""
     by_table: dict[str, list[SuiteResults]] = {}
@@ -217,7 +255,7 @@ def runs_sheet(results: SuiteResults, joules: Mapping[str, Mapping[str, float]])
         record = results.records.get(job.hash)
         labels = ", ".join(dict.fromkeys(cell.row for cell in job.cells))
         seed = job.cells[0].seed
-        command = shlex.join(["dipole", *job.command])
+        command = repeat(job.command, job.processes)
         rows.append((Cell(labels), *_run_cells(job.hash, seed, record, joules.get(job.hash, {})), Cell(command)))
     head = ("method", *RUN_HEAD, "command")
     return Sheet(
@@ -225,21 +263,29 @@ def runs_sheet(results: SuiteResults, joules: Mapping[str, Mapping[str, float]])
     )
 
 
-def other_runs_sheet(records: Sequence[RunRecord], joules: Mapping[str, Mapping[str, float]]) -> Sheet:
-    """Runs that no suite asked for."""
+def repeat(command: Sequence[str], processes: int) -> str:
+    """What to type to repeat a run: `dipole train`, through torchrun where it had several processes."""
+    torchrun = ["torchrun", "--standalone", f"--nproc-per-node={processes}", "-m", "dipole.core.cli"]
+    return shlex.join([*(["dipole"] if processes == 1 else torchrun), *command])
+
+
+def other_runs_sheet(records: Sequence[RunRecord], joules: Mapping[str, Mapping[str, float]], runs: Path) -> Sheet:
+    """Runs that no suite asked for; the configuration that each folder keeps repeats it."""
     rows = []
     for r in records:
         results = ", ".join(f"{k} {number(v)}" for k, v in r.results.items() if v is not None)
         cells = _run_cells(r.hash, r.seed, r, joules.get(r.hash, {}))
-        rows.append((Cell(r.name), Cell(r.domain), Cell(r.objective), *cells, Cell(results)))
-    head = ("name", "domain", "objective", *RUN_HEAD, "results")
-    return Sheet("other-runs", "Runs outside any suite", head, rows, RUN_NOTE, frozenset({"objective", "run"}))
+        command = repeat(["train", _printable(str(runs / r.hash / "config.toml"))], r.hardware.world_size)
+        rows.append((Cell(r.name), Cell(r.domain), Cell(r.objective), *cells, Cell(results), Cell(command)))
+    head = ("name", "domain", "objective", *RUN_HEAD, "results", "command")
+    code = frozenset({"objective", "run", "command"})
+    return Sheet("other-runs", "Runs outside any suite", head, rows, RUN_NOTE, code)
 
 
 RUN_HEAD = ("run", "seed", "state", "steps", "wall time", "memory (MB)", "GPU memory (MB)", "energy (kJ)", "device")
 RUN_NOTE = (
-    "Energy is that of the whole device while the run lasted, where the device tells. `dipole train ... --runs FOLDER` "
-    "repeats a run elsewhere."
+    "Energy is that of the whole device while the run lasted, where the device tells. The command repeats the run; "
+    "where it is finished already, --runs FOLDER repeats it elsewhere and --overwrite in its place."
 )
 
 
@@ -289,11 +335,16 @@ def ranking_sheet(name: str, ranks: Sequence[Rank]) -> Sheet:
 def problems_sheet(collection: Collection, more: Iterable[object] = ()) -> Sheet | None:
     """Files in the runs folder that are no records."""
     found = [*collection.problems, *more]
-    rows = [(Cell(str(p.path)), Cell(p.message)) for p in found]  # type: ignore[attr-defined]
+    rows = [(Cell(_printable(str(p.path))), Cell(_printable(p.message))) for p in found]  # type: ignore[attr-defined]
     if not rows:
         return None
     note = "These were left as they are and count nowhere in this report."
     return Sheet("problems", "Not readable as records", ("file", "problem"), rows, note)
+
+
+def _printable(text: str) -> str:
+    """A file's name may hold bytes that are no text in any encoding of a report."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def joules_of(collection: Collection) -> dict[str, Mapping[str, float]]:
@@ -320,13 +371,13 @@ def to_csv(sheet: Sheet) -> str:
 
 def to_markdown(sheet: Sheet) -> str:
     """A table that GitHub renders; markup inside texts is escaped."""
-    lines = [f"### {_plain(sheet.title)}", ""]
+    lines = [f"### {plain(sheet.title)}", ""]
     if sheet.note:
-        lines += [_plain(sheet.note), ""]
-    lines.append("| " + " | ".join(map(_plain, sheet.head)) + " |")
+        lines += [plain(sheet.note), ""]
+    lines.append("| " + " | ".join(map(plain, sheet.head)) + " |")
     lines.append("|" + " --- |" * len(sheet.head))
     for row in sheet.rows:
-        texts = [f"{_plain(c.text)} ({_plain(c.sub)})" if c.sub else _plain(c.text) for c in row]
+        texts = [f"{plain(c.text)} ({plain(c.sub)})" if c.sub else plain(c.text) for c in row]
         shown = [f"**{text}**" if cell.mark == "best" else text for text, cell in zip(texts, row, strict=True)]
         lines.append("| " + " | ".join(shown) + " |")
     return "\n".join(lines) + "\n"
@@ -345,23 +396,27 @@ def number(value: float) -> str:
 
 
 def _inert(text: str) -> str:
-    try:
-        float(text)
-    except ValueError:
-        return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
-    return text
+    is_formula = text[:1] in ("=", "+", "-", "@", "\t", "\r") and not NUMBERS.fullmatch(text)
+    return f"'{text}" if is_formula else text
 
 
-def _plain(text: str) -> str:
-    for char in "\\`*_{}[]<>|&#!":
-        text = text.replace(char, f"&#{ord(char)};" if char in "<>&|" else f"\\{char}")
-    return " ".join(text.split())
+# "-1.5", "-1.5 to 2e-05", "-1.5 \N{PLUS-MINUS SIGN} 0.2": a sign, but no formula.
+NUMBER = r"[-+]?[0-9.]+(?:e[-+]?[0-9]+)?"
+NUMBERS = re.compile(f"{NUMBER}(?: (?:to|\N{PLUS-MINUS SIGN}) {NUMBER})?")
+
+
+MARKUP = str.maketrans({char: f"&#{ord(char)};" if char in "<>&|" else f"\\{char}" for char in "\\`*_{}[]<>|&#!"})
+
+
+def plain(text: str) -> str:
+    """A text for Markdown, without markup of its own and on one line."""
+    return " ".join(text.split()).translate(MARKUP)
 
 
 def _result(cell: CellResult, is_best: bool) -> Cell:
     if cell.summary is None:
         sub = "" if cell.printed is None or cell.printed.mean is None else f"printed {_printed(cell)}"
-        return Cell("missing", None, sub, "open")
+        return Cell("failed", None, sub, "bad") if cell.has_failed else Cell("missing", None, sub, "open")
     mean = number(cell.summary.mean)
     decimals = len(mean.partition(".")[2])
     spread = f" \N{PLUS-MINUS SIGN} {cell.summary.std:.{decimals}f}" if cell.summary.n > 1 else ""
@@ -405,8 +460,10 @@ def _numbers(*values: float | None) -> list[Cell]:
 def _interval(found: Interval | None, factor: float = 1.0) -> Cell:
     if found is None:
         return Cell("")
+    has_interval = isfinite(found.low) and isfinite(found.high)
     low, high = number(factor * found.low), number(factor * found.high)
-    return Cell(number(factor * found.value), factor * found.value, f"{low} to {high}")
+    shown = f"{low} to {high}" if has_interval else "one run each"
+    return Cell(number(factor * found.value), factor * found.value, shown)
 
 
 def _best(results: SuiteResults, column: str) -> set[str]:

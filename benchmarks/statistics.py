@@ -92,14 +92,35 @@ def paired(base: Mapping[int, float], other: Mapping[int, float], confidence: fl
     else:
         t = summary.mean / (summary.std / sqrt(summary.n))
         p_t, effect = float(2 * stats.t.sf(abs(t), summary.n - 1)), summary.mean / summary.std
-    p_wilcoxon = float(stats.wilcoxon(gain).pvalue)
-    return PairedTest(summary.n, summary.mean, summary.low, summary.high, p_t, p_wilcoxon, effect)
+    return PairedTest(summary.n, summary.mean, summary.low, summary.high, p_t, wilcoxon(gain), effect)
+
+
+def wilcoxon(gain: Sequence[float] | Array) -> float:
+    """Two-sided p-value of the signed-rank test of differences that are not all zero: P(|W - E W| >= |w - E w|).
+
+    scipy's own, but for few differences with ties or zeros. There scipy goes through all 2^n signs, seconds at n = 13;
+    here their rank sums are counted one difference at a time, with the same result.
+    """
+    sample = _sample(gain)
+    sizes = np.abs(sample[sample != 0])
+    if len(sample) > 13 or len(np.unique(sizes)) == len(sample):
+        return float(stats.wilcoxon(sample).pvalue)
+    # Midranks are multiples of one half.
+    ranks = np.rint(2 * stats.rankdata(sizes)).astype(int)
+    ways = np.ones(1)
+    for rank in ranks:
+        ways = np.pad(ways, (0, rank)) + np.pad(ways, (rank, 0))
+    off_centre = np.abs(2 * np.arange(len(ways)) - ranks.sum())
+    observed = abs(2 * ranks[sample[sample != 0] > 0].sum() - ranks.sum())
+    return float(ways[off_centre >= observed].sum() / ways.sum())
 
 
 def welch(
     mean_a: float, std_a: float, n_a: int, mean_b: float, std_b: float, n_b: int, confidence: float = CONFIDENCE
 ) -> WelchTest:
     """Welch's t-test from two triples of mean, standard deviation and n >= 2, as tables print them."""
+    if min(n_a, n_b) < 2:
+        raise DataError(f"Welch's test needs at least two values on each side, got {n_a} and {n_b}")
     variance_a, variance_b = std_a**2 / n_a, std_b**2 / n_b
     variance = variance_a + variance_b
     difference = mean_a - mean_b
@@ -139,7 +160,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 def iqm(scores: Sequence[Sequence[float]] | Sequence[Array] | Array) -> float:
     """Interquartile mean of all runs of all tasks together: the mean of the middle half."""
-    return float(stats.trim_mean(np.concatenate([_sample(task) for task in scores]), 0.25))
+    return float(stats.trim_mean(np.concatenate(_tasks(scores)), 0.25))
 
 
 def iqm_interval(
@@ -150,11 +171,15 @@ def iqm_interval(
 ) -> Interval:
     """Interquartile mean with a stratified bootstrap interval: runs are redrawn inside every task.
 
-    Agarwal et al. 2021 (rliable), percentile interval; here every draw of every task is one array operation.
+    Agarwal et al. 2021 (rliable), percentile interval; here every draw of every task is one array operation. The
+    interval is nan where no task has two runs: every redraw is the sample itself.
     """
-    samples = [_sample(task) for task in tasks]
+    samples = _tasks(tasks)
     drawn = np.concatenate(_stratified(samples, repetitions, np.random.default_rng(seed)), axis=1)
-    return _percentiles(iqm(samples), stats.trim_mean(drawn, 0.25, axis=1), confidence)
+    value = iqm(samples)
+    if max(map(len, samples)) == 1:
+        return Interval(value, nan, nan)
+    return _percentiles(value, stats.trim_mean(drawn, 0.25, axis=1), confidence)
 
 
 def probability_of_improvement(
@@ -164,27 +189,40 @@ def probability_of_improvement(
     repetitions: int = REPETITIONS,
     seed: int = 0,
 ) -> Interval:
-    """P(a run of ours beats a run of base), ties half, averaged over tasks (Agarwal et al. 2021), with interval."""
+    """P(a run of ours beats a run of base), ties half, averaged over tasks (Agarwal et al. 2021).
+
+    The interval is that of `iqm_interval`, and nan where neither side has two runs of a task.
+    """
     if len(ours) != len(base):
         raise DataError(f"probability of improvement compares the same tasks, got {len(ours)} and {len(base)}")
-    left, right = [_sample(task) for task in ours], [_sample(task) for task in base]
+    left, right = _tasks(ours), _tasks(base)
     generator = np.random.default_rng(seed)
-    value = float(np.mean([_superiority(x[None], y[None])[0] for x, y in zip(left, right, strict=True)]))
-    drawn = zip(_stratified(left, repetitions, generator), _stratified(right, repetitions, generator), strict=True)
-    return _percentiles(value, np.mean([_superiority(x, y) for x, y in drawn], axis=0), confidence)
+    beats = [_beats(x, y) for x, y in zip(left, right, strict=True)]
+    value = float(np.mean([task.mean() for task in beats]))
+    if max(map(len, [*left, *right])) == 1:
+        return Interval(value, nan, nan)
+    # A redraw is how often each run was drawn, so that no pair of a redraw is ever listed.
+    rows = [_times_drawn(len(x), repetitions, generator) for x in left]
+    columns = [_times_drawn(len(y), repetitions, generator) for y in right]
+    shares = [((a @ task) * b).sum(axis=1) / task.size for a, task, b in zip(rows, beats, columns, strict=True)]
+    return _percentiles(value, np.mean(shares, axis=0), confidence)
 
 
 def power(difference: float, std: float, n: int, alpha: float = 0.05, is_paired: bool = False) -> float:
     """Power of the two-sided t-test with n seeds per arm, from the noncentral t distribution.
 
-    `std` is the spread of one arm, or of the seed-wise differences when `is_paired`.
+    `std` is the spread of one arm, or of the seed-wise differences when `is_paired`. One seed has no power.
     """
+    if n < 2:
+        return 0.0
     if std == 0:
         return 1.0 if difference else alpha
     df = n - 1 if is_paired else 2 * (n - 1)
     shift = abs(difference) / std * sqrt(n if is_paired else n / 2)
     critical = float(stats.t.ppf(1 - alpha / 2, df))
-    return float(stats.nct.sf(critical, df, shift) + stats.nct.cdf(-critical, df, shift))
+    # The other tail is below 1e-9 from a shift of 6 on, where scipy's distribution begins to answer nan.
+    other_tail = float(stats.nct.cdf(-critical, df, shift)) if shift < 6 else 0.0
+    return float(stats.nct.sf(critical, df, shift)) + other_tail
 
 
 def seeds_needed(
@@ -202,9 +240,9 @@ def seeds_needed(
         return None
     low, high = 1, 2
     while power(difference, std, high, alpha, is_paired) < target:
-        low, high = high, 2 * high
-        if high > limit:
+        if high >= limit:
             return None
+        low, high = high, min(2 * high, limit)
     while high - low > 1:
         middle = (low + high) // 2
         if power(difference, std, middle, alpha, is_paired) < target:
@@ -228,15 +266,25 @@ def _sample(values: Sequence[float] | Array) -> Array:
     return sample
 
 
+def _tasks(scores: Sequence[Sequence[float]] | Sequence[Array] | Array) -> list[Array]:
+    if len(scores) == 0:
+        raise DataError("an average over tasks needs at least one task, got none")
+    return [_sample(task) for task in scores]
+
+
 def _stratified(samples: Sequence[Array], repetitions: int, generator: np.random.Generator) -> list[Array]:
     return [x[generator.integers(0, len(x), size=(repetitions, len(x)))] for x in samples]
 
 
-def _superiority(x: Array, y: Array) -> Array:
-    """Share of pairs in which x beats y, ties half; x (R, n), y (R, m) -> (R,)."""
-    wins = x[:, :, None] > y[:, None, :]
-    ties = x[:, :, None] == y[:, None, :]
-    return cast(Array, wins.mean(axis=(1, 2)) + 0.5 * ties.mean(axis=(1, 2)))
+def _times_drawn(n: int, repetitions: int, generator: np.random.Generator) -> Array:
+    """How often each of n runs is drawn when n are drawn with replacement: (R, n), rows of sum n."""
+    drawn = generator.integers(0, n, size=(repetitions, n)) + n * np.arange(repetitions)[:, None]
+    return np.bincount(drawn.ravel(), minlength=n * repetitions).reshape(repetitions, n).astype(np.float64)
+
+
+def _beats(x: Array, y: Array) -> Array:
+    """1 where a run of x (n,) beats one of y (m,), one half for a tie: (n, m)."""
+    return cast(Array, (x[:, None] > y) + 0.5 * (x[:, None] == y))
 
 
 def _percentiles(value: float, draws: Array, confidence: float) -> Interval:

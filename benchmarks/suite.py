@@ -5,21 +5,34 @@ are methods (an objective each), columns are measurements (a metric of a record,
 scale says with which recipe and which seeds. Cells whose configurations are equal share a run.
 """
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from dipole.benchmarks import published
-from dipole.core.config import RunConfig, Settings, load, shipped
+from dipole.core.config import RunConfig, Settings, describe, load, shipped
 from dipole.core.errors import ConfigError, nearest
+from dipole.core.files import why
 
 ScaleName = Literal["small", "paper"]
+
+
+def _file_name(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,79}", text):
+        raise ValueError(
+            f"{text!r} names files: use letters, digits, '-', '_' and '.', at most 80, a letter or digit first"
+        )
+    return text
+
+
+FileName = Annotated[str, AfterValidator(_file_name)]
 # Settings that say where files lie or where to compute, not what is measured.
 PLACES = ("device", "text.senteval", "text.cache")
 # What a suite itself says for every run: overriding it would have no effect or fill the cells with something else.
@@ -95,7 +108,7 @@ class Scale(Settings):
 class Suite(Settings):
     """A table or figure to be filled."""
 
-    name: str
+    name: FileName
     title: str
     kind: Literal["table", "figure", "study"] = "table"
     published: str | None = Field(None, description="id of the published table or figure")
@@ -113,6 +126,10 @@ class Suite(Settings):
         problems = []
         for name, scale in self.scale.items():
             rows, columns = scale.rows or self.rows, scale.columns or self.columns
+            if len(set(scale.seeds)) < len(scale.seeds):
+                problems.append(f"scale {name!r} names a seed twice")
+            settings = (*scale.set, *(text for part in (*rows, *columns) for text in part.set))
+            problems += [f"set: {text!r} is not of the form key=value" for text in settings if "=" not in text]
             labels, names = [row.label for row in rows], [column.name for column in columns]
             if not rows or not columns:
                 problems.append(f"scale {name!r} has no rows or no columns")
@@ -146,6 +163,8 @@ class Suite(Settings):
         """
         if scale not in self.scale:
             raise ConfigError(f"suite {self.name!r} has no scale {scale!r}. Allowed: {', '.join(self.scale)}.")
+        if odd := [text for text in overrides if "=" not in text]:
+            raise ConfigError(f"--set {odd[0]!r} is not of the form key=value or table.key=value.")
         if fixed := [f"{key} ({OWN[key]})" for text in overrides if (key := _key(text)) in OWN]:
             raise ConfigError(f"--set cannot change what suite {self.name!r} sets itself: {', '.join(fixed)}.")
         return Sized(self, scale, tuple(overrides), self.scale[scale].seeds if seeds is None else tuple(range(seeds)))
@@ -237,19 +256,20 @@ class Sized:
         """All runs this suite needs, each once, in the order of the rows; bad settings are reported together."""
         known: dict[tuple[str, tuple[str, ...]], RunConfig] = {}
         jobs: dict[str, tuple[RunConfig, str, tuple[str, ...], list[Cell]]] = {}
-        problems: dict[str, None] = {}
+        problems: dict[str, dict[str, None]] = {}
         for row, column, seed in self.cells():
             place = self.place(row, column, seed)
             if place not in known:
                 try:
                     known[place] = _configure(self, row, *place)
                 except ConfigError as error:
-                    problems[f"row {row.label!r}, column {column.name!r}: {error}"] = None
+                    problems.setdefault(str(error), {})[f"row {row.label!r}, column {column.name!r}"] = None
                     continue
             config = known[place]
             jobs.setdefault(config.hash, (config, *place, []))[3].append(Cell(row.label, column.name, seed))
         if problems:
-            raise ConfigError(f"suite {self.suite.name!r}, scale {self.name!r}:\n" + "\n".join(problems))
+            lines = [f"{_some(list(places))}: {error}" for error, places in problems.items()]
+            raise ConfigError(f"suite {self.suite.name!r}, scale {self.name!r}:\n" + "\n".join(lines))
         return [Job(config, recipe, overrides, tuple(cells)) for config, recipe, overrides, cells in jobs.values()]
 
 
@@ -263,13 +283,18 @@ def read_suite(name: str | Path) -> Suite:
     """Read a shipped suite by name, or a suite file by path."""
     path = suites().get(str(name), Path(name))
     if not path.is_file():
-        raise ConfigError(f"no suite {str(name)!r}.{nearest(str(name), suites())} See `dipole list suites`.")
+        raise ConfigError(
+            f"no suite {str(name)!r}.{nearest(str(name), suites())} Give the name of a shipped "
+            "one (`dipole list suites`) or the path of a suite file."
+        )
     try:
         return Suite.model_validate(_tuples(tomllib.loads(path.read_text(encoding="utf-8"))))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {why(error)}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
     except ValidationError as error:
-        lines = [f"  {'.'.join(map(str, e['loc'])) or 'suite'}: {e['msg']}" for e in error.errors()]
+        lines = [f"  - {line.replace('the recipe: ', '', 1)}" for line in describe(error, Suite)]
         raise ConfigError(f"{path} is not a suite:\n" + "\n".join(lines)) from error
 
 
@@ -318,6 +343,11 @@ def _leaves(config: RunConfig) -> dict[str, Any]:
             yield prefix, value
 
     return dict(walk("", config.model_dump(mode="json")))
+
+
+def _some(places: Sequence[str]) -> str:
+    """The first of several places that share a problem, and how many more there are."""
+    return places[0] + (f" and {len(places) - 1} more" if len(places) > 1 else "")
 
 
 def _key(override: str) -> str:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, isfinite, log10
 
-WIDTH, HEIGHT = 640, 360
+WIDTH, HEIGHT = 540, 330
+# Pictures that stand three in a row: their text is as large on the page as that of the others.
+NARROW = 400, 270
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 14, 48
 COLOURS = 8
 LEGEND_ROW = 20
@@ -25,6 +27,11 @@ class Line:
     y: Sequence[float]
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
+    is_reference: bool = False
+
+    def colour(self, index: int) -> str:
+        """Classes of the line's colour and dashes: a bound or target is drawn grey and dashed beside the series."""
+        return "ref" if self.is_reference else _colour(index)
 
 
 @dataclass(frozen=True)
@@ -62,10 +69,11 @@ def line_chart(title: str, x_label: str, y_label: str, lines: Sequence[Line], fr
     if not xs or not ys:
         return ""
     ys += [0.0] if from_zero else []
-    frame = _Frame(title, x_label, y_label, (min(xs), max(xs)), (min(ys), max(ys)), [line.label for line in lines])
+    legend = [(line.label, line.colour(index)) for index, line in enumerate(lines)]
+    frame = _Frame(title, x_label, y_label, (min(xs), max(xs)), (min(ys), max(ys)), legend)
     body = []
     for index, line in enumerate(lines):
-        colour = f"c{index % COLOURS}"
+        colour = line.colour(index)
         if line.low is not None and line.high is not None:
             edges = zip(line.x, line.low, line.high, strict=True)
             band = [(x, a, b) for x, a, b in edges if isfinite(a) and isfinite(b)]
@@ -79,17 +87,18 @@ def line_chart(title: str, x_label: str, y_label: str, lines: Sequence[Line], fr
                 body.append(f'<circle class="dot {colour}" cx="{x}" cy="{y}" r="3.5"/>')
             else:
                 points = " ".join(frame.point(x, y) for x, y in run)
-                body.append(f'<polyline class="line {colour}{_dash(index)}" points="{points}"/>')
+                body.append(f'<polyline class="line {colour}" points="{points}"/>')
     return frame.render(body)
 
 
 def histogram(title: str, x_label: str, y_label: str, series: Sequence[Steps]) -> str:
-    """Outlined histograms over each other, filled faintly."""
+    """Outlined histograms over each other, filled faintly, in a narrow picture."""
     edges = [e for s in series for e in s.edges]
     heights = [h for s in series for h in s.heights]
     if not heights or not all(map(isfinite, edges + heights)):
         return ""
-    frame = _Frame(title, x_label, y_label, (min(edges), max(edges)), (0.0, max(heights)), [s.label for s in series])
+    legend = [(one.label, _colour(index)) for index, one in enumerate(series)]
+    frame = _Frame(title, x_label, y_label, (min(edges), max(edges)), (0.0, max(heights)), legend, NARROW)
     body = []
     for index, one in enumerate(series):
         corners = [(one.edges[0], 0.0)]
@@ -97,29 +106,31 @@ def histogram(title: str, x_label: str, y_label: str, series: Sequence[Steps]) -
             corners += [(left, height), (right, height)]
         corners.append((one.edges[-1], 0.0))
         points = " ".join(frame.point(x, y) for x, y in corners)
-        colour = f"c{index % COLOURS}"
+        colour = _colour(index)
         body.append(f'<polygon class="band {colour}" points="{points}"/>')
-        body.append(f'<polyline class="line {colour}{_dash(index)}" points="{points}"/>')
+        body.append(f'<polyline class="line {colour}" points="{points}"/>')
     return frame.render(body)
 
 
 def scatter_chart(title: str, x_label: str, y_label: str, groups: Sequence[Dots]) -> str:
-    """Points by group; one length is the same on both axes, so that angles are true."""
+    """Points by group in a narrow picture; one length is the same on both axes, so that angles are true."""
     points = [(x, y) for g in groups for x, y in zip(g.x, g.y, strict=True) if isfinite(x) and isfinite(y)]
     if not points:
         return ""
     (left, right), (low, high) = ((min(axis), max(axis)) for axis in zip(*points, strict=True))
-    inside = (WIDTH - LEFT - RIGHT) / (HEIGHT - TOP - BOTTOM)
+    width, height = NARROW
+    inside = (width - LEFT - RIGHT) / (height - TOP - BOTTOM)
     tall = max(high - low, (right - left) / inside) * 1.04 or 1.0
     x, y, half = (left + right) / 2, (low + high) / 2, tall / 2
     across, up = (x - half * inside, x + half * inside), (y - half, y + half)
-    frame = _Frame(title, x_label, y_label, across, up, [g.label for g in groups], is_exact=True)
+    legend = [(group.label, _colour(index)) for index, group in enumerate(groups)]
+    frame = _Frame(title, x_label, y_label, across, up, legend, NARROW, is_exact=True)
     body = []
     for index, group in enumerate(groups):
         for x, y in zip(group.x, group.y, strict=True):
             if isfinite(x) and isfinite(y):
                 cx, cy = frame.point(x, y).split(",")
-                body.append(f'<circle class="dot c{index % COLOURS}" cx="{cx}" cy="{cy}" r="2" opacity="0.7"/>')
+                body.append(f'<circle class="dot {_colour(index)}" cx="{cx}" cy="{cy}" r="2" opacity="0.7"/>')
     return frame.render(body)
 
 
@@ -129,14 +140,13 @@ def interval_chart(
     rows: Sequence[Estimate],
     value_label: str,
     reference: float = 0.0,
-    from_zero: bool = False,
 ) -> str:
-    """One row per estimate: a dot, and its interval as a bar; a line at `reference`."""
+    """One row per estimate: a dot, and its interval as a bar; a line at `reference`, which is always in the picture."""
     numbers = [v for r in rows for v in (r.value, r.low, r.high) if isfinite(v)]
     if not numbers:
         return ""
-    numbers += [0.0] if from_zero else []
-    left = min(260, max(LEFT, 16 + int(CHARACTER * max(len(r.label) for r in rows))))
+    numbers.append(reference)
+    left = min(220, max(LEFT, 16 + int(CHARACTER * max(len(r.label) for r in rows))))
     step = 26
     height = TOP + step * len(rows) + BOTTOM + LEGEND_ROW
     low, high = _padded(min(numbers), max(numbers))
@@ -151,9 +161,8 @@ def interval_chart(
         x = place(tick)
         parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}"/>')
         parts.append(f'<text class="tick" x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{_number(tick)}</text>')
-    if low <= reference <= high:
-        x = place(reference)
-        parts.append(f'<line class="zero" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}"/>')
+    x = place(reference)
+    parts.append(f'<line class="zero" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}"/>')
     for index, row in enumerate(rows):
         y = TOP + step * (index + 0.5)
         room = int((left - 10) / CHARACTER)
@@ -192,24 +201,26 @@ class _Frame:
         y_label: str,
         x_range: tuple[float, float],
         y_range: tuple[float, float],
-        labels: Sequence[str],
+        series: Sequence[tuple[str, str]],
+        size: tuple[int, int] = (WIDTH, HEIGHT),
         is_exact: bool = False,
     ) -> None:
+        self.width, self.plot_height = size
         self.title, self.x_label, self.y_label = title, x_label, y_label
         self.x0, self.x1 = x_range if x_range[1] > x_range[0] else _padded(*x_range)
         self.y0, self.y1 = y_range if is_exact else _padded(*y_range)
         self.y0 = y_range[0] if y_range[0] == 0 else self.y0
-        self.legend, rows = _legend(labels)
-        self.height = HEIGHT + LEGEND_ROW * rows
+        self.legend, rows = _legend(series, size)
+        self.height = self.plot_height + LEGEND_ROW * rows
 
     def point(self, x: float, y: float) -> str:
-        across = LEFT + (x - self.x0) / (self.x1 - self.x0) * (WIDTH - LEFT - RIGHT)
-        down = HEIGHT - BOTTOM - (y - self.y0) / (self.y1 - self.y0) * (HEIGHT - TOP - BOTTOM)
+        across = LEFT + (x - self.x0) / (self.x1 - self.x0) * (self.width - LEFT - RIGHT)
+        down = self.plot_height - BOTTOM - (y - self.y0) / (self.y1 - self.y0) * (self.plot_height - TOP - BOTTOM)
         return f"{across:.1f},{down:.1f}"
 
     def render(self, body: Sequence[str]) -> str:
-        parts = [_open(self.title, self.height)]
-        right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
+        parts = [_open(self.title, self.height, self.width)]
+        right, bottom = self.width - RIGHT, self.plot_height - BOTTOM
         for tick in nice_ticks(self.y0, self.y1, 6):
             y = self.point(self.x0, tick).split(",")[1]
             parts.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y}" y2="{y}"/>')
@@ -232,28 +243,31 @@ class _Frame:
         return "".join([*parts, *self.legend, "</svg>"])
 
 
-def _open(title: str, height: float) -> str:
+def _open(title: str, height: float, width: int = WIDTH) -> str:
     name = escape(title, quote=True)
-    return f'<svg class="chart" viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{name}"><title>{name}</title>'
+    kind = "chart" if width == WIDTH else "chart narrow"
+    return f'<svg class="{kind}" viewBox="0 0 {width} {height:g}" role="img" aria-label="{name}"><title>{name}</title>'
 
 
-def _legend(labels: Sequence[str]) -> tuple[list[str], int]:
+def _legend(series: Sequence[tuple[str, str]], size: tuple[int, int]) -> tuple[list[str], int]:
+    """A line and a label for each (label, colour classes), wrapped into rows below the plot; and how many rows."""
     parts, x, row = [], float(LEFT), 0
-    for index, label in enumerate(labels):
-        short = label if len(label) <= 80 else label[:79] + "\N{HORIZONTAL ELLIPSIS}"
+    room = int((size[0] - LEFT - RIGHT - 24) / CHARACTER)
+    for label, colour in series:
+        short = label if len(label) <= room else label[: room - 1] + "\N{HORIZONTAL ELLIPSIS}"
         width = 34 + CHARACTER * len(short)
-        if x > LEFT and x + width > WIDTH - RIGHT:
+        if x > LEFT and x + width > size[0] - RIGHT:
             x, row = float(LEFT), row + 1
-        y = HEIGHT + LEGEND_ROW * row + 6
-        colour = f"c{index % COLOURS}{_dash(index)}"
+        y = size[1] + LEGEND_ROW * row + 6
         parts.append(f'<line class="line {colour}" x1="{x:.0f}" x2="{x + 18:.0f}" y1="{y - 4}" y2="{y - 4}"/>')
         parts.append(f'<text class="name" x="{x + 24:.0f}" y="{y}">{escape(short)}</text>')
         x += width
     return parts, row + 1
 
 
-def _dash(index: int) -> str:
-    return f" d{index // COLOURS % 4}" if index >= COLOURS else ""
+def _colour(index: int) -> str:
+    """Classes of the colour of a series, with dashes from the ninth on."""
+    return f"c{index % COLOURS}" + (f" d{index // COLOURS % 4}" if index >= COLOURS else "")
 
 
 def _padded(low: float, high: float) -> tuple[float, float]:

@@ -265,7 +265,7 @@ def resolve(recipe: Mapping[str, Any], overrides: Iterable[str] = ()) -> Resolve
         config = model.model_validate_json(json.dumps(values, default=str))
     except ValidationError as error:
         skip = domain if adapter is None else None
-        problems.extend(_describe(error, model, skip=skip))
+        problems.extend(describe(error, model, skip=skip))
     if config is not None and adapter is not None:
         problems.extend(_without_effect(config.train, domain, adapter.train_fields))
         if config.objective == "none" and not adapter.objective_optional:
@@ -331,7 +331,7 @@ def _assign(values: dict[str, Any], keys: Sequence[str], value: Any) -> None:
 # Error messages ------------------------------------------------------------------------------------------------------
 
 
-def _describe(error: ValidationError, model: type[BaseModel], skip: str | None) -> list[str]:
+def describe(error: ValidationError, model: type[BaseModel], skip: str | None = None) -> list[str]:
     """Turn pydantic's errors into lines "path: what is wrong, what is allowed, nearest name"."""
     lines: list[str] = []
     for each in error.errors(include_url=False):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import platform
@@ -10,10 +9,11 @@ import resource
 import sys
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dipole.core.errors import RecordError
 from dipole.core.files import atomic_write, why
@@ -38,7 +38,7 @@ Number = float | None
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Histogram(_Part):
@@ -48,6 +48,16 @@ class Histogram(_Part):
     all: list[float]
     same: list[float] | None = None
     different: list[float] | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Histogram:
+        if len(self.edges) < 2 or any(right <= left for left, right in pairwise(self.edges)):
+            raise ValueError("the edges of the bins must grow")
+        for name in ("all", "same", "different"):
+            counts = getattr(self, name)
+            if counts is not None and (len(counts) != len(self.edges) - 1 or min(counts) < 0):
+                raise ValueError(f"{name!r} must hold a count of at least 0 for each of {len(self.edges) - 1} bins")
+        return self
 
 
 class Evaluation(_Part):
@@ -108,25 +118,26 @@ def read_record(path: Path) -> RunRecord:
         RecordError: the file is missing, no JSON, of a newer schema, or does not follow the schema (problems named).
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        return RunRecord.model_validate_json(path.read_bytes())
     except OSError as error:
         raise RecordError(f"the record {path} cannot be read: {why(error)}") from error
-    except UnicodeDecodeError as error:
-        raise RecordError(f"the record {path} is damaged: {error}") from error
-    try:
-        found = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise RecordError(f"the record {path} is damaged: {error}") from error
-    written = found.get("schema_version") if isinstance(found, dict) else None
-    if isinstance(written, int) and written > SCHEMA_VERSION:
-        raise RecordError(
-            f"the record {path} has schema version {written}, this dipole reads up to {SCHEMA_VERSION}. Update dipole."
-        )
-    try:
-        return RunRecord.model_validate(found)
     except ValidationError as error:
-        lines = [f"  - {'.'.join(map(str, each['loc'])) or 'the file'}: {each['msg']}" for each in error.errors()]
-        raise RecordError(f"the record {path} does not follow schema {SCHEMA_VERSION}:\n" + "\n".join(lines)) from error
+        raise RecordError(f"the record {path} {schema_problem(error, SCHEMA_VERSION)}") from error
+
+
+def schema_problem(error: ValidationError, version: int) -> str:
+    """Say what is wrong with a file of ours: damaged, of a newer schema than `version`, or not following it."""
+    found = error.errors(include_url=False)
+    if found[0]["type"] == "json_invalid":
+        return f"is damaged: {found[0]['ctx']['error']}"
+    written = next((each["input"] for each in found if each["loc"] == ("schema_version",)), None)
+    if isinstance(written, int) and written > version:
+        return f"has schema version {written}, this dipole reads up to {version}. Update dipole."
+    lines = [
+        f"  - {'.'.join(map(str, each['loc'])) or 'the file'}: {each['msg'].removeprefix('Value error, ')}"
+        for each in found
+    ]
+    return f"does not follow schema {version}:\n" + "\n".join(lines)
 
 
 def write_record(path: Path, record: RunRecord) -> None:

@@ -12,8 +12,19 @@ from pathlib import Path
 
 import pytest
 
+from dipole.benchmarks import engines
 from dipole.benchmarks.collect import collect
-from dipole.benchmarks.engines import LocalEngine, Task, cores, environment_for, visible_gpus
+from dipole.benchmarks.engines import (
+    LocalEngine,
+    PoolEngine,
+    Task,
+    cores,
+    environment_for,
+    execute,
+    log_of,
+    visible_gpus,
+)
+from dipole.benchmarks.lease import claim
 from dipole.benchmarks.worker import BENCH
 from dipole.core.cli import main
 from dipole.core.errors import ConfigError
@@ -267,6 +278,31 @@ def test_a_run_of_several_processes_goes_through_torchrun(tmp_path, monkeypatch)
     done = finished(tmp_path)
     assert {r.objective for r in done.values()} == {"infonce", "dcl"}
     assert {r.hardware.world_size for r in done.values()} == {2}
+
+
+def test_the_reason_of_a_failure_is_that_of_our_attempt_not_of_the_one_before_or_after(tmp_path):
+    """Another runner writes to the same log: its attempt began while ours was ending."""
+    log = tmp_path / "job.log"
+    before, ours, after = "\n== 1\nerror: an old one\n", "\n== 2\nerror: ours\nbye\n", "\n== 3 dipole train\n"
+    log.write_text(before + ours + after)
+    assert engines._reason(1, log, len(before)) == "exit code 1: ours"
+    assert engines._reason(-9, log, len(before + ours)) == "killed by signal 9"
+
+
+@pytest.mark.parametrize("engine", [LocalEngine(jobs=1, gpus=[]), PoolEngine(jobs=1)], ids=["local", "pool"])
+def test_a_folder_that_takes_no_log_fails_the_job_and_not_the_suite(tmp_path, engine):
+    (tmp_path / BENCH).mkdir()
+    (tmp_path / BENCH / "logs").write_text("a file stands here")
+    found = list(engine.run([Task("a" * 12, "one", []), Task("b" * 12, "other", [])], tmp_path))
+    assert [result.status for result in found] == ["failed", "failed"]
+    assert "A file stands where a folder is needed" in found[0].message
+
+
+def test_a_task_that_another_runner_holds_is_waited_for_without_starting_anything(tmp_path):
+    task = Task("a" * 12, "one", ["train", "digits-simclr"])
+    with claim(tmp_path / BENCH / "claims", task.hash):
+        assert execute(task, tmp_path, environment_for(1, None)) is task
+        assert not log_of(task, tmp_path).exists()
 
 
 def test_bad_requests_are_one_message(tmp_path, capsys, monkeypatch):

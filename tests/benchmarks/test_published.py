@@ -157,3 +157,12 @@ def test_margins():
     assert all(margin(t.metric, 1.0) > 0 for t in tables().values())
     with pytest.raises(DataError):
         margin("bananas", 1)
+
+
+@pytest.mark.parametrize("level", [75.4, 78.0])
+def test_the_same_value_for_every_seed_is_no_spread_to_judge_by(level):
+    found = compare(Cell(75.0), None, summarize([level] * 3), "accuracy %", True)
+    assert (found.verdict, found.seeds) == (UNDECIDED, None)
+    assert isnan(found.low)
+    # With a printed spread there is one.
+    assert compare(Cell(75.0, 0.5), 5, summarize([78.0] * 3), "accuracy %", True).verdict == DIFFERS

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import re
 import resource
 import shutil
@@ -17,8 +18,8 @@ import pytest
 from dipole.benchmarks import sheets, svg
 from dipole.benchmarks.collect import collect, is_done
 from dipole.benchmarks.curves import Curve, mean_line, read_curves
-from dipole.benchmarks.manifest import read_manifests
-from dipole.benchmarks.published import tables
+from dipole.benchmarks.manifest import read_manifests, write_manifest
+from dipole.benchmarks.published import claims, tables
 from dipole.benchmarks.report import make_report, write_report
 from dipole.benchmarks.results import SuiteResults, rank
 from dipole.core.errors import ConfigError, DataError
@@ -63,6 +64,65 @@ def test_what_is_no_record_is_reported_and_left_alone(runs_folder):
     }  # fmt: skip
     assert any("Update dipole" in p.message for p in found.problems)
     assert {p: p.read_bytes() for p in runs_folder.path.rglob("*") if p.is_file()} == before
+
+
+def damaged(folder, path, content=None, **values):
+    """Change a file of a runs folder: all of it, or some of its values."""
+    (found,) = folder.path.glob(path)
+    found.write_text(content if content is not None else json.dumps({**json.loads(found.read_text()), **values}))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda f: damaged(f, "000000000001/record.json", results={"linear/accuracy": float("nan")}),
+        lambda f: damaged(f, "000000000001/record.json", histogram={"edges": [0, 1], "all": [1, 2]}),
+        lambda f: damaged(f, "000000000001/record.json", name="\ud800"),
+        lambda f: damaged(f, "000000000001/record.json", "[" * 200_000),
+        lambda f: open(os.fsencode(f.path) + b"/\xff\xfe.txt", "w").close(),
+        lambda f: os.mkfifo(f.path / "pipe"),
+        lambda f: ((f.path / "a").mkdir(), os.mkfifo(f.path / "a" / "record.json")),
+        lambda f: damaged(f, ".bench/suites/s-small.json", "[" * 200_000),
+        lambda f: damaged(f, ".bench/suites/s-small.json", suite="../../../outside"),
+        lambda f: damaged(f, ".bench/suites/s-small.json", schema_version=2),
+        lambda f: damaged(f, ".bench/suites/s-small.json", columns=[]),
+        lambda f: damaged(
+            f, ".bench/suites/s-small.json", jobs=[{"hash": "x", "command": [], "processes": 1, "cells": []}]
+        ),
+        lambda f: shutil.copy(f.path / ".bench/suites/s-small.json", f.path / ".bench/suites/copy.json"),
+    ],
+)  # fmt: skip
+def test_one_damaged_file_costs_one_line_of_the_report(runs_folder, tmp_path, damage):
+    rows = [("a", "infonce", None), ("b", "dcl", "a")]
+    runs_folder.suite("s", rows, [("A", "vision")], lambda r, c, s: 0.5 + s / 100, kind="study")
+    damage(runs_folder)
+    before = sorted(tmp_path.rglob("*"))
+    report = write_report(runs_folder.path, tmp_path / "all")
+    (problems,) = [sheet for sheet in report.sheets if sheet.name == "problems"]
+    assert len(problems.rows) == 1
+    new = set(tmp_path.rglob("*")) - set(before)
+    assert {path.parent for path in new} == {tmp_path / "all", tmp_path}
+
+
+def test_damaged_curves_and_energies_are_left_out(runs_folder, tmp_path):
+    run = runs_folder.record()
+    deep = "[" * 200_000
+    (runs_folder.path / run / "metrics.jsonl").write_text(
+        f'"x"{deep}\n{{"step": 1e999, "x": 1}}\n{{"step": 1, "x": 2}}\n'
+    )
+    assert read_curves(runs_folder.path / run / "metrics.jsonl", ["x"]) == {"x": Curve((1.0,), (2.0,))}
+    for text in (deep, '{"whole_device_joules": {"cpu": NaN, "gpu": 5}}'):
+        (runs_folder.path / run / "energy.json").write_text(text)
+        write_report(runs_folder.path, tmp_path / "report.html")
+    assert "kWh" in (tmp_path / "report.html").read_text()
+
+
+def test_a_folder_with_a_dot_in_its_name_is_a_folder(runs_folder, tmp_path):
+    runs_folder.record(objective="*x* <b>", domain="<script>")
+    (tmp_path / "v1.0").mkdir()
+    write_report(runs_folder.path, tmp_path / "v1.0")
+    assert {"report.html", "report.md", "other-runs.csv"} <= {path.name for path in (tmp_path / "v1.0").iterdir()}
+    assert "<" not in (tmp_path / "v1.0" / "report.md").read_text()
 
 
 def test_only_a_whole_finished_record_counts_as_done(runs_folder):
@@ -121,6 +181,10 @@ def test_a_failed_run_counts_nowhere(runs_folder):
     found = SuiteResults(manifest, collect(runs_folder.path).records)
     assert found.cell("a", "A").summary.n == 1
     assert found.cell("a", "A").wanted == 2
+    path = runs_folder.path / manifest.jobs[1].hash / "record.json"
+    path.write_text(path.read_text().replace('"done"', '"failed"'))
+    shown = sheets.results_sheet(SuiteResults(manifest, collect(runs_folder.path).records)).rows[0]
+    assert (shown[-1].text, shown[-1].mark) == ("failed", "bad")
 
 
 def test_drop_is_measured_seed_by_seed_from_the_balanced_column(runs_folder):
@@ -151,6 +215,9 @@ def test_claims_and_verdicts_of_a_suite(runs_folder):
     found = SuiteResults(manifest, collect(runs_folder.path).records)
     assert found.cell("SimCLR (CL)", "CIFAR-10").comparison.verdict == "other protocol"
     assert {c.ours.claim.id: c.verdict for c in found.claims()}["cacr-c12"] == "agrees (other protocol)"
+    every = {row[0].text: row for row in sheets.every_claim_sheet([found]).rows}
+    assert every["cacr-c12"][-1].text == "cacr-table6-small: agrees (other protocol)"
+    assert every["cacr-c12"][-2].text == "12 of 12"
     assert "dataset: digits (paper: CIFAR-10, CIFAR-100, STL-10)" in found.protocol_notes
 
 
@@ -169,6 +236,11 @@ def test_every_printed_table_is_listed_with_what_was_run_of_it(runs_folder):
     assert {row[0].text for row in sheet.rows} == set(tables())
     by = {row[0].text: dict(zip(sheet.head, (cell.text for cell in row), strict=True)) for row in sheet.rows}
     assert by["lmcl-table4"]["suite"] == "no runs here"
+    (every,) = [sheet for sheet in report.sheets if sheet.name == "every-claim"]
+    assert [row[0].text for row in every.rows] == [claim.id for claim in claims()]
+    verdicts = {row[0].text: row[-1].text for row in every.rows}
+    assert verdicts["lmcl-c01"] == "no runs here"
+    assert {verdicts[c.id] for c in claims() if not c.tests} == {"no test in numbers"}
     # 83.1 +- 0.1 against the printed 83.47, and 50.1 against 83.89.
     assert {name: by["cacr-table6"][name] for name in ("compared", "agree", "differ")} == {
         "compared": "2",
@@ -193,6 +265,33 @@ def test_ranking_by_hand():
     assert (found["y"].better, found["y"].worse) == (0, 0)
 
 
+def test_a_metric_that_no_run_has_is_said_with_the_nearest_one(runs_folder):
+    manifest = runs_folder.suite("s", [("a", "infonce", None)], [("A", "vision")], lambda *_: 0.5)
+    assert SuiteResults(manifest, collect(runs_folder.path).records).empty_columns == []
+    columns = [manifest.columns[0].model_copy(update={"metric": "linear/acuracy"})]
+    manifest = manifest.model_copy(update={"columns": columns})
+    (line,) = SuiteResults(manifest, collect(runs_folder.path).records).empty_columns
+    assert "Did you mean 'linear/accuracy'?" in line
+    assert "diag/rank" in line
+    # Before anything is finished there is nothing to say.
+    assert SuiteResults(manifest, {}).empty_columns == []
+
+
+def test_the_command_of_every_row_repeats_its_run(runs_folder):
+    """A run of two processes through torchrun; one outside of suites by the configuration in its folder."""
+    manifest = runs_folder.suite("s", [("a", "infonce", None)], [("A", "vision")], lambda *_: 0.5, seeds=(0,))
+    jobs = [manifest.jobs[0].model_copy(update={"processes": 2})]
+    write_manifest(runs_folder.path, manifest.model_copy(update={"jobs": jobs}))
+    other = runs_folder.record()
+    commands = {}
+    for sheet in make_report(runs_folder.path).sheets:
+        if "command" in sheet.head:
+            commands[sheet.name] = sheet.rows[0][sheet.head.index("command")].text
+    torchrun = "torchrun --standalone --nproc-per-node=2 -m dipole.core.cli train recipe "
+    assert commands["s-small-runs"] == f"{torchrun}--set objective=infonce --set seed=0"
+    assert commands["other-runs"] == f"dipole train {runs_folder.path / other / 'config.toml'}"
+
+
 def test_agents_are_aggregated_over_tasks_against_their_own_base(runs_folder):
     rows = [("CURL", "infonce", None), ("DCL", "dcl", "CURL"), ("LMCL(DCL+DP)", "dcl + 0.1*dp", "DCL")]
     level = {"CURL": 1.0, "DCL": 2.0, "LMCL(DCL+DP)": 1.5}
@@ -215,10 +314,14 @@ def test_csv_cannot_run_formulas_and_markdown_cannot_hold_markup():
     rows = list(csv.reader(io.StringIO(sheets.to_csv(sheet))))
     assert rows[0] == ["a", "b", "b: note"]
     assert rows[1] == ["'" + hostile, "-1.5", "'@x"]
+    numbers = ["-1.5", "-1.50 to 2e-05", "-3 \N{PLUS-MINUS SIGN} 0.1", "-0.2+cmd|' /C calc'!A0", "-1 to 2;=1"]
+    sheet_of_numbers = sheets.Sheet("s", "T", ("a",), [(sheets.Cell(text),) for text in numbers])
+    written = [row[0] for row in csv.reader(io.StringIO(sheets.to_csv(sheet_of_numbers)))][1:]
+    assert written == [*numbers[:3], "'" + numbers[3], "'" + numbers[4]]
     line = sheets.to_markdown(sheet).splitlines()[-1]
     assert "<b>" not in line
     assert line.count("|") == 3
-    assert "\\*" in line
+    assert line == r"""| =HYPERLINK("http://x")&#124;&#60;b&#62;\`\* | -1.5 (@x) |"""
 
 
 def test_all_formats_hold_the_same_tables(runs_folder, tmp_path):
@@ -277,11 +380,25 @@ def test_charts_of_little_or_nothing(values):
     assert "nan" not in chart
 
 
+def test_an_interval_chart_always_shows_what_it_is_measured_against():
+    """One estimate of 0.75 against one half: the line at one half is inside the picture."""
+    chart = svg.interval_chart("t", "x", [svg.Estimate("a", 0.75, float("nan"), float("nan"))], "value", reference=0.5)
+    x = float(re.search(r'class="zero" x1="([0-9.]+)"', chart)[1])
+    dot = float(re.search(r'class="dot c0" cx="([0-9.]+)"', chart)[1])
+    assert svg.LEFT < x < dot < svg.WIDTH - svg.RIGHT
+
+
+def test_a_missing_cell_does_not_make_a_column_of_numbers_one_of_text():
+    rows = [(sheets.Cell("a"), sheets.Cell("1.0", 1.0)), (sheets.Cell("b"), sheets.Cell("missing", mark="open"))]
+    assert sheets.Sheet("s", "T", ("method", "x"), rows).numeric == (False, True)
+
+
 def test_chart_points_land_where_the_axes_say():
     chart = svg.histogram("t", "x", "y", [svg.Steps("s", [0.0, 0.5, 1.0], [2.0, 0.0])])
-    assert f'points="{svg.LEFT}.0,{svg.HEIGHT - svg.BOTTOM}.0' in chart
-    middle = (svg.LEFT + svg.WIDTH - svg.RIGHT) / 2
-    assert f"{middle:.1f},{svg.HEIGHT - svg.BOTTOM:.1f}" in chart
+    width, height = svg.NARROW
+    assert f'points="{svg.LEFT}.0,{height - svg.BOTTOM}.0' in chart
+    middle = (svg.LEFT + width - svg.RIGHT) / 2
+    assert f"{middle:.1f},{height - svg.BOTTOM:.1f}" in chart
 
 
 def test_embedded_points_are_drawn_by_class_with_true_angles(runs_folder):

@@ -3,6 +3,7 @@
 import pytest
 
 from dipole.benchmarks import published
+from dipole.benchmarks.collect import collect
 from dipole.benchmarks.manifest import manifest, read_manifests, write_manifest
 from dipole.benchmarks.plan import Estimator, make_plan
 from dipole.benchmarks.results import SuiteResults
@@ -85,6 +86,9 @@ def test_bad_settings_are_reported_together(tmp_path):
     assert "infonse" in str(caught.value)
     assert "learning_rate" in str(caught.value)
     assert "'polarized'" in str(caught.value)
+    # A problem that several cells share is said once.
+    assert str(caught.value).count("infonse'") == 1
+    assert "row 'plain', column 'linear' and 2 more" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -97,6 +101,11 @@ def test_bad_settings_are_reported_together(tmp_path):
         ('name = "mine"', 'name = "mine"\npublished = "lmcl-table9"', "lmcl-table9"),
         ('method = "plain"', 'method = "polarized"', "twice"),
         ('name = "mine"', "name = ", "TOML"),
+        ('name = "mine"', 'name = "../mine"', "names files"),
+        ('name = "mine"', 'name = "mine"\nbasis = "plain"', "basis: no such setting. Did you mean 'base'"),
+        ('metric = "knn/accuracy"', 'metric = "knn/accuracy"\nfactors = 2', "Did you mean 'factor'"),
+        ("seeds = [0, 1]", "seeds = [1, 1]", "a seed twice"),
+        ('"train.epochs=4"', '"train.epochs"', "not of the form key=value"),
     ],
 )
 def test_a_wrong_suite_is_refused_by_name(tmp_path, old, new, message):
@@ -157,6 +166,24 @@ def test_plan_counts_and_learns_from_records(suite_file, runs_folder):
     assert wide < narrow < linear.seeds
 
 
+@pytest.mark.parametrize(("metric", "spread"), [("diag/rank", 3.0), ("cost/wall_seconds", 5.0)])
+def test_the_plan_knows_the_spread_of_diagnostics_and_costs(suite_file, runs_folder, metric, spread):
+    suite_file.write_text(suite_file.read_text().replace('metric = "knn/accuracy"', f'metric = "{metric}"'))
+    sized = read_suite(suite_file).at("small")
+    records = {}
+    for job in sized.jobs()[:2]:
+        seed = job.config.seed
+        run = runs_folder.record(diagnostics={"rank": 30.0 + 3 * seed}, wall_seconds=60.0 + 5 * seed)
+        records[job.hash] = collect(runs_folder.path).records[run].model_copy(update={"hash": job.hash})
+    (line,) = [line for line in make_plan(sized, sized.jobs(), records, 1, None).seeds if line.column == "knn"]
+    assert line.std == pytest.approx(spread / 2**0.5)
+
+
+def test_a_record_with_an_odd_configuration_does_not_stop_the_estimates(runs_folder):
+    runs_folder.record(config={"train": 5, "domain": ["x"]})
+    Estimator(collect(runs_folder.path).done.values())
+
+
 def test_estimates_prefer_the_nearest_earlier_run(suite_file, runs_folder):
     from dipole.core.record import read_record
 
@@ -206,6 +233,12 @@ def test_seeds_of_the_command_replace_those_of_the_scale(suite_file):
     assert {job.config.seed for job in sized.jobs()} == {0, 1, 2}
     few = {job.hash for job in read_suite(suite_file).at("small").jobs()}
     assert few < {job.hash for job in sized.jobs()}
+
+
+def test_a_setting_without_a_value_is_refused(suite_file):
+    """Not read as "take the recipe's value away", which is `train.epochs=`."""
+    with pytest.raises(ConfigError, match=r"'train\.epochs' is not of the form"):
+        read_suite(suite_file).at("small", ["train.epochs"])
 
 
 @pytest.mark.parametrize("setting", ["objective=dcl", "seed=3", "name=x"])

@@ -188,9 +188,7 @@ def test_nested_tables_are_named_by_their_path() -> None:
 
     with pytest.raises(ValueError, match="1 validation error") as caught:
         Outer.model_validate_json('{"inner": {"knd": "a"}}')
-    assert module._describe(caught.value, Outer, None) == [
-        "inner.knd: no such setting. Did you mean 'kind'? Allowed: kind."
-    ]
+    assert module.describe(caught.value, Outer) == ["inner.knd: no such setting. Did you mean 'kind'? Allowed: kind."]
 
 
 scalars = st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text()

@@ -57,6 +57,9 @@ def test_every_problem_is_named(tmp_path: Path) -> None:
         (b"\xff", "is damaged"),
         (b"[]", "does not follow schema"),
         (b'{"schema_version": 99}', "Update"),
+        (b"", "is damaged"),
+        (b"[" * 200_000, "is damaged"),
+        (b'{"schema_version": ' + b"1" * 5000 + b"}", "is damaged"),
     ],
 )
 def test_damaged_or_foreign_files(tmp_path: Path, content: bytes, message: str) -> None:
@@ -87,3 +90,21 @@ def test_metrics_are_cut_back_and_a_torn_line_is_left_out(tmp_path: Path) -> Non
     second.write({"step": 2, "train/loss": 0.25})
     second.close()
     assert [line["train/loss"] for line in read_metrics(path)] == [None, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"results": {"linear/accuracy": float("nan")}}, "results.linear/accuracy"),
+        ({"wall_seconds": float("inf")}, "wall_seconds"),
+        ({"histogram": {"edges": [0.0, 1.0], "all": [1.0, 2.0]}}, "histogram"),
+        ({"histogram": {"edges": [0.0, 0.0], "all": [1.0]}}, "histogram"),
+        ({"histogram": {"edges": [], "all": []}}, "histogram"),
+        ({"histogram": {"edges": [0.0, 1.0], "all": [1.0], "same": [-1.0]}}, "histogram"),
+        ({"name": "\ud800"}, "damaged"),
+    ],
+)
+def test_values_that_no_run_writes_are_refused(tmp_path: Path, changes: dict[str, object], where: str) -> None:
+    """json.dumps writes NaN, Infinity and half of a surrogate pair; a record never holds one."""
+    with pytest.raises(RecordError, match=where):
+        read_record(write(tmp_path, **changes))
