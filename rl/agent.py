@@ -167,7 +167,7 @@ class ContrastiveSAC(SAC):
         """The encoder's own optimizers on the contrastive gradient."""
         chosen = self.settings
         assert self.policy.contrast is not None
-        require_unlabelled(self.policy.contrast, chosen.features, self._positives)
+        require_unlabelled(self.policy.contrast, chosen.features, self._positives, chosen.batch_size)
         rate = self._encoder_rate(1.0)
         encoder, own = list(self.policy.encoder.parameters()), list(self.policy.contrast.parameters())
         if chosen.joint_backward:

@@ -100,7 +100,7 @@ class ContrastiveCallback(BaseCallback):
         self.keys = copy.deepcopy(self.encoder).requires_grad_(False)
         contrast = build(self.spec, dim=int(width))
         self.positives = positives_of(Settings(), contrast)
-        require_unlabelled(contrast, int(width), self.positives)
+        require_unlabelled(contrast, int(width), self.positives, self.batch_size)
         self.contrast = contrast.to(self.model.device)
         self.optimizer = torch.optim.Adam(
             [*self.encoder.parameters(), *self.contrast.parameters()], lr=self.learning_rate

@@ -24,8 +24,8 @@ def build_objective(settings: Settings) -> Composite | None:
     return built
 
 
-def require_unlabelled(contrast: Composite, width: int, positives: int) -> None:
-    """Try a copy of the objective on what an agent has: no labels, `positives` keys for each anchor.
+def require_unlabelled(contrast: Composite, width: int, positives: int, batch_size: int) -> None:
+    """Try a copy of the objective on what an agent has: a batch without labels, `positives` keys for each anchor.
 
     Raises:
         ConfigError: if it asks for more; said before training instead of at the first update.
@@ -33,7 +33,7 @@ def require_unlabelled(contrast: Composite, width: int, positives: int) -> None:
     trial = copy.deepcopy(contrast).cpu()
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         try:
-            trial(Pairs.cross(torch.randn(4, width), torch.randn(4, positives, width)))
+            trial(Pairs.cross(torch.randn(batch_size, width), torch.randn(batch_size, positives, width)))
         except PairsError as error:
             raise ConfigError(f"the objective {contrast} cannot run inside an agent: {error}") from error
 

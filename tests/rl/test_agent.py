@@ -26,6 +26,9 @@ OBJECTIVES = [
     "cacr(k=3)",
     "co2",
     "triplet",
+    "swav(prototypes=5)",
+    "quickthoughts",
+    "blocks(b=1, k=6)",  # more negative blocks than a small trial batch would have
 ]
 
 
