@@ -37,9 +37,10 @@ def pictures(results: SuiteResults, runs: Path) -> dict[str, list[Picture]]:
     curves, entropy, ranks, histograms = [], [], [], []
     for group in _groups(results):
         lines = _read(results, group, runs)
-        curves += _curves(results, group, lines)
-        entropy += _entropy(results, group, lines)
-        ranks += _ranks(results, group, lines)
+        models = {name: lines[first] for first, name in _models(results, group).items()}
+        curves += [*_curves(results, group, lines), *_losses(results, group, models)]
+        entropy += _entropy(results, group, models)
+        ranks += _ranks(results, group, models)
         histograms += _histograms(results, group)
     found["Embedded points"] = _scatter(results, runs)
     found["Learning curves"] = curves
@@ -75,7 +76,8 @@ def cost(results: SuiteResults) -> list[Picture]:
     """Wall time and memory of the runs, by row, for every group of runs."""
     found = []
     for group in _groups(results):
-        runs = {row.label: results.runs_of(row.label, group.columns[0].name) for row in results.rows}
+        column = group.columns[0].name
+        runs = {name: results.runs_of(first, column) for first, name in _models(results, group).items()}
         for what, unit, numbers in (
             ("wall time of a run", "s", {label: [r.wall_seconds for r in each] for label, each in runs.items()}),
             ("largest memory of a run", "MB", {label: [_memory(r) for r in each] for label, each in runs.items()}),
@@ -119,6 +121,16 @@ def _groups(results: SuiteResults) -> list[Group]:
     return [
         Group(tuple(c), _common_name([column.name for column in c]) if len(groups) > 1 else "") for c in groups.values()
     ]
+
+
+def _models(results: SuiteResults, group: Group) -> dict[str, str]:
+    """First row -> the names of all rows that are readings of the same runs."""
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for row in results.rows:
+        hashes = tuple(record.hash for record in results.runs_of(row.label, group.columns[0].name))
+        if hashes:
+            rows.setdefault(hashes, []).append(row.label)
+    return {labels[0]: ", ".join(labels) for labels in rows.values()}
 
 
 def _common_name(names: Sequence[str]) -> str:
@@ -167,13 +179,19 @@ def _curves(results: SuiteResults, group: Group, curves: Mapping[str, list[dict[
             title = f"{column.name} while training"
             chart = svg.line_chart(title, "training step", f"{column.name}{unit}", lines)
             found.append(Picture(chart, f"{title}. Mean over seeds, band of one standard deviation."))
-    losses = [_in_own_range(line) for line in _lines(curves, LOSS) if len(line.x) > 1]
-    if losses:
-        title = group.title("training loss")
-        chart = svg.line_chart(title, "training step", "loss (0: its lowest, 1: its highest)", losses)
-        caption = "Levels of different objectives are not comparable: each is scaled to the range of its mean."
-        found.append(Picture(chart, f"{title}. {caption}"))
     return found
+
+
+def _losses(results: SuiteResults, group: Group, curves: Mapping[str, list[dict[str, Curve]]]) -> list[Picture]:
+    if "curves" not in results.manifest.show:
+        return []
+    losses = [_in_own_range(line) for line in _lines(curves, LOSS) if len(line.x) > 1]
+    if not losses:
+        return []
+    title = group.title("training loss")
+    chart = svg.line_chart(title, "training step", "loss (0: its lowest, 1: its highest)", losses)
+    caption = "Levels of different objectives are not comparable: each is scaled to the range of its mean."
+    return [Picture(chart, f"{title}. {caption}")]
 
 
 def _in_own_range(line: svg.Line) -> svg.Line:
@@ -211,11 +229,11 @@ def _histograms(results: SuiteResults, group: Group) -> list[Picture]:
     if "histogram" not in results.manifest.show:
         return []
     found = []
-    for row in results.rows:
-        records = results.runs_of(row.label, group.columns[0].name)
+    for first, name in _models(results, group).items():
+        records = results.runs_of(first, group.columns[0].name)
         series = _mean_histogram([record for record in records if record.histogram is not None])
         if series:
-            title = group.title(row.label)
+            title = group.title(name)
             chart = svg.histogram(title, "distance D = (1 - cosine) / 2", "density (1 / distance)", series)
             found.append(Picture(chart, f"{title} (test embeddings)"))
     return found

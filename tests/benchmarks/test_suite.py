@@ -3,6 +3,7 @@
 import pytest
 
 from dipole.benchmarks import published
+from dipole.benchmarks.charts import pictures
 from dipole.benchmarks.collect import collect
 from dipole.benchmarks.manifest import manifest, read_manifests, write_manifest
 from dipole.benchmarks.plan import Estimator, make_plan
@@ -314,6 +315,8 @@ def test_rows_that_read_one_run_differently_share_it(tmp_path, runs_folder):
     assert found.cell("neighbours", "accuracy").against_base.difference == pytest.approx(-10.5)
     (line,) = make_plan(sized, jobs, records, 2, None).seeds
     assert line.std == pytest.approx((0.5 / 2) ** 0.5)  # variances 0.5 and 0
+    (histogram,) = pictures(found, tmp_path / "runs")["Distance histograms"]  # one model, one picture
+    assert histogram.caption == "linear, neighbours (test embeddings)"
 
 
 def test_detection_is_filled_by_what_is_added_to_the_runs():
