@@ -171,7 +171,9 @@ def stock(batch_size: int) -> Any:
 
 
 def updates(batch_size: int, rounds: int, folder: Path | None) -> dict[str, float]:
-    """Milliseconds of one update without sampling."""
+    """Milliseconds of one update without sampling; bf16 only where the processor has it."""
+    import torch
+
     subjects: dict[str, Callable[[], None]] = {}
     if folder is not None:
         agent, buffer = peer(folder, batch_size)
@@ -182,7 +184,12 @@ def updates(batch_size: int, rounds: int, folder: Path | None) -> dict[str, floa
                 agent.update(replayed, Silent(), next(step) + 1)
 
         subjects[PEER] = peer_pair
+    from dipole.rl.agent import bf16_is_native
+
     for name, settings in VARIANTS.items():
+        if settings.get("precision") == "bf16" and not bf16_is_native(torch.device("cpu")):
+            print(f"{name}: left out, this processor only emulates it", flush=True)
+            continue
         mine = ours(batch_size, **settings)
         batch = mine.replay_buffer.sample_views(batch_size, mine._augment, 1)
         subjects[name] = lambda mine=mine, batch=batch: [mine.update(batch) for _ in range(2)]  # type: ignore[misc]
