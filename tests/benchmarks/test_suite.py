@@ -1,8 +1,12 @@
 """Suites as data: expansion into jobs, sharing of runs, errors that name everything at once, shipped suites."""
 
+import io
+
 import pytest
+from rich.console import Console
 
 from dipole.benchmarks import published
+from dipole.benchmarks.bench import print_plan, print_results
 from dipole.benchmarks.collect import collect
 from dipole.benchmarks.manifest import manifest, read_manifests, write_manifest
 from dipole.benchmarks.plan import Estimator, make_plan
@@ -284,3 +288,20 @@ def test_the_plan_of_all_suites_has_a_line_for_each(tmp_path, capsys, monkeypatc
 def test_arguments_that_mean_nothing_are_refused(arguments, capsys):
     assert main(["bench", *arguments]) == 2
     assert "error:" in capsys.readouterr().err
+
+
+def test_names_with_markup_are_shown_as_they_are_written(tmp_path, runs_folder):
+    """The terminal reads [/x] as the end of a style; a name is none."""
+    name = "[/x] [bold]"
+    path = tmp_path / "hostile.toml"
+    path.write_text(SUITE.replace("Two objectives on digits", name).replace('"knn"', f'"{name}"'))
+    sized = read_suite(path).at("small")
+    console = Console(file=io.StringIO(), width=200)
+    print_plan(console, sized, make_plan(sized, sized.jobs(), {}, 1, None))
+    rows = [(name, "infonce", None), ("other", "dcl", name)]
+    manifest = runs_folder.suite("s", rows, [(name, "vision")], lambda r, c, s: 0.5 + s / 100, title=name)
+    print_results(console, SuiteResults(manifest, collect(runs_folder.path).records))
+    manifest = manifest.model_copy(update={"published": "cacr-table6", "protocol": {name: name}})
+    print_results(console, SuiteResults(manifest, collect(runs_folder.path).records))
+    shown = console.file.getvalue()
+    assert shown.count(name) > 6
