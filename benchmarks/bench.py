@@ -1,5 +1,6 @@
 """`dipole bench`: expand a suite, run what is missing, show progress and time left, sum up."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,8 +9,10 @@ from typing import Literal
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Task as ProgressTask
 from rich.table import Table
+from rich.text import Text
 
 from dipole.benchmarks import sheets
 from dipole.benchmarks.collect import collect
@@ -113,8 +116,8 @@ def _plan_line(
 ) -> tuple[str, str, str]:
     missing = [config for name, config in wanted.items() if name not in records]
     seconds, guessed = estimator.total(missing, slots)
-    time = "unknown" if seconds is None else duration(seconds) + (f" ({guessed} guessed)" if guessed else "")
-    return str(len(wanted)), str(len(wanted) - len(missing)), time
+    shown = "unknown" if seconds is None else duration(seconds) + (f" ({guessed} guessed)" if guessed else "")
+    return str(len(wanted)), str(len(wanted) - len(missing)), shown
 
 
 def make_engine(engine: EngineName, jobs: int | None, threads: int | None, shared_process: bool = False) -> Engine:
@@ -172,11 +175,11 @@ def print_plan(console: Console, sized: Sized, plan: Plan) -> None:
         f"{plan.finished} finished, {left} to do.",
     )
     if plan.seconds is None:
-        time = "unknown: no earlier run is like these; run one job to find out"
+        shown = "unknown: no earlier run is like these; run one job to find out"
     else:
         guess = f", {plan.guessed} of {left} runs guessed from the others" if plan.guessed else ""
-        time = duration(plan.seconds) + guess
-    _say(console, f"Estimated time with {plan.slots} at a time: {time}.")
+        shown = duration(plan.seconds) + guess
+    _say(console, f"Estimated time with {plan.slots} at a time: {shown}.")
     table = Table(title="Seeds per arm for 80 % power (two-sided t-test at 0.05)", title_justify="left")
     for name in ("column", "difference", "spread", "spread from", "seeds", "planned"):
         table.add_column(name, justify="left" if name in ("column", "spread from") else "right")
@@ -184,7 +187,7 @@ def print_plan(console: Console, sized: Sized, plan: Plan) -> None:
         seeds = "-" if line.seeds is None else str(line.seeds)
         spread = "-" if line.std != line.std else f"{line.std:.3g}"
         planned = str(len(sized.seeds))
-        table.add_row(line.column, f"{line.difference:.3g}", spread, line.source, seeds, planned)
+        table.add_row(escape(line.column), f"{line.difference:.3g}", spread, line.source, seeds, planned)
     console.print(table)
 
 
@@ -202,7 +205,7 @@ def print_results(console: Console, results: SuiteResults) -> None:
         if not sheet.rows:
             continue
         sheet = sheet.without_empty_columns()
-        table = Table(title=sheet.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        table = Table(title=escape(sheet.title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
         for name, is_numeric in zip(sheet.head, sheet.numeric, strict=True):
             table.add_column(escape(name), justify="right" if is_numeric else "left", overflow="fold")
         for row in sheet.rows:
@@ -230,6 +233,20 @@ def _say(console: Console, text: str) -> None:
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
+def _left(seconds: float | None) -> str:
+    if seconds is None:
+        return "time left unknown"
+    return f"about {duration(seconds)} left" if seconds > 0 else "done any moment"
+
+
+class _TimeLeft(ProgressColumn):
+    """The estimate of when all will have ended, counted down between one ended run and the next."""
+
+    def render(self, task: ProgressTask) -> Text:
+        end = task.fields["end"]
+        return Text(_left(None if end is None else end - time.monotonic()))
+
+
 Report = Callable[[int, int, float | None, str], None]
 
 
@@ -243,14 +260,14 @@ class _reporter:  # noqa: N801
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[left]}"),
+            _TimeLeft(),
         )
         self.progress = Progress(*columns, console=console, transient=True) if console.is_terminal else None
 
     def __enter__(self) -> Report:
         if self.progress is not None:
             self.progress.start()
-            self.bar = self.progress.add_task("runs", total=self.total, left="")
+            self.bar = self.progress.add_task("runs", total=self.total, end=None)
         return self.report
 
     def __exit__(self, *details: object) -> None:
@@ -258,12 +275,15 @@ class _reporter:  # noqa: N801
             self.progress.stop()
 
     def report(self, done: int, failed: int, seconds: float | None, line: str) -> None:
-        left = "time left unknown" if seconds is None else f"about {duration(seconds)} left"
         if self.progress is not None:
             description = f"runs ({failed} failed)" if failed else "runs"
-            self.progress.update(self.bar, completed=done + failed, description=description, left=left)
+            end = None if seconds is None else time.monotonic() + seconds
+            self.progress.update(self.bar, completed=done + failed, description=description, end=end)
             if line:
                 _say(self.console, line)
         elif line:
-            text = f"[{done + failed}/{self.total}] {line}; {left}"
-            _say(self.console, text)
+            _say(
+                self.console,
+                f"[{done + failed}/{self.total}] {line}"
+                + (f"; {_left(seconds)}" if done + failed < self.total else ""),
+            )

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import TypeGuard
 
 from dipole.benchmarks.svg import Line
 
@@ -45,7 +46,7 @@ def read_curves(path: Path, names: Iterable[str]) -> dict[str, Curve]:
     return {name: _thinned(found) for name, found in points.items()}
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     # A float from 1e999 on is infinite, an integer of that size fits no float.
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 

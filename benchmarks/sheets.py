@@ -386,6 +386,8 @@ def to_markdown(sheet: Sheet) -> str:
 def number(value: float) -> str:
     """A number for people: about four digits."""
     size = abs(value)
+    if size >= 1e6:
+        return f"{value:.2e}"
     if size >= 1000:
         return f"{value:.0f}"
     if size >= 100:

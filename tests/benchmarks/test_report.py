@@ -388,6 +388,11 @@ def test_an_interval_chart_always_shows_what_it_is_measured_against():
     assert svg.LEFT < x < dot < svg.WIDTH - svg.RIGHT
 
 
+def test_numbers_for_people_have_about_four_digits_at_every_size():
+    values = [0.0, 2e-5, 0.0123, 1.5, -834.06, 84321.7, 1583392448.0]
+    assert [sheets.number(v) for v in values] == ["0.000", "2e-05", "0.012", "1.50", "-834.1", "84322", "1.58e+09"]
+
+
 def test_a_missing_cell_does_not_make_a_column_of_numbers_one_of_text():
     rows = [(sheets.Cell("a"), sheets.Cell("1.0", 1.0)), (sheets.Cell("b"), sheets.Cell("missing", mark="open"))]
     assert sheets.Sheet("s", "T", ("method", "x"), rows).numeric == (False, True)

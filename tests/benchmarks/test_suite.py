@@ -1,8 +1,12 @@
 """Suites as data: expansion into jobs, sharing of runs, errors that name everything at once, shipped suites."""
 
+import io
+
 import pytest
+from rich.console import Console
 
 from dipole.benchmarks import published
+from dipole.benchmarks.bench import print_plan, print_results
 from dipole.benchmarks.charts import pictures
 from dipole.benchmarks.collect import collect
 from dipole.benchmarks.manifest import manifest, read_manifests, write_manifest
@@ -326,3 +330,20 @@ def test_detection_is_filled_by_what_is_added_to_the_runs():
     assert all(len(job.cells) == 9 for job in jobs)
     others = {job.hash for name in ("cacr-table3", "cacr-table4") for job in read_suite(name).at("paper").jobs()}
     assert len({job.hash for job in jobs} & others) == 5  # supervised and AU-CL are this table's own
+
+
+def test_names_with_markup_are_shown_as_they_are_written(tmp_path, runs_folder):
+    """The terminal reads [/x] as the end of a style; a name is none."""
+    name = "[/x] [bold]"
+    path = tmp_path / "hostile.toml"
+    path.write_text(SUITE.replace("Two objectives on digits", name).replace('"knn"', f'"{name}"'))
+    sized = read_suite(path).at("small")
+    console = Console(file=io.StringIO(), width=200)
+    print_plan(console, sized, make_plan(sized, sized.jobs(), {}, 1, None))
+    rows = [(name, "infonce", None), ("other", "dcl", name)]
+    manifest = runs_folder.suite("s", rows, [(name, "vision")], lambda r, c, s: 0.5 + s / 100, title=name)
+    print_results(console, SuiteResults(manifest, collect(runs_folder.path).records))
+    manifest = manifest.model_copy(update={"published": "cacr-table6", "protocol": {name: name}})
+    print_results(console, SuiteResults(manifest, collect(runs_folder.path).records))
+    shown = console.file.getvalue()
+    assert shown.count(name) > 6
