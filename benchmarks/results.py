@@ -206,9 +206,10 @@ class SuiteResults:
             finished = [record for row in self.rows for record in self.runs_of(row.label, column.name)]
             if finished and not any(self.samples(row.label, column.name) for row in self.rows):
                 known = sorted({name for record in finished for name in metrics(record)})
+                asked = list(dict.fromkeys(column.metric_of(row) for row in self.rows))
                 lines.append(
-                    f"Column {column.name!r} is empty: its finished runs hold no number {column.metric!r}."
-                    f"{nearest(column.metric, known)} They hold: {', '.join(known)}."
+                    f"Column {column.name!r} is empty: its finished runs hold no number "
+                    f"{' or '.join(map(repr, asked))}.{nearest(asked[0], known)} They hold: {', '.join(known)}."
                 )
         return lines
 
