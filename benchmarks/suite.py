@@ -225,20 +225,25 @@ class Sized:
         """All runs this suite needs, each once, in the order of the rows; bad settings are reported together."""
         known: dict[tuple[str, tuple[str, ...]], RunConfig] = {}
         jobs: dict[str, tuple[RunConfig, str, tuple[str, ...], list[Cell]]] = {}
-        problems: dict[str, None] = {}
+        problems: dict[str, dict[str, None]] = {}  # what is wrong -> where
         for row, column, seed in self.cells():
             place = self.place(row, column, seed)
             if place not in known:
                 try:
                     known[place] = _configure(self, row, *place)
                 except ConfigError as error:
-                    problems[f"row {row.label!r}, column {column.name!r}: {error}"] = None
+                    problems.setdefault(str(error), {})[f"row {row.label!r}, column {column.name!r}"] = None
                     continue
             config = known[place]
             jobs.setdefault(config.hash, (config, *place, []))[3].append(Cell(row.label, column.name, seed))
         if problems:
-            raise ConfigError(f"suite {self.suite.name!r}, scale {self.name!r}:\n" + "\n".join(problems))
+            lines = [f"{_first_of(list(places))}: {problem}" for problem, places in problems.items()]
+            raise ConfigError(f"suite {self.suite.name!r}, scale {self.name!r}:\n" + "\n".join(lines))
         return [Job(config, recipe, overrides, tuple(cells)) for config, recipe, overrides, cells in jobs.values()]
+
+
+def _first_of(places: Sequence[str]) -> str:
+    return places[0] if len(places) == 1 else f"{places[0]} and {len(places) - 1} more"
 
 
 @cache
