@@ -199,6 +199,15 @@ class ContrastiveSAC(SAC):
                 warnings.warn(fault_message(index, info["fault"]), RuntimeWarning, stacklevel=2)
         self.logger.record("time/environment_steps", self.environment_steps)
 
+    def _setup_learn(
+        self, total_timesteps: int, callback: Any = None, reset_num_timesteps: bool = True, *rest: Any, **settings: Any
+    ) -> tuple[int, Any]:
+        if not isinstance(total_timesteps, int | np.integer) or total_timesteps < 0:
+            raise ConfigError(f"total_timesteps must be an integer >= 0 (agent steps), got {total_timesteps!r}.")
+        if reset_num_timesteps:
+            self.environment_steps = 0
+        return super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *rest, **settings)
+
     # Learning --------------------------------------------------------------------------------------------------------
 
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:

@@ -21,6 +21,7 @@ from dipole.core.errors import CheckpointError
 from dipole.core.files import sync_folder, why
 from dipole.core.seeding import rng_state, set_rng_state
 from dipole.rl.agent import ContrastiveSAC
+from dipole.rl.environments import check_whole
 from dipole.rl.faults import WorkerVecEnv
 
 KEEP = 2
@@ -181,6 +182,7 @@ class CheckpointCallback(BaseCallback):
 
     def __init__(self, folder: str | Path, every: int = 10_000) -> None:
         super().__init__()
+        check_whole(every=every)
         self.folder = Path(folder)
         self.every = every
 

@@ -14,12 +14,15 @@ from numpy.typing import NDArray
 from scipy import stats
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.preprocessing import is_image_space, is_image_space_channels_first
+from stable_baselines3.common.vec_env import DummyVecEnv, VecTransposeImage
 
 from dipole.core import diagnostics
-from dipole.core.errors import ConfigError, DataError
+from dipole.core.errors import ConfigError, DataError, TrainingError
 from dipole.core.pairs import Pairs
 from dipole.rl.agent import ContrastiveSAC
-from dipole.rl.faults import guarded
+from dipole.rl.environments import check_whole
+from dipole.rl.faults import PATIENCE, fault_message, guarded
 
 # The papers' scores: the return after this many environment steps.
 SCORES = {"100k": 100_000, "500k": 500_000}
@@ -49,7 +52,7 @@ def evaluate(
 ) -> list[float]:
     """Play whole episodes with the deterministic action and return their returns; no generator of training is touched.
 
-    An episode that a fault of the environment ends does not count and is played again.
+    An episode that a fault of the environment ends does not count and is played again; five of them in a row stop.
 
     Args:
         agent: any SB3 agent.
@@ -58,11 +61,22 @@ def evaluate(
         seed: of the first episode.
         frames: collects the rendered frames of the first episode, for a video.
         observations: collects every observation.
+
+    Raises:
+        ConfigError: if `env` is no single environment with the agent's observations, or `episodes` below 1.
+        TrainingError: if every episode ends in a fault.
     """
+    check_environment(env)
+    check_whole(episodes=episodes)
+    if agent.observation_space not in (env.observation_space, transposed(env.observation_space)):
+        raise ConfigError(
+            f"the agent was made for observations {agent.observation_space}, but this environment has "
+            f"{env.observation_space}."
+        )
     env = guarded(env)
     returns: list[float] = []
     observation, _ = env.reset(seed=seed)
-    total = 0.0
+    total, in_a_row = 0.0, 0
     while len(returns) < episodes:
         if frames is not None and not returns:
             frames.append(np.asarray(env.render()))
@@ -72,11 +86,27 @@ def evaluate(
         observation, reward, terminated, truncated, info = env.step(action)
         total += float(reward)
         if terminated or truncated:
-            if "fault" not in info:
+            in_a_row = in_a_row + 1 if "fault" in info else 0
+            if in_a_row == 0:
                 returns.append(total)
+            elif in_a_row == PATIENCE:
+                raise TrainingError(f"{PATIENCE} episodes in a row failed: {fault_message(0, info['fault'])}")
             total = 0.0
             observation, _ = env.reset()
     return returns
+
+
+def check_environment(env: Any) -> None:
+    """Raise ConfigError for what is not one gymnasium environment."""
+    if not isinstance(env, gymnasium.Env):
+        raise ConfigError(f"evaluation needs one gymnasium environment (make_env(...)), got {type(env).__name__}.")
+
+
+def transposed(space: Any) -> Any:
+    """The channel-first space that SB3 makes of images with their channels last; other spaces as they are."""
+    if is_image_space(space) and not is_image_space_channels_first(space):
+        return VecTransposeImage.transpose_space(space)
+    return space
 
 
 class EvaluationCallback(BaseCallback):
@@ -106,8 +136,8 @@ class EvaluationCallback(BaseCallback):
         diagnose: bool = True,
     ) -> None:
         super().__init__()
-        if every < 1 or episodes < 1:
-            raise ConfigError(f"every and episodes must be at least 1, got {every} and {episodes}.")
+        check_environment(env)
+        check_whole(every=every, episodes=episodes)
         if video_every and folder is None:
             raise ConfigError("video_every needs a folder to write into.")
         self.env = env
@@ -125,6 +155,9 @@ class EvaluationCallback(BaseCallback):
         return int(getattr(self.model, "environment_steps", self.model.num_timesteps))
 
     def _on_training_start(self) -> None:
+        training = self.training_env.unwrapped
+        if isinstance(training, DummyVecEnv) and any(each.unwrapped is self.env.unwrapped for each in training.envs):
+            raise ConfigError("the evaluation environment is the training environment itself: make another one for it.")
         if self.folder is not None:
             # After a resume, lines that the checkpoint had not seen are written again.
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -220,7 +253,12 @@ def aggregate(values: Sequence[float], confidence: float = 0.95, draws: int = 10
         draws: bootstrap samples.
         seed: of the bootstrap.
     """
-    array = np.asarray(values, float)
+    if not 0 < confidence < 1:
+        raise ConfigError(f"confidence must lie between 0 and 1, got {confidence!r}.")
+    try:
+        array = np.asarray(values, float)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"scores must be a list of finite numbers, got {values!r}.") from error
     if array.ndim != 1 or len(array) == 0 or not np.isfinite(array).all():
         raise DataError(f"scores must be a list of finite numbers, got {values!r}.")
     picks = np.random.default_rng(seed).integers(0, len(array), (draws, len(array)))
@@ -265,7 +303,10 @@ def write_video(frames: Sequence[NDArray[np.uint8]], path: str | Path, fps: int 
 
     Raises:
         ConfigError: for another suffix, or .mp4 without ffmpeg.
+        DataError: if there are no frames, or an environment without a render mode made them.
     """
+    if not len(frames) or any(np.ndim(frame) != 3 for frame in frames):
+        raise DataError("a video needs frames (H, W, 3): make the environment with render_mode='rgb_array'.")
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".gif":
@@ -294,19 +335,32 @@ def plot_curves(runs: Mapping[str, Sequence[Sequence[Evaluation]]], path: str | 
         runs: method -> the history of each seed.
         path: .png, .svg or .pdf.
         title: above the picture.
+
+    Raises:
+        ConfigError: for another suffix.
+        DataError: if there is nothing to draw: no method, or one whose seeds have no evaluation in common.
     """
+    path = Path(path)
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise ConfigError(f"curves are drawn as .png, .svg or .pdf, not {path.suffix or path.name!r}.")
+    if not runs:
+        raise DataError("there are no runs to draw.")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     for method, histories in runs.items():
-        steps = sorted(set.intersection(*({each.environment_steps for each in history} for history in histories)))
+        seen = [{each.environment_steps for each in history} for history in histories]
+        steps = sorted(set.intersection(*seen)) if seen else []
+        if not steps:
+            raise DataError(
+                f"the seeds of {method!r} have no evaluation at the same environment steps: nothing to draw."
+            )
         values = np.array([[each.mean for each in history if each.environment_steps in steps] for history in histories])
         (line,) = axes.plot(steps, values.mean(0), label=f"{method} ({len(histories)} seeds)")
         axes.fill_between(steps, values.min(0), values.max(0), alpha=0.2, color=line.get_color())
     axes.set(xlabel="environment steps", ylabel="return of an episode", title=title)
     axes.legend()
-    path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
     return path

@@ -96,6 +96,14 @@ def test_bad_settings_are_reported_together(tmp_path):
     assert "row 'plain', column 'linear' and 2 more" in str(caught.value)
 
 
+def test_a_setting_that_is_wrong_everywhere_is_reported_once(suite_file):
+    with pytest.raises(ConfigError) as caught:
+        read_suite(suite_file).at("small", ["train.epoch=3"]).jobs()
+    assert str(caught.value).count("train.epoch: no such setting. Did you mean 'epochs'?") == 1
+    assert "row 'plain', column" in str(caught.value)
+    assert " more: " in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

@@ -7,8 +7,9 @@ import pytest
 import torch
 from PIL import Image
 from stable_baselines3 import PPO
+from stable_baselines3.common.vec_env import DummyVecEnv
 
-from dipole.core.errors import ConfigError, DataError
+from dipole.core.errors import ConfigError, DataError, TrainingError
 from dipole.rl import DotEnv, EvaluationCallback
 from dipole.rl.evaluation import (
     Evaluation,
@@ -124,6 +125,51 @@ def test_curves_and_videos_are_written(tmp_path):
     (tmp_path / "evaluations.jsonl").write_text(json.dumps({"steps": 1}) + "\n")
     with pytest.raises(DataError, match="holds no evaluations"):
         read_evaluations(tmp_path / "evaluations.jsonl")
+
+
+def test_evaluation_names_what_it_cannot_use(tiny_agent, tmp_path):
+    env = DotEnv()
+    agent = tiny_agent(env)
+    with pytest.raises(ConfigError, match=r"needs one gymnasium environment.*got DummyVecEnv"):
+        evaluate(agent, DummyVecEnv([DotEnv]))
+    with pytest.raises(ConfigError, match="episodes must be an integer >= 1, got 0"):
+        evaluate(agent, DotEnv(), 0)
+    with pytest.raises(ConfigError, match=r"made for observations .*\(9, 28, 28\).*\(9, 36, 36\)"):
+        evaluate(agent, DotEnv(size=36))
+    with pytest.raises(ConfigError, match="is the training environment itself"):
+        agent.learn(10, callback=EvaluationCallback(env))
+    with pytest.raises(ConfigError, match=r"every must be an integer >= 1, got 0\.5"):
+        EvaluationCallback(DotEnv(), every=0.5)
+    with pytest.raises(ConfigError, match="total_timesteps must be an integer >= 0"):
+        agent.learn(1e3)
+    with pytest.raises(DataError, match="a video needs frames"):
+        write_video([], tmp_path / "none.gif")
+    with pytest.raises(DataError, match="no evaluation at the same environment steps"):
+        plot_curves({"none": [[Evaluation(1, 1, (1.0,))], [Evaluation(2, 2, (1.0,))]]}, tmp_path / "curve.png")
+    with pytest.raises(ConfigError, match=r"drawn as \.png"):
+        plot_curves({}, tmp_path / "curve.xyz")
+    with pytest.raises(ConfigError, match="confidence must lie between 0 and 1, got 95"):
+        aggregate([1, 2], confidence=95)
+
+
+def test_an_environment_that_fails_in_every_episode_stops_the_evaluation(tiny_agent):
+    class Failing(DotEnv):
+        def step(self, action):
+            if self._steps == 2:
+                raise OSError("no further")
+            return super().step(action)
+
+    with pytest.raises(TrainingError, match=r"5 episodes in a row failed: .*no further"):
+        evaluate(tiny_agent(), Failing(), 1)
+
+
+def test_environment_steps_start_again_with_sb3s_own_count(tiny_agent):
+    agent = tiny_agent()
+    agent.learn(12)
+    agent.learn(13)
+    assert agent.environment_steps == agent.num_timesteps == 13
+    agent.learn(7, reset_num_timesteps=False)
+    assert agent.environment_steps == agent.num_timesteps == 20
 
 
 def test_agents_of_sb3_are_evaluated_as_well():
