@@ -128,7 +128,11 @@ class Suite(Settings):
             rows, columns = scale.rows or self.rows, scale.columns or self.columns
             if len(set(scale.seeds)) < len(scale.seeds):
                 problems.append(f"scale {name!r} names a seed twice")
-            settings = (*scale.set, *(text for part in (*rows, *columns) for text in part.set))
+            settings = (
+                *scale.set,
+                *chain.from_iterable(row.set for row in rows),
+                *chain.from_iterable(c.set for c in columns),
+            )
             problems += [f"set: {text!r} is not of the form key=value" for text in settings if "=" not in text]
             labels, names = [row.label for row in rows], [column.name for column in columns]
             if not rows or not columns:

@@ -420,7 +420,8 @@ class ContrastiveSAC(SAC):
             for p in parameters
             if p.grad is not None and not p.grad.isfinite().all()
         ]
-        terms = guilty_terms(self.policy.contrast, pairs) if pairs is not None else []
+        contrast = self.policy.contrast
+        terms = guilty_terms(contrast, pairs) if contrast is not None and pairs is not None else []
         source = f" It comes from the term {', '.join(terms)}." if terms else ""
         for parameter in parameters:
             parameter.grad = None

@@ -233,7 +233,7 @@ def check_seed(seed: Any) -> None:
         raise ConfigError(f"seed must be an integer from 0 to 2**32 - 1, or None, got {seed!r}.")
 
 
-def check_step(playing: bool, action: Any, space: spaces.Box) -> None:
+def check_step(playing: bool, action: Any, space: spaces.Space[Any]) -> None:
     """Raise ResetNeeded outside an episode, ConfigError for an action of another shape."""
     if not playing:
         raise ResetNeeded("step() was called before reset(), or after the episode had ended: call reset() first.")

@@ -94,7 +94,9 @@ class DeviceFrames(Frames):
 
 def digest(frame: NDArray[np.uint8]) -> int:
     """64 bits that tell a frame from others: the same for the same pixels, in every process."""
-    return int.from_bytes(hashlib.blake2b(np.ascontiguousarray(frame), digest_size=8).digest(), "little", signed=True)
+    return int.from_bytes(
+        hashlib.blake2b(np.ascontiguousarray(frame).data, digest_size=8).digest(), "little", signed=True
+    )
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,8 @@ def resolve(preset: str, overrides: Mapping[str, Any]) -> Settings:
             raise ConfigError(f"no setting {name!r}.{nearest(name, NAMES)} Settings: {', '.join(NAMES)}.")
         _check(name, value)
     chosen = replace(PRESETS[preset], **overrides)
-    return replace(chosen, hidden=tuple(chosen.hidden), log_std_bounds=tuple(chosen.log_std_bounds))
+    low, high = chosen.log_std_bounds
+    return replace(chosen, hidden=tuple(chosen.hidden), log_std_bounds=(low, high))
 
 
 def check_sb3(given: Mapping[str, Any]) -> None:
