@@ -213,6 +213,8 @@ def _camera(physics: Any, size: int, camera: int | str, rendering: str) -> Any:
     if rendering == "fast":
         view.scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = 0
         view.scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = 0
+        # Bodies are meshed once, with the context that the camera has made; tendons (the cup's string) at every frame.
+        physics.model.vis.quality.numslices, physics.model.vis.quality.numstacks = 10, 5
     return view
 
 
