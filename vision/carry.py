@@ -56,10 +56,12 @@ def explain(objective: Composite, method: str, views: int, dim: int, device: tor
     found = carriers(objective, views, dim, device)
     if not found:
         return f"No vision.method can carry {objective}."
-    cures = {
-        name: f"blocks.size = {count}" if name == "blocks" else f"views = {count}" for name, count in found.items()
-    }
-    listed = [
-        name if name == "cmc" or count == max(views, 2) else f"{name} ({cures[name]})" for name, count in found.items()
-    ]
+    listed = [_setting(name, count, views) for name, count in found.items()]
     return f"vision.method = {method!r} cannot carry {objective} as it is set; these can: {', '.join(listed)}."
+
+
+def _setting(name: str, count: int, views: int) -> str:
+    """A framework, and what has to be set besides it: the size of a block always, views where they are others."""
+    if name == "blocks":
+        return f"blocks (blocks.size = {count})"
+    return name if name == "cmc" or count == views else f"{name} (views = {count})"

@@ -70,7 +70,22 @@ class Method(nn.Module):
                 part.compile()
 
 
-class SimCLR(Method):
+class OneBranch(Method):
+    """What the frameworks of one network share: what is used after training is that network's."""
+
+    def __init__(self, build: Build, channels: int, tap: str | None) -> None:
+        super().__init__()
+        encoder, projector, self.embedding_dim = build(channels)
+        self.branch = Branch(encoder, projector, tap)
+
+    def features(self, images: Tensor) -> Tensor:
+        return self.branch.features(images)
+
+    def embedding(self, images: Tensor) -> Tensor:
+        return self.branch(images)
+
+
+class SimCLR(OneBranch):
     """One network for all views; negatives are the rest of the batch (Chen et al. 2020).
 
     With more than two views this is the K x (1 against M) form that CACR calls CMC. negatives: so many per anchor,
@@ -78,9 +93,7 @@ class SimCLR(Method):
     """
 
     def __init__(self, build: Build, channels: int, tap: str | None, negatives: int | None = None) -> None:
-        super().__init__()
-        encoder, projector, self.embedding_dim = build(channels)
-        self.branch = Branch(encoder, projector, tap)
+        super().__init__(build, channels, tap)
         self.negatives = negatives
 
     def forward(self, batch: Batch) -> Pairs:
@@ -88,12 +101,6 @@ class SimCLR(Method):
         z = self.branch(torch.cat(batch.views))
         pairs = Pairs.from_views(list(z.chunk(len(batch.views))), batch.labels)
         return pairs if self.negatives is None else keep_negatives(pairs, self.negatives, batch.seed)
-
-    def features(self, images: Tensor) -> Tensor:
-        return self.branch.features(images)
-
-    def embedding(self, images: Tensor) -> Tensor:
-        return self.branch(images)
 
 
 def keep_negatives(pairs: Pairs, count: int, seed: int) -> Pairs:
@@ -109,7 +116,7 @@ def keep_negatives(pairs: Pairs, count: int, seed: int) -> Pairs:
     )
 
 
-class Blocks(Method):
+class Blocks(OneBranch):
     """One network; the images of a block, all of one class, are each other's positives (Arora et al. 2019, Sec. 8.1).
 
     The batch is blocks of `size` images, one after another. Labels choose the blocks and are carried for supervised
@@ -117,9 +124,7 @@ class Blocks(Method):
     """
 
     def __init__(self, build: Build, channels: int, tap: str | None, size: int) -> None:
-        super().__init__()
-        encoder, projector, self.embedding_dim = build(channels)
-        self.branch = Branch(encoder, projector, tap)
+        super().__init__(build, channels, tap)
         self.size = size
 
     def forward(self, batch: Batch) -> Pairs:
@@ -127,12 +132,6 @@ class Blocks(Method):
         z = self.branch(view)
         labels = None if batch.labels is None else batch.labels[:: self.size]
         return Pairs.from_blocks(z.view(-1, self.size, z.shape[1]), anchors="all", labels=labels)
-
-    def features(self, images: Tensor) -> Tensor:
-        return self.branch.features(images)
-
-    def embedding(self, images: Tensor) -> Tensor:
-        return self.branch(images)
 
 
 class Queue(nn.Module):
@@ -369,7 +368,7 @@ def both_directions(z: Tensor, count: int, memory: Tensor | None, labels: Tensor
     )
 
 
-class MultiCrop(Method):
+class MultiCrop(OneBranch):
     """SwAV's framework (Caron et al. 2020): every crop is an anchor, the large crops (and a queue) are the candidates.
 
     An anchor's positives are the other large crops of its image. Made for the objective `swav`, whose codes are
@@ -377,9 +376,7 @@ class MultiCrop(Method):
     """
 
     def __init__(self, build: Build, channels: int, tap: str | None, large: int, queue: int) -> None:
-        super().__init__()
-        encoder, projector, self.embedding_dim = build(channels)
-        self.branch = Branch(encoder, projector, tap)
+        super().__init__(build, channels, tap)
         self.large = large
         self.queue = Queue(queue, self.embedding_dim) if queue else None
         self._fresh: Tensor | None = None
@@ -402,12 +399,6 @@ class MultiCrop(Method):
             fresh = self._fresh
             self.queue.push(fresh if world_size() == 1 else gather_rows(fresh, row_counts(fresh)))
         self._fresh = None
-
-    def features(self, images: Tensor) -> Tensor:
-        return self.branch.features(images)
-
-    def embedding(self, images: Tensor) -> Tensor:
-        return self.branch(images)
 
 
 def crops(z: Tensor, targets: Tensor, queue: Tensor | None, count: int, large: int, labels: Tensor | None) -> Pairs:
