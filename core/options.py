@@ -4,6 +4,7 @@ import inspect
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from dipole.core.errors import OptionError, nearest
@@ -76,8 +77,8 @@ class Option:
         elif isinstance(value, str):
             if str in self.kinds:
                 return value
-        elif isinstance(value, (int, float)):
-            number = float(value) if float in self.kinds else value
+        elif isinstance(value, Real):  # NumPy's scalars as well
+            number = float(value) if float in self.kinds else int(value) if isinstance(value, Integral) else value
             if type(number) in self.kinds and (self.bounds is None or number in self.bounds) and number == number:
                 return number
         raise OptionError(f"{owner}: {self.name} must be {self.allowed}, got {value!r}.", self.name)

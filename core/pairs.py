@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from numbers import Integral
 from typing import Literal
 
 import torch
@@ -200,7 +201,7 @@ class Pairs:
         batch = len(f)
         if len(g) != batch or not isinstance(document, Tensor) or document.shape != (batch,):
             raise PairsError(f"g and document must have {batch} rows like f, got {len(g)} and {_shape(document)}.")
-        if isinstance(window, bool) or not isinstance(window, int) or window < 1:
+        if isinstance(window, bool) or not isinstance(window, Integral) or window < 1:
             raise PairsError(f"window must be an integer >= 1, got {window!r}.")
         if self_logit not in ("drop", "zero"):
             raise PairsError(f"self_logit must be 'drop' or 'zero', got {self_logit!r}.")

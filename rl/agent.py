@@ -21,6 +21,7 @@ from dipole.core.errors import ConfigError, TrainingError, nearest
 from dipole.core.objective import Composite, Outcome
 from dipole.core.pairs import Pairs
 from dipole.rl import settings as presets
+from dipole.rl.arguments import check_whole, plain
 from dipole.rl.augmentation import Augmentation, resolve
 from dipole.rl.contrast import guilty_terms, positives_of, require_unlabelled
 from dipole.rl.encoder import Maps, detached
@@ -81,7 +82,7 @@ class ContrastiveSAC(SAC):
         _init_setup_model: bool = True,
         **settings: Any,
     ) -> None:
-        sb3 = {name: settings.pop(name) for name in _SB3 if name in settings}
+        sb3 = {name: plain(settings.pop(name)) for name in _SB3 if name in settings}
         unknown = [name for name in settings if name not in presets.NAMES]
         if unknown:
             allowed = sorted({*presets.NAMES, *_SB3, "augmentation", "storage", "preset"})
@@ -202,8 +203,7 @@ class ContrastiveSAC(SAC):
     def _setup_learn(
         self, total_timesteps: int, callback: Any = None, reset_num_timesteps: bool = True, *rest: Any, **settings: Any
     ) -> tuple[int, Any]:
-        if not isinstance(total_timesteps, int | np.integer) or total_timesteps < 0:
-            raise ConfigError(f"total_timesteps must be an integer >= 0 (agent steps), got {total_timesteps!r}.")
+        check_whole(0, total_timesteps=total_timesteps)
         if reset_num_timesteps:
             self.environment_steps = 0
         return super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *rest, **settings)

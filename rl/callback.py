@@ -1,6 +1,7 @@
 """A contrastive auxiliary objective for an SB3 agent that exists already, as a callback."""
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from dipole.core.errors import ConfigError, TrainingError
 from dipole.core.objective import Composite
 from dipole.core.objective import objective as build
 from dipole.core.pairs import Pairs
+from dipole.rl.arguments import check_number, check_whole
 from dipole.rl.augmentation import SHIFT, shift
 from dipole.rl.contrast import guilty_terms, positives_of, require_unlabelled
 from dipole.rl.settings import Settings
@@ -69,12 +71,10 @@ class ContrastiveCallback(BaseCallback):
         tau: float = 0.05,
     ) -> None:
         super().__init__()
-        for name, value, low in (("updates", updates, 1), ("batch_size", batch_size, 2)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < low:
-                raise ConfigError(f"{name} must be an integer >= {low}, got {value!r}.")
-        for name, rate, most in (("learning_rate", learning_rate, float("inf")), ("tau", tau, 1.0)):
-            if not isinstance(rate, (int, float)) or isinstance(rate, bool) or not 0 <= rate <= most:
-                raise ConfigError(f"{name} must be a number from 0 to {most:g}, got {rate!r}.")
+        check_whole(updates=updates)
+        check_whole(2, batch_size=batch_size)
+        check_number(0, math.inf, learning_rate=learning_rate)
+        check_number(0, 1, tau=tau)
         if not callable(augmentation):
             raise ConfigError(f"augmentation must be a function of images (B, C, H, W), got {augmentation!r}.")
         build(objective)  # a wrong text is said here, not when training starts

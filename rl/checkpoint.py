@@ -21,7 +21,7 @@ from dipole.core.errors import CheckpointError
 from dipole.core.files import sync_folder, why
 from dipole.core.seeding import rng_state, set_rng_state
 from dipole.rl.agent import ContrastiveSAC
-from dipole.rl.environments import check_whole
+from dipole.rl.arguments import check_whole
 from dipole.rl.faults import WorkerVecEnv
 
 KEEP = 2

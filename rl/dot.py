@@ -9,7 +9,8 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from dipole.core.errors import ConfigError
-from dipole.rl.environments import check_step, check_whole
+from dipole.rl.arguments import check_seed, check_whole
+from dipole.rl.environments import check_step
 
 _EPISODE = 50
 _SPEED = 0.1
@@ -54,7 +55,7 @@ class DotEnv(gymnasium.Env[NDArray[np.uint8], NDArray[np.float32]]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.uint8], dict[str, Any]]:
-        super().reset(seed=seed)
+        super().reset(seed=check_seed(seed))
         self._dot, self._target = self.np_random.uniform(size=(2, 2))
         self._steps = 0
         self._playing = True

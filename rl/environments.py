@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from dipole.core.errors import ConfigError, nearest
 from dipole.rl import tasks
+from dipole.rl.arguments import check_seed, check_whole
 from dipole.rl.rendering import import_suite
 
 # What tasks of the suite change in the model from one episode to the next (targets, gains, terrain, colours).
@@ -75,7 +76,7 @@ class ControlEnv(gymnasium.Env[NDArray[np.uint8], NDArray[np.float32]]):
         check_whole(size=size, frame_stack=frame_stack)
         if action_repeat is not None:
             check_whole(action_repeat=action_repeat)
-        check_seed(seed)
+        seed = check_seed(seed)
         if rendering not in ("paper", "fast"):
             raise ConfigError(f"rendering must be 'paper' or 'fast', got {rendering!r}.")
         if render_mode not in (None, *self.metadata["render_modes"]):
@@ -109,7 +110,7 @@ class ControlEnv(gymnasium.Env[NDArray[np.uint8], NDArray[np.float32]]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.uint8], dict[str, Any]]:
-        check_seed(seed)
+        seed = check_seed(seed)
         super().reset(seed=seed)
         if seed is not None:
             self._control.task._random = random = np.random.RandomState(seed)
@@ -220,19 +221,6 @@ def _camera(physics: Any, size: int, camera: int | str, rendering: str) -> Any:
 
 def _plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str, np.ndarray, np.number))
-
-
-def check_whole(**options: Any) -> None:
-    """Raise ConfigError unless every option is an integer of at least 1."""
-    for option, value in options.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{option} must be an integer >= 1, got {value!r}.")
-
-
-def check_seed(seed: Any) -> None:
-    """Raise ConfigError unless the seed is None or what the suite's generator takes."""
-    if seed is not None and not (isinstance(seed, int | np.integer) and 0 <= seed < 2**32):
-        raise ConfigError(f"seed must be an integer from 0 to 2**32 - 1, or None, got {seed!r}.")
 
 
 def check_step(playing: bool, action: Any, space: spaces.Space[Any]) -> None:

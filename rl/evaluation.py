@@ -21,7 +21,7 @@ from dipole.core import diagnostics
 from dipole.core.errors import ConfigError, DataError, TrainingError
 from dipole.core.pairs import Pairs
 from dipole.rl.agent import ContrastiveSAC
-from dipole.rl.environments import check_whole
+from dipole.rl.arguments import check_whole
 from dipole.rl.faults import PATIENCE, fault_message, guarded
 
 # The papers' scores: the return after this many environment steps.

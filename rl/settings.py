@@ -8,6 +8,7 @@ from typing import Any, Literal
 from stable_baselines3.common.noise import ActionNoise
 
 from dipole.core.errors import ConfigError, nearest
+from dipole.rl.arguments import SEED, is_number, is_seed, is_whole, plain
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,7 @@ def resolve(preset: str, overrides: Mapping[str, Any]) -> Settings:
     """
     if preset not in PRESETS:
         raise ConfigError(f"unknown preset {preset!r}.{nearest(str(preset), PRESETS)} Allowed: {', '.join(PRESETS)}.")
+    overrides = {name: plain(value) for name, value in overrides.items()}
     for name, value in overrides.items():
         if name not in NAMES:
             raise ConfigError(f"no setting {name!r}.{nearest(name, NAMES)} Settings: {', '.join(NAMES)}.")
@@ -151,10 +153,10 @@ def resolve(preset: str, overrides: Mapping[str, Any]) -> Settings:
 def check_sb3(given: Mapping[str, Any]) -> None:
     """Raise ConfigError for a wrong value among SB3's own keywords, which SB3 would meet later and less clearly."""
     rules: dict[str, tuple[Callable[[Any], bool], str]] = {
-        "seed": (lambda v: v is None or (_whole(v) and 0 <= v < 2**32), "an integer from 0 to 2**32 - 1, or None"),
+        "seed": (is_seed, SEED),
         "train_freq": (_is_frequency, "an integer >= 1, or (an integer >= 1, 'step' or 'episode')"),
-        "gradient_steps": (lambda v: _whole(v) and v >= -1, "an integer >= 0, or -1 (one for each transition)"),
-        "target_entropy": (lambda v: v == "auto" or (_number(v) and math.isfinite(v)), "'auto' or a number"),
+        "gradient_steps": (lambda v: is_whole(v) and v >= -1, "an integer >= 0, or -1 (one for each transition)"),
+        "target_entropy": (lambda v: v == "auto" or (is_number(v) and math.isfinite(v)), "'auto' or a number"),
         "action_noise": (lambda v: v is None or isinstance(v, ActionNoise), "an ActionNoise of SB3, or None"),
     }
     for name, (right, wanted) in rules.items():
@@ -162,27 +164,19 @@ def check_sb3(given: Mapping[str, Any]) -> None:
             raise ConfigError(f"{name} must be {wanted}, got {given[name]!r}.")
 
 
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
 def _is_frequency(value: Any) -> bool:
     count, unit = value if isinstance(value, tuple) and len(value) == 2 else (value, "step")
-    return _whole(count) and count >= 1 and unit in ("step", "episode")
+    return is_whole(count) and count >= 1 and unit in ("step", "episode")
 
 
 def _check(name: str, value: Any) -> None:
     default = getattr(Settings, name)
     if value is None and default is not None:
         raise ConfigError(f"{name} must not be None; leave it out for the preset's value.")
-    if name == "hidden" and not (isinstance(value, (tuple, list)) and all(_whole(each) and each > 0 for each in value)):
+    if name == "hidden" and not (isinstance(value, (tuple, list)) and all(is_whole(v) and v > 0 for v in value)):
         raise ConfigError(f"hidden must be a list of layer widths, integers >= 1, got {value!r}.")
     if name == "log_std_bounds" and not (
-        isinstance(value, (tuple, list)) and len(value) == 2 and all(map(_number, value)) and value[0] < value[1]
+        isinstance(value, (tuple, list)) and len(value) == 2 and all(map(is_number, value)) and value[0] < value[1]
     ):
         raise ConfigError(f"log_std_bounds must be (low, high) with low < high, got {value!r}.")
     if name in _CHOICES and value not in _CHOICES[name]:
@@ -190,10 +184,10 @@ def _check(name: str, value: Any) -> None:
         raise ConfigError(f"{name} must be one of {allowed}, got {value!r}.")
     if isinstance(default, bool) and not isinstance(value, bool):
         raise ConfigError(f"{name} must be True or False, got {value!r}.")
-    if name in _BOUNDS and value is not None and not callable(value):
+    if name in _BOUNDS and value is not None and not (name == "learning_rate" and callable(value)):
         low, high = _BOUNDS[name]
         whole = isinstance(default, int) or name in ("image_size", "positives")
         kind = "an integer" if whole else "a number"
-        right = _whole(value) if whole else _number(value)
+        right = is_whole(value) if whole else is_number(value)
         if not right or not low <= value <= high:
             raise ConfigError(f"{name} must be {kind} between {low:g} and {high:g}, got {value!r}.")

@@ -1,5 +1,6 @@
 """The grammar: what it reads, what it writes back, and where its carets point."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -118,3 +119,6 @@ def test_constructors_check_like_the_grammar():
     with pytest.raises(OptionError, match="no option 'temprature'"):
         InfoNCE(temprature=1)
     assert InfoNCE(1).temperature == 1.0
+    assert InfoNCE(np.float32(0.25)).temperature == 0.25
+    with pytest.raises(OptionError, match="temperature must be a number > 0, got True"):
+        InfoNCE(True)

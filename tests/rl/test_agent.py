@@ -319,6 +319,18 @@ def test_wrong_settings_are_named(tiny_agent, settings, said):
     assert said in str(caught.value)
 
 
+def test_numbers_of_numpy_are_numbers(tiny_agent):
+    """SB3 and gymnasium take Python's alone: a temperature of np.float64 would be read out of its text."""
+    agent = tiny_agent(
+        batch_size=np.int64(8), initial_temperature=np.float64(0.2), learning_rate=np.float32(0.5), seed=np.int64(3)
+    )
+    assert (agent.settings.batch_size, agent.settings.learning_rate, agent.seed) == (8, 0.5, 3)
+    assert float(agent.log_ent_coef.detach().exp()) == pytest.approx(0.2)
+    assert DotEnv(size=np.int64(20)).reset(seed=np.uint32(7))[0].shape == (9, 20, 20)
+    with pytest.raises(ConfigError, match="batch_size must be an integer"):
+        tiny_agent(batch_size=len)
+
+
 def test_only_pixel_policies_are_known():
     with pytest.raises(ConfigError, match="policy must be 'CnnPolicy', got 'MlpPolicy'"):
         ContrastiveSAC("MlpPolicy", DotEnv())
