@@ -38,7 +38,8 @@ def pictures(results: SuiteResults, runs: Path) -> dict[str, list[Picture]]:
     for group in _groups(results):
         lines = _read(results, group, runs)
         models = {name: lines[first] for first, name in _models(results, group).items()}
-        curves += [*_curves(results, group, lines), *_losses(results, group, models)]
+        if "curves" in results.manifest.show:
+            curves += [*_curves(group, lines), *_losses(group, models)]
         entropy += _entropy(results, group, models)
         ranks += _ranks(results, group, models)
         histograms += _histograms(results, group)
@@ -168,9 +169,7 @@ def _lines(curves: Mapping[str, list[dict[str, Curve]]], name: str, factor: floa
     return [line for line in lines if len(line.x)]
 
 
-def _curves(results: SuiteResults, group: Group, curves: Mapping[str, list[dict[str, Curve]]]) -> list[Picture]:
-    if "curves" not in results.manifest.show:
-        return []
+def _curves(group: Group, curves: Mapping[str, list[dict[str, Curve]]]) -> list[Picture]:
     found = []
     for column in group.columns:
         lines = [line for name in _logged(column.metric) for line in _lines(curves, name, column.factor)]
@@ -182,9 +181,7 @@ def _curves(results: SuiteResults, group: Group, curves: Mapping[str, list[dict[
     return found
 
 
-def _losses(results: SuiteResults, group: Group, curves: Mapping[str, list[dict[str, Curve]]]) -> list[Picture]:
-    if "curves" not in results.manifest.show:
-        return []
+def _losses(group: Group, curves: Mapping[str, list[dict[str, Curve]]]) -> list[Picture]:
     losses = [_in_own_range(line) for line in _lines(curves, LOSS) if len(line.x) > 1]
     if not losses:
         return []
@@ -294,8 +291,9 @@ def _columns(results: SuiteResults) -> list[Picture]:
     for part, names in groupby(results.columns, key=lambda name: name.rpartition("/")[0]):
         title = f"{results.manifest.title}: {part}" if part else results.manifest.title
         if chart := _column_chart(results, title, list(names)):
-            found.append(Picture(chart, f"{part}: mean" if part else "Mean"))
-    return [Picture(p.svg, f"{p.caption} over seeds, band of one standard deviation.") for p in found]
+            mean = f"{part}: mean" if part else "Mean"
+            found.append(Picture(chart, f"{mean} over seeds, band of one standard deviation."))
+    return found
 
 
 def _column_chart(results: SuiteResults, title: str, names: Sequence[str]) -> str:

@@ -6,32 +6,29 @@ import json
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import Field, ValidationError
 
 from dipole.core.errors import ConfigError, RecordError
 from dipole.core.files import atomic_write, why
-from dipole.core.record import RunRecord, now
+from dipole.core.record import Part, RunRecord, now, schema_problem
 
 FILE = "measured.json"
+SCHEMA_VERSION = 1
 
 
-class Measurement(BaseModel):
+class Measurement(Part):
     """One number, who measured it, and when it was added."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     value: float
     source: str
     time: str
 
 
-class Measured(BaseModel):
+class Measured(Part):
     """measured.json of a run folder. Fields are only ever added, with a default."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     schema_version: Literal[1] = 1
-    results: dict[str, Measurement] = {}
+    results: dict[str, Measurement] = Field(default_factory=dict)
 
 
 def read_measured(folder: Path) -> Measured:
@@ -46,7 +43,7 @@ def read_measured(folder: Path) -> Measured:
     except OSError as error:
         raise RecordError(f"{path} cannot be read: {why(error)}") from error
     except ValidationError as error:
-        raise RecordError(f"{path} is not what `dipole add` writes: {error.errors()[0]['msg']}") from error
+        raise RecordError(f"{path}, which `dipole add` writes, {schema_problem(error, SCHEMA_VERSION)}") from error
 
 
 def with_measured(record: RunRecord, folder: Path) -> RunRecord:

@@ -37,11 +37,13 @@ Number = float | None
 """A result; None stands for a value that was not finite."""
 
 
-class _Part(BaseModel):
+class Part(BaseModel):
+    """A part of a file that dipole writes beside a run: no unknown field, no number that is not finite."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class Histogram(_Part):
+class Histogram(Part):
     """Counts of pair distances D in [0, 1], split by class where labels exist."""
 
     edges: list[float]
@@ -60,7 +62,7 @@ class Histogram(_Part):
         return self
 
 
-class Evaluation(_Part):
+class Evaluation(Part):
     """One later `dipole eval` of the saved model."""
 
     time: str
@@ -69,7 +71,7 @@ class Evaluation(_Part):
     agrees: bool = Field(description="whether every number equals the one recorded at the end of training")
 
 
-class Hardware(_Part):
+class Hardware(Part):
     """Where the run was computed."""
 
     device: str
@@ -80,7 +82,7 @@ class Hardware(_Part):
     world_size: int = 1
 
 
-class RunRecord(_Part):
+class RunRecord(Part):
     """One run. Fields are only ever added, with a default, so that old records stay readable."""
 
     schema_version: Literal[1] = 1

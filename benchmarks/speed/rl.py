@@ -79,19 +79,25 @@ def fill(add: Callable[[Any, Any, Any, float], None], transitions: int = STORED)
         )
 
 
-def ours(batch_size: int, **settings: Any) -> Any:
+def fill_sb3(buffer: Any, transitions: int = STORED) -> None:
+    """The same for a buffer that takes SB3's arguments."""
     import numpy as np
 
+    fill(
+        lambda obs, following, action, reward: buffer.add(
+            obs[None], following[None], action[None], np.array([reward]), np.array([False]), [{}]
+        ),
+        transitions,
+    )
+
+
+def ours(batch_size: int, **settings: Any) -> Any:
     from dipole.rl import ContrastiveSAC
 
     agent = ContrastiveSAC(
         "CnnPolicy", pixel_env(), buffer_size=STORED, batch_size=batch_size, device="cpu", seed=0, **settings
     )
-    fill(
-        lambda obs, following, action, reward: agent.replay_buffer.add(
-            obs[None], following[None], action[None], np.array([reward]), np.array([False]), [{}]
-        )
-    )
+    fill_sb3(agent.replay_buffer)
     return agent
 
 
@@ -174,6 +180,8 @@ def updates(batch_size: int, rounds: int, folder: Path | None) -> dict[str, floa
     """Milliseconds of one update without sampling; bf16 only where the processor has it."""
     import torch
 
+    from dipole.rl.agent import bf16_is_native
+
     subjects: dict[str, Callable[[], None]] = {}
     if folder is not None:
         agent, buffer = peer(folder, batch_size)
@@ -184,8 +192,6 @@ def updates(batch_size: int, rounds: int, folder: Path | None) -> dict[str, floa
                 agent.update(replayed, Silent(), next(step) + 1)
 
         subjects[PEER] = peer_pair
-    from dipole.rl.agent import bf16_is_native
-
     for name, settings in VARIANTS.items():
         if settings.get("precision") == "bf16" and not bf16_is_native(torch.device("cpu")):
             print(f"{name}: left out, this processor only emulates it", flush=True)
@@ -297,12 +303,7 @@ def resident(name: str, transitions: int) -> int:
     before = psutil.Process().memory_info().rss
     kind = FrameReplayBuffer if name == "ours" else ReplayBuffer
     buffer = kind(transitions, images, actions, device="cpu")
-    fill(
-        lambda obs, following, action, reward: buffer.add(
-            obs[None], following[None], action[None], np.array([reward]), np.array([False]), [{}]
-        ),
-        transitions,
-    )
+    fill_sb3(buffer, transitions)
     return int(psutil.Process().memory_info().rss - before)
 
 
