@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dipole.core.errors import ConfigError, nearest
 from dipole.rl import tasks
 from dipole.rl.arguments import check_seed, check_whole
-from dipole.rl.rendering import import_suite
+from dipole.rl.rendering import close_at_exit, import_suite
 
 # What tasks of the suite change in the model from one episode to the next (targets, gains, terrain, colours).
 _EPISODE_FIELDS = (
@@ -106,6 +106,7 @@ class ControlEnv(gymnasium.Env[NDArray[np.uint8], NDArray[np.float32]]):
         self._frames: deque[NDArray[np.uint8]] = deque(maxlen=frame_stack)
         self._steps = 0
         self._playing = False
+        close_at_exit(self)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

@@ -10,7 +10,11 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from functools import cache
+from typing import Protocol
+from weakref import WeakSet
 
 from dipole.core.errors import DipoleError
 
@@ -18,6 +22,13 @@ PACKAGES = ("libegl1", "libopengl0", "libgl1-mesa-dri")
 INSTALL = f"apt-get update && apt-get install -y --no-install-recommends {' '.join(PACKAGES)}"
 
 _EGL_PLATFORM_DEVICE = 0x313F
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+_open: WeakSet[Closable] = WeakSet()
 
 
 class RenderingError(DipoleError, RuntimeError):
@@ -100,6 +111,24 @@ def choose_backend() -> str:
 def _display() -> bool:
     """Whether there is a display; only Linux says so in the environment."""
     return not sys.platform.startswith("linux") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def close_at_exit(env: Closable) -> None:
+    """Close what draws, if its user has not, before the process ends.
+
+    dm_control frees OSMesa's contexts on a thread of their own, but only after Python has ended the threads: every
+    context that is open then prints two tracebacks.
+    """
+    _before_threads_end()
+    _open.add(env)
+
+
+@cache
+def _before_threads_end() -> None:
+    # There is no public hook that early; the last one registered runs first, before that of concurrent.futures.
+    register = getattr(threading, "_register_atexit", None)
+    if register is not None:
+        register(lambda: [env.close() for env in list(_open)])
 
 
 def _cure() -> str:

@@ -14,7 +14,7 @@ from stable_baselines3.common.env_checker import check_env as check_sb3
 import dipole.rl
 from dipole.core.errors import ConfigError
 from dipole.rl import ControlEnv, DotEnv, make_env, tasks
-from dipole.rl.rendering import INSTALL, PACKAGES, RenderingError, choose_backend
+from dipole.rl.rendering import INSTALL, PACKAGES, RenderingError, choose_backend, osmesa_works
 
 REPEATS = {
     "finger-spin": 2,
@@ -258,6 +258,21 @@ def test_without_a_backend_the_error_names_the_packages(monkeypatch):
     monkeypatch.setenv("PYOPENGL_PLATFORM", "")
     assert choose_backend() == "osmesa"
     assert os.environ["MUJOCO_GL"] == "osmesa"
+
+
+@pytest.mark.skipif(not osmesa_works(), reason="no OSMesa on this machine")
+def test_osmesa_draws_the_same_and_leaves_in_silence(tmp_path, opengl):
+    """An environment that nobody closes: dm_control alone prints tracebacks when its thread is gone."""
+    code = (
+        "import numpy as np\nfrom dipole.rl import ControlEnv\nenv = ControlEnv('cartpole-swingup')\n"
+        "np.save('frame.npy', env.reset(seed=0)[0])"
+    )
+    environ = {name: value for name, value in os.environ.items() if name != "PYOPENGL_PLATFORM"}
+    environ["MUJOCO_GL"] = "osmesa"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environ, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    here, _ = ControlEnv("cartpole-swingup").reset(seed=0)
+    assert np.abs(np.load(tmp_path / "frame.npy").astype(int) - here).mean() < 2  # another renderer may round otherwise
 
 
 def test_a_mujoco_that_dm_control_cannot_load_is_refused(monkeypatch, opengl):
