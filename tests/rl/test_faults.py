@@ -1,6 +1,7 @@
 """Faults: environments that raise, workers that die, checkpoints that continue bit for bit or are refused."""
 
 import os
+from functools import partial
 
 import numpy as np
 import pytest
@@ -137,13 +138,19 @@ def test_workers_that_cannot_work_are_one_error(tiny_agent):
         env.close()
 
 
-@pytest.mark.parametrize("task", ["dot", "cheetah-run"])
+@pytest.mark.parametrize("task", ["dot", "dot in a worker", "cheetah-run"])
 def test_resume_in_the_middle_is_bit_exact(tiny_agent, tmp_path, task, request):
-    if task != "dot":
+    if task == "cheetah-run":
         request.getfixturevalue("opengl")
 
     def env():
-        return make_env(task) if task == "dot" else make_env(task, size=28, rendering="fast")
+        if task == "cheetah-run":
+            return make_env(task, size=28, rendering="fast")
+        if task == "dot":
+            return make_env(task)
+        workers = WorkerVecEnv([partial(make_env, "dot")])
+        request.addfinalizer(workers.close)
+        return workers
 
     straight = tiny_agent(env()).learn(40)
     first = tiny_agent(env())
