@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NotRequired, TypedDict, Unpack, cast
 
 from dipole.core.config import Settings
 from dipole.core.errors import ConfigError, nearest
@@ -40,6 +40,25 @@ DOMAINS = {
     "rl": "dipole.rl.adapter:RLAdapter",
     "toy": "dipole.vision.toy:ToyAdapter",
 }
+
+
+class Context(TypedDict):
+    """What the trainer tells every domain, as keywords.
+
+    Keys:
+        seed: the run's seeds; take a generator per purpose, for example `seed.torch("augment", epoch)`.
+        device: where batches are expected.
+        workdir: the run's folder (it exists); for caches and pictures.
+        batch_size: instances per step over all ranks; divisible by world_size.
+        rank, world_size: which share of every global batch this process draws; 0 of 1 unless given.
+    """
+
+    seed: Seeds
+    device: torch.device
+    workdir: Path
+    batch_size: int
+    rank: NotRequired[int]
+    world_size: NotRequired[int]
 
 
 class Adapter(ABC):
@@ -71,34 +90,20 @@ class Adapter(ABC):
     embedding_dim: int
     steps_per_epoch: int
 
-    def __init__(
-        self,
-        config: Any,
-        *,
-        seed: Seeds,
-        device: torch.device,
-        workdir: Path,
-        batch_size: int,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
+    def __init__(self, config: Any, **context: Unpack[Context]) -> None:
         """Keep the arguments under their names; a domain extends this and builds data and module.
 
         Args:
             config: an instance of `config_model`.
-            seed: the run's seeds; take a generator per purpose, for example `seed.torch("augment", epoch)`.
-            device: where batches are expected.
-            workdir: the run's folder (it exists); for caches and pictures.
-            batch_size: instances per step over all ranks; divisible by world_size.
-            rank, world_size: which share of every global batch this process draws.
+            context: see `Context`.
         """
         self.config = config
-        self.seed = seed
-        self.device = device
-        self.workdir = workdir
-        self.batch_size = batch_size
-        self.rank = rank
-        self.world_size = world_size
+        self.seed = context["seed"]
+        self.device = context["device"]
+        self.workdir = context["workdir"]
+        self.batch_size = context["batch_size"]
+        self.rank = context.get("rank", 0)
+        self.world_size = context.get("world_size", 1)
 
     @abstractmethod
     def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:

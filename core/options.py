@@ -4,6 +4,7 @@ import inspect
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import nan
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -78,10 +79,18 @@ class Option:
             if str in self.kinds:
                 return value
         elif isinstance(value, Real):  # NumPy's scalars as well
-            number = float(value) if float in self.kinds else int(value) if isinstance(value, Integral) else value
+            number: float = int(value) if isinstance(value, Integral) and float not in self.kinds else _as_float(value)
             if type(number) in self.kinds and (self.bounds is None or number in self.bounds) and number == number:
                 return number
         raise OptionError(f"{owner}: {self.name} must be {self.allowed}, got {value!r}.", self.name)
+
+
+def _as_float(value: Real) -> float:
+    """An integer too large for a float is nan, which no option takes."""
+    try:
+        return float(value)
+    except OverflowError:
+        return nan
 
 
 def _option(name: str, hint: Any, default: Any) -> Option:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
 import gymnasium
 import numpy as np
@@ -21,11 +21,10 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from torch import Tensor, nn
 
-from dipole.core.adapter import Adapter
+from dipole.core.adapter import Adapter, Context
 from dipole.core.config import Settings
 from dipole.core.errors import ConfigError
 from dipole.core.pairs import Pairs
-from dipole.core.seeding import Seeds
 from dipole.rl import checkpoint, settings, tasks
 from dipole.rl.agent import ContrastiveSAC
 from dipole.rl.contrast import positives_of
@@ -121,21 +120,9 @@ class RLAdapter(Adapter):
 
     config: RLConfig
 
-    def __init__(
-        self,
-        config: RLConfig,
-        *,
-        seed: Seeds,
-        device: torch.device,
-        workdir: Path,
-        batch_size: int,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
-        super().__init__(
-            config, seed=seed, device=device, workdir=workdir, batch_size=batch_size, rank=rank, world_size=world_size
-        )
-        if world_size > 1:
+    def __init__(self, config: RLConfig, **context: Unpack[Context]) -> None:
+        super().__init__(config, **context)
+        if self.world_size > 1:
             raise ConfigError(
                 "the rl domain trains in one process: start it without torchrun (rl.envs steps several at once)."
             )
@@ -146,9 +133,9 @@ class RLAdapter(Adapter):
             preset=config.preset,
             augmentation=config.augmentation,
             storage=config.storage,
-            batch_size=batch_size,
-            seed=seed.env,
-            device=str(device),
+            batch_size=self.batch_size,
+            seed=self.seed.env,
+            device=str(self.device),
             **config.agent_settings(),
         )
         self.agent.set_logger(Logger(None, []))

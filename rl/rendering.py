@@ -128,7 +128,12 @@ def _before_threads_end() -> None:
     # There is no public hook that early; the last one registered runs first, before that of concurrent.futures.
     register = getattr(threading, "_register_atexit", None)
     if register is not None:
-        register(lambda: [env.close() for env in list(_open)])
+        register(_close_open)
+
+
+def _close_open() -> None:
+    for env in list(_open):
+        env.close()
 
 
 def _cure() -> str:

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dipole.core.adapter import Adapter
+from dipole.core.adapter import Adapter, Context
 from dipole.core.errors import ConfigError, DataError
 from dipole.core.pairs import Pairs
 from dipole.core.probes import knn_probe
@@ -50,8 +50,8 @@ class TextAdapter(Adapter):
     config: TextSettings
     module: encoders.SentenceModel
 
-    def __init__(self, config: TextSettings, **arguments: Any) -> None:
-        super().__init__(config, **arguments)
+    def __init__(self, config: TextSettings, **context: Unpack[Context]) -> None:
+        super().__init__(config, **context)
         if config.pairs == "blocks" and self.batch_size % (config.block_size * self.world_size):
             raise ConfigError(
                 f"train.batch_size {self.batch_size} must be a multiple of text.block_size {config.block_size} times "

@@ -3,18 +3,17 @@
 import copy
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
 
-from dipole.core.adapter import Adapter
+from dipole.core.adapter import Adapter, Context
 from dipole.core.config import Settings
 from dipole.core.errors import ConfigError, PairsError
 from dipole.core.pairs import Pairs
 from dipole.core.probes import frozen
 from dipole.core.sampling import ClassBlocks
-from dipole.core.seeding import Seeds
 from dipole.vision.augment import apply, centre, draw
 from dipole.vision.carry import explain
 from dipole.vision.config import BlocksConfig, VisionConfig
@@ -43,36 +42,24 @@ class VisionAdapter(Adapter):
     config: VisionConfig
     module: Method
 
-    def __init__(
-        self,
-        config: VisionConfig,
-        *,
-        seed: Seeds,
-        device: torch.device,
-        workdir: Path,
-        batch_size: int,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
-        super().__init__(
-            config, seed=seed, device=device, workdir=workdir, batch_size=batch_size, rank=rank, world_size=world_size
-        )
-        self.parts = load(config.data, seed)
+    def __init__(self, config: VisionConfig, **context: Unpack[Context]) -> None:
+        super().__init__(config, **context)
+        self.parts = load(config.data, self.seed)
         pretrain = self.parts.pretrain
         self._blocks = None if config.blocks is None else self._draw_blocks(config.blocks, pretrain)
-        self.steps_per_epoch = len(pretrain if self._blocks is None else self._blocks) // batch_size
+        self.steps_per_epoch = len(pretrain if self._blocks is None else self._blocks) // self.batch_size
         if self.steps_per_epoch < 1:
             raise ConfigError(
-                f"train.batch_size: {batch_size} is more than the {len(pretrain)} images of {pretrain.name}; "
+                f"train.batch_size: {self.batch_size} is more than the {len(pretrain)} images of {pretrain.name}; "
                 f"give 2 to {len(pretrain)}."
                 if self._blocks is None
-                else f"train.batch_size: {batch_size} is more than the {len(self._blocks)} images of all blocks; "
+                else f"train.batch_size: {self.batch_size} is more than the {len(self._blocks)} images of all blocks; "
                 "give fewer, or raise vision.blocks.count."
             )
         self.size = config.augment.size or min(pretrain.images.shape[-2:])
-        self.module = self._method(batch_size)
+        self.module = self._method()
         self.embedding_dim = self.module.embedding_dim
-        if device.type == "cuda":
+        if self.device.type == "cuda":
             self.module = self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if config.compile:
             self.module.compile_branches()
@@ -102,7 +89,7 @@ class VisionAdapter(Adapter):
             return torch.from_numpy(self._blocks.rows(epoch))
         return torch.randperm(len(self.parts.pretrain), generator=self.seed.torch("data", "order", epoch))
 
-    def _method(self, batch_size: int) -> Method:
+    def _method(self) -> Method:
         config, images = self.config, self.parts.pretrain
         channels, tap = images.channels, config.encoder.tap
         share = 1.0 if config.cmc is None else config.cmc.width
@@ -124,19 +111,19 @@ class VisionAdapter(Adapter):
             if channels != 3:
                 raise ConfigError(f"vision.method: cmc splits colour images, but those of {images.name} are grey.")
             bank = config.negatives
-            if bank is not None and bank > len(images) - batch_size:
+            if bank is not None and bank > len(images) - self.batch_size:
                 raise ConfigError(
-                    f"vision.negatives: {bank} of a memory bank and a batch of {batch_size} are more than the "
-                    f"{len(images)} images of {images.name}; give at most {len(images) - batch_size}."
+                    f"vision.negatives: {bank} of a memory bank and a batch of {self.batch_size} are more than the "
+                    f"{len(images)} images of {images.name}; give at most {len(images) - self.batch_size}."
                 )
             cmc = CMC(build, tap, len(images), bank, config.cmc.momentum)
             cmc.set_statistics(centre(images.images[slice(SAMPLE)], self.size))
             return cmc
-        most = config.count * (batch_size - 1)
+        most = config.count * (self.batch_size - 1)
         if config.negatives is not None and config.negatives > most:
             raise ConfigError(
-                f"vision.negatives: a batch of {batch_size} with {config.count} views has {most} negatives per anchor, "
-                f"fewer than {config.negatives}; raise train.batch_size, or take method = 'moco' with a queue."
+                f"vision.negatives: a batch of {self.batch_size} with {config.count} views has {most} negatives per "
+                f"anchor, fewer than {config.negatives}; raise train.batch_size, or take method = 'moco' with a queue."
             )
         return SimCLR(build, channels, tap, config.negatives)
 

@@ -3,20 +3,18 @@
 import hashlib
 import json
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from dipole.core.adapter import Adapter
+from dipole.core.adapter import Adapter, Context
 from dipole.core.config import Settings
 from dipole.core.errors import ConfigError
 from dipole.core.files import atomic_write
 from dipole.core.pairs import Pairs
 from dipole.core.probes import kmeans_accuracy
-from dipole.core.seeding import Seeds
 from dipole.vision.encoders import EncoderConfig, build_encoder
 from dipole.vision.planar import SETS
 
@@ -50,26 +48,14 @@ class ToyAdapter(Adapter):
 
     config: ToyConfig
 
-    def __init__(
-        self,
-        config: ToyConfig,
-        *,
-        seed: Seeds,
-        device: torch.device,
-        workdir: Path,
-        batch_size: int,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
-        super().__init__(
-            config, seed=seed, device=device, workdir=workdir, batch_size=batch_size, rank=rank, world_size=world_size
-        )
-        if world_size > 1:
+    def __init__(self, config: ToyConfig, **context: Unpack[Context]) -> None:
+        super().__init__(config, **context)
+        if self.world_size > 1:
             raise ConfigError("the toy domain trains four numbers in one process: start it without torchrun.")
-        if batch_size > config.points:
-            raise ConfigError(f"train.batch_size: {batch_size} is more than toy.points = {config.points}.")
-        self.points, self.labels = SETS[config.data](config.points, seed.numpy("data"))
-        self.steps_per_epoch = config.points // batch_size
+        if self.batch_size > config.points:
+            raise ConfigError(f"train.batch_size: {self.batch_size} is more than toy.points = {config.points}.")
+        self.points, self.labels = SETS[config.data](config.points, self.seed.numpy("data"))
+        self.steps_per_epoch = config.points // self.batch_size
         self.embedding_dim = 2
         self.module = build_encoder(EncoderConfig(name="linear", width=2, projector="none"), channels=2, size=1)
 

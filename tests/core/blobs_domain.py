@@ -8,13 +8,13 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from dipole.core.adapter import DOMAINS, Adapter
+from dipole.core.adapter import DOMAINS, Adapter, Context
 from dipole.core.config import Settings
 from dipole.core.pairs import Pairs
 
@@ -54,7 +54,7 @@ class BlobsAdapter(Adapter):
     on_batch: ClassVar[Callable[[int], None]] = staticmethod(lambda index: None)
     spoil: ClassVar[Callable[[Tensor], Tensor]] = staticmethod(lambda z: z)
 
-    def __init__(self, config: BlobsConfig, **context: Any) -> None:
+    def __init__(self, config: BlobsConfig, **context: Unpack[Context]) -> None:
         super().__init__(config, **context)
         generator = self.seed.torch("data")
         centers = torch.randn(config.classes, 6, generator=generator) * 3

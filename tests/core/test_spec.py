@@ -122,3 +122,5 @@ def test_constructors_check_like_the_grammar():
     assert InfoNCE(np.float32(0.25)).temperature == 0.25
     with pytest.raises(OptionError, match="temperature must be a number > 0, got True"):
         InfoNCE(True)
+    with pytest.raises(OptionError, match="temperature must be a number > 0, got 1000"):
+        InfoNCE(10**400)
