@@ -331,6 +331,8 @@ def write_video(frames: Sequence[NDArray[np.uint8]], path: str | Path, fps: int 
 def plot_curves(runs: Mapping[str, Sequence[Sequence[Evaluation]]], path: str | Path, title: str = "") -> Path:
     """Draw return over environment steps, one line for each method: mean over seeds, and their range.
 
+    Of a method with one seed the range is that of the episodes.
+
     Args:
         runs: method -> the history of each seed.
         path: .png, .svg or .pdf.
@@ -356,9 +358,14 @@ def plot_curves(runs: Mapping[str, Sequence[Sequence[Evaluation]]], path: str | 
             raise DataError(
                 f"the seeds of {method!r} have no evaluation at the same environment steps: nothing to draw."
             )
-        values = np.array([[each.mean for each in history if each.environment_steps in steps] for history in histories])
-        (line,) = axes.plot(steps, values.mean(0), label=f"{method} ({len(histories)} seeds)")
-        axes.fill_between(steps, values.min(0), values.max(0), alpha=0.2, color=line.get_color())
+        common = [[each for each in history if each.environment_steps in steps] for history in histories]
+        values = np.array([[each.mean for each in history] for history in common])
+        seeds, spread = f"{len(values)} seeds", list(values.T)
+        if len(values) == 1:
+            seeds, spread = "1 seed", [np.array(each.returns) for each in common[0]]
+        (line,) = axes.plot(steps, values.mean(0), label=f"{method} ({seeds})")
+        low, high = [each.min() for each in spread], [each.max() for each in spread]
+        axes.fill_between(steps, low, high, alpha=0.2, color=line.get_color())
     axes.set(xlabel="environment steps", ylabel="return of an episode", title=title)
     axes.legend()
     path.parent.mkdir(parents=True, exist_ok=True)
