@@ -43,7 +43,9 @@ def read_measured(folder: Path) -> Measured:
     except OSError as error:
         raise RecordError(f"{path} cannot be read: {why(error)}") from error
     except ValidationError as error:
-        raise RecordError(f"{path}, which `dipole add` writes, {schema_problem(error, SCHEMA_VERSION)}") from error
+        raise RecordError(
+            f"{path} is not what `dipole add` writes: it {schema_problem(error, SCHEMA_VERSION)}"
+        ) from error
 
 
 def with_measured(record: RunRecord, folder: Path) -> RunRecord:
