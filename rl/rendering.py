@@ -114,13 +114,15 @@ def _display() -> bool:
 
 
 def close_at_exit(env: Closable) -> None:
-    """Close what draws, if its user has not, before the process ends.
+    """Close what OSMesa draws, if its user has not, before the process ends.
 
     dm_control frees OSMesa's contexts on a thread of their own, but only after Python has ended the threads: every
-    context that is open then prints two tracebacks.
+    context that is open then prints two tracebacks. The other backends draw on the caller's thread, which may go on
+    after the main one has ended: nothing is closed under it.
     """
-    _before_threads_end()
-    _open.add(env)
+    if os.environ.get("MUJOCO_GL") == "osmesa":
+        _before_threads_end()
+        _open.add(env)
 
 
 @cache

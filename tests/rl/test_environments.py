@@ -275,6 +275,20 @@ def test_osmesa_draws_the_same_and_leaves_in_silence(tmp_path, opengl):
     assert np.abs(np.load(tmp_path / "frame.npy").astype(int) - here).mean() < 2  # another renderer may round otherwise
 
 
+@pytest.mark.usefixtures("opengl")
+def test_a_thread_may_go_on_after_the_main_one():
+    if choose_backend() == "osmesa":
+        pytest.skip("dm_control draws with OSMesa on threads that end with the main one")
+    code = (
+        "import threading, time\nfrom dipole.rl import ControlEnv\ndef play():\n"
+        "    env = ControlEnv('cartpole-swingup')\n    env.reset(seed=0)\n    ready.set()\n"
+        "    threading.main_thread().join()\n    time.sleep(0.2)\n    print(env.step(env.action_space.high)[0].shape)\n"
+        "ready = threading.Event()\nthreading.Thread(target=play).start()\nready.wait()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("(9, 100, 100)\n", "")
+
+
 def test_a_mujoco_that_dm_control_cannot_load_is_refused(monkeypatch, opengl):
     import mujoco
 
