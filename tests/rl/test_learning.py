@@ -56,18 +56,14 @@ def test_the_dot_task_is_learnt(objective, random_return, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("opengl")
+@pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("objective", learning_rl.OBJECTIVES)
-def test_cartpole_balance_improves(objective, tmp_path):
-    """Training return of the last thousand agent steps against the first, three seeds; DIPOLE_RUNS keeps the runs."""
+def test_cartpole_balance_improves(objective, seed, tmp_path):
+    """Training return of the last thousand agent steps against the first; DIPOLE_RUNS keeps the runs."""
     runs = Path(os.environ.get("DIPOLE_RUNS", tmp_path))
-    first, last = [], []
-    for seed in range(3):
-        config = learning_rl.configuration(objective, seed, [])
-        record = train(config, runs, quiet=True)
-        assert record.status == "done"
-        found = learning_rl.summarise(record, runs / config.hash / "metrics.jsonl")
-        assert len(found["training"]) == 7
-        first.append(found["training"][0])
-        last.append(found["training"][-1])
-    assert all(after > before for before, after in zip(first, last, strict=True))
-    assert np.mean(last) > 1.3 * np.mean(first)
+    config = learning_rl.configuration(objective, seed, [])
+    record = train(config, runs, quiet=True)
+    assert record.status == "done"
+    found = learning_rl.summarise(record, runs / config.hash / "metrics.jsonl")
+    assert len(found["training"]) == 7
+    assert found["training"][-1] > 1.3 * found["training"][0]
