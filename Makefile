@@ -32,9 +32,8 @@ lint: $(INSTALLED) ## ruff
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(INSTALLED) ## mypy, on a plain copy: it cannot follow the finder of an editable install
-	@rm -rf build/types && $(PIP) install --no-deps --no-build-isolation --target build/types .
-	cd build/types && MYPYPATH=. ../../$(BIN)/mypy --config-file ../../pyproject.toml -p dipole
+types: $(INSTALLED) ## mypy
+	$(BIN)/mypy -p dipole
 
 wheel: $(INSTALLED) ## build the wheel, install it into an empty environment and import it
 	@rm -rf dist build/wheel && $(BIN)/python -m build --wheel --no-isolation -o dist . > /dev/null

@@ -21,11 +21,11 @@ from dipole.benchmarks.manifest import manifest, write_manifest
 from dipole.benchmarks.plan import Estimator, Plan, make_plan
 from dipole.benchmarks.results import SuiteResults
 from dipole.benchmarks.suite import Job, ScaleName, Sized, read_suite, suites
-from dipole.core.config import RunConfig
-from dipole.core.errors import TrainingError
-from dipole.core.files import why
-from dipole.core.progress import duration
+from dipole.core.ground.errors import TrainingError
+from dipole.core.ground.files import why
+from dipole.core.ground.progress import duration
 from dipole.core.record import RunRecord, read_record
+from dipole.core.train.config import RunConfig
 
 EngineName = Literal["local", "ray"]
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from dipole.benchmarks.published import AGREES, DIFFERS, UNDECIDED, Claim, row_label
 from dipole.benchmarks.statistics import holm, paired
-from dipole.core.errors import DataError
+from dipole.core.ground.errors import DataError
 
 SIGNIFICANCE = 0.05
 NO_DATA, NO_TEST = "no data", "no machine-readable test"

@@ -20,7 +20,7 @@ from typing import Any
 from dipole.benchmarks.collect import is_done
 from dipole.benchmarks.engines import RETRY_TAKEN_AFTER, Result, Task, cores, environment_for, execute, log_of
 from dipole.benchmarks.worker import BENCH
-from dipole.core.errors import ConfigError
+from dipole.core.ground.errors import ConfigError
 
 RETRIES = 5
 

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dipole.core.errors import DataError, RecordError
-from dipole.core.files import why
-from dipole.core.measured import FILE, with_measured
+from dipole.core.ground.errors import DataError, RecordError
+from dipole.core.ground.files import why
 from dipole.core.record import RunRecord, read_record
+from dipole.core.record.additions import FILE, with_measured
 
 
 @dataclass(frozen=True)

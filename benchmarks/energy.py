@@ -10,7 +10,7 @@ from contextlib import suppress
 from math import isfinite
 from pathlib import Path
 
-from dipole.core.files import atomic_write
+from dipole.core.ground.files import atomic_write
 
 COST = "energy.json"
 RAPL = Path("/sys/class/powercap")

@@ -17,8 +17,8 @@ from dipole.benchmarks import worker
 from dipole.benchmarks.collect import is_done
 from dipole.benchmarks.lease import is_held
 from dipole.benchmarks.worker import BENCH, TAKEN, command_line
-from dipole.core.errors import ConfigError
-from dipole.core.files import why
+from dipole.core.ground.errors import ConfigError
+from dipole.core.ground.files import why
 from dipole.core.record import now
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")

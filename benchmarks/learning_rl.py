@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from dipole.core.config import RunConfig, load
-from dipole.core.errors import DipoleError
+from dipole.core.ground.errors import DipoleError
 from dipole.core.record import RunRecord
-from dipole.core.trainer import train
+from dipole.core.train.config import RunConfig, load
+from dipole.core.train.loop import train
 
 RECIPE = "cartpole-balance-small"
 OBJECTIVES = {

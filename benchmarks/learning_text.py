@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from dipole.core.objective import objective
-from dipole.core.seeding import Seeds
+from dipole.core.contrast.objective import objective
+from dipole.core.ground.seeding import Seeds
 from dipole.text import senteval
 from dipole.text.adapter import TextAdapter, TextBatch
 from dipole.text.config import TextSettings

@@ -21,7 +21,7 @@ from dipole.benchmarks.manifest import manifest
 from dipole.benchmarks.results import CellResult, SuiteResults
 from dipole.benchmarks.statistics import summarize
 from dipole.benchmarks.suite import Sized, read_suite
-from dipole.core.trainer import train
+from dipole.core.train.loop import train
 
 SUITE = "cifar10-learning"
 BASELINES = ("untrained", "raw")

@@ -8,8 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from dipole.benchmarks.collect import Problem
 from dipole.benchmarks.suite import FileName, Job, Sized, filled
 from dipole.benchmarks.worker import BENCH
-from dipole.core.errors import RecordError
-from dipole.core.files import atomic_write, why
+from dipole.core.ground.errors import RecordError
+from dipole.core.ground.files import atomic_write, why
 from dipole.core.record import schema_problem
 
 SCHEMA_VERSION = 1

@@ -14,8 +14,8 @@ from dipole.benchmarks import published
 from dipole.benchmarks.results import measure
 from dipole.benchmarks.statistics import seeds_needed
 from dipole.benchmarks.suite import Job, Sized
-from dipole.core.config import RunConfig
 from dipole.core.record import RunRecord
+from dipole.core.train.config import RunConfig
 
 
 class Estimator:

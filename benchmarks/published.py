@@ -9,7 +9,7 @@ from math import isfinite, nan
 from typing import Any
 
 from dipole.benchmarks.statistics import Summary, against_single_value, pooled_std, seeds_needed, welch
-from dipole.core.errors import DataError, nearest
+from dipole.core.ground.errors import DataError, nearest
 
 PAPERS = ("arora", "lmcl", "cacr", "cllr")
 # SUBJ and MPQA levels look exchanged at the source of the baseline rows that two papers share.

@@ -15,9 +15,9 @@ from dipole.benchmarks.collect import Collection, collect
 from dipole.benchmarks.manifest import read_manifests
 from dipole.benchmarks.results import SuiteResults
 from dipole.benchmarks.sheets import Sheet
-from dipole.core.errors import ConfigError, RecordError
-from dipole.core.files import atomic_write, why
-from dipole.core.progress import duration
+from dipole.core.ground.errors import ConfigError, RecordError
+from dipole.core.ground.files import atomic_write, why
+from dipole.core.ground.progress import duration
 from dipole.core.record import RunRecord, now
 
 

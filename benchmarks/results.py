@@ -22,7 +22,7 @@ from dipole.benchmarks.statistics import (
     seeds_needed,
     summarize,
 )
-from dipole.core.errors import nearest
+from dipole.core.ground.errors import nearest
 from dipole.core.record import RunRecord
 
 Samples = Mapping[int, float]

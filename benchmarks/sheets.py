@@ -16,7 +16,7 @@ from dipole.benchmarks.collect import Collection
 from dipole.benchmarks.published import AGREES, DIFFERS, NOT_COMPARED, UNDECIDED, claims, tables
 from dipole.benchmarks.results import CellResult, Rank, SuiteResults
 from dipole.benchmarks.statistics import Interval, iqm_interval, probability_of_improvement
-from dipole.core.progress import duration
+from dipole.core.ground.progress import duration
 from dipole.core.record import RunRecord
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from dipole.core.errors import DataError
+from dipole.core.ground.errors import DataError
 
 Array = NDArray[np.float64]
 REPETITIONS = 2000

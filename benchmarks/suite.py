@@ -17,9 +17,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from dipole.benchmarks import published
-from dipole.core.config import RunConfig, Settings, describe, load, shipped
-from dipole.core.errors import ConfigError, nearest
-from dipole.core.files import why
+from dipole.core.ground.errors import ConfigError, nearest
+from dipole.core.ground.files import why
+from dipole.core.train.config import RunConfig, Settings, describe, load
+from dipole.core.train.shipped import shipped
 
 ScaleName = Literal["small", "paper"]
 

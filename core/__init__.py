@@ -1,0 +1,45 @@
+"""Objectives, engine, measurements, runs and the command line; no domain."""
+
+from dipole.core.ground.moved import forward
+
+# Names of earlier versions.
+forward(
+    __name__,
+    {
+        "adapter": "train.adapter",
+        "checkpoint": "train.checkpoint",
+        "commands": "cli.commands",
+        "config": "train.config",
+        "conformance.subject": "conformance.subjects",
+        "diagnostics": "measure.diagnostics",
+        "distributed": "ground.distributed",
+        "doctor": "cli.doctor",
+        "errors": "ground.errors",
+        "evaluation": "train.evaluation",
+        "files": "ground.files",
+        "hub": "ground.hub",
+        "measured": "record.additions",
+        "metrics": "train.metrics",
+        "objective": "contrast.objective",
+        "objectives": "contrast.objectives",
+        "optim": "train.optimizer",
+        "options": "contrast.options",
+        "pairs": "contrast.pairs",
+        "probes": "measure.probes",
+        "progress": "ground.progress",
+        "registry": "contrast.registry",
+        "regularizers": "contrast.regularizers",
+        "rows": "contrast.rows",
+        "runs": "train.run_folder",
+        "sampling": "train.sampling",
+        "saved": "train.trained_run",
+        "seeding": "ground.seeding",
+        "similarity": "contrast.similarity",
+        "spec": "contrast.spec",
+        "tables": "ground.text",
+        "tasks": "measure.class_tasks",
+        "testing": "conformance.kit",
+        "trainer": "train.loop",
+        "weights": "train.model_files",
+    },
+)

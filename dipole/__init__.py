@@ -7,21 +7,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dipole.core.objective import Composite, Objective, Outcome, objective
-    from dipole.core.pairs import Pairs
-    from dipole.core.registry import register
-    from dipole.core.testing import check_objective
+    from dipole.core.conformance.kit import check_objective
+    from dipole.core.contrast.objective import Composite, Objective, Outcome, objective
+    from dipole.core.contrast.pairs import Pairs
+    from dipole.core.contrast.registry import register
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "Composite": "dipole.core.objective",
-    "Objective": "dipole.core.objective",
-    "Outcome": "dipole.core.objective",
-    "objective": "dipole.core.objective",
-    "Pairs": "dipole.core.pairs",
-    "register": "dipole.core.registry",
-    "check_objective": "dipole.core.testing",
+    "Composite": "dipole.core.contrast.objective",
+    "Objective": "dipole.core.contrast.objective",
+    "Outcome": "dipole.core.contrast.objective",
+    "objective": "dipole.core.contrast.objective",
+    "Pairs": "dipole.core.contrast.pairs",
+    "register": "dipole.core.contrast.registry",
+    "check_objective": "dipole.core.conformance.kit",
 }
 
 __all__ = ["Composite", "Objective", "Outcome", "Pairs", "__version__", "check_objective", "objective", "register"]

@@ -21,10 +21,10 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from torch import Tensor, nn
 
-from dipole.core.adapter import Adapter, Context
-from dipole.core.config import Settings
-from dipole.core.errors import ConfigError
-from dipole.core.pairs import Pairs
+from dipole.core.contrast.pairs import Pairs
+from dipole.core.ground.errors import ConfigError
+from dipole.core.train.adapter import Adapter, Context
+from dipole.core.train.config import Settings
 from dipole.rl import checkpoint, settings, tasks
 from dipole.rl.agent import ContrastiveSAC
 from dipole.rl.contrast import positives_of
@@ -34,7 +34,7 @@ from dipole.rl.faults import WorkerVecEnv, guarded
 from dipole.rl.replay import FrameBatch
 
 if TYPE_CHECKING:
-    from dipole.core.trainer import Run
+    from dipole.core.train.loop import Run
 
 _KEPT = 512  # observations of the last evaluation whose features go into diagnostics and pictures
 

@@ -17,9 +17,9 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from torch import Tensor
 
-from dipole.core.errors import ConfigError, TrainingError, nearest
-from dipole.core.objective import Composite, Outcome
-from dipole.core.pairs import Pairs
+from dipole.core.contrast.objective import Composite, Outcome
+from dipole.core.contrast.pairs import Pairs
+from dipole.core.ground.errors import ConfigError, TrainingError, nearest
 from dipole.rl import settings as presets
 from dipole.rl.arguments import check_whole, plain
 from dipole.rl.augmentation import Augmentation, resolve

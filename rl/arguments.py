@@ -5,7 +5,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from dipole.core.errors import ConfigError
+from dipole.core.ground.errors import ConfigError
 
 
 def plain(value: Any) -> Any:

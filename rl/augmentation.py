@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dipole.core.errors import ConfigError, nearest
+from dipole.core.ground.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from dipole.rl.replay import Frames

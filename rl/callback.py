@@ -13,10 +13,10 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.preprocessing import preprocess_obs
 from torch import Tensor, nn
 
-from dipole.core.errors import ConfigError, TrainingError
-from dipole.core.objective import Composite
-from dipole.core.objective import objective as build
-from dipole.core.pairs import Pairs
+from dipole.core.contrast.objective import Composite
+from dipole.core.contrast.objective import objective as build
+from dipole.core.contrast.pairs import Pairs
+from dipole.core.ground.errors import ConfigError, TrainingError
 from dipole.rl.arguments import check_number, check_whole
 from dipole.rl.augmentation import SHIFT, shift
 from dipole.rl.contrast import guilty_terms, positives_of, require_unlabelled

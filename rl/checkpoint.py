@@ -17,9 +17,9 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.vec_env import VecEnv, VecTransposeImage
 
-from dipole.core.errors import CheckpointError
-from dipole.core.files import sync_folder, why
-from dipole.core.seeding import rng_state, set_rng_state
+from dipole.core.ground.errors import CheckpointError
+from dipole.core.ground.files import sync_folder, why
+from dipole.core.ground.seeding import rng_state, set_rng_state
 from dipole.rl.agent import ContrastiveSAC
 from dipole.rl.arguments import check_whole
 from dipole.rl.faults import WorkerVecEnv

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import torch
 
-from dipole.core.errors import ConfigError, PairsError
-from dipole.core.objective import Composite, objective
-from dipole.core.pairs import Pairs
+from dipole.core.contrast.objective import Composite, objective
+from dipole.core.contrast.pairs import Pairs
+from dipole.core.ground.errors import ConfigError, PairsError
 from dipole.rl.settings import Settings
 
 

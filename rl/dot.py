@@ -8,7 +8,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from dipole.core.errors import ConfigError
+from dipole.core.ground.errors import ConfigError
 from dipole.rl.arguments import check_seed, check_whole
 from dipole.rl.environments import check_step
 

@@ -8,7 +8,7 @@ from gymnasium import spaces
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import Tensor, nn
 
-from dipole.core.errors import ConfigError
+from dipole.core.ground.errors import ConfigError
 
 Maps = tuple[Tensor, ...]
 """Images or feature maps in chunks of rows, (b, channels, height, width) each."""

@@ -14,7 +14,7 @@ from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
-from dipole.core.errors import ConfigError, nearest
+from dipole.core.ground.errors import ConfigError, nearest
 from dipole.rl import tasks
 from dipole.rl.arguments import check_seed, check_whole
 from dipole.rl.rendering import close_at_exit, import_suite

@@ -17,9 +17,9 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.preprocessing import is_image_space, is_image_space_channels_first
 from stable_baselines3.common.vec_env import DummyVecEnv, VecTransposeImage
 
-from dipole.core import diagnostics
-from dipole.core.errors import ConfigError, DataError, TrainingError
-from dipole.core.pairs import Pairs
+from dipole.core.contrast.pairs import Pairs
+from dipole.core.ground.errors import ConfigError, DataError, TrainingError
+from dipole.core.measure import diagnostics
 from dipole.rl.agent import ContrastiveSAC
 from dipole.rl.arguments import check_whole
 from dipole.rl.faults import PATIENCE, fault_message, guarded

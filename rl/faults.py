@@ -12,7 +12,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import CloudpickleWrapper, SubprocVecEnv
 from stable_baselines3.common.vec_env.subproc_vec_env import _stack_obs, _worker
 
-from dipole.core.errors import ConfigError, TrainingError
+from dipole.core.ground.errors import ConfigError, TrainingError
 
 # So many faults in a row without one good step between them mean that the environment is broken for good.
 PATIENCE = 5

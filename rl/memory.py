@@ -5,7 +5,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from dipole.core.errors import TrainingError
+from dipole.core.ground.errors import TrainingError
 
 
 def available_bytes(device: torch.device) -> int:

@@ -10,7 +10,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from stable_baselines3.sac.policies import Actor, SACPolicy
 from torch import Tensor, nn
 
-from dipole.core.objective import Composite
+from dipole.core.contrast.objective import Composite
 from dipole.rl.contrast import build_objective
 from dipole.rl.encoder import PixelEncoder, initialise
 from dipole.rl.settings import Settings

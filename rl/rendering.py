@@ -16,7 +16,7 @@ from functools import cache
 from typing import Protocol
 from weakref import WeakSet
 
-from dipole.core.errors import DipoleError
+from dipole.core.ground.errors import DipoleError
 
 PACKAGES = ("libegl1", "libopengl0", "libgl1-mesa-dri")
 INSTALL = f"apt-get update && apt-get install -y --no-install-recommends {' '.join(PACKAGES)}"

@@ -18,7 +18,7 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor
 
-from dipole.core.errors import ConfigError, TrainingError
+from dipole.core.ground.errors import ConfigError, TrainingError
 from dipole.rl.augmentation import Augmentation
 from dipole.rl.memory import require_bytes
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from stable_baselines3.common.noise import ActionNoise
 
-from dipole.core.errors import ConfigError, nearest
+from dipole.core.ground.errors import ConfigError, nearest
 from dipole.rl.arguments import SEED, is_number, is_seed, is_whole, plain
 
 

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dipole.core.adapter import Adapter, Context
-from dipole.core.errors import ConfigError, DataError
-from dipole.core.pairs import Pairs
-from dipole.core.probes import knn_probe
-from dipole.core.sampling import ClassBlocks
-from dipole.core.tasks import class_tasks
+from dipole.core.contrast.pairs import Pairs
+from dipole.core.ground.errors import ConfigError, DataError
+from dipole.core.measure.class_tasks import class_tasks
+from dipole.core.measure.probes import knn_probe
+from dipole.core.train.adapter import Adapter, Context
+from dipole.core.train.sampling import ClassBlocks
 from dipole.text import encoders, senteval
 from dipole.text.batching import Batch, make_batch
 from dipole.text.config import TextSettings

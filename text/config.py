@@ -4,8 +4,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from dipole.core.config import Settings
-from dipole.core.tasks import Classifier
+from dipole.core.measure.class_tasks import Classifier
+from dipole.core.train.config import Settings
 
 
 class TextSettings(Settings):

@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dipole.core.errors import DataError
-from dipole.core.hub import without_retry_messages
+from dipole.core.ground.errors import DataError
+from dipole.core.ground.hub import without_retry_messages
 from dipole.text.vocabulary import Tokens
 
 Unit = Literal["documents", "sentences"]

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dipole.core.errors import DataError
-from dipole.core.probes import linear_probe
+from dipole.core.ground.errors import DataError
+from dipole.core.measure.probes import linear_probe
 from dipole.text.corpus import Document
 
 CHUNK = 1000  # documents whose sentences are encoded together

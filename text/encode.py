@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dipole.core.errors import DataError, OptionError
-from dipole.core.progress import Progress
+from dipole.core.ground.errors import DataError, OptionError
+from dipole.core.ground.progress import Progress
 from dipole.text.batching import Batch, by_tokens, pad
 from dipole.text.encoders import SentenceModel
 from dipole.text.probes import halves_normalised

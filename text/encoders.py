@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
-from dipole.core.errors import ConfigError
+from dipole.core.ground.errors import ConfigError
 from dipole.text.batching import Batch, Chunk
 from dipole.text.recurrent import final_states
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dipole.core.similarity import normalize
+from dipole.core.contrast.similarity import normalize
 
 
 @dataclass(frozen=True)

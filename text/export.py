@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.modeling_outputs import BaseModelOutput
 
-from dipole.core.errors import TrainingError
+from dipole.core.ground.errors import TrainingError
 from dipole.text.batching import Batch, Chunk
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders import Projected, SentenceModel, Transformer, architecture, from_architecture

@@ -11,7 +11,7 @@ from sklearn.metrics import f1_score
 from sklearn.model_selection import KFold, StratifiedKFold
 from sklearn.utils import shuffle as sklearn_shuffle
 
-from dipole.core.errors import DataError, OptionError, nearest
+from dipole.core.ground.errors import DataError, OptionError, nearest
 from dipole.text.logistic import predictions
 from dipole.text.senteval_tasks import Sentence, Split, Task
 from dipole.text.stepped import Classifier, Fit, fit_all

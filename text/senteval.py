@@ -15,8 +15,8 @@ from typing import Any, overload
 
 import numpy as np
 
-from dipole.core.errors import DataError, OptionError
-from dipole.core.progress import Progress
+from dipole.core.ground.errors import DataError, OptionError
+from dipole.core.ground.progress import Progress
 from dipole.text.probes import (
     PROTOCOLS,
     Probe,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dipole.core.errors import DataError, nearest
+from dipole.core.ground.errors import DataError, nearest
 
 Sentence = list[str]
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dipole.core.errors import OptionError, nearest
+from dipole.core.ground.errors import OptionError, nearest
 
 OPTIMIZERS = {
     "adadelta": torch.optim.Adadelta,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dipole.core.errors import DataError
+from dipole.core.ground.errors import DataError
 from dipole.text.senteval import SIX_TASKS, Result
 
 PUBLISHED = ("lmcl-table4", "cllr-table2")

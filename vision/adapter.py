@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 import torch
 from torch import Tensor
 
-from dipole.core.adapter import Adapter, Context
-from dipole.core.config import Settings
-from dipole.core.errors import ConfigError, PairsError
-from dipole.core.pairs import Pairs
-from dipole.core.probes import frozen
-from dipole.core.sampling import ClassBlocks
+from dipole.core.contrast.pairs import Pairs
+from dipole.core.ground.errors import ConfigError, PairsError
+from dipole.core.measure.probes import frozen
+from dipole.core.train.adapter import Adapter, Context
+from dipole.core.train.config import Settings
+from dipole.core.train.sampling import ClassBlocks
 from dipole.vision.augment import apply, centre, draw
 from dipole.vision.carry import explain
 from dipole.vision.config import BlocksConfig, VisionConfig
@@ -25,7 +25,7 @@ from dipole.vision.picture import draw_query, neighbourhood, sharpness
 from dipole.vision.stream import Encoded, ahead
 
 if TYPE_CHECKING:
-    from dipole.core.trainer import Run
+    from dipole.core.train.loop import Run
 
 CHUNK = 512  # images per forward pass when features are extracted
 SAMPLE = 2000  # images from which the statistics of Lab are taken

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from dipole.core.config import Settings
+from dipole.core.train.config import Settings
 
 LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, the greyscale weights of Pillow and torchvision
 CROP_ATTEMPTS = 10

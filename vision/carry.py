@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from dipole.core.errors import PairsError
-from dipole.core.objective import Composite
-from dipole.core.pairs import Pairs
+from dipole.core.contrast.objective import Composite
+from dipole.core.contrast.pairs import Pairs
+from dipole.core.ground.errors import PairsError
 from dipole.vision.methods import both_directions, crops
 
 IMAGES, QUEUE = 6, 8

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from dipole.core.config import Settings
+from dipole.core.train.config import Settings
 from dipole.vision.augment import AugmentConfig
 from dipole.vision.data import DataConfig
 from dipole.vision.encoders import EncoderConfig

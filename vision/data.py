@@ -12,9 +12,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from dipole.core.config import Settings
-from dipole.core.errors import DataError
-from dipole.core.seeding import Seeds
+from dipole.core.ground.errors import DataError
+from dipole.core.ground.seeding import Seeds
+from dipole.core.train.config import Settings
 from dipole.vision.stream import Encoded
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from dipole.core.config import load
 from dipole.core.record import RunRecord
-from dipole.core.runs import DEFAULT_RUNS
-from dipole.core.trainer import train
+from dipole.core.train.config import load
+from dipole.core.train.loop import train
+from dipole.core.train.run_folder import DEFAULT_RUNS
 
 OBJECTIVES = ("infonce", "infonce + 0.1*dp", "cacr", "infonce + 0.1*cllr")
 COLUMNS = {"all labels": "linear/accuracy", "5 labels per class": "few_shot/accuracy", "k-means": "kmeans/accuracy"}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dipole.core.errors import ConfigError
+from dipole.core.ground.errors import ConfigError
 from dipole.vision.encoders import Encoder
 from dipole.vision.resnet import ResNetEncoder
 

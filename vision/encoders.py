@@ -7,8 +7,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from dipole.core.config import Settings
-from dipole.core.errors import ConfigError, nearest
+from dipole.core.ground.errors import ConfigError, nearest
+from dipole.core.train.config import Settings
 
 Stem = Literal["cifar", "imagenet"]
 

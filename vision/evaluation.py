@@ -5,9 +5,9 @@ from typing import Any, Literal
 from pydantic import Field
 from torch import Tensor
 
-from dipole.core.config import Settings
-from dipole.core.probes import few_shot_probe, kmeans_accuracy, knn_probe, linear_probe, mean_classifier
-from dipole.core.tasks import class_tasks
+from dipole.core.measure.class_tasks import class_tasks
+from dipole.core.measure.probes import few_shot_probe, kmeans_accuracy, knn_probe, linear_probe, mean_classifier
+from dipole.core.train.config import Settings
 from dipole.vision.picture import Projection
 
 Probe = Literal["linear", "few_shot", "kmeans", "knn", "mean", "tasks"]

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from dipole.core.errors import ConfigError
+from dipole.core.ground.errors import ConfigError
 from dipole.vision.encoders import Encoder, EncoderConfig, build_encoder
 from dipole.vision.methods import CMC, MoCo, MultiCrop, SimCLR
 

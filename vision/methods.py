@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dipole.core.distributed import gather_rows, row_counts, world_size
-from dipole.core.pairs import Pairs
+from dipole.core.contrast.pairs import Pairs
+from dipole.core.ground.distributed import gather_rows, row_counts, world_size
 from dipole.vision.encoders import Encoder
 
 Build = Callable[[int], tuple[Encoder, nn.Module, int]]  # channels -> encoder, projector, width of the embedding

@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dipole.core.errors import OptionError
-from dipole.core.objectives.cacr import CACR
+from dipole.core.contrast.objectives.cacr import CACR
+from dipole.core.ground.errors import OptionError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from dipole.core.objective import Composite
+    from dipole.core.contrast.objective import Composite
 
 SHOWN = 4  # so many negatives of greatest and of least weight stand beside the query (CACR Fig. 6)
 QUERY, POSITIVE = "#1a1a1a", "#d1603d"

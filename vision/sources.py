@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dipole.core.errors import DataError, nearest
-from dipole.core.hub import without_retry_messages
+from dipole.core.ground.errors import DataError, nearest
+from dipole.core.ground.hub import without_retry_messages
 from dipole.vision.data import ImageSet
 from dipole.vision.stream import Encoded, OnCorrupt, attempt, describe
 

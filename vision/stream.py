@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dipole.core.errors import DataError
+from dipole.core.ground.errors import DataError
 
 OnCorrupt = Literal["refuse", "skip"]
 PROBED = 1000  # images whose bytes enter the fingerprint

@@ -9,18 +9,18 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from dipole.core.adapter import Adapter, Context
-from dipole.core.config import Settings
-from dipole.core.errors import ConfigError
-from dipole.core.files import atomic_write
-from dipole.core.pairs import Pairs
-from dipole.core.probes import kmeans_accuracy
+from dipole.core.contrast.pairs import Pairs
+from dipole.core.ground.errors import ConfigError
+from dipole.core.ground.files import atomic_write
+from dipole.core.measure.probes import kmeans_accuracy
+from dipole.core.train.adapter import Adapter, Context
+from dipole.core.train.config import Settings
 from dipole.vision.encoders import EncoderConfig, build_encoder
 from dipole.vision.planar import SETS
 
 if TYPE_CHECKING:
-    from dipole.core.objective import Composite
-    from dipole.core.trainer import Run
+    from dipole.core.contrast.objective import Composite
+    from dipole.core.train.loop import Run
 
 
 class ToyConfig(Settings):

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.gradcheck import GradcheckError, gradcheck
 
-from dipole.core import rows
 from dipole.core.conformance.layouts import VIEWS, Layout, Leaves, hard_pairs, two_views
-from dipole.core.conformance.subject import Result, Subject, parameters_of
-from dipole.core.errors import DipoleError
-from dipole.core.pairs import Pairs
+from dipole.core.conformance.subjects import Result, Subject, parameters_of
+from dipole.core.contrast import rows
+from dipole.core.contrast.pairs import Pairs
+from dipole.core.ground.errors import DipoleError
 
 EXACT = 1e-9  # float64 against float64
 SINGLE = 1e-4  # float32 against float64, hard pairs at temperature 0.01

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dipole.core.pairs import Pairs
+from dipole.core.contrast.pairs import Pairs
 
 WIDTH = 6
 Leaves = dict[str, Tensor]

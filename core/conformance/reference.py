@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from dipole.core.pairs import Pairs
+from dipole.core.contrast.pairs import Pairs
 
 Vector = Tensor  # (d,) float64
 Number = Tensor  # () float64

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dipole.core.conformance.checks import Check, Failed, Skipped
-from dipole.core.conformance.subject import Subject
+from dipole.core.conformance.subjects import Subject
 
 
 @dataclass(frozen=True)

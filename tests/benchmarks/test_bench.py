@@ -27,7 +27,7 @@ from dipole.benchmarks.engines import (
 from dipole.benchmarks.lease import claim
 from dipole.benchmarks.worker import BENCH
 from dipole.core.cli import main
-from dipole.core.errors import ConfigError
+from dipole.core.ground.errors import ConfigError
 
 SUITE = """
 name = "tiny"

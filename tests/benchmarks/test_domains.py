@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from dipole.core.config import load
-from dipole.core.evaluation import evaluate
-from dipole.core.runs import RunFolder
-from dipole.core.seeding import Seeds
-from dipole.core.trainer import build
+from dipole.core.ground.seeding import Seeds
+from dipole.core.train.config import load
+from dipole.core.train.evaluation import evaluate
+from dipole.core.train.loop import build
+from dipole.core.train.run_folder import RunFolder
 
 SMALL = {
     "vision": ("digits-simclr", ["train.batch_size=32", "vision.probe.baselines=false", "vision.probe.probes=['knn']"]),

@@ -23,7 +23,7 @@ from dipole.benchmarks.published import (
     tables,
 )
 from dipole.benchmarks.statistics import summarize
-from dipole.core.errors import DataError
+from dipole.core.ground.errors import DataError
 
 
 def test_every_table_and_figure_is_there():

@@ -22,7 +22,7 @@ from dipole.benchmarks.manifest import read_manifests, write_manifest
 from dipole.benchmarks.published import claims, tables
 from dipole.benchmarks.report import make_report, write_report
 from dipole.benchmarks.results import SuiteResults, rank
-from dipole.core.errors import ConfigError, DataError
+from dipole.core.ground.errors import ConfigError, DataError
 from dipole.core.record import read_record
 
 RECORDS = Path(__file__).parent / "records"

@@ -15,7 +15,7 @@ from dipole.benchmarks.results import SuiteResults
 from dipole.benchmarks.sheets import beside_sheet
 from dipole.benchmarks.suite import read_suite, suites
 from dipole.core.cli import main
-from dipole.core.errors import ConfigError
+from dipole.core.ground.errors import ConfigError
 
 SUITE = """
 name = "mine"
@@ -70,7 +70,7 @@ def test_cells_with_equal_settings_share_a_run(suite_file):
 
 
 def test_later_settings_win_and_the_command_repeats_the_run(suite_file):
-    from dipole.core.config import load
+    from dipole.core.train.config import load
 
     sized = read_suite(suite_file).at("small")
     for job in sized.jobs():

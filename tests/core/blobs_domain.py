@@ -14,9 +14,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from dipole.core.adapter import DOMAINS, Adapter, Context
-from dipole.core.config import Settings
-from dipole.core.pairs import Pairs
+from dipole.core.contrast.pairs import Pairs
+from dipole.core.train.adapter import Adapter, Context
+from dipole.core.train.config import Settings
+from dipole.core.train.domains import DOMAINS
 
 RECIPE = """
 name = "blobs"

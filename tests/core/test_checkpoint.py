@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from dipole.core.checkpoint import list_checkpoints, load_checkpoint, newest_checkpoint, save_checkpoint
-from dipole.core.errors import CheckpointError
-from dipole.core.files import atomic_write
+from dipole.core.ground.errors import CheckpointError
+from dipole.core.ground.files import atomic_write
+from dipole.core.ground.seeding import rng_state
 from dipole.core.record import RunRecord
-from dipole.core.seeding import rng_state
+from dipole.core.train.checkpoint import list_checkpoints, load_checkpoint, newest_checkpoint, save_checkpoint
 
 
 def state(step: int) -> dict:

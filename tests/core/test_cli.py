@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from dipole.core import cli
-from dipole.core.metrics import read_metrics
+from dipole.core.cli import app as cli
 from dipole.core.record import read_record
-from dipole.core.weights import load_weights
+from dipole.core.train.metrics import read_metrics
+from dipole.core.train.model_files import load_weights
 
 Process = Callable[..., subprocess.Popen[str]]
 
@@ -222,7 +222,7 @@ def test_check_reports_and_fails(blobs: Path, capsys: pytest.CaptureFixture[str]
 def test_doctor_names_problems_with_cures(
     blobs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dipole.core import doctor
+    from dipole.core.cli import doctor
 
     monkeypatch.setattr(doctor, "DOMAIN_PROBES", {"rl: simulator": "absent_package:probe"})
     monkeypatch.setenv("DIPOLE_DATA", "nowhere")
@@ -251,7 +251,7 @@ def test_doctor_names_problems_with_cures(
     ],
 )
 def test_doctor_compares_versions(bounds: str, found: str, fits: bool) -> None:
-    from dipole.core.doctor import _satisfies
+    from dipole.core.cli.doctor import _satisfies
 
     assert _satisfies(found, bounds) is fits
 
@@ -324,9 +324,9 @@ def test_two_ranks_equal_one_process(blobs: Path, tmp_path: Path) -> None:
     """Two gloo ranks of 8 instances under torchrun against one process of 16, weight by weight."""
     import torch
 
-    from dipole.core.config import load
-    from dipole.core.runs import RunFolder
-    from dipole.core.trainer import build
+    from dipole.core.train.config import load
+    from dipole.core.train.loop import build
+    from dipole.core.train.run_folder import RunFolder
 
     script = Path(__file__).with_name("blobs_domain.py")
     common = [

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import dipole
-from dipole.core.regularizers.cllr import shrink_columns, shrink_spectrum
+from dipole.core.contrast.regularizers.cllr import shrink_columns, shrink_spectrum
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field
 
-from dipole.core.config import UNSET, Settings, load, parse_override, read_recipe, resolve, toml_text
-from dipole.core.errors import ConfigError
+from dipole.core.ground.errors import ConfigError
+from dipole.core.train.config import UNSET, Settings, load, parse_override, read_recipe, resolve, toml_text
 
 
 def problems(*overrides: str, recipe: Path) -> str:
@@ -184,7 +184,7 @@ def test_nested_tables_are_named_by_their_path() -> None:
     class Outer(Settings):
         inner: Inner = Inner()
 
-    import dipole.core.config as module
+    import dipole.core.train.config as module
 
     with pytest.raises(ValueError, match="1 validation error") as caught:
         Outer.model_validate_json('{"inner": {"knd": "a"}}')

@@ -10,12 +10,12 @@ from torch.nn.functional import cross_entropy, normalize
 
 import dipole
 from dipole.core.cli import main
+from dipole.core.conformance.kit import CHECKS, all_subjects, check_objective, parametrize_with_checks
 from dipole.core.conformance.layouts import LAYOUTS
-from dipole.core.errors import DipoleError
-from dipole.core.objective import Objective
-from dipole.core.registry import registry
-from dipole.core.spec import parse
-from dipole.core.testing import CHECKS, all_subjects, check_objective, parametrize_with_checks
+from dipole.core.contrast.objective import Objective
+from dipole.core.contrast.registry import registry
+from dipole.core.contrast.spec import parse
+from dipole.core.ground.errors import DipoleError
 
 # Together these visit every option of every entry away from its default.
 SPECS = [
@@ -272,7 +272,7 @@ class BadTiles(Objective):
         super().__init__("cosine")
 
     def loss(self, positive: Tensor, rows) -> Tensor:
-        from dipole.core import rows as engine
+        from dipole.core.contrast import rows as engine
 
         return -positive.mean(1) * engine.TILE
 

@@ -7,8 +7,11 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from dipole.core import diagnostics, rows
-from dipole.core.diagnostics import (
+from dipole.core.contrast import rows
+from dipole.core.contrast.pairs import Pairs
+from dipole.core.ground.errors import PairsError
+from dipole.core.measure import diagnostics
+from dipole.core.measure.diagnostics import (
     alignment,
     conditional_entropy,
     distance_histogram,
@@ -21,8 +24,6 @@ from dipole.core.diagnostics import (
     similarity_error,
     uniformity,
 )
-from dipole.core.errors import PairsError
-from dipole.core.pairs import Pairs
 
 N, WIDTH = 11, 4
 

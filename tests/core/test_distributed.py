@@ -10,7 +10,7 @@ import torch.multiprocessing as mp
 
 import dipole
 from dipole import Pairs
-from dipole.core.registry import registry
+from dipole.core.contrast.registry import registry
 
 SPECS = [
     entry.name if entry.kind == "objective" else f"infonce + {entry.name}"

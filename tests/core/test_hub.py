@@ -2,7 +2,7 @@
 
 import logging
 
-from dipole.core.hub import without_retry_messages
+from dipole.core.ground.hub import without_retry_messages
 
 
 class Kept(logging.Handler):

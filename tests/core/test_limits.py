@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import dipole
-from dipole.core import rows
 from dipole.core.conformance.reference import Case, uaur
-from dipole.core.pairs import Pairs
+from dipole.core.contrast import rows
+from dipole.core.contrast.pairs import Pairs
 
 SIZES = st.tuples(st.integers(2, 6), st.integers(2, 4), st.integers(2, 5), st.integers(0, 10_000))
 quick = settings(max_examples=15, deadline=None)

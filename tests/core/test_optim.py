@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from dipole.core.config import TrainConfig
-from dipole.core.optim import LARS, build_optimizer, learning_rate
+from dipole.core.train.config import TrainConfig
+from dipole.core.train.optimizer import LARS, build_optimizer, learning_rate
 
 
 def rates(total: int, spe: int = 1, **settings: object) -> list[float]:

@@ -5,7 +5,7 @@ import torch
 
 import dipole
 from dipole import Pairs
-from dipole.core.errors import PairsError
+from dipole.core.ground.errors import PairsError
 
 
 def relations(pairs, i):

@@ -7,8 +7,8 @@ from sklearn.cluster import KMeans
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 
-from dipole.core import probes
-from dipole.core.errors import DataError, OptionError, TrainingError
+from dipole.core.ground.errors import DataError, OptionError, TrainingError
+from dipole.core.measure import probes
 
 
 def blobs(n=300, d=6, classes=4, spread=1.0, seed=0):

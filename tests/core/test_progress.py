@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from dipole.core import progress
-from dipole.core.progress import Progress, duration
+from dipole.core.ground import progress
+from dipole.core.ground.progress import Progress, duration
 
 
 def run(monkeypatch: pytest.MonkeyPatch, terminal: bool, quiet: bool) -> str:

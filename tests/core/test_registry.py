@@ -5,10 +5,10 @@ from typing import Annotated
 import pytest
 
 import dipole
-from dipole.core.errors import RegistryError, SpecError
-from dipole.core.objective import Objective
-from dipole.core.options import Range
-from dipole.core.registry import registry
+from dipole.core.contrast.objective import Objective
+from dipole.core.contrast.options import Range
+from dipole.core.contrast.registry import registry
+from dipole.core.ground.errors import RegistryError, SpecError
 
 BASES = {
     "infonce", "quickthoughts", "dcl", "hcl", "align_uniform", "cacr", "tuple", "triplet", "co2", "swav", "blocks",

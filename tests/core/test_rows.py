@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from dipole.core import rows
-from dipole.core.pairs import Pairs
-from dipole.core.rows import Between, Count, Extreme, LogSumExp, SoftmaxMean, Sum, row_statistics
+from dipole.core.contrast import rows
+from dipole.core.contrast.pairs import Pairs
+from dipole.core.contrast.rows import Between, Count, Extreme, LogSumExp, SoftmaxMean, Sum, row_statistics
 
 STATISTICS = [
     LogSumExp(2.0),

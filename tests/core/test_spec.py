@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dipole
-from dipole.core.errors import OptionError, SpecError
-from dipole.core.spec import Term, format_terms, parse
+from dipole.core.contrast.spec import Term, format_terms, parse
+from dipole.core.ground.errors import OptionError, SpecError
 
 NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)
 VALUES = st.one_of(
@@ -112,7 +112,7 @@ def test_values_are_never_evaluated():
 
 
 def test_constructors_check_like_the_grammar():
-    from dipole.core.objectives.infonce import InfoNCE
+    from dipole.core.contrast.objectives.infonce import InfoNCE
 
     with pytest.raises(OptionError, match="temperature must be a number > 0, got -1"):
         InfoNCE(temperature=-1)

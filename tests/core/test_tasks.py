@@ -5,9 +5,9 @@ from itertools import combinations
 import pytest
 import torch
 
-from dipole.core.errors import OptionError
-from dipole.core.probes import mean_classifier
-from dipole.core.tasks import class_tasks
+from dipole.core.ground.errors import OptionError
+from dipole.core.measure.class_tasks import class_tasks
+from dipole.core.measure.probes import mean_classifier
 
 
 def points(per_class=6, classes=6, d=4, seed=0):

@@ -12,15 +12,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dipole.core.checkpoint import list_checkpoints, load_checkpoint
-from dipole.core.config import load
-from dipole.core.errors import CheckpointError, ConfigError, DipoleError, TrainingError
-from dipole.core.metrics import read_metrics
-from dipole.core.objective import objective
+from dipole.core.contrast.objective import objective
+from dipole.core.ground.errors import CheckpointError, ConfigError, DipoleError, TrainingError
+from dipole.core.ground.seeding import Seeds
 from dipole.core.record import read_record
-from dipole.core.runs import RunFolder
-from dipole.core.seeding import Seeds
-from dipole.core.trainer import RunInterruptedError, train
+from dipole.core.train.checkpoint import list_checkpoints, load_checkpoint
+from dipole.core.train.config import load
+from dipole.core.train.loop import RunInterruptedError, train
+from dipole.core.train.metrics import read_metrics
+from dipole.core.train.run_folder import RunFolder
 
 
 def quiet(recipe: Path, *overrides: str, runs: Path, **options: Any) -> Any:

@@ -5,10 +5,11 @@ import json
 import pytest
 import torch
 
-from dipole.core.config import load, shipped_recipes
-from dipole.core.errors import ConfigError
-from dipole.core.trainer import Run, RunInterruptedError, train
-from dipole.core.weights import load_weights
+from dipole.core.ground.errors import ConfigError
+from dipole.core.train.config import load
+from dipole.core.train.loop import Run, RunInterruptedError, train
+from dipole.core.train.model_files import load_weights
+from dipole.core.train.shipped import shipped_recipes
 from dipole.rl import ContrastiveSAC, tasks
 from dipole.rl.adapter import RLAdapter, RLConfig
 
@@ -78,8 +79,8 @@ def test_the_control_trains_without_an_objective(tmp_path):
 def test_the_weights_of_a_run_act_again_and_are_exported(tmp_path):
     config = short()
     record = train(config, tmp_path, quiet=True)
-    from dipole.core.runs import RunFolder
-    from dipole.core.trainer import build
+    from dipole.core.train.loop import build
+    from dipole.core.train.run_folder import RunFolder
 
     adapter, objective = build(config, RunFolder(tmp_path / config.hash), torch.device("cpu"))
     load_weights(tmp_path / config.hash / "model", adapter.module, objective)

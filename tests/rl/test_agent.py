@@ -7,8 +7,8 @@ from gymnasium import spaces
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from dipole.core.errors import ConfigError, SpecError, TrainingError
-from dipole.core.pairs import Pairs
+from dipole.core.contrast.pairs import Pairs
+from dipole.core.ground.errors import ConfigError, SpecError, TrainingError
 from dipole.rl import ContrastiveSAC, DotEnv, make_env
 from dipole.rl import agent as agent_module
 from dipole.rl.agent import duplicates

@@ -5,7 +5,7 @@ import pytest
 import torch
 from stable_baselines3 import A2C, DQN, PPO, SAC, TD3
 
-from dipole.core.errors import ConfigError, DipoleError, TrainingError
+from dipole.core.ground.errors import ConfigError, DipoleError, TrainingError
 from dipole.rl import ContrastiveCallback, DotEnv
 
 NET = {"net_arch": [8]}

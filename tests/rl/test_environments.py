@@ -12,7 +12,7 @@ from gymnasium.utils.env_checker import check_env as check_gymnasium
 from stable_baselines3.common.env_checker import check_env as check_sb3
 
 import dipole.rl
-from dipole.core.errors import ConfigError
+from dipole.core.ground.errors import ConfigError
 from dipole.rl import ControlEnv, DotEnv, make_env, tasks
 from dipole.rl.rendering import INSTALL, PACKAGES, RenderingError, choose_backend, osmesa_works
 
@@ -292,7 +292,7 @@ def test_a_thread_may_go_on_after_the_main_one():
 def test_a_mujoco_that_dm_control_cannot_load_is_refused(monkeypatch, opengl):
     import mujoco
 
-    from dipole.core.errors import DipoleError
+    from dipole.core.ground.errors import DipoleError
     from dipole.rl.rendering import import_suite
 
     monkeypatch.setattr(mujoco, "__version__", "4.0.0")

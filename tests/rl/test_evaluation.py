@@ -9,7 +9,7 @@ from PIL import Image
 from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from dipole.core.errors import ConfigError, DataError, TrainingError
+from dipole.core.ground.errors import ConfigError, DataError, TrainingError
 from dipole.rl import DotEnv, EvaluationCallback
 from dipole.rl.evaluation import (
     Evaluation,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from dipole.core.errors import CheckpointError, ConfigError, TrainingError
+from dipole.core.ground.errors import CheckpointError, ConfigError, TrainingError
 from dipole.rl import CheckpointCallback, ContrastiveSAC, DotEnv, WorkerVecEnv, checkpoint, make_env, resume
 from dipole.rl.faults import PATIENCE, Guard
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from dipole.core.errors import ConfigError, TrainingError
+from dipole.core.ground.errors import ConfigError, TrainingError
 from dipole.rl import memory
 from dipole.rl.augmentation import Centre, Crop, Custom, Shift, resolve, shift
 from dipole.rl.replay import FrameReplayBuffer

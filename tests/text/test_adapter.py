@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import dipole
-from dipole.core.errors import ConfigError, DataError
-from dipole.core.seeding import Seeds
+from dipole.core.ground.errors import ConfigError, DataError
+from dipole.core.ground.seeding import Seeds
 from dipole.text.adapter import TextAdapter, expanded
 from dipole.text.config import TextSettings
 from dipole.text.tables import published_rows
@@ -250,8 +250,8 @@ def test_train_eval_and_export_from_the_command_line(corpus, tmp_path, capsys):
     sentence_transformers = pytest.importorskip("sentence_transformers")
     assert main(["export", str(run), "--to", "sentence-transformers", "--out", str(tmp_path / "st")]) == 0
     model = sentence_transformers.SentenceTransformer(str(tmp_path / "st"), device="cpu")
-    from dipole.core.runs import find_run
-    from dipole.core.saved import load_run
+    from dipole.core.train.run_folder import find_run
+    from dipole.core.train.trained_run import load_run
 
     _, adapter, _ = load_run(find_run(str(run), tmp_path / "runs"), "cpu")
     texts = ["word1 word2 .", "", "word7", "something else entirely"]

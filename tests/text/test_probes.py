@@ -6,7 +6,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold
 
-from dipole.core.errors import OptionError
+from dipole.core.ground.errors import OptionError
 from dipole.text.logistic import predictions
 from dipole.text.probes import Settings, classify, halves_normalised
 from dipole.text.senteval_tasks import Split, Task

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import pearsonr, spearmanr
 
-from dipole.core.errors import DataError, OptionError
+from dipole.core.ground.errors import DataError, OptionError
 from dipole.text import senteval
 from dipole.text.relatedness import fit_relatedness, soft_targets, sts_result
 

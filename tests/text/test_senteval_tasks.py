@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from dipole.core.errors import DataError
+from dipole.core.ground.errors import DataError
 from dipole.text.senteval_tasks import STS, load_task
 
 SIZES = {"MR": 10662, "CR": 3775, "SUBJ": 10000, "MPQA": 10606}

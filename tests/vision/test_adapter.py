@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from dipole.core.config import load
-from dipole.core.errors import ConfigError, DataError
-from dipole.core.probes import state_hash
-from dipole.core.seeding import Seeds, seed_everything
+from dipole.core.ground.errors import ConfigError, DataError
+from dipole.core.ground.seeding import Seeds, seed_everything
+from dipole.core.measure.probes import state_hash
+from dipole.core.train.config import load
 from dipole.vision.adapter import VisionAdapter, VisionConfig
 
 SMALL = {

@@ -7,8 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from dipole.core.errors import DataError
-from dipole.core.seeding import Seeds
+from dipole.core.ground.errors import DataError
+from dipole.core.ground.seeding import Seeds
 from dipole.vision.data import DataConfig, ImageSet, load, read_classes, unbalance
 from dipole.vision.sources import Decoding, digits, open_source
 from dipole.vision.stream import ahead

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dipole.core.errors import ConfigError
-from dipole.core.seeding import Seeds, seed_everything
+from dipole.core.ground.errors import ConfigError
+from dipole.core.ground.seeding import Seeds, seed_everything
 from dipole.vision.adapter import VisionAdapter
 from dipole.vision.config import VisionConfig
 from dipole.vision.export import DipoleVisionModel

@@ -2,8 +2,8 @@
 
 import pytest
 
-from dipole.core.config import load
-from dipole.core.trainer import train
+from dipole.core.train.config import load
+from dipole.core.train.loop import train
 
 
 def results(tmp_path, *overrides):

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from pydantic import ValidationError
 
 from dipole import objective
-from dipole.core.errors import ConfigError, PairsError
-from dipole.core.seeding import Seeds, seed_everything
+from dipole.core.ground.errors import ConfigError, PairsError
+from dipole.core.ground.seeding import Seeds, seed_everything
 from dipole.vision.adapter import VisionAdapter
 from dipole.vision.config import VisionConfig
 from dipole.vision.methods import Queue, both_directions, every_view_in_turn, keep_negatives, lab

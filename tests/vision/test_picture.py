@@ -8,7 +8,7 @@ import torch
 
 from dipole import objective
 from dipole.core.cli import main
-from dipole.core.errors import OptionError
+from dipole.core.ground.errors import OptionError
 from dipole.vision.picture import flat, neighbourhood, sharpness
 
 

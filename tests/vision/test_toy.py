@@ -11,9 +11,9 @@ from dipole.benchmarks.manifest import manifest
 from dipole.benchmarks.results import SuiteResults
 from dipole.benchmarks.suite import read_suite
 from dipole.core.cli import main
-from dipole.core.config import load
-from dipole.core.errors import ConfigError
-from dipole.core.trainer import train
+from dipole.core.ground.errors import ConfigError
+from dipole.core.train.config import load
+from dipole.core.train.loop import train
 from dipole.vision.planar import BAR_DISTANCE, BAR_LENGTH, BAR_WIDTH, SETS
 
 
@@ -40,8 +40,8 @@ def test_nested_moons_are_half_circles_inside_each_other():
 
 
 def test_a_run_is_a_matrix_and_euclidean_space_is_the_identity(tmp_path):
-    from dipole.core.runs import find_run
-    from dipole.core.saved import load_run
+    from dipole.core.train.run_folder import find_run
+    from dipole.core.train.trained_run import load_run
 
     settings = ["train.steps=4", "toy.starts=2"]
     record = train(load("lmcl-toy", [*settings, "objective=none"]).config, tmp_path, quiet=True)

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from dipole.core.conformance.reference import Case, cosine
-from dipole.core.objective import Objective, Rows
-from dipole.core.options import Range
-from dipole.core.registry import register
-from dipole.core.rows import AnyStatistic, LogSumExp
+from dipole.core.contrast.objective import Objective, Rows
+from dipole.core.contrast.options import Range
+from dipole.core.contrast.registry import register
+from dipole.core.contrast.rows import AnyStatistic, LogSumExp
 
 
 @register(

@@ -1,0 +1,7 @@
+"""`python -m dipole.core.cli` is the command `dipole`; `torchrun -m` needs a module."""
+
+import sys
+
+from dipole.core.cli.app import main
+
+sys.exit(main())

@@ -1,0 +1,47 @@
+"""`dipole add`: a number that another program measured on a run's model."""
+
+from __future__ import annotations
+
+import argparse
+from math import isfinite
+from pathlib import Path
+
+from dipole.core.cli import Runner
+from dipole.core.ground.errors import ConfigError
+
+
+def configure(parser: argparse.ArgumentParser) -> Runner:
+    parser.add_argument("run", metavar="RUN", help="folder of a finished run, or the first digits of its hash")
+    parser.add_argument("values", metavar="NAME=VALUE", nargs="+", help="such as detection/voc/AP50=0.824")
+    parser.add_argument("--source", required=True, help="what measured it, such as 'detectron2 0.6, voc.yaml'")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where hashes are looked up")
+    return run
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from dipole.core.ground.text import number, text_table
+    from dipole.core.record import read_record
+    from dipole.core.record.additions import add_measured
+    from dipole.core.train.run_folder import find_run
+
+    values = dict(map(_value, arguments.values))
+    folder = find_run(arguments.run, arguments.runs)
+    record = read_record(folder.record)
+    if record.status != "done":
+        raise ConfigError(f"the run {folder.path} is {record.status}: only a finished one has a model to measure.")
+    found = add_measured(folder.path, record, values, arguments.source)
+    rows = [("added", "", "by")]
+    rows += [(name, number(each.value), each.source) for name, each in found.results.items()]
+    print(f"run        {folder.path}\nobjective  {record.objective}\n\n{text_table(rows)}")
+    return 0
+
+
+def _value(text: str) -> tuple[str, float]:
+    name, _, value = text.partition("=")
+    try:
+        number = float(value)
+    except ValueError:
+        number = float("nan")
+    if not name.strip() or not isfinite(number):
+        raise ConfigError(f"{text!r} is not NAME=VALUE with a finite number, such as detection/voc/AP50=0.824.")
+    return name.strip(), number

@@ -1,0 +1,47 @@
+"""`dipole export`: a trained model in the form another library loads."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from dipole.core.cli import Runner
+
+
+def configure(parser: argparse.ArgumentParser) -> Runner:
+    parser.add_argument("run", metavar="RUN", help="folder of a finished run, or the first digits of its hash")
+    parser.add_argument("--to", metavar="FORMAT", required=True, help="such as transformers or sentence-transformers")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="new folder to write (default: RUN/export-FORMAT)")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where hashes are looked up")
+    return run
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from dipole.core.ground.errors import ConfigError, TrainingError, nearest
+    from dipole.core.ground.files import why
+    from dipole.core.train.domains import adapter_class
+    from dipole.core.train.run_folder import find_run
+
+    folder = find_run(arguments.run, arguments.runs)
+    domain = folder.read_config().domain
+    formats = adapter_class(domain).export_formats
+    if arguments.to not in formats:
+        raise ConfigError(
+            f"a run of the domain {domain!r} cannot be exported to {arguments.to!r}.{nearest(arguments.to, formats)} "
+            f"Formats: {', '.join(formats) or 'none'}."
+        )
+    out = arguments.out or folder.path / f"export-{arguments.to}"
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} is not an empty folder; choose another --out.")
+
+    from dipole.core.train.trained_run import load_run
+
+    record, adapter, objective = load_run(folder, "cpu")
+    adapter.module.eval()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        adapter.export(arguments.to, out, record, objective)
+    except OSError as error:
+        raise TrainingError(f"cannot export to {out}: {why(error)}") from error
+    print(out)
+    return 0

@@ -1,0 +1,166 @@
+"""`dipole show`: what one name means."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, get_args, get_origin
+
+from dipole.core.cli import Runner
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from dipole.core.contrast.registry import Entry
+    from dipole.core.train.config import Settings
+
+
+def configure(parser: argparse.ArgumentParser) -> Runner:
+    parser.add_argument(
+        "name",
+        metavar="NAME",
+        help="an objective, regularizer, diagnostic, recipe, suite or domain; `train` for the [train] table",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return run
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from dipole.core.train.config import RunConfig, TrainConfig
+    from dipole.core.train.domains import DOMAINS, adapter_class
+    from dipole.core.train.shipped import shipped
+
+    # A table's recipe and its suite share a name; both are shown, the suite first: it names the recipe.
+    name, files = arguments.name, {"suite": shipped("suites"), "recipe": shipped("recipes")}
+    if found := {kind: paths[name] for kind, paths in files.items() if name in paths}:
+        texts = {kind: path.read_text(encoding="utf-8") for kind, path in found.items()}
+        facts = [{"name": name, "kind": kind, "path": str(found[kind]), "text": text} for kind, text in texts.items()]
+        print(json.dumps(facts if len(facts) > 1 else facts[0]) if arguments.json else "\n".join(texts.values()))
+    elif name in ("run", "train") or name in DOMAINS:
+        tables: dict[str, type[Settings]] = {"run": RunConfig, "train": TrainConfig}
+        table = tables[name] if name in tables else adapter_class(name).config_model
+        _show_table(name, table, arguments.json)
+    else:
+        from dipole.core.contrast.registry import registry
+        from dipole.core.ground.errors import SpecError, nearest
+
+        try:
+            entry = registry.get(name)
+        except SpecError as error:
+            near = nearest(name, [*files["recipe"], *files["suite"], *DOMAINS])
+            raise SpecError(f"{error}{f' Recipes, suites and domains:{near}' if near else ''}") from None
+        _show_entry(entry, arguments.json)
+    return 0
+
+
+def _show_entry(entry: Entry, as_json: bool) -> None:
+    options = [
+        {
+            "name": option.name,
+            "type": option.type,
+            "required": option.default is inspect.Parameter.empty,
+            "default": None if option.default is inspect.Parameter.empty else option.default,
+            "range": option.range,
+            "help": option.help,
+        }
+        for option in entry.options
+    ]
+    facts: dict[str, Any] = {
+        "name": entry.name,
+        "kind": entry.kind,
+        "aliases": list(entry.aliases),
+        "summary": entry.summary,
+        "formula": entry.formula,
+        "source": entry.source,
+        "cost": entry.cost,
+        "weight": entry.weight,
+        "options": options,
+    }
+    if as_json:
+        print(json.dumps(facts, indent=2, default=str))
+        return
+    print(f"{entry.name}  ({entry.kind})\n\n{entry.summary}\n")
+    if entry.formula:
+        print(*(f"    {line}" for line in entry.formula.splitlines()), sep="\n", end="\n\n")
+    for label, value in (
+        ("source", entry.source),
+        ("cost", entry.cost),
+        ("aliases", ", ".join(entry.aliases)),
+        ("weight", f"{entry.weight:g} when none is written" if entry.kind == "regularizer" else ""),
+    ):
+        if value:
+            print(f"{label + ':':<9}{value}")
+    if entry.options:
+        rows = [
+            (
+                option.name,
+                option.type,
+                "required" if option.default is inspect.Parameter.empty else _value(option.default),
+                option.range,
+                option.help,
+            )
+            for option in entry.options
+        ]
+        print()
+        _print_rows([("option", "type", "default", "range", ""), *rows])
+
+
+def _show_table(name: str, table: type[Settings], as_json: bool) -> None:
+    rows = list(_rows(table, ""))
+    if as_json:
+        keys = ("name", "type", "default", "range", "help")
+        print(json.dumps({"name": name, "settings": [dict(zip(keys, row, strict=True)) for row in rows]}, indent=2))
+        return
+    print(f"[{name}]  {inspect.getdoc(table) or ''}\n")
+    _print_rows([("setting", "type", "default", "range", ""), *rows])
+
+
+def _rows(table: type[BaseModel], prefix: str) -> Iterator[tuple[str, ...]]:
+    """Name, type, default, range and help of each setting, those of inner tables under their dotted names."""
+    from pydantic import BaseModel
+
+    for key, field in table.model_fields.items():
+        options = [field.annotation, *get_args(field.annotation)]
+        inner = [each for each in options if isinstance(each, type) and issubclass(each, BaseModel)]
+        if inner:
+            if field.description:
+                yield f"{prefix}{key}", "table", "", "", field.description
+            yield from _rows(inner[0], f"{prefix}{key}.")
+            continue
+        default = "required" if field.is_required() else _value(field.get_default(call_default_factory=True))
+        bounds = ", ".join(_bound(each) for each in field.metadata if _bound(each))
+        yield f"{prefix}{key}", _type(field.annotation), default, bounds, field.description or ""
+
+
+def _bound(metadata: Any) -> str:
+    signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "pattern": "matches"}
+    return " and ".join(
+        f"{sign} {getattr(metadata, key)}" for key, sign in signs.items() if getattr(metadata, key, None) is not None
+    )
+
+
+def _type(annotation: Any) -> str:
+    inner = [each for each in get_args(annotation) if each is not type(None)]
+    if str(get_origin(annotation)) == "typing.Literal":
+        return " | ".join(map(str, inner))
+    if get_origin(annotation) in (tuple, list):
+        return f"[{', '.join('...' if each is ... else _type(each) for each in inner)}]"
+    if inner:
+        return " or ".join(map(_type, inner))
+    return getattr(annotation, "__name__", str(annotation))
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(list(value)) if isinstance(value, tuple) else str(value)
+
+
+def _print_rows(rows: list[tuple[str, ...]]) -> None:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -1,0 +1,71 @@
+"""`dipole train`: one recipe, one run."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from dipole.core.cli import Runner
+
+
+def configure(parser: argparse.ArgumentParser) -> Runner:
+    parser.add_argument("recipe", metavar="RECIPE", help="a shipped recipe (`dipole list recipes`) or a .toml file")
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        nargs="+",
+        action="extend",
+        default=[],
+        dest="overrides",
+        help="change settings, such as train.epochs=5 'objective=infonce + 0.1*dp'; KEY= goes back to the default",
+    )
+    parser.add_argument("--seed", type=int, help="the same as --set seed=N")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="folder of runs (default: runs)")
+    parser.add_argument(
+        "--resume",
+        default="auto",
+        metavar="auto|never|PATH",
+        help="auto (default): continue from the newest checkpoint; never: begin again; PATH: from that checkpoint",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="run again although this run is finished")
+    parser.add_argument(
+        "--print-config", action="store_true", help="print the resolved settings and their origin, and stop"
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument(
+        "--tensorboard", action="store_true", help="write TensorBoard events into the run folder as well"
+    )
+    return run
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from dipole.core.train.config import load
+
+    overrides = [*arguments.overrides, *([] if arguments.seed is None else [f"seed={arguments.seed}"])]
+    resolved = load(arguments.recipe, overrides)
+    config = resolved.config
+    if arguments.print_config:
+        print(f"# run {config.hash}\n{config.to_toml(resolved.origins)}", end="")
+        return 0
+    from dipole.core.ground.text import results_table
+    from dipole.core.train.loop import train
+    from dipole.core.train.run_folder import RunFolder
+
+    already = not arguments.overwrite and RunFolder(arguments.runs / config.hash).finished()
+    record = train(
+        config,
+        arguments.runs,
+        resume=arguments.resume if arguments.resume in ("auto", "never") else Path(arguments.resume),
+        overwrite=arguments.overwrite,
+        quiet=arguments.quiet,
+        tensorboard=arguments.tensorboard,
+    )
+    if os.environ.get("RANK", "0") != "0":
+        return 0
+    print(f"run        {arguments.runs / config.hash}")
+    print(f"objective  {config.objective}")
+    print(f"\n{results_table(record.results)}\n\n{results_table(record.diagnostics)}\n")
+    if already:
+        print(f"(finished on {record.updated}; --overwrite runs it again)")
+    return 0

@@ -1,0 +1,229 @@
+"""What this machine can do, what is missing, and what cures it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Literal
+
+from dipole.core.ground.errors import DipoleError
+from dipole.core.ground.files import why
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at. "missing" is what some work needs and other work does not; "broken" stops all work."""
+
+    name: str
+    state: Literal["ok", "missing", "broken"]
+    detail: str
+    cure: str = ""
+
+
+# Functions of domains that return what they found, or raise a DipoleError whose message holds the cure.
+DOMAIN_PROBES = {
+    "rl: drawing without a display": "dipole.rl.rendering:choose_backend",
+    "rl: simulator": "dipole.rl.rendering:import_suite",
+}
+LOW_DISK = 2 * 2**30
+
+
+def examine(runs: Path) -> Iterator[Finding]:
+    """Yield the findings one by one; `runs` is the folder that runs would be written to."""
+    yield _python()
+    yield from _torch()
+    yield from _packages()
+    yield from _domains()
+    yield _data_folder()
+    yield _hub_cache()
+    yield from _runs_folder(runs)
+
+
+def _python() -> Finding:
+    return Finding("python", "ok", f"{platform.python_version()} at {sys.executable}, {platform.machine()}")
+
+
+def _torch() -> Iterator[Finding]:
+    try:
+        import torch
+    except Exception as error:
+        yield Finding(
+            "torch", "broken", f"cannot be imported: {error}", "Install it again: pip install --force-reinstall torch"
+        )
+        return
+    yield Finding("torch", "ok", torch.__version__)
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = torch.get_num_threads()
+    text = f"{threads} for {processors} processors"
+    if threads > processors:
+        yield Finding(
+            "threads",
+            "missing",
+            text,
+            f"More threads than processors slow each other down: OMP_NUM_THREADS={processors}",
+        )
+    else:
+        yield Finding("threads", "ok", text)
+    yield _gpu()
+    yield _bfloat16()
+
+
+def _gpu() -> Finding:
+    import torch
+
+    if torch.cuda.is_available():
+        names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+        return Finding("gpu", "ok", ", ".join(names))
+    if torch.backends.mps.is_available():
+        return Finding("gpu", "ok", "Apple GPU (mps)")
+    if shutil.which("nvidia-smi") is None:
+        return Finding("gpu", "ok", "none; everything runs on the processor")
+    if torch.version.cuda is None:
+        cure = "This torch is a build for processors only: install one for CUDA, see https://pytorch.org/get-started"
+    else:
+        cure = f"This torch wants CUDA {torch.version.cuda}: update the driver, or install a torch for this driver."
+    return Finding("gpu", "missing", "nvidia-smi is here, but torch sees no GPU", cure)
+
+
+def _bfloat16() -> Finding:
+    import torch
+
+    name = "bf16"
+    if torch.cuda.is_available():
+        if torch.cuda.get_device_capability() >= (8, 0):
+            return Finding(name, "ok", "native on the GPU")
+        return Finding(name, "missing", "this GPU emulates it", 'Keep train.precision = "32".')
+    try:
+        flags = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return Finding(name, "ok", "not known for this processor")
+    if re.search(r"\b(amx_bf16|avx512_bf16|bf16)\b", flags):
+        return Finding(name, "ok", "native on the processor")
+    return Finding(name, "missing", "this processor emulates it, slowly", 'Keep train.precision = "32".')
+
+
+def _packages() -> Iterator[Finding]:
+    """Compare what is installed with what each extra of dipole asks for."""
+    wanted: dict[str, list[str]] = {}
+    try:
+        lines = requires("dipole") or []
+    except PackageNotFoundError:
+        yield Finding("packages", "broken", "dipole itself is not installed", "pip install -e .")
+        return
+    for line in lines:
+        match = re.match(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?([^;]*)(?:;.*extra == ['\"]([^'\"]+)['\"])?", line)
+        if match and match[1] != "dipole" and match[3] not in ("dev", "all"):
+            wanted.setdefault(match[3] or "core", []).append(match[1] + match[2].strip())
+    for extra, packages in wanted.items():
+        absent, old = [], []
+        for package in packages:
+            name = re.split(r"[<>=!~ ]", package)[0]
+            try:
+                found = version(name)
+            except PackageNotFoundError:
+                absent.append(name)
+            else:
+                old += (
+                    []
+                    if _satisfies(found, package[len(name) :])
+                    else [f"{name} {found} (wanted {package[len(name) :]})"]
+                )
+        state: Literal["ok", "missing", "broken"] = "broken" if extra == "core" else "missing"
+        install = "pip install dipole" if extra == "core" else f"pip install 'dipole[{extra}]'"
+        if absent or old:
+            detail = "; ".join([*([f"not installed: {', '.join(absent)}"] if absent else []), *old])
+            yield Finding(f"packages of {extra}", state, detail, f"{install} --upgrade" if old else install)
+        else:
+            yield Finding(f"packages of {extra}", "ok", ", ".join(packages))
+
+
+def _satisfies(found: str, bounds: str) -> bool:
+    def key(text: str) -> tuple[int, ...]:
+        return tuple(int(part) for part in re.findall(r"\d+", text.partition("+")[0])[:3])
+
+    for sign, bound in re.findall(r"(>=|<=|==|<|>)\s*([\d.]+)", bounds):
+        a, b = key(found), key(bound)
+        a, b = a + (0,) * (3 - len(a)), b + (0,) * (3 - len(b))
+        if not {">=": a >= b, "<=": a <= b, "==": a == b, "<": a < b, ">": a > b}[sign]:
+            return False
+    return True
+
+
+def _domains() -> Iterator[Finding]:
+    for name, target in DOMAIN_PROBES.items():
+        module, _, function = target.partition(":")
+        try:
+            found = getattr(import_module(module), function)()
+        except DipoleError as error:
+            what, _, cure = str(error).partition(". ")
+            yield Finding(name, "missing", what, cure or what)
+        except ModuleNotFoundError as error:
+            yield Finding(
+                name, "missing", f"{error.name} is not installed", f"pip install 'dipole[{name.partition(':')[0]}]'"
+            )
+        except Exception as error:
+            yield Finding(
+                name, "missing", f"{type(error).__name__}: {error}", "See the message; the domain cannot be used."
+            )
+        else:
+            yield Finding(name, "ok", found if isinstance(found, str) else "loads")
+
+
+def _data_folder() -> Finding:
+    text = os.environ.get("DIPOLE_DATA")
+    if not text:
+        return Finding("data folder", "ok", "DIPOLE_DATA is not set; the embedded data and the Hub are used")
+    folder = Path(text)
+    if not folder.is_dir():
+        return Finding("data folder", "missing", f"DIPOLE_DATA={text} is no folder", "Correct or unset DIPOLE_DATA.")
+    if not os.access(folder, os.R_OK | os.X_OK):
+        return Finding("data folder", "missing", f"{text} cannot be read", f"Change its mode: chmod -R a+rX {text}")
+    return Finding(
+        "data folder", "ok", f"{text}: {', '.join(sorted(each.name for each in folder.iterdir())) or 'empty'}"
+    )
+
+
+def _hub_cache() -> Finding:
+    folder = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
+    offline = " (offline by HF_HUB_OFFLINE)" if os.environ.get("HF_HUB_OFFLINE") else ""
+    problem = _unwritable(folder)
+    if problem:
+        return Finding("hub cache", "missing", f"{folder}: {problem}", "Set HF_HOME to a folder you may write.")
+    return Finding("hub cache", "ok", f"{folder}{offline}")
+
+
+def _runs_folder(runs: Path) -> Iterator[Finding]:
+    problem = _unwritable(runs)
+    if problem:
+        yield Finding("runs folder", "broken", f"{runs.absolute()}: {problem}", "Choose another folder with --runs.")
+        return
+    yield Finding("runs folder", "ok", str(runs.absolute()))
+    free = shutil.disk_usage(_existing(runs)).free
+    text = f"{free / 2**30:.1f} GiB free"
+    if free < LOW_DISK:
+        yield Finding("disk", "missing", text, "Free some space, or choose another folder with --runs.")
+    else:
+        yield Finding("disk", "ok", text)
+
+
+def _existing(folder: Path) -> Path:
+    return next(each for each in [folder.absolute(), *folder.absolute().parents] if each.exists())
+
+
+def _unwritable(folder: Path) -> str:
+    """Try to write where the folder is or would be made; an empty string if that works."""
+    existing = _existing(folder)
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            return ""
+    except OSError as error:
+        return why(error)

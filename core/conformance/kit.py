@@ -1,0 +1,192 @@
+"""The conformance kit: does a loss do what its formula says, in every precision and at every edge?
+
+    dipole check infonce                                   # from the command line
+    report = dipole.check_objective("infonce + 0.1*dp")    # from Python
+    @parametrize_with_checks(["infonce", MyLoss])          # from pytest
+
+It checks dipole's own objectives, third-party plug-ins and anybody's loss that is called as loss(a, b). What is
+checked is the table `dipole.core.conformance.checks.CHECKS`; docs/conformance.md shows what it finds elsewhere.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial, wraps
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from dipole.core.conformance.checks import CHECKS, Check, Failed, Skipped
+from dipole.core.conformance.report import Report, Row, run
+from dipole.core.conformance.subjects import Subject, foreign, native, unregistered
+from dipole.core.contrast.objective import Composite, Objective
+from dipole.core.contrast.registry import registry
+from dipole.core.ground.errors import OptionError, SpecError, nearest
+
+__all__ = [
+    "CHECKS",
+    "Check",
+    "Failed",
+    "Report",
+    "Row",
+    "Skipped",
+    "Subject",
+    "all_subjects",
+    "check_objective",
+    "parametrize_with_checks",
+    "subject_of",
+]
+
+
+def check_objective(
+    target: Any,
+    *,
+    options: dict[str, Any] | None = None,
+    reference: str | None = None,
+    slow: bool = False,
+    only: Iterable[str] | None = None,
+) -> Report:
+    """Run the conformance checks on one loss.
+
+    Args:
+        target: an objective as text ("infonce(temperature=0.1) + 0.1*dp"; a regularizer may stand alone);
+            "package.module:name"; a class or function that builds a loss; a function loss(a, b); or an instance. A
+            subclass of `Objective` gets Pairs, everything else is called as loss(a, b) on two (n, d) tensors.
+        options: arguments of a class or function.
+        reference: the objective that a loss(a, b) should equal, as text; without one its gradient is held against
+            finite differences and its low precision against itself in float64.
+        slow: also run the checks that take more than a few seconds (code generation by torch.compile).
+        only: names of checks; all when left out.
+
+    Returns:
+        A Report: `.ok`, `.rows`, `.table()`.
+
+    Raises:
+        SpecError: if the text, the path, an option or a check's name is wrong.
+    """
+    return run(subject_of(target, options=options, reference=reference), chosen(slow, only))
+
+
+def chosen(slow: bool = False, only: Iterable[str] | None = None) -> list[Check]:
+    """The checks of a run, in the order of the table."""
+    names = [check.name for check in CHECKS]
+    wanted = None if only is None else list(only)
+    for name in wanted or ():
+        if name not in names:
+            raise SpecError(f"there is no check {name!r}.{nearest(name, names)} Checks: {', '.join(names)}.")
+    return [c for c in CHECKS if (c.name in wanted if wanted is not None else slow or not c.slow)]
+
+
+def subject_of(target: Any, *, options: dict[str, Any] | None = None, reference: str | None = None) -> Subject:
+    """Make what is given ready for the checks; see `check_objective` for what may be given."""
+    if isinstance(target, Subject):
+        return target
+    name = target if isinstance(target, str) else getattr(target, "__name__", type(target).__name__)
+    if isinstance(target, str):
+        if ":" not in target:
+            _refuse(options, f"write them into the text: {target}({_written(options)})", name)
+            _refuse_reference(reference, name)
+            return native(target)
+        target = load(target)
+    if inspect.isclass(target) and issubclass(target, Objective):
+        _refuse_reference(reference, name)
+        return unregistered(target, name, options)
+    if isinstance(target, (Composite, Objective)):
+        _refuse(options, "an instance has its options already", name)
+        _refuse_reference(reference, name)
+        return native(str(target) if isinstance(target, Composite) else str(target.term()))
+    if not callable(target):
+        raise SpecError(f"{name} cannot be called: a loss is called as loss(a, b), or give a class or function.")
+    if inspect.isroutine(target) and _takes_two(target, options or {}):
+        target, options = partial(target, **(options or {})), None
+    if not (inspect.isclass(target) or inspect.isroutine(target)):
+        _refuse(options, "an instance has its options already", name)
+    subject = foreign(target, name, options, reference)
+    try:
+        subject.make()
+    except Exception as error:
+        raise OptionError(
+            f"{name} cannot be built from the options {options or {}}: {type(error).__name__}: {error}. Give what its "
+            "constructor needs with --option NAME=VALUE, or wrap it: def build(): return ITS_CLASS(...)."
+        ) from error
+    return subject
+
+
+def load(path: str) -> Any:
+    """The object at "package.module:name"; modules in the working directory are found too."""
+    module_name, _, attribute = path.partition(":")
+    here = str(Path.cwd())
+    added = here not in sys.path
+    if added:
+        sys.path.insert(0, here)
+    try:
+        found: Any = import_module(module_name)
+    except Exception as error:
+        raise SpecError(f"{path}: cannot import {module_name!r}: {type(error).__name__}: {error}") from error
+    finally:
+        if added:
+            sys.path.remove(here)
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise SpecError(f"{path}: {found.__name__} has no {part!r}.{nearest(part, dir(found))}")
+        found = getattr(found, part)
+    return found
+
+
+def all_subjects() -> list[str]:
+    """Every registered objective and regularizer, plug-ins included: what `dipole check --all` runs."""
+    return [entry.name for entry in registry.entries() if entry.kind != "diagnostic"]
+
+
+def parametrize_with_checks(
+    targets: Sequence[Any], *, slow: bool = False, only: Iterable[str] | None = None
+) -> Callable[[Any], Any]:
+    """Decorate a test so that it runs once for each target and check.
+
+        @parametrize_with_checks(["infonce", MyLoss(temperature=0.1)])
+        def test_my_losses(subject, check):
+            check(subject)
+
+    Needs pytest. A check that does not apply is skipped.
+    """
+    import pytest
+
+    def runner(check: Check) -> Callable[[Subject], str]:
+        @wraps(check.run)
+        def call(subject: Subject) -> str:
+            try:
+                return check.run(subject)
+            except Skipped as reason:
+                pytest.skip(str(reason))
+
+        return call
+
+    cases = [
+        pytest.param(subject, runner(check), id=f"{subject.name}-{check.name}".replace(" ", "_"))
+        for subject in map(subject_of, targets)
+        for check in chosen(slow, only)
+    ]
+    return pytest.mark.parametrize(("subject", "check"), cases)
+
+
+def _takes_two(function: Callable[..., Any], options: dict[str, Any]) -> bool:
+    """True for a function that is the loss itself, False for one that builds it."""
+    parameters = inspect.signature(function).parameters.values()
+    needed = [p for p in parameters if p.default is p.empty and p.kind <= p.POSITIONAL_OR_KEYWORD]
+    return len([p for p in needed if p.name not in options]) == 2
+
+
+def _written(options: dict[str, Any] | None) -> str:
+    return ", ".join(f"{key}={value}" for key, value in (options or {}).items())
+
+
+def _refuse(options: dict[str, Any] | None, cure: str, name: str) -> None:
+    if options:
+        raise SpecError(f"{name} takes no separate options ({_written(options)}): {cure}.")
+
+
+def _refuse_reference(reference: str | None, name: str) -> None:
+    if reference is not None:
+        raise SpecError(f"{name} has its own reference; --reference {reference!r} is for a loss called as loss(a, b).")

@@ -1,0 +1,213 @@
+"""What is under test: dipole's own objectives and other people's losses, behind one face."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dipole.core.conformance.layouts import LAYOUTS, VIEWS, Layout, Leaves
+from dipole.core.conformance.reference import REFERENCES, Case
+from dipole.core.contrast.objective import Composite, Objective, Outcome, objective
+from dipole.core.contrast.options import options_of
+from dipole.core.contrast.registry import registry
+from dipole.core.contrast.spec import format_terms, parse
+
+Loss = Callable[..., Tensor]  # (instance, layout, leaves) -> scalar
+
+
+@dataclass(frozen=True)
+class Result:
+    """A loss and its gradients in float64; None where no gradient arrived."""
+
+    value: Tensor
+    gradients: dict[str, Tensor | None]
+
+    @property
+    def finite(self) -> bool:
+        return bool(self.value.isfinite()) and all(
+            g is None or bool(g.isfinite().all()) for g in self.gradients.values()
+        )
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A loss under test.
+
+    Args:
+        name: shown in the report.
+        build: returns a fresh instance; keyword arguments override options.
+        call: (instance, layout, leaves) -> scalar tensor.
+        truth: like `call`, by loops that share nothing with the instance; None if no reference is known. Options
+            that were overridden when the instance was built come as keyword arguments.
+        temperature: True if `build` accepts a temperature, which some checks lower.
+        takes_pairs: True for dipole's objectives, False for what is called as loss(a, b).
+        layouts: the batches it can be called on.
+        read: builds an instance from the text that str() gives; None if it has no spelling.
+    """
+
+    name: str
+    build: Callable[..., Any]
+    call: Loss
+    truth: Loss | None = None
+    temperature: bool = False
+    takes_pairs: bool = False
+    layouts: tuple[Layout, ...] = (VIEWS,)
+    read: Callable[[str], Composite] | None = None
+
+    def make(
+        self,
+        layout: Layout = VIEWS,
+        dtype: torch.dtype = torch.float64,
+        seed: int = 0,
+        temperature: float | None = None,
+    ) -> Any:
+        """A fresh instance for a layout, with random parameters that depend on `seed` only, in `dtype`."""
+        lowered = {"temperature": temperature} if self.temperature and temperature is not None else {}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            instance = self.build(**lowered)
+            if self.takes_pairs:
+                instance.build(layout.width)
+                # Parameters start at special points (identity matrices); a check wants them anywhere.
+                with torch.no_grad():
+                    for parameter in instance.parameters():
+                        parameter.add_(torch.randn_like(parameter), alpha=0.2)
+        return instance.to(dtype) if isinstance(instance, nn.Module) else instance
+
+    def result(self, instance: Any, layout: Layout, leaves: Leaves, loss: Loss | None = None) -> Result:
+        """Value and gradients of the loss (or of `loss`, called alike) on these leaves and all parameters."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            value = (loss or self.call)(instance, layout, leaves)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise TypeError(f"the loss must be a scalar tensor, got {got}")
+        wanted = leaves | parameters_of(instance)
+        found: tuple[Tensor | None, ...] = (None,) * len(wanted)
+        if value.requires_grad:
+            found = torch.autograd.grad(value.sum(), list(wanted.values()), allow_unused=True)
+        gradients = {n: None if g is None else g.double() for n, g in zip(wanted, found, strict=True)}
+        return Result(value.detach().double().reshape(()), gradients)
+
+
+def parameters_of(instance: Any) -> dict[str, Tensor]:
+    """Trainable parameters by name; none for a plain callable."""
+    return dict(instance.named_parameters()) if isinstance(instance, nn.Module) else {}
+
+
+def foreign(target: Any, name: str, options: dict[str, Any] | None = None, reference: str | None = None) -> Subject:
+    """Wrap a loss called as loss(a, b) on two (n, d) tensors: an instance, or a class or function that returns one.
+
+    Args:
+        target: the loss, or what builds it.
+        name: shown in the report.
+        options: constructor arguments.
+        reference: the objective it should equal, as text; without one it is held against itself in float64.
+    """
+    options = options or {}
+    builds = inspect.isclass(target) or inspect.isroutine(target)
+
+    def build(**overrides: Any) -> Any:
+        return target(**options | overrides) if builds else copy.deepcopy(target)
+
+    def call(instance: Any, layout: Layout, leaves: Leaves) -> Tensor:
+        value: Tensor = instance(leaves["a"], leaves["b"])
+        return value
+
+    truth = None
+    if reference is not None:
+        twin = native(reference)
+
+        def truth(instance: Any, layout: Layout, leaves: Leaves, **overrides: Any) -> Tensor:
+            return by_loops(twin.make(layout, **overrides), layout, leaves)
+
+    adjustable = builds and "temperature" in inspect.signature(target).parameters
+    return Subject(name, build, call, truth, adjustable)
+
+
+def native(text: str) -> Subject:
+    """Wrap an objective of the registry, written as text; a regularizer may stand alone here."""
+    adjustable = ["temperature" in registry.get(term.name).defaults for term in parse(text)]
+    known = all(_reference(term) for _, _, term in read(text))
+
+    def build(**overrides: Any) -> Composite:
+        terms = parse(text)
+        if overrides:
+            terms = [
+                type(t)(t.name, tuple((dict(t.options) | overrides).items()), t.weight) if lowered else t
+                for t, lowered in zip(terms, adjustable, strict=True)
+            ]
+        return read(format_terms(terms))
+
+    return Subject(
+        text,
+        build,
+        evaluate,
+        _truth if known else None,
+        any(adjustable),
+        takes_pairs=True,
+        layouts=LAYOUTS,
+        read=read,
+    )
+
+
+def unregistered(target: type[Objective], name: str, options: dict[str, Any] | None = None) -> Subject:
+    """Wrap a subclass of Objective that is not registered."""
+    options = options or {}
+
+    def build(**overrides: Any) -> Composite:
+        return Composite([target(**options | overrides)], [1.0])
+
+    return Subject(
+        name,
+        build,
+        evaluate,
+        _truth if hasattr(target, "reference") else None,
+        "temperature" in inspect.signature(target).parameters,
+        takes_pairs=True,
+        layouts=LAYOUTS,
+    )
+
+
+def evaluate(instance: Composite, layout: Layout, leaves: Leaves) -> Tensor:
+    """The loss of a composite on the pairs of a layout."""
+    outcome: Outcome = instance(layout.build(**leaves))
+    return outcome.loss
+
+
+def by_loops(instance: Composite, layout: Layout, leaves: Leaves) -> Tensor:
+    """The weighted sum of the references of a composite's terms, with the options and parameters of the terms."""
+    pairs = layout.build(**leaves)
+    total = torch.zeros((), dtype=torch.float64)
+    for _, weight, term in instance:
+        loops = _reference(term)
+        assert loops is not None
+        options = {option.name: option.default for option in options_of(type(term).__init__)} | term.given
+        total = total + weight * loops(Case.of(pairs, parameters_of(term)), **options)
+    return total
+
+
+def _truth(instance: Composite, layout: Layout, leaves: Leaves, **overrides: Any) -> Tensor:
+    return by_loops(instance, layout, leaves)
+
+
+def _reference(term: Objective) -> Callable[..., Tensor] | None:
+    """The loops of a term: dipole's own by name, a plug-in's as the static method `reference` of its class."""
+    own: Callable[..., Tensor] | None = getattr(type(term), "reference", None)
+    return own or REFERENCES.get(term.registered_name())
+
+
+def read(text: str) -> Composite:
+    """Build what is written; a regularizer alone, which `dipole.objective` refuses, has weight 1."""
+    terms = parse(text)
+    if any(registry.get(term.name).kind == "objective" for term in terms):
+        return objective(text)
+    built = [registry.get(term.name).target(**dict(term.options)) for term in terms]
+    return Composite(built, [1.0 if term.weight is None else term.weight for term in terms])

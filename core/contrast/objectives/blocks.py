@@ -1,0 +1,142 @@
+"""The block loss of Arora et al. (their CURL): means of similar points instead of single points.
+
+Not to be confused with the CURL agent of Laskin et al., which is `infonce(similarity=bilinear)` inside an RL agent.
+"""
+
+import math
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from dipole.core.contrast.objective import Objective, Rows
+from dipole.core.contrast.options import Range
+from dipole.core.contrast.pairs import Pairs
+from dipole.core.contrast.registry import register
+from dipole.core.contrast.rows import AnyStatistic, Extreme, LogSumExp
+from dipole.core.ground.errors import PairsError
+
+
+@register(
+    "blocks",
+    aliases=("block", "arora"),
+    formula="v_m = f(x)^T ( mean_i f(x_i^+) - mean_i f(x_mi^-) ); "
+    "L = log2(1 + sum_m e^{-v_m}) or max(0, 1 + max_m -v_m)",
+    source="Arora et al. 2019, Sec. 6.3, Eq. 12; b = 1: Eqs. 4-6",
+)
+class Blocks(Objective):
+    """Block contrast: a point against the mean of its own block and the means of other blocks.
+
+    Formula (Arora et al., Eq. 12), m = 1..k negative blocks:
+        v_m = f(x)^T ( (1/b) sum_{i=1..b} f(x_i^+) - (1/b) sum_{i=1..b} f(x_mi^-) )
+        logistic: L = log2(1 + sum_m e^{-v_m});   hinge: L = max(0, 1 + max_m(-v_m))
+
+    The negative blocks of an anchor are the positives of the other anchors, unless the two share a point. Embeddings
+    are not normalised; bound their norm by R in the encoder.
+
+    Args:
+        b: block size, the first b positives of each anchor; all of them when none. b = 1 is L_un (Eqs. 4-6).
+        k: number of negative blocks, the next ones in cyclic order; all when none.
+        loss: "logistic" (base 2, so that no separation costs 1) or "hinge".
+
+    Raises:
+        PairsError: if an anchor has fewer than b positives, or there are fewer than k other blocks.
+    """
+
+    prepare_locally = True
+
+    def __init__(
+        self,
+        b: Annotated[int | None, Range(at_least=1), "block size; none for all positives"] = None,
+        k: Annotated[int | None, Range(at_least=1), "negative blocks; none for all"] = None,
+        loss: Annotated[Literal["logistic", "hinge"], "loss of the margins v"] = "logistic",
+    ) -> None:
+        super().__init__("dot")
+        self.b = b
+        self.k = k
+        self.kind = loss
+
+    def prepare(self, pairs: Pairs) -> Pairs:
+        index = pairs.positives
+        if self.b is not None:
+            if index.shape[1] < self.b:
+                raise PairsError(f"blocks(b={self.b}) needs {self.b} positives for each anchor, got {index.shape[1]}.")
+            index = index[:, : self.b]
+        anchors, excluded = pairs.anchors, pairs.excluded
+        if pairs.padded:
+            # An anchor without positives has no block: it is no anchor, and no negative block of the others.
+            has = (index >= 0).any(1)
+            anchors, excluded, index = anchors[has], excluded[has], index[has]
+        listed = (index >= 0).unsqueeze(2)
+        means = (pairs.candidates[index.clamp_min(0)] * listed).sum(1) / listed.sum(1)  # (A, d)
+        own = torch.arange(len(index), device=index.device).unsqueeze(1)
+        related = related_blocks(excluded, index, len(pairs.candidates))
+        return Pairs(
+            anchors,
+            means,
+            positives=own,
+            dropped=torch.where(related == own, -1, related),
+            views=pairs.views,
+            trusted=True,
+        )
+
+    def statistics(self) -> dict[str, AnyStatistic]:
+        if self.k is not None:
+            return {}
+        return {"negatives": LogSumExp(1.0)} if self.kind == "logistic" else {"nearest": Extreme()}
+
+    def loss(self, positive: Tensor, rows: Rows) -> Tensor:
+        own = positive[:, 0]
+        if self.k is not None:
+            near = rows.similarity(next_blocks(rows.pairs, self.k))  # (A, k)
+            return logistic(torch.logsumexp(near, 1) - own) if self.kind == "logistic" else hinge(near.amax(1) - own)
+        if self.kind == "logistic":
+            return logistic(rows.negatives - own)
+        return hinge(rows.similarity(rows.nearest.unsqueeze(1)).squeeze(1) - own)
+
+
+def logistic(log_sum: Tensor) -> Tensor:
+    """log2(1 + sum_m e^{-v_m}) from log sum_m e^{-v_m}."""
+    return softplus(log_sum, threshold=50) / math.log(2)
+
+
+def hinge(strongest: Tensor) -> Tensor:
+    """max(0, 1 + max_m(-v_m)) from max_m(-v_m)."""
+    return (1 + strongest).clamp_min(0)
+
+
+def related_blocks(excluded: Tensor, positives: Tensor, candidates: int) -> Tensor:
+    """(A, n) anchors whose block holds a point that is excluded for the row's anchor; -1 pads.
+
+    Args:
+        excluded: (A, E) candidates that are positives of an anchor or dropped for it.
+        positives: (A, b) the block of each anchor.
+        candidates: number of candidates.
+    """
+    anchors = torch.arange(len(positives), device=positives.device).unsqueeze(1).expand_as(positives)
+    listed = positives >= 0
+    order = positives[listed].argsort(stable=True)
+    owners = anchors[listed][order]  # anchors sorted by the point in their block
+    sizes = torch.bincount(positives[listed], minlength=candidates)
+    starts = sizes.cumsum(0) - sizes
+    point = excluded.clamp_min(0).unsqueeze(2)  # (A, E, 1)
+    offset = torch.arange(max(1, int(sizes.max())), device=positives.device)
+    there = (excluded.unsqueeze(2) >= 0) & (offset < sizes[point])
+    return torch.where(there, owners[(starts[point] + offset).clamp_max(len(owners) - 1)], -1).flatten(1)
+
+
+def next_blocks(pairs: Pairs, k: int) -> Tensor:
+    """(A, k) the k next blocks in cyclic order that share no point with the anchor's own."""
+    count = len(pairs.candidates)
+    reach = min(count - 1, k + pairs.dropped.shape[1])
+    own = torch.arange(count, device=pairs.dropped.device).unsqueeze(1)
+    ahead = (own + torch.arange(1, reach + 1, device=own.device)) % count  # (A, reach)
+    taken = (ahead.unsqueeze(2) == pairs.dropped.unsqueeze(1)).any(2)
+    free = (~taken).sum(1)
+    if int(free.min()) < k:
+        raise PairsError(
+            f"blocks(k={k}) needs {k} other blocks, an anchor has only {int(free.min())}: "
+            "use larger batches or a smaller k."
+        )
+    return ahead.gather(1, taken.long().argsort(dim=1, stable=True)[:, :k])

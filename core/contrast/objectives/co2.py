@@ -1,0 +1,71 @@
+"""Consistent contrast: a query and its positive should see the negatives alike."""
+
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from dipole.core.contrast.objective import Objective, Rows
+from dipole.core.contrast.objectives.infonce import SimilarityOption, Temperature, one_against_many
+from dipole.core.contrast.options import Range
+from dipole.core.contrast.registry import register
+from dipole.core.contrast.rows import AnyStatistic, LogSumExp
+
+
+def symmetric_kl(p_logits: Tensor, q_logits: Tensor, allowed: Tensor) -> Tensor:
+    """( KL(p|q) + KL(q|p) ) / 2 of two softmaxes over the allowed entries of each row, (A,)."""
+    log_p = torch.log_softmax(torch.where(allowed, p_logits, -torch.inf), 1)
+    log_q = torch.log_softmax(torch.where(allowed, q_logits, -torch.inf), 1)
+    gap = torch.where(allowed, log_p - log_q, 0.0)
+    return 0.5 * ((torch.where(allowed, log_p.exp() - log_q.exp(), 0.0)) * gap).sum(1)
+
+
+@register(
+    "co2",
+    formula="L_i = infonce_i + weight * ( KL(p_i | q_i) + KL(q_i | p_i) ) / 2, p_i, q_i softmaxes over N(i)",
+    source="Wei et al. 2021",
+    cost="two dense (A, C) matrices: memory quadratic in the batch",
+)
+class CO2(Objective):
+    """InfoNCE plus consistency: the anchor's and its positive's softmax over the negatives should agree.
+
+    Formula (Wei et al. 2021):
+        p_ij ~ e^{s(a_i, c_j)/tau'}, q_ij ~ e^{s(c_p, c_j)/tau'} over j in N(i), p the (first) positive of i
+        L_i = InfoNCE_i + weight * ( KL(p_i | q_i) + KL(q_i | p_i) ) / 2
+
+    Args:
+        temperature: tau of InfoNCE, > 0.
+        weight: of the consistency term, >= 0.
+        consistency_temperature: tau' > 0; the same as `temperature` when none.
+        similarity: of both softmaxes.
+
+    Source: equations of the paper; the similarities of the positive use the candidates' side for both arguments.
+    """
+
+    def __init__(
+        self,
+        temperature: Temperature = 0.5,
+        weight: Annotated[float, Range(at_least=0), "weight of the consistency term"] = 0.3,
+        consistency_temperature: Annotated[float | None, Range(above=0), "tau' of the two softmaxes"] = None,
+        similarity: SimilarityOption = "cosine",
+    ) -> None:
+        super().__init__(similarity)
+        self.temperature = temperature
+        self.weight = weight
+        self.consistency_temperature = temperature if consistency_temperature is None else consistency_temperature
+
+    def statistics(self) -> dict[str, AnyStatistic]:
+        return {"negatives": LogSumExp(1 / self.temperature)}
+
+    def loss(self, positive: Tensor, rows: Rows) -> Tensor:
+        base = rows.over_positives(one_against_many(positive / self.temperature, rows.negatives.unsqueeze(1)))
+        pairs = rows.pairs
+        listed = pairs.excluded
+        allowed = torch.ones(len(rows.x), len(rows.y) + 1, dtype=torch.bool, device=rows.x.device)
+        allowed.scatter_(1, torch.where(listed < 0, len(rows.y), listed), False)
+        allowed = allowed[:, :-1]
+        allowed = allowed | (rows.count == 0).unsqueeze(1)  # such rows are left out below, but must stay finite
+        key = rows.y[pairs.positives[:, 0].clamp_min(0)]  # (A, d)
+        tau = self.consistency_temperature
+        consistency = symmetric_kl(rows.x @ rows.y.T / tau, key @ rows.y.T / tau, allowed)
+        return base + self.weight * torch.where(rows.count > 0, consistency, 0.0)

@@ -1,0 +1,76 @@
+"""Cross entropy on labels: the supervised reference that a contrastive representation is held against."""
+
+from dataclasses import replace
+from typing import Annotated
+
+import torch
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+
+from dipole.core.contrast.objectives.infonce import InfoNCE
+from dipole.core.contrast.options import Range
+from dipole.core.contrast.pairs import Pairs
+from dipole.core.contrast.registry import register
+from dipole.core.contrast.similarity import full_precision
+from dipole.core.ground.errors import PairsError
+
+
+@register(
+    "cross_entropy",
+    aliases=("softmax",),
+    formula="L_i = -log( e^{a_i . w_{y_i}} / sum_{c=1..C} e^{a_i . w_c} )",
+    source="Arora et al. 2019, Sec. 8.1 (the supervised models of Table 1)",
+    cost="one product with the class vectors: (rows x classes)",
+)
+class CrossEntropy(InfoNCE):
+    """Supervised cross entropy: InfoNCE whose candidates are the classes, one learnt vector each.
+
+    Formula:
+        L_i = -log( e^{a_i . w_{y_i}} / sum_{c=1..C} e^{a_i . w_c} )
+
+    Args:
+        classes: C; labels are 0 to C - 1.
+
+    Raises:
+        PairsError: if the pairs carry no labels, or a label is outside 0..C-1.
+
+    Relations: a linear output layer without bias; `tuple` is the supervised reference without class vectors.
+    """
+
+    prepare_locally = True
+
+    def __init__(self, classes: Annotated[int, Range(at_least=2), "number of classes C"] = 100) -> None:
+        super().__init__(temperature=1.0, similarity="dot")
+        self.classes = classes
+        self.vectors = UninitializedParameter()
+
+    def build(self, dim: int) -> None:
+        # The start of a linear layer: uniform within 1 / sqrt(dim).
+        self.materialize("vectors", (self.classes, dim), lambda w: nn.init.kaiming_uniform_(w, a=5**0.5))
+
+    def prepare(self, pairs: Pairs) -> Pairs:
+        if pairs.labels is None:
+            raise PairsError("cross_entropy is supervised and needs labels: Pairs.from_views(views, labels=labels).")
+        labels = pairs.labels.long()
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= self.classes:
+            raise PairsError(
+                f"cross_entropy(classes={self.classes}) takes labels 0 to {self.classes - 1}, got {low} to {high}; "
+                f"{'leave unlabelled rows out' if low < 0 else f'set classes={high + 1} or more'}."
+            )
+        anchors = full_precision(pairs.anchors)
+        own = labels.unsqueeze(1)  # (A, 1)
+        return replace(
+            pairs,
+            anchors=anchors,
+            candidates=self.vectors.to(anchors.dtype),
+            positives=own,
+            dropped=torch.empty_like(own)[:, :0],
+            views=False,
+            trusted=True,
+            mutual=False,
+            padded=False,
+            shared=(0, self.classes),
+            intra_batch=False,
+            candidate_labels=None,
+        )

@@ -1,0 +1,59 @@
+"""Hard negatives: DCL whose negatives are weighted by how similar they are."""
+
+from typing import Annotated
+
+from torch import Tensor
+
+from dipole.core.contrast.objective import Rows
+from dipole.core.contrast.objectives.dcl import DCL, Prior
+from dipole.core.contrast.objectives.infonce import SimilarityOption, Temperature
+from dipole.core.contrast.options import Range
+from dipole.core.contrast.registry import register
+from dipole.core.contrast.rows import AnyStatistic, LogSumExp
+
+
+@register(
+    "hcl",
+    aliases=("hard_negatives", "hn_cl"),
+    formula="w_ij = e^{beta s_ij/tau} / mean_k e^{beta s_ik/tau}; G_i as in dcl with w_ij e^{s_ij/tau}",
+    source="Robinson et al. 2021; LMCL Sec. 5",
+)
+class HCL(DCL):
+    """Hard-negative contrastive loss: negatives near the anchor weigh more, by importance sampling.
+
+    Formula (Robinson et al. 2021):
+        w_ij = e^{beta s_ij/tau} / mean_{k in N(i)} e^{beta s_ik/tau}
+        G_i = max( ( sum_j w_ij e^{s_ij/tau} - rho M e^{s_ip/tau} ) / (1 - rho),  M e^{-1/tau} ); the rest as in DCL
+
+    Args:
+        beta: concentration >= 0.
+        rho: class prior in [0, 1).
+        temperature: tau > 0.
+        similarity: as in DCL.
+
+    Source: formula as in the paper; the authors' code also carries gradient through the weights, and so do we.
+    Relations: beta = 0 is DCL.
+    """
+
+    def __init__(
+        self,
+        beta: Annotated[float, Range(at_least=0), "concentration on similar negatives"] = 1.0,
+        rho: Prior = 0.1,
+        temperature: Temperature = 0.5,
+        similarity: SimilarityOption = "cosine",
+    ) -> None:
+        super().__init__(rho, temperature, similarity)
+        self.beta = beta
+
+    def statistics(self) -> dict[str, AnyStatistic]:
+        wanted = super().statistics()
+        if self.beta:
+            wanted["weights"] = LogSumExp(self.beta / self.temperature)
+            wanted["weighted"] = LogSumExp((1 + self.beta) / self.temperature)
+            del wanted["negatives"]
+        return wanted
+
+    def log_sum(self, rows: Rows) -> Tensor:
+        if not self.beta:
+            return rows.negatives
+        return rows.weighted - rows.weights + rows.count.log()

@@ -1,0 +1,93 @@
+"""InfoNCE, the base of most others: a softmax that has to find the positive among the negatives."""
+
+from typing import Annotated
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from dipole.core.contrast.objective import Objective, Rows
+from dipole.core.contrast.options import Range
+from dipole.core.contrast.registry import register
+from dipole.core.contrast.rows import AnyStatistic, LogSumExp
+from dipole.core.contrast.similarity import Similarity
+
+Temperature = Annotated[float, Range(above=0), "softmax temperature tau"]
+SimilarityOption = Annotated[Similarity, "cosine of normalised embeddings, their plain dot product, or a^T W c"]
+
+
+def one_against_many(positive: Tensor, log_negatives: Tensor) -> Tensor:
+    """-log( e^p / (e^p + G) ) from logits p (A, K) and log G, broadcastable to (A, K)."""
+    # softplus turns linear above its threshold; at 50 the difference is below the resolution of float64.
+    return softplus(log_negatives - positive, threshold=50)
+
+
+def joint_softmax(positive: Tensor, log_negatives: Tensor, rows: Rows) -> Tensor:
+    """Cross entropy (A,) to a target uniform over the positives, all of them in one softmax."""
+    mine = torch.logsumexp(rows.only_positives(positive, -torch.inf), 1)
+    return torch.logaddexp(mine, log_negatives) - rows.over_positives(positive)
+
+
+@register(
+    "infonce",
+    aliases=("nt_xent", "ntxent"),
+    formula="L_i = mean_{p in P(i)} -log( e^{s_ip/tau} / ( e^{s_ip/tau} + sum_{j in N(i)} e^{s_ij/tau} ) )",
+    source="LMCL Eq. 1; CACR Eq. 1; NT-Xent of Chen et al. 2020; bilinear: CURL agent of Laskin et al. 2020",
+)
+class InfoNCE(Objective):
+    """InfoNCE (NT-Xent): each positive against all negatives; with K positives the mean over them.
+
+    Formula (LMCL Eq. 1):
+        L_i = mean_{p in P(i)} -log( e^{s_ip/tau} / ( e^{s_ip/tau} + sum_{j in N(i)} e^{s_ij/tau} ) )
+
+    Args:
+        temperature: tau > 0.
+        similarity: "cosine", "dot" or "bilinear" (s_ij = a_i^T W c_j; W starts as the identity).
+        joint: put all positives of an anchor into one softmax with a uniform target (Quick Thoughts) instead of
+            setting each against the negatives alone.
+
+    Relations: `dcl(rho=0)` and `hcl(rho=0, beta=0)` equal it; `quickthoughts` is it with dot products, temperature 1
+    and `joint`.
+    """
+
+    def __init__(
+        self,
+        temperature: Temperature = 0.5,
+        similarity: SimilarityOption = "cosine",
+        joint: Annotated[bool, "all positives in one softmax with a uniform target"] = False,
+    ) -> None:
+        super().__init__(similarity)
+        self.temperature = temperature
+        self.joint = joint
+
+    def statistics(self) -> dict[str, AnyStatistic]:
+        return {"negatives": LogSumExp(1 / self.temperature)}
+
+    def loss(self, positive: Tensor, rows: Rows) -> Tensor:
+        logits = positive / self.temperature  # (A, K)
+        if self.joint:
+            return joint_softmax(logits, rows.negatives, rows)
+        return rows.over_positives(one_against_many(logits, rows.negatives.unsqueeze(1)))
+
+
+@register(
+    "quickthoughts",
+    aliases=("qt", "quick_thoughts"),
+    formula="L_i = log( sum_{j in P(i) + N(i)} e^{a_i . c_j} ) - mean_{p in P(i)} a_i . c_p",
+    source="Logeswaran & Lee 2018; LMCL Sec. 5.3",
+)
+class QuickThoughts(InfoNCE):
+    """Quick Thoughts: the neighbours of a sentence in one softmax with a uniform target, raw dot products.
+
+    Formula:
+        L_i = log( sum_{j in P(i) + N(i)} e^{s_ij/tau} ) - mean_{p in P(i)} s_ip/tau
+
+    Args:
+        temperature: tau > 0; the authors have none (1).
+        similarity: "dot" in the authors' code, without normalisation.
+
+    Relations: `infonce(similarity=dot, temperature=1, joint=true)` under its own name.
+    """
+
+    def __init__(self, temperature: Temperature = 1.0, similarity: SimilarityOption = "dot") -> None:
+        super().__init__(temperature, similarity, joint=True)

@@ -1,0 +1,65 @@
+"""The supervised (n+1)-tuple loss: InfoNCE whose pairs are told by labels."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from dipole.core.contrast.objectives.infonce import InfoNCE, Temperature
+from dipole.core.contrast.pairs import Pairs, pads_last
+from dipole.core.contrast.registry import register
+from dipole.core.ground.errors import PairsError
+
+
+@register(
+    "tuple",
+    aliases=("supervised", "n_tuple"),
+    formula="L_i = mean_{p: y_p = y_i} -log( e^{s_ip/tau} / ( e^{s_ip/tau} + sum_{j: y_j != y_i} e^{s_ij/tau} ) )",
+    source="LMCL Eq. 2, Fig. 2(b); Sohn 2016",
+    cost="one pass; the lists of positives take (rows x largest class) entries",
+)
+class Tuple(InfoNCE):
+    """(n+1)-tuple loss, the supervised reference: positives share the anchor's label, negatives do not.
+
+    Formula (LMCL Eq. 2):
+        L_i = mean_{p: y_p = y_i} -log( e^{s_ip/tau} / ( e^{s_ip/tau} + sum_{j: y_j != y_i} e^{s_ij/tau} ) )
+
+    Args:
+        temperature: tau > 0.
+
+    Raises:
+        PairsError: if the pairs carry no labels, or candidates whose labels are unknown (a queue).
+    """
+
+    def __init__(self, temperature: Temperature = 0.5) -> None:
+        super().__init__(temperature)
+
+    def prepare(self, pairs: Pairs) -> Pairs:
+        if pairs.labels is None:
+            raise PairsError("tuple is supervised and needs labels: Pairs.from_views(views, labels=labels).")
+        others = pairs.labels if pairs.candidate_labels is None else pairs.candidate_labels
+        if len(pairs.candidates) != len(others):
+            raise PairsError(
+                f"tuple needs the label of every candidate, but there are {len(pairs.candidates)} candidates and "
+                f"{len(others)} labels (a queue or several keys); use Pairs.from_views(views, labels=labels)."
+            )
+        same = same_label(pairs.labels, others)
+        itself = (same.unsqueeze(2) == pairs.dropped.unsqueeze(1)).any(2)
+        positives = pads_last(torch.where(itself, -1, same))
+        return replace(pairs, positives=positives, views=False, trusted=True, padded=True)
+
+
+def same_label(labels: Tensor, others: Tensor) -> Tensor:
+    """(A, largest class) indices of the candidates that share each anchor's label, padded with -1.
+
+    Args:
+        labels: (A,) of the anchors.
+        others: (C,) of the candidates.
+    """
+    order = others.argsort(stable=True)
+    ordered = others[order]
+    first = torch.searchsorted(ordered, labels)
+    count = torch.searchsorted(ordered, labels, right=True) - first
+    offsets = torch.arange(int(count.max()), device=labels.device)
+    place = first.unsqueeze(1) + offsets  # (A, n)
+    return torch.where(offsets < count.unsqueeze(1), order[place.clamp_max(len(others) - 1)], -1)

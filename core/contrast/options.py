@@ -1,0 +1,133 @@
+"""Options of a registered entry, read off its constructor: types, defaults, ranges and help live in the signature."""
+
+import inspect
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import nan
+from numbers import Integral, Real
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from dipole.core.ground.errors import OptionError, nearest
+
+
+@dataclass(frozen=True)
+class Range:
+    """Bounds of a numeric option: `Annotated[float, Range(above=0)]`."""
+
+    above: float | None = None
+    at_least: float | None = None
+    below: float | None = None
+    at_most: float | None = None
+
+    def __contains__(self, value: float) -> bool:
+        return (
+            (self.above is None or value > self.above)
+            and (self.at_least is None or value >= self.at_least)
+            and (self.below is None or value < self.below)
+            and (self.at_most is None or value <= self.at_most)
+            and value not in (float("inf"), float("-inf"))
+        )
+
+    def __str__(self) -> str:
+        bounds = [(">", self.above), (">=", self.at_least), ("<", self.below), ("<=", self.at_most)]
+        return " and ".join(f"{sign} {bound:g}" for sign, bound in bounds if bound is not None)
+
+
+@dataclass(frozen=True)
+class Option:
+    """One keyword of an entry."""
+
+    name: str
+    type: str
+    default: Any
+    range: str
+    help: str
+    kinds: tuple[Any, ...]  # of bool, int, float, str
+    choices: tuple[str, ...]
+    bounds: Range | None
+    optional: bool
+
+    @property
+    def allowed(self) -> str:
+        """What a value may be, in words."""
+        if self.choices:
+            words = "one of " + ", ".join(self.choices)
+        else:
+            names = {float: "a number", int: "an integer", bool: "true or false", str: "a name or quoted string"}
+            words = " or ".join(names[kind] for kind in self.kinds)
+            if self.range:
+                words += f" {self.range}"
+        return words + (" or none" if self.optional else "")
+
+    def check(self, owner: str, value: Any) -> Any:
+        """Return the value in the option's type; raise OptionError naming owner, option and what is allowed."""
+        if value is None or (value == "none" and self.optional and "none" not in self.choices):
+            if self.optional:
+                return None
+        elif self.choices:
+            if value in self.choices:
+                return value
+            raise OptionError(
+                f"{owner}: {self.name} must be {self.allowed}, got {value!r}.{nearest(str(value), self.choices)}",
+                self.name,
+            )
+        elif isinstance(value, bool):
+            if bool in self.kinds:
+                return value
+        elif isinstance(value, str):
+            if str in self.kinds:
+                return value
+        elif isinstance(value, Real):  # NumPy's scalars as well
+            number: float = int(value) if isinstance(value, Integral) and float not in self.kinds else _as_float(value)
+            if type(number) in self.kinds and (self.bounds is None or number in self.bounds) and number == number:
+                return number
+        raise OptionError(f"{owner}: {self.name} must be {self.allowed}, got {value!r}.", self.name)
+
+
+def _as_float(value: Real) -> float:
+    """An integer too large for a float is nan, which no option takes."""
+    try:
+        return float(value)
+    except OverflowError:
+        return nan
+
+
+def _option(name: str, hint: Any, default: Any) -> Option:
+    bounds, help_text = None, ""
+    if get_origin(hint) is Annotated:
+        hint, *extras = get_args(hint)
+        for extra in extras:
+            bounds = extra if isinstance(extra, Range) else bounds
+            help_text = extra if isinstance(extra, str) else help_text
+    union = get_origin(hint) in (Union, types.UnionType)
+    parts = get_args(hint) if union else (hint,)
+    optional = type(None) in parts
+    parts = tuple(part for part in parts if part is not type(None))
+    choices = tuple(str(c) for part in parts if get_origin(part) is Literal for c in get_args(part))
+    kinds = tuple(part for part in parts if part in (bool, int, float, str))
+    kind = "name" if choices else " or ".join(k.__name__ for k in kinds)
+    text = " | ".join(choices) if choices else str(bounds or "")
+    return Option(name, kind, default, text, help_text, kinds, choices, bounds, optional)
+
+
+def options_of(function: Callable[..., Any]) -> tuple[Option, ...]:
+    """Read the options of a constructor or function off its signature."""
+    hints = get_type_hints(function, include_extras=True)
+    options = (
+        _option(name, hints.get(name, float), parameter.default)
+        for name, parameter in inspect.signature(function).parameters.items()
+        if name != "self" and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    )
+    # Arguments that no text can give (tensors of a diagnostic) are not options.
+    return tuple(option for option in options if option.kinds or option.choices)
+
+
+def checked(owner: str, options: tuple[Option, ...], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the given options in their types; raise OptionError for an unknown name or a bad value."""
+    by_name = {option.name: option for option in options}
+    for name in given:
+        if name not in by_name:
+            known = ", ".join(by_name) or "none"
+            raise OptionError(f"{owner} has no option {name!r}.{nearest(name, by_name)} Its options: {known}.", name)
+    return {name: by_name[name].check(owner, value) for name, value in given.items()}

@@ -1,0 +1,174 @@
+"""The registry of objectives, regularizers and diagnostics: data about an entry, not code about it.
+
+Entries come from three places: dipole's own modules, `@register(...)` in user code, and installed packages that
+declare the entry-point group `dipole.objectives` (each entry point names a module or class whose import registers).
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any, Literal, TypeVar
+
+from dipole.core.contrast.options import Option, options_of
+from dipole.core.ground.errors import RegistryError, SpecError, nearest
+
+Kind = Literal["objective", "regularizer", "diagnostic"]
+Target = TypeVar("Target", bound=Callable[..., Any])
+GROUP = "dipole.objectives"
+_OWN = (
+    "dipole.core.contrast.objectives",
+    "dipole.core.contrast.regularizers",
+    "dipole.core.measure.diagnostics",
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is known about one registered name."""
+
+    name: str
+    target: Callable[..., Any]
+    kind: Kind
+    summary: str
+    formula: str
+    source: str
+    cost: str
+    weight: float
+    aliases: tuple[str, ...] = ()
+    options: tuple[Option, ...] = field(default=(), repr=False)
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """Option names and their default values."""
+        return {option.name: option.default for option in self.options}
+
+
+def canonical_name(name: str) -> str:
+    """`Align-Uniform` and `align_uniform` are the same name."""
+    return name.lower().replace("-", "_")
+
+
+class Registry:
+    """Names to entries; a name is taken once."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, Entry] = {}
+        self._names: dict[str, str] = {}
+        self._loaded = False
+        self._broken: dict[str, str] = {}
+
+    def register(
+        self,
+        name: str,
+        *,
+        kind: Kind = "objective",
+        summary: str = "",
+        formula: str = "",
+        source: str = "",
+        cost: str = "one pass over the similarity matrix; memory linear in the number of rows",
+        weight: float = 1.0,
+        aliases: tuple[str, ...] = (),
+    ) -> Callable[[Target], Target]:
+        """Decorate a class or function to make it known under `name`.
+
+        Args:
+            name: lower-case identifier used in objective strings.
+            kind: "objective" (a base loss), "regularizer" (added with a weight) or "diagnostic" (a measurement).
+            summary: one sentence; the first line of the docstring when left out.
+            formula: the equation in ASCII, with paper and number in `source`.
+            cost: what one evaluation costs in time and memory.
+            weight: the weight a term gets when none is written (the paper's lambda for a regularizer).
+            aliases: other names for the same entry.
+
+        Raises:
+            RegistryError: if the name or an alias is taken by another class.
+        """
+
+        def decorate(target: Target) -> Target:
+            doc = inspect.getdoc(target) or ""
+            entry = Entry(
+                name=canonical_name(name),
+                target=target,
+                kind=kind,
+                summary=summary or doc.split("\n", 1)[0],
+                formula=formula,
+                source=source,
+                cost=cost,
+                weight=weight,
+                aliases=tuple(canonical_name(alias) for alias in aliases),
+                options=options_of(target.__init__ if inspect.isclass(target) else target),
+            )
+            self._add(entry)
+            return target
+
+        return decorate
+
+    def _add(self, entry: Entry) -> None:
+        place = f"{entry.target.__module__}.{entry.target.__qualname__}"
+        for name in (entry.name, *entry.aliases):
+            if not name.isidentifier():
+                raise RegistryError(f"cannot register {name!r} ({place}): a name is letters, digits and underscores.")
+            taken = self._entries.get(self._names.get(name, ""))
+            if taken and f"{taken.target.__module__}.{taken.target.__qualname__}" != place:
+                raise RegistryError(
+                    f"{name!r} is already registered by {taken.target.__module__}.{taken.target.__qualname__}; "
+                    f"{place} needs another name (or drop one of the two packages)."
+                )
+        self._entries[entry.name] = entry
+        self._names.update(dict.fromkeys((entry.name, *entry.aliases), entry.name))
+
+    def _load(self) -> None:
+        if self._loaded:
+            return
+        self._loaded = True
+        for module in _OWN:
+            import_module(module)
+        for point in entry_points(group=GROUP):
+            try:
+                point.load()
+            except Exception as error:
+                # A broken plug-in must not take the others with it; asking for its name says what happened.
+                self._broken[canonical_name(point.name)] = f"{point.value}: {type(error).__name__}: {error}"
+
+    def get(self, name: str) -> Entry:
+        """Return the entry of a name or alias; raise SpecError with the nearest name and all names."""
+        self._load()
+        key = canonical_name(name)
+        if key in self._names:
+            return self._entries[self._names[key]]
+        if key in self._broken:
+            raise SpecError(f"the plug-in {name!r} cannot be imported: {self._broken[key]}")
+        known = ", ".join(sorted(self._entries))
+        raise SpecError(f"unknown name {name!r}.{nearest(key, self._names)} Known: {known}.")
+
+    def name_of(self, target: Callable[..., Any]) -> str | None:
+        """The name a class or function was registered under; None if it was not."""
+        return next((entry.name for entry in self._entries.values() if entry.target is target), None)
+
+    def entries(self, kind: Kind | None = None) -> list[Entry]:
+        """All entries, or those of one kind, in order of registration."""
+        self._load()
+        return [entry for entry in self._entries.values() if kind in (None, entry.kind)]
+
+    @property
+    def broken(self) -> dict[str, str]:
+        """Plug-ins that could not be imported, with the reason."""
+        self._load()
+        return dict(self._broken)
+
+    @contextmanager
+    def temporary(self) -> Iterator["Registry"]:
+        """Forget at the end of the block whatever is registered inside it."""
+        self._load()
+        entries, names = dict(self._entries), dict(self._names)
+        try:
+            yield self
+        finally:
+            self._entries, self._names = entries, names
+
+
+registry = Registry()
+register = registry.register

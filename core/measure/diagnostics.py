@@ -1,0 +1,292 @@
+"""Measurements on embeddings, the same in every domain: pure functions without gradient, tiled where pairs are many."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from dipole.core.contrast.objectives.align_uniform import align, log_mean_kernel
+from dipole.core.contrast.options import Range
+from dipole.core.contrast.pairs import Pairs
+from dipole.core.contrast.registry import register
+from dipole.core.contrast.regularizers.dp import Distance
+from dipole.core.contrast.rows import TILE, AnyStatistic, Count, LogSumExp, SoftmaxMean, row_statistics
+from dipole.core.contrast.similarity import full_precision, normalize, paired
+from dipole.core.ground.errors import PairsError
+
+Sharpness = Annotated[float, Range(at_least=0), "sharpness t_neg of the negatives' weights"]
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Counts of D_ij over pairs i < j, (bins,), of all, same-class and different-class pairs; `edges` (bins + 1,)."""
+
+    edges: Tensor
+    all: Tensor
+    same: Tensor | None
+    different: Tensor | None
+
+
+def every_pair(embeddings: Tensor) -> Pairs:
+    """All points as anchors and candidates without positives: each other point is a negative."""
+    if not isinstance(embeddings, Tensor) or embeddings.ndim != 2 or len(embeddings) < 2:
+        got = tuple(embeddings.shape) if isinstance(embeddings, Tensor) else type(embeddings).__name__
+        raise PairsError(f"embeddings must be (n >= 2, d), got {got}.")
+    own = torch.arange(len(embeddings), device=embeddings.device).unsqueeze(1)
+    x = embeddings.detach()
+    return Pairs(x, x, own[:, :0], own, trusted=True, mutual=True, padded=False)
+
+
+def _statistics(pairs: Pairs, *wanted: AnyStatistic) -> tuple[Tensor, ...]:
+    x = normalize(full_precision(pairs.anchors.detach()))
+    y = x if pairs.anchors is pairs.candidates else normalize(full_precision(pairs.candidates.detach()))
+    with torch.no_grad():
+        found = row_statistics(
+            x,
+            y,
+            pairs.excluded,
+            wanted,
+            counts=pairs.negative_counts,
+            bound=1.0,
+            symmetric=pairs.mutual and x is y,
+        )
+    return tuple(found[statistic] for statistic in wanted)
+
+
+def _upper_tiles(n: int) -> Iterator[tuple[slice, slice]]:
+    for top in range(0, n, TILE):
+        for left in range(top, n, TILE):
+            yield slice(top, min(top + TILE, n)), slice(left, min(left + TILE, n))
+
+
+def _distances(embeddings: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield D_ij of pairs i < j with their rows and columns, flat, tile by tile."""
+    z = normalize(full_precision(embeddings.detach()))
+    for rows, columns in _upper_tiles(len(z)):
+        distance = ((1 - z[rows] @ z[columns].T) / 2).clamp_(0, 1)
+        i = torch.arange(rows.start, rows.stop, device=z.device).unsqueeze(1).expand_as(distance)
+        j = torch.arange(columns.start, columns.stop, device=z.device).expand_as(distance)
+        keep = i < j
+        yield distance[keep], i[keep], j[keep]
+
+
+@register(
+    "distance_histogram",
+    kind="diagnostic",
+    formula="histogram of D_ij = (1 - cos_ij) / 2 over pairs i < j, by same and different class",
+    source="LMCL Fig. 2, 5; CLLR Fig. 2, 3",
+)
+def distance_histogram(
+    embeddings: Tensor, labels: Tensor | None = None, bins: Annotated[int, Range(at_least=1), "bins"] = 50
+) -> Histogram:
+    """Histogram of the normalised distances of all pairs, split by class where labels exist.
+
+    Args:
+        embeddings: (n, d), n >= 2.
+        labels: (n,) classes.
+        bins: equal bins of [0, 1].
+    """
+    every_pair(embeddings)
+    counts = torch.zeros(2, bins, dtype=torch.long, device=embeddings.device)
+    for distance, i, j in _distances(embeddings):
+        place = (distance * bins).long().clamp_max_(bins - 1)
+        same = torch.zeros_like(place) if labels is None else (labels[i] == labels[j]).long().to(place.device)
+        counts += torch.bincount(same * bins + place, minlength=2 * bins).view(2, bins)
+    edges = torch.linspace(0, 1, bins + 1)
+    known = labels is not None
+    return Histogram(edges, counts.sum(0), counts[1] if known else None, counts[0] if known else None)
+
+
+@register(
+    "margin_occupancy",
+    kind="diagnostic",
+    formula="share of pairs with delta_pos < D_ij < delta_neg",
+    source="LMCL Eq. 6",
+)
+def margin_occupancy(pairs: Pairs | Tensor, delta_pos: Distance = 0.1, delta_neg: Distance = 0.5) -> float:
+    """Share of pairs of different instances whose distance lies inside the margin (R0 over the number of pairs).
+
+    Args:
+        pairs: anchors and their negatives, or embeddings (n, d) for all pairs.
+        delta_pos: lower end of the margin.
+        delta_neg: upper end of the margin.
+    """
+    pairs = every_pair(pairs) if isinstance(pairs, Tensor) else pairs
+    (inside,) = _statistics(pairs, Count(1 - 2 * delta_neg, 1 - 2 * delta_pos))
+    total, pairs_seen = inside.sum(), pairs.negative_counts.sum()
+    if not pairs.views:
+        distance = (1 - _positive_cosines(pairs)) / 2
+        listed = pairs.positives >= 0
+        total = total + ((distance > delta_pos) & (distance < delta_neg) & listed).sum()
+        pairs_seen = pairs_seen + listed.sum()
+    return float(total / pairs_seen.clamp_min(1))
+
+
+@register(
+    "similarity_error",
+    kind="diagnostic",
+    formula="E_{y_i != y_j} max(delta_neg - mu - D_ij, 0) + E_{y_k = y_l} max(D_kl - delta_pos - mu, 0)",
+    source="LMCL Thm. 3",
+)
+def similarity_error(
+    embeddings: Tensor,
+    labels: Tensor,
+    delta_pos: Distance = 0.1,
+    delta_neg: Distance = 0.5,
+    mu: Annotated[float | None, Range(above=0), "slack; half the margin when none"] = None,
+    weight: Annotated[float, Range(above=0), "lambda of the regularizer"] = 0.1,
+) -> tuple[float, float]:
+    """How far distances contradict the classes, and the theorem's bound on it.
+
+    Formula (LMCL Thm. 3), bound 4 (delta_neg - delta_pos) / lambda + (K_max / K_min) / C, where K_k is the number of
+    points outside class k and C the number of classes.
+
+    Args:
+        embeddings: (n, d).
+        labels: (n,) classes.
+        mu: slack in (0, delta_neg - delta_pos); half the margin when None.
+        weight: lambda.
+
+    Returns:
+        (error, bound).
+    """
+    mu = (delta_neg - delta_pos) / 2 if mu is None else mu
+    sums, counts = embeddings.new_zeros(2, dtype=torch.double), embeddings.new_zeros(2, dtype=torch.double)
+    for distance, i, j in _distances(embeddings):
+        same = (labels[i] == labels[j]).to(distance.device)
+        excess = torch.where(same, distance - delta_pos - mu, delta_neg - mu - distance).clamp_min_(0).double()
+        for kind, mask in enumerate((~same, same)):
+            sums[kind] += excess[mask].sum()
+            counts[kind] += mask.sum()
+    outside = len(labels) - labels.unique(return_counts=True)[1]
+    ratio = float(outside.max() / outside.min()) if outside.min() else math.inf
+    bound = 4 * (delta_neg - delta_pos) / weight + ratio / len(outside)
+    return float((sums / counts.clamp_min(1)).sum()), bound
+
+
+@register(
+    "conditional_entropy",
+    kind="diagnostic",
+    formula="H(X-|X) = mean_i -sum_j pi-_ij log pi-_ij, pi-_ij ~ e^{-t_neg d2_ij}; maximum log |N(i)|",
+    source="CACR Eq. 8, Fig. 3-5",
+)
+def conditional_entropy(pairs: Pairs | Tensor, t_neg: Sharpness = 2.0) -> tuple[float, float]:
+    """Entropy of the weights of the negatives given the anchor, and the most it can be.
+
+    Args:
+        pairs: anchors and their negatives, or embeddings (n, d).
+        t_neg: sharpness of the weights.
+
+    Returns:
+        (entropy, mean of log |N(i)|), both in nats, over anchors that have negatives.
+    """
+    pairs = every_pair(pairs) if isinstance(pairs, Tensor) else pairs
+    scale, some = 2 * t_neg, pairs.negative_counts > 0
+    if not bool(some.any()):
+        return 0.0, 0.0
+    # pi ~ e^{scale s}, so -sum pi log pi = log sum e^{scale s} - scale sum pi s.
+    log_sum, mean = _statistics(pairs, LogSumExp(scale), SoftmaxMean(scale))
+    entropy = (log_sum - scale * mean)[some].mean()
+    return float(entropy), float(pairs.negative_counts[some].double().log().mean())
+
+
+@register(
+    "mutual_information",
+    kind="diagnostic",
+    formula="I(X;X-) = mean_i sum_j pi-_ij log( pi-_ij |N(i)| )",
+    source="CACR Eq. 7",
+)
+def mutual_information(pairs: Pairs | Tensor, t_neg: Sharpness = 2.0) -> float:
+    """How much the anchor tells about which negative is drawn: the maximum of the conditional entropy minus itself."""
+    entropy, maximum = conditional_entropy(pairs, t_neg)
+    return maximum - entropy
+
+
+@register(
+    "min_max_ratio",
+    kind="diagnostic",
+    formula="mean_x (D_max - D_min) / D_min, D(x, x_i) = ||L Phi(x) - L Phi(x_i)||^2 / rank(L)",
+    source="CLLR Thm. 1, 3",
+)
+def min_max_ratio(features: Tensor) -> float:
+    """Contrast of distances: farthest against nearest other point, averaged over points.
+
+    Args:
+        features: (n >= 2, H), not normalised; pass L Phi(x) for CLLR. The divisor of D (H or rank L) cancels.
+
+    Returns:
+        The mean over points whose nearest other point does not coincide with them; nan if all do.
+    """
+    x = full_precision(every_pair(features).anchors)
+    ratios = []
+    for top in range(0, len(x), TILE):
+        distance = torch.cdist(x[top : top + TILE], x, compute_mode="donot_use_mm_for_euclid_dist").square()
+        own = torch.arange(len(distance), device=x.device)
+        nearest = distance.index_put((own, own + top), distance.new_tensor(math.inf)).amin(1)
+        apart = nearest > 0
+        ratios.append((distance.amax(1)[apart] - nearest[apart]) / nearest[apart])
+    return float(torch.cat(ratios).mean())
+
+
+def _positive_cosines(pairs: Pairs) -> Tensor:
+    x = normalize(full_precision(pairs.anchors.detach()))
+    y = normalize(full_precision(pairs.candidates.detach()))
+    return paired(x, y, pairs.positives)
+
+
+@register(
+    "alignment",
+    kind="diagnostic",
+    formula="mean_{i, p in P(i)} ||a_i - c_p||^alpha",
+    source="Wang & Isola 2020",
+)
+def alignment(pairs: Pairs, alpha: Annotated[float, Range(above=0), "exponent"] = 2.0) -> float:
+    """Mean distance of positives on the unit sphere; nan without positives."""
+    return float(align(_positive_cosines(pairs), alpha)[pairs.positives >= 0].mean())
+
+
+@register(
+    "uniformity",
+    kind="diagnostic",
+    formula="log mean_{i,j} e^{-t ||z_i - z_j||^2} over pairs of different instances",
+    source="Wang & Isola 2020",
+)
+def uniformity(pairs: Pairs | Tensor, t: Annotated[float, Range(above=0), "precision"] = 2.0) -> float:
+    """Log of the mean Gaussian potential of different instances; nan if there are none."""
+    pairs = every_pair(pairs) if isinstance(pairs, Tensor) else pairs
+    if not pairs.has_negatives:
+        return math.nan
+    (potential,) = _statistics(pairs, LogSumExp(2 * t))
+    positive = _positive_cosines(pairs) if pairs.positives.shape[1] else pairs.anchors[:, :0]
+    mask = pairs.positives >= 0
+    return float(log_mean_kernel(potential, pairs.negative_counts, positive, mask, pairs.views, t))
+
+
+@register(
+    "mean_distance",
+    kind="diagnostic",
+    formula="mean of D_ij over pairs <= N / (2N - 2)",
+    source="LMCL Eq. 5",
+)
+def mean_distance(embeddings: Tensor) -> float:
+    """Mean normalised distance of all pairs; it cannot exceed `mean_distance_ceiling`."""
+    z = normalize(full_precision(every_pair(embeddings).anchors).double())
+    n = len(z)
+    cosine = (z.sum(0).square().sum() - z.square().sum()) / (n * (n - 1))
+    return float((1 - cosine) / 2)
+
+
+def mean_distance_ceiling(n: int) -> float:
+    """Largest mean distance that n points on a sphere can have, N / (2N - 2) (LMCL Eq. 5)."""
+    return n / (2 * n - 2)
+
+
+def numerical_rank(matrix: Tensor, tolerance: float | None = None) -> int:
+    """Number of singular values above `tolerance` times the largest (default: max(shape) * machine epsilon)."""
+    values = torch.linalg.svdvals(full_precision(matrix.detach()))
+    if tolerance is None:
+        tolerance = max(matrix.shape) * torch.finfo(values.dtype).eps
+    return int((values > tolerance * values.amax()).sum()) if values.numel() and values.amax() > 0 else 0

@@ -1,0 +1,75 @@
+"""Results of a run that another program measured: kept beside the record, each with its source, and read with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, ValidationError
+
+from dipole.core.ground.errors import ConfigError, RecordError
+from dipole.core.ground.files import atomic_write, why
+from dipole.core.record.run_record import Part, RunRecord, now, schema_problem
+
+FILE = "measured.json"
+SCHEMA_VERSION = 1
+
+
+class Measurement(Part):
+    """One number, who measured it, and when it was added."""
+
+    value: float
+    source: str
+    time: str
+
+
+class Measured(Part):
+    """measured.json of a run folder. Fields are only ever added, with a default."""
+
+    schema_version: Literal[1] = 1
+    results: dict[str, Measurement] = Field(default_factory=dict)
+
+
+def read_measured(folder: Path) -> Measured:
+    """What was added to a run; empty where nothing was.
+
+    Raises:
+        RecordError: the file is damaged or does not follow the schema.
+    """
+    path = folder / FILE
+    try:
+        return Measured.model_validate_json(path.read_bytes()) if path.exists() else Measured()
+    except OSError as error:
+        raise RecordError(f"{path} cannot be read: {why(error)}") from error
+    except ValidationError as error:
+        raise RecordError(
+            f"{path} is not what `dipole add` writes: it {schema_problem(error, SCHEMA_VERSION)}"
+        ) from error
+
+
+def with_measured(record: RunRecord, folder: Path) -> RunRecord:
+    """The record with the numbers that were added to its results."""
+    added = read_measured(folder).results
+    values = {name: each.value for name, each in added.items()}
+    return record.model_copy(update={"results": values | record.results}) if added else record
+
+
+def add_measured(folder: Path, record: RunRecord, values: dict[str, float], source: str) -> Measured:
+    """Add numbers to a run, or replace ones that were added before; the record itself stays as it is.
+
+    Raises:
+        ConfigError: a name that the run's own evaluation has measured.
+        RecordError: the file there is damaged, or the disk refused.
+    """
+    if own := sorted(values.keys() & record.results.keys()):
+        raise ConfigError(
+            f"{', '.join(own)} was measured by the run itself; choose another name for another measurement."
+        )
+    new = {name: Measurement(value=value, source=source, time=now()) for name, value in values.items()}
+    found = Measured(results=read_measured(folder).results | new)
+    try:
+        atomic_write(folder / FILE, json.dumps(found.model_dump(), indent=2) + "\n")
+    except OSError as error:
+        raise RecordError(f"cannot write {folder / FILE}: {why(error)}") from error
+    return found

@@ -1,0 +1,208 @@
+"""record.json: what is needed to compare, cite and repeat a run. Validated on reading, written atomically."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import resource
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from dipole.core.ground.errors import RecordError
+from dipole.core.ground.files import atomic_write, why
+
+SCHEMA_VERSION = 1
+LIBRARIES = (
+    "torch",
+    "numpy",
+    "scipy",
+    "scikit-learn",
+    "lightning-fabric",
+    "safetensors",
+    "transformers",
+    "datasets",
+    "gymnasium",
+    "stable-baselines3",
+    "dm-control",
+    "mujoco",
+)
+Number = float | None
+"""A result; None stands for a value that was not finite."""
+
+
+class Part(BaseModel):
+    """A part of a file that dipole writes beside a run: no unknown field, no number that is not finite."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Histogram(Part):
+    """Counts of pair distances D in [0, 1], split by class where labels exist."""
+
+    edges: list[float]
+    all: list[float]
+    same: list[float] | None = None
+    different: list[float] | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Histogram:
+        if len(self.edges) < 2 or any(right <= left for left, right in pairwise(self.edges)):
+            raise ValueError("the edges of the bins must grow")
+        for name in ("all", "same", "different"):
+            counts = getattr(self, name)
+            if counts is not None and (len(counts) != len(self.edges) - 1 or min(counts) < 0):
+                raise ValueError(f"{name!r} must hold a count of at least 0 for each of {len(self.edges) - 1} bins")
+        return self
+
+
+class Evaluation(Part):
+    """One later `dipole eval` of the saved model."""
+
+    time: str
+    results: dict[str, Number]
+    versions: dict[str, str]
+    agrees: bool = Field(description="whether every number equals the one recorded at the end of training")
+
+
+class Hardware(Part):
+    """Where the run was computed."""
+
+    device: str
+    device_name: str
+    machine: str
+    processors: int
+    threads: int
+    world_size: int = 1
+
+
+class RunRecord(Part):
+    """One run. Fields are only ever added, with a default, so that old records stay readable."""
+
+    schema_version: Literal[1] = 1
+    hash: str
+    name: str
+    domain: str
+    objective: str
+    seed: int
+    status: Literal["running", "done", "failed", "interrupted"]
+    error: str | None = None
+    started: str
+    updated: str
+    config: dict[str, Any]
+    versions: dict[str, str]
+    hardware: Hardware
+    seeds: dict[str, int]
+    data: dict[str, Any]
+    parameters: int = Field(description="trained numbers, those of the objective included")
+    negatives_per_anchor: Number = None
+    steps: int = 0
+    epochs: float = 0.0
+    wall_seconds: float = 0.0
+    peak_memory_bytes: int = Field(default=0, description="largest resident memory of the process")
+    peak_device_bytes: int | None = Field(default=None, description="largest memory allocated on the GPU")
+    results: dict[str, Number] = Field(default_factory=dict, description="evaluation at the end of training")
+    diagnostics: dict[str, Number] = Field(default_factory=dict)
+    histogram: Histogram | None = None
+    evaluations: list[Evaluation] = Field(default_factory=list)
+
+
+def read_record(path: Path) -> RunRecord:
+    """Read and check a record.json.
+
+    Raises:
+        RecordError: the file is missing, no JSON, of a newer schema, or does not follow the schema (problems named).
+    """
+    try:
+        return RunRecord.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise RecordError(f"the record {path} cannot be read: {why(error)}") from error
+    except ValidationError as error:
+        raise RecordError(f"the record {path} {schema_problem(error, SCHEMA_VERSION)}") from error
+
+
+def schema_problem(error: ValidationError, version: int) -> str:
+    """Say what is wrong with a file of ours: damaged, of a newer schema than `version`, or not following it."""
+    found = error.errors(include_url=False)
+    if found[0]["type"] == "json_invalid":
+        return f"is damaged: {found[0]['ctx']['error']}"
+    written = next((each["input"] for each in found if each["loc"] == ("schema_version",)), None)
+    if isinstance(written, int) and written > version:
+        return f"has schema version {written}, this dipole reads up to {version}. Update dipole."
+    lines = [
+        f"  - {'.'.join(map(str, each['loc'])) or 'the file'}: {each['msg'].removeprefix('Value error, ')}"
+        for each in found
+    ]
+    return f"does not follow schema {version}:\n" + "\n".join(lines)
+
+
+def write_record(path: Path, record: RunRecord) -> None:
+    """Replace record.json atomically.
+
+    Raises:
+        RecordError: the disk refused; the old record is intact.
+    """
+    try:
+        atomic_write(path, record.model_dump_json(indent=2) + "\n")
+    except OSError as error:
+        raise RecordError(f"cannot write the record {path}: {why(error)}") from error
+
+
+def finite(values: dict[str, float]) -> dict[str, Number]:
+    """Replace numbers that JSON cannot hold by None."""
+    return {name: float(value) if math.isfinite(value) else None for name, value in values.items()}
+
+
+def now() -> str:
+    """The time in UTC, to the second."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def library_versions() -> dict[str, str]:
+    """Versions of dipole, Python and the libraries that a result may depend on."""
+    import dipole
+
+    found = {"dipole": dipole.__version__, "python": platform.python_version()}
+    for name in LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def hardware(device: Any, world_size: int) -> Hardware:
+    """Describe the machine; `device` is a torch.device."""
+    import torch
+
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor_name()
+    return Hardware(
+        device=str(device),
+        device_name=name,
+        machine=f"{platform.system()} {platform.machine()}",
+        processors=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        threads=torch.get_num_threads(),
+        world_size=world_size,
+    )
+
+
+def _processor_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def peak_memory() -> int:
+    """Largest resident memory of this process so far, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,156 @@
+"""What a domain provides so that it can be trained: its data, its encoder, its positives and its probes.
+
+The trainer calls, in this order:
+
+    adapter = AdapterClass(config.settings, seed=..., device=..., workdir=..., batch_size=..., rank=..., world_size=...)
+    for batch in adapter.batches(epoch, start):
+        pairs = adapter.embed(batch)            # inside autocast, gradients on
+        ... objective, backward, optimizer step ...
+        adapter.after_step()
+    adapter.evaluate(objective)                 # every n epochs and at the end
+    adapter.features("test")                    # for diagnostics and pictures
+
+Nothing after `embed` knows the domain.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NotRequired, TypedDict, Unpack
+
+from dipole.core.train.config import Settings
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from dipole.core.contrast.pairs import Pairs
+    from dipole.core.ground.seeding import Seeds
+    from dipole.core.train.loop import Run
+
+
+class Context(TypedDict):
+    """What the trainer tells every domain, as keywords.
+
+    Keys:
+        seed: the run's seeds; take a generator per purpose, for example `seed.torch("augment", epoch)`.
+        device: where batches are expected.
+        workdir: the run's folder (it exists); for caches and pictures.
+        batch_size: instances per step over all ranks; divisible by world_size.
+        rank, world_size: which share of every global batch this process draws; 0 of 1 unless given.
+    """
+
+    seed: Seeds
+    device: torch.device
+    workdir: Path
+    batch_size: int
+    rank: NotRequired[int]
+    world_size: NotRequired[int]
+
+
+class Adapter(ABC):
+    """One domain, ready to be trained.
+
+    Class attributes:
+        domain: the recipe's `domain` and the name of its table, such as "vision".
+        config_model: the `Settings` subclass of that table.
+        train_fields: the keys of [train] that have an effect here; None means all. Setting another is an error.
+        objective_optional: whether `objective = "none"` is allowed (a control without contrast).
+        export_formats: what `dipole export RUN --to FORMAT` can write.
+
+    Instance attributes, set in `__init__`:
+        module: everything that is trained except the objective; its weights are what the run saves. Build it on the
+            CPU: the trainer seeds the global generators with the `model` stream before the constructor runs and moves
+            the module to `device` afterwards. Parameters with requires_grad=False (a momentum encoder) stay as is.
+        embedding_dim: width d of the anchors that `embed` returns.
+        steps_per_epoch: number of batches that `batches(epoch)` yields on this rank (the same on every rank); 1 where
+            there are no epochs.
+    """
+
+    domain: ClassVar[str]
+    config_model: ClassVar[type[Settings]]
+    train_fields: ClassVar[frozenset[str] | None] = None
+    objective_optional: ClassVar[bool] = False
+    export_formats: ClassVar[tuple[str, ...]] = ()
+
+    module: nn.Module
+    embedding_dim: int
+    steps_per_epoch: int
+
+    def __init__(self, config: Any, **context: Unpack[Context]) -> None:
+        """Keep the arguments under their names; a domain extends this and builds data and module.
+
+        Args:
+            config: an instance of `config_model`.
+            context: see `Context`.
+        """
+        self.config = config
+        self.seed = context["seed"]
+        self.device = context["device"]
+        self.workdir = context["workdir"]
+        self.batch_size = context["batch_size"]
+        self.rank = context.get("rank", 0)
+        self.world_size = context.get("world_size", 1)
+
+    @abstractmethod
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
+        """Yield the batches `start`, `start + 1`, ... of an epoch (from 0).
+
+        They depend on (seed, epoch, index) alone, never on what was drawn before: that makes resume exact. With several
+        ranks, draw the order of the global batch from the seed and take rows `rank * b .. (rank + 1) * b` of it.
+        """
+
+    @abstractmethod
+    def embed(self, batch: Any) -> Pairs:
+        """Run the encoder on one batch and say who is paired with whom."""
+
+    def after_step(self) -> None:  # noqa: B027
+        """Update what follows the optimizer: momentum encoders, queues."""
+
+    @abstractmethod
+    def evaluate(self, objective: Any) -> dict[str, float]:
+        """Probe the frozen encoder; names like "linear/accuracy", "knn/accuracy", "kmeans/accuracy" (from 0 to 1).
+
+        The trainer has put `module` in eval mode and seeded the global generators with the `probe` stream, and restores
+        both afterwards. Pass features through `objective.transform` before probing, as CLLR asks. `objective` is None
+        for "none".
+        """
+
+    @abstractmethod
+    def features(self, split: str) -> tuple[Tensor, Tensor | None]:
+        """Return embeddings (n, embedding_dim) and labels (n,) or None of the split "train" or "test", on the CPU.
+
+        They are what the objective sees, before `objective.transform`. A negative label means that a row has none.
+        """
+
+    def diagnostic_pairs(self) -> Pairs | None:
+        """Return a batch of positives and negatives for diagnostics where the trainer saw none (a loop of its own)."""
+        return None
+
+    @abstractmethod
+    def data_info(self) -> dict[str, Any]:
+        """Describe the data for the record: at least "name", "fingerprint" (a content hash) and "sizes"."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what bit-exact resume needs besides `module`: queues, counters, generators.
+
+        Tensors, numbers, strings, lists and dicts only (checkpoints are read with `weights_only=True`).
+        """
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
+        """Restore what `state_dict` returned."""
+
+    def fit(self, run: Run) -> None:
+        """Train. A domain with a loop of its own overrides this and calls `run.advance` after each of its updates."""
+        run.loop()
+
+    def export(self, to: str, folder: Path, record: Any, objective: Any = None) -> None:
+        """Write the trained module for another library into an empty folder; `to` is one of `export_formats`.
+
+        `objective` is the trained one (None for "none"): where the exported vectors are those that are evaluated, its
+        `transform` goes with them.
+        """
+        raise NotImplementedError

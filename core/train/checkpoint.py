@@ -1,0 +1,128 @@
+"""Checkpoints: atomic, verified, readable with `torch.load(weights_only=True)`, the last two kept.
+
+A file is `step-00000120.<16 hex digits>.pt`; the digits are the start of the SHA-256 of its content, so that a
+truncated or damaged file is recognised before anything is loaded from it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from dipole.core.ground.errors import CheckpointError
+from dipole.core.ground.files import sync_folder, why
+
+KEEP = 2
+_NAME = re.compile(r"step-(\d+)\.([0-9a-f]{16})\.pt")
+
+
+class _HashingFile:
+    """Passes bytes on and remembers their hash and the first write error (torch reports the latter unreadably)."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.hash = hashlib.sha256()
+        self.error: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        try:
+            written = self._file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+        self.hash.update(data)
+        return written
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
+    """Write the state after `step` steps and drop all but the newest two.
+
+    Raises:
+        CheckpointError: the disk refused; earlier checkpoints are untouched.
+    """
+    temporary = folder / f".step-{step:08d}.{os.getpid()}.tmp"
+    sink: _HashingFile | None = None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "wb") as file:
+            sink = _HashingFile(file)
+            torch.save(state, sink)  # type: ignore[arg-type]
+            file.flush()
+            os.fsync(file.fileno())
+        path = folder / f"step-{step:08d}.{sink.hash.hexdigest()[:16]}.pt"
+        os.replace(temporary, path)
+    except BaseException as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        cause = error if isinstance(error, OSError) else sink.error if sink else None
+        if cause is None:
+            raise
+        kept = list_checkpoints(folder)
+        rest = f"The checkpoint of step {_step(kept[-1])} is intact." if kept else "There is no earlier checkpoint."
+        raise CheckpointError(f"cannot save the checkpoint of step {step} in {folder}: {why(cause)} {rest}") from cause
+    sync_folder(folder)
+    for old in list_checkpoints(folder)[:-KEEP]:
+        old.unlink(missing_ok=True)
+    return path
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints of a folder, oldest first."""
+    found = [path for path in folder.glob("step-*.pt") if _NAME.fullmatch(path.name)] if folder.is_dir() else []
+    return sorted(found, key=lambda path: (_step(path), path.stat().st_mtime_ns))
+
+
+def _step(path: Path) -> int:
+    match = _NAME.fullmatch(path.name)
+    return int(match[1]) if match else -1
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """Read and verify one checkpoint; tensors come to the CPU.
+
+    Raises:
+        CheckpointError: the file is missing, truncated, damaged, or no checkpoint.
+    """
+    match = _NAME.fullmatch(path.name)
+    if not path.is_file():
+        raise CheckpointError(f"no checkpoint {path}. Give the path of a step-*.pt file, or use --resume auto.")
+    if match is None:
+        raise CheckpointError(f"{path} is no checkpoint of a run: its name must be step-<number>.<hash>.pt.")
+    try:
+        with open(path, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if not digest.startswith(match[2]):
+            raise CheckpointError(
+                f"the checkpoint {path} is truncated or damaged ({path.stat().st_size} bytes do not match the hash in "
+                "its name). Delete it; --resume auto takes the one before it."
+            )
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise CheckpointError(f"the checkpoint {path} cannot be read: {why(error)}") from error
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f"the checkpoint {path} cannot be read: {error}") from error
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path} is no checkpoint of a run.")
+    return state
+
+
+def newest_checkpoint(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
+    """Return the newest readable checkpoint of a folder (None if there is none) and what was wrong with newer ones."""
+    problems: list[str] = []
+    for path in reversed(list_checkpoints(folder)):
+        try:
+            return load_checkpoint(path), problems
+        except CheckpointError as error:
+            problems.append(str(error))
+    return None, problems

@@ -1,0 +1,108 @@
+"""metrics.jsonl: one line of numbers per logged step, append-only; and the sums behind a line."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dipole.core.ground.errors import TrainingError
+from dipole.core.ground.files import why
+
+
+class Meter:
+    """Means over the steps since the last line. Tensors are summed where they are: nothing waits for the device."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Any] = {}
+        self._counts: dict[str, int] = {}
+
+    def add(self, values: Mapping[str, Tensor | float]) -> None:
+        """Add one step's values; scalar tensors without a graph, or numbers."""
+        for name, value in values.items():
+            if name in self._sums:
+                self._sums[name] = self._sums[name] + value
+                self._counts[name] += 1
+            else:
+                self._sums[name] = value
+                self._counts[name] = 1
+
+    def take(self) -> dict[str, float]:
+        """Return the means and start anew; the one moment that waits for the device."""
+        names = list(self._sums)
+        tensors = [name for name in names if isinstance(self._sums[name], Tensor)]
+        read = (
+            dict(zip(tensors, torch.stack([self._sums[n].double() for n in tensors]).tolist(), strict=True))
+            if tensors
+            else {}
+        )
+        means = {name: read.get(name, self._sums[name]) / self._counts[name] for name in names}
+        self._sums, self._counts = {}, {}
+        return means
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"sums": dict(self._sums), "counts": dict(self._counts)}
+
+    def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
+        self._sums = {
+            name: value.to(device) if isinstance(value, Tensor) else value for name, value in state["sums"].items()
+        }
+        self._counts = dict(state["counts"])
+
+
+class MetricsFile:
+    """Appends JSON lines; each is on its way to the disk before `write` returns."""
+
+    def __init__(self, path: Path, keep_bytes: int = 0) -> None:
+        """Open for appending after cutting the file back to `keep_bytes` (what a checkpoint had seen)."""
+        self.path = path
+        try:
+            self._file = open(path, "ab")  # noqa: SIM115 (open as long as the run)
+            self._file.truncate(min(keep_bytes, path.stat().st_size))
+            self._file.seek(0, os.SEEK_END)
+        except OSError as error:
+            raise TrainingError(f"cannot write {path}: {why(error)}") from error
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        """Append one line; numbers that JSON cannot hold become null."""
+        clean = {
+            key: None if isinstance(value, float) and not math.isfinite(value) else _short(value)
+            for key, value in values.items()
+        }
+        try:
+            self._file.write((json.dumps(clean) + "\n").encode())
+            self._file.flush()
+        except OSError as error:
+            raise TrainingError(f"cannot write {self.path}: {why(error)}") from error
+
+    def position(self) -> int:
+        """Return the size after putting everything on the disk."""
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise TrainingError(f"cannot write {self.path}: {why(error)}") from error
+        return self._file.tell()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Read a metrics.jsonl; a last line cut off by a crash is left out."""
+    lines = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            lines.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return lines
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.7g}") if isinstance(value, float) else value
