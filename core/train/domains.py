@@ -34,4 +34,4 @@ def adapter_class(domain: str) -> type[Adapter]:
             f"domain {domain!r} needs the package {error.name!r}, which is not installed. "
             f"Install it with: pip install {json.dumps(f'dipole[{domain}]')}"
         ) from error
-    return cast(type[Adapter], found)
+    return cast("type[Adapter]", found)
