@@ -13,7 +13,8 @@ from torch.nn.parameter import UninitializedParameter
 from dipole.core.contrast.options import checked, options_of
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.contrast.registry import Entry, registry
-from dipole.core.contrast.rows import AnyStatistic, row_statistics
+from dipole.core.contrast.statistics import AnyStatistic
+from dipole.core.contrast.sweep import row_statistics
 from dipole.core.contrast.similarity import full_precision, normalize, paired
 from dipole.core.contrast.spec import Term, format_terms, option_span, parse
 from dipole.core.contrast.spec import caret as caret_under

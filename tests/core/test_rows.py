@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 
-from dipole.core.contrast import rows
+from dipole.core.contrast import sweep
 from dipole.core.contrast.pairs import Pairs
-from dipole.core.contrast.rows import Between, Count, Extreme, LogSumExp, SoftmaxMean, Sum, row_statistics
+from dipole.core.contrast.statistics import Between, Count, Extreme, LogSumExp, SoftmaxMean, Sum
+from dipole.core.contrast.sweep import row_statistics
 
 STATISTICS = [
     LogSumExp(2.0),
@@ -55,7 +56,7 @@ def layout(request):
 @pytest.mark.parametrize("tile", [3, 4, 64])
 @pytest.mark.parametrize("cached", [True, False])
 def test_statistics_and_gradients_equal_loops(layout, tile, cached, monkeypatch):
-    monkeypatch.setattr(rows, "CACHE_BYTES", 1 << 20 if cached else 0)
+    monkeypatch.setattr(sweep, "CACHE_BYTES", 1 << 20 if cached else 0)
     pairs, symmetric = layout
     x = pairs.anchors.clone().requires_grad_()
     y = x if symmetric or pairs.anchors is pairs.candidates else pairs.candidates.clone().requires_grad_()

@@ -14,7 +14,7 @@ from dipole.core.contrast.objective import Objective, Rows
 from dipole.core.contrast.options import Range
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.contrast.registry import register
-from dipole.core.contrast.rows import AnyStatistic, Extreme, LogSumExp
+from dipole.core.contrast.statistics import AnyStatistic, Extreme, LogSumExp
 from dipole.core.ground.errors import PairsError
 
 
