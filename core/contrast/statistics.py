@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import hardshrink
 
 Parts = Tensor | tuple[Tensor, ...]
 
@@ -17,8 +18,9 @@ Parts = Tensor | tuple[Tensor, ...]
 class Statistic:
     """A function of sums over the negatives of a row. A subclass is a frozen dataclass that defines `parts` alone.
 
-    Its methods are elementwise in any shape and leave their arguments as they are. Excluded entries are no concern of
-    theirs: the sweep takes out what they return there, whatever it is.
+    `parts` and `slopes` are elementwise, in any shape, and must not write to their arguments. Excluded entries (an
+    anchor itself, its positives, what is dropped) are no concern of theirs: they see the real similarity there as well,
+    and the sweep takes out whatever they return, be it infinite.
     """
 
     # With a scale, `e` below is e^{scale * s - shift}; the shift is 0 or, where the exponent may be large, the row's
@@ -26,7 +28,7 @@ class Statistic:
     scale: ClassVar[float | None] = None
 
     def parts(self, s: Tensor, e: Any) -> Parts:
-        """The summand f(s), or several of them; `e` is None without a scale."""
+        """The summand f(s), a tensor of the shape of s, or a tuple of several; `e` is None without a scale."""
         raise NotImplementedError
 
     def slopes(self, s: Tensor, e: Any) -> Parts:
@@ -55,6 +57,7 @@ class Statistic:
 
 
 def as_tuple(parts: Parts) -> tuple[Tensor, ...]:
+    """One part or several as several."""
     return (parts,) if isinstance(parts, Tensor) else parts
 
 
@@ -111,9 +114,8 @@ class Between(Statistic):
         return (self.high - s).mul_(s - self.low).relu_()
 
     def slopes(self, s: Tensor, e: Any) -> Tensor:
-        # -2 (s - middle) inside and 0 outside
-        offset = s - (self.low + self.high) / 2
-        return (offset - torch.nn.functional.hardshrink(offset, (self.high - self.low) / 2)).mul_(-2)
+        slope = torch.rsub(s, self.low + self.high, alpha=2)  # low + high - 2 s
+        return slope.sub_(hardshrink(slope, self.high - self.low))  # 0 outside, where |slope| > high - low
 
 
 @dataclass(frozen=True)

@@ -70,13 +70,15 @@ class _Term:
         sums[self.slots, side.rows] *= (old - new).exp()
         shifts[self.number, side.rows] = new
 
-    def add_slope(self, tile: Tile, total: Tensor | None, grad: Tensor, shifts: Tensor) -> Tensor:
-        """Add this statistic's dL/ds, (R, T), to the total; grad (N, A) is that of the sums."""
+    def add_slope(self, total: Tensor | None, tile: Tile, grad: Tensor, shifts: Tensor) -> Tensor:
+        """Add this statistic's dL/ds, (R, T), to a total, if there is one; grad (N, A) is that of the sums."""
         for sides in self.groups(tile):
             slopes = as_tuple(self.statistic.slopes(tile.s, self.exp(tile, sides[0], shifts)))
             for upstream, slope in zip(grad[self.slots], slopes, strict=True):
-                weight = sum(upstream[side.rows].unsqueeze(side.axis) for side in sides)  # (R, 1), (1, T) or (R, T)
+                weights = [upstream[side.rows].unsqueeze(side.axis) for side in sides]  # (R, 1) and (1, T)
+                weight = weights[0] if len(weights) == 1 else weights[0] + weights[1]
                 total = slope * weight if total is None else total.addcmul_(slope, weight)
+        assert total is not None
         return total
 
 
@@ -113,9 +115,9 @@ class _Sweep(torch.autograd.Function):
         dx = torch.zeros_like(x)
         dy = dx if ctx.tiling.symmetric else torch.zeros_like(y) if ctx.needs_input_grad[1] else None
         for tile in ctx.kept or ctx.tiling.tiles(x, y):
-            slope = None
+            slope: Tensor | None = None
             for term in ctx.terms:
-                slope = term.add_slope(tile, slope, grad, shifts)
+                slope = term.add_slope(slope, tile, grad, shifts)
             slope = tile.allowed(slope, 0.0)
             # A diagonal tile of the symmetric case holds (i, j) and (j, i), so it takes both products as well.
             dx[tile.rows].addmm_(slope, y[tile.columns])
