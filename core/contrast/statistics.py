@@ -40,7 +40,7 @@ class Statistic:
         for part in parts:
             if part.requires_grad:
                 by = torch.autograd.grad(part, inputs, torch.ones_like(part), True, materialize_grads=True)
-                slopes.append(by[0] if e is None else torch.addcmul(by[0], by[1], e, value=self.scale))  # e' = scale e
+                slopes.append(by[0] if e is None else torch.addcmul(by[0], by[1], e, value=self.scale or 0.0))  # e' = scale e
             else:
                 slopes.append(torch.zeros_like(s))
         return tuple(slopes)
@@ -67,10 +67,10 @@ class LogSumExp(Statistic):
 
     scale: float  # type: ignore[misc]
 
-    def parts(self, s: Tensor, e: Any) -> Tensor:
+    def parts(self, s: Tensor, e: Tensor) -> Tensor:
         return e
 
-    def slopes(self, s: Tensor, e: Any) -> Tensor:
+    def slopes(self, s: Tensor, e: Tensor) -> Tensor:
         return self.scale * e
 
     def finish(self, sums: tuple[Tensor, ...], shift: Tensor, count: Tensor) -> Tensor:
@@ -84,10 +84,10 @@ class SoftmaxMean(Statistic):
 
     scale: float  # type: ignore[misc]
 
-    def parts(self, s: Tensor, e: Any) -> tuple[Tensor, Tensor]:
+    def parts(self, s: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
         return e, s * e
 
-    def slopes(self, s: Tensor, e: Any) -> tuple[Tensor, Tensor]:
+    def slopes(self, s: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
         return self.scale * e, torch.addcmul(e, s, e, value=self.scale)
 
     def finish(self, sums: tuple[Tensor, ...], shift: Tensor, count: Tensor) -> Tensor:

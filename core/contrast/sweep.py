@@ -6,7 +6,7 @@ A matrix whose tiles fit CACHE_BYTES is kept instead of formed again.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,16 +70,13 @@ class _Term:
         sums[self.slots, side.rows] *= (old - new).exp()
         shifts[self.number, side.rows] = new
 
-    def add_slope(self, total: Tensor | None, tile: Tile, grad: Tensor, shifts: Tensor) -> Tensor:
-        """Add this statistic's dL/ds, (R, T), to a total, if there is one; grad (N, A) is that of the sums."""
+    def slopes(self, tile: Tile, grad: Tensor, shifts: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Slopes (R, T) and what each weighs, (R, 1), (1, T) or (R, T); grad (N, A) is that of the sums."""
         for sides in self.groups(tile):
             slopes = as_tuple(self.statistic.slopes(tile.s, self.exp(tile, sides[0], shifts)))
             for upstream, slope in zip(grad[self.slots], slopes, strict=True):
-                weights = [upstream[side.rows].unsqueeze(side.axis) for side in sides]  # (R, 1) and (1, T)
-                weight = weights[0] if len(weights) == 1 else weights[0] + weights[1]
-                total = slope * weight if total is None else total.addcmul_(slope, weight)
-        assert total is not None
-        return total
+                weights = [upstream[side.rows].unsqueeze(side.axis) for side in sides]
+                yield slope, weights[0] if len(weights) == 1 else weights[0] + weights[1]
 
 
 class _Sweep(torch.autograd.Function):
@@ -115,14 +112,16 @@ class _Sweep(torch.autograd.Function):
         dx = torch.zeros_like(x)
         dy = dx if ctx.tiling.symmetric else torch.zeros_like(y) if ctx.needs_input_grad[1] else None
         for tile in ctx.kept or ctx.tiling.tiles(x, y):
-            slope: Tensor | None = None
+            total: Tensor | None = None  # dL/ds, (R, T)
             for term in ctx.terms:
-                slope = term.add_slope(slope, tile, grad, shifts)
-            slope = tile.allowed(slope, 0.0)
+                for slope, weight in term.slopes(tile, grad, shifts):
+                    total = slope * weight if total is None else total.addcmul_(slope, weight)
+            assert total is not None  # without a sum there is no gradient to come here with
+            total = tile.allowed(total, 0.0)
             # A diagonal tile of the symmetric case holds (i, j) and (j, i), so it takes both products as well.
-            dx[tile.rows].addmm_(slope, y[tile.columns])
+            dx[tile.rows].addmm_(total, y[tile.columns])
             if dy is not None:
-                dy[tile.columns].addmm_(slope.T, x[tile.rows])
+                dy[tile.columns].addmm_(total.T, x[tile.rows])
         return dx, None if ctx.tiling.symmetric else dy, None, None, None
 
 
