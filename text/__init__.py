@@ -1,0 +1,18 @@
+"""Sentence encoders trained on running text, and SentEval's tasks to judge any encoder by."""
+
+from dipole.core.ground.moved import forward
+
+# Names of earlier versions.
+forward(
+    __name__,
+    {
+        "documents": "labelled_documents",
+        "evaluation": "neighbours",
+        "probes": "senteval.protocols",
+        "recurrent": "encoders.recurrent",
+        "relatedness": "senteval.relatedness",
+        "senteval_tasks": "senteval.tasks",
+        "stepped": "senteval.torch_classifier",
+        "tables": "senteval.tables",
+    },
+)

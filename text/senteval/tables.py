@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from dipole.core.ground.errors import DataError
-from dipole.text.senteval import SIX_TASKS, Result
+from dipole.text.senteval.engine import SIX_TASKS
+from dipole.text.senteval.scoring import Result
 
 PUBLISHED = ("lmcl-table4", "cllr-table2")
 EXCHANGED = (

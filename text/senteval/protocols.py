@@ -12,9 +12,10 @@ from sklearn.model_selection import KFold, StratifiedKFold
 from sklearn.utils import shuffle as sklearn_shuffle
 
 from dipole.core.ground.errors import DataError, OptionError, nearest
-from dipole.text.logistic import predictions
-from dipole.text.senteval_tasks import Sentence, Split, Task
-from dipole.text.stepped import Classifier, Fit, fit_all
+from dipole.core.measure.logistic import predictions
+from dipole.text.scaling import halves_normalised
+from dipole.text.senteval.task import Split, Task
+from dipole.text.senteval.torch_classifier import Classifier, Fit, fit_all
 
 PROTOCOLS = {
     "fast": "SentEval's folds and grid, logistic regression solved to convergence for all folds and values at once",
@@ -92,11 +93,11 @@ def arrange_skip_thoughts(task: Task) -> dict[str, Split]:
     """Order splits as the skip-thoughts scripts do (eval_classification, eval_trec, eval_msrp): the folds follow."""
     if task.kind == "nested":
         split = task.splits["all"]
-        kept = [i for i, sentence in enumerate(split.sentences[0]) if sentence or task.name not in ("CR", "MPQA")]
+        kept = [i for i, sentence in enumerate(split.sentences[0]) if sentence or not task.drops_empty]
         order = np.arange(len(kept))
         np.random.RandomState(SKIP_SEED).shuffle(order)
         return {"all": _take(split, [kept[i] for i in order])}
-    if task.name == "TREC":
+    if task.shuffled == "rows":
         train = task.splits["train"]
         order = sklearn_shuffle(np.arange(len(train)), random_state=SKIP_SEED)
         return {"train": _take(train, order), "test": task.splits["test"]}
@@ -132,7 +133,7 @@ def classify(
         outers = [_Outer(train, rows["test"], dev, [(train, dev)])]
     _check_folds(task, y, outers)
     score: Score = accuracy
-    if settings.protocol == "skip-thoughts" and task.name == "MRPC":
+    if settings.protocol == "skip-thoughts" and task.f1:
         score = f1_score
     solve = {"senteval-torch": _solve_torch, "senteval-sklearn": _solve_sklearn}.get(settings.protocol, _solve_together)
     note(
@@ -158,7 +159,7 @@ def _holdout_folds(rows: dict[str, np.ndarray], y: np.ndarray, settings: Setting
     train = rows["train"]
     if settings.protocol != "skip-thoughts":
         folds: Any = StratifiedKFold(settings.kfold, shuffle=True, random_state=settings.seed)
-    elif task.name == "MRPC":
+    elif task.shuffled == "folds":
         folds = KFold(settings.kfold, shuffle=True, random_state=SKIP_SEED)
     else:
         folds = KFold(settings.kfold)
@@ -271,19 +272,9 @@ def _report(
     )
 
 
-def halves_normalised(features: np.ndarray, halves: int = 2) -> np.ndarray:
-    """Scale each of `halves` equal parts of every row to unit length (a zero part stays zero)."""
-    if features.shape[1] % halves:
-        raise OptionError(f"{features.shape[1]} features cannot be cut into {halves} equal parts")
-    parts = features.reshape(len(features), halves, -1)
-    norms = np.linalg.norm(parts, axis=2, keepdims=True)
-    return (parts / np.where(norms > 0, norms, 1)).reshape(features.shape)
-
-
 __all__ = [
     "PROTOCOLS",
     "Probe",
-    "Sentence",
     "Settings",
     "arrange",
     "arrange_skip_thoughts",

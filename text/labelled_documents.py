@@ -29,7 +29,7 @@ def document_vectors(encode: Callable[[list[str]], np.ndarray], documents: Itera
     return torch.cat(found)
 
 
-def tell_documents(
+def document_accuracy(
     encode: Callable[[list[str]], np.ndarray], documents: Iterable[tuple[Document, str, bool]], where: str
 ) -> dict[str, float]:
     """Test accuracy of a linear classifier on document vectors, "labelled/accuracy".
