@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from dipole.core.ground.errors import DataError
-from dipole.text.corpus import Document, encode_documents, pydoc_documents, read_documents, split_sentences
+from dipole.text.corpus import Document, pydoc_documents, read_documents, split_sentences
+from dipole.text.encoded import encode_documents
 from dipole.text.vocabulary import build_vocabulary, expand, load_tokens, read_vectors, words_vocabulary
 
 

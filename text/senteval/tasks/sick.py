@@ -11,12 +11,12 @@ LABELS = ("CONTRADICTION", "NEUTRAL", "ENTAILMENT")
 def read(name: str, files: TaskFiles) -> Task:
     entailment = name == "SICKEntailment"
     splits = {}
-    files = (
+    parts = (
         ("train", "SICK_train.txt", 4500),
         ("dev", "SICK_trial.txt", 500),
         ("test", "SICK_test_annotated.txt", 4927),
     )
-    for split, file, expected in files:
+    for split, file, expected in parts:
         relative = f"downstream/SICK/{file}"
         left, right = [], []
         labels: list[float] = []
