@@ -59,40 +59,99 @@ def test_the_learned_projection_goes_with_the_export(tmp_path, kind):
     assert model.encode(TEXTS) == pytest.approx(encoder.encode(TEXTS), abs=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["bi", "bow", "transformer"])
-def test_a_process_that_never_imports_dipole_loads_the_folder(tmp_path, kind):
-    encoder = word_encoder(kind)
+ALONE = """
+import importlib.abc, sys
+
+class Absent(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "dipole":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+import numpy
+from sentence_transformers import SentenceTransformer
+folder, flag, texts = sys.argv[1], sys.argv[2] == "True", sys.argv[3:]
+try:
+    model = SentenceTransformer(folder, device="cpu", trust_remote_code=flag)
+except ValueError as error:
+    sys.exit(str(error))
+model.save(folder + "-again")
+again = SentenceTransformer(folder + "-again", device="cpu", trust_remote_code=flag)
+numpy.save(folder + ".npy", numpy.stack([model.encode(texts), again.encode(texts)]))
+assert not any(name.partition(".")[0] == "dipole" for name in sys.modules)
+"""
+
+
+def alone(folder, flag):
+    """Vectors that a process without dipole gets from the folder, and from a copy it saves; or what it says."""
+    environment = os.environ | {"HF_MODULES_CACHE": str(folder.parent / "modules")}
+    command = [sys.executable, "-c", ALONE, str(folder), str(flag), *TEXTS]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True)
+    return np.load(f"{folder}.npy") if found.returncode == 0 else found.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "normalize", "code"),
+    [("bi", "halves", True), ("transformer", "unit", True), ("bow", "halves", True), ("bow", "unit", False)],
+)
+def test_a_process_without_dipole_loads_the_folder(tmp_path, kind, normalize, code):
+    encoder = word_encoder(kind, normalize)
     export_sentence_transformer(encoder, tmp_path / "out")
-    np.save(tmp_path / "vectors.npy", encoder.encode(TEXTS))
-    # The entry point as an installed package declares it; importlib.metadata finds it on the path.
-    declared = tmp_path / "site/dipole_declared-1.dist-info"
-    declared.mkdir(parents=True)
-    (declared / "METADATA").write_text("Metadata-Version: 2.1\nName: dipole-declared\nVersion: 1\n")
-    (declared / "entry_points.txt").write_text("[torch.backends]\ndipole = dipole.text.autoload:register\n")
-    script = (
-        "import numpy, sys\n"
-        "from sentence_transformers import SentenceTransformer\n"
-        f"model = SentenceTransformer({str(tmp_path / 'out')!r}, device='cpu')\n"
-        f"print(abs(model.encode({TEXTS!r}) - numpy.load({str(tmp_path / 'vectors.npy')!r})).max())"
-    )
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), *sys.path])}
-    found = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr
-    assert float(found.stdout) < 1e-5
+    found = alone(tmp_path / "out", code)
+    assert not isinstance(found, str), found
+    assert found[0] == pytest.approx(encoder.encode(TEXTS), abs=1e-6)
+    assert np.array_equal(found[0], found[1])
 
 
-def test_importing_torch_imports_nothing_of_ours_but_the_watch():
-    script = (
-        "import sys\n"
-        "from dipole.text.autoload import register\n"
-        "register()\n"
-        "register()\n"
-        "import torch\n"
-        "assert sum('_Watch' in type(each).__name__ for each in sys.meta_path) == 1\n"
-        "print(sorted(name for name in sys.modules if name.startswith(('dipole', 'transformers'))))"
-    )
+def test_code_of_the_folder_is_run_only_where_it_is_allowed(tmp_path):
+    export_sentence_transformer(word_encoder("uni"), tmp_path / "out")
+    assert "trust_remote_code=True" in alone(tmp_path / "out", False)
+
+
+def test_importing_torch_imports_nothing_of_ours():
+    script = "import sys, torch; print([name for name in sys.modules if name.startswith('dipole')])"
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "['dipole', 'dipole.text', 'dipole.text.autoload']"
+    assert found.stdout.strip() == "[]"
+
+
+def test_a_bag_of_words_of_one_piece_is_written_with_the_librarys_own_modules(tmp_path):
+    """Fixed beside trained words, projected; the mean of rows at unit length is their sum at unit length."""
+    encoder = word_encoder("bow")
+    side = encoders.Channels([encoder.model.f, encoder.model.g])
+    matrix = torch.randn(12, 12)
+    encoder = SentenceEncoder(
+        encoders.SentenceModel(side, None), encoder.tokens, "halves", 4, transform=lambda x: x @ matrix.T
+    )
+    export_sentence_transformer(encoder, tmp_path / "out")
+    modules = json.loads((tmp_path / "out/modules.json").read_text())
+    assert [module["type"].rpartition(".")[2] for module in modules] == ["StaticEmbedding", "Normalize"]
+    assert not list((tmp_path / "out").glob("*.py"))
+    again = sentence_transformers.SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    assert again.encode(TEXTS) == pytest.approx(encoder.encode(TEXTS), abs=1e-5)
+
+
+def test_folders_written_before_are_still_read(tmp_path):
+    """Their code imports the model's classes from here."""
+    encoder = word_encoder("bi")
+    export_sentence_transformer(encoder, tmp_path / "out")
+    for file in (tmp_path / "out").glob("*.py"):
+        file.unlink()
+    (tmp_path / "out/modeling_dipole.py").write_text(
+        "from dipole.text.export import DipoleSentenceConfig, DipoleSentenceModel\n"
+    )
+    script = (
+        "import sys, numpy; from sentence_transformers import SentenceTransformer;"
+        "model = SentenceTransformer(sys.argv[1], device='cpu', trust_remote_code=True);"
+        "numpy.save(sys.argv[1] + '.npy', model.encode(sys.argv[2:]))"
+    )
+    environment = os.environ | {
+        "HF_MODULES_CACHE": str(tmp_path / "modules"), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))
+    }  # fmt: skip
+    found = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "out"), *TEXTS], env=environment, capture_output=True, text=True
+    )
+    assert found.returncode == 0, found.stderr
+    assert np.load(tmp_path / "out.npy") == pytest.approx(encoder.encode(TEXTS), abs=1e-6)
 
 
 @pytest.mark.parametrize("projected", [False, True])

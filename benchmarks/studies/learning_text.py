@@ -1,30 +1,31 @@
 """Does training help? Quick-Thought encoders on real text against their untrained selves, on the six SentEval tasks.
 
-    python -m dipole.benchmarks.learning_text --data DATA --out benchmarks/results/text-learning.json
+    python -m dipole.benchmarks.learning_text --data DATA [--runs runs] --out benchmarks/results/text-learning.json
 
 Bag-of-words encoders on the movie reviews and the novels of the data folder: what learns on a CPU within a minute. Each
-objective is trained with every seed; results are kept after each run, and an interrupted call goes on where it stopped.
-Two encoders that learn nothing stand beside them: the same one untrained (the sum of the vectors of its vocabulary) and
-the mean of random normal word vectors of the same width, in which no word is unknown.
+objective is trained with every seed, as `dipole train` does it: a finished run is not run again, an unfinished one
+resumes from its checkpoint. The results are written after every run. Two encoders that learn nothing stand beside them:
+the same one untrained (the sum of the vectors of its vocabulary) and the mean of random normal word vectors of the same
+width, in which no word is unknown.
 """
 
 import argparse
 import json
-import tempfile
-import time
 import zlib
-from collections.abc import Iterator, Sequence
-from itertools import count, islice
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from dipole.core.contrast.objective import objective
-from dipole.core.ground.seeding import Seeds
+from dipole.benchmarks.statistics import summarize
+from dipole.core.ground.files import atomic_write
+from dipole.core.ground.seeding import Seeds, seed_everything
+from dipole.core.train.config import resolve
+from dipole.core.train.loop import train
 from dipole.text import senteval
-from dipole.text.adapter import TextAdapter, TextBatch
+from dipole.text.adapter import TextAdapter
 from dipole.text.config import TextSettings
 
 BASES = {
@@ -43,12 +44,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--data", type=Path, required=True, help="folder with imdb_or_movie/, books/ and senteval/")
     parser.add_argument("--out", type=Path, required=True, help="JSON file of results")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of all runs")
     parser.add_argument("--corpus", choices=CORPORA, default="reviews")
     parser.add_argument("--steps", type=int, default=600, help="updates of each run")
     parser.add_argument("--width", type=int, default=100, help="of the word embeddings")
     parser.add_argument("--words", type=int, default=20_000, help="size of the vocabulary")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--cache", help="folder for the encoded corpus, which is otherwise read anew by every call")
+    parser.add_argument("--cache", help="folder for the encoded corpus; default inside the folder of runs")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     setting = {k: getattr(arguments, k) for k in ("corpus", "steps", "width", "words")}
@@ -58,72 +60,63 @@ def main() -> None:
         kept = json.loads(arguments.out.read_text())
         if kept["setting"] != setting:
             raise SystemExit(f"{arguments.out} holds results of other settings: {kept['setting']}")
-    with tempfile.TemporaryDirectory() as holder:
-        corpus, cache = Path(holder, "corpus"), arguments.cache or str(Path(holder, "cache"))
+    corpus = arguments.runs / "corpora" / arguments.corpus  # a run is known by where its corpus lies
+    if not corpus.is_dir():
         link_corpus(arguments.data, arguments.corpus, corpus)
-        for seed in range(arguments.seeds):
-            for name in (*BASELINES, *TRAINED):
-                if f"{name}/{seed}" in kept["runs"]:
-                    continue
-                found = run(
-                    name, seed, arguments.data / "senteval", corpus, cache,
-                    steps=arguments.steps, width=arguments.width, words=arguments.words,
-                )  # fmt: skip
-                kept["runs"][f"{name}/{seed}"] = found
-                arguments.out.parent.mkdir(parents=True, exist_ok=True)
-                arguments.out.write_text(json.dumps(kept, indent=1) + "\n")
-                print(name, seed, found, flush=True)
+    cache = arguments.cache or str(arguments.runs / "corpora" / "encoded")
+    for seed in range(arguments.seeds):
+        for name in (*BASELINES, *TRAINED):
+            if f"{name}/{seed}" in kept["runs"]:
+                continue
+            found = run(
+                name, seed, arguments.data / "senteval", corpus, cache, arguments.runs,
+                steps=arguments.steps, width=arguments.width, words=arguments.words,
+            )  # fmt: skip
+            kept["runs"][f"{name}/{seed}"] = found
+            arguments.out.parent.mkdir(parents=True, exist_ok=True)
+            atomic_write(arguments.out, json.dumps(kept, indent=1) + "\n")
+            print(name, seed, found, flush=True)
     print(table(kept["runs"]))
     print(verdict(kept["runs"]))
 
 
 def link_corpus(data: Path, which: str, folder: Path) -> None:
     """Fill a folder with links to the texts, and to them alone (the data folder also holds the tasks)."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     for part in CORPORA[which]:
         for path in sorted((data / part).iterdir()):
             (folder / path.name).symlink_to(path.resolve())
 
 
 def run(
-    name: str, seed: int, tasks: Path, corpus: Path, cache: str | None, *, steps: int, width: int, words: int
-) -> dict[str, float]:
-    """Accuracies in percent of one encoder, and the processor seconds of its training."""
-    spent = 0.0
-    if name == "random words":
-        encode: Any = RandomWords(2 * width, seed)
-    else:
-        torch.manual_seed(seed)
-        settings = TextSettings(
-            corpus=str(corpus), lower=True, encoder="bow", word_size=width, vocabulary_size=words, cache=cache
-        )
+    name: str, seed: int, tasks: Path, corpus: Path, cache: str | None, runs: Path, *, steps: int, width: int,
+    words: int,
+) -> dict[str, float]:  # fmt: skip
+    """Accuracies in percent of one encoder, and the wall seconds of its run."""
+    text = {
+        "corpus": str(corpus), "lower": True, "encoder": "bow", "word_size": width, "vocabulary_size": words,
+        "cache": cache,
+    }  # fmt: skip
+    if name in TRAINED:
+        recipe = {
+            "name": f"text-learning {name}", "domain": "text", "objective": TRAINED[name], "seed": seed,
+            "device": "cpu", "text": text | {"senteval": str(tasks)},
+            "train": {"steps": steps, "batch_size": BATCH, "optimizer": "adam", "learning_rate": RATE},
+        }  # fmt: skip
+        record = train(resolve(recipe).config, runs, quiet=True)
+        accuracies = {task: record.results[f"senteval/{task}/accuracy"] for task in senteval.SIX_TASKS}
+        found = {task: round(100 * value, 2) for task, value in accuracies.items() if value is not None}
+        return found | {"seconds": round(record.wall_seconds, 1)}
+    encode: Any = RandomWords(2 * width, seed)
+    if name == "untrained":
+        seeds = Seeds(seed)
+        seed_everything(seeds.model)  # the weights that the trained ones start from
         adapter = TextAdapter(
-            settings, seed=Seeds(seed), device=torch.device("cpu"), workdir=Path(), batch_size=BATCH
-        )  # fmt: skip
-        loss = None
-        if name in TRAINED:
-            loss = objective(TRAINED[name], dim=adapter.embedding_dim)
-            start = time.process_time()
-            train(adapter, loss, steps)
-            spent = time.process_time() - start
-        encode = adapter.encoder(loss).encode
-    found = senteval.evaluate(encode, senteval.SIX_TASKS, tasks, progress=False)
-    return {task: result["acc"] for task, result in found.items()} | {"seconds": round(spent, 1)}
-
-
-def train(adapter: TextAdapter, loss: Any, steps: int) -> None:
-    optimizer = torch.optim.Adam([*adapter.module.parameters(), *loss.parameters()], lr=RATE, fused=True)
-    for batch in islice(endless(adapter), steps):
-        loss(adapter.embed(batch)).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        loss.after_step(RATE)
-
-
-def endless(adapter: TextAdapter) -> Iterator[TextBatch]:
-    """Batches of one epoch after another."""
-    for epoch in count():
-        yield from adapter.batches(epoch)
+            TextSettings(**text), seed=seeds, device=torch.device("cpu"), workdir=runs, batch_size=BATCH
+        )
+        encode = adapter.encoder().encode
+    results = senteval.evaluate(encode, senteval.SIX_TASKS, tasks, progress=False)
+    return {task: result["acc"] for task, result in results.items()} | {"seconds": 0.0}
 
 
 class RandomWords:
@@ -150,11 +143,10 @@ def values(runs: dict[str, Any], name: str, task: str) -> np.ndarray:
 
 def interval(found: np.ndarray) -> float:
     """Half of the 95 % t-interval of the mean; 0 for a single value."""
-    from scipy.stats import t
-
     if len(found) < 2:
         return 0.0
-    return float(t.ppf(0.975, len(found) - 1) * found.std(ddof=1) / len(found) ** 0.5)
+    summary = summarize(found.tolist())
+    return summary.high - summary.mean
 
 
 def table(runs: dict[str, Any]) -> str:

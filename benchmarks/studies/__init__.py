@@ -1,0 +1,1 @@
+"""Learning checks on real data: trained encoders beside ones that learn nothing."""
