@@ -6,8 +6,9 @@ from dipole.core.ground.moved import forward
 forward(
     __name__,
     {
-        "documents": "labelled_documents",
+        "documents": "document_classification",
         "evaluation": "neighbours",
+        "logistic": "dipole.core.measure.logistic",
         "probes": "senteval.protocols",
         "recurrent": "encoders.recurrent",
         "relatedness": "senteval.relatedness",

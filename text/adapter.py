@@ -23,9 +23,9 @@ from dipole.text import encoders, senteval
 from dipole.text.batching import make_batch
 from dipole.text.config import TextSettings
 from dipole.text.corpus import Document, labelled_documents, read_documents
+from dipole.text.document_classification import document_accuracy
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoded import Sentences, building, encode_documents, keep
-from dipole.text.labelled_documents import document_accuracy
 from dipole.text.model import build_model, expanded
 from dipole.text.neighbours import nearest_sentences, neighbour_histogram, next_sentence
 from dipole.text.senteval.tables import six_task_table
@@ -287,14 +287,11 @@ class TextAdapter(Adapter):
         values = {"edges": shown.edges, "correct": shown.correct, "incorrect": shown.incorrect}
         text = json.dumps({name: [round(float(v), 6) for v in value] for name, value in values.items()})
         (self.workdir / "neighbour_distances.json").write_text(text + "\n")
-        text = self.examples(rows, torch.cat([f, g], 1)) + "\n"
+        text = self._examples(rows, torch.cat([f, g], 1)) + "\n"
         (self.workdir / "nearest_sentences.txt").write_text(text, encoding="utf-8")
 
-    def examples(self, rows: np.ndarray | None = None, vectors: Tensor | None = None) -> str:
+    def _examples(self, rows: np.ndarray, vectors: Tensor) -> str:
         """A few held-out sentences with the sentences nearest to each."""
-        rows = self._probe_rows("test") if rows is None else rows
-        if vectors is None:
-            vectors = torch.cat(self._sides(rows), 1)
         words = self.tokens.words()
         joined = [" ".join(words[int(i)] for i in ids) for ids in self.sentences.ids(rows)]
         long = [i for i, ids in enumerate(self.sentences.ids(rows)) if 6 <= len(ids) <= 20] or list(range(len(rows)))

@@ -11,6 +11,7 @@ import tempfile
 from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from dipole.text.encoders.modeling_dipole import DipoleSentenceConfig, DipoleSen
 from dipole.text.vocabulary import Tokens
 
 CODE = ("modeling_dipole.py", "networks.py", "batch.py", "recurrent.py")  # what a folder needs to compute by itself
+BLANK = " "  # before every sentence: the words' tokenizer reads a blank one as a full stop, but never sees an empty one
 PROBE = ["A sentence.", "", "A somewhat longer sentence, to see whether padding is left out !", "unheardofword"]
 
 AutoConfig.register(DipoleSentenceConfig.model_type, DipoleSentenceConfig, exist_ok=True)
@@ -39,6 +41,7 @@ def export_sentence_transformer(encoder: SentenceEncoder, folder: Path) -> None:
     """
     library = _library()
     model = projected(encoder)
+    options: dict[str, Any] = {}
     if isinstance(_last(model.f), Transformer) and model.g is None and _closed(encoder.tokens):
         modules = _own_transformer(library, encoder, model)
     elif (table := _word_table(encoder, model)) is not None:
@@ -46,9 +49,10 @@ def export_sentence_transformer(encoder: SentenceEncoder, folder: Path) -> None:
         if encoder.max_length is not None:
             tokenizer.enable_truncation(encoder.max_length)
         modules = [library.StaticEmbedding(tokenizer, embedding_weights=table), library.Normalize()]
+        options = {"prompts": {"blank": BLANK}, "default_prompt_name": "blank"}
     else:
         modules = _with_code(library, encoder, model)
-    library.SentenceTransformer(modules=modules, device="cpu").save(str(folder))
+    library.SentenceTransformer(modules=modules, device="cpu", **options).save(str(folder))
     if isinstance(getattr(modules[0], "auto_model", None), DipoleSentenceModel):
         for name in CODE:
             (folder / name).write_text((files("dipole.text.encoders") / name).read_text(encoding="utf-8"))
@@ -125,7 +129,7 @@ def _word_table(encoder: SentenceEncoder, model: SentenceModel) -> Tensor | None
     """Rows (V, width) whose mean over a sentence's words, at unit length, is its vector; None where there are none."""
     whole = encoder.normalize == "unit" or (encoder.normalize == "halves" and model.halves == 1)
     tokens = encoder.tokens
-    if not whole or not tokens.words_only or _closed(tokens) or not tokens.tokenizer.encode("").ids:
+    if not whole or not tokens.words_only or _closed(tokens) or not tokens.tokenizer.encode(BLANK).ids:
         return None
     return _side_by_side([model.f] if model.g is None else [model.f, model.g])
 

@@ -60,7 +60,7 @@ def test_the_learned_projection_goes_with_the_export(tmp_path, kind):
 
 
 ALONE = """
-import importlib.abc, sys
+import importlib.abc, json, sys
 
 class Absent(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
@@ -70,42 +70,59 @@ class Absent(importlib.abc.MetaPathFinder):
 sys.meta_path.insert(0, Absent())
 import numpy
 from sentence_transformers import SentenceTransformer
-folder, flag, texts = sys.argv[1], sys.argv[2] == "True", sys.argv[3:]
-try:
-    model = SentenceTransformer(folder, device="cpu", trust_remote_code=flag)
-except ValueError as error:
-    sys.exit(str(error))
-model.save(folder + "-again")
-again = SentenceTransformer(folder + "-again", device="cpu", trust_remote_code=flag)
-numpy.save(folder + ".npy", numpy.stack([model.encode(texts), again.encode(texts)]))
+folders, texts = json.loads(sys.argv[1])
+said = {}
+for folder in folders:
+    flag = {}
+    try:
+        model = SentenceTransformer(folder, device="cpu")
+    except ValueError as error:
+        said[folder], flag = str(error), {"trust_remote_code": True}
+        model = SentenceTransformer(folder, device="cpu", **flag)
+    model.save(folder + "-again")
+    again = SentenceTransformer(folder + "-again", device="cpu", **flag)
+    numpy.save(folder + ".npy", numpy.stack([model.encode(texts), again.encode(texts)]))
 assert not any(name.partition(".")[0] == "dipole" for name in sys.modules)
+print(json.dumps(said))
 """
 
 
-def alone(folder, flag):
-    """Vectors that a process without dipole gets from the folder, and from a copy it saves; or what it says."""
-    environment = os.environ | {"HF_MODULES_CACHE": str(folder.parent / "modules")}
-    command = [sys.executable, "-c", ALONE, str(folder), str(flag), *TEXTS]
-    found = subprocess.run(command, env=environment, capture_output=True, text=True)
-    return np.load(f"{folder}.npy") if found.returncode == 0 else found.stderr
+def own_tokenizer(tmp_path):
+    """Subwords that close a sentence with [SEP], as BERT has them."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    vocabulary = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS])}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    return load_tokens(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("kind", "normalize", "code"),
-    [("bi", "halves", True), ("transformer", "unit", True), ("bow", "halves", True), ("bow", "unit", False)],
-)
-def test_a_process_without_dipole_loads_the_folder(tmp_path, kind, normalize, code):
-    encoder = word_encoder(kind, normalize)
-    export_sentence_transformer(encoder, tmp_path / "out")
-    found = alone(tmp_path / "out", code)
-    assert not isinstance(found, str), found
-    assert found[0] == pytest.approx(encoder.encode(TEXTS), abs=1e-6)
-    assert np.array_equal(found[0], found[1])
-
-
-def test_code_of_the_folder_is_run_only_where_it_is_allowed(tmp_path):
-    export_sentence_transformer(word_encoder("uni"), tmp_path / "out")
-    assert "trust_remote_code=True" in alone(tmp_path / "out", False)
+def test_a_process_without_dipole_loads_every_kind_of_folder(tmp_path):
+    """With the library's own modules where they can say it, else with code of the folder, where that is allowed."""
+    tokens = own_tokenizer(tmp_path)
+    bert = SentenceEncoder(
+        encoders.SentenceModel(encoders.small_transformer(len(tokens), 8, 1, 2, "cls"), None), tokens
+    )
+    code = {"gru": word_encoder("combine"), "halves": word_encoder("bow"), "sides": word_encoder("transformer")}
+    plain = {"bert": bert, "unit": word_encoder("bow", "unit")}
+    folders = {name: tmp_path / name for name in code | plain}
+    for name, encoder in (code | plain).items():
+        export_sentence_transformer(encoder, folders[name])
+    given = json.dumps([[str(folder) for folder in folders.values()], TEXTS])
+    environment = os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules")}
+    found = subprocess.run([sys.executable, "-c", ALONE, given], env=environment, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    for name, encoder in (code | plain).items():
+        first, again = np.load(f"{folders[name]}.npy")
+        assert first == pytest.approx(encoder.encode(TEXTS), abs=1e-6), name
+        assert np.array_equal(first, again), name
+    said = json.loads(found.stdout)
+    assert set(said) == {str(folders[name]) for name in code}
+    assert all("trust_remote_code=True" in message for message in said.values())
 
 
 def test_importing_torch_imports_nothing_of_ours():
@@ -156,16 +173,7 @@ def test_folders_written_before_are_still_read(tmp_path):
 
 @pytest.mark.parametrize("projected", [False, True])
 def test_a_transformer_with_its_own_tokenizer_needs_nothing_of_ours(tmp_path, projected):
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-
-    vocabulary = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS])}
-    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    tokens = load_tokens(tmp_path)
+    tokens = own_tokenizer(tmp_path)
     assert tokens.encode(["the film was good ."], max_length=4) == [[2, 4, 5, 3]]
     model = encoders.SentenceModel(encoders.small_transformer(len(tokens), 8, 1, 2, "cls"), None)
     matrix = torch.randn(8, 8)
