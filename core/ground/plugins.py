@@ -5,10 +5,10 @@ dipole declares its own parts in the same way.
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pkgutil import iter_modules
+from types import ModuleType
 from typing import Any
 
 from dipole.core.ground.errors import DipoleError
@@ -68,7 +68,7 @@ def load(point: EntryPoint) -> Any:
         raise PluginError(point, error) from error
 
 
-def import_all(folder: str) -> None:
-    """Import every module of a package, in the order of their names."""
-    for module in iter_modules(sys.modules[folder].__path__, f"{folder}."):
-        import_module(module.name)
+def import_all(folder: str) -> dict[str, ModuleType]:
+    """Import every module of a package in the order of their names, so that each registers what it defines."""
+    listed = iter_modules(import_module(folder).__path__)
+    return {name: import_module(f"{folder}.{name}") for name in sorted(each.name for each in listed if not each.ispkg)}

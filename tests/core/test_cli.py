@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -375,6 +376,14 @@ def test_an_error_ends_all_ranks(blobs: Path, tmp_path: Path) -> None:
     found = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=400)
     assert found.returncode != 0
     assert "train.batch_size: 15 cannot be divided among 2 ranks" in found.stderr
+
+
+def test_every_file_of_the_folder_is_a_command_with_a_summary(capsys: pytest.CaptureFixture[str]) -> None:
+    files = {path.stem for path in Path(cli.commands.__file__).parent.glob("*.py")} - {"__init__"}
+    assert files <= set(cli.names())
+    out = dipole(capsys, "--help")[1]
+    for name in cli.names():
+        assert re.search(rf"^  {name} +[A-Z].*\.$", out, re.MULTILINE), name
 
 
 def test_a_package_can_add_a_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,3 +145,11 @@ def test_core_needs_no_chart_library():
     )
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
     assert not any(line.startswith("matplotlib") for line in PROJECT["project"]["dependencies"])
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md"])
+def test_the_places_that_are_named_exist(page):
+    text = (ROOT / page).read_text()
+    named = set(re.findall(r"`((?:core|vision|text|rl|benchmarks|tests)/[\w./]*)`", text))
+    assert len(named) > 12
+    assert not [place for place in sorted(named) if not (ROOT / place).exists()]
