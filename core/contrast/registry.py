@@ -141,14 +141,15 @@ class Registry:
 
     def _load_plugin(self, point: EntryPoint) -> None:
         """A broken plug-in takes nothing with it and leaves nothing behind; asking for its name says what happened."""
-        entries, names = dict(self._entries), dict(self._names)
+        entries, names, modules = dict(self._entries), dict(self._names), set(sys.modules)
         try:
             load(point)
         except PluginError as error:
             self._broken[canonical_name(point.name)] = error
-            # Its modules go too: another package that needs one of them imports, and so registers, it anew.
-            for name in self._entries.keys() - entries.keys():
-                sys.modules.pop(self._entries[name].target.__module__, None)
+            # What it imported for the first time goes too: a package that needs it imports, and so registers, it anew.
+            registered = {self._entries[name].target.__module__ for name in self._entries.keys() - entries.keys()}
+            for name in registered - modules:
+                sys.modules.pop(name, None)
             self._entries, self._names = entries, names
 
     def get(self, name: str) -> Entry:

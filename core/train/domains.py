@@ -108,7 +108,9 @@ def find_domain(name: str) -> Domain:
 def _load(point: EntryPoint) -> Domain:
     domain = load(point)
     if not isinstance(domain, Domain):
-        raise PluginError(point, f"it names a {type(domain).__name__}, not a dipole.core.train.domains.Domain.")
+        raise PluginError(
+            point, f"it names something of type {type(domain).__name__}, not a dipole.core.train.domains.Domain."
+        )
     if domain.name != point.name:
         raise PluginError(point, f"the Domain it names is called {domain.name!r}; both need one name.")
     return replace(domain, package=package(point))
@@ -134,7 +136,8 @@ def adapter_class(name: str) -> type[Adapter]:
         return cast("type[Adapter]", resolve(domain.adapter))
     except ModuleNotFoundError as error:
         # A missing module of the domain's own is a mistake in it, not a package to install.
-        if (error.name or "").partition(".")[0] in ("dipole", domain.adapter.partition(".")[0]):
+        home = domain.adapter.partition(":")[0].partition(".")[0]
+        if (error.name or "").partition(".")[0] in (home, "dipole"):
             raise
         raise ConfigError(
             f"domain {name!r} needs the package {error.name!r}, which is not installed. "
