@@ -4,9 +4,10 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar, Literal, Unpack
 
 import numpy as np
 import torch
@@ -186,12 +187,9 @@ class TextAdapter(Adapter):
         c, size = self.config, self.config.block_size
         if c.pairs == "blocks":
             blocks = {"x": f.view(-1, size, f.shape[1]), "labels": batch.document[::size], "index": batch.index[::size]}
-            return Embedded(blocks, lambda rows: Pairs.from_blocks(**rows, anchors="all"))
+            return Embedded(blocks, _blocks)
         rows = {"f": f, "g": g, "document": batch.document, "index": batch.index}
-        return Embedded(
-            rows,
-            lambda rows: Pairs.from_window(**rows, window=c.window, self_logit=c.self_logit, labels=rows["document"]),
-        )
+        return Embedded(rows, partial(_neighbours, window=c.window, self_logit=c.self_logit))
 
     # Evaluation ------------------------------------------------------------------------------------------------------
 
@@ -318,6 +316,15 @@ class TextAdapter(Adapter):
         from dipole.text.export import export_sentence_transformer
 
         export_sentence_transformer(self.encoder(objective), folder)
+
+
+def _blocks(rows: dict[str, Tensor]) -> Pairs:
+    return Pairs.from_blocks(rows["x"], anchors="all", labels=rows["labels"], index=rows["index"])
+
+
+def _neighbours(rows: dict[str, Tensor], window: int, self_logit: Literal["zero", "drop"]) -> Pairs:
+    document = rows["document"]
+    return Pairs.from_window(rows["f"], rows["g"], document, window, self_logit, labels=document, index=rows["index"])
 
 
 def _state_of(corpus: str) -> list:

@@ -70,7 +70,7 @@ def _library() -> SimpleNamespace:
         try:
             from sentence_transformers.sentence_transformer import modules
         except ImportError:  # before 5.5
-            from sentence_transformers import models as modules  # type: ignore[no-redef]
+            from sentence_transformers import models as modules  # type: ignore[no-redef, attr-defined]
     except ImportError as error:
         raise TrainingError(
             "the export needs sentence-transformers; install it with: pip install 'dipole[sentence-transformers]'"
@@ -144,7 +144,7 @@ def _rows(part: Part) -> Tensor | None:
         case BagOfWords():
             return part.table.weight.detach()
         case Channels():
-            return _side_by_side([*part.parts])  # type: ignore[list-item]
+            return _side_by_side([*part.parts])
         case Projected():
             rows = _rows(part.part)
             return None if rows is None else rows @ part.matrix
