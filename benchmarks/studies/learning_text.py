@@ -93,7 +93,7 @@ def run(
     words: int,
 ) -> dict[str, float]:  # fmt: skip
     """Accuracies in percent of one encoder, and the wall seconds of its run."""
-    text = {
+    text: dict[str, Any] = {
         "corpus": str(corpus), "lower": True, "encoder": "bow", "word_size": width, "vocabulary_size": words,
         "cache": cache,
     }  # fmt: skip
