@@ -7,16 +7,14 @@ truncated or damaged file is recognised before anything is loaded from it.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 
 from dipole.core.ground.errors import CheckpointError
-from dipole.core.ground.files import sync_folder, why
+from dipole.core.ground.files import put_in_place, scratch, why
 
 KEEP = 2
 _NAME = re.compile(r"step-(\d+)\.([0-9a-f]{16})\.pt")
@@ -49,27 +47,22 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
     Raises:
         CheckpointError: the disk refused; earlier checkpoints are untouched.
     """
-    temporary = folder / f".step-{step:08d}.{os.getpid()}.tmp"
     sink: _HashingFile | None = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "wb") as file:
-            sink = _HashingFile(file)
-            torch.save(state, sink)  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        path = folder / f"step-{step:08d}.{sink.hash.hexdigest()[:16]}.pt"
-        os.replace(temporary, path)
-    except BaseException as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+        with scratch(folder / f"step-{step:08d}.pt") as temporary:
+            with open(temporary, "wb") as file:
+                sink = _HashingFile(file)
+                torch.save(state, sink)  # type: ignore[arg-type]
+            path = folder / f"step-{step:08d}.{sink.hash.hexdigest()[:16]}.pt"
+            put_in_place(temporary, path)
+    except Exception as error:
         cause = error if isinstance(error, OSError) else sink.error if sink else None
         if cause is None:
             raise
         kept = list_checkpoints(folder)
         rest = f"The checkpoint of step {_step(kept[-1])} is intact." if kept else "There is no earlier checkpoint."
         raise CheckpointError(f"cannot save the checkpoint of step {step} in {folder}: {why(cause)} {rest}") from cause
-    sync_folder(folder)
     for old in list_checkpoints(folder)[:-KEEP]:
         old.unlink(missing_ok=True)
     return path
