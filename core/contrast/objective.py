@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
+from dipole.core.contrast.gather import Input, Related, relate
 from dipole.core.contrast.options import checked, options_of
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.contrast.registry import Entry, registry
@@ -105,8 +106,6 @@ class Objective(nn.Module):
     """
 
     needs_negatives: ClassVar[bool] = True
-    # Under several ranks: form the term's own pairs from this rank's, before candidates are gathered.
-    prepare_locally: ClassVar[bool] = False
     given: dict[str, Any]
     similarity: str | None
 
@@ -129,7 +128,11 @@ class Objective(nn.Module):
     # What a subclass defines.
 
     def prepare(self, pairs: Pairs) -> Pairs:
-        """The pairs this term looks at; most look at what they are given."""
+        """The pairs this term looks at; most look at what they are given.
+
+        Under several ranks they are those of the global batch, and this rank's anchors are taken afterwards: a term
+        keeps the anchors it is given, in their order, and pads the positives of those it leaves out with -1.
+        """
         return pairs
 
     def statistics(self) -> dict[str, AnyStatistic]:
@@ -144,6 +147,18 @@ class Objective(nn.Module):
         """Create parameters for embeddings of width `dim`, once."""
         if self.similarity == "bilinear":
             self.materialize("W", (dim, dim), nn.init.eye_)
+
+    @property
+    def positives_wanted(self) -> int | None:
+        """How many positives of each anchor the term asks for; None if it takes what is there."""
+        return None
+
+    def weights(self) -> tuple[float, float]:
+        """What weight it gives a point: (t_pos, t_neg) of e^{t_pos d2} for a positive and e^{-t_neg d2} for a negative.
+
+        d2 is the squared distance of unit vectors (CACR Eqs. 3, 5); (0, 0), the default, weighs all alike.
+        """
+        return 0.0, 0.0
 
     def after_step(self, learning_rate: float, weight: float) -> None:
         """Called after each optimizer step (proximal steps)."""
@@ -179,7 +194,23 @@ class Objective(nn.Module):
             return a @ self.W.to(a.dtype), c, None
         return a, c, None
 
-    def forward(self, pairs: Pairs | Tensor, *views: Tensor) -> Tensor:
+    def build_for(self, embeddings: Tensor) -> None:
+        """Create parameters that do not exist yet, as wide as the embeddings (A, d) and where they are."""
+        lazy = any(isinstance(each, UninitializedParameter) for each in self.parameters())
+        self.build(embeddings.shape[1])
+        if lazy:
+            self.to(embeddings.device)
+
+    def projection(self) -> object:
+        """What tells one matrix of similarities from another: terms of equal projections share a sweep.
+
+        Cosine and dot products are the same for all terms; a bilinear W, and whatever a term projects by itself, is its
+        own.
+        """
+        shared = type(self).project is Objective.project and self.similarity != "bilinear"
+        return self.similarity if shared else id(self)
+
+    def forward(self, pairs: Input | Related | Tensor, *views: Tensor) -> Tensor:
         """The scalar loss of this term alone, unweighted."""
         outcome: Outcome = Composite([self], [1.0])(pairs, *views)
         return outcome.loss
@@ -258,29 +289,55 @@ class Composite(nn.Module):
             term.build(dim)
         return self
 
-    def forward(self, pairs: Pairs | Tensor, *views: Tensor) -> Outcome:
-        """Evaluate on `Pairs`, or on two or more views `objective(z1, z2)`.
+    def forward(self, pairs: Input | Related | Tensor, *views: Tensor) -> Outcome:
+        """Evaluate on what an encoder made of a batch.
+
+        Args:
+            pairs: `Embedded` rows; `Pairs`, or a tuple of them whose losses are averaged; or, with `views`, two or more
+                views (B, d) each: `objective(z1, z2)`. Under several ranks each rank gives its own rows.
 
         Raises:
             PairsError: if the pairs cannot carry a term (labels missing, too few positives).
         """
-        if not isinstance(pairs, Pairs):
+        if isinstance(pairs, Tensor):
             pairs = Pairs.from_views([pairs, *views])
         elif views:
             raise PairsError("give either Pairs or views, not both.")
-        everywhere = pairs.gather()
-        seen: dict[Any, _Sight] = {}
-        sights = [
-            _Sight.of(term, term.prepare(pairs).gather() if term.prepare_locally else term.prepare(everywhere), seen)
-            for _, _, term in self
-        ]
-        for sight in seen.values():
-            sight.sweep()
-        values = {}
-        for (name, weight, term), sight in zip(self, sights, strict=True):
-            values[name] = TermValue(*_evaluate(term, sight, weight))
+        related = relate(pairs)
+        found = [self._values(each, related) for each in related.pairs]
+        values = {name: _mean([each[name] for each in found]) for name in self.names}
         loss = torch.stack([v.weight * v.value for v in values.values()]).sum()
         return Outcome(loss, {name: TermValue(v.value.detach(), v.weight, v.note) for name, v in values.items()})
+
+    def _values(self, pairs: Pairs, related: Related) -> dict[str, TermValue]:
+        """The value of each term on pairs of the global batch, the mean over all ranks' anchors."""
+        prepared = [term.prepare(pairs) for _, _, term in self]
+        # Terms that look at the same pairs look at the same narrowed pairs.
+        local = {id(each): related.local(each) for each in prepared}
+        seen: dict[Any, _Matrix] = {}
+        matrices = []
+        for (_, _, term), each in zip(self, prepared, strict=True):
+            term.build_for(each.anchors)
+            key = id(each), term.projection()
+            if key not in seen:
+                seen[key] = _Matrix.of(term, local[id(each)])
+            seen[key].wanted += term.statistics().values()
+            matrices.append(seen[key])
+        for matrix in seen.values():
+            matrix.sweep()
+        return {
+            name: TermValue(*_evaluate(term, each, matrix, weight))
+            for (name, weight, term), each, matrix in zip(self, prepared, matrices, strict=True)
+        }
+
+    @property
+    def positives_wanted(self) -> int | None:
+        """The largest number of positives that a term asks for; None if each takes what is there."""
+        return max((term.positives_wanted for _, _, term in self if term.positives_wanted is not None), default=None)
+
+    def sharpness(self) -> tuple[float, float]:
+        """(t_pos, t_neg) of the first term that weighs points unequally (`Objective.weights`); else CACR's defaults."""
+        return next((term.weights() for _, _, term in self if any(term.weights())), (1.0, 2.0))
 
     def after_step(self, learning_rate: float) -> None:
         """Proximal steps of the terms that have one; call it after each optimizer step."""
@@ -294,31 +351,24 @@ class Composite(nn.Module):
         return features
 
 
-class _Sight:
+class _Matrix:
     """One similarity matrix and the statistics that all terms looking at it have asked for."""
 
     def __init__(self, pairs: Pairs, x: Tensor, y: Tensor, bound: float | None) -> None:
         self.pairs, self.x, self.y, self.bound = pairs, x, y, bound
         self.wanted: list[AnyStatistic] = []
         self.results: dict[AnyStatistic, Tensor] = {}
-        self.positive: Tensor | None = None
 
     @classmethod
-    def of(cls, term: Objective, pairs: Pairs, seen: dict[Any, "_Sight"]) -> "_Sight":
-        term.build(pairs.anchors.shape[1])
-        # A bilinear matrix belongs to its own term; cosine and dot are shared by all terms that look at these pairs.
-        key = (id(pairs), id(term) if term.similarity == "bilinear" else term.similarity)
-        if key not in seen:
-            if term.similarity is None:
-                x = full_precision(pairs.anchors)
-                seen[key] = cls(pairs, x, x, None)
-            else:
-                seen[key] = cls(pairs, *term.project(pairs))
-        seen[key].wanted += term.statistics().values()
-        return seen[key]
+    def of(cls, term: Objective, pairs: Pairs) -> "_Matrix":
+        if term.similarity is None:
+            x = full_precision(pairs.anchors)
+            return cls(pairs, x, x, None)
+        return cls(pairs, *term.project(pairs))
 
     def sweep(self) -> None:
-        if self.wanted:
+        # Without a candidate that could be a negative there is nothing to sweep.
+        if self.wanted and len(self.y) > self.pairs.first_negative:
             self.results = row_statistics(
                 self.x,
                 self.y,
@@ -327,31 +377,40 @@ class _Sight:
                 counts=self.pairs.negative_counts,
                 bound=self.bound,
                 symmetric=self.pairs.mutual and self.x is self.y,
+                first=self.pairs.first_negative,
             )
 
     def rows(self, term: Objective) -> Rows:
-        named = {name: self.results[statistic] for name, statistic in term.statistics().items()}
+        named = {name: self.results[statistic] for name, statistic in term.statistics().items() if self.results}
         return Rows(self.pairs, self.x, self.y, named)
 
+    @functools.cached_property
     def positives(self) -> Tensor:
-        if self.positive is None:
-            self.positive = paired(self.x, self.y, self.pairs.positives)
-        return self.positive
+        return paired(self.x, self.y, self.pairs.positives)
 
 
-def _evaluate(term: Objective, sight: _Sight, weight: float) -> tuple[Tensor, float, str]:
-    pairs = sight.pairs
-    if term.needs_negatives and not pairs.has_negatives:
-        return (sight.x * 0.0).sum(), weight, "0: no anchor has a negative (every candidate is a positive or dropped)"
-    if pairs.positives.shape[1] == 0 and _is_base(term):
-        return (sight.x * 0.0).sum(), weight, "0: no anchor has a positive"
-    rows = sight.rows(term)
-    value = term.loss(sight.positives() if term.similarity is not None else sight.x, rows)
+def _evaluate(term: Objective, prepared: Pairs, matrix: _Matrix, weight: float) -> tuple[Tensor, float, str]:
+    # What the global pairs hold decides: ranks must agree on whether they go on to the sums over all of them.
+    if term.needs_negatives and not prepared.has_negatives:
+        return (matrix.x * 0.0).sum(), weight, "0: no anchor has a negative (every candidate is a positive or dropped)"
+    if prepared.positives.shape[1] == 0 and _is_base(term):
+        return (matrix.x * 0.0).sum(), weight, "0: no anchor has a positive"
+    rows = matrix.rows(term)
+    value = term.loss(matrix.positives if term.similarity is not None else matrix.x, rows)
     if value.ndim:
         if term.needs_negatives:
-            value = torch.where(pairs.negative_counts > 0, value, 0.0)
+            value = torch.where(matrix.pairs.negative_counts > 0, value, 0.0)
         value = rows.mean(value)
     return value, weight, ""
+
+
+def _mean(values: list[TermValue]) -> TermValue:
+    """One term's value over several Pairs; the note that all of them have."""
+    if len(values) == 1:
+        return values[0]
+    notes = {each.note for each in values}
+    value = torch.stack([each.value for each in values]).mean()
+    return TermValue(value, values[0].weight, notes.pop() if len(notes) == 1 else "")
 
 
 def entry_of(term: Objective) -> Entry:
