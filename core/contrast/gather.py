@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,7 +13,7 @@ from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.distributed import all_max, gather_rows, rank, row_counts, world_size
 from dipole.core.ground.errors import PairsError
 
-Input = Embedded | Pairs | tuple[Pairs, ...]
+Input = Embedded | Pairs | Sequence[Pairs]
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,8 @@ def relate(embedded: Input | Related) -> Related:
     """
     if isinstance(embedded, Related):
         return embedded
-    if isinstance(embedded, tuple):
-        return _joined([relate(each) for each in embedded])
+    if isinstance(embedded, Sequence):
+        return _joined([relate(each) for each in _several(embedded)])
     if world_size() == 1:
         return Related(_several(embedded.relate(embedded.rows) if isinstance(embedded, Embedded) else embedded))
     if isinstance(embedded, Pairs):
@@ -73,8 +74,11 @@ def relate(embedded: Input | Related) -> Related:
     return Related(_several(embedded.relate(gathered)), slice(start, start + sizes[rank()]), sum(sizes))
 
 
-def _several(pairs: Pairs | tuple[Pairs, ...]) -> tuple[Pairs, ...]:
-    return pairs if isinstance(pairs, tuple) else (pairs,)
+def _several(pairs: Pairs | Sequence[Pairs]) -> tuple[Pairs, ...]:
+    found = (pairs,) if isinstance(pairs, Pairs) else tuple(pairs) if isinstance(pairs, Sequence) else ()
+    if not found or not all(isinstance(each, Pairs) for each in found):
+        raise PairsError(f"an objective takes Embedded, Pairs, a tuple of Pairs, or views; got {type(pairs).__name__}.")
+    return found
 
 
 def _joined(parts: list[Related]) -> Related:
