@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable, Container
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import torch
 
@@ -17,6 +18,7 @@ from dipole.core.ground.errors import CheckpointError
 from dipole.core.ground.files import put_in_place, scratch, why
 
 KEEP = 2
+FORMAT = 1
 _NAME = re.compile(r"step-(\d+)\.([0-9a-f]{16})\.pt")
 
 
@@ -119,3 +121,38 @@ def newest_checkpoint(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
         except CheckpointError as error:
             problems.append(str(error))
     return None, problems
+
+
+def starting_state(
+    folder: Path, names: Container[str], resume: Literal["auto", "never"] | Path, warn: Callable[[str], None]
+) -> dict[str, Any] | None:
+    """Return the checkpoint that a run continues from, or None to begin.
+
+    Args:
+        folder: the run's checkpoints.
+        names: hashes that the run goes by.
+        resume: "auto" takes the newest readable one, "never" none, a path that one.
+        warn: is told what is wrong with those that are passed over.
+
+    Raises:
+        CheckpointError: the path is no readable checkpoint, or one of another run.
+    """
+    if resume == "never":
+        return None
+    if isinstance(resume, Path):
+        state = load_checkpoint(resume)
+    else:
+        found, problems = newest_checkpoint(folder)
+        for problem in problems:
+            warn(f"warning: {problem}")
+        if found is None:
+            if problems:
+                warn("warning: no checkpoint is left to continue from; starting at step 0.")
+            return None
+        state = found
+    if state.get("format") != FORMAT or state.get("hash") not in names:
+        raise CheckpointError(
+            f"the checkpoint belongs to another run ({state.get('hash')}), this configuration is {folder.parent.name}. "
+            "Use the configuration it was written with, or --resume never."
+        )
+    return state

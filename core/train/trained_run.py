@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from dipole.core.ground.errors import RecordError
 from dipole.core.ground.seeding import Seeds, set_deterministic
 from dipole.core.record import Evaluation, Number, RunRecord, library_versions, now, write_record
+from dipole.core.train.build import build
 from dipole.core.train.evaluation import Evaluated, evaluate
-from dipole.core.train.loop import build, pick_device
+from dipole.core.train.launch import pick_device
 from dipole.core.train.model_files import load_weights
 from dipole.core.train.run_folder import RunFolder
 

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from dipole.core.ground.errors import ConfigError
-from dipole.core.train.config import UNSET, Settings, load, parse_override, read_recipe, resolve, toml_text
+from dipole.core.train.config import Settings
+from dipole.core.train.recipe import UNSET, load, parse_override, read_recipe, resolve
+from dipole.core.train.toml import toml_text
 
 
 def problems(*overrides: str, recipe: Path) -> str:
@@ -184,7 +186,7 @@ def test_nested_tables_are_named_by_their_path() -> None:
     class Outer(Settings):
         inner: Inner = Inner()
 
-    import dipole.core.train.config as module
+    import dipole.core.train.problems as module
 
     with pytest.raises(ValueError, match="1 validation error") as caught:
         Outer.model_validate_json('{"inner": {"knd": "a"}}')

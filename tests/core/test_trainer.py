@@ -17,9 +17,9 @@ from dipole.core.ground.errors import CheckpointError, ConfigError, DipoleError,
 from dipole.core.ground.seeding import Seeds
 from dipole.core.record import read_record
 from dipole.core.train.checkpoint import list_checkpoints, load_checkpoint
-from dipole.core.train.config import load
 from dipole.core.train.loop import RunInterruptedError, train
 from dipole.core.train.metrics import read_metrics
+from dipole.core.train.recipe import load
 from dipole.core.train.run_folder import RunFolder
 
 
