@@ -39,12 +39,12 @@ class Settings(BaseModel):
         for name, field in type(self).model_fields.items():
             if name in self.incidental:
                 continue
-            value = _determining(getattr(self, name))
-            # Which of several tables it is stands in a field of one allowed value: that is never left out.
-            is_tag = get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1
-            default = field.get_default(call_default_factory=True)
-            if is_tag or field.is_required() or value != _determining(default):
-                found[name] = value
+            value, default = getattr(self, name), field.get_default(call_default_factory=True)
+            values = _determining(value, default)
+            # A table within may hold what its own defaults stand for (their version, a preset).
+            is_filled_table = isinstance(value, Settings) and values
+            if field.is_required() or is_filled_table or values != _determining(default, default):
+                found[name] = values
         return found
 
     @classmethod
@@ -53,14 +53,21 @@ class Settings(BaseModel):
         return {}
 
 
-def _determining(value: Any) -> Any:
+def _determining(value: Any, default: Any = None) -> Any:
     if isinstance(value, Settings):
-        return value.determining()
+        fields = type(value).model_fields.items() if type(value) is not type(default) else ()
+        # Which of several tables it is stands in a field of one allowed value.
+        tags = {name: getattr(value, name) for name, field in fields if _is_tag(field.annotation)}
+        return tags | value.determining()
     if isinstance(value, Mapping):
         return {str(key): _determining(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [_determining(each) for each in value]
     return value
+
+
+def _is_tag(annotation: Any) -> bool:
+    return get_origin(annotation) is Literal and len(get_args(annotation)) == 1
 
 
 class TrainConfig(Settings):
