@@ -3,72 +3,24 @@
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
+from dipole.core.contrast.evaluate import Outcome, Rows, TermValue, evaluate
 from dipole.core.contrast.gather import Input, Related, relate
 from dipole.core.contrast.options import checked, options_of
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.contrast.registry import Entry, registry
-from dipole.core.contrast.rows import AnyStatistic, row_statistics
-from dipole.core.contrast.similarity import full_precision, normalize, paired
+from dipole.core.contrast.rows import AnyStatistic
+from dipole.core.contrast.similarity import full_precision, normalize
 from dipole.core.contrast.spec import Term, format_terms, option_span, parse
 from dipole.core.contrast.spec import caret as caret_under
-from dipole.core.ground.distributed import all_sum
 from dipole.core.ground.errors import OptionError, PairsError, SpecError
 
-
-class Rows:
-    """Row statistics of one term by the names it gave them, and what else it may ask about its pairs."""
-
-    def __init__(self, pairs: Pairs, x: Tensor, y: Tensor, values: dict[str, Tensor]) -> None:
-        self.pairs = pairs
-        self.x = x
-        self.y = y
-        self._values = values
-
-    def __getattr__(self, name: str) -> Tensor:
-        try:
-            return self._values[name]
-        except KeyError:
-            raise AttributeError(f"no row statistic {name!r}; declared: {', '.join(self._values) or 'none'}") from None
-
-    @property
-    def count(self) -> Tensor:
-        """(A,) number of negatives of each anchor, in the embeddings' dtype."""
-        return self.pairs.negative_counts.to(self.x.dtype)
-
-    def similarity(self, index: Tensor) -> Tensor:
-        """Similarities (A, n) with the listed candidates, with gradient."""
-        return paired(self.x, self.y, index)
-
-    def over_positives(self, values: Tensor) -> Tensor:
-        """Mean over the positives of each anchor: (A, K) -> (A,)."""
-        mask = self.pairs.positive_mask
-        if mask is None:
-            return values.mean(1)
-        return torch.where(mask, values, 0.0).sum(1) / mask.sum(1).clamp_min(1)
-
-    def only_positives(self, values: Tensor, fill: float) -> Tensor:
-        """The same (A, K) with padding replaced by a number."""
-        mask = self.pairs.positive_mask
-        return values if mask is None else torch.where(mask, values, fill)
-
-    def mean(self, values: Tensor) -> Tensor:
-        """Mean of (A,) over the anchors that have a positive, of all ranks."""
-        mask = self.pairs.positive_mask
-        if mask is None:
-            return self.mean_over_all(values)
-        has = mask.any(1)
-        return all_sum(torch.where(has, values, 0.0).sum()) / all_sum(has.sum().to(values.dtype)).clamp_min(1)
-
-    def mean_over_all(self, values: Tensor) -> Tensor:
-        """Mean of (A,) over all anchors, of all ranks."""
-        return all_sum(values.sum()) / all_sum(values.new_tensor(float(len(values))))
+__all__ = ["Composite", "Objective", "Outcome", "Rows", "TermValue", "entry_of", "objective"]
 
 
 def _checking(init: Callable[..., None]) -> Callable[..., None]:
@@ -218,6 +170,10 @@ class Objective(nn.Module):
     def extra_repr(self) -> str:
         return str(self.term())
 
+    def is_base(self) -> bool:
+        """Whether it is a base objective, which needs positives, and no regularizer."""
+        return registry.name_of(type(self)) is None or entry_of(self).kind == "objective"
+
     def term(self, weight: float | None = None) -> Term:
         """This objective as a term of the grammar."""
         return Term(self.registered_name(), tuple(self.given.items()) if "given" in self.__dict__ else (), weight)
@@ -235,26 +191,6 @@ class Objective(nn.Module):
             if isinstance(parameter, UninitializedParameter) and prefix + name in state_dict:
                 parameter.materialize(state_dict[prefix + name].shape)
         super()._load_from_state_dict(state_dict, prefix, *args)
-
-
-@dataclass(frozen=True)
-class TermValue:
-    """What one term contributed; `note` says why a value is 0 without being learnt."""
-
-    value: Tensor
-    weight: float
-    note: str = ""
-
-    def __float__(self) -> float:
-        return float(self.value)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The loss to descend and the unweighted value of each term by name."""
-
-    loss: Tensor
-    terms: dict[str, TermValue]
 
 
 class Composite(nn.Module):
@@ -281,7 +217,7 @@ class Composite(nn.Module):
             yield name, weight, term
 
     def __str__(self) -> str:
-        return format_terms([term.term(None if weight == 1 and _is_base(term) else weight) for _, weight, term in self])
+        return format_terms([term.term(None if weight == 1 and term.is_base() else weight) for _, weight, term in self])
 
     def build(self, dim: int) -> "Composite":
         """Create all parameters for embeddings of width `dim`; needed before an optimizer if there is any."""
@@ -303,32 +239,7 @@ class Composite(nn.Module):
             pairs = Pairs.from_views([pairs, *views])
         elif views:
             raise PairsError("give either Pairs or views, not both.")
-        related = relate(pairs)
-        found = [self._values(each, related) for each in related.pairs]
-        values = {name: _mean([each[name] for each in found]) for name in self.names}
-        loss = torch.stack([v.weight * v.value for v in values.values()]).sum()
-        return Outcome(loss, {name: TermValue(v.value.detach(), v.weight, v.note) for name, v in values.items()})
-
-    def _values(self, pairs: Pairs, related: Related) -> dict[str, TermValue]:
-        """The value of each term on pairs of the global batch, the mean over all ranks' anchors."""
-        prepared = [term.prepare(pairs) for _, _, term in self]
-        # Terms that look at the same pairs look at the same narrowed pairs.
-        local = {id(each): related.local(each) for each in prepared}
-        seen: dict[Any, _Matrix] = {}
-        matrices = []
-        for (_, _, term), each in zip(self, prepared, strict=True):
-            term.build_for(each.anchors)
-            key = id(each), term.projection()
-            if key not in seen:
-                seen[key] = _Matrix.of(term, local[id(each)])
-            seen[key].wanted += term.statistics().values()
-            matrices.append(seen[key])
-        for matrix in seen.values():
-            matrix.sweep()
-        return {
-            name: TermValue(*_evaluate(term, each, matrix, weight))
-            for (name, weight, term), each, matrix in zip(self, prepared, matrices, strict=True)
-        }
+        return evaluate({name: (weight, term) for name, weight, term in self}, relate(pairs))
 
     @property
     def positives_wanted(self) -> int | None:
@@ -351,68 +262,6 @@ class Composite(nn.Module):
         return features
 
 
-class _Matrix:
-    """One similarity matrix and the statistics that all terms looking at it have asked for."""
-
-    def __init__(self, pairs: Pairs, x: Tensor, y: Tensor, bound: float | None) -> None:
-        self.pairs, self.x, self.y, self.bound = pairs, x, y, bound
-        self.wanted: list[AnyStatistic] = []
-        self.results: dict[AnyStatistic, Tensor] = {}
-
-    @classmethod
-    def of(cls, term: Objective, pairs: Pairs) -> "_Matrix":
-        if term.similarity is None:
-            x = full_precision(pairs.anchors)
-            return cls(pairs, x, x, None)
-        return cls(pairs, *term.project(pairs))
-
-    def sweep(self) -> None:
-        # Without a candidate that could be a negative there is nothing to sweep.
-        if self.wanted and len(self.y) > self.pairs.first_negative:
-            self.results = row_statistics(
-                self.x,
-                self.y,
-                self.pairs.excluded,
-                self.wanted,
-                counts=self.pairs.negative_counts,
-                bound=self.bound,
-                symmetric=self.pairs.mutual and self.x is self.y,
-                first=self.pairs.first_negative,
-            )
-
-    def rows(self, term: Objective) -> Rows:
-        named = {name: self.results[statistic] for name, statistic in term.statistics().items() if self.results}
-        return Rows(self.pairs, self.x, self.y, named)
-
-    @functools.cached_property
-    def positives(self) -> Tensor:
-        return paired(self.x, self.y, self.pairs.positives)
-
-
-def _evaluate(term: Objective, prepared: Pairs, matrix: _Matrix, weight: float) -> tuple[Tensor, float, str]:
-    # What the global pairs hold decides: ranks must agree on whether they go on to the sums over all of them.
-    if term.needs_negatives and not prepared.has_negatives:
-        return (matrix.x * 0.0).sum(), weight, "0: no anchor has a negative (every candidate is a positive or dropped)"
-    if prepared.positives.shape[1] == 0 and _is_base(term):
-        return (matrix.x * 0.0).sum(), weight, "0: no anchor has a positive"
-    rows = matrix.rows(term)
-    value = term.loss(matrix.positives if term.similarity is not None else matrix.x, rows)
-    if value.ndim:
-        if term.needs_negatives:
-            value = torch.where(matrix.pairs.negative_counts > 0, value, 0.0)
-        value = rows.mean(value)
-    return value, weight, ""
-
-
-def _mean(values: list[TermValue]) -> TermValue:
-    """One term's value over several Pairs; the note that all of them have."""
-    if len(values) == 1:
-        return values[0]
-    notes = {each.note for each in values}
-    value = torch.stack([each.value for each in values]).mean()
-    return TermValue(value, values[0].weight, notes.pop() if len(notes) == 1 else "")
-
-
 def entry_of(term: Objective) -> Entry:
     """The registry entry of a term's class.
 
@@ -420,10 +269,6 @@ def entry_of(term: Objective) -> Entry:
         SpecError: if the class is not registered.
     """
     return registry.get(term.registered_name())
-
-
-def _is_base(term: Objective) -> bool:
-    return registry.name_of(type(term)) is None or entry_of(term).kind == "objective"
 
 
 def objective(text: str, dim: int | None = None) -> Composite:

@@ -9,7 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from dipole.core.contrast.checks import check_alike, check_indices, check_matrix, check_row_values, shape_of
 from dipole.core.contrast.embedded import Embedded, Relation
+from dipole.core.contrast.indices import absolute, instances_of, joined, padded, pads_last, relative, repeat, runs_of
 from dipole.core.ground.errors import PairsError
 
 NO_VIEW = -1
@@ -80,11 +82,11 @@ class Pairs:
 
     def __post_init__(self) -> None:
         if self.structure is None:
-            _matrix("anchors", self.anchors)
-            _matrix("candidates", self.candidates, ("anchors", self.anchors))
-            _indices("positives", self.positives, self.anchors, len(self.candidates))
-            _indices("dropped", self.dropped, self.anchors, len(self.candidates))
-            _labels(self.labels, len(self.anchors))
+            check_matrix("anchors", self.anchors)
+            check_matrix("candidates", self.candidates, ("anchors", self.anchors))
+            check_indices("positives", self.positives, self.anchors, len(self.candidates))
+            check_indices("dropped", self.dropped, self.anchors, len(self.candidates))
+            check_row_values(self.labels, len(self.anchors))
             object.__setattr__(self, "positives", pads_last(self.positives))
         if len(self.anchors) == len(self.candidates):
             if self.candidate_labels is None:
@@ -105,7 +107,7 @@ class Pairs:
         """
         if isinstance(views, Tensor) or len(views) < 2:
             raise PairsError("from_views needs a list of at least two views, each (B, d).")
-        _views(views)
+        check_alike(views)
         rows = {f"view{number}": view for number, view in enumerate(views)}
 
         def relate(rows: dict[str, Tensor]) -> "Pairs":
@@ -120,8 +122,8 @@ class Pairs:
                 z,
                 positives=(own + shifts) % (count * batch),  # (VB, V-1)
                 dropped=own,
-                labels=_repeat(rows.get("labels"), count),
-                index=_repeat(_instances(rows, batch, z.device), count),
+                labels=repeat(rows.get("labels"), count),
+                index=repeat(instances_of(rows, batch, z.device), count),
                 structure=Structure(runs, runs, among=count * batch, fewest=count - 1, mutual=True),
             )
 
@@ -156,43 +158,43 @@ class Pairs:
             queue_labels: (Q,) class of each row of the queue.
             index: (B,) index of each query in the data set.
         """
-        _matrix("queries", queries)
+        check_matrix("queries", queries)
         batch = len(queries)
         if isinstance(keys, Tensor) and keys.ndim == 2:
             keys = keys.unsqueeze(1)
         if not isinstance(keys, Tensor) or keys.ndim != 3 or len(keys) != batch or keys.shape[1] == 0:
             got = tuple(keys.shape) if isinstance(keys, Tensor) else type(keys).__name__
             raise PairsError(f"keys must be (B, d) or (B, K, d) with B = {batch} like queries, got {got}.")
-        _matrix("keys", keys[:, 0], ("queries", queries))
+        check_matrix("keys", keys[:, 0], ("queries", queries))
         if queue is not None and not len(queue):
             queue = queue_labels = None
         if queue is not None:
-            _matrix("queue", queue, ("queries", queries))
-        _labels(queue_labels, 0 if queue is None else len(queue), "queue_labels")
+            check_matrix("queue", queue, ("queries", queries))
+        check_row_values(queue_labels, 0 if queue is None else len(queue), "queue_labels")
         count, behind = keys.shape[1], 0 if queue is None else len(queue)
         rows = {"queries": queries, "keys": keys}
         if dropped is not None:
-            _indices("dropped", dropped, queries, count * batch + behind, read=False)
-            rows |= _relative(dropped, batch, count)
+            check_indices("dropped", dropped, queries, count * batch + behind, read=False)
+            rows |= relative(dropped, batch, count)
 
         def relate(rows: dict[str, Tensor]) -> "Pairs":
             q, k = rows["queries"], rows["keys"]
             batch, first = len(q), 0 if batch_negatives else count * len(q)
             own = torch.arange(batch, device=q.device).unsqueeze(1)  # (B, 1)
             mine = k.transpose(0, 1).reshape(count * batch, -1)
-            classes, instances = rows.get("labels"), _instances(rows, batch, q.device)
-            key_classes, key_instances = _repeat(classes, count), _repeat(instances, count)
+            classes, instances = rows.get("labels"), instances_of(rows, batch, q.device)
+            key_classes, key_instances = repeat(classes, count), repeat(instances, count)
             if queue is not None and key_classes is not None:
                 key_classes = None if queue_labels is None else torch.cat([key_classes, queue_labels.to(q.device)])
             pairs = cls(
                 q,
                 mine if queue is None else torch.cat([mine, queue]),
                 positives=own + torch.arange(count, device=q.device) * batch,
-                dropped=own[:, :0] if dropped is None else _absolute(rows, batch, count),
+                dropped=own[:, :0] if dropped is None else absolute(rows, batch, count),
                 labels=classes,
                 candidate_labels=key_classes,
                 index=instances,
-                candidate_index=key_instances if queue is None else _padded(key_instances, behind),
+                candidate_index=key_instances if queue is None else padded(key_instances, behind),
                 structure=Structure(
                     ((0, batch),),
                     (*((number + 1, batch) for number in range(count)), *([(NO_VIEW, behind)] if behind else [])),
@@ -229,11 +231,11 @@ class Pairs:
             labels: (B,) class of each sentence.
             index: (B,) index of each sentence in the corpus.
         """
-        _matrix("f", f)
-        _matrix("g", g, ("f", f))
+        check_matrix("f", f)
+        check_matrix("g", g, ("f", f))
         batch = len(f)
         if len(g) != batch or not isinstance(document, Tensor) or document.shape != (batch,):
-            raise PairsError(f"g and document must have {batch} rows like f, got {len(g)} and {_shape(document)}.")
+            raise PairsError(f"g and document must have {batch} rows like f, got {len(g)} and {shape_of(document)}.")
         if isinstance(window, bool) or not isinstance(window, Integral) or window < 1:
             raise PairsError(f"window must be an integer >= 1, got {window!r}.")
         if self_logit not in ("drop", "zero"):
@@ -248,7 +250,7 @@ class Pairs:
             near = own + torch.cat([-steps.flip(0), steps])  # (B, 2 window)
             inside = (near >= 0) & (near < batch)
             inside &= document[near.clamp(0, batch - 1)] == document.unsqueeze(1)
-            classes, instances = rows.get("labels"), _instances(rows, batch, f.device)
+            classes, instances = rows.get("labels"), instances_of(rows, batch, f.device)
             return cls(
                 f,
                 torch.cat([g, torch.zeros_like(g[:1])]) if zero else g,
@@ -256,9 +258,9 @@ class Pairs:
                 dropped=own,
                 labels=classes,
                 views=False,
-                candidate_labels=_padded(classes, 1) if zero and classes is not None else classes,
+                candidate_labels=padded(classes, 1) if zero and classes is not None else classes,
                 index=instances,
-                candidate_index=_padded(instances, 1) if zero else instances,
+                candidate_index=padded(instances, 1) if zero else instances,
                 structure=Structure(
                     ((0, batch),),
                     ((1, batch), (NO_VIEW, 1)) if zero else ((1, batch),),
@@ -289,7 +291,7 @@ class Pairs:
             index: (n,) number of each block in the data set.
         """
         if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[1] < 2 or not x.is_floating_point():
-            raise PairsError(f"x must be blocks of shape (n, b >= 2, d), got {_shape(x)}.")
+            raise PairsError(f"x must be blocks of shape (n, b >= 2, d), got {shape_of(x)}.")
         if anchors not in ("first", "all") or candidates not in ("points", "means"):
             raise PairsError(
                 f"anchors must be 'first' or 'all' and candidates 'points' or 'means', got {anchors!r}, {candidates!r}."
@@ -300,7 +302,7 @@ class Pairs:
         def relate(rows: dict[str, Tensor]) -> "Pairs":
             x, classes = rows["x"], rows.get("labels")
             n, b, width = x.shape
-            instances = _instances(rows, n, x.device)
+            instances = instances_of(rows, n, x.device)
             if candidates == "means":
                 own = torch.arange(n, device=x.device).unsqueeze(1)
                 structure = Structure(((0, n),), ((NO_VIEW, n),), fewest=1)
@@ -372,11 +374,11 @@ class Pairs:
         """
         if isinstance(large, Tensor) or len(large) < 2:
             raise PairsError("from_crops needs a list of at least two large crops, each (B, d).")
-        _views([*large, *small], "crops")
+        check_alike([*large, *small], "crops")
         if queue is not None and not len(queue):
             queue = None
         if queue is not None:
-            _matrix("queue", queue, ("crops[0]", large[0]))
+            check_matrix("queue", queue, ("crops[0]", large[0]))
         big, every = len(large), len(large) + len(small)
         behind = 0 if queue is None else len(queue)
         rows = {f"crop{number}": crop for number, crop in enumerate([*large, *small])}
@@ -394,17 +396,17 @@ class Pairs:
             other = torch.where(crop < big, turned, place)  # (V, 1, big)
             positives = torch.where(other < 0, -1, other * batch + image).flatten(0, 1)
             own = torch.where(crop < big, crop * batch + image, -1).flatten(0, 1)
-            classes, instances = rows.get("labels"), _instances(rows, batch, z.device)
+            classes, instances = rows.get("labels"), instances_of(rows, batch, z.device)
             target_instances = instances.repeat(big)
             return cls(
                 z,
                 targets if queue is None else torch.cat([targets, queue]),
                 positives,
                 own,
-                _repeat(classes, every),
-                candidate_labels=None if queue is not None else _repeat(classes, big),
+                repeat(classes, every),
+                candidate_labels=None if queue is not None else repeat(classes, big),
                 index=instances.repeat(every),
-                candidate_index=target_instances if queue is None else _padded(target_instances, behind),
+                candidate_index=target_instances if queue is None else padded(target_instances, behind),
                 structure=Structure(
                     tuple((number, batch) for number in range(every)),
                     (*((number, batch) for number in range(big)), *([(NO_VIEW, behind)] if behind else [])),
@@ -419,7 +421,7 @@ class Pairs:
     @classmethod
     def of_points(cls, points: Tensor) -> "Pairs":
         """All points (n, d) as anchors and candidates without positives: each other point is a negative."""
-        _matrix("points", points)
+        check_matrix("points", points)
         own = torch.arange(len(points), device=points.device).unsqueeze(1)
         run = ((0, len(points)),)
         return cls(
@@ -457,8 +459,8 @@ class Pairs:
             self,
             candidates=torch.cat([self.candidates, self.anchors[known.among :]]),
             dropped=torch.cat([self.dropped, added], 1),
-            candidate_labels=_after(self.candidate_labels, self.labels, known.among) if both else None,
-            candidate_index=_after(self.candidate_index, self.index, known.among) if indexed else None,
+            candidate_labels=joined(self.candidate_labels, self.labels, known.among) if both else None,
+            candidate_index=joined(self.candidate_index, self.index, known.among) if indexed else None,
             structure=replace(
                 known,
                 candidate_views=known.candidate_views + runs[known.among // batch :],
@@ -549,12 +551,12 @@ class Pairs:
     @cached_property
     def view(self) -> Tensor:
         """(A,) number of the view that each anchor is."""
-        return _runs(self.known.anchor_views, self.anchors.device)
+        return runs_of(self.known.anchor_views, self.anchors.device)
 
     @cached_property
     def candidate_view(self) -> Tensor:
         """(C,) number of the view that each candidate is; NO_VIEW (-1) for a queue's."""
-        return _runs(self.known.candidate_views, self.candidates.device)
+        return runs_of(self.known.candidate_views, self.candidates.device)
 
     @cached_property
     def fewest(self) -> int:
@@ -611,107 +613,10 @@ def _made(rows: dict[str, Tensor], relate: Relation, labels: Tensor | None, inde
     """Pair the rows, and remember them for the case that other ranks have more."""
     count = len(next(iter(rows.values())))
     for name, values in (("labels", labels), ("index", index)):
-        _labels(values, count, name)
+        check_row_values(values, count, name)
         if values is not None:
             rows[name] = values.to(next(iter(rows.values())).device)
     pairs = relate(rows)
     assert isinstance(pairs, Pairs)
     object.__setattr__(pairs, "source", Embedded(rows, relate))
     return pairs
-
-
-def _instances(rows: dict[str, Tensor], count: int, device: torch.device) -> Tensor:
-    """(B,) what the domain calls the instances, or their places in the batch."""
-    return rows["index"] if "index" in rows else torch.arange(count, device=device)
-
-
-def _relative(dropped: Tensor, batch: int, count: int) -> dict[str, Tensor]:
-    """Indices (B, E) into `count` keys and a queue as (number of the key, rows ahead), which gathering leaves true."""
-    in_keys = dropped < count * batch
-    row = torch.arange(batch, device=dropped.device).unsqueeze(1)
-    number = torch.where(in_keys, torch.where(dropped < 0, -1, dropped // batch), count)
-    return {
-        "dropped_key": number,
-        "dropped_ahead": torch.where(in_keys, dropped % batch - row, dropped - count * batch),
-    }
-
-
-def _absolute(rows: dict[str, Tensor], batch: int, count: int) -> Tensor:
-    """The same indices in the batch of all ranks."""
-    number, ahead = rows["dropped_key"], rows["dropped_ahead"]
-    row = torch.arange(batch, device=number.device).unsqueeze(1)
-    return torch.where(number < 0, -1, number * batch + torch.where(number < count, row + ahead, ahead))
-
-
-def pads_last(index: Tensor) -> Tensor:
-    """The same rows with -1 behind the real entries, so that the first positive is one."""
-    return index.gather(1, (index < 0).long().argsort(dim=1, stable=True))
-
-
-def _repeat(values: Tensor | None, count: int) -> Tensor | None:
-    return None if values is None else values.repeat(count)
-
-
-def _padded(values: Tensor | None, count: int) -> Tensor | None:
-    """Values (n,) with `count` times -1 behind them."""
-    return None if values is None else torch.cat([values, values.new_full((count,), -1)])
-
-
-def _after(values: Tensor | None, more: Tensor | None, start: int) -> Tensor | None:
-    return None if values is None or more is None else torch.cat([values, more[start:]])
-
-
-def _runs(runs: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
-    return torch.cat([torch.full((rows,), view, device=device) for view, rows in runs])
-
-
-def _matrix(name: str, x: Tensor, like: tuple[str, Tensor] | None = None) -> Tensor:
-    if not isinstance(x, Tensor):
-        raise PairsError(f"{name} must be a torch tensor of shape (rows, width), got {type(x).__name__}.")
-    if x.ndim != 2 or not x.is_floating_point() or x.shape[0] == 0:
-        raise PairsError(
-            f"{name} must be floating-point embeddings of shape (rows >= 1, width), "
-            f"got {x.dtype} of shape {tuple(x.shape)}."
-        )
-    if like is not None:
-        other, y = like
-        for what, mine, theirs in (
-            ("width", x.shape[1], y.shape[1]),
-            ("device", x.device, y.device),
-            ("dtype", x.dtype, y.dtype),
-        ):
-            if mine != theirs:
-                raise PairsError(f"{name} and {other} must have the same {what}, got {mine} and {theirs}.")
-    return x
-
-
-def _views(views: Sequence[Tensor], name: str = "views") -> None:
-    _matrix(f"{name}[0]", views[0])
-    for number, view in enumerate(views[1:], 1):
-        _matrix(f"{name}[{number}]", view, (f"{name}[0]", views[0]))
-        if len(view) != len(views[0]):
-            raise PairsError(f"{name}[{number}] must have {len(views[0])} rows like {name}[0], got {len(view)}.")
-
-
-def _indices(name: str, index: Tensor, anchors: Tensor, candidates: int, read: bool = True) -> None:
-    if not isinstance(index, Tensor) or index.dtype != torch.long or index.ndim != 2 or len(index) != len(anchors):
-        got = f"{index.dtype} of shape {tuple(index.shape)}" if isinstance(index, Tensor) else type(index).__name__
-        raise PairsError(f"{name} must be torch.long of shape (anchors = {len(anchors)}, any), got {got}.")
-    if index.device != anchors.device:
-        raise PairsError(f"{name} and anchors must have the same device, got {index.device} and {anchors.device}.")
-    # A constructor of ours does not read indices back from an accelerator.
-    if (index.is_cpu or read) and index.numel() and (int(index.min()) < -1 or int(index.max()) >= candidates):
-        raise PairsError(
-            f"{name} must index the {candidates} candidates (0 to {candidates - 1}, -1 pads), "
-            f"got {int(index.min())} to {int(index.max())}."
-        )
-
-
-def _labels(labels: Tensor | None, rows: int, name: str = "labels") -> None:
-    if labels is not None and (not isinstance(labels, Tensor) or labels.shape != (rows,)):
-        got = tuple(labels.shape) if isinstance(labels, Tensor) else type(labels).__name__
-        raise PairsError(f"{name} must be a tensor of shape ({rows},), one for each row, got {got}.")
-
-
-def _shape(x: object) -> str:
-    return str(tuple(x.shape)) if isinstance(x, Tensor) else type(x).__name__
