@@ -42,7 +42,7 @@ def load_run(folder: RunFolder, device: str | None = None) -> tuple[RunRecord, A
     return record, adapter, objective
 
 
-def evaluate_saved(folder: RunFolder, device: str | None = None) -> tuple[RunRecord, Evaluated]:
+def evaluate_run(folder: RunFolder, device: str | None = None) -> tuple[RunRecord, Evaluated]:
     """Evaluate the saved model and add the result to the record."""
     record, adapter, objective = load_run(folder, device)
     found = evaluate(adapter, objective, Seeds(record.seed))
