@@ -188,7 +188,8 @@ def test_two_processes_on_a_cold_cache_read_it_once_and_both_end_right(tmp_path)
     for shard in folder.glob("*.npz"):
         with np.load(shard) as arrays:
             assert set(arrays) == {"tokens", "offsets", "document"}
-    assert not list(folder.glob("*.tmp"))
+    assert {path.suffix for path in folder.iterdir() if path.name != ".lock"} == {".npz", ".json"}
+    assert not any(".tmp" in path.name for path in folder.iterdir())
 
 
 def test_a_cache_that_cannot_be_written_is_one_message(tmp_path):
