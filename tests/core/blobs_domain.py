@@ -123,7 +123,7 @@ if __name__ == "__main__":
 
     from dipole.core.cli import main
 
-    add_domain(BLOBS)
+    add_domain(blobs_domain.BLOBS)
     if "BLOBS_SECONDS" in os.environ:
         pause = float(os.environ["BLOBS_SECONDS"])
         blobs_domain.BlobsAdapter.on_batch = staticmethod(lambda index: time.sleep(pause))
