@@ -115,7 +115,10 @@ def broken_commands() -> list[PluginError]:
 def _summary(name: str, point: EntryPoint | None) -> str:
     """What the overview says of a command; of another package's nothing is imported, it may be slow or broken."""
     if point is None or is_ours(point):
-        return (_find(name).__doc__ or "").strip().partition("\n")[0]
+        try:
+            return (_find(name).__doc__ or "").strip().partition("\n")[0]
+        except PluginError as error:
+            return f"cannot be imported: {error.reason}"
     about = point.dist.metadata["Summary"] if point.dist else ""
     return f"{about or 'added'} (by {distribution(point)})"
 

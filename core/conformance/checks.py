@@ -17,7 +17,7 @@ from torch.autograd.gradcheck import GradcheckError, gradcheck
 
 from dipole.core.conformance.layouts import VIEWS, Layout, Leaves, hard_pairs, two_views
 from dipole.core.conformance.subjects import Result, Subject, parameters_of
-from dipole.core.contrast import rows
+from dipole.core.contrast import sweep
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.errors import DipoleError
 
@@ -409,8 +409,8 @@ def tiles_equal_dense(subject: Subject) -> str:
             dense = subject.result(instance, layout, leaves)
         except DipoleError:
             continue
-        for cache in (0, rows.CACHE_BYTES):
-            with mock.patch.object(rows, "TILE", 3), mock.patch.object(rows, "CACHE_BYTES", cache):
+        for cache in (0, sweep.CACHE_BYTES):
+            with mock.patch.object(sweep, "TILE", 3), mock.patch.object(sweep, "CACHE_BYTES", cache):
                 tiled = subject.result(instance, layout, leaves)
             off = max(value_error(tiled, dense), gradient_error(tiled, dense))
             if not off <= EXACT:

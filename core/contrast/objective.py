@@ -14,10 +14,10 @@ from dipole.core.contrast.gather import Input, Related, relate
 from dipole.core.contrast.options import checked, options_of
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.contrast.registry import Entry, registry
-from dipole.core.contrast.rows import AnyStatistic
 from dipole.core.contrast.similarity import full_precision, normalize
 from dipole.core.contrast.spec import Term, format_terms, option_span, parse
 from dipole.core.contrast.spec import caret as caret_under
+from dipole.core.contrast.statistics import AnyStatistic
 from dipole.core.ground.errors import OptionError, PairsError, SpecError
 
 __all__ = ["Composite", "Objective", "Outcome", "Rows", "TermValue", "entry_of", "objective"]

@@ -272,7 +272,7 @@ class BadTiles(Objective):
         super().__init__("cosine")
 
     def loss(self, positive: Tensor, rows) -> Tensor:
-        from dipole.core.contrast import rows as engine
+        from dipole.core.contrast import sweep as engine
 
         return -positive.mean(1) * engine.TILE
 

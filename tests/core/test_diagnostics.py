@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from dipole.core.contrast import rows
+from dipole.core.contrast import sweep
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.errors import PairsError
 from dipole.core.measure import diagnostics
@@ -30,7 +30,7 @@ N, WIDTH = 11, 4
 
 @pytest.fixture(params=[512, 4], ids=["one tile", "several tiles"], autouse=True)
 def tile(request, monkeypatch):
-    monkeypatch.setattr(rows, "TILE", request.param)
+    monkeypatch.setattr(sweep, "TILE", request.param)
     monkeypatch.setattr(diagnostics, "TILE", request.param)
 
 

@@ -43,7 +43,7 @@ class Memory(Objective):
         self.register_buffer("kept", torch.linspace(0.5, 1.5, 100, dtype=torch.double))
 
     def statistics(self):
-        from dipole.core.contrast.rows import LogSumExp
+        from dipole.core.contrast.statistics import LogSumExp
 
         return {"negatives": LogSumExp(2.0)}
 

@@ -14,6 +14,7 @@ from dipole.core.train.domains import (
     domain_names,
     domains,
     find_domain,
+    resolve,
     temporary_domain,
 )
 from dipole.core.train.shipped import broken_folders, shipped
@@ -65,6 +66,7 @@ def test_own_domains_are_declared_with_all_that_is_known():
         assert domain.summary
         assert not domain.summary.startswith("dipole.")
         assert adapter_class(name).domain == name
+        assert all(callable(resolve(probe)) for probe in domain.probes.values())
 
 
 def test_what_is_wrong_with_a_domain_is_said(theirs, declared):

@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import dipole
 from dipole import Composite, Objective, Pairs
-from dipole.core.contrast.rows import LogSumExp
+from dipole.core.contrast.statistics import LogSumExp
 from dipole.core.ground.errors import PairsError
 
 

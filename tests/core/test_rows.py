@@ -1,13 +1,15 @@
 """The tiled engine against loops in float64: every statistic, every layout of tiles, both passes."""
 
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
 
-from dipole.core.contrast import rows
+from dipole.core.contrast import sweep
 from dipole.core.contrast.pairs import Pairs
-from dipole.core.contrast.rows import Between, Count, Extreme, LogSumExp, SoftmaxMean, Sum, row_statistics
+from dipole.core.contrast.statistics import Between, Count, Extreme, LogSumExp, SoftmaxMean, Statistic, Sum
+from dipole.core.contrast.sweep import row_statistics
 
 STATISTICS = [
     LogSumExp(2.0),
@@ -55,7 +57,7 @@ def layout(request):
 @pytest.mark.parametrize("tile", [3, 4, 64])
 @pytest.mark.parametrize("cached", [True, False])
 def test_statistics_and_gradients_equal_loops(layout, tile, cached, monkeypatch):
-    monkeypatch.setattr(rows, "CACHE_BYTES", 1 << 20 if cached else 0)
+    monkeypatch.setattr(sweep, "CACHE_BYTES", 1 << 20 if cached else 0)
     pairs, symmetric = layout
     x = pairs.anchors.clone().requires_grad_()
     y = x if symmetric or pairs.anchors is pairs.candidates else pairs.candidates.clone().requires_grad_()
@@ -137,3 +139,143 @@ def test_memory_grows_with_rows_not_with_their_square():
 
     # 8192 rows: the matrix alone would be 256 MB.
     assert peak(4096) < 100
+
+
+@dataclass(frozen=True)
+class Cauchy(Statistic):
+    """log sum_j 1 / (1 + d2_ij) of unit vectors (t-SimCNE)."""
+
+    def parts(self, s, e):
+        return 1 / (3 - 2 * s)
+
+    def finish(self, sums, shift, count):
+        return torch.where(count > 0, torch.where(count > 0, sums[0], 1.0).log(), -math.inf)
+
+
+@dataclass(frozen=True)
+class Plain(Statistic):
+    """sum_j of a function of s, which need not vanish anywhere."""
+
+    function: object
+
+    def parts(self, s, e):
+        return self.function(s)
+
+
+@dataclass(frozen=True)
+class SoftmaxSquare(Statistic):
+    """sum_j softmax_j(scale s_ij) s_ij^2."""
+
+    scale: float
+
+    def parts(self, s, e):
+        return e, s.square() * e
+
+    def finish(self, sums, shift, count):
+        return torch.where(count > 0, sums[1] / torch.where(count > 0, sums[0], 1.0), 0.0)
+
+
+# Not defined at s = 1, where each anchor meets itself, nor a number above it.
+POLE = Plain(lambda s: (1 - s).log() / (1 - s))
+PARTS_ALONE = {
+    Cauchy(): lambda row: (1 / (3 - 2 * row)).sum().log(),
+    Plain(torch.cos): lambda row: row.cos().sum(),
+    Plain(torch.tanh): lambda row: row.tanh().sum(),
+    POLE: lambda row: ((1 - row).log() / (1 - row)).sum(),
+    SoftmaxSquare(3.0): lambda row: (torch.softmax(3 * row, 0) * row.square()).sum(),
+    SoftmaxSquare(-150.0): lambda row: (torch.softmax(-150 * row, 0) * row.square()).sum(),
+}
+
+
+def dense(statistic_of_row, s, excluded, first=0):
+    """A statistic of every row (A,), from the whole matrix."""
+    return torch.stack(
+        [
+            statistic_of_row(torch.stack([s[i, j] for j in range(first, s.shape[1]) if j not in set(banned)]))
+            for i, banned in enumerate(excluded.tolist())
+        ]
+    )
+
+
+@pytest.mark.parametrize("tile", [3, 64])
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_statistic_needs_its_parts_alone(layout, tile, cached, monkeypatch):
+    monkeypatch.setattr(sweep, "CACHE_BYTES", 1 << 20 if cached else 0)
+    pairs, symmetric = layout
+    x = pairs.anchors.clone().requires_grad_()
+    y = x if pairs.anchors is pairs.candidates else pairs.candidates.clone().requires_grad_()
+    inputs = [x] if y is x else [x, y]
+    # The unit vectors of the diagonal are excluded here; the pole is theirs alone.
+    wanted = [stat for stat in PARTS_ALONE if y is x and bool((pairs.dropped[:, :1] >= 0).all()) or stat != POLE]
+    found = row_statistics(
+        x, y, pairs.excluded, wanted, counts=pairs.negative_counts, bound=1.0, symmetric=symmetric, tile=tile
+    )
+    expected = {stat: dense(PARTS_ALONE[stat], x @ y.T, pairs.excluded) for stat in wanted}
+    upstream = torch.randn(len(wanted), len(x), dtype=torch.double, generator=torch.Generator().manual_seed(3))
+    for stat, weights in zip(wanted, upstream, strict=True):
+        torch.testing.assert_close(found[stat], expected[stat], rtol=1e-10, atol=1e-10)
+        ours = torch.autograd.grad((weights * found[stat]).sum(), inputs, retain_graph=True)
+        theirs = torch.autograd.grad((weights * expected[stat]).sum(), inputs, retain_graph=True)
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("statistic", [s for s in STATISTICS if abs(s.scale or 0) < 100], ids=str)
+def test_slopes_given_are_those_of_autograd(statistic):
+    s = torch.linspace(-0.95, 1, 20, dtype=torch.double).view(4, 5)
+    e = None if statistic.scale is None else (statistic.scale * s).exp()
+    given, found = statistic.slopes(s, e), Statistic.slopes(statistic, s, e)
+    for one, other in zip(given if isinstance(given, tuple) else (given,), found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["candidates are anchors", "candidates apart"])
+@pytest.mark.parametrize("first", [1, 5, 8])
+def test_columns_before_the_first_take_no_part(first, own):
+    x = unit(9, 5, 0).requires_grad_()
+    y = x if own else unit(11, 5, 1).requires_grad_()
+    inputs = [x] if own else [x, y]
+    excluded = torch.tensor([[i, (i * 5 + 2) % len(y), -1] for i in range(9)])
+    if first == 8 and own:
+        excluded[8] = -1  # a row keeps its only negative, itself
+    counts = torch.tensor([sum(j not in set(row) for j in range(first, len(y))) for row in excluded.tolist()])
+    wanted = [LogSumExp(3.0), LogSumExp(90.0), SoftmaxMean(2.0), Sum(), Plain(torch.cos), Extreme(), Extreme(False)]
+    found = row_statistics(x, y, excluded, wanted, counts=counts, bound=1.0, tile=4, first=first)
+    mask = torch.zeros(len(x), len(y) + 1, dtype=torch.bool)
+    mask.scatter_(1, torch.where(excluded < 0, len(y), excluded), True)
+    mask = mask[:, :-1]
+    mask[:, :first] = True
+    s = x @ y.T
+    masked = s.masked_fill(mask, -math.inf)
+    some = counts > 0
+    expected = {
+        wanted[0]: (3 * masked).logsumexp(1),
+        wanted[1]: (90 * masked).logsumexp(1),
+        wanted[2]: (torch.softmax(2 * masked[some], 1) * s[some]).sum(1),
+        wanted[3]: s.masked_fill(mask, 0.0).sum(1),
+        wanted[4]: s.cos().masked_fill(mask, 0.0).sum(1),
+    }
+    for stat, value in expected.items():
+        ours = found[stat][some]
+        theirs = value if len(value) == len(ours) else value[some]
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+        ours, theirs = (torch.autograd.grad(v.square().sum(), inputs, retain_graph=True) for v in (ours, theirs))
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+    for stat, values in ((wanted[5], masked), (wanted[6], -s.masked_fill(mask, math.inf))):
+        assert found[stat].tolist() == torch.where(some, values.argmax(1), -1).tolist()
+
+
+def test_a_second_derivative_is_refused():
+    x = unit(5, 3, 0).requires_grad_()
+    own = torch.arange(5).unsqueeze(1)
+    total = row_statistics(x, x, own, [Sum()], counts=torch.full((5,), 4), symmetric=True)[Sum()].square().sum()
+    (gradient,) = torch.autograd.grad(total, x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+def test_old_names_of_the_statistics_are_the_new_ones():
+    from dipole.core.contrast.rows import SoftmaxMean as older
+    from dipole.core.rows import LogSumExp as oldest
+
+    assert older is SoftmaxMean
+    assert oldest is LogSumExp

@@ -60,6 +60,5 @@ def test_what_is_noticed() -> None:
 
 
 if __name__ == "__main__":
-    WRITTEN.write_text(
-        json.dumps({domain: defaults_of(adapter_class(domain).config_model) for domain in DOMAINS}, indent=1) + "\n"
-    )
+    tables = {domain: defaults_of(adapter_class(domain).config_model) for domain in DOMAINS}
+    WRITTEN.write_text(json.dumps(tables, indent=1) + "\n")

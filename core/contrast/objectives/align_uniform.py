@@ -8,7 +8,7 @@ from torch import Tensor
 from dipole.core.contrast.objective import Objective, Rows
 from dipole.core.contrast.options import Range
 from dipole.core.contrast.registry import register
-from dipole.core.contrast.rows import AnyStatistic, LogSumExp
+from dipole.core.contrast.statistics import AnyStatistic, LogSumExp
 from dipole.core.ground.distributed import log_mean_exp
 
 

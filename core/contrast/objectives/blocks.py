@@ -15,7 +15,7 @@ from dipole.core.contrast.objective import Objective, Rows
 from dipole.core.contrast.options import Range
 from dipole.core.contrast.pairs import NO_VIEW, Pairs, Structure
 from dipole.core.contrast.registry import register
-from dipole.core.contrast.rows import AnyStatistic, Extreme, LogSumExp
+from dipole.core.contrast.statistics import AnyStatistic, Extreme, LogSumExp
 from dipole.core.ground.errors import PairsError
 
 

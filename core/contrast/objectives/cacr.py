@@ -9,7 +9,7 @@ from dipole.core.contrast.objective import Objective, Rows
 from dipole.core.contrast.options import Range
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.contrast.registry import register
-from dipole.core.contrast.rows import AnyStatistic, LogSumExp, SoftmaxMean, Sum
+from dipole.core.contrast.statistics import AnyStatistic, LogSumExp, SoftmaxMean, Sum
 from dipole.core.ground.distributed import log_mean_exp
 from dipole.core.ground.errors import PairsError
 

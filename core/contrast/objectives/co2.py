@@ -9,7 +9,7 @@ from dipole.core.contrast.objective import Objective, Rows
 from dipole.core.contrast.objectives.infonce import SimilarityOption, Temperature, one_against_many
 from dipole.core.contrast.options import Range
 from dipole.core.contrast.registry import register
-from dipole.core.contrast.rows import AnyStatistic, LogSumExp
+from dipole.core.contrast.statistics import AnyStatistic, LogSumExp
 
 
 def symmetric_kl(p_logits: Tensor, q_logits: Tensor, allowed: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from dipole.core.contrast.objective import Objective, Rows
 from dipole.core.contrast.objectives.infonce import SimilarityOption, Temperature, one_against_many
 from dipole.core.contrast.options import Range
 from dipole.core.contrast.registry import register
-from dipole.core.contrast.rows import AnyStatistic, Extreme, LogSumExp
+from dipole.core.contrast.statistics import AnyStatistic, Extreme, LogSumExp
 
 Prior = Annotated[float, Range(at_least=0, below=1), "class prior: chance that a negative shares the anchor's class"]
 

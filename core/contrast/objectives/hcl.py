@@ -9,7 +9,7 @@ from dipole.core.contrast.objectives.dcl import DCL, Prior
 from dipole.core.contrast.objectives.infonce import SimilarityOption, Temperature
 from dipole.core.contrast.options import Range
 from dipole.core.contrast.registry import register
-from dipole.core.contrast.rows import AnyStatistic, LogSumExp
+from dipole.core.contrast.statistics import AnyStatistic, LogSumExp
 
 
 @register(

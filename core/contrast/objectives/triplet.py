@@ -8,7 +8,7 @@ from torch import Tensor
 from dipole.core.contrast.objective import Objective, Rows
 from dipole.core.contrast.options import Range
 from dipole.core.contrast.registry import register
-from dipole.core.contrast.rows import AnyStatistic, Extreme, Sum
+from dipole.core.contrast.statistics import AnyStatistic, Extreme, Sum
 
 
 @register(

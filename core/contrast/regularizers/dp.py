@@ -7,7 +7,7 @@ from torch import Tensor
 from dipole.core.contrast.objective import Objective, Rows
 from dipole.core.contrast.options import Range
 from dipole.core.contrast.registry import register
-from dipole.core.contrast.rows import AnyStatistic, Between
+from dipole.core.contrast.statistics import AnyStatistic, Between
 from dipole.core.ground.distributed import all_sum
 from dipole.core.ground.errors import OptionError
 

@@ -9,7 +9,7 @@ from dipole.core.conformance.reference import Case, cosine
 from dipole.core.contrast.objective import Objective, Rows
 from dipole.core.contrast.options import Range
 from dipole.core.contrast.registry import register
-from dipole.core.contrast.rows import AnyStatistic, LogSumExp
+from dipole.core.contrast.statistics import AnyStatistic, LogSumExp
 
 
 @register(

@@ -1,0 +1,142 @@
+"""Row statistics: what an objective may ask of each row of the similarity matrix.
+
+A statistic of row i is a function of sums over its negatives, `sum_j f(s_ij)`; here stand the functions f, and
+`sweep.row_statistics` adds them up. A new one is a frozen dataclass with `parts`.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import hardshrink
+
+Parts = Tensor | tuple[Tensor, ...]
+
+
+class Statistic:
+    """A function of sums over the negatives of a row. A subclass is a frozen dataclass that defines `parts` alone.
+
+    `parts` and `slopes` are elementwise, in any shape, and must not write to their arguments. Excluded entries (an
+    anchor itself, its positives, what is dropped) are no concern of theirs: they see the real similarity there as well,
+    and the sweep takes out whatever they return, be it infinite.
+    """
+
+    # With a scale, `e` below is e^{scale * s - shift}; the shift is 0 or, where the exponent may be large, the row's
+    # maximum. Every part must then be a multiple of e.
+    scale: ClassVar[float | None] = None
+
+    def parts(self, s: Tensor, e: Any) -> Parts:
+        """The summand f(s), a tensor of the shape of s, or a tuple of several; `e` is None without a scale."""
+        raise NotImplementedError
+
+    def slopes(self, s: Tensor, e: Any) -> Parts:
+        """The derivative f'(s) of each part, by autograd unless a subclass knows a shorter way."""
+        with torch.enable_grad():
+            inputs = [t.detach().requires_grad_() for t in (s, e) if t is not None]
+            parts = as_tuple(self.parts(inputs[0], None if e is None else inputs[1]))
+        slopes = []
+        for part in parts:
+            if part.requires_grad:
+                by = torch.autograd.grad(part, inputs, torch.ones_like(part), True, materialize_grads=True)
+                slopes.append(by[0] if e is None else torch.addcmul(by[0], by[1], e, value=self.scale or 0.0))  # e' = scale e
+            else:
+                slopes.append(torch.zeros_like(s))
+        return tuple(slopes)
+
+    def finish(self, sums: tuple[Tensor, ...], shift: Tensor, count: Tensor) -> Tensor:
+        """The statistic (A,) from the sums of its parts, each (A,), with gradient; by default the first sum.
+
+        Args:
+            sums: (A,) for each part.
+            shift: (A,) that was subtracted in the exponent of e; 0 without a scale.
+            count: (A,) number of negatives.
+        """
+        return sums[0]
+
+
+def as_tuple(parts: Parts) -> tuple[Tensor, ...]:
+    """One part or several as several."""
+    return (parts,) if isinstance(parts, Tensor) else parts
+
+
+@dataclass(frozen=True)
+class LogSumExp(Statistic):
+    """log sum_j e^{scale s_ij}; -inf for a row without negatives."""
+
+    scale: float  # type: ignore[misc]
+
+    def parts(self, s: Tensor, e: Tensor) -> Tensor:
+        return e
+
+    def slopes(self, s: Tensor, e: Tensor) -> Tensor:
+        return self.scale * e
+
+    def finish(self, sums: tuple[Tensor, ...], shift: Tensor, count: Tensor) -> Tensor:
+        some = count > 0
+        return torch.where(some, torch.where(some, sums[0], 1.0).log() + shift, -math.inf)
+
+
+@dataclass(frozen=True)
+class SoftmaxMean(Statistic):
+    """sum_j s_ij e^{scale s_ij} / sum_j e^{scale s_ij}; 0 for a row without negatives."""
+
+    scale: float  # type: ignore[misc]
+
+    def parts(self, s: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
+        return e, s * e
+
+    def slopes(self, s: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
+        return self.scale * e, torch.addcmul(e, s, e, value=self.scale)
+
+    def finish(self, sums: tuple[Tensor, ...], shift: Tensor, count: Tensor) -> Tensor:
+        some = count > 0
+        return torch.where(some, sums[1] / torch.where(some, sums[0], 1.0), 0.0)
+
+
+@dataclass(frozen=True)
+class Sum(Statistic):
+    """sum_j s_ij."""
+
+    def parts(self, s: Tensor, e: Any) -> Tensor:
+        return s
+
+
+@dataclass(frozen=True)
+class Between(Statistic):
+    """sum_j max((high - s_ij)(s_ij - low), 0): how far inside an interval the similarities lie."""
+
+    low: float
+    high: float
+
+    def parts(self, s: Tensor, e: Any) -> Tensor:
+        return (self.high - s).mul_(s - self.low).relu_()
+
+    def slopes(self, s: Tensor, e: Any) -> Tensor:
+        slope = torch.rsub(s, self.low + self.high, alpha=2)  # low + high - 2 s
+        return slope.sub_(hardshrink(slope, self.high - self.low))  # 0 outside, where |slope| > high - low
+
+
+@dataclass(frozen=True)
+class Count(Statistic):
+    """Number of negatives with low < s_ij < high; without gradient."""
+
+    low: float
+    high: float
+
+    def parts(self, s: Tensor, e: Any) -> Tensor:
+        return ((s > self.low) & (s < self.high)).to(s.dtype)
+
+
+@dataclass(frozen=True)
+class Extreme:
+    """Index of the negative with the largest (or smallest) similarity, (A,); -1 for a row without negatives.
+
+    An index has no gradient: gather the similarity itself with `paired`, as the positives are.
+    """
+
+    largest: bool = True
+
+
+AnyStatistic = Statistic | Extreme

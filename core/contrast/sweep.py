@@ -1,0 +1,200 @@
+"""The sweep: every statistic of every objective from one visit to the tiles of the similarity matrix.
+
+The forward pass adds up the parts of all statistics tile by tile and throws the tile away; the backward pass forms it
+again, builds `dL/ds` of all statistics at once, and multiplies it into the embeddings. Memory is O((A + C) d + tile).
+A matrix whose tiles fit CACHE_BYTES is kept instead of formed again.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from dipole.core.contrast.statistics import AnyStatistic, Extreme, Statistic, as_tuple
+from dipole.core.contrast.tile import Side, Tile, Tiling
+
+TILE = 512
+CACHE_BYTES = 32 << 20
+# exp(scale * s) is summed without a running maximum while |scale * s| stays below this.
+SAFE_EXPONENT = 60.0
+# The running maximum of a row before its first entry: finite, so that the difference of two is a number.
+LOWEST = -1e30
+
+
+@dataclass(frozen=True)
+class _Term:
+    """A statistic in the sweep: the rows of `shifts` and `sums` that are its own, and how its exponent is kept small."""
+
+    statistic: Statistic
+    number: int
+    slots: slice
+    running: bool
+
+    def groups(self, tile: Tile) -> Sequence[tuple[Side, ...]]:
+        """The sides that share an exponential: all, unless each row subtracts a maximum of its own."""
+        return [(side,) for side in tile.sides] if self.running else [tile.sides]
+
+    def exp(self, tile: Tile, side: Side, shifts: Tensor) -> Tensor | None:
+        """e^{scale s - shift}, (R, T); None without a scale."""
+        scale = self.statistic.scale
+        if scale is None:
+            return None
+        if not self.running:
+            return tile.exp(scale)
+        return (scale * tile.s).sub_(shifts[self.number, side.rows].unsqueeze(side.axis)).exp_()
+
+    def add(self, tile: Tile, sums: Tensor, shifts: Tensor) -> None:
+        """Add a tile's parts to the sums (N, A) of the rows it serves."""
+        for sides in self.groups(tile):
+            if self.running:
+                self._raise_shift(tile, sides[0], sums, shifts)
+            parts = as_tuple(self.statistic.parts(tile.s, self.exp(tile, sides[0], shifts)))
+            for total, part in zip(sums[self.slots], parts, strict=True):
+                part = tile.allowed(part, 0.0)
+                for side in sides:
+                    total[side.rows] += part.sum(side.axis)
+
+    def _raise_shift(self, tile: Tile, side: Side, sums: Tensor, shifts: Tensor) -> None:
+        scale = self.statistic.scale
+        assert scale is not None
+        if scale > 0:
+            top = scale * tile.allowed(tile.s, -math.inf).amax(side.axis)
+        else:
+            top = scale * tile.allowed(tile.s, math.inf).amin(side.axis)
+        old = shifts[self.number, side.rows]
+        new = torch.maximum(old, top)
+        sums[self.slots, side.rows] *= (old - new).exp()
+        shifts[self.number, side.rows] = new
+
+    def slopes(self, tile: Tile, grad: Tensor, shifts: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Slopes (R, T) and what each weighs, (R, 1), (1, T) or (R, T); grad (N, A) is that of the sums."""
+        for sides in self.groups(tile):
+            slopes = as_tuple(self.statistic.slopes(tile.s, self.exp(tile, sides[0], shifts)))
+            for upstream, slope in zip(grad[self.slots], slopes, strict=True):
+                weights = [upstream[side.rows].unsqueeze(side.axis) for side in sides]
+                yield slope, weights[0] if len(weights) == 1 else weights[0] + weights[1]
+
+
+class _Sweep(torch.autograd.Function):
+    """(sums (N, A), shifts (S, A), indices (A,) ...); the shifts are constants of the caller's formula."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, y: Tensor, tiling: Tiling, terms: list[_Term], extremes: list[Extreme]
+    ) -> tuple[Tensor, ...]:
+        sums = x.new_zeros(terms[-1].slots.stop if terms else 0, len(x))
+        shifts = torch.stack([x.new_full((len(x),), LOWEST if t.running else 0.0) for t in terms] or [x.new_zeros(0)])
+        best = [x.new_full((len(x),), -math.inf) for _ in extremes]
+        where = [torch.full((len(x),), -1, device=x.device) for _ in extremes]
+        kinds = 1 + len({t.statistic.scale for t in terms if t.statistic.scale is not None and not t.running})
+        size = kinds * len(x) * len(y) * x.element_size() // (2 if tiling.symmetric else 1)
+        kept: list[Tile] = []
+        for tile in tiling.tiles(x, y):
+            for term in terms:
+                term.add(tile, sums, shifts)
+            for extreme, value, index in zip(extremes, best, where, strict=True):
+                _add_extreme(extreme, tile, value, index)
+            if size <= CACHE_BYTES:
+                kept.append(tile)
+        ctx.tiling, ctx.terms, ctx.kept = tiling, terms, kept
+        ctx.save_for_backward(x, y, shifts)
+        ctx.mark_non_differentiable(shifts, *where)
+        return sums, shifts, *where
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        x, y, shifts = ctx.saved_tensors
+        dx = torch.zeros_like(x)
+        dy = dx if ctx.tiling.symmetric else torch.zeros_like(y) if ctx.needs_input_grad[1] else None
+        for tile in ctx.kept or ctx.tiling.tiles(x, y):
+            total: Tensor | None = None  # dL/ds, (R, T)
+            for term in ctx.terms:
+                for slope, weight in term.slopes(tile, grad, shifts):
+                    total = slope * weight if total is None else total.addcmul_(slope, weight)
+            assert total is not None  # without a sum there is no gradient to come here with
+            total = tile.allowed(total, 0.0)
+            # A diagonal tile of the symmetric case holds (i, j) and (j, i), so it takes both products as well.
+            dx[tile.rows].addmm_(total, y[tile.columns])
+            if dy is not None:
+                dy[tile.columns].addmm_(total.T, x[tile.rows])
+        return dx, None if ctx.tiling.symmetric else dy, None, None, None
+
+
+def _add_extreme(extreme: Extreme, tile: Tile, best: Tensor, where: Tensor) -> None:
+    """Update the best value (A,) and its column (A,) of the rows a tile serves."""
+    values = tile.allowed(tile.s if extreme.largest else -tile.s, -math.inf)
+    for side in tile.sides:
+        top, place = values.max(side.axis)
+        first = (tile.columns if side.axis else tile.rows).start
+        better = top > best[side.rows]
+        best[side.rows] = torch.where(better, top, best[side.rows])
+        where[side.rows] = torch.where(better, place + first, where[side.rows])
+
+
+def _terms(statistics: Sequence[Statistic], x: Tensor, bound: float) -> list[_Term]:
+    terms: list[_Term] = []
+    stop = 0
+    for number, statistic in enumerate(statistics):
+        nothing = x.new_zeros(0, 0)
+        parts = as_tuple(statistic.parts(nothing, None if statistic.scale is None else nothing))
+        start, stop = stop, stop + len(parts)
+        running = statistic.scale is not None and abs(statistic.scale) * bound > SAFE_EXPONENT
+        terms.append(_Term(statistic, number, slice(start, stop), running))
+    return terms
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def row_statistics(
+    x: Tensor,
+    y: Tensor,
+    excluded: Tensor,
+    statistics: Sequence[AnyStatistic],
+    *,
+    counts: Tensor,
+    bound: float | None = None,
+    symmetric: bool = False,
+    tile: int | None = None,
+    first: int = 0,
+) -> dict[AnyStatistic, Tensor]:
+    """Compute all statistics of the rows of x y^T in one sweep, forward and backward.
+
+    Args:
+        x: (A, d); y: (C, d); the same tensor if `symmetric`.
+        excluded: (A, E) columns that do not take part in a row; -1 pads.
+        statistics: what is wanted; equal ones are computed once.
+        counts: (A,) number of columns that take part in each row.
+        bound: largest |x_i . y_j| that can occur; None if unknown.
+        symmetric: x is y, `first` is 0, and j is excluded for i exactly if i is for j.
+        tile: rows and columns of a tile; by default TILE on a CPU and eight times that on an accelerator.
+        first: columns before it take part in no row.
+
+    Returns:
+        A tensor (A,) for each statistic; indices for `Extreme`.
+    """
+    on_cpu = x.device.type == "cpu"
+    if first:
+        y, excluded = y[first:], excluded - first
+    if bound is None:
+        bound = float(_longest(x) * _longest(y)) if on_cpu else math.inf
+    wanted = list(dict.fromkeys(statistics))
+    terms = _terms([stat for stat in wanted if isinstance(stat, Statistic)], x, bound)
+    extremes = [stat for stat in wanted if isinstance(stat, Extreme)]
+    tiling = Tiling(excluded, symmetric, tile or (TILE if on_cpu else 8 * TILE))
+    with torch.autocast(x.device.type, enabled=False):
+        sums, shifts, *where = _Sweep.apply(x, y, tiling, terms, extremes)  # type: ignore[no-untyped-call]
+    results: dict[AnyStatistic, Tensor] = {}
+    for extreme, index in zip(extremes, where, strict=True):
+        results[extreme] = torch.where(index < 0, index, index + first)
+    for term in terms:
+        results[term.statistic] = term.statistic.finish(tuple(sums[term.slots]), shifts[term.number], counts)
+    return results
+
+
+def _longest(x: Tensor) -> Tensor:
+    length: Tensor = torch.linalg.vector_norm(x.detach(), dim=1).max()
+    return length
