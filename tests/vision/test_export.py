@@ -45,15 +45,14 @@ def test_round_trip(tmp_path, encoder, method):
 
 def test_two_encoders_cannot_be_one_model(tmp_path):
     from dipole.vision.encoders import EncoderConfig, build_encoder, build_projector
-    from dipole.vision.export import trained_encoder
-    from dipole.vision.methods import CMC
+    from dipole.vision.frameworks.cmc import CMC
 
     def build(channels):
         encoder = build_encoder(EncoderConfig(width=2), channels, 8)
         return encoder, *build_projector(EncoderConfig(dim=4), encoder.taps[encoder.last])
 
     with pytest.raises(ConfigError, match="two encoders"):
-        trained_encoder(CMC(build, None, 4, None, 0.5))
+        CMC(build, None, 4, None, 0.5).trained_encoder()
 
 
 # What detectron2's resnet.py builds (BasicStem, BottleneckBlock, BasicBlock), written down from its published code.
@@ -121,8 +120,8 @@ def test_detectron2_finds_its_names_shapes_and_features(name, tmp_path):
 
     import yaml
 
-    from dipole.vision.detectron import export_detectron2
     from dipole.vision.encoders import EncoderConfig, build_encoder
+    from dipole.vision.export.detectron2 import export_detectron2
 
     seed_everything(2)
     encoder = build_encoder(EncoderConfig(name=name, stem="imagenet"), 3, 64)
@@ -155,8 +154,8 @@ def test_detectron2_finds_its_names_shapes_and_features(name, tmp_path):
     ],
 )
 def test_detectron2_has_no_other_backbones(table, channels, message):
-    from dipole.vision.detectron import backbone
     from dipole.vision.encoders import EncoderConfig, build_encoder
+    from dipole.vision.export.detectron2 import backbone
 
     with pytest.raises(ConfigError, match=message):
         backbone(build_encoder(EncoderConfig(**table), channels, 32))

@@ -9,7 +9,7 @@ import torch
 from dipole import objective
 from dipole.core.cli import main
 from dipole.core.ground.errors import OptionError
-from dipole.vision.picture import flat, neighbourhood, sharpness
+from dipole.vision.pictures import flat, neighbourhood, sharpness
 
 
 def test_weights_equal_the_papers_sums():
