@@ -56,10 +56,10 @@ def _trains_on(method: type[Method], images: ImageSet) -> bool:
 
 def _carries(objective: Composite, pairs: Related) -> bool:
     try:
-        objective(pairs)
+        outcome = objective(pairs)
     except PairsError:
         return False
-    return True
+    return not any(term.note for term in outcome.terms.values())  # none stays 0
 
 
 def explain(

@@ -26,7 +26,8 @@ def alexnet(channels: int, size: int, config: "EncoderConfig", share: float) -> 
     pool = nn.MaxPool2d(3, 2)
     a, b, c, hidden = (scaled(width, share) for width in (96, 192, 384, 4096))
     convolutions = nn.Sequential(
-        *conv_norm(channels, a), pool, *conv_norm(a, b), pool, *conv_norm(b, c), *conv_norm(c, c), *conv_norm(c, b), pool
+        *conv_norm(channels, a), pool, *conv_norm(a, b), pool,
+        *conv_norm(b, c), *conv_norm(c, c), *conv_norm(c, b), pool,
     )  # fmt: skip
 
     def full(inputs: int) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Frameworks: which networks see which views, and who is paired with whom; a file each, found by listing this folder."""
+"""Frameworks: which networks see which views, and who is paired with whom; a file each, found by listing."""
 
 from typing import Any
 
