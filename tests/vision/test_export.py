@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
+from dipole.core.cli import main
 from dipole.core.ground.errors import ConfigError
 from dipole.core.ground.seeding import Seeds, seed_everything
 from dipole.vision.adapter import VisionAdapter
@@ -21,10 +23,10 @@ RECORD = SimpleNamespace(
 @pytest.mark.parametrize(
     "encoder", [{"name": "small-conv", "width": 4}, {"name": "vgg16", "tap": "pooled"}, {"name": "resnet18"}]
 )
-@pytest.mark.parametrize("method", ["simclr", "moco"])
+@pytest.mark.parametrize("method", ["simclr", "moco", "blocks", "swav"])
 def test_round_trip(tmp_path, encoder, method):
-    if method == "moco" and encoder["name"] != "small-conv":
-        pytest.skip("one encoder suffices for the second method")
+    if method != "simclr" and encoder["name"] != "small-conv":
+        pytest.skip("one encoder suffices for the other methods")
     table = {"method": method, "encoder": {**encoder, "dim": 8}, "augment": {"size": 16}, "data": {"limit": 32}}
     if method == "moco":
         table["negatives"] = 8
@@ -159,3 +161,30 @@ def test_detectron2_has_no_other_backbones(table, channels, message):
 
     with pytest.raises(ConfigError, match=message):
         backbone(build_encoder(EncoderConfig(**table), channels, 32))
+
+
+def test_a_run_of_blocks_is_exported_in_every_format(tmp_path):
+    """CACR Table 5's supervised row is a ResNet trained on blocks."""
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 16, 16, 3), dtype=np.uint8)
+    np.savez(tmp_path / "colour.npz", images=pixels, labels=np.arange(40) % 4)
+    settings = [
+        f"vision.data.source={tmp_path / 'colour.npz'}",
+        f"vision.data.test={tmp_path / 'colour.npz'}",
+        "vision.encoder.name=resnet18",
+        "vision.encoder.stem=imagenet",
+        "vision.probe.probes=['knn']",
+        "vision.probe.baselines=false",
+        "vision.probe.projection=pca",
+        "train.batch_size=8",
+        "train.epochs=",
+        "train.steps=1",
+        "objective=cross_entropy(classes=4)",
+    ]
+    flags = [part for text in settings for part in ("--set", text)]
+    assert main(["train", "digits-blocks", "--runs", str(tmp_path / "runs"), *flags]) == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    for to, file in (("transformers", "model.safetensors"), ("detectron2", "backbone.pkl"), ("picture", "query.png")):
+        assert main(["export", str(run), "--to", to, "--out", str(tmp_path / to)]) == 0
+        assert (tmp_path / to / file).stat().st_size > 1000
+    loaded = DipoleVisionModel.from_pretrained(tmp_path / "transformers").eval()
+    assert loaded(torch.rand(2, 3, 16, 16)).pooler_output.shape == (2, 512)
