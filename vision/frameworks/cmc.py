@@ -119,10 +119,12 @@ class CMC(Method):
         own = instances(batch, light)
         self._fresh = (light.detach(), colour.detach(), own["index"])
         bank, seed = self.bank, batch.seed
-        memory = None if bank is None else self.get_buffer("memory").to(light.dtype)
 
         def relate(rows: dict[str, Tensor]) -> Related:
-            drawn = None if memory is None else memory[:, draw_others(memory.shape[1], rows["index"], bank, seed)]
+            drawn = None
+            if bank is not None:
+                memory = self.get_buffer("memory")
+                drawn = memory[:, draw_others(memory.shape[1], rows["index"], bank, seed)].to(light.dtype)
             return both_directions(rows["light"], rows["colour"], drawn, rows.get("labels"), rows["index"])
 
         return Embedded({"light": light, "colour": colour, **own}, relate)
@@ -130,7 +132,7 @@ class CMC(Method):
     @torch.no_grad()
     def after_step(self) -> None:
         if self.bank is not None and self._fresh is not None:
-            light, colour, index = map(of_all_ranks, self._fresh)
+            light, colour, index = of_all_ranks(*self._fresh)
             memory = self.get_buffer("memory")
             fresh = F.normalize(torch.stack([light, colour]).to(memory.dtype), dim=2)
             memory[:, index] = F.normalize(memory[:, index].lerp(fresh, 1 - self.momentum), dim=2)

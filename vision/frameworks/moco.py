@@ -130,7 +130,7 @@ class MoCo(Method):
         for slow, fast in zip(self.key.parameters(), self.query.parameters(), strict=True):
             slow.lerp_(fast, 1 - self.momentum)
         if self._fresh is not None:
-            self.queue.push(of_all_ranks(self._fresh))
+            self.queue.push(*of_all_ranks(self._fresh))
             self._fresh = None
 
     def features(self, images: Tensor) -> Tensor:

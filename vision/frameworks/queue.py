@@ -42,6 +42,12 @@ class Queue(nn.Module):
         self._filled = None
 
 
-def of_all_ranks(rows: Tensor) -> Tensor:
-    """The rows of all ranks in rank order, so that queues and banks stay one; those given in a single process."""
-    return rows if world_size() == 1 else gather_rows(rows, row_counts(rows))
+def of_all_ranks(*rows: Tensor) -> tuple[Tensor, ...]:
+    """The rows of all ranks in rank order, so that queues and banks stay one; those given in a single process.
+
+    rows: with the same first dimension on a rank.
+    """
+    if world_size() == 1:
+        return rows
+    sizes = row_counts(rows[0])
+    return tuple(gather_rows(each, sizes) for each in rows)

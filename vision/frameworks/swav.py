@@ -83,5 +83,5 @@ class MultiCrop(OneBranch):
     @torch.no_grad()
     def after_step(self) -> None:
         if self.queue is not None and self._fresh:
-            self.queue.push(torch.cat([of_all_ranks(crop) for crop in self._fresh]))
+            self.queue.push(torch.cat(of_all_ranks(*self._fresh)))
         self._fresh = []
