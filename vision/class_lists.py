@@ -1,17 +1,14 @@
 """Lists of class names: files with one name per line, and those that come with the published tables."""
 
-import importlib.util
 from pathlib import Path
 
 from dipole.core.ground.errors import DataError
+from dipole.core.train.shipped import shipped
 
 
 def shipped_classes() -> dict[str, Path]:
     """The class lists that come with the published tables, by name."""
-    spec = importlib.util.find_spec("dipole.benchmarks")
-    folders = list(spec.submodule_search_locations or ()) if spec else []
-    found = [path for folder in folders for path in Path(folder, "published").glob("*_classes.txt")]
-    return {path.stem.removesuffix("_classes"): path for path in found}
+    return {name.removesuffix("_classes"): path for name, path in shipped("published", "*_classes.txt").items()}
 
 
 def read_classes(source: str) -> tuple[str, ...]:

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 from torch import nn
 
+from dipole.core.ground.plugins import import_all
 from dipole.core.train.config import Settings
 from dipole.vision.encoders.base import ENCODERS, Encoder, Stem, register_encoder
-from dipole.vision.registry import import_files
 
 __all__ = ["Encoder", "EncoderConfig", "build_encoder", "build_projector", "register_encoder"]
 
-import_files(__name__)
+import_all(__name__)
 
 if TYPE_CHECKING:
     EncoderName = str

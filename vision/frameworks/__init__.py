@@ -2,12 +2,12 @@
 
 from typing import Any
 
+from dipole.core.ground.plugins import import_all
 from dipole.vision.frameworks.base import METHODS, Method
-from dipole.vision.registry import import_files
 
 DEFAULT = "simclr"
 
-_files = import_files(__name__)
+_files = import_all(__name__)
 
 
 def by_name() -> dict[str, type[Method]]:

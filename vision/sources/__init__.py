@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from dipole.core.ground.errors import DataError, nearest
-from dipole.vision.registry import import_files
+from dipole.core.ground.plugins import import_all
 from dipole.vision.sources.base import READERS, Classes, Decoding, Source, register_source
 
 __all__ = ["Decoding", "Source", "described", "open_source", "register_source"]
 
-import_files(__name__)
+import_all(__name__)
 
 
 def open_source(source: str, options: Decoding, wanted: Classes = None) -> Source:
