@@ -81,7 +81,7 @@ import json, sys
 from pathlib import Path
 from dipole.core.cli import main
 from dipole.core.ground.errors import DipoleError
-from dipole.core.train.config import load
+from dipole.core.train.recipe import load
 from dipole.core.train.loop import train
 
 SETTINGS = ["vision.data.source=stripes:6", "vision.encoder.name=mean-pixel", "vision.method=oneway",
