@@ -4,13 +4,13 @@ from dipole.core.train.domains import Domain
 
 VISION = Domain(
     name="vision",
-    summary="images: SimCLR, CMC, MoCo-v2 and SwAV, with probes on the frozen encoder",
+    summary="images: SimCLR, MoCo-v2, SwAV, CMC and blocks, with probes on the frozen encoder",
     adapter="dipole.vision.adapter:VisionAdapter",
     extra="vision",
 )
 TOY = Domain(
     name="toy",
-    summary="points in the plane (LMCL Sec. 6): a linear map of four numbers, clustered by k-means",
-    adapter="dipole.vision.toy:ToyAdapter",
+    summary="points in the plane (LMCL Sec. 5.1): a linear map of four numbers, clustered by k-means",
+    adapter="dipole.vision.toy.adapter:ToyAdapter",
     extra="vision",
 )

@@ -14,7 +14,7 @@ from dipole.core.cli import main
 from dipole.core.ground.errors import ConfigError
 from dipole.core.train.loop import train
 from dipole.core.train.recipe import load
-from dipole.vision.planar import BAR_DISTANCE, BAR_LENGTH, BAR_WIDTH, SETS
+from dipole.vision.toy.planar import BAR_DISTANCE, BAR_LENGTH, BAR_WIDTH, SETS
 
 
 def test_three_bars_are_three_bars():

@@ -117,7 +117,7 @@ class Encoded:
         return digest.hexdigest()
 
 
-def ahead(items: Iterator[T]) -> Iterator[T]:
+def prefetched(items: Iterator[T]) -> Iterator[T]:
     """The same items, each made by a thread while the one before is in use."""
     with ThreadPoolExecutor(max_workers=1) as pool:
         future = pool.submit(next, items, None)

@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ import torch
 from dipole import objective
 from dipole.core.cli import main
 from dipole.core.ground.errors import OptionError
-from dipole.vision.picture import flat, neighbourhood, sharpness
+from dipole.vision.pictures import flat, neighbourhood, sharpness
 
 
 def test_weights_equal_the_papers_sums():
@@ -75,3 +77,22 @@ def test_pictures_while_training_and_of_a_finished_run(tmp_path, method, capsys)
     assert json.loads((run / "record.json").read_text())["status"] == "done"
     assert main(["export", str(run), "--to", "detectron2", "--out", str(tmp_path / "net")]) == 2
     assert "resnet50" in capsys.readouterr().err
+
+
+def test_without_matplotlib_a_run_with_pictures_says_so_before_it_trains(tmp_path):
+    """In a process that cannot import matplotlib; without pictures the same run is fine."""
+    program = (
+        "import sys; sys.modules['matplotlib'] = None\n"
+        "from dipole.core.cli import main\n"
+        "runs, picture = sys.argv[1:]\n"
+        "settings = ['train.epochs=', 'train.steps=1', 'vision.data.limit=64', 'train.batch_size=32',\n"
+        "            \"vision.probe.probes=['knn']\", 'vision.probe.baselines=false',\n"
+        "            f'vision.probe.picture={picture}']\n"
+        "sys.exit(main(['train', 'digits-simclr', '--runs', runs, '--set', *settings]))"
+    )
+    for picture, code in (("true", 2), ("false", 0)):
+        command = [sys.executable, "-c", program, str(tmp_path), picture]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == code, done.stderr
+        assert ("pip install 'dipole[vision]'" in done.stderr) == (picture == "true")
+        assert "Traceback" not in done.stderr

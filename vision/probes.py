@@ -8,7 +8,7 @@ from torch import Tensor
 from dipole.core.measure.class_tasks import class_tasks
 from dipole.core.measure.probes import few_shot_probe, kmeans_accuracy, knn_probe, linear_probe, mean_classifier
 from dipole.core.train.config import Settings
-from dipole.vision.picture import Projection
+from dipole.vision.pictures import Projection
 
 Probe = Literal["linear", "few_shot", "kmeans", "knn", "mean", "tasks"]
 

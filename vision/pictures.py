@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dipole.core.contrast.objectives.cacr import CACR
 from dipole.core.ground.errors import OptionError
+from dipole.vision.drawing import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,9 +66,8 @@ def neighbourhood(views: Sequence[Tensor], query: int = 0, t_pos: float = 1.0, t
 
 
 def sharpness(objective: "Composite | None") -> tuple[float, float]:
-    """t_pos and t_neg of the objective's CACR term; CACR's defaults 1 and 2 where it has none."""
-    terms = [] if objective is None else [term for _, _, term in objective if isinstance(term, CACR)]
-    return (terms[0].t_pos, terms[0].t_neg) if terms else (1.0, 2.0)
+    """t_pos and t_neg of the first term that weighs points unequally; CACR's defaults 1 and 2 where none does."""
+    return (1.0, 2.0) if objective is None else objective.sharpness()
 
 
 def flat(points: Tensor, projection: Projection = "tsne", seed: int = 0) -> Tensor:
@@ -104,9 +103,6 @@ def draw_query(
         title: what was trained, for how long.
         query, projection, seed: as in `neighbourhood` and `flat`.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     order = found.negatives.argsort(descending=True)
     count = min(SHOWN, len(order) // 2) or len(order)
     others = torch.arange(len(images[0]))
@@ -119,8 +115,7 @@ def draw_query(
             strip.append((images[1][others[place]], f"negative, {name}\n{float(found.negatives[place]):.2g}"))
     columns = min(len(strip), 7)
     rows = -(-len(strip) // columns)
-    figure = Figure(figsize=(7.4, 4.6 + 1.25 * rows), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(7.4, 4.6 + 1.25 * rows)
     figure.suptitle(title, fontsize=9, family="monospace")
     above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=(1.25 * rows, 4.4))[:, 0]
     for place, axis in enumerate(above.subplots(rows, columns, squeeze=False).flat):

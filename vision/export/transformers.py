@@ -8,11 +8,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from dipole.core.ground.errors import ConfigError
-from dipole.vision.encoders import Encoder, EncoderConfig, build_encoder
-from dipole.vision.methods import CMC, MoCo, MultiCrop, SimCLR
+from dipole.vision.encoders import EncoderConfig, build_encoder
 
 if TYPE_CHECKING:
+    from dipole.core.contrast.objective import Composite
     from dipole.vision.adapter import VisionAdapter
 
 
@@ -50,19 +49,9 @@ class DipoleVisionModel(PreTrainedModel):
         return BaseModelOutputWithPooling(pooler_output=features)
 
 
-def trained_encoder(module: nn.Module) -> Encoder:
-    """The one encoder that is used after training."""
-    if isinstance(module, SimCLR | MultiCrop):
-        return module.branch.encoder
-    if isinstance(module, MoCo):
-        return module.query.encoder
-    assert isinstance(module, CMC)
-    raise ConfigError("a run with method 'cmc' has two encoders and cannot be exported as one model.")
-
-
-def export_transformers(adapter: "VisionAdapter", folder: Path, record: Any) -> None:
+def export(adapter: "VisionAdapter", folder: Path, record: Any, objective: "Composite | None") -> None:
     """Write config.json, model.safetensors and README.md; `DipoleVisionModel.from_pretrained(folder)` reads them."""
-    encoder = trained_encoder(adapter.module)
+    encoder = adapter.module.trained_encoder()
     settings = adapter.config.encoder
     config = DipoleVisionConfig(
         encoder=settings.model_dump(mode="json", exclude_none=True),

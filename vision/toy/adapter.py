@@ -9,6 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from dipole.core.contrast.embedded import Embedded
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.errors import ConfigError
 from dipole.core.ground.files import atomic_write
@@ -16,7 +17,7 @@ from dipole.core.measure.probes import kmeans_accuracy
 from dipole.core.train.adapter import Adapter, Context
 from dipole.core.train.config import Settings
 from dipole.vision.encoders import EncoderConfig, build_encoder
-from dipole.vision.planar import SETS
+from dipole.vision.toy.planar import SETS
 
 if TYPE_CHECKING:
     from dipole.core.contrast.objective import Composite
@@ -71,9 +72,10 @@ class ToyAdapter(Adapter):
             noise = torch.randn(points.shape, generator=self.seed.torch("augment", epoch, step))
             yield points.to(self.device), (points + self.config.noise * noise).to(self.device)
 
-    def embed(self, batch: tuple[Tensor, Tensor]) -> Pairs:
+    def embed(self, batch: tuple[Tensor, Tensor]) -> Embedded:
         points, copies = batch
-        return Pairs.cross(self._map(points), self._map(copies))
+        rows = {"points": self._map(points), "copies": self._map(copies)}
+        return Embedded(rows, lambda rows: Pairs.cross(rows["points"], rows["copies"]))
 
     def _map(self, points: Tensor) -> Tensor:
         embedded: Tensor = self.module(points[:, :, None, None])

@@ -8,9 +8,10 @@ import numpy as np
 
 from dipole.core.ground.errors import ConfigError
 from dipole.vision.encoders import Encoder
-from dipole.vision.resnet import ResNetEncoder
+from dipole.vision.encoders.resnet import ResNetEncoder
 
 if TYPE_CHECKING:
+    from dipole.core.contrast.objective import Composite
     from dipole.vision.adapter import VisionAdapter
 
 # The settings of He et al. (2020) for an R50-C4 backbone; CACR App. C.2 trains on COCO for schedule "1x".
@@ -111,6 +112,11 @@ def backbone(encoder: Encoder) -> dict[str, np.ndarray]:
             if hasattr(layer.shortcut, "convolution"):
                 take(layer.shortcut, f"{name}.shortcut")
     return found
+
+
+def export(adapter: "VisionAdapter", folder: Path, record: Any, objective: "Composite | None") -> None:
+    """The run's one encoder; see `export_detectron2`."""
+    export_detectron2(adapter, adapter.module.trained_encoder(), folder, record)
 
 
 def export_detectron2(adapter: "VisionAdapter", encoder: Encoder, folder: Path, record: Any) -> None:

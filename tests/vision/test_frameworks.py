@@ -13,7 +13,10 @@ from dipole.core.ground.errors import ConfigError, PairsError
 from dipole.core.ground.seeding import Seeds, seed_everything
 from dipole.vision.adapter import VisionAdapter
 from dipole.vision.config import VisionConfig
-from dipole.vision.methods import Queue, both_directions, every_view_in_turn, keep_negatives, lab
+from dipole.vision.frameworks.cmc import both_directions, draw_others, lab
+from dipole.vision.frameworks.moco import every_view_in_turn
+from dipole.vision.frameworks.queue import Queue
+from dipole.vision.frameworks.simclr import keep_negatives
 
 SMALL = {
     "encoder": {"name": "small-conv", "width": 4, "dim": 8},
@@ -38,9 +41,14 @@ def adapter(batch_size=16, **settings):
     return VisionAdapter(config, seed=Seeds(0), device=torch.device("cpu"), workdir=Path(), batch_size=batch_size)
 
 
+def related(a, batch):
+    """The pairs that a framework makes of a batch, or several."""
+    embedded = a.embed(batch)
+    return embedded.relate(embedded.rows)
+
+
 def negatives(pairs, anchor):
-    listed = {int(i) for i in torch.cat([pairs.positives[anchor], pairs.dropped[anchor]])}
-    return [j for j in range(len(pairs.candidates)) if j not in listed]
+    return pairs.negative_mask()[anchor].nonzero().flatten().tolist()
 
 
 def step(a, text, batch):
@@ -58,11 +66,11 @@ def step(a, text, batch):
 def test_simclr_with_a_number_of_negatives():
     a = adapter(negatives=6)
     batch = next(iter(a.batches(0)))
-    pairs = a.embed(batch)
+    pairs = related(a, batch)
     for anchor in range(32):
         assert len(negatives(pairs, anchor)) == 6
         assert pairs.positives[anchor].tolist() == [(anchor + 16) % 32]
-    assert torch.equal(a.embed(batch).dropped, pairs.dropped)
+    assert torch.equal(related(a, batch).dropped, pairs.dropped)
     assert int(pairs.negative_counts[0]) == 6
 
 
@@ -82,7 +90,7 @@ def test_kept_negatives_are_uniform():
 def test_moco_pairs_queries_with_keys_of_a_slow_copy():
     a = adapter(method="moco", views=3, negatives=40, moco={"momentum": 0.9})
     batch = next(iter(a.batches(0)))
-    pairs = a.embed(batch)
+    pairs = related(a, batch)
     assert pairs.anchors.shape == (16, 8)
     assert len(pairs.candidates) == 2 * 16 + 40
     assert sorted(pairs.positives[3].tolist()) == [3, 19]
@@ -105,8 +113,9 @@ def test_moco_queue_holds_the_latest_keys_and_turns_around():
 
 
 def test_queue_aware_cacr_sees_the_other_queries():
-    plain = adapter(method="moco", negatives=40).embed(next(iter(adapter().batches(0))))
-    intra = adapter(method="moco", negatives=40, moco={"intra_batch": True}).embed(next(iter(adapter().batches(0))))
+    batch = next(iter(adapter().batches(0)))
+    plain = related(adapter(method="moco", negatives=40), batch)
+    intra = related(adapter(method="moco", negatives=40, moco={"intra_batch": True}), batch)
     assert int(intra.negative_counts[0]) == int(plain.negative_counts[0]) + 15
 
 
@@ -122,12 +131,14 @@ def test_lab_equals_the_standards_formulas():
 
 def test_cmc_pairs_the_halves_in_both_directions(colour):
     a = adapter(method="cmc", data=colour)
-    pairs = a.embed(next(iter(a.batches(0))))
-    assert pairs.anchors.shape == (32, 8)
-    for anchor in range(32):
-        other = range(16, 32) if anchor < 16 else range(16)
-        assert pairs.positives[anchor].tolist() == [(anchor + 16) % 32]
-        assert negatives(pairs, anchor) == [j for j in other if j != (anchor + 16) % 32]
+    pairs = related(a, next(iter(a.batches(0))))
+    assert len(pairs) == 2
+    for one, other in (pairs, pairs[::-1]):
+        assert one.anchors.shape == (16, 8)
+        assert torch.equal(one.candidates, other.anchors)
+        for anchor in range(16):
+            assert one.positives[anchor].tolist() == [anchor]
+            assert negatives(one, anchor) == [j for j in range(16) if j != anchor]
     images = torch.rand(3, 3, 8, 8)
     assert a.module.features(images).shape == (3, 64)  # two halves of 32
 
@@ -136,22 +147,27 @@ def test_cmc_equals_the_mean_of_two_cross_losses(colour):
     from dipole import Pairs
 
     a = adapter(method="cmc", data=colour)
-    pairs = a.embed(next(iter(a.batches(0))))
-    light, tint = pairs.anchors.chunk(2)
+    embedded = a.embed(next(iter(a.batches(0))))
+    light, tint = embedded.rows["light"], embedded.rows["colour"]
     loss = objective("infonce(temperature=0.1)")
     both = (loss(Pairs.cross(light, tint)).loss + loss(Pairs.cross(tint, light)).loss) / 2
-    torch.testing.assert_close(loss(pairs).loss, both)
+    torch.testing.assert_close(loss(embedded).loss, both)
 
 
 def test_cmc_bank_gives_the_other_halfs_memory_as_negatives(colour):
     a = adapter(method="cmc", data=colour, negatives=20)
     batch = next(iter(a.batches(0)))
-    pairs = a.embed(batch)
-    assert len(pairs.candidates) == 32 + 40
-    assert negatives(pairs, 0) == list(range(52, 72))
-    assert negatives(pairs, 20) == list(range(32, 52))
-    z = F.normalize(pairs.anchors.detach(), dim=1)
+    light, tint = related(a, batch)
     old = a.module.memory.clone()
+    for half, pairs in ((1, light), (0, tint)):
+        assert len(pairs.candidates) == 16 + 20
+        for anchor in (0, 15):
+            assert pairs.positives[anchor].tolist() == [anchor]
+            assert negatives(pairs, anchor) == list(range(16, 36))
+        drawn = (pairs.candidates[16:, None] == old[half]).all(2).nonzero()
+        assert drawn[:, 0].tolist() == list(range(20))
+        assert not set(drawn[:, 1].tolist()) & set(batch.rows.tolist())
+    z = F.normalize(torch.cat([light.anchors, tint.anchors]).detach(), dim=1)
     a.after_step()
     changed = (a.module.memory != old).any(2)
     assert changed[0].nonzero().flatten().tolist() == sorted(batch.rows.tolist())
@@ -164,7 +180,7 @@ def test_multi_crop_predicts_the_large_crops():
     a = adapter(method="swav", swav=swav, negatives=24)
     batch = next(iter(a.batches(0)))
     assert [view.shape[-1] for view in batch.views] == [8, 8, 6, 6]
-    pairs = a.embed(batch)
+    pairs = related(a, batch)
     assert len(pairs.anchors) == 64
     assert len(pairs.candidates) == 32  # the queue is still empty
     large, small = pairs.positives[3], pairs.positives[40]
@@ -172,7 +188,7 @@ def test_multi_crop_predicts_the_large_crops():
     assert sorted(small.tolist()) == [8, 24]
     assert 3 not in negatives(pairs, 3)
     a.after_step()
-    assert len(a.embed(batch).candidates) == 32 + 24
+    assert len(related(a, batch).candidates) == 32 + 24
 
 
 RUNNABLE = [
@@ -239,8 +255,23 @@ def test_impossible_sizes_are_refused(colour):
 
 
 def test_pairs_of_halves_by_hand():
-    pairs = both_directions(torch.randn(4, 3), 2, torch.randn(2, 3, 3), None)
-    assert [negatives(pairs, i) for i in range(4)] == [[7, 8, 9], [7, 8, 9], [4, 5, 6], [4, 5, 6]]
+    light, tint, memory = torch.randn(2, 3), torch.randn(2, 3), torch.randn(2, 3, 3)
+    found = both_directions(light, tint, memory)
+    assert [negatives(pairs, i) for pairs in found for i in range(2)] == [[2, 3, 4]] * 4
+    assert torch.equal(found[0].candidates, torch.cat([tint, memory[1]]))
+    assert torch.equal(found[1].candidates, torch.cat([light, memory[0]]))
+
+
+def test_a_bank_draws_all_others_alike():
+    taken = torch.tensor([3, 11, 4])
+    counts = torch.zeros(12)
+    for seed in range(400):
+        drawn = draw_others(12, taken, 5, seed)
+        assert len(drawn.unique()) == 5
+        counts[drawn] += 1
+    assert counts[taken].sum() == 0
+    assert (counts[counts > 0] - 400 * 5 / 9).abs().max() < 45  # binomial(400, 5/9): standard deviation 9.9
+    assert sorted(draw_others(12, taken, 9, 0).tolist()) == [0, 1, 2, 5, 6, 7, 8, 9, 10]
 
 
 def cacr_algorithm_3(queries, keys, queue, t_pos, t_neg, intra_batch):
@@ -267,8 +298,8 @@ def test_symmetric_moco_is_the_papers_algorithm_3(intra_batch):
     generator = torch.Generator().manual_seed(3)
     rows = F.normalize(torch.randn(3 * 4 * 2 + 10, 6, generator=generator, dtype=torch.double), dim=1)
     queries, keys, queue = rows[:12].clone().requires_grad_(), rows[12:24], rows[24:]
-    pairs = every_view_in_turn(queries, keys, queue, 3, intra_batch, None)
-    assert {int(n) for n in pairs.negative_counts} == {10 + 3 * intra_batch}
+    pairs = every_view_in_turn(queries.chunk(3), keys.chunk(3), queue, intra_batch)
+    assert {int(n) for each in pairs for n in each.negative_counts} == {10 + 3 * intra_batch}
     loss = objective("cacr(k=2, t_pos=1.5, t_neg=2, detach_weights=true)")(pairs).loss
     (gradient,) = torch.autograd.grad(loss, queries)
     unit = F.normalize(queries, dim=1)  # the pseudo-code's queries are normalised by the encoder
@@ -280,7 +311,7 @@ def test_symmetric_moco_is_the_papers_algorithm_3(intra_batch):
 def test_symmetric_moco_trains_and_queues_the_last_views_keys():
     a = adapter(method="moco", views=3, negatives=40, moco={"symmetric": True, "intra_batch": True})
     batch = next(iter(a.batches(0)))
-    assert len(a.embed(batch).anchors) == 48
+    assert [len(pairs.anchors) for pairs in related(a, batch)] == [16, 16, 16]
     a.module.key.eval()
     with torch.no_grad():
         keys = F.normalize(a.module.key(batch.views[-1]), dim=1)
@@ -299,7 +330,7 @@ def test_blocks_are_images_of_one_class_and_each_others_positives():
         owners = images.labels[batch.rows].view(-1, 3)
         assert (owners == owners[:, :1]).all()
         assert torch.equal(owners.flatten(), batch.labels)
-        pairs = a.embed(batch)
+        pairs = related(a, batch)
         for anchor in range(12):
             block = set(range(anchor - anchor % 3, anchor - anchor % 3 + 3)) - {anchor}
             assert set(pairs.positives[anchor].tolist()) == block
