@@ -29,6 +29,11 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, validate_default=True)
 
+    @classmethod
+    def train_defaults(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """What a domain's table, given its keys in a recipe, puts into [train] where the recipe says nothing."""
+        return {}
+
 
 class TrainConfig(Settings):
     """The [train] table. Lengths and periods are in epochs when `epochs` is given, in steps when `steps` is given."""
@@ -247,6 +252,10 @@ def resolve(recipe: Mapping[str, Any], overrides: Iterable[str] = ()) -> Resolve
         except ConfigError as error:
             problems.append(f"domain: {error}")
     values.setdefault("train", {})
+    if adapter is not None and isinstance(values["train"], dict) and isinstance(table := values.get(domain, {}), dict):
+        for key, value in adapter.config_model.train_defaults(table).items():
+            if values["train"].setdefault(key, value) is value:
+                origins.setdefault(f"train.{key}", "preset")
     config = None
     try:
         # JSON mode is strict about types but reads arrays as tuples, which TOML has no other way to write.

@@ -10,8 +10,10 @@ from dipole.core.train.config import load
 from dipole.core.train.loop import Run, RunInterruptedError, train
 from dipole.core.train.model_files import load_weights
 from dipole.core.train.shipped import shipped_recipes
-from dipole.rl import ContrastiveSAC, tasks
-from dipole.rl.adapter import RLAdapter, RLConfig
+from dipole.rl import ContrastiveSAC
+from dipole.rl.adapter import RLAdapter
+from dipole.rl.config import RLConfig
+from dipole.rl.envs.suite import tasks
 
 SHORT = [
     "train.steps=120",

@@ -11,10 +11,10 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from dipole.core.ground.errors import ConfigError, DataError, TrainingError
 from dipole.rl import DotEnv, EvaluationCallback
-from dipole.rl.evaluation import (
+from dipole.rl.diagnosis import diagnose
+from dipole.rl.episodes import (
     Evaluation,
     aggregate,
-    diagnose,
     evaluate,
     interquartile_mean,
     plot_curves,
