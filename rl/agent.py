@@ -112,7 +112,7 @@ class ContrastiveSAC(SAC):
             gamma=chosen.gamma,
             ent_coef=f"auto_{chosen.initial_temperature!r}",
             target_update_interval=chosen.target_every,
-            train_freq=chosen.train_freq,  # type: ignore[arg-type]
+            train_freq=chosen.train_freq,
             gradient_steps=chosen.gradient_steps,
             target_entropy=chosen.target_entropy,
             **sb3,
@@ -468,9 +468,7 @@ class ContrastiveSAC(SAC):
         return [*super()._excluded_save_params(), *own]
 
     @classmethod
-    def load(  # type: ignore[override]
-        cls, path: Any, *arguments: Any, objective: Objective | Composite | None = None, **settings: Any
-    ) -> Self:
+    def load(cls, path: Any, *arguments: Any, objective: Objective | Composite | None = None, **settings: Any) -> Self:
         """Load what `save` wrote, as SB3 does.
 
         Args:

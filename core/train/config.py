@@ -252,7 +252,11 @@ def resolve(recipe: Mapping[str, Any], overrides: Iterable[str] = ()) -> Resolve
         except ConfigError as error:
             problems.append(f"domain: {error}")
     values.setdefault("train", {})
-    if adapter is not None and isinstance(values["train"], dict) and isinstance(table := values.get(domain, {}), dict):
+    if (
+        adapter is not None
+        and isinstance(values["train"], dict)
+        and isinstance(table := values.get(str(domain), {}), dict)
+    ):
         for key, value in adapter.config_model.train_defaults(table).items():
             if values["train"].setdefault(key, value) is value:
                 origins.setdefault(f"train.{key}", "preset")
