@@ -6,7 +6,7 @@ from pathlib import Path
 from dipole.core.ground.errors import DataError, RecordError
 from dipole.core.ground.files import why
 from dipole.core.record import RunRecord, read_record
-from dipole.core.record.additions import FILE, with_measured
+from dipole.core.record.additions import FILE, with_additions
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def collect(folder: Path) -> Collection:
             found.problems.append(Problem(path, str(error)))
             continue
         try:
-            record = with_measured(record, path)
+            record = with_additions(record, path)
         except RecordError as error:
             found.problems.append(Problem(path / FILE, str(error)))
         if record.hash != path.name:

@@ -64,7 +64,7 @@ def _is_done(folder: Path) -> bool:
 
 def _is_that_run(command: list[str], name: str) -> bool:
     """Whether the command still means the run that the suite was expanded to: recipes and defaults can be edited."""
-    from dipole.core.train.config import load
+    from dipole.core.train.recipe import load
 
     settings = [text for flag, text in pairwise(command) if flag == "--set"]
     if (found := load(command[1], settings).config.hash) == name:

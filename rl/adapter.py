@@ -252,6 +252,8 @@ class _Report(BaseCallback):
             self.episodes = agent._episode_num
             values["train/return"] = float(agent.ep_info_buffer[-1]["r"])
         agent.logger.name_to_value.clear()
+        if agent.outcome is not None:
+            self.run.note_terms(agent.outcome)
         steps = agent.environment_steps - self.run.step
         if steps:
             self.run.advance(values, steps)

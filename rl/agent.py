@@ -1,6 +1,5 @@
 """Soft actor-critic from pixels with a contrastive auxiliary objective (CURL), as a subclass of SB3's SAC."""
 
-import os
 import pathlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,13 +16,16 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from torch import Tensor
 
+from dipole.core.contrast.gather import relate
 from dipole.core.contrast.objective import Composite, Objective, Outcome
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.errors import ConfigError, DipoleError, SpecError, TrainingError
+from dipole.core.ground.files import replacing
+from dipole.core.train.nonfinite import terms_with_bad_gradient
 from dipole.rl import settings as presets
 from dipole.rl.arguments import check_seed, check_whole, plain
 from dipole.rl.augmentation import Augmentation, resolve
-from dipole.rl.contrast import as_composite, guilty_terms, require_unlabelled, unregistered
+from dipole.rl.contrast import as_composite, require_unlabelled, unregistered
 from dipole.rl.encoder import Maps, detached
 from dipole.rl.envs.running.faults import fault_message, guarded
 from dipole.rl.policy import ContrastivePolicy, q_values, sample_action
@@ -97,6 +99,7 @@ class ContrastiveSAC(SAC):
         self.storage = storage
         self.environment_steps = 0
         self.faults: list[dict[str, Any]] = []
+        self.outcome: Outcome | None = None
         self.encoder_optimizer: torch.optim.Adam | None = None
         self.contrast_optimizer: torch.optim.Adam | None = None
         if isinstance(policy, str) and policy != "CnnPolicy":
@@ -390,6 +393,7 @@ class ContrastiveSAC(SAC):
             logs[f"contrast/{name}"] = float(term)
         self._check_loss("contrastive", outcome.loss.detach())
         logs["contrast_loss"] = float(outcome.loss.detach())
+        self.outcome = Outcome(outcome.loss.detach(), outcome.terms)
         return outcome
 
     def _after_contrast(self) -> None:
@@ -447,7 +451,9 @@ class ContrastiveSAC(SAC):
             if p.grad is not None and not p.grad.isfinite().all()
         ]
         contrast = self.policy.contrast
-        terms = guilty_terms(contrast, pairs) if contrast is not None and pairs is not None else []
+        terms = (
+            list(terms_with_bad_gradient(relate(pairs), contrast)) if contrast is not None and pairs is not None else []
+        )
         source = f" It comes from the term {', '.join(terms)}." if terms else ""
         for parameter in parameters:
             parameter.grad = None
@@ -464,7 +470,7 @@ class ContrastiveSAC(SAC):
         return names + [name for name in own if getattr(self, name) is not None], variables
 
     def _excluded_save_params(self) -> list[str]:
-        own = ("_augment", "_given", "encoder_optimizer", "contrast_optimizer")
+        own = ("_augment", "_given", "outcome", "encoder_optimizer", "contrast_optimizer")
         return [*super()._excluded_save_params(), *own]
 
     @classmethod
@@ -505,7 +511,7 @@ class ContrastiveSAC(SAC):
             return
         final = pathlib.Path(path)
         final = final if final.suffix else final.with_suffix(".zip")
-        with _atomic(final) as temporary:
+        with replacing(final) as temporary:
             super().save(temporary, exclude, include)
 
     def save_replay_buffer(self, path: Any) -> None:
@@ -515,22 +521,8 @@ class ContrastiveSAC(SAC):
             return
         final = pathlib.Path(path)
         final = final if final.suffix else final.with_suffix(".pkl")
-        with _atomic(final) as temporary:
+        with replacing(final) as temporary:
             super().save_replay_buffer(temporary)
-
-
-@contextmanager
-def _atomic(final: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Give a temporary path beside the final one; rename it once it is on the disk."""
-    final.parent.mkdir(parents=True, exist_ok=True)
-    temporary = final.with_name(f".{final.stem}.{os.getpid()}{final.suffix}")
-    try:
-        yield temporary
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, final)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def duplicates(stacks: Any, positives: int) -> Tensor | None:

@@ -1,7 +1,7 @@
 """The [rl] table of a recipe: the environment, its evaluation, and the agent's settings."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -15,6 +15,9 @@ _OF_THE_ENVIRONMENT = ("size", "frame_stack", "action_repeat", "camera", "render
 
 class RLConfig(AgentTable):
     """The [rl] table. Settings of the agent that are left out come from the preset."""
+
+    # The preset stands in the values that it has brought.
+    incidental: ClassVar[frozenset[str]] = frozenset({"preset", "storage", "workers"})
 
     task: str = Field(
         "dot", description='"dot", a task of the suite ("cheetah-run", ...), one of your own, or an id of gymnasium'
@@ -57,10 +60,6 @@ class RLConfig(AgentTable):
         """Keywords of `make_env`."""
         given = {name: getattr(self, name) for name in _OF_THE_ENVIRONMENT if name in find(self.task).settings}
         return {name: value for name, value in given.items() if value is not None}
-
-    def determining(self) -> dict[str, Any]:
-        """What determines the result: not where values come from, and not where frames are kept or processes run."""
-        return self.model_dump(mode="json", exclude={"preset", "storage", "workers"})
 
     @classmethod
     def train_defaults(cls, values: Mapping[str, Any]) -> dict[str, Any]:

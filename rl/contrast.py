@@ -1,7 +1,6 @@
 """The contrastive objective inside an agent: built to its width, tried on what it has, blamed for what it breaks."""
 
 import copy
-from dataclasses import replace
 
 import torch
 from torch.nn.parameter import UninitializedParameter
@@ -70,14 +69,3 @@ def require_unlabelled(contrast: Composite, width: int, positives: int, batch_si
             trial(Pairs.cross(torch.randn(batch_size, width), torch.randn(batch_size, positives, width)))
         except PairsError as error:
             raise ConfigError(f"the objective {contrast} cannot run inside an agent: {error}") from error
-
-
-def guilty_terms(contrast: Composite, pairs: Pairs) -> list[str]:
-    """Names of the terms whose own gradient is not finite."""
-    found = []
-    for name, _, term in contrast:
-        anchors = pairs.anchors.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(term(replace(pairs, anchors=anchors)), anchors, allow_unused=True)
-        if gradient is not None and not gradient.isfinite().all():
-            found.append(name)
-    return found

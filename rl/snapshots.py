@@ -5,9 +5,7 @@ frame stacks, observations, counters) and manifest.json (their sizes).
 """
 
 import json
-import os
 import pickle
-import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecTransposeImage
 
 from dipole.core.contrast.objective import Composite, Objective
 from dipole.core.ground.errors import CheckpointError, DipoleError
-from dipole.core.ground.files import sync_folder, why
+from dipole.core.ground.files import replacing, why
 from dipole.core.ground.seeding import rng_state, set_rng_state
 from dipole.rl.agent import ContrastiveSAC
 from dipole.rl.envs.running.workers import WorkerVecEnv
@@ -44,29 +42,17 @@ def save(agent: ContrastiveSAC, folder: str | Path) -> Path:
         CheckpointError: the disk refused; a folder that was there before is untouched.
     """
     folder = Path(folder)
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
     try:
-        temporary.mkdir(parents=True)
-        agent.save(temporary / "agent.zip")
-        agent.save_replay_buffer(temporary / "replay.pkl")
-        with open(temporary / "state.pkl", "wb") as file:
-            pickle.dump(_state(agent), file, protocol=pickle.HIGHEST_PROTOCOL)
-            file.flush()
-            os.fsync(file.fileno())
-        sizes = {name: (temporary / name).stat().st_size for name in _PARTS}
-        (temporary / "manifest.json").write_text(json.dumps({"format": 1, "bytes": sizes}))
-        sync_folder(temporary)
-        old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
-        if folder.exists():
-            os.replace(folder, old)
-        os.replace(temporary, folder)
-        shutil.rmtree(old, ignore_errors=True)
-        sync_folder(folder.parent)
+        with replacing(folder) as temporary:
+            temporary.mkdir()
+            agent.save(temporary / "agent.zip")
+            agent.save_replay_buffer(temporary / "replay.pkl")
+            with open(temporary / "state.pkl", "wb") as file:
+                pickle.dump(_state(agent), file, protocol=pickle.HIGHEST_PROTOCOL)
+            sizes = {name: (temporary / name).stat().st_size for name in _PARTS}
+            (temporary / "manifest.json").write_text(json.dumps({"format": 1, "bytes": sizes}))
     except OSError as error:
         raise CheckpointError(f"cannot save the checkpoint {folder}: {why(error)}") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return folder
 
 

@@ -13,12 +13,14 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.preprocessing import preprocess_obs
 from torch import Tensor, nn
 
+from dipole.core.contrast.gather import relate
 from dipole.core.contrast.objective import Composite, Objective
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.errors import ConfigError, TrainingError
+from dipole.core.train.nonfinite import terms_with_bad_gradient
 from dipole.rl.arguments import check_number, check_whole
 from dipole.rl.augmentation import SHIFT, shift
-from dipole.rl.contrast import as_composite, guilty_terms, require_unlabelled
+from dipole.rl.contrast import as_composite, require_unlabelled
 
 
 def random_shift(images: Tensor) -> Tensor:
@@ -150,7 +152,7 @@ class ContrastiveCallback(BaseCallback):
         outcome.loss.backward()
         gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         if not bool(torch.stack(torch._foreach_norm(gradients)).isfinite().all()):
-            terms = ", ".join(guilty_terms(self.contrast, pairs)) or str(self.contrast)
+            terms = ", ".join(terms_with_bad_gradient(relate(pairs), self.contrast)) or str(self.contrast)
             raise TrainingError(
                 f"the gradient of {terms} is not finite at agent step {self.num_timesteps}; no step was taken."
             )

@@ -9,8 +9,8 @@ import dipole
 from dipole.core.contrast.objective import Composite, Objective
 from dipole.core.contrast.registry import registry
 from dipole.core.ground.errors import ConfigError
-from dipole.core.train.config import load
 from dipole.core.train.loop import train
+from dipole.core.train.recipe import load
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.trained_run import load_run
 from dipole.rl import ContrastiveCallback, ContrastiveSAC, DotEnv, make_env, resume, snapshots

@@ -37,7 +37,7 @@ def test_a_file_in_the_folder_is_enough(tmp_path):
         assert make_env("my-dot").observation_space.shape == (6, 20, 20)
         for spelling in ("my_dot", "my-dot"):
             assert gymnasium.make(f"dipole/{{spelling}}-v0", size=24).observation_space.shape == (6, 24, 24)
-        from dipole.core.train.config import load
+        from dipole.core.train.recipe import load
         from dipole.core.train.loop import train
         small = ["train.steps=40", "train.evaluate_every=40", "train.batch_size=8", "device=cpu"]
         small += ["rl.learning_starts=20", "rl.episodes=1", "rl.size=24", "rl.image_size=20"]

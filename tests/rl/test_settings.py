@@ -3,7 +3,7 @@
 import pytest
 
 from dipole.core.ground.errors import ConfigError
-from dipole.core.train.config import load, resolve
+from dipole.core.train.recipe import load, resolve
 from dipole.rl.config import RLConfig
 from dipole.rl.settings import PRESETS, AgentTable, Settings
 from dipole.rl.settings import resolve as settings_of
@@ -114,7 +114,7 @@ def test_a_preset_and_its_values_written_out_determine_the_same():
     assert RLConfig(preset="small").determining() == RLConfig(**small).determining()
     assert RLConfig(preset="small").determining() != RLConfig().determining()
     assert RLConfig(workers=True, storage="device").determining() == RLConfig().determining()
-    assert "encoder_steps" in RLConfig().determining()
+    assert RLConfig(preset="paper").determining() == {"crop_inclusive": True, "encoder_steps": 1, "twin_loss": "half"}
 
 
 def test_a_complete_configuration_is_read_back_as_it_is():
@@ -131,3 +131,10 @@ def test_settings_saved_as_plain_fields_are_read():
     found.__setstate__(old)
     assert {name: getattr(found, name) for name in old} == old
     assert found.train_freq == 1
+
+
+def test_a_preset_and_its_values_are_one_run():
+    small = {name: getattr(PRESETS["small"], name) for name in AgentTable.model_fields if name != "preset"}
+    assert recipe(preset="small").config.hash != recipe().config.hash
+    written = resolve({**RECIPE, "train": {"steps": 100, "batch_size": 64}, "rl": small | {"image_size": 84}})
+    assert recipe(preset="small", image_size=84).config.hash == written.config.hash
