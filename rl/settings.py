@@ -4,7 +4,14 @@ from collections.abc import Callable, Iterable, Mapping
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    Field,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 
 from dipole.core.ground.errors import ConfigError, nearest
@@ -119,11 +126,15 @@ class AgentTable(Table):
         values = _PRESETS.get(preset, {}) if isinstance(preset, str) else {}
         return {name: value for name, value in values.items() if name in cls.model_fields} | dict(given)
 
-    @field_validator("hidden", "log_std_bounds", "train_freq", mode="before")
+    @field_validator("hidden", "log_std_bounds", "train_freq", "target_entropy", mode="wrap")
     @classmethod
-    def _listed(cls, value: Any) -> Any:
-        # TOML and JSON have no tuples.
-        return tuple(value) if isinstance(value, list) else value
+    def _in_words(cls, value: Any, check: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+        try:
+            # TOML and JSON have no tuples.
+            return check(tuple(value) if isinstance(value, list) else value)
+        except ValidationError:
+            # pydantic would say what is wrong with each alternative and each element.
+            raise ValueError(f"must be {allowed(cls.model_fields[str(info.field_name)])}, got {value!r}.") from None
 
     @field_validator("log_std_bounds")
     @classmethod

@@ -72,7 +72,9 @@ def test_every_setting_can_be_set_in_both_doors():
         ("twin_loss", "third", "half"),
         ("preset", "curls", "'curl'"),
         ("log_std_bounds", [2, -10], "(low, high) with low < high"),
-        ("train_freq", [1, "week"], "episode"),
+        ("train_freq", [1, "week"], "must be an integer >= 1, or (an integer >= 1, 'step' or 'episode'), got"),
+        ("target_entropy", "x", "must be 'auto' or a number, got 'x'"),
+        ("hidden", 5, "must be a list of layer widths, integers >= 1, got 5"),
         ("gama", 0.9, "'gamma'"),
     ],
 )
