@@ -160,7 +160,7 @@ class ContrastiveSAC(SAC):
         if self.own_terms and self._given is None:
             raise ConfigError(
                 f"this agent was trained with an objective that is not registered ({', '.join(self.own_terms)}): give "
-                "it when loading, ContrastiveSAC.load(path, objective=...), or register its classes."
+                "it when loading, ContrastiveSAC.load(path, objective=...)."
             )
         self.policy_kwargs = {"settings": chosen, "image_size": self._augment.size}
         # Not kept among the keywords: its weights are saved with the policy's, and its text with the settings.
@@ -450,10 +450,9 @@ class ContrastiveSAC(SAC):
             for p in parameters
             if p.grad is not None and not p.grad.isfinite().all()
         ]
-        contrast = self.policy.contrast
-        terms = (
-            list(terms_with_bad_gradient(relate(pairs), contrast)) if contrast is not None and pairs is not None else []
-        )
+        terms: list[str] = []
+        if self.policy.contrast is not None and pairs is not None:
+            terms = list(terms_with_bad_gradient(relate(pairs), self.policy.contrast))
         source = f" It comes from the term {', '.join(terms)}." if terms else ""
         for parameter in parameters:
             parameter.grad = None
