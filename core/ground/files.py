@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 _CURES = {
     errno.ENOSPC: "The disk is full: free some space",
@@ -78,10 +79,17 @@ def put_in_place(temporary: Path, path: Path) -> None:
     sync_folder(path.parent)
 
 
+@contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file for writing that takes the place of `path` at the end of the block (`replacing`)."""
+    with replacing(path) as temporary, open(temporary, "wb") as file:
+        yield file
+
+
 def atomic_write(path: Path, content: str | bytes) -> None:
     """Replace a file by text (UTF-8) or bytes, atomically."""
-    with replacing(path) as temporary:
-        temporary.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with atomic_file(path) as file:
+        file.write(content if isinstance(content, bytes) else content.encode())
 
 
 def _remove(path: Path) -> None:

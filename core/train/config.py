@@ -168,6 +168,8 @@ class RunConfig(Settings):
     train: TrainConfig
 
     incidental: ClassVar[frozenset[str]] = frozenset({"name", "description", "device"})
+    domain_class: ClassVar[type | None] = None
+    """The domain's adapter: its source may be part of what identifies the run."""
 
     @field_validator("objective")
     @classmethod
@@ -181,9 +183,12 @@ class RunConfig(Settings):
 
     def determining(self) -> dict[str, Any]:
         """What identifies the run (`core/train/identity.py`)."""
-        terms: Any = "none" if self.objective == "none" else identity.written_out(_build(self.objective))
-        sources = {source.name: source.stamp for source in self._foreign_sources()}
-        return super().determining() | {"schema": identity.SCHEMA, "objective": terms, "sources": sources}
+        objective = None if self.objective == "none" else _build(self.objective)
+        return super().determining() | {
+            "schema": identity.SCHEMA,
+            "objective": "none" if objective is None else identity.written_out(objective),
+            "sources": {source.name: source.stamp for source in self._foreign_sources(objective)},
+        }
 
     @property
     def hash(self) -> str:
@@ -193,11 +198,13 @@ class RunConfig(Settings):
     @property
     def sources_changed(self) -> float:
         """When code from outside dipole that this run goes through was last changed; 0 where there is none."""
-        return max((source.changed for source in self._foreign_sources()), default=0.0)
+        objective = None if self.objective == "none" else _build(self.objective)
+        return max((source.changed for source in self._foreign_sources(objective)), default=0.0)
 
-    def _foreign_sources(self) -> Iterable[identity.Source]:
-        terms = () if self.objective == "none" else _build(self.objective)
-        return identity.foreign_sources([type(self.settings), *(type(term) for _, _, term in terms)]).values()
+    def _foreign_sources(self, objective: Any) -> Iterable[identity.Source]:
+        terms = [] if objective is None else [type(term) for _, _, term in objective]
+        domain = [] if self.domain_class is None else [self.domain_class]
+        return identity.foreign_sources([*domain, type(self.settings), *terms]).values()
 
     def to_toml(self, origins: Mapping[str, str] | None = None) -> str:
         """Write the complete configuration; `recipe.resolve` reads the text back to an equal one.

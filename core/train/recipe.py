@@ -96,7 +96,7 @@ def resolve(recipe: Mapping[str, Any], overrides: Iterable[str] = ()) -> Resolve
     if isinstance(domain, str):
         try:
             adapter = adapter_class(domain)
-            model = run_model(domain, adapter.config_model)
+            model = run_model(domain, adapter.config_model, adapter)
         except ConfigError as error:
             problems.append(f"domain: {error}")
     values.setdefault("train", {})
@@ -145,10 +145,14 @@ def load(recipe: str | Path, overrides: Iterable[str] = ()) -> Resolved:
 
 
 @cache
-def run_model(domain: str, table: type[Settings]) -> type[RunConfig]:
+def run_model(domain: str, table: type[Settings], adapter: type | None = None) -> type[RunConfig]:
     """Return RunConfig with the domain's table as one more field."""
     field = (table, Field(default_factory=table))
-    return create_model(f"{domain.capitalize()}RunConfig", __base__=RunConfig, __module__=__name__, **{domain: field})  # type: ignore[call-overload, no-any-return]
+    model: type[RunConfig] = create_model(  # type: ignore[call-overload]
+        f"{domain.capitalize()}RunConfig", __base__=RunConfig, __module__=__name__, **{domain: field}
+    )
+    model.domain_class = adapter
+    return model
 
 
 def _copy(value: Any) -> Any:

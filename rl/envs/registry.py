@@ -4,18 +4,17 @@ A task of a recipe (`rl.task`), `make_env(name)` and `gymnasium.make("dipole/<na
 """
 
 import inspect
-import pkgutil
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import import_module
 from typing import Any, TypeVar
 
 import gymnasium
 from gymnasium.envs.registration import register
 
 from dipole.core.ground.errors import ConfigError, RegistryError, nearest
+from dipole.core.ground.plugins import import_all
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 _ID = re.compile(r".+-v\d+")
@@ -95,10 +94,7 @@ def environment(name: str, **fixed: Any) -> Callable[[Factory], Factory]:
 @cache
 def load() -> None:
     """Import every file of this folder, so that what it registers is known."""
-    package = __name__.rpartition(".")[0]
-    for module in pkgutil.iter_modules(import_module(package).__path__, f"{package}."):
-        if not module.ispkg:
-            import_module(module.name)
+    import_all(__name__.rpartition(".")[0])
 
 
 def find(task: str) -> Environment:

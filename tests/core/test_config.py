@@ -160,10 +160,21 @@ def test_hash_is_stable_across_processes_and_versions() -> None:
 
 
 def test_names_of_earlier_versions() -> None:
-    import dipole.core.config as old
+    import dipole.core.config
+    import dipole.core.record
+    import dipole.core.runs
+    import dipole.core.saved
+    import dipole.core.trainer
+    from dipole.core.record.run_record import RunRecord
+    from dipole.core.train import loop, run_folder, trained_run
 
+    old = dipole.core.config
     assert (old.load, old.resolve, old.parse_override) == (load, resolve, parse_override)
     assert old.RunConfig.model_fields.keys() >= {"domain", "objective", "train"}
+    assert dipole.core.trainer.train is loop.train
+    assert dipole.core.runs.find_run is run_folder.find_run
+    assert dipole.core.saved.load_run is trained_run.load_run
+    assert dipole.core.record.RunRecord is RunRecord
 
 
 def test_configuration_is_frozen(blobs: Path) -> None:

@@ -249,7 +249,13 @@ def test_dipoles_own_terms_need_no_source() -> None:
 
 
 def test_a_domain_of_another_package_enters_as_well(blobs: Path) -> None:
+    import blobs_domain
+
     assert load(blobs).config.determining()["sources"].keys() == {"blobs_domain"}
+    # Also where it takes its table from dipole.
+    model = run_model("planet", EMPTY, blobs_domain.BlobsAdapter)
+    config = model.model_validate_json('{"domain": "planet", "train": {"steps": 3}}')
+    assert config.determining()["sources"].keys() == {"blobs_domain"}
 
 
 def test_a_class_of_a_script_enters_with_its_own_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
