@@ -8,7 +8,7 @@ RL = Domain(
     adapter="dipole.rl.adapter:RLAdapter",
     extra="rl",
     probes={
-        "drawing without a display": "dipole.rl.rendering:choose_backend",
-        "simulator": "dipole.rl.rendering:import_suite",
+        "drawing without a display": "dipole.rl.envs.suite.rendering:choose_backend",
+        "simulator": "dipole.rl.envs.suite.rendering:import_suite",
     },
 )

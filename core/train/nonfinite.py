@@ -22,7 +22,7 @@ def explain_not_finite(step: int, outcome: Outcome, related: Related, objective:
     elif not math.isfinite(float(outcome.loss.detach())):
         what = f"the weighted sum of the terms overflows ({shown})"
     else:
-        culprits = [repr(name) for name in _terms_with_bad_gradient(related, objective)]
+        culprits = [repr(name) for name in terms_with_bad_gradient(related, objective)]
         source = f"through the term {' and '.join(culprits)}" if culprits else "inside the encoder"
         what = f"the gradient norm is {float(norm):g} while the loss is finite ({shown}); it arises {source}"
     embeddings = list({id(x): x for pairs in related.pairs for x in (pairs.anchors, pairs.candidates)}.values())
@@ -36,7 +36,8 @@ def explain_not_finite(step: int, outcome: Outcome, related: Related, objective:
     )
 
 
-def _terms_with_bad_gradient(related: Related, objective: Composite) -> Iterator[str]:
+def terms_with_bad_gradient(related: Related, objective: Composite) -> Iterator[str]:
+    """Names of the terms whose own gradient is not finite."""
     leaves: dict[int, Tensor] = {}
 
     def leaf(x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from dipole.core.train.config import RunConfig, Settings
 from dipole.core.train.domains import adapter_class
 
 WRITTEN = Path(__file__).with_suffix(".json")
-DOMAINS = ("text", "toy", "vision")
+DOMAINS = ("rl", "text", "toy", "vision")
 
 
 def defaults_of(table: type[BaseModel]) -> dict[str, Any]:

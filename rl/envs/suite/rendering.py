@@ -1,7 +1,7 @@
 """Which OpenGL renders without a display: EGL or OSMesa, decided before dm_control is imported, by trying them.
 
-`python -m dipole.rl.rendering` says what is used; with `--install` it first installs the missing system packages where
-it may (as root, or by sudo without a password). Needs nothing but the standard library.
+`python -m dipole.rl.envs.suite.rendering` says what is used; with `--install` it first installs the missing system
+packages where it may (as root, or by sudo without a password). Needs nothing but the standard library.
 """
 
 import argparse
@@ -163,7 +163,7 @@ def import_suite() -> object:
     if earlier is not None and getattr(earlier, "BACKEND", backend) not in (backend, None):
         raise RenderingError(
             f"dm_control was imported before dipole and uses {earlier.BACKEND!r}, but here {backend!r} works. "
-            f"Set MUJOCO_GL={backend} or import dipole.rl.environments first."
+            f"Set MUJOCO_GL={backend} or import dipole.rl.envs.control first."
         )
     try:
         from dm_control import suite
@@ -197,7 +197,9 @@ def install() -> bool:
 
 def main() -> int:
     """Say which backend is used, after installing packages if asked."""
-    parser = argparse.ArgumentParser(prog="python -m dipole.rl.rendering", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m dipole.rl.envs.suite.rendering", description=__doc__.split("\n")[0]
+    )
     parser.add_argument("--install", action="store_true", help="install missing system packages where possible")
     if parser.parse_args().install:
         install()

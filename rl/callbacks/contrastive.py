@@ -13,14 +13,14 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.preprocessing import preprocess_obs
 from torch import Tensor, nn
 
-from dipole.core.contrast.objective import Composite
-from dipole.core.contrast.objective import objective as build
+from dipole.core.contrast.gather import relate
+from dipole.core.contrast.objective import Composite, Objective
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.errors import ConfigError, TrainingError
+from dipole.core.train.nonfinite import terms_with_bad_gradient
 from dipole.rl.arguments import check_number, check_whole
 from dipole.rl.augmentation import SHIFT, shift
-from dipole.rl.contrast import guilty_terms, positives_of, require_unlabelled
-from dipole.rl.settings import Settings
+from dipole.rl.contrast import as_composite, require_unlabelled
 
 
 def random_shift(images: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ class ContrastiveCallback(BaseCallback):
     rollout buffer of an on-policy agent.
 
     Args:
-        objective: text such as "infonce(similarity=bilinear) + 0.1*dp".
+        objective: text such as "infonce(similarity=bilinear) + 0.1*dp"; an Objective or Composite is trained as it is.
         updates: contrastive steps after each rollout.
         batch_size: observations in a step.
         augmentation: function (B, C, H, W) uint8 -> the same shape; random shifts by default.
@@ -62,7 +62,7 @@ class ContrastiveCallback(BaseCallback):
 
     def __init__(
         self,
-        objective: str = "infonce(similarity=bilinear, temperature=1)",
+        objective: str | Objective | Composite = "infonce(similarity=bilinear, temperature=1)",
         updates: int = 1,
         batch_size: int = 128,
         augmentation: Callable[[Tensor], Tensor] = random_shift,
@@ -77,8 +77,10 @@ class ContrastiveCallback(BaseCallback):
         check_number(0, 1, tau=tau)
         if not callable(augmentation):
             raise ConfigError(f"augmentation must be a function of images (B, C, H, W), got {augmentation!r}.")
-        build(objective)  # a wrong text is said here, not when training starts
-        self.spec = objective
+        built = as_composite(objective)
+        if built is None:
+            raise ConfigError("ContrastiveCallback needs an objective; leave the callback out for none.")
+        self.objective = built
         self.updates = updates
         self.batch_size = batch_size
         self.augmentation = augmentation
@@ -98,8 +100,8 @@ class ContrastiveCallback(BaseCallback):
         if width is None:
             raise ConfigError("the encoder has no features_dim: use a BaseFeaturesExtractor, or set the attribute.")
         self.keys = copy.deepcopy(self.encoder).requires_grad_(False)
-        contrast = build(self.spec, dim=int(width))
-        self.positives = positives_of(Settings(), contrast)
+        contrast = self.objective.build(int(width))
+        self.positives = contrast.positives_wanted or 1
         require_unlabelled(contrast, int(width), self.positives, self.batch_size)
         self.contrast = contrast.to(self.model.device)
         self.optimizer = torch.optim.Adam(
@@ -150,7 +152,7 @@ class ContrastiveCallback(BaseCallback):
         outcome.loss.backward()
         gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         if not bool(torch.stack(torch._foreach_norm(gradients)).isfinite().all()):
-            terms = ", ".join(guilty_terms(self.contrast, pairs)) or str(self.contrast)
+            terms = ", ".join(terms_with_bad_gradient(relate(pairs), self.contrast)) or str(self.contrast)
             raise TrainingError(
                 f"the gradient of {terms} is not finite at agent step {self.num_timesteps}; no step was taken."
             )

@@ -5,24 +5,25 @@ frame stacks, observations, counters) and manifest.json (their sizes).
 """
 
 import json
-import os
 import pickle
-import shutil
 import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.vec_env import VecEnv, VecTransposeImage
 
-from dipole.core.ground.errors import CheckpointError
-from dipole.core.ground.files import sync_folder, why
+from dipole.core.contrast.objective import Composite, Objective
+from dipole.core.ground.errors import CheckpointError, DipoleError
+from dipole.core.ground.files import replacing, why
 from dipole.core.ground.seeding import rng_state, set_rng_state
 from dipole.rl.agent import ContrastiveSAC
-from dipole.rl.arguments import check_whole
-from dipole.rl.faults import WorkerVecEnv
+from dipole.rl.envs.running.workers import WorkerVecEnv
+from dipole.rl.names import lazy
+
+# It stood here in earlier versions.
+__getattr__ = lazy(__name__, {"CheckpointCallback": "dipole.rl.callbacks.checkpointing"})
 
 KEEP = 2
 _PARTS = ("agent.zip", "replay.pkl", "state.pkl")
@@ -41,34 +42,26 @@ def save(agent: ContrastiveSAC, folder: str | Path) -> Path:
         CheckpointError: the disk refused; a folder that was there before is untouched.
     """
     folder = Path(folder)
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
     try:
-        temporary.mkdir(parents=True)
-        agent.save(temporary / "agent.zip")
-        agent.save_replay_buffer(temporary / "replay.pkl")
-        with open(temporary / "state.pkl", "wb") as file:
-            pickle.dump(_state(agent), file, protocol=pickle.HIGHEST_PROTOCOL)
-            file.flush()
-            os.fsync(file.fileno())
-        sizes = {name: (temporary / name).stat().st_size for name in _PARTS}
-        (temporary / "manifest.json").write_text(json.dumps({"format": 1, "bytes": sizes}))
-        sync_folder(temporary)
-        old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
-        if folder.exists():
-            os.replace(folder, old)
-        os.replace(temporary, folder)
-        shutil.rmtree(old, ignore_errors=True)
-        sync_folder(folder.parent)
+        with replacing(folder) as temporary:
+            temporary.mkdir()
+            agent.save(temporary / "agent.zip")
+            agent.save_replay_buffer(temporary / "replay.pkl")
+            with open(temporary / "state.pkl", "wb") as file:
+                pickle.dump(_state(agent), file, protocol=pickle.HIGHEST_PROTOCOL)
+            sizes = {name: (temporary / name).stat().st_size for name in _PARTS}
+            (temporary / "manifest.json").write_text(json.dumps({"format": 1, "bytes": sizes}))
     except OSError as error:
         raise CheckpointError(f"cannot save the checkpoint {folder}: {why(error)}") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return folder
 
 
 def resume(
-    folder: str | Path, env: Any, device: str = "auto", cls: type[ContrastiveSAC] = ContrastiveSAC
+    folder: str | Path,
+    env: Any,
+    device: str = "auto",
+    cls: type[ContrastiveSAC] = ContrastiveSAC,
+    objective: Objective | Composite | None = None,
 ) -> ContrastiveSAC:
     """Return an agent that continues as if it had never stopped: `agent.learn(rest, reset_num_timesteps=False)`.
 
@@ -78,6 +71,7 @@ def resume(
             instead (with a warning): that continues the training, but not bit for bit.
         device: where to continue.
         cls: the agent's class.
+        objective: of an agent whose terms are not registered, as `ContrastiveSAC.load` takes it.
 
     Raises:
         CheckpointError: the folder is missing, incomplete or unreadable.
@@ -85,7 +79,9 @@ def resume(
     folder = Path(folder)
     check(folder)
     try:
-        agent = cls.load(folder / "agent.zip", env=env, device=device)
+        agent = cls.load(folder / "agent.zip", env=env, device=device, objective=objective)
+    except DipoleError:
+        raise
     except (OSError, ValueError, KeyError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"the checkpoint {folder} cannot be read: {error}") from error
     restore(agent, folder)
@@ -170,32 +166,3 @@ def _restore_environments(agent: ContrastiveSAC, env: VecEnv, state: dict[str, A
 def checkpoints(folder: str | Path) -> list[Path]:
     """The checkpoints that `CheckpointCallback` wrote into a folder, oldest first."""
     return sorted(path for path in Path(folder).glob("agent-*") if path.is_dir())
-
-
-class CheckpointCallback(BaseCallback):
-    """Saves `folder/agent-<agent steps>` every `every` agent steps, between rollouts, and keeps the newest two.
-
-    Args:
-        folder: where to.
-        every: agent steps between checkpoints.
-    """
-
-    def __init__(self, folder: str | Path, every: int = 10_000) -> None:
-        super().__init__()
-        check_whole(every=every)
-        self.folder = Path(folder)
-        self.every = every
-
-    def _on_training_start(self) -> None:
-        self._saved = self.num_timesteps // self.every
-
-    def _on_rollout_start(self) -> None:
-        assert isinstance(self.model, ContrastiveSAC)
-        if self.model.num_timesteps // self.every > self._saved:
-            self._saved = self.model.num_timesteps // self.every
-            save(self.model, self.folder / f"agent-{self.model.num_timesteps:09d}")
-            for old in checkpoints(self.folder)[:-KEEP]:
-                shutil.rmtree(old, ignore_errors=True)
-
-    def _on_step(self) -> bool:
-        return True

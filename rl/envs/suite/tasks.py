@@ -1,4 +1,4 @@
-"""The tasks by name, the papers' settings for them, and their registration with gymnasium.
+"""The tasks by name and the papers' settings for them.
 
 The list is written out, so that naming a task does not load MuJoCo; a test holds it against dm_control's own.
 """
@@ -52,7 +52,7 @@ def split(task: str) -> tuple[str, str]:
         if name.replace("-", "_").lower() == key:
             domain, _, rest = name.partition("-")
             return domain, rest
-    raise ConfigError(f"unknown task {task!r}.{nearest(str(task), [*known, 'dot'])} Allowed: {', '.join(known)}.")
+    raise ConfigError(f"unknown task {task!r}.{nearest(str(task), known)} Allowed: {', '.join(known)}.")
 
 
 def names() -> list[str]:
@@ -63,17 +63,3 @@ def names() -> list[str]:
 def action_repeat(task: str) -> int:
     """The papers' control steps per agent step."""
     return ACTION_REPEAT.get(split(task)[0], DEFAULT_ACTION_REPEAT)
-
-
-def register() -> None:
-    """Register dipole/<domain>-<task>-v0 for every suite task, and dipole/dot-v0, unless that has happened."""
-    from gymnasium.envs.registration import register as add
-    from gymnasium.envs.registration import registry
-
-    for name in names():
-        # Both spellings: dipole/ball_in_cup-catch-v0 as in dm_control, dipole/ball-in-cup-catch-v0 as in the papers.
-        for spelling in {name, name.replace("_", "-")}:
-            if f"dipole/{spelling}-v0" not in registry:
-                add(f"dipole/{spelling}-v0", entry_point="dipole.rl.environments:ControlEnv", kwargs={"task": name})
-    if "dipole/dot-v0" not in registry:
-        add("dipole/dot-v0", entry_point="dipole.rl.dot:DotEnv")

@@ -4,20 +4,18 @@ Straight on `dm_control.suite`: channel-first uint8 frames, a frame stack, actio
 and the full state in and out for bit-exact resume.
 """
 
-import inspect
 from collections import deque
 from typing import Any, Literal
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
-from dipole.core.ground.errors import ConfigError, nearest
-from dipole.rl import tasks
-from dipole.rl.arguments import check_seed, check_whole
-from dipole.rl.rendering import close_at_exit, import_suite
+from dipole.core.ground.errors import ConfigError
+from dipole.rl.arguments import check_seed, check_step, check_whole
+from dipole.rl.envs.registry import environment
+from dipole.rl.envs.suite import tasks
 
 # What tasks of the suite change in the model from one episode to the next (targets, gains, terrain, colours).
 _EPISODE_FIELDS = (
@@ -81,6 +79,9 @@ class ControlEnv(gymnasium.Env[NDArray[np.uint8], NDArray[np.float32]]):
             raise ConfigError(f"rendering must be 'paper' or 'fast', got {rendering!r}.")
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise ConfigError(f"render_mode must be 'rgb_array' or None, got {render_mode!r}.")
+        # Here, so that `python -m` of that module finds it not yet imported.
+        from dipole.rl.envs.suite.rendering import close_at_exit, import_suite
+
         suite: Any = import_suite()
         self.task = f"{domain}-{name}"
         self.action_repeat = action_repeat or tasks.action_repeat(self.task)
@@ -224,29 +225,5 @@ def _plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str, np.ndarray, np.number))
 
 
-def check_step(playing: bool, action: Any, space: spaces.Space[Any]) -> None:
-    """Raise ResetNeeded outside an episode, ConfigError for an action of another shape."""
-    if not playing:
-        raise ResetNeeded("step() was called before reset(), or after the episode had ended: call reset() first.")
-    if np.shape(action) != space.shape:
-        raise ConfigError(f"an action of this task has the shape {space.shape}, got {np.shape(action)}.")
-
-
-def make_env(task: str, **settings: Any) -> gymnasium.Env[Any, Any]:
-    """Make the environment of a task: "dot", or any task of the suite ("cheetah-run").
-
-    Args:
-        task: name of the task.
-        settings: keywords of `ControlEnv` or `DotEnv`.
-
-    Raises:
-        ConfigError: for an unknown task or keyword, or a value out of range.
-    """
-    from dipole.rl.dot import DotEnv
-
-    known = list(inspect.signature(DotEnv if task == "dot" else ControlEnv).parameters)
-    for name in settings:
-        if name not in known:
-            allowed = ", ".join(each for each in known if each != "task")
-            raise ConfigError(f"the task {task!r} has no setting {name!r}.{nearest(name, known)} Settings: {allowed}.")
-    return DotEnv(**settings) if task == "dot" else ControlEnv(task, **settings)
+for _task in tasks.names():
+    environment(_task, task=_task)(ControlEnv)

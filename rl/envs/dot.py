@@ -9,8 +9,8 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from dipole.core.ground.errors import ConfigError
-from dipole.rl.arguments import check_seed, check_whole
-from dipole.rl.environments import check_step
+from dipole.rl.arguments import check_seed, check_step, check_whole
+from dipole.rl.envs.registry import environment
 
 _EPISODE = 50
 _SPEED = 0.1
@@ -18,6 +18,7 @@ _DOT = 2.0  # radius in pixels
 _SMALLEST = 12
 
 
+@environment("dot")
 class DotEnv(gymnasium.Env[NDArray[np.uint8], NDArray[np.float32]]):
     """A green dot is pushed by the action; the reward is 1 on the red dot and falls to 0 at 5/6 of the square's side.
 
