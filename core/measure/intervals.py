@@ -53,12 +53,12 @@ def bootstrap_interval(
     generator = np.random.default_rng(seed)
     drawn = [x[generator.integers(0, len(x), size=(draws, len(x)))] for x in samples]
     if max(map(len, samples)) == 1:
-        percentiles([0.0], confidence)
+        percentiles(np.zeros(1), confidence)
         return float("nan"), float("nan")
     return percentiles(of_rows(np.concatenate(drawn, axis=1)), confidence)
 
 
-def percentiles(redrawn: ArrayLike, confidence: float) -> tuple[float, float]:
+def percentiles(redrawn: Array, confidence: float) -> tuple[float, float]:
     """The middle `confidence` of a statistic's redraws (R,)."""
     if not 0 < confidence < 1:
         raise ConfigError(f"confidence must lie between 0 and 1, got {confidence!r}.")
