@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from dipole.benchmarks import published
-from dipole.benchmarks.results import measure
+from dipole.benchmarks.report import published
+from dipole.benchmarks.report.results import measure
 from dipole.benchmarks.statistics import seeds_needed
 from dipole.benchmarks.suite import Job, Sized
 from dipole.core.record import RunRecord

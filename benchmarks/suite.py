@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from dipole.benchmarks import published
+from dipole.benchmarks.report import published
 from dipole.core.ground.errors import ConfigError, nearest
 from dipole.core.ground.files import why
 from dipole.core.train.config import RunConfig, Settings, describe, load
@@ -62,16 +62,16 @@ class Column(Settings):
     set: tuple[str, ...] = ()
     fill: dict[str, str] = Field(default_factory=dict, description="what {name} in a row's objective stands for here")
 
-    def objective_of(self, row: "Row") -> str:
+    def objective_of(self, row: "MethodRow") -> str:
         """The row's objective in this column: a table whose columns are options of the objective fills them in."""
         return filled(row.objective, self.fill)
 
-    def metric_of(self, row: "Row") -> str:
+    def metric_of(self, row: "MethodRow") -> str:
         """What is read from the record for a row."""
         return filled(self.metric, row.fill)
 
 
-class Row(Settings):
+class MethodRow(Settings):
     """One method; `method` and `group` are those of the published table where there is one."""
 
     method: str
@@ -100,7 +100,7 @@ class Scale(Settings):
     )
     set: tuple[str, ...] = ()
     columns: tuple[Column, ...] | None = Field(None, description="in place of the suite's columns")
-    rows: tuple[Row, ...] | None = Field(None, description="in place of the suite's rows")
+    rows: tuple[MethodRow, ...] | None = Field(None, description="in place of the suite's rows")
     protocol: dict[str, str | int | float] = Field(
         default_factory=dict, description="what is done otherwise than in the paper; empty means the paper's protocol"
     )
@@ -119,7 +119,7 @@ class Suite(Settings):
     show: tuple[Literal["curves", "histogram", "columns", "entropy", "rank", "scatter"], ...] = ("curves", "histogram")
     note: str = ""
     columns: tuple[Column, ...] = ()
-    rows: tuple[Row, ...] = ()
+    rows: tuple[MethodRow, ...] = ()
     scale: dict[ScaleName, Scale]
 
     @model_validator(mode="after")
@@ -217,7 +217,7 @@ class Sized:
         return self.suite.scale[self.name]
 
     @property
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[MethodRow, ...]:
         return self.scale.rows or self.suite.rows
 
     @property
@@ -235,21 +235,21 @@ class Sized:
         said = self.scale.protocol | ({"changed by --set": ", ".join(changed)} if changed else {})
         return said if said or self.suite.published is None else _deviations(self)
 
-    def columns_of(self, row: Row) -> tuple[Column, ...]:
+    def columns_of(self, row: MethodRow) -> tuple[Column, ...]:
         return tuple(c for c in self.columns if row.columns is None or c.name in row.columns)
 
-    def base_of(self, row: Row) -> str | None:
+    def base_of(self, row: MethodRow) -> str | None:
         """Label of the row that this one is tested against; None for the base itself."""
         base = row.base or self.suite.base
         return None if base == row.label else base
 
-    def cells(self) -> Iterator[tuple[Row, Column, int]]:
+    def cells(self) -> Iterator[tuple[MethodRow, Column, int]]:
         for row in self.rows:
             for column in self.columns_of(row):
                 for seed in self.seeds:
                     yield row, column, seed
 
-    def place(self, row: Row, column: Column, seed: int) -> tuple[str, tuple[str, ...]]:
+    def place(self, row: MethodRow, column: Column, seed: int) -> tuple[str, tuple[str, ...]]:
         """Recipe and overrides of a cell's run; later settings win: scale, column, row, --set, objective, seed."""
         recipe = row.recipe or column.recipe or self.scale.recipe
         if recipe is None:
@@ -303,7 +303,7 @@ def read_suite(name: str | Path) -> Suite:
         raise ConfigError(f"{path} is not a suite:\n" + "\n".join(lines)) from error
 
 
-def _configure(sized: Sized, row: Row, recipe: str, overrides: Sequence[str]) -> RunConfig:
+def _configure(sized: Sized, row: MethodRow, recipe: str, overrides: Sequence[str]) -> RunConfig:
     config = load(recipe, overrides).config
     return config.model_copy(update={"name": f"{sized.suite.name}/{row.label}"})
 

@@ -5,14 +5,14 @@ import io
 import pytest
 from rich.console import Console
 
-from dipole.benchmarks import published
-from dipole.benchmarks.bench import print_plan, print_results
-from dipole.benchmarks.charts import pictures
-from dipole.benchmarks.collect import collect
 from dipole.benchmarks.manifest import manifest, read_manifests, write_manifest
 from dipole.benchmarks.plan import Estimator, make_plan
-from dipole.benchmarks.results import SuiteResults
-from dipole.benchmarks.sheets import beside_sheet
+from dipole.benchmarks.report import published
+from dipole.benchmarks.report.charts import pictures
+from dipole.benchmarks.report.results import SuiteResults
+from dipole.benchmarks.report.tables import beside_table
+from dipole.benchmarks.run.terminal import print_plan, print_results
+from dipole.benchmarks.run_records import collect
 from dipole.benchmarks.suite import read_suite, suites
 from dipole.core.cli import main
 from dipole.core.ground.errors import ConfigError
@@ -235,7 +235,7 @@ def test_control_tables_carry_a_row_without_contrast(name, tmp_path):
 
 def test_a_control_row_stands_beside_the_papers_numbers_with_a_dash():
     sized = read_suite("lmcl-table5").at("small")
-    sheet = beside_sheet(SuiteResults(manifest(sized, sized.jobs()), {}))
+    sheet = beside_table(SuiteResults(manifest(sized, sized.jobs()), {}))
     printed = {row[0].text: row[3].text for row in sheet.rows}
     assert printed["crop only"] == "-"
     assert printed["CURL"] not in ("", "-")

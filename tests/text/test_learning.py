@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dipole.benchmarks import learning_text
+from dipole.benchmarks.studies import learning_text
 from dipole.text.senteval import SIX_TASKS
 
 RUNS = {

@@ -18,7 +18,7 @@ AGREES, DIFFERS, UNDECIDED, NOT_COMPARED = "agrees", "differs", "cannot be decid
 
 
 @dataclass(frozen=True)
-class Cell:
+class PrintedCell:
     """One printed number; `std` is None where the paper prints none, `mean` where the cell is a dash or unreadable."""
 
     mean: float | None
@@ -27,11 +27,11 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
+class PrintedRow:
     method: str
     group: str | None
     objective: str | None
-    cells: Mapping[str, Cell]
+    cells: Mapping[str, PrintedCell]
     note: str = ""
 
     @property
@@ -40,7 +40,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Table:
+class PrintedTable:
     """A printed table: methods are rows, whatever the paper's layout."""
 
     id: str
@@ -52,7 +52,7 @@ class Table:
     higher_is_better: bool
     protocol: Mapping[str, Any]
     columns: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[PrintedRow, ...]
     issues: tuple[str, ...] = ()
     reconstructed: tuple[Mapping[str, Any], ...] = ()
 
@@ -71,7 +71,7 @@ class Table:
             notes.insert(0, f"{one} and {other} are as printed; their levels look exchanged in the paper.")
         return tuple(notes)
 
-    def row(self, method: str, group: str | None = None) -> Row:
+    def row(self, method: str, group: str | None = None) -> PrintedRow:
         if (found := self.find(row_label(method, group))) is not None:
             return found
         labels = [r.label for r in self.rows]
@@ -82,7 +82,7 @@ class Table:
         found = self.find(row)
         return getattr(found.cells[column], kind) if found and column in found.cells else None
 
-    def find(self, name: str) -> Row | None:
+    def find(self, name: str) -> PrintedRow | None:
         """The row with this label, or with this method if only one row has it."""
         labelled = [r for r in self.rows if r.label == name] or [r for r in self.rows if r.method == name]
         return labelled[0] if len(labelled) == 1 else None
@@ -122,7 +122,7 @@ class Claim:
 class Comparison:
     """One of our cells beside the printed one. `verdict` is given only where the protocols are the same."""
 
-    published: Cell
+    published: PrintedCell
     published_n: int | None
     ours: Summary
     difference: float
@@ -138,7 +138,7 @@ def row_label(method: str, group: str | None = None) -> str:
 
 
 @cache
-def tables() -> Mapping[str, Table]:
+def tables() -> Mapping[str, PrintedTable]:
     """Every printed table by its id."""
     return {t.id: t for paper in PAPERS for t in (_table(paper, raw) for raw in _paper(paper)["tables"])}
 
@@ -163,7 +163,7 @@ def claims() -> tuple[Claim, ...]:
     )
 
 
-def table(name: str) -> Table:
+def table(name: str) -> PrintedTable:
     if name not in tables():
         raise DataError(f"no published table {name!r}.{nearest(name, tables())}")
     return tables()[name]
@@ -184,7 +184,7 @@ def margin(metric: str, value: float) -> float:
     raise DataError(f"no margin of agreement is known for the metric {metric!r}")
 
 
-def compare(cell: Cell, n: int | None, ours: Summary, metric: str, is_same_protocol: bool) -> Comparison | None:
+def compare(cell: PrintedCell, n: int | None, ours: Summary, metric: str, is_same_protocol: bool) -> Comparison | None:
     """Our sample beside a printed cell: difference (ours - printed), 95 % interval, verdict; None for an empty cell.
 
     The interval is Welch's where both sides have a spread and at least two trials. Where only one side has a spread,
@@ -245,18 +245,18 @@ def _paper(short: str) -> dict[str, Any]:
     return json.loads(text)
 
 
-def _table(paper: str, raw: Mapping[str, Any]) -> Table:
-    rows: Sequence[Row] = [
-        Row(
+def _table(paper: str, raw: Mapping[str, Any]) -> PrintedTable:
+    rows: Sequence[PrintedRow] = [
+        PrintedRow(
             r["method"],
             r.get("group"),
             r["objective"],
-            {column: Cell(c["mean"], c["std"], c.get("drop")) for column, c in r["cells"].items()},
+            {column: PrintedCell(c["mean"], c["std"], c.get("drop")) for column, c in r["cells"].items()},
             r.get("note", ""),
         )
         for r in raw["rows"]
     ]
-    return Table(
+    return PrintedTable(
         raw["id"],
         paper,
         raw["paper_table"],

@@ -1,6 +1,6 @@
 """Does training help? Quick-Thought encoders on real text against their untrained selves, on the six SentEval tasks.
 
-    python -m dipole.benchmarks.learning_text --data DATA --out benchmarks/results/text-learning.json
+    python -m dipole.benchmarks.studies.learning_text --data DATA --out benchmarks/results/text-learning.json
 
 Bag-of-words encoders on the movie reviews and the novels of the data folder: what learns on a CPU within a minute. Each
 objective is trained with every seed; results are kept after each run, and an interrupted call goes on where it stopped.

@@ -8,6 +8,9 @@ from dipole.core.ground.files import why
 from dipole.core.record import RunRecord, read_record
 from dipole.core.record.additions import FILE, with_measured
 
+BENCH = ".bench"
+"""Folder of a runs folder that holds what `dipole bench` needs: suites as they were expanded, claims, logs."""
+
 
 @dataclass(frozen=True)
 class Problem:
