@@ -7,6 +7,7 @@ from dipole.core.ground.errors import DataError, RecordError
 from dipole.core.ground.files import why
 from dipole.core.record import RunRecord, read_record
 from dipole.core.record.additions import FILE, with_measured
+from dipole.core.train.config import RunConfig
 
 BENCH = ".bench"
 """Folder of a runs folder that holds what `dipole bench` needs: suites as they were expanded, claims, logs."""
@@ -63,6 +64,14 @@ def collect(folder: Path) -> Collection:
         else:
             found.records[record.hash] = record
     return found
+
+
+def run_name(config: RunConfig, runs: Path | None = None) -> str:
+    """Name of the folder of a run, which its record and its checkpoints repeat.
+
+    Everything else in a runs folder (claims, logs, descriptions of suites) speaks of runs by this name.
+    """
+    return config.hash
 
 
 def is_done(folder: Path) -> bool:

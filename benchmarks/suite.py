@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from dipole.benchmarks.report import published
+from dipole.benchmarks.run_records import run_name
 from dipole.core.ground.errors import ConfigError, nearest
 from dipole.core.ground.files import why
 from dipole.core.train.config import RunConfig, Settings, describe, load
@@ -186,16 +187,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class Job:
-    """One run: its configuration, the command that repeats it, and the cells it fills."""
+    """One run: the name of its folder, its configuration, the command that repeats it, and the cells it fills."""
 
+    hash: str
     config: RunConfig
     recipe: str
     overrides: tuple[str, ...]
     cells: tuple[Cell, ...] = ()
-
-    @property
-    def hash(self) -> str:
-        return self.config.hash
 
     @property
     def command(self) -> list[str]:
@@ -257,8 +255,11 @@ class Sized:
         own = (f"objective={column.objective_of(row)}", f"seed={seed}")
         return recipe, _last_wins((*self.scale.set, *column.set, *row.set, *self.overrides, *own))
 
-    def jobs(self) -> list[Job]:
-        """All runs this suite needs, each once, in the order of the rows; bad settings are reported together."""
+    def jobs(self, runs: Path | None = None) -> list[Job]:
+        """All runs this suite needs, each once, in the order of the rows; bad settings are reported together.
+
+        `runs` is the folder in which an earlier version may have given one of them another name.
+        """
         known: dict[tuple[str, tuple[str, ...]], RunConfig] = {}
         jobs: dict[str, tuple[RunConfig, str, tuple[str, ...], list[Cell]]] = {}
         problems: dict[str, dict[str, None]] = {}
@@ -275,7 +276,10 @@ class Sized:
         if problems:
             lines = [f"{_some(list(places))}: {error}" for error, places in problems.items()]
             raise ConfigError(f"suite {self.suite.name!r}, scale {self.name!r}:\n" + "\n".join(lines))
-        return [Job(config, recipe, overrides, tuple(cells)) for config, recipe, overrides, cells in jobs.values()]
+        return [
+            Job(run_name(config, runs), config, recipe, overrides, tuple(cells))
+            for config, recipe, overrides, cells in jobs.values()
+        ]
 
 
 @cache

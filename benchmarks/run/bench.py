@@ -52,7 +52,7 @@ def bench(
     """
     console = console or Console()
     sized = read_suite(name).at(scale, overrides, seeds)
-    wanted = sized.jobs()
+    wanted = sized.jobs(runs)
     records = collect(runs).done if runs.is_dir() else {}
     shared = sized.scale.shared_process
     chosen = make_engine(engine, jobs, threads, shared) if not plan_only or engine == "local" else None
@@ -87,7 +87,7 @@ def plan_all(
     for name in suites():
         suite = read_suite(name)
         if scale in suite.scale:
-            wanted = {job.hash: job.config for job in suite.at(scale).jobs()}
+            wanted = {job.hash: job.config for job in suite.at(scale).jobs(runs)}
             every |= wanted
             table.add_row(name, *_plan_line(wanted, records, estimator, slots))
     table.add_section()

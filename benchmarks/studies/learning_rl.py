@@ -74,7 +74,7 @@ def main() -> int:
         for name in OBJECTIVES:
             config = configuration(name, seed, arguments.overrides)
             record = train(config, arguments.runs)
-            runs[f"{name}, {seed}"] = summarise(record, arguments.runs / config.hash / "metrics.jsonl")
+            runs[f"{name}, {seed}"] = summarise(record, arguments.runs / record.hash / "metrics.jsonl")
             print(f"{name}, {seed}: {runs[f'{name}, {seed}']}", flush=True)
             if arguments.out is not None:
                 arguments.out.parent.mkdir(parents=True, exist_ok=True)
