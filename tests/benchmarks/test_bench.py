@@ -182,7 +182,7 @@ def test_kill_9_at_random_moments(tmp_path, seed):
         victim = moments.choice(["group", "runner", "worker"])
         if victim == "group":
             os.killpg(runner.pid, signal.SIGKILL)
-        elif victim == "runner" or not (workers := claimed(folder)):
+        elif victim == "runner" or not (workers := [pid for pid in claimed(folder) if Path(f"/proc/{pid}").exists()]):
             runner.kill()
         else:
             os.kill(moments.choice(workers), signal.SIGKILL)
