@@ -72,6 +72,16 @@ LAYOUTS = (
         lambda queries, keys: Pairs.cross(queries, keys, intra_batch=True, labels=torch.tensor([0, 0, 1, 1])),
     ),
     Layout(
+        "queue alone",
+        {"queries": (4, WIDTH), "keys": (4, 2, WIDTH), "queue": (5, WIDTH)},
+        lambda queries, keys, queue: Pairs.cross(queries, keys, queue, batch_negatives=False),
+    ),
+    Layout(
+        "crops",
+        {"a": (3, WIDTH), "b": (3, WIDTH), "c": (3, WIDTH), "queue": (4, WIDTH)},
+        lambda a, b, c, queue: Pairs.from_crops([a, b], [c], queue),
+    ),
+    Layout(
         "window",
         {"f": (7, WIDTH), "g": (7, WIDTH)},
         lambda f, g: Pairs.from_window(f, g, torch.tensor([0, 0, 0, 1, 2, 2, 2]), window=2),

@@ -28,9 +28,11 @@ class Case:
     positives: list[list[int]]
     dropped: list[list[int]]
     labels: list[int] | None = None
+    candidate_labels: list[int] | None = None
     views: bool = True
-    square: bool = False  # the anchors are the candidates
-    intra_batch: bool = False  # the anchors are among the candidates
+    among: int = 0  # so many anchors, the first ones, are candidates already
+    first_negative: int = 0  # candidates before it are nobody's negatives
+    instances: list[int] = field(default_factory=list)  # of the anchors
     parameters: dict[str, list[Vector]] = field(default_factory=dict)
 
     @classmethod
@@ -42,16 +44,18 @@ class Case:
             positives=[[j for j in row if j >= 0] for row in pairs.positives.tolist()],
             dropped=[[j for j in row if j >= 0] for row in pairs.dropped.tolist()],
             labels=None if pairs.labels is None else pairs.labels.tolist(),
+            candidate_labels=None if pairs.candidate_labels is None else pairs.candidate_labels.tolist(),
             views=pairs.views,
-            square=pairs.anchors is pairs.candidates,
-            intra_batch=pairs.intra_batch,
+            among=pairs.known.among,
+            first_negative=pairs.first_negative,
+            instances=list(range(len(pairs.anchors))) if pairs.index is None else pairs.index.tolist(),
             parameters={name: list(value.unbind()) for name, value in (parameters or {}).items()},
         )
 
     def negatives(self, i: int) -> list[int]:
         """Candidates that are neither positives of anchor i nor dropped for it."""
         out = set(self.positives[i]) | set(self.dropped[i])
-        return [j for j in range(len(self.candidates)) if j not in out]
+        return [j for j in range(self.first_negative, len(self.candidates)) if j not in out]
 
     def counted(self) -> list[int]:
         """Anchors the mean runs over: those with at least one positive."""
@@ -140,12 +144,15 @@ def cross_entropy(case: Case, *, classes: int) -> Number:
 
 
 def tuple_loss(case: Case, *, temperature: float) -> Number:
-    """LMCL Eq. 2: InfoNCE whose positives share the label; the labels of the candidates are those of the anchors."""
-    labels = case.labels
+    """LMCL Eq. 2: InfoNCE whose positives share the label."""
+    labels, others = case.labels, case.candidate_labels
     assert labels is not None
-    itself = [[i] if case.square else [] for i in range(len(labels))]
-    same = [[j for j, y in enumerate(labels) if y == labels[i] and j not in itself[i]] for i in range(len(labels))]
-    return infonce(replace(case, positives=same, dropped=itself), temperature=temperature)
+    assert others is not None
+    same = [
+        [j for j, y in enumerate(others) if y == label and j not in dropped]
+        for label, dropped in zip(labels, case.dropped, strict=True)
+    ]
+    return infonce(replace(case, positives=same), temperature=temperature)
 
 
 def _debiased(
@@ -221,8 +228,8 @@ def cacr(
 ) -> Number:
     """CACR Eqs. 2-5; rbf: the cost of Eq. 13 and, for the repulsion, the logarithm of Eq. 14.
 
-    `intra_batch` adds the other anchors, where they are no candidates yet (App. C.2); `detach_weights` is the no_grad
-    of Algorithm 3.
+    `intra_batch` adds the anchors of other instances, where they are no candidates yet (App. C.2); `detach_weights` is
+    the no_grad of Algorithm 3.
     """
 
     def point_cost(d: Number) -> Number:
@@ -236,8 +243,9 @@ def cacr(
         pull = [w.detach() for w in pull] if detach_weights else pull
         attraction.append(total(w * point_cost(d) for w, d in zip(pull, d_pos, strict=True)))
         others = [case.candidates[j] for j in case.negatives(i)]
-        if intra_batch and not (case.square or case.intra_batch):
-            others += [case.anchors[m] for m in range(len(case.anchors)) if m != i]
+        if intra_batch:
+            fresh = range(case.among, len(case.anchors))
+            others += [case.anchors[m] for m in fresh if case.instances[m] != case.instances[i]]
         d_neg = [squared_distance(a, c) for c in others]
         push = _conditional(d_neg, t_neg, negative_weights, -1.0)
         if others or cost == "euclidean":

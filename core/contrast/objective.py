@@ -3,71 +3,24 @@
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
+from dipole.core.contrast.evaluate import Outcome, Rows, TermValue, evaluate
+from dipole.core.contrast.gather import Input, Related, relate
 from dipole.core.contrast.options import checked, options_of
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.contrast.registry import Entry, registry
-from dipole.core.contrast.rows import AnyStatistic, row_statistics
-from dipole.core.contrast.similarity import full_precision, normalize, paired
+from dipole.core.contrast.rows import AnyStatistic
+from dipole.core.contrast.similarity import full_precision, normalize
 from dipole.core.contrast.spec import Term, format_terms, option_span, parse
 from dipole.core.contrast.spec import caret as caret_under
-from dipole.core.ground.distributed import all_sum
 from dipole.core.ground.errors import OptionError, PairsError, SpecError
 
-
-class Rows:
-    """Row statistics of one term by the names it gave them, and what else it may ask about its pairs."""
-
-    def __init__(self, pairs: Pairs, x: Tensor, y: Tensor, values: dict[str, Tensor]) -> None:
-        self.pairs = pairs
-        self.x = x
-        self.y = y
-        self._values = values
-
-    def __getattr__(self, name: str) -> Tensor:
-        try:
-            return self._values[name]
-        except KeyError:
-            raise AttributeError(f"no row statistic {name!r}; declared: {', '.join(self._values) or 'none'}") from None
-
-    @property
-    def count(self) -> Tensor:
-        """(A,) number of negatives of each anchor, in the embeddings' dtype."""
-        return self.pairs.negative_counts.to(self.x.dtype)
-
-    def similarity(self, index: Tensor) -> Tensor:
-        """Similarities (A, n) with the listed candidates, with gradient."""
-        return paired(self.x, self.y, index)
-
-    def over_positives(self, values: Tensor) -> Tensor:
-        """Mean over the positives of each anchor: (A, K) -> (A,)."""
-        mask = self.pairs.positive_mask
-        if mask is None:
-            return values.mean(1)
-        return torch.where(mask, values, 0.0).sum(1) / mask.sum(1).clamp_min(1)
-
-    def only_positives(self, values: Tensor, fill: float) -> Tensor:
-        """The same (A, K) with padding replaced by a number."""
-        mask = self.pairs.positive_mask
-        return values if mask is None else torch.where(mask, values, fill)
-
-    def mean(self, values: Tensor) -> Tensor:
-        """Mean of (A,) over the anchors that have a positive, of all ranks."""
-        mask = self.pairs.positive_mask
-        if mask is None:
-            return self.mean_over_all(values)
-        has = mask.any(1)
-        return all_sum(torch.where(has, values, 0.0).sum()) / all_sum(has.sum().to(values.dtype)).clamp_min(1)
-
-    def mean_over_all(self, values: Tensor) -> Tensor:
-        """Mean of (A,) over all anchors, of all ranks."""
-        return all_sum(values.sum()) / all_sum(values.new_tensor(float(len(values))))
+__all__ = ["Composite", "Objective", "Outcome", "Rows", "TermValue", "entry_of", "objective"]
 
 
 def _checking(init: Callable[..., None]) -> Callable[..., None]:
@@ -105,8 +58,6 @@ class Objective(nn.Module):
     """
 
     needs_negatives: ClassVar[bool] = True
-    # Under several ranks: form the term's own pairs from this rank's, before candidates are gathered.
-    prepare_locally: ClassVar[bool] = False
     given: dict[str, Any]
     similarity: str | None
 
@@ -129,7 +80,11 @@ class Objective(nn.Module):
     # What a subclass defines.
 
     def prepare(self, pairs: Pairs) -> Pairs:
-        """The pairs this term looks at; most look at what they are given."""
+        """The pairs this term looks at; most look at what they are given.
+
+        Under several ranks they are those of the global batch, and this rank's anchors are taken afterwards: a term
+        keeps the anchors it is given, in their order, and pads the positives of those it leaves out with -1.
+        """
         return pairs
 
     def statistics(self) -> dict[str, AnyStatistic]:
@@ -144,6 +99,18 @@ class Objective(nn.Module):
         """Create parameters for embeddings of width `dim`, once."""
         if self.similarity == "bilinear":
             self.materialize("W", (dim, dim), nn.init.eye_)
+
+    @property
+    def positives_wanted(self) -> int | None:
+        """How many positives of each anchor the term asks for; None if it takes what is there."""
+        return None
+
+    def weights(self) -> tuple[float, float]:
+        """What weight it gives a point: (t_pos, t_neg) of e^{t_pos d2} for a positive and e^{-t_neg d2} for a negative.
+
+        d2 is the squared distance of unit vectors (CACR Eqs. 3, 5); (0, 0), the default, weighs all alike.
+        """
+        return 0.0, 0.0
 
     def after_step(self, learning_rate: float, weight: float) -> None:
         """Called after each optimizer step (proximal steps)."""
@@ -179,13 +146,33 @@ class Objective(nn.Module):
             return a @ self.W.to(a.dtype), c, None
         return a, c, None
 
-    def forward(self, pairs: Pairs | Tensor, *views: Tensor) -> Tensor:
+    def build_for(self, embeddings: Tensor) -> None:
+        """Create parameters that do not exist yet, as wide as the embeddings (A, d) and where they are."""
+        lazy = any(isinstance(each, UninitializedParameter) for each in self.parameters())
+        self.build(embeddings.shape[1])
+        if lazy:
+            self.to(embeddings.device)
+
+    def projection(self) -> object:
+        """What tells one matrix of similarities from another: terms of equal projections share a sweep.
+
+        Cosine and dot products are the same for all terms; a bilinear W, and whatever a term projects by itself, is its
+        own.
+        """
+        shared = type(self).project is Objective.project and self.similarity != "bilinear"
+        return self.similarity if shared else id(self)
+
+    def forward(self, pairs: Input | Related | Tensor, *views: Tensor) -> Tensor:
         """The scalar loss of this term alone, unweighted."""
         outcome: Outcome = Composite([self], [1.0])(pairs, *views)
         return outcome.loss
 
     def extra_repr(self) -> str:
         return str(self.term())
+
+    def is_base(self) -> bool:
+        """Whether it is a base objective, which needs positives, and no regularizer."""
+        return registry.name_of(type(self)) is None or entry_of(self).kind == "objective"
 
     def term(self, weight: float | None = None) -> Term:
         """This objective as a term of the grammar."""
@@ -204,26 +191,6 @@ class Objective(nn.Module):
             if isinstance(parameter, UninitializedParameter) and prefix + name in state_dict:
                 parameter.materialize(state_dict[prefix + name].shape)
         super()._load_from_state_dict(state_dict, prefix, *args)
-
-
-@dataclass(frozen=True)
-class TermValue:
-    """What one term contributed; `note` says why a value is 0 without being learnt."""
-
-    value: Tensor
-    weight: float
-    note: str = ""
-
-    def __float__(self) -> float:
-        return float(self.value)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The loss to descend and the unweighted value of each term by name."""
-
-    loss: Tensor
-    terms: dict[str, TermValue]
 
 
 class Composite(nn.Module):
@@ -250,7 +217,7 @@ class Composite(nn.Module):
             yield name, weight, term
 
     def __str__(self) -> str:
-        return format_terms([term.term(None if weight == 1 and _is_base(term) else weight) for _, weight, term in self])
+        return format_terms([term.term(None if weight == 1 and term.is_base() else weight) for _, weight, term in self])
 
     def build(self, dim: int) -> "Composite":
         """Create all parameters for embeddings of width `dim`; needed before an optimizer if there is any."""
@@ -258,29 +225,30 @@ class Composite(nn.Module):
             term.build(dim)
         return self
 
-    def forward(self, pairs: Pairs | Tensor, *views: Tensor) -> Outcome:
-        """Evaluate on `Pairs`, or on two or more views `objective(z1, z2)`.
+    def forward(self, pairs: Input | Related | Tensor, *views: Tensor) -> Outcome:
+        """Evaluate on what an encoder made of a batch.
+
+        Args:
+            pairs: `Embedded` rows; `Pairs`, or a tuple of them whose losses are averaged; or, with `views`, two or more
+                views (B, d) each: `objective(z1, z2)`. Under several ranks each rank gives its own rows.
 
         Raises:
             PairsError: if the pairs cannot carry a term (labels missing, too few positives).
         """
-        if not isinstance(pairs, Pairs):
+        if isinstance(pairs, Tensor):
             pairs = Pairs.from_views([pairs, *views])
         elif views:
             raise PairsError("give either Pairs or views, not both.")
-        everywhere = pairs.gather()
-        seen: dict[Any, _Sight] = {}
-        sights = [
-            _Sight.of(term, term.prepare(pairs).gather() if term.prepare_locally else term.prepare(everywhere), seen)
-            for _, _, term in self
-        ]
-        for sight in seen.values():
-            sight.sweep()
-        values = {}
-        for (name, weight, term), sight in zip(self, sights, strict=True):
-            values[name] = TermValue(*_evaluate(term, sight, weight))
-        loss = torch.stack([v.weight * v.value for v in values.values()]).sum()
-        return Outcome(loss, {name: TermValue(v.value.detach(), v.weight, v.note) for name, v in values.items()})
+        return evaluate({name: (weight, term) for name, weight, term in self}, relate(pairs))
+
+    @property
+    def positives_wanted(self) -> int | None:
+        """The largest number of positives that a term asks for; None if each takes what is there."""
+        return max((term.positives_wanted for _, _, term in self if term.positives_wanted is not None), default=None)
+
+    def sharpness(self) -> tuple[float, float]:
+        """(t_pos, t_neg) of the first term that weighs points unequally (`Objective.weights`); else CACR's defaults."""
+        return next((term.weights() for _, _, term in self if any(term.weights())), (1.0, 2.0))
 
     def after_step(self, learning_rate: float) -> None:
         """Proximal steps of the terms that have one; call it after each optimizer step."""
@@ -294,66 +262,6 @@ class Composite(nn.Module):
         return features
 
 
-class _Sight:
-    """One similarity matrix and the statistics that all terms looking at it have asked for."""
-
-    def __init__(self, pairs: Pairs, x: Tensor, y: Tensor, bound: float | None) -> None:
-        self.pairs, self.x, self.y, self.bound = pairs, x, y, bound
-        self.wanted: list[AnyStatistic] = []
-        self.results: dict[AnyStatistic, Tensor] = {}
-        self.positive: Tensor | None = None
-
-    @classmethod
-    def of(cls, term: Objective, pairs: Pairs, seen: dict[Any, "_Sight"]) -> "_Sight":
-        term.build(pairs.anchors.shape[1])
-        # A bilinear matrix belongs to its own term; cosine and dot are shared by all terms that look at these pairs.
-        key = (id(pairs), id(term) if term.similarity == "bilinear" else term.similarity)
-        if key not in seen:
-            if term.similarity is None:
-                x = full_precision(pairs.anchors)
-                seen[key] = cls(pairs, x, x, None)
-            else:
-                seen[key] = cls(pairs, *term.project(pairs))
-        seen[key].wanted += term.statistics().values()
-        return seen[key]
-
-    def sweep(self) -> None:
-        if self.wanted:
-            self.results = row_statistics(
-                self.x,
-                self.y,
-                self.pairs.excluded,
-                self.wanted,
-                counts=self.pairs.negative_counts,
-                bound=self.bound,
-                symmetric=self.pairs.mutual and self.x is self.y,
-            )
-
-    def rows(self, term: Objective) -> Rows:
-        named = {name: self.results[statistic] for name, statistic in term.statistics().items()}
-        return Rows(self.pairs, self.x, self.y, named)
-
-    def positives(self) -> Tensor:
-        if self.positive is None:
-            self.positive = paired(self.x, self.y, self.pairs.positives)
-        return self.positive
-
-
-def _evaluate(term: Objective, sight: _Sight, weight: float) -> tuple[Tensor, float, str]:
-    pairs = sight.pairs
-    if term.needs_negatives and not pairs.has_negatives:
-        return (sight.x * 0.0).sum(), weight, "0: no anchor has a negative (every candidate is a positive or dropped)"
-    if pairs.positives.shape[1] == 0 and _is_base(term):
-        return (sight.x * 0.0).sum(), weight, "0: no anchor has a positive"
-    rows = sight.rows(term)
-    value = term.loss(sight.positives() if term.similarity is not None else sight.x, rows)
-    if value.ndim:
-        if term.needs_negatives:
-            value = torch.where(pairs.negative_counts > 0, value, 0.0)
-        value = rows.mean(value)
-    return value, weight, ""
-
-
 def entry_of(term: Objective) -> Entry:
     """The registry entry of a term's class.
 
@@ -361,10 +269,6 @@ def entry_of(term: Objective) -> Entry:
         SpecError: if the class is not registered.
     """
     return registry.get(term.registered_name())
-
-
-def _is_base(term: Objective) -> bool:
-    return registry.name_of(type(term)) is None or entry_of(term).kind == "objective"
 
 
 def objective(text: str, dim: int | None = None) -> Composite:

@@ -9,48 +9,36 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dipole.core.ground.distributed import gather_rows, row_counts, world_size
+from dipole.core.contrast.checks import check_alike, check_indices, check_matrix, check_row_values, shape_of
+from dipole.core.contrast.embedded import Embedded, Relation
+from dipole.core.contrast.indices import absolute, instances_of, joined, padded, pads_last, relative, repeat, runs_of
 from dipole.core.ground.errors import PairsError
 
-
-def _matrix(name: str, x: Tensor, like: tuple[str, Tensor] | None = None) -> Tensor:
-    if not isinstance(x, Tensor):
-        raise PairsError(f"{name} must be a torch tensor of shape (rows, width), got {type(x).__name__}.")
-    if x.ndim != 2 or not x.is_floating_point() or x.shape[0] == 0:
-        raise PairsError(
-            f"{name} must be floating-point embeddings of shape (rows >= 1, width), "
-            f"got {x.dtype} of shape {tuple(x.shape)}."
-        )
-    if like is not None:
-        other, y = like
-        for what, mine, theirs in (
-            ("width", x.shape[1], y.shape[1]),
-            ("device", x.device, y.device),
-            ("dtype", x.dtype, y.dtype),
-        ):
-            if mine != theirs:
-                raise PairsError(f"{name} and {other} must have the same {what}, got {mine} and {theirs}.")
-    return x
+NO_VIEW = -1
+"""The view of a candidate that is no view of an instance of the batch (a queue's, the zero vector)."""
 
 
-def _indices(name: str, index: Tensor, anchors: Tensor, candidates: int) -> None:
-    if not isinstance(index, Tensor) or index.dtype != torch.long or index.ndim != 2 or len(index) != len(anchors):
-        got = f"{index.dtype} of shape {tuple(index.shape)}" if isinstance(index, Tensor) else type(index).__name__
-        raise PairsError(f"{name} must be torch.long of shape (anchors = {len(anchors)}, any), got {got}.")
-    if index.device != anchors.device:
-        raise PairsError(f"{name} and anchors must have the same device, got {index.device} and {anchors.device}.")
-    if index.numel() and (int(index.min()) < -1 or int(index.max()) >= candidates):
-        raise PairsError(
-            f"{name} must index the {candidates} candidates (0 to {candidates - 1}, -1 pads), "
-            f"got {int(index.min())} to {int(index.max())}."
-        )
+@dataclass(frozen=True)
+class Structure:
+    """What a constructor knows of its indices without reading them back from the device.
 
+    Args:
+        anchor_views: view of each run of anchors and its length; each run goes through the batch once.
+        candidate_views: the same of the candidates.
+        first_negative: candidates before it are positives of somebody and negatives of nobody.
+        among: so many anchors, the first ones, are candidates already.
+        fewest: positives that every anchor has (at the end of a document a neighbour may be missing).
+        padded: -1 may stand among positives or dropped, or a candidate may be listed twice.
+        mutual: anchors are candidates, and i excludes j exactly if j excludes i.
+    """
 
-def _labels(labels: Tensor | None, rows: int) -> Tensor | None:
-    if labels is not None and (not isinstance(labels, Tensor) or labels.shape != (rows,)):
-        got = tuple(labels.shape) if isinstance(labels, Tensor) else type(labels).__name__
-        raise PairsError(f"labels must be a tensor of shape ({rows},), one for each row, got {got}.")
-    return labels
+    anchor_views: tuple[tuple[int, int], ...]
+    candidate_views: tuple[tuple[int, int], ...]
+    first_negative: int = 0
+    among: int = 0
+    fewest: int | None = None
+    padded: bool = False
+    mutual: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,9 +52,15 @@ class Pairs:
         candidates: (C, d); the very same tensor as `anchors` where every view is both (SimCLR).
         positives: (A, K) indices into candidates, distinct in a row; -1 pads.
         dropped: (A, E) candidates that are no negatives of the anchor besides its positives; -1 pads.
-        labels: (A,) class of each anchor, for supervised references and diagnostics only.
+        labels: (A,) class of each anchor, for supervised references and diagnostics only; negative where unknown.
         views: True if positives are views of the anchor's own instance, False if they are other instances
             (neighbouring sentences, members of a block), which then count as pairs of distinct instances.
+        candidate_labels: (C,) class of each candidate; `labels` where there are as many anchors.
+        index: (A,) instance of each anchor: its index in the data set where the domain gives one, else its row in the
+            batch of all ranks.
+        candidate_index: (C,) the same of the candidates; -1 for what is no instance of the batch.
+
+    Under several ranks anchors are this rank's; candidates, with their labels, views and index, are all ranks'.
 
     Raises:
         PairsError: if shapes, devices, dtypes or index ranges do not fit; the message names the argument.
@@ -78,57 +72,62 @@ class Pairs:
     dropped: Tensor
     labels: Tensor | None = None
     views: bool = True
-    # Constructors below build indices that are right by construction, so their ranges are not read back from the
-    # device; `mutual` says that i drops j exactly if j drops i, which lets each tile serve both of its sides.
-    trusted: bool = field(default=False, repr=False)
-    mutual: bool = field(default=False, repr=False)
-    padded: bool = field(default=True, repr=False)
-    # Candidate rows [start, stop) that every rank holds alike (a queue): gather() keeps them once.
-    shared: tuple[int, int] = field(default=(0, 0), repr=False)
-    intra_batch: bool = field(default=False, repr=False)
-    gathered: bool = field(default=False, repr=False)
-    candidate_labels: Tensor | None = field(default=None, repr=False)  # (C,); `labels` where None
+    candidate_labels: Tensor | None = None
+    index: Tensor | None = None
+    candidate_index: Tensor | None = None
+    # None where the indices are somebody's own: they are checked, and nothing is known about them.
+    structure: Structure | None = field(default=None, repr=False)
+    # The rows that a constructor was given, to pair all ranks' rows alike; a changed copy has none.
+    source: Embedded | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.trusted:
-            return
-        _matrix("anchors", self.anchors)
-        _matrix("candidates", self.candidates, ("anchors", self.anchors))
-        _indices("positives", self.positives, self.anchors, len(self.candidates))
-        _indices("dropped", self.dropped, self.anchors, len(self.candidates))
-        _labels(self.labels, len(self.anchors))
-        object.__setattr__(self, "positives", pads_last(self.positives))
+        if self.structure is None:
+            check_matrix("anchors", self.anchors)
+            check_matrix("candidates", self.candidates, ("anchors", self.anchors))
+            check_indices("positives", self.positives, self.anchors, len(self.candidates))
+            check_indices("dropped", self.dropped, self.anchors, len(self.candidates))
+            check_row_values(self.labels, len(self.anchors))
+            object.__setattr__(self, "positives", pads_last(self.positives))
+        if len(self.anchors) == len(self.candidates):
+            if self.candidate_labels is None:
+                object.__setattr__(self, "candidate_labels", self.labels)
+            if self.candidate_index is None and self.anchors is self.candidates:
+                object.__setattr__(self, "candidate_index", self.index)
+
+    # Constructors ----------------------------------------------------------------------------------------------------
 
     @classmethod
-    def from_views(cls, views: Sequence[Tensor], labels: Tensor | None = None) -> "Pairs":
+    def from_views(cls, views: Sequence[Tensor], labels: Tensor | None = None, index: Tensor | None = None) -> "Pairs":
         """SimCLR with any number of views: each row is an anchor, its other views are its positives.
 
         Args:
             views: V >= 2 tensors (B, d), row b of each a view of instance b.
             labels: (B,) class of each instance.
+            index: (B,) index of each instance in the data set.
         """
         if isinstance(views, Tensor) or len(views) < 2:
             raise PairsError("from_views needs a list of at least two views, each (B, d).")
-        _matrix("views[0]", views[0])
-        for number, view in enumerate(views[1:], 1):
-            _matrix(f"views[{number}]", view, ("views[0]", views[0]))
-            if len(view) != len(views[0]):
-                raise PairsError(f"views[{number}] must have {len(views[0])} rows like views[0], got {len(view)}.")
-        count, batch = len(views), len(views[0])
-        rows = torch.cat(list(views))  # (VB, d), view-major
-        own = torch.arange(count * batch, device=rows.device).unsqueeze(1)  # (VB, 1)
-        shifts = torch.arange(1, count, device=rows.device) * batch
-        _labels(labels, batch)
-        return cls(
-            rows,
-            rows,
-            positives=(own + shifts) % (count * batch),  # (VB, V-1)
-            dropped=own,
-            labels=None if labels is None else labels.repeat(count),
-            trusted=True,
-            mutual=True,
-            padded=False,
-        )
+        check_alike(views)
+        rows = {f"view{number}": view for number, view in enumerate(views)}
+
+        def relate(rows: dict[str, Tensor]) -> "Pairs":
+            each = [rows[f"view{number}"] for number in range(len(views))]
+            count, batch = len(each), len(each[0])
+            z = torch.cat(each)  # (VB, d), view-major
+            own = torch.arange(count * batch, device=z.device).unsqueeze(1)  # (VB, 1)
+            shifts = torch.arange(1, count, device=z.device) * batch
+            runs = tuple((number, batch) for number in range(count))
+            return cls(
+                z,
+                z,
+                positives=(own + shifts) % (count * batch),  # (VB, V-1)
+                dropped=own,
+                labels=repeat(rows.get("labels"), count),
+                index=repeat(instances_of(rows, batch, z.device), count),
+                structure=Structure(runs, runs, among=count * batch, fewest=count - 1, mutual=True),
+            )
+
+        return _made(rows, relate, labels, index)
 
     @classmethod
     def cross(
@@ -139,42 +138,74 @@ class Pairs:
         intra_batch: bool = False,
         labels: Tensor | None = None,
         dropped: Tensor | None = None,
+        *,
+        batch_negatives: bool = True,
+        queue_labels: Tensor | None = None,
+        index: Tensor | None = None,
     ) -> "Pairs":
         """One direction between two encoders: MoCo, CMC, the CURL agent.
 
         Args:
             queries: (B, d), the anchors.
             keys: (B, d), row b the positive of query b; or (B, K, d) for K positives each.
-            queue: (Q, d) further negatives, for example the keys of earlier batches.
+            queue: (Q, d) further negatives, for example the keys of earlier batches; every rank holds the same.
             intra_batch: add the other queries to the negatives (CACR, App. C.2).
-            labels: (B,) class of each query.
-            dropped: (B, E) candidates that are no negatives (exact duplicates, say); -1 pads.
+            labels: (B,) class of each query and its keys.
+            dropped: (B, E) candidates that are no negatives (exact duplicates, say): key k of query b is candidate
+                k B + b, the queue follows; -1 pads.
+            batch_negatives: False leaves the keys of the other queries out: negatives are the queue and, with
+                `intra_batch`, the other queries (CACR Algorithm 3; a memory bank).
+            queue_labels: (Q,) class of each row of the queue.
+            index: (B,) index of each query in the data set.
         """
-        _matrix("queries", queries)
+        check_matrix("queries", queries)
         batch = len(queries)
         if isinstance(keys, Tensor) and keys.ndim == 2:
             keys = keys.unsqueeze(1)
         if not isinstance(keys, Tensor) or keys.ndim != 3 or len(keys) != batch or keys.shape[1] == 0:
             got = tuple(keys.shape) if isinstance(keys, Tensor) else type(keys).__name__
             raise PairsError(f"keys must be (B, d) or (B, K, d) with B = {batch} like queries, got {got}.")
-        count = keys.shape[1]
-        parts = [_matrix("keys", keys.transpose(0, 1).reshape(count * batch, -1), ("queries", queries))]
-        if queue is not None and len(queue):
-            parts.append(_matrix("queue", queue, ("queries", queries)))
-        own = torch.arange(batch, device=queries.device).unsqueeze(1)  # (B, 1)
+        check_matrix("keys", keys[:, 0], ("queries", queries))
+        if queue is not None and not len(queue):
+            queue = queue_labels = None
+        if queue is not None:
+            check_matrix("queue", queue, ("queries", queries))
+        check_row_values(queue_labels, 0 if queue is None else len(queue), "queue_labels")
+        count, behind = keys.shape[1], 0 if queue is None else len(queue)
+        rows = {"queries": queries, "keys": keys}
         if dropped is not None:
-            _indices("dropped", dropped, queries, sum(map(len, parts)))
-        pairs = cls(
-            queries,
-            torch.cat(parts) if len(parts) > 1 else parts[0],
-            positives=own + torch.arange(count, device=queries.device) * batch,
-            dropped=own[:, :0] if dropped is None else dropped,
-            labels=_labels(labels, batch),
-            trusted=True,
-            padded=dropped is not None,
-            shared=(count * batch, sum(map(len, parts))),
-        )
-        return pairs.with_intra_batch() if intra_batch else pairs
+            check_indices("dropped", dropped, queries, count * batch + behind, read=False)
+            rows |= relative(dropped, batch, count)
+
+        def relate(rows: dict[str, Tensor]) -> "Pairs":
+            q, k = rows["queries"], rows["keys"]
+            batch, first = len(q), 0 if batch_negatives else count * len(q)
+            own = torch.arange(batch, device=q.device).unsqueeze(1)  # (B, 1)
+            mine = k.transpose(0, 1).reshape(count * batch, -1)
+            classes, instances = rows.get("labels"), instances_of(rows, batch, q.device)
+            key_classes, key_instances = repeat(classes, count), repeat(instances, count)
+            if queue is not None and key_classes is not None:
+                key_classes = None if queue_labels is None else torch.cat([key_classes, queue_labels.to(q.device)])
+            pairs = cls(
+                q,
+                mine if queue is None else torch.cat([mine, queue]),
+                positives=own + torch.arange(count, device=q.device) * batch,
+                dropped=own[:, :0] if dropped is None else absolute(rows, batch, count),
+                labels=classes,
+                candidate_labels=key_classes,
+                index=instances,
+                candidate_index=key_instances if queue is None else padded(key_instances, behind),
+                structure=Structure(
+                    ((0, batch),),
+                    (*((number + 1, batch) for number in range(count)), *([(NO_VIEW, behind)] if behind else [])),
+                    first_negative=first,
+                    fewest=count,
+                    padded=dropped is not None,
+                ),
+            )
+            return pairs.with_intra_batch() if intra_batch else pairs
+
+        return _made(rows, relate, labels, index)
 
     @classmethod
     def from_window(
@@ -184,6 +215,8 @@ class Pairs:
         document: Tensor,
         window: int = 1,
         self_logit: Literal["drop", "zero"] = "drop",
+        labels: Tensor | None = None,
+        index: Tensor | None = None,
     ) -> "Pairs":
         """Quick Thoughts: f(sentence) finds g(neighbours) among g of all sentences of the batch.
 
@@ -195,32 +228,48 @@ class Pairs:
             self_logit: "drop" leaves the sentence itself out; "zero" keeps it as a negative whose logit is 0, as the
                 authors' code does: one more candidate, the zero vector, whose similarity to everything is 0 (for terms
                 that count pairs it is a pair at distance D = 0.5).
+            labels: (B,) class of each sentence.
+            index: (B,) index of each sentence in the corpus.
         """
-        _matrix("f", f)
-        _matrix("g", g, ("f", f))
+        check_matrix("f", f)
+        check_matrix("g", g, ("f", f))
         batch = len(f)
         if len(g) != batch or not isinstance(document, Tensor) or document.shape != (batch,):
-            raise PairsError(f"g and document must have {batch} rows like f, got {len(g)} and {_shape(document)}.")
+            raise PairsError(f"g and document must have {batch} rows like f, got {len(g)} and {shape_of(document)}.")
         if isinstance(window, bool) or not isinstance(window, Integral) or window < 1:
             raise PairsError(f"window must be an integer >= 1, got {window!r}.")
         if self_logit not in ("drop", "zero"):
             raise PairsError(f"self_logit must be 'drop' or 'zero', got {self_logit!r}.")
-        document = document.to(f.device)
-        own = torch.arange(batch, device=f.device).unsqueeze(1)
-        offsets = torch.tensor([o for o in range(-window, window + 1) if o], device=f.device)
-        near = own + offsets  # (B, 2 window)
-        inside = (near >= 0) & (near < batch)
-        inside &= document[near.clamp(0, batch - 1)] == document.unsqueeze(1)
-        candidates = torch.cat([g, torch.zeros_like(g[:1])]) if self_logit == "zero" else g
-        return cls(
-            f,
-            candidates,
-            positives=pads_last(torch.where(inside, near, -1)),
-            dropped=own,
-            views=False,
-            trusted=True,
-            shared=(batch, len(candidates)),
-        )
+        zero = self_logit == "zero"
+
+        def relate(rows: dict[str, Tensor]) -> "Pairs":
+            f, g, document = rows["f"], rows["g"], rows["document"]
+            batch = len(f)
+            own = torch.arange(batch, device=f.device).unsqueeze(1)
+            steps = torch.arange(1, window + 1, device=f.device)
+            near = own + torch.cat([-steps.flip(0), steps])  # (B, 2 window)
+            inside = (near >= 0) & (near < batch)
+            inside &= document[near.clamp(0, batch - 1)] == document.unsqueeze(1)
+            classes, instances = rows.get("labels"), instances_of(rows, batch, f.device)
+            return cls(
+                f,
+                torch.cat([g, torch.zeros_like(g[:1])]) if zero else g,
+                positives=pads_last(torch.where(inside, near, -1)),
+                dropped=own,
+                labels=classes,
+                views=False,
+                candidate_labels=padded(classes, 1) if zero and classes is not None else classes,
+                index=instances,
+                candidate_index=padded(instances, 1) if zero else instances,
+                structure=Structure(
+                    ((0, batch),),
+                    ((1, batch), (NO_VIEW, 1)) if zero else ((1, batch),),
+                    fewest=2 * int(window),
+                    padded=True,
+                ),
+            )
+
+        return _made({"f": f, "g": g, "document": document.to(f.device)}, relate, labels, index)
 
     @classmethod
     def from_blocks(
@@ -229,6 +278,7 @@ class Pairs:
         anchors: Literal["first", "all"] = "first",
         candidates: Literal["points", "means"] = "points",
         labels: Tensor | None = None,
+        index: Tensor | None = None,
     ) -> "Pairs":
         """Blocks of similar points (Arora et al., Sec. 6.3): a point finds the rest of its own block.
 
@@ -238,104 +288,284 @@ class Pairs:
             candidates: "points", all points; or "means", for each block the mean of its points other than the anchor
                 (only with anchors="first").
             labels: (n,) class of each block.
+            index: (n,) number of each block in the data set.
         """
         if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[1] < 2 or not x.is_floating_point():
-            raise PairsError(f"x must be blocks of shape (n, b >= 2, d), got {_shape(x)}.")
+            raise PairsError(f"x must be blocks of shape (n, b >= 2, d), got {shape_of(x)}.")
         if anchors not in ("first", "all") or candidates not in ("points", "means"):
             raise PairsError(
                 f"anchors must be 'first' or 'all' and candidates 'points' or 'means', got {anchors!r}, {candidates!r}."
             )
-        n, b, width = x.shape
-        _labels(labels, n)
-        of_points = None if labels is None else labels.repeat_interleave(b)
-        if candidates == "means":
-            if anchors != "first":
-                raise PairsError("from_blocks(candidates='means') needs anchors='first'.")
-            own = torch.arange(n, device=x.device).unsqueeze(1)
-            means = x[:, 1:].mean(1)
-            return cls(x[:, 0], means, own, own[:, :0], labels, views=False, trusted=True, padded=False)
-        rows = x.reshape(n * b, width)
-        own = torch.arange(n * b, device=x.device).view(n, b, 1)
-        shifts = torch.arange(1, b, device=x.device)
-        # Member m of a block has the other b - 1 members, in cyclic order, as positives.
-        member = torch.arange(b, device=x.device).view(1, b, 1)
-        positives = own - member + (member + shifts) % b  # (n, b, b-1)
-        if anchors == "first":
+        if candidates == "means" and anchors != "first":
+            raise PairsError("from_blocks(candidates='means') needs anchors='first'.")
+
+        def relate(rows: dict[str, Tensor]) -> "Pairs":
+            x, classes = rows["x"], rows.get("labels")
+            n, b, width = x.shape
+            instances = instances_of(rows, n, x.device)
+            if candidates == "means":
+                own = torch.arange(n, device=x.device).unsqueeze(1)
+                structure = Structure(((0, n),), ((NO_VIEW, n),), fewest=1)
+                return cls(
+                    x[:, 0],
+                    x[:, 1:].mean(1),
+                    own,
+                    own[:, :0],
+                    classes,
+                    views=False,
+                    index=instances,
+                    candidate_index=instances,
+                    structure=structure,
+                )
+            points = x.reshape(n * b, width)
+            own = torch.arange(n * b, device=x.device).view(n, b, 1)
+            shifts = torch.arange(1, b, device=x.device)
+            # Member m of a block has the other b - 1 members, in cyclic order, as positives.
+            member = torch.arange(b, device=x.device).view(1, b, 1)
+            positives = own - member + (member + shifts) % b  # (n, b, b-1)
+            of_points = None if classes is None else classes.repeat_interleave(b)
+            point_index = instances.repeat_interleave(b)
+            run = ((0, n * b),)
+            if anchors == "first":
+                return cls(
+                    x[:, 0],
+                    points,
+                    positives[:, 0],
+                    own[:, 0],
+                    classes,
+                    views=False,
+                    candidate_labels=of_points,
+                    index=instances,
+                    candidate_index=point_index,
+                    structure=Structure(((0, n),), run, among=n, fewest=b - 1),
+                )
             return cls(
-                x[:, 0],
-                rows,
-                positives[:, 0],
-                own[:, 0],
-                labels,
+                points,
+                points,
+                positives.reshape(n * b, b - 1),
+                own.reshape(n * b, 1),
+                of_points,
                 views=False,
-                trusted=True,
-                padded=False,
-                candidate_labels=of_points,
+                index=point_index,
+                structure=Structure(run, run, among=n * b, fewest=b - 1, mutual=True),
             )
+
+        return _made({"x": x}, relate, labels, index)
+
+    @classmethod
+    def from_crops(
+        cls,
+        large: Sequence[Tensor],
+        small: Sequence[Tensor] = (),
+        queue: Tensor | None = None,
+        labels: Tensor | None = None,
+        index: Tensor | None = None,
+    ) -> "Pairs":
+        """SwAV's multi-crop: every crop is an anchor, the large crops (and a queue) are the candidates.
+
+        An anchor's positives are the other large crops of its image.
+
+        Args:
+            large: V >= 2 tensors (B, d), row b of each a large crop of image b.
+            small: further crops, (B, d) each.
+            queue: (Q, d) further candidates, negatives of everybody; every rank holds the same.
+            labels: (B,) class of each image.
+            index: (B,) index of each image in the data set.
+        """
+        if isinstance(large, Tensor) or len(large) < 2:
+            raise PairsError("from_crops needs a list of at least two large crops, each (B, d).")
+        check_alike([*large, *small], "crops")
+        if queue is not None and not len(queue):
+            queue = None
+        if queue is not None:
+            check_matrix("queue", queue, ("crops[0]", large[0]))
+        big, every = len(large), len(large) + len(small)
+        behind = 0 if queue is None else len(queue)
+        rows = {f"crop{number}": crop for number, crop in enumerate([*large, *small])}
+
+        def relate(rows: dict[str, Tensor]) -> "Pairs":
+            each = [rows[f"crop{number}"] for number in range(every)]
+            batch = len(each[0])
+            z = torch.cat(each)  # (V B, d), crop-major
+            targets = z[: big * batch]
+            crop = torch.arange(every, device=z.device).view(every, 1, 1)
+            image = torch.arange(batch, device=z.device).view(1, batch, 1)
+            place = torch.arange(big, device=z.device)
+            # A large crop's positives are the next large crops in cyclic order, and padding in its own place.
+            turned = torch.where(place < big - 1, (crop + 1 + place) % big, -1)
+            other = torch.where(crop < big, turned, place)  # (V, 1, big)
+            positives = torch.where(other < 0, -1, other * batch + image).flatten(0, 1)
+            own = torch.where(crop < big, crop * batch + image, -1).flatten(0, 1)
+            classes, instances = rows.get("labels"), instances_of(rows, batch, z.device)
+            target_instances = instances.repeat(big)
+            return cls(
+                z,
+                targets if queue is None else torch.cat([targets, queue]),
+                positives,
+                own,
+                repeat(classes, every),
+                candidate_labels=None if queue is not None else repeat(classes, big),
+                index=instances.repeat(every),
+                candidate_index=target_instances if queue is None else padded(target_instances, behind),
+                structure=Structure(
+                    tuple((number, batch) for number in range(every)),
+                    (*((number, batch) for number in range(big)), *([(NO_VIEW, behind)] if behind else [])),
+                    among=big * batch,
+                    fewest=big - 1,
+                    padded=True,
+                ),
+            )
+
+        return _made(rows, relate, labels, index)
+
+    @classmethod
+    def of_points(cls, points: Tensor) -> "Pairs":
+        """All points (n, d) as anchors and candidates without positives: each other point is a negative."""
+        check_matrix("points", points)
+        own = torch.arange(len(points), device=points.device).unsqueeze(1)
+        run = ((0, len(points)),)
         return cls(
-            rows,
-            rows,
-            positives.reshape(n * b, b - 1),
-            own.reshape(n * b, 1),
-            of_points,
-            views=False,
-            trusted=True,
-            mutual=True,
-            padded=False,
+            points,
+            points,
+            own[:, :0],
+            own,
+            index=own.squeeze(1),
+            structure=Structure(run, run, among=len(points), fewest=0, mutual=True),
         )
 
+    # Changed copies --------------------------------------------------------------------------------------------------
+
     def with_intra_batch(self) -> "Pairs":
-        """Add the anchors to the candidates: the other anchors become negatives (CACR, App. C.2)."""
-        if self.anchors is self.candidates or self.intra_batch:
+        """Add the anchors to the candidates: the other anchors become negatives (CACR, App. C.2).
+
+        Anchors that are candidates already are not added twice, and no anchor repels another row of its own instance.
+        """
+        known, count = self.known, len(self.anchors)
+        fresh = count - known.among
+        if not fresh:
             return self
-        own = torch.arange(len(self.anchors), device=self.anchors.device).unsqueeze(1) + len(self.candidates)
+        runs = known.anchor_views
+        batch = runs[0][1]
+        row = torch.arange(count, device=self.anchors.device).unsqueeze(1)
+        # Runs go through the batch in the same order: the same place of every run is the same instance.
+        mates = row % batch + torch.arange(len(runs), device=row.device) * batch  # (A, runs)
+        place = mates - known.among
+        added = place + len(self.candidates)
+        if known.among:
+            added = torch.where(place >= 0, added, -1)
+        both = self.labels is not None and self.candidate_labels is not None
+        indexed = self.index is not None and self.candidate_index is not None
         return replace(
             self,
-            candidates=torch.cat([self.candidates, self.anchors]),
-            dropped=torch.cat([self.dropped, own], 1),
-            trusted=True,
-            mutual=False,
-            intra_batch=True,
+            candidates=torch.cat([self.candidates, self.anchors[known.among :]]),
+            dropped=torch.cat([self.dropped, added], 1),
+            candidate_labels=joined(self.candidate_labels, self.labels, known.among) if both else None,
+            candidate_index=joined(self.candidate_index, self.index, known.among) if indexed else None,
+            structure=replace(
+                known,
+                candidate_views=known.candidate_views + runs[known.among // batch :],
+                among=count,
+                padded=known.padded or known.among > 0,
+                mutual=False,
+            ),
         )
 
     def first_positives(self, count: int) -> "Pairs":
         """Keep `count` positives of each anchor; the others are dropped, not made negatives."""
+        known = self.known
+        fewest = None if known.fewest is None else min(count, known.fewest)
         return replace(
             self,
             positives=self.positives[:, :count],
             dropped=torch.cat([self.dropped, self.positives[:, count:]], 1),
-            trusted=True,
+            structure=replace(known, fewest=fewest),
         )
 
-    def gather(self) -> "Pairs":
-        """Candidates of all ranks, with gradient; anchors stay local. The pairs themselves in a single process."""
-        if world_size() == 1 or self.gathered:
-            return self
-        start, stop = self.shared
-        mine = torch.cat([self.candidates[:start], self.candidates[stop:]])
-        sizes = row_counts(mine)
-        offset, total = sum(sizes[: torch.distributed.get_rank()]), sum(sizes)
-
-        def moved(index: Tensor) -> Tensor:
-            local = index + offset - (stop - start) * (index >= stop)
-            local = torch.where((index >= start) & (index < stop), index - start + total, local)
-            return torch.where(index < 0, index, local)
-
-        gathered = gather_rows(mine, sizes)
-        labels = self.candidate_labels
-        if labels is None and self.labels is not None and len(self.labels) == len(self.candidates):
-            labels = self.labels
+    def with_positives(self, positives: Tensor) -> "Pairs":
+        """Other positives (A, K), told by something else than views; -1 pads. Those before become negatives."""
         return replace(
             self,
-            candidates=torch.cat([gathered, self.candidates[start:stop]]) if stop > start else gathered,
-            positives=moved(self.positives),
-            dropped=moved(self.dropped),
-            trusted=True,
-            mutual=False,
-            shared=(total, total + stop - start),
-            gathered=True,
-            candidate_labels=None if labels is None else gather_rows(labels, sizes),
+            positives=pads_last(positives),
+            views=False,
+            structure=replace(self.known, fewest=None, padded=True, mutual=False),
         )
+
+    def without(self, dropped: Tensor, *, distinct: bool = False) -> "Pairs":
+        """Drop more candidates (A, E), so that they are no negatives; -1 pads.
+
+        Args:
+            dropped: indices of candidates.
+            distinct: none of them is padding, listed twice or excluded already, which saves counting them.
+        """
+        return replace(
+            self,
+            dropped=torch.cat([self.dropped, dropped], 1),
+            structure=replace(self.known, padded=self.known.padded or not distinct, mutual=False),
+        )
+
+    def narrow(self, own: slice, total: int) -> "Pairs":
+        """The anchors that come from some rows of a batch of `total` rows; the candidates stay.
+
+        The anchors go through the batch run by run, as in `Structure`, with the same number of them for each row.
+        """
+        known, runs = self.known, self.known.anchor_views
+        share = len(self.anchors) // (len(runs) * total)
+        rows = len(self.anchors) // len(runs)
+        parts = [slice(n * rows + own.start * share, n * rows + own.stop * share) for n in range(len(runs))]
+
+        def kept(values: Tensor) -> Tensor:
+            return values[parts[0]] if len(parts) == 1 else torch.cat([values[part] for part in parts])
+
+        mine = (own.stop - own.start) * share
+        return replace(
+            self,
+            anchors=kept(self.anchors),
+            positives=kept(self.positives),
+            dropped=kept(self.dropped),
+            labels=None if self.labels is None else kept(self.labels),
+            index=None if self.index is None else kept(self.index),
+            structure=replace(known, anchor_views=tuple((view, mine) for view, _ in runs), among=0, mutual=False),
+        )
+
+    # What is read off them -------------------------------------------------------------------------------------------
+
+    @property
+    def known(self) -> Structure:
+        """What is known without reading an index; of indices that are somebody's own, nothing."""
+        if self.structure is not None:
+            return self.structure
+        square = self.anchors is self.candidates
+        anchors, candidates = len(self.anchors), len(self.candidates)
+        return Structure(((0, anchors),), ((0 if square else 1, candidates),), among=anchors * square, padded=True)
+
+    @property
+    def mutual(self) -> bool:
+        """Anchors are candidates, and i excludes j exactly if j excludes i: half of the matrix is enough."""
+        return self.known.mutual
+
+    @property
+    def first_negative(self) -> int:
+        """Candidates before it are nobody's negatives."""
+        return self.known.first_negative
+
+    @cached_property
+    def view(self) -> Tensor:
+        """(A,) number of the view that each anchor is."""
+        return runs_of(self.known.anchor_views, self.anchors.device)
+
+    @cached_property
+    def candidate_view(self) -> Tensor:
+        """(C,) number of the view that each candidate is; NO_VIEW (-1) for a queue's."""
+        return runs_of(self.known.candidate_views, self.candidates.device)
+
+    @cached_property
+    def fewest(self) -> int:
+        """Positives that every anchor has that has any."""
+        if self.known.fewest is not None:
+            return self.known.fewest
+        counts = (self.positives >= 0).sum(1)
+        some = counts[counts > 0]
+        return int(some.min()) if len(some) else 0
 
     @cached_property
     def excluded(self) -> Tensor:
@@ -345,32 +575,48 @@ class Pairs:
     @cached_property
     def positive_mask(self) -> Tensor | None:
         """(A, K) True where `positives` is not padding; None where nothing is padded."""
-        return self.positives >= 0 if self.padded else None
+        return self.positives >= 0 if self.known.padded else None
 
     @cached_property
     def negative_counts(self) -> Tensor:
         """(A,) number of negatives of each anchor."""
-        listed = self.excluded.shape[1]
-        if not self.padded:
-            return torch.full((len(self.anchors),), len(self.candidates) - listed, device=self.anchors.device)
+        first = self.first_negative
+        free = len(self.candidates) - first
+        if not self.known.padded:
+            # Positives lie before the first negative, where there is such a border.
+            listed = self.dropped.shape[1] if first else self.excluded.shape[1]
+            return torch.full((len(self.anchors),), free - listed, device=self.anchors.device)
         # A candidate may be listed twice (as a positive and as dropped): count distinct ones.
         order = self.excluded.sort(1).values
         fresh = torch.ones_like(order, dtype=torch.bool)
         fresh[:, 1:] = order[:, 1:] != order[:, :-1]
-        return len(self.candidates) - (fresh & (order >= 0)).sum(1)
+        return free - (fresh & (order >= first)).sum(1)
 
     @cached_property
     def has_negatives(self) -> bool:
         """True if any anchor has a negative; asks the device only if the shapes leave it open."""
-        if len(self.candidates) > self.excluded.shape[1]:
-            return True
+        free = len(self.candidates) - self.first_negative
+        if free == 0 or free > self.excluded.shape[1]:
+            return free > 0
         return bool((self.negative_counts > 0).any())
 
+    def negative_mask(self) -> Tensor:
+        """(A, C) True at the negatives of each anchor: the whole matrix, for what cannot do without."""
+        listed, count = self.excluded, len(self.candidates)
+        mask = torch.ones(len(self.anchors), count + 1, dtype=torch.bool, device=self.anchors.device)
+        mask[:, : self.first_negative] = False
+        # Padding is written into a column that is cut off.
+        return mask.scatter_(1, torch.where(listed < 0, count, listed), False)[:, :-1]
 
-def pads_last(index: Tensor) -> Tensor:
-    """The same rows with -1 behind the real entries, so that the first positive is one."""
-    return index.gather(1, (index < 0).long().argsort(dim=1, stable=True))
 
-
-def _shape(x: object) -> str:
-    return str(tuple(x.shape)) if isinstance(x, Tensor) else type(x).__name__
+def _made(rows: dict[str, Tensor], relate: Relation, labels: Tensor | None, index: Tensor | None) -> Pairs:
+    """Pair the rows, and remember them for the case that other ranks have more."""
+    count = len(next(iter(rows.values())))
+    for name, values in (("labels", labels), ("index", index)):
+        check_row_values(values, count, name)
+        if values is not None:
+            rows[name] = values.to(next(iter(rows.values())).device)
+    pairs = relate(rows)
+    assert isinstance(pairs, Pairs)
+    object.__setattr__(pairs, "source", Embedded(rows, relate))
+    return pairs

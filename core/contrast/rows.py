@@ -502,6 +502,7 @@ def row_statistics(
     counts: Tensor,
     bound: float | None = None,
     symmetric: bool = False,
+    first: int = 0,
     tile: int | None = None,
 ) -> dict[AnyStatistic, Tensor]:
     """Compute all statistics of the rows of x y^T in one sweep, forward and backward.
@@ -513,12 +514,16 @@ def row_statistics(
         counts: (A,) number of columns that take part in each row.
         bound: largest |x_i . y_j| that can occur; None if unknown.
         symmetric: x is y and j is excluded for i exactly if i is for j.
+        first: columns before it take part in no row.
         tile: rows and columns of a tile; by default TILE on a CPU and eight times that on an accelerator.
 
     Returns:
         A tensor (A,) for each statistic; indices for `Extreme`.
     """
     wanted = list(dict.fromkeys(statistics))
+    if first:
+        y, excluded = y[first:], excluded - first
+        excluded = excluded.clamp_min(-1)
     if bound is None:
         bound = math.inf if x.is_cuda else float(_longest(x) * _longest(y))
     side = tile or (TILE if x.device.type == "cpu" else 8 * TILE)
@@ -526,6 +531,7 @@ def row_statistics(
     sweep = Sweep(excluded, symmetric, side, plan.unit, plan.origin)
     with torch.autocast(x.device.type, enabled=False):
         sums, shifts, *where = _RowSums.apply(x, y, sweep, plan)  # type: ignore[no-untyped-call]
+    where = [torch.where(place < 0, place, place + first) for place in where] if first else where
     results: dict[AnyStatistic, Tensor] = dict(zip(plan.extremes, where, strict=True))
     for number, stat in enumerate(plan.statistics):
         shift = shifts[number] + (stat.scale or 0) * plan.origin

@@ -21,6 +21,11 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() and not _alone else 1
 
 
+def rank() -> int:
+    """Number of this rank; 0 outside distributed runs and inside `alone`."""
+    return dist.get_rank() if world_size() > 1 else 0
+
+
 @contextmanager
 def alone() -> Iterator[None]:
     """Compute as a single process: for what one rank does while the others wait (evaluation)."""
@@ -78,6 +83,15 @@ def gather_rows(rows: Tensor, sizes: list[int]) -> Tensor:
     """Rows of all ranks in rank order, (sum of sizes, ...); the gradient flows back to the rank each row came from."""
     gathered: Tensor = _Gather.apply(rows, sizes)  # type: ignore[no-untyped-call]
     return gathered
+
+
+def all_max(number: int, device: torch.device) -> int:
+    """Largest of the ranks' numbers."""
+    if world_size() == 1:
+        return number
+    top = torch.tensor(number, device=device)
+    dist.all_reduce(top, op=dist.ReduceOp.MAX)
+    return int(top)
 
 
 def all_sum(values: Tensor) -> Tensor:

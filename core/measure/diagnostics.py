@@ -35,9 +35,7 @@ def every_pair(embeddings: Tensor) -> Pairs:
     if not isinstance(embeddings, Tensor) or embeddings.ndim != 2 or len(embeddings) < 2:
         got = tuple(embeddings.shape) if isinstance(embeddings, Tensor) else type(embeddings).__name__
         raise PairsError(f"embeddings must be (n >= 2, d), got {got}.")
-    own = torch.arange(len(embeddings), device=embeddings.device).unsqueeze(1)
-    x = embeddings.detach()
-    return Pairs(x, x, own[:, :0], own, trusted=True, mutual=True, padded=False)
+    return Pairs.of_points(embeddings.detach())
 
 
 def _statistics(pairs: Pairs, *wanted: AnyStatistic) -> tuple[Tensor, ...]:
@@ -52,6 +50,7 @@ def _statistics(pairs: Pairs, *wanted: AnyStatistic) -> tuple[Tensor, ...]:
             counts=pairs.negative_counts,
             bound=1.0,
             symmetric=pairs.mutual and x is y,
+            first=pairs.first_negative,
         )
     return tuple(found[statistic] for statistic in wanted)
 

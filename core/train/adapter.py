@@ -4,8 +4,8 @@ The trainer calls, in this order:
 
     adapter = AdapterClass(config.settings, seed=..., device=..., workdir=..., batch_size=..., rank=..., world_size=...)
     for batch in adapter.batches(epoch, start):
-        pairs = adapter.embed(batch)            # inside autocast, gradients on
-        ... objective, backward, optimizer step ...
+        embedded = adapter.embed(batch)         # inside autocast, gradients on: rows that belong together
+        ... gather over ranks, relate, objective, backward, optimizer step ...
         adapter.after_step()
     adapter.evaluate(objective)                 # every n epochs and at the end
     adapter.features("test")                    # for diagnostics and pictures
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from dipole.core.contrast.embedded import Embedded
     from dipole.core.contrast.pairs import Pairs
     from dipole.core.ground.seeding import Seeds
     from dipole.core.train.loop import Run
@@ -103,8 +104,12 @@ class Adapter(ABC):
         """
 
     @abstractmethod
-    def embed(self, batch: Any) -> Pairs:
-        """Run the encoder on one batch and say who is paired with whom."""
+    def embed(self, batch: Any) -> Embedded | Pairs | tuple[Pairs, ...]:
+        """Run the encoder on this rank's share of a batch and say what belongs together.
+
+        Return `Embedded`: named rows, and a function that pairs the rows of all ranks. Pairs of a constructor
+        (`Pairs.from_views(...)`) do as well, as long as they are not changed afterwards.
+        """
 
     def after_step(self) -> None:  # noqa: B027
         """Update what follows the optimizer: momentum encoders, queues."""
@@ -125,7 +130,7 @@ class Adapter(ABC):
         They are what the objective sees, before `objective.transform`. A negative label means that a row has none.
         """
 
-    def diagnostic_pairs(self) -> Pairs | None:
+    def diagnostic_pairs(self) -> Embedded | Pairs | tuple[Pairs, ...] | None:
         """Return a batch of positives and negatives for diagnostics where the trainer saw none (a loop of its own)."""
         return None
 

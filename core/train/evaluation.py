@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from dipole.core.contrast.gather import relate
 from dipole.core.ground.seeding import Seeds, isolated
 from dipole.core.measure import diagnostics
 from dipole.core.record import Histogram, Number, finite
@@ -36,7 +38,9 @@ class Evaluated:
         }
 
 
-def evaluate(adapter: Adapter, objective: Composite | None, seeds: Seeds, pairs: Pairs | None = None) -> Evaluated:
+def evaluate(
+    adapter: Adapter, objective: Composite | None, seeds: Seeds, pairs: tuple[Pairs, ...] | None = None
+) -> Evaluated:
     """Probe and diagnose; the training state (mode, global generators) is left as it was.
 
     Args:
@@ -56,7 +60,7 @@ def evaluate(adapter: Adapter, objective: Composite | None, seeds: Seeds, pairs:
             values, histogram = diagnose(features, labels, objective, seeds)
             seen = adapter.diagnostic_pairs() if pairs is None else pairs
             if seen is not None:
-                values |= diagnose_pairs(seen)
+                values |= diagnose_pairs(relate(seen).local_pairs)
             if objective is not None:
                 values |= diagnose_objective(objective)
     finally:
@@ -98,15 +102,14 @@ def diagnose(
 
 
 @torch.no_grad()
-def diagnose_pairs(pairs: Pairs) -> dict[str, float]:
-    """Measure one batch of positives and negatives."""
-    entropy, maximum = diagnostics.conditional_entropy(pairs)
-    return {
-        "conditional_entropy": entropy,
-        "conditional_entropy_maximum": maximum,
-        "alignment": diagnostics.alignment(pairs),
-        "uniformity": diagnostics.uniformity(pairs),
-    }
+def diagnose_pairs(several: tuple[Pairs, ...]) -> dict[str, float]:
+    """Measure one batch of positives and negatives; the mean over the Pairs that it gave."""
+    found = [
+        (*diagnostics.conditional_entropy(pairs), diagnostics.alignment(pairs), diagnostics.uniformity(pairs))
+        for pairs in several
+    ]
+    names = ("conditional_entropy", "conditional_entropy_maximum", "alignment", "uniformity")
+    return {name: fmean(values) for name, values in zip(names, zip(*found, strict=True), strict=True)}
 
 
 def diagnose_objective(objective: Composite) -> dict[str, float]:

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_
 
+from dipole.core.contrast.gather import Related, relate
 from dipole.core.contrast.objective import Composite, Outcome, objective
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.distributed import alone
@@ -128,7 +130,7 @@ class Run:
         # Ranks that end after different steps would wait for each other: several ranks end at once.
         self._interrupts = _Interrupts(enabled=fabric.world_size == 1)
         self._optimizer: torch.optim.Optimizer | None = None
-        self._pairs: Pairs | None = None
+        self._pairs: tuple[Pairs, ...] | None = None
         self._last: tuple[int, Evaluated] | None = None
         self._negatives: float | None = None
         self._state = state
@@ -214,17 +216,19 @@ class Run:
                 self.fabric.backward(loss)
                 grads = [p.grad for p in parameters if p.grad is not None]
                 norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
-                outcome, self._pairs = step_module.taken()
+                outcome, related = step_module.taken()
+                self._pairs = related.local_pairs
                 # The only wait for the device in a step: nothing may reach the weights unseen.
                 if not math.isfinite(loss.detach() + norm):
-                    raise TrainingError(_explain_not_finite(self.step + 1, outcome, self._pairs, objective, norm))
+                    raise TrainingError(_explain_not_finite(self.step + 1, outcome, related, objective, norm))
                 if config.clip is not None:
                     clip_grads_with_norm_(parameters, config.clip, norm, foreach=True)
                 stepper.step()
                 objective.after_step(rate)
                 adapter.after_step()
                 if self._negatives is None:
-                    self._negatives = float(self._pairs.negative_counts.float().mean())
+                    counts = torch.cat([pairs.negative_counts for pairs in self._pairs])
+                    self._negatives = float(counts.float().mean())
                     self._progress.note(f"negatives per anchor: {self._negatives:g}")
                 values = {"train/loss": loss.detach(), "train/grad_norm": norm, "train/lr": rate}
                 for name, term in outcome.terms.items():
@@ -425,20 +429,17 @@ class _Step(nn.Module):
         self.objective = objective
         self._adapter = adapter
         self._mixed = mixed
-        self._taken: tuple[Outcome, Pairs] | None = None
+        self._taken: tuple[Outcome, Related] | None = None
 
     def forward(self, batch: _Opaque) -> Tensor:
-        pairs = self._adapter.embed(batch.value).gather()
-        if self._mixed:
-            # The similarity matrix is where half precision would cost accuracy; the engine widens its inputs itself.
-            with torch.autocast(pairs.anchors.device.type, enabled=False):
-                outcome: Outcome = self.objective(pairs)
-        else:
-            outcome = self.objective(pairs)
-        self._taken = outcome, pairs
+        related = relate(self._adapter.embed(batch.value))
+        # The similarity matrix is where half precision would cost accuracy; the engine widens its inputs itself.
+        with torch.autocast(related.pairs[0].anchors.device.type, enabled=False) if self._mixed else nullcontext():
+            outcome: Outcome = self.objective(related)
+        self._taken = outcome, related
         return outcome.loss
 
-    def taken(self) -> tuple[Outcome, Pairs]:
+    def taken(self) -> tuple[Outcome, Related]:
         """Hand over the last outcome, keeping no reference to its tensors."""
         assert self._taken is not None
         taken, self._taken = self._taken, None
@@ -575,7 +576,7 @@ def _tensorboard(folder: Path, step: int) -> Any:
     return SummaryWriter(str(folder), purge_step=step or None)
 
 
-def _explain_not_finite(step: int, outcome: Outcome, pairs: Pairs, objective: Composite, norm: Tensor) -> str:
+def _explain_not_finite(step: int, outcome: Outcome, related: Related, objective: Composite, norm: Tensor) -> str:
     """Name the term and the place; this runs once, so it may compute."""
     shown = ", ".join(f"{name} = {float(term):.6g}" for name, term in outcome.terms.items())
     bad = [name for name, term in outcome.terms.items() if not math.isfinite(float(term))]
@@ -584,10 +585,10 @@ def _explain_not_finite(step: int, outcome: Outcome, pairs: Pairs, objective: Co
     elif not math.isfinite(float(outcome.loss.detach())):
         what = f"the weighted sum of the terms overflows ({shown})"
     else:
-        culprits = [repr(name) for name in _terms_with_bad_gradient(pairs, objective)]
+        culprits = [repr(name) for name in _terms_with_bad_gradient(related, objective)]
         source = f"through the term {' and '.join(culprits)}" if culprits else "inside the encoder"
         what = f"the gradient norm is {float(norm):g} while the loss is finite ({shown}); it arises {source}"
-    embeddings = [pairs.anchors] if pairs.anchors is pairs.candidates else [pairs.anchors, pairs.candidates]
+    embeddings = list({id(x): x for pairs in related.pairs for x in (pairs.anchors, pairs.candidates)}.values())
     rows = sum(int((~torch.isfinite(each)).any(1).sum()) for each in embeddings)
     where = " The embeddings are finite."
     if rows:
@@ -598,13 +599,17 @@ def _explain_not_finite(step: int, outcome: Outcome, pairs: Pairs, objective: Co
     )
 
 
-def _terms_with_bad_gradient(pairs: Pairs, objective: Composite) -> Iterator[str]:
-    same = pairs.anchors is pairs.candidates
-    anchors = pairs.anchors.detach().requires_grad_()
-    candidates = anchors if same else pairs.candidates.detach().requires_grad_()
-    leaves = replace(pairs, anchors=anchors, candidates=candidates)
+def _terms_with_bad_gradient(related: Related, objective: Composite) -> Iterator[str]:
+    leaves: dict[int, Tensor] = {}
+
+    def leaf(x: Tensor) -> Tensor:
+        return leaves.setdefault(id(x), x.detach().requires_grad_())
+
+    # The same tensor stays the same leaf: anchors that are the candidates are told by that.
+    pairs = tuple(replace(p, anchors=leaf(p.anchors), candidates=leaf(p.candidates)) for p in related.pairs)
     for name, _, term in objective:
-        inputs = [anchors, *(() if same else (candidates,)), *term.parameters()]
-        grads = torch.autograd.grad(term(leaves), inputs, allow_unused=True)
+        grads = torch.autograd.grad(
+            term(replace(related, pairs=pairs)), [*leaves.values(), *term.parameters()], allow_unused=True
+        )
         if any(grad is not None and not bool(torch.isfinite(grad).all()) for grad in grads):
             yield name

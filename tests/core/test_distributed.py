@@ -1,4 +1,4 @@
-"""Two ranks with half the batch each have the loss and the gradient of one process, in float64, for every objective."""
+"""Any number of ranks has the loss and every gradient of one process, in float64, for every objective and layout."""
 
 import os
 import tempfile
@@ -7,16 +7,69 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch import Tensor
 
 import dipole
 from dipole import Pairs
+from dipole.core.contrast.embedded import Embedded
+from dipole.core.contrast.objective import Composite, Objective, Rows
 from dipole.core.contrast.registry import registry
+from dipole.core.ground.errors import PairsError
 
+
+class VICReg(Objective):
+    """Variance, invariance and covariance of whole views: batch statistics, as a plug-in would write them."""
+
+    needs_negatives = False
+
+    def __init__(self) -> None:
+        super().__init__("dot")
+
+    def loss(self, positive: Tensor, rows: Rows) -> Tensor:
+        pairs = rows.pairs
+        views = [view for view in pairs.candidate_view.unique().tolist() if view >= 0]
+        z = [pairs.candidates[pairs.candidate_view == view] for view in views]
+        spread = sum((1 - (v.var(0) + 1e-4).sqrt()).clamp_min(0).mean() for v in z)
+        off = sum((torch.cov(v.T).square().sum() - torch.cov(v.T).diagonal().square().sum()) / v.shape[1] for v in z)
+        near = rows.mean(rows.over_positives((pairs.anchors.square().sum(1)).unsqueeze(1) - 2 * positive))
+        return 25 * near + 25 * spread + off
+
+
+class Memory(Objective):
+    """A number kept for every sample of the data set, weighing its loss: needs to know which sample a row is."""
+
+    def __init__(self) -> None:
+        super().__init__("cosine")
+        self.register_buffer("kept", torch.linspace(0.5, 1.5, 100, dtype=torch.double))
+
+    def statistics(self):
+        from dipole.core.contrast.rows import LogSumExp
+
+        return {"negatives": LogSumExp(2.0)}
+
+    def loss(self, positive: Tensor, rows: Rows) -> Tensor:
+        partners = self.kept[rows.pairs.candidate_index[rows.pairs.positives[:, 0]]]
+        return self.kept[rows.pairs.index] * (rows.negatives - positive[:, 0]) * partners
+
+
+PLUGINS = {"vicreg": VICReg, "sample_memory": Memory}
 SPECS = [
     entry.name if entry.kind == "objective" else f"infonce + {entry.name}"
     for entry in registry.entries()
     if entry.kind != "diagnostic"
-] + ["cacr(cost=rbf)", "blocks(loss=hinge)", "dcl(similarity=dot)", "infonce(similarity=bilinear)"]
+] + [
+    "cacr(cost=rbf)",
+    "cacr(intra_batch=true)",
+    "cacr(k=1, intra_batch=true)",
+    "blocks(loss=hinge)",
+    "blocks(k=2)",
+    "blocks(b=1)",
+    "dcl(similarity=dot)",
+    "infonce(similarity=bilinear)",
+    "dp(reduction=mean)",
+    "dp(reduction=sum)",
+    *PLUGINS,
+]
 WIDTH, OUT = 6, 5
 
 
@@ -24,69 +77,142 @@ def batch():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(3, 10, WIDTH, dtype=torch.double, generator=generator)  # three views of 10 instances
     weight = torch.randn(OUT, WIDTH, dtype=torch.double, generator=generator)
-    return x, weight, torch.arange(10) % 3
+    rows = {
+        "labels": torch.arange(10) % 3,
+        "index": torch.randperm(100, generator=generator)[:10],
+        "document": torch.tensor([0, 0, 0, 0, 1, 1, 1, 2, 2, 2]),
+    }
+    return x, weight, rows
 
 
 def build(spec):
     torch.manual_seed(3)
-    objective = dipole.objective(spec, dim=OUT).double()
+    objective = Composite([PLUGINS[spec]()], [1.0]) if spec in PLUGINS else dipole.objective(spec, dim=OUT)
     with torch.no_grad():
-        for parameter in objective.parameters():
+        for parameter in objective.double().parameters():
             parameter.copy_(torch.randn(parameter.shape, dtype=torch.double))
     return objective
 
 
-def layouts(views, labels):
-    yield Pairs.from_views(views, labels)
-    yield Pairs.cross(views[0], views[1], torch.ones(4, OUT, dtype=torch.double).tril(), labels=labels)
-    yield Pairs.cross(views[0], torch.stack([views[1], views[2]], 1), intra_batch=True)
+QUEUE = torch.ones(4, OUT, dtype=torch.double).tril()
 
 
-def runs(spec, x, weight, labels):
-    """Loss and gradient of an encoder's weight for each layout that can carry the objective."""
-    for number in range(3):
-        if (spec, number) in {("tuple", 1), ("tuple", 2), ("cross_entropy", 2)}:  # they need labels of their candidates
-            continue
-        weight = weight.detach().clone().requires_grad_()
-        pairs = list(layouts([view @ weight.T for view in x], labels))[number]
-        loss = build(spec)(pairs).loss
-        loss.backward()
-        yield loss.detach(), weight.grad
+def cross(a, b, **more):
+    return lambda r: Pairs.cross(r[a], r[b], QUEUE, labels=r["labels"], index=r["index"], **more)
+
+
+LAYOUTS = {
+    "views": lambda r: Pairs.from_views([r["a"], r["b"]], r["labels"], r["index"]),
+    "three views": lambda r: Pairs.from_views([r["a"], r["b"], r["c"]], r["labels"]),
+    "queue": cross("a", "b", queue_labels=torch.tensor([0, 1, 2, 1])),
+    "queue of strangers": cross("a", "b"),
+    "duplicates": lambda r: Pairs.cross(r["a"], r["b"], QUEUE, dropped=r["duplicate"]),
+    "several keys": lambda r: Pairs.cross(r["a"], torch.stack([r["b"], r["c"]], 1), intra_batch=True),
+    "queue alone": cross("a", "b", batch_negatives=False),
+    "queue and queries": cross("a", "b", batch_negatives=False, intra_batch=True),
+    "both directions": lambda r: (Pairs.cross(r["a"], r["b"]), Pairs.cross(r["b"], r["a"])),
+    "window": lambda r: Pairs.from_window(r["a"], r["b"], r["document"], 1, "drop", r["labels"], r["index"]),
+    "wide window": lambda r: Pairs.from_window(r["a"], r["b"], r["document"], 2, "zero", r["labels"]),
+    "blocks": lambda r: Pairs.from_blocks(torch.stack([r["a"], r["b"], r["c"]], 1), "all", labels=r["labels"]),
+    "first of a block": lambda r: Pairs.from_blocks(torch.stack([r["a"], r["b"], r["c"]], 1), labels=r["labels"]),
+    "block means": lambda r: Pairs.from_blocks(torch.stack([r["a"], r["b"], r["c"]], 1), "first", "means"),
+    "crops": lambda r: Pairs.from_crops([r["a"], r["b"]], [r["c"]], QUEUE, r["labels"], r["index"]),
+    "crops of three": lambda r: Pairs.from_crops([r["a"], r["b"], r["c"]], labels=r["labels"]),
+}
+
+
+def runs(spec, x, weight, rows, ways=("embedded", "by hand")):
+    """Loss and gradients, of an encoder's weight and of the objective, for each layout that can carry the objective."""
+    for name, layout in LAYOUTS.items():
+        for way in ways:
+            weight = weight.detach().clone().requires_grad_()
+            z = dict(zip("abc", [view @ weight.T for view in x], strict=True))
+            objective = build(spec)
+            try:
+                if way == "embedded":
+                    given = z | rows
+                    if name == "duplicates":
+                        continue  # indices into the batch are for constructors
+                    outcome = objective(Embedded(given, layout))
+                else:
+                    # The next row of this rank is no negative: an index into the rows that this rank gives.
+                    given = z | rows | {"duplicate": (torch.arange(len(x[0])).unsqueeze(1) + 1) % len(x[0])}
+                    outcome = objective(layout(given))
+            except PairsError as error:
+                yield (name, way), str(error).split(",")[0]
+                continue
+            wanted = [weight, *objective.parameters()]
+            grads = torch.autograd.grad(outcome.loss, wanted, allow_unused=True)
+            zeros = [torch.zeros_like(w) if g is None else g for w, g in zip(wanted, grads, strict=True)]
+            yield (name, way), (outcome.loss.detach(), zeros)
 
 
 def rank_main(rank, file, sizes, results):
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
-    x, weight, labels = batch()
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=len(sizes))
+    x, weight, rows = batch()
     start = sum(sizes[:rank])
     mine = slice(start, start + sizes[rank])
     found = {}
     for spec in SPECS:
-        rows = []
-        for loss, grad in runs(spec, x[:, mine], weight, labels[mine]):
-            dist.all_reduce(grad)
-            rows.append((loss, grad / 2))  # what DistributedDataParallel does
-        found[spec] = rows
+        found[spec] = {}
+        for key, value in runs(spec, x[:, mine], weight, {name: values[mine] for name, values in rows.items()}):
+            if not isinstance(value, str):
+                for grad in value[1]:
+                    dist.all_reduce(grad)
+                value = value[0], [grad / len(sizes) for grad in value[1]]  # what DistributedDataParallel does
+            found[spec][key] = value
     if rank == 1:
         torch.save(found, results)
     dist.destroy_process_group()
 
 
-@pytest.fixture(scope="module", params=[(5, 5), (7, 3)], ids=["equal", "unequal"])
-def two_ranks(request):
+SIZES = {"equal": (5, 5), "unequal": (7, 3), "three": (4, 5, 1)}
+
+
+@pytest.fixture(scope="module", params=list(SIZES.values()), ids=list(SIZES))
+def ranks(request):
     with tempfile.TemporaryDirectory() as folder:
         results = os.path.join(folder, "results.pt")
-        mp.spawn(rank_main, args=(os.path.join(folder, "meet"), request.param, results), nprocs=2)
-        yield torch.load(results)
+        mp.spawn(rank_main, args=(os.path.join(folder, "meet"), request.param, results), nprocs=len(request.param))
+        yield torch.load(results), request.param
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_two_ranks_equal_one_process(spec, two_ranks):
-    single = list(runs(spec, *batch()))
-    assert len(single) == len(two_ranks[spec]) > 0
-    for (loss, grad), (loss_2, grad_2) in zip(single, two_ranks[spec], strict=True):
-        torch.testing.assert_close(loss_2, loss, rtol=1e-10, atol=1e-12)
-        torch.testing.assert_close(grad_2, grad, rtol=1e-9, atol=1e-11)
+def test_ranks_equal_one_process(spec, ranks):
+    found, sizes = ranks
+    single = dict(runs(spec, *batch()))
+    assert single.keys() == found[spec].keys()
+    carried = 0
+    for key, expected in single.items():
+        got = found[spec][key]
+        if key[0] == "duplicates":
+            expected = duplicates_in_one_process(spec, sizes)
+        if isinstance(expected, str):
+            assert got == expected
+            continue
+        assert not isinstance(got, str), (key, got)
+        carried += 1
+        torch.testing.assert_close(got[0], expected[0], rtol=1e-9, atol=1e-11, msg=lambda m, k=key: f"{k}: {m}")
+        for grad, true in zip(got[1], expected[1], strict=True):
+            torch.testing.assert_close(grad, true, rtol=1e-9, atol=1e-10, msg=lambda m, k=key: f"{k}: {m}")
+    assert carried >= 4
+
+
+def duplicates_in_one_process(spec, sizes):
+    """The same exclusions as every rank's: the next row of the rank's own share, which wraps round at its end."""
+    x, weight, _ = batch()
+    weight.requires_grad_()
+    z = [view @ weight.T for view in x]
+    following = torch.cat([(torch.arange(n) + 1) % n + sum(sizes[:r]) for r, n in enumerate(sizes)])
+    objective = build(spec)
+    try:
+        outcome = objective(Pairs.cross(z[0], z[1], QUEUE, dropped=following.unsqueeze(1)))
+    except PairsError as error:
+        return str(error).split(",")[0]
+    wanted = [weight, *objective.parameters()]
+    grads = torch.autograd.grad(outcome.loss, wanted, allow_unused=True)
+    return outcome.loss.detach(), [torch.zeros_like(w) if g is None else g for w, g in zip(wanted, grads, strict=True)]
 
 
 def test_a_gather_without_gradient_would_be_noticed():

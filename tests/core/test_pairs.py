@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import dipole
-from dipole import Pairs
+from dipole import Composite, Objective, Pairs
+from dipole.core.contrast.rows import LogSumExp
 from dipole.core.ground.errors import PairsError
 
 
@@ -61,6 +63,162 @@ def test_self_logit_zero_is_one_more_negative_with_logit_zero():
         near = [j for j in (i - 1, i + 1) if 0 <= j < 5]
         expected += -sum(torch.log_softmax(scores, 0)[j] for j in near) / len(near) / 5
     torch.testing.assert_close(loss, expected)
+
+
+def test_crops_find_the_other_large_crops_of_their_image():
+    a, b, c, d = torch.randn(4, 2, 3)
+    pairs = Pairs.from_crops([a, b, c], [d], torch.randn(5, 3), labels=torch.tensor([7, 8]))
+    assert relations(pairs, 1)[:2] == ({3, 5}, {1})  # image 1 of the first crop
+    assert relations(pairs, 4)[:2] == ({0, 2}, {4})
+    assert relations(pairs, 7) == ({1, 3, 5}, set(), {0, 2, 4, 6, 7, 8, 9, 10})  # a small crop is no candidate
+    assert torch.equal(pairs.candidates[:6], pairs.anchors[:6])
+    assert pairs.fewest == 2
+    assert pairs.view.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert pairs.candidate_view.tolist() == [0, 0, 1, 1, 2, 2, -1, -1, -1, -1, -1]
+    assert pairs.labels.tolist() == [7, 8] * 4
+
+
+def test_keys_of_others_are_left_out_where_the_queue_alone_repels():
+    q, k, queue = torch.randn(3, 4), torch.randn(3, 2, 4), torch.randn(5, 4)
+    pairs = Pairs.cross(q, k, queue, batch_negatives=False)
+    assert pairs.negative_counts.tolist() == [5, 5, 5]
+    assert pairs.negative_mask()[1].tolist() == [False] * 6 + [True] * 5
+    with_queries = Pairs.cross(q, k, queue, batch_negatives=False, intra_batch=True)
+    assert with_queries.negative_counts.tolist() == [7, 7, 7]
+    assert with_queries.negative_mask()[1].tolist() == [False] * 6 + [True] * 5 + [True, False, True]
+    loss = dipole.objective("infonce(similarity=dot, temperature=1)")(pairs).loss
+    expected = 0.0
+    for i in range(3):
+        negatives = torch.stack([q[i] @ c for c in queue]).exp().sum()
+        expected += sum(-((q[i] @ p).exp() / ((q[i] @ p).exp() + negatives)).log() for p in k[i]) / 2 / 3
+    torch.testing.assert_close(loss, expected)
+
+
+def test_labels_views_and_indices_go_with_keys_queues_and_windows():
+    labels, index = torch.tensor([3, 4]), torch.tensor([90, 70])
+    pairs = Pairs.cross(
+        torch.randn(2, 3), torch.randn(2, 2, 3), torch.randn(3, 3), True, labels,
+        queue_labels=torch.tensor([5, 6, 7]), index=index,
+    )  # fmt: skip
+    assert pairs.candidate_labels.tolist() == [3, 4, 3, 4, 5, 6, 7, 3, 4]
+    assert pairs.candidate_index.tolist() == [90, 70, 90, 70, -1, -1, -1, 90, 70]
+    assert pairs.candidate_view.tolist() == [1, 1, 2, 2, -1, -1, -1, 0, 0]
+    assert pairs.index.tolist() == [90, 70]
+    window = Pairs.from_window(torch.randn(2, 3), torch.randn(2, 3), torch.zeros(2), 1, "zero", labels, index)
+    assert window.candidate_labels.tolist() == [3, 4, -1]
+    assert window.candidate_index.tolist() == [90, 70, -1]
+    views = Pairs.from_views([torch.randn(2, 3)] * 2, labels)
+    assert views.index.tolist() == [0, 1, 0, 1]
+    assert views.candidate_view.tolist() == [0, 0, 1, 1]
+
+
+def crops_of_two():
+    a, b, c = torch.randn(3, 4, 5, dtype=torch.double)
+    return Pairs.from_crops([a, b], [c])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        crops_of_two,
+        lambda: Pairs.from_views(list(torch.randn(3, 4, 5))),
+        lambda: Pairs.cross(torch.randn(4, 5), torch.randn(4, 2, 5), torch.randn(3, 5)),
+        lambda: Pairs.cross(torch.randn(4, 5), torch.randn(4, 5), torch.randn(3, 5), batch_negatives=False),
+        lambda: Pairs.from_blocks(torch.randn(4, 3, 5)),
+        lambda: Pairs.from_blocks(torch.randn(4, 3, 5), "all"),
+        lambda: Pairs.from_blocks(torch.randn(4, 3, 5), "first", "means"),
+    ],
+)
+def test_queries_repel_each_other_once_and_never_their_own_instance(make):
+    plain = make()
+    pairs = plain.with_intra_batch()
+    mask = pairs.negative_mask()
+    assert torch.equal(mask.sum(1), pairs.negative_counts)
+    for i in range(len(pairs.anchors)):
+        negatives = pairs.candidates[mask[i]]
+        assert len(negatives.unique(dim=0)) == len(negatives)
+        for j in range(len(pairs.anchors)):
+            found = bool((negatives == pairs.anchors[j]).all(1).any())
+            own = pairs.index[i] == pairs.index[j]
+            assert found == (not own), (i, j)
+
+
+@pytest.mark.parametrize(("text", "views"), [("cacr(k=2)", 3), ("blocks(b=2)", 3)])
+def test_padding_is_no_positive(text, views):
+    objective = dipole.objective(text)
+    with pytest.raises(PairsError, match="needs 2 positives for each anchor"):
+        objective(crops_of_two())
+    assert objective.positives_wanted == views - 1
+    assert float(objective(Pairs.from_crops(list(torch.randn(views, 4, 5)))).loss) > -10
+
+
+class Scaled(Objective):
+    """InfoNCE with a learnt scale, as CLIP's: it projects by itself."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__("cosine")
+        self.scale = torch.nn.Parameter(torch.tensor(scale, dtype=torch.double))
+
+    def statistics(self):
+        return {"negatives": LogSumExp(1.0)}
+
+    def project(self, pairs):
+        x, y, _ = super().project(pairs)
+        return self.scale * x, y, None
+
+    def loss(self, positive, rows):
+        return rows.over_positives(torch.nn.functional.softplus(rows.negatives.unsqueeze(1) - positive))
+
+
+def test_terms_of_one_sum_look_at_their_own_numbers():
+    a, b = torch.randn(2, 6, 4, dtype=torch.double)
+    alone = [float(term(a, b)) for term in (Scaled(3.0), Scaled(0.5), dipole.objective("dp").terms[0])]
+    summed = Composite([Scaled(3.0), Scaled(0.5), *dipole.objective("dp").terms], [1.0, 1.0, 1.0])(a, b)
+    assert [float(term) for term in summed.terms.values()] == pytest.approx(alone)
+    assert len({round(value, 6) for value in alone}) == 3
+
+
+def test_losses_of_several_pairs_are_averaged():
+    a, b, c = torch.randn(3, 5, 4, dtype=torch.double)
+    objective = dipole.objective("infonce + dp")
+    both = objective((Pairs.cross(a, b), Pairs.cross(b, c)))
+    each = [objective(Pairs.cross(a, b)), objective(Pairs.cross(b, c))]
+    torch.testing.assert_close(both.loss, (each[0].loss + each[1].loss) / 2)
+    assert float(both.terms["dp"]) == pytest.approx(sum(float(one.terms["dp"]) for one in each) / 2)
+
+
+def test_parameters_are_made_where_the_embeddings_are():
+    term = dipole.objective("infonce(similarity=bilinear)").terms[0]
+    term.build_for(torch.empty(2, 3, device="meta"))
+    assert term.W.device.type == "meta"
+    assert term.W.shape == (3, 3)
+
+
+class NothingRead(TorchDispatchMode):
+    """Raises where a value is read back from the device."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.name().partition(".")[0]
+        assert name not in {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::unique_dim"}, name
+        return function(*args, **(kwargs or {}))
+
+
+def test_constructors_read_nothing_back():
+    x, labels = torch.randn(12, 5), torch.arange(12)
+    with NothingRead():
+        for pairs in (
+            Pairs.from_views([x, x], labels),
+            Pairs.cross(x, x, x, True, labels, queue_labels=labels),
+            Pairs.cross(x, x, x, batch_negatives=False),
+            Pairs.from_window(x, x, labels, 2, "zero"),
+            Pairs.from_blocks(x.view(6, 2, 5), "all"),
+            Pairs.from_crops([x, x], [x], x),
+            Pairs.from_crops([x, x], [x]).with_intra_batch(),
+            Pairs.of_points(x),
+        ):
+            assert pairs.negative_counts is not None
+            assert pairs.has_negatives
+            assert pairs.fewest >= 0
 
 
 def test_blocks():

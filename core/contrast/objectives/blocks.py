@@ -4,6 +4,7 @@ Not to be confused with the CURL agent of Laskin et al., which is `infonce(simil
 """
 
 import math
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import torch
@@ -12,7 +13,7 @@ from torch.nn.functional import softplus
 
 from dipole.core.contrast.objective import Objective, Rows
 from dipole.core.contrast.options import Range
-from dipole.core.contrast.pairs import Pairs
+from dipole.core.contrast.pairs import NO_VIEW, Pairs, Structure
 from dipole.core.contrast.registry import register
 from dipole.core.contrast.rows import AnyStatistic, Extreme, LogSumExp
 from dipole.core.ground.errors import PairsError
@@ -44,8 +45,6 @@ class Blocks(Objective):
         PairsError: if an anchor has fewer than b positives, or there are fewer than k other blocks.
     """
 
-    prepare_locally = True
-
     def __init__(
         self,
         b: Annotated[int | None, Range(at_least=1), "block size; none for all positives"] = None,
@@ -60,26 +59,41 @@ class Blocks(Objective):
     def prepare(self, pairs: Pairs) -> Pairs:
         index = pairs.positives
         if self.b is not None:
-            if index.shape[1] < self.b:
-                raise PairsError(f"blocks(b={self.b}) needs {self.b} positives for each anchor, got {index.shape[1]}.")
+            if self.b > pairs.fewest:
+                raise PairsError(f"blocks(b={self.b}) needs {self.b} positives for each anchor, got {pairs.fewest}.")
             index = index[:, : self.b]
-        anchors, excluded = pairs.anchors, pairs.excluded
-        if pairs.padded:
-            # An anchor without positives has no block: it is no anchor, and no negative block of the others.
-            has = (index >= 0).any(1)
-            anchors, excluded, index = anchors[has], excluded[has], index[has]
         listed = (index >= 0).unsqueeze(2)
-        means = (pairs.candidates[index.clamp_min(0)] * listed).sum(1) / listed.sum(1)  # (A, d)
+        means = (pairs.candidates[index.clamp_min(0)] * listed).sum(1) / listed.sum(1).clamp_min(1)  # (A, d)
         own = torch.arange(len(index), device=index.device).unsqueeze(1)
-        related = related_blocks(excluded, index, len(pairs.candidates))
-        return Pairs(
-            anchors,
-            means,
+        # Blocks of what is nobody's negative are no negative blocks either.
+        alone = pairs.first_negative > 0
+        related = own if alone else related_blocks(pairs.excluded, index, len(pairs.candidates))
+        dropped = torch.where(related == own, -1, related)
+        if pairs.known.padded:
+            # An anchor without positives has no block: its mean is no candidate.
+            has = (index >= 0).any(1)
+            place = has.cumsum(0) - 1
+            means, own = means[has], torch.where(has, place, -1).unsqueeze(1)
+            dropped = torch.where(dropped < 0, -1, place[dropped])
+        return replace(
+            pairs,
+            candidates=means,
             positives=own,
-            dropped=torch.where(related == own, -1, related),
-            views=pairs.views,
-            trusted=True,
+            dropped=dropped,
+            candidate_labels=None,
+            candidate_index=None,
+            structure=Structure(
+                pairs.known.anchor_views,
+                ((NO_VIEW, len(means)),),
+                first_negative=len(means) if alone else 0,
+                fewest=1,
+                padded=True,
+            ),
         )
+
+    @property
+    def positives_wanted(self) -> int | None:
+        return self.b
 
     def statistics(self) -> dict[str, AnyStatistic]:
         if self.k is not None:
@@ -130,7 +144,7 @@ def next_blocks(pairs: Pairs, k: int) -> Tensor:
     """(A, k) the k next blocks in cyclic order that share no point with the anchor's own."""
     count = len(pairs.candidates)
     reach = min(count - 1, k + pairs.dropped.shape[1])
-    own = torch.arange(count, device=pairs.dropped.device).unsqueeze(1)
+    own = pairs.positives.clamp_min(0)  # (A, 1)
     ahead = (own + torch.arange(1, reach + 1, device=own.device)) % count  # (A, reach)
     taken = (ahead.unsqueeze(2) == pairs.dropped.unsqueeze(1)).any(2)
     free = (~taken).sum(1)

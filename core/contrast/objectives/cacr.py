@@ -79,19 +79,27 @@ class CACR(Objective):
         self.intra_batch = intra_batch
 
     def prepare(self, pairs: Pairs) -> Pairs:
-        if self.k is not None and self.k != pairs.positives.shape[1]:
-            if self.k > pairs.positives.shape[1]:
+        if self.k is not None:
+            if self.k > pairs.fewest:
                 raise PairsError(
                     f"cacr(k={self.k}) needs {self.k} positives for each anchor, the pairs have "
-                    f"{pairs.positives.shape[1]}: use {self.k + 1} views (or k=none for all that are there)."
+                    f"{pairs.fewest}: use {self.k + 1} views (or k=none for all that are there)."
                 )
-            pairs = pairs.first_positives(self.k)
+            if self.k < pairs.positives.shape[1]:
+                pairs = pairs.first_positives(self.k)
         return pairs.with_intra_batch() if self.intra_batch else pairs
+
+    @property
+    def positives_wanted(self) -> int | None:
+        return self.k
+
+    def weights(self) -> tuple[float, float]:
+        return _SIGN[self.positive_weights] * self.t_pos, _SIGN[self.negative_weights] * self.t_neg
 
     @property
     def _scale(self) -> float:
         # e^{-t_neg d2} is e^{2 t_neg s} up to a factor that cancels in the weights.
-        return _SIGN[self.negative_weights] * 2 * self.t_neg
+        return 2 * self.weights()[1]
 
     def statistics(self) -> dict[str, AnyStatistic]:
         if self.cost == "rbf":
@@ -101,8 +109,7 @@ class CACR(Objective):
     def loss(self, positive: Tensor, rows: Rows) -> Tensor:
         squared = 2 - 2 * positive
         cost = -(-self.rbf_t * squared).exp() if self.cost == "rbf" else squared
-        sharpness = _SIGN[self.positive_weights] * self.t_pos
-        attracted = attraction(positive, cost, sharpness, self.detach_weights, rows)
+        attracted = attraction(positive, cost, self.weights()[0], self.detach_weights, rows)
         if self.cost == "rbf":
             kernel = rows.weighted - rows.weights - 2 * self.rbf_t  # log sum_j pi-_ij e^{-rbf_t d2_ij}, (A,)
             some = rows.count > 0

@@ -60,11 +60,8 @@ class CO2(Objective):
     def loss(self, positive: Tensor, rows: Rows) -> Tensor:
         base = rows.over_positives(one_against_many(positive / self.temperature, rows.negatives.unsqueeze(1)))
         pairs = rows.pairs
-        listed = pairs.excluded
-        allowed = torch.ones(len(rows.x), len(rows.y) + 1, dtype=torch.bool, device=rows.x.device)
-        allowed.scatter_(1, torch.where(listed < 0, len(rows.y), listed), False)
-        allowed = allowed[:, :-1]
-        allowed = allowed | (rows.count == 0).unsqueeze(1)  # such rows are left out below, but must stay finite
+        # Rows without negatives are left out below, but must stay finite.
+        allowed = pairs.negative_mask() | (rows.count == 0).unsqueeze(1)
         key = rows.y[pairs.positives[:, 0].clamp_min(0)]  # (A, d)
         tau = self.consistency_temperature
         consistency = symmetric_kl(rows.x @ rows.y.T / tau, key @ rows.y.T / tau, allowed)

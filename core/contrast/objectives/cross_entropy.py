@@ -9,7 +9,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from dipole.core.contrast.objectives.infonce import InfoNCE
 from dipole.core.contrast.options import Range
-from dipole.core.contrast.pairs import Pairs
+from dipole.core.contrast.pairs import NO_VIEW, Pairs, Structure
 from dipole.core.contrast.registry import register
 from dipole.core.contrast.similarity import full_precision
 from dipole.core.ground.errors import PairsError
@@ -37,8 +37,6 @@ class CrossEntropy(InfoNCE):
     Relations: a linear output layer without bias; `tuple` is the supervised reference without class vectors.
     """
 
-    prepare_locally = True
-
     def __init__(self, classes: Annotated[int, Range(at_least=2), "number of classes C"] = 100) -> None:
         super().__init__(temperature=1.0, similarity="dot")
         self.classes = classes
@@ -65,12 +63,9 @@ class CrossEntropy(InfoNCE):
             anchors=anchors,
             candidates=self.vectors.to(anchors.dtype),
             positives=own,
-            dropped=torch.empty_like(own)[:, :0],
+            dropped=own[:, :0],
             views=False,
-            trusted=True,
-            mutual=False,
-            padded=False,
-            shared=(0, self.classes),
-            intra_batch=False,
-            candidate_labels=None,
+            candidate_labels=torch.arange(self.classes, device=own.device),
+            candidate_index=None,
+            structure=Structure(pairs.known.anchor_views, ((NO_VIEW, self.classes),), fewest=1),
         )

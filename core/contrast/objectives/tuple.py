@@ -1,12 +1,10 @@
 """The supervised (n+1)-tuple loss: InfoNCE whose pairs are told by labels."""
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
 from dipole.core.contrast.objectives.infonce import InfoNCE, Temperature
-from dipole.core.contrast.pairs import Pairs, pads_last
+from dipole.core.contrast.pairs import Pairs
 from dipole.core.contrast.registry import register
 from dipole.core.ground.errors import PairsError
 
@@ -37,16 +35,14 @@ class Tuple(InfoNCE):
     def prepare(self, pairs: Pairs) -> Pairs:
         if pairs.labels is None:
             raise PairsError("tuple is supervised and needs labels: Pairs.from_views(views, labels=labels).")
-        others = pairs.labels if pairs.candidate_labels is None else pairs.candidate_labels
-        if len(pairs.candidates) != len(others):
+        if pairs.candidate_labels is None:
             raise PairsError(
                 f"tuple needs the label of every candidate, but there are {len(pairs.candidates)} candidates and "
-                f"{len(others)} labels (a queue or several keys); use Pairs.from_views(views, labels=labels)."
+                f"{len(pairs.labels)} labels (a queue: give queue_labels); use Pairs.from_views(views, labels=labels)."
             )
-        same = same_label(pairs.labels, others)
+        same = same_label(pairs.labels, pairs.candidate_labels)
         itself = (same.unsqueeze(2) == pairs.dropped.unsqueeze(1)).any(2)
-        positives = pads_last(torch.where(itself, -1, same))
-        return replace(pairs, positives=positives, views=False, trusted=True, padded=True)
+        return pairs.with_positives(torch.where(itself, -1, same))
 
 
 def same_label(labels: Tensor, others: Tensor) -> Tensor:

@@ -1,0 +1,60 @@
+"""What embeddings, indices and labels must look like before they are paired; one error for what does not fit."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dipole.core.ground.errors import PairsError
+
+
+def check_matrix(name: str, x: Tensor, like: tuple[str, Tensor] | None = None) -> Tensor:
+    if not isinstance(x, Tensor):
+        raise PairsError(f"{name} must be a torch tensor of shape (rows, width), got {type(x).__name__}.")
+    if x.ndim != 2 or not x.is_floating_point() or x.shape[0] == 0:
+        raise PairsError(
+            f"{name} must be floating-point embeddings of shape (rows >= 1, width), "
+            f"got {x.dtype} of shape {tuple(x.shape)}."
+        )
+    if like is not None:
+        other, y = like
+        for what, mine, theirs in (
+            ("width", x.shape[1], y.shape[1]),
+            ("device", x.device, y.device),
+            ("dtype", x.dtype, y.dtype),
+        ):
+            if mine != theirs:
+                raise PairsError(f"{name} and {other} must have the same {what}, got {mine} and {theirs}.")
+    return x
+
+
+def check_alike(views: Sequence[Tensor], name: str = "views") -> None:
+    check_matrix(f"{name}[0]", views[0])
+    for number, view in enumerate(views[1:], 1):
+        check_matrix(f"{name}[{number}]", view, (f"{name}[0]", views[0]))
+        if len(view) != len(views[0]):
+            raise PairsError(f"{name}[{number}] must have {len(views[0])} rows like {name}[0], got {len(view)}.")
+
+
+def check_indices(name: str, index: Tensor, anchors: Tensor, candidates: int, read: bool = True) -> None:
+    if not isinstance(index, Tensor) or index.dtype != torch.long or index.ndim != 2 or len(index) != len(anchors):
+        got = f"{index.dtype} of shape {tuple(index.shape)}" if isinstance(index, Tensor) else type(index).__name__
+        raise PairsError(f"{name} must be torch.long of shape (anchors = {len(anchors)}, any), got {got}.")
+    if index.device != anchors.device:
+        raise PairsError(f"{name} and anchors must have the same device, got {index.device} and {anchors.device}.")
+    # A constructor of ours does not read indices back from an accelerator.
+    if (index.is_cpu or read) and index.numel() and (int(index.min()) < -1 or int(index.max()) >= candidates):
+        raise PairsError(
+            f"{name} must index the {candidates} candidates (0 to {candidates - 1}, -1 pads), "
+            f"got {int(index.min())} to {int(index.max())}."
+        )
+
+
+def check_row_values(labels: Tensor | None, rows: int, name: str = "labels") -> None:
+    if labels is not None and (not isinstance(labels, Tensor) or labels.shape != (rows,)):
+        got = tuple(labels.shape) if isinstance(labels, Tensor) else type(labels).__name__
+        raise PairsError(f"{name} must be a tensor of shape ({rows},), one for each row, got {got}.")
+
+
+def shape_of(x: object) -> str:
+    return str(tuple(x.shape)) if isinstance(x, Tensor) else type(x).__name__

@@ -1,0 +1,188 @@
+"""The value of several terms on the pairs of a batch: one sweep for all that look at the same similarities."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from dipole.core.contrast.gather import Related
+from dipole.core.contrast.pairs import Pairs
+from dipole.core.contrast.rows import AnyStatistic, row_statistics
+from dipole.core.contrast.similarity import full_precision, paired
+from dipole.core.ground.distributed import all_sum
+
+if TYPE_CHECKING:
+    from dipole.core.contrast.objective import Objective
+
+
+class Rows:
+    """Row statistics of one term by the names it gave them, and what else it may ask about its pairs."""
+
+    def __init__(self, pairs: Pairs, x: Tensor, y: Tensor, values: dict[str, Tensor]) -> None:
+        self.pairs = pairs
+        self.x = x
+        self.y = y
+        self._values = values
+
+    def __getattr__(self, name: str) -> Tensor:
+        try:
+            return self._values[name]
+        except KeyError:
+            raise AttributeError(f"no row statistic {name!r}; declared: {', '.join(self._values) or 'none'}") from None
+
+    @property
+    def count(self) -> Tensor:
+        """(A,) number of negatives of each anchor, in the embeddings' dtype."""
+        return self.pairs.negative_counts.to(self.x.dtype)
+
+    def similarity(self, index: Tensor) -> Tensor:
+        """Similarities (A, n) with the listed candidates, with gradient."""
+        return paired(self.x, self.y, index)
+
+    def over_positives(self, values: Tensor) -> Tensor:
+        """Mean over the positives of each anchor: (A, K) -> (A,)."""
+        mask = self.pairs.positive_mask
+        if mask is None:
+            return values.mean(1)
+        return torch.where(mask, values, 0.0).sum(1) / mask.sum(1).clamp_min(1)
+
+    def only_positives(self, values: Tensor, fill: float) -> Tensor:
+        """The same (A, K) with padding replaced by a number."""
+        mask = self.pairs.positive_mask
+        return values if mask is None else torch.where(mask, values, fill)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Mean of (A,) over the anchors that have a positive, of all ranks."""
+        mask = self.pairs.positive_mask
+        if mask is None:
+            return self.mean_over_all(values)
+        has = mask.any(1)
+        return all_sum(torch.where(has, values, 0.0).sum()) / all_sum(has.sum().to(values.dtype)).clamp_min(1)
+
+    def mean_over_all(self, values: Tensor) -> Tensor:
+        """Mean of (A,) over all anchors, of all ranks."""
+        return all_sum(values.sum()) / all_sum(values.new_tensor(float(len(values))))
+
+
+@dataclass(frozen=True)
+class TermValue:
+    """What one term contributed; `note` says why a value is 0 without being learnt."""
+
+    value: Tensor
+    weight: float
+    note: str = ""
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The loss to descend and the unweighted value of each term by name."""
+
+    loss: Tensor
+    terms: dict[str, TermValue]
+
+
+def evaluate(terms: Mapping[str, tuple[float, Objective]], related: Related) -> Outcome:
+    """Weighted sum of terms, the mean over all Pairs of a batch and over all ranks' anchors.
+
+    Args:
+        terms: weight and term by name.
+        related: the pairs of all ranks.
+
+    Raises:
+        PairsError: if the pairs cannot carry a term.
+    """
+    found = [_on_pairs(terms, pairs, related) for pairs in related.pairs]
+    values = {name: _mean([each[name] for each in found]) for name in terms}
+    loss = torch.stack([v.weight * v.value for v in values.values()]).sum()
+    return Outcome(loss, {name: TermValue(v.value.detach(), v.weight, v.note) for name, v in values.items()})
+
+
+def _on_pairs(terms: Mapping[str, tuple[float, Objective]], pairs: Pairs, related: Related) -> dict[str, TermValue]:
+    prepared = {name: term.prepare(pairs) for name, (_, term) in terms.items()}
+    # Terms that look at the same pairs look at the same narrowed pairs.
+    local = {id(each): related.local(each) for each in prepared.values()}
+    matrices: dict[object, _Matrix] = {}
+    seen_by: dict[str, _Matrix] = {}
+    for name, (_, term) in terms.items():
+        each = prepared[name]
+        term.build_for(each.anchors)
+        key = id(each), term.projection()
+        if key not in matrices:
+            matrices[key] = _Matrix.of(term, local[id(each)])
+        matrices[key].wanted += term.statistics().values()
+        seen_by[name] = matrices[key]
+    for matrix in matrices.values():
+        matrix.sweep()
+    return {
+        name: TermValue(*_value(term, prepared[name], seen_by[name], weight)) for name, (weight, term) in terms.items()
+    }
+
+
+class _Matrix:
+    """One similarity matrix and the statistics that all terms looking at it have asked for."""
+
+    def __init__(self, pairs: Pairs, x: Tensor, y: Tensor, bound: float | None) -> None:
+        self.pairs, self.x, self.y, self.bound = pairs, x, y, bound
+        self.wanted: list[AnyStatistic] = []
+        self.results: dict[AnyStatistic, Tensor] = {}
+
+    @classmethod
+    def of(cls, term: Objective, pairs: Pairs) -> _Matrix:
+        if term.similarity is None:
+            x = full_precision(pairs.anchors)
+            return cls(pairs, x, x, None)
+        return cls(pairs, *term.project(pairs))
+
+    def sweep(self) -> None:
+        # Without a candidate that could be a negative there is nothing to sweep.
+        if self.wanted and len(self.y) > self.pairs.first_negative:
+            self.results = row_statistics(
+                self.x,
+                self.y,
+                self.pairs.excluded,
+                self.wanted,
+                counts=self.pairs.negative_counts,
+                bound=self.bound,
+                symmetric=self.pairs.mutual and self.x is self.y,
+                first=self.pairs.first_negative,
+            )
+
+    def rows(self, term: Objective) -> Rows:
+        named = {name: self.results[statistic] for name, statistic in term.statistics().items() if self.results}
+        return Rows(self.pairs, self.x, self.y, named)
+
+    @cached_property
+    def positives(self) -> Tensor:
+        return paired(self.x, self.y, self.pairs.positives)
+
+
+def _value(term: Objective, prepared: Pairs, matrix: _Matrix, weight: float) -> tuple[Tensor, float, str]:
+    # What the global pairs hold decides: ranks must agree on whether they go on to the sums over all of them.
+    if term.needs_negatives and not prepared.has_negatives:
+        return (matrix.x * 0.0).sum(), weight, "0: no anchor has a negative (every candidate is a positive or dropped)"
+    if prepared.positives.shape[1] == 0 and term.is_base():
+        return (matrix.x * 0.0).sum(), weight, "0: no anchor has a positive"
+    rows = matrix.rows(term)
+    value = term.loss(matrix.positives if term.similarity is not None else matrix.x, rows)
+    if value.ndim:
+        if term.needs_negatives:
+            value = torch.where(matrix.pairs.negative_counts > 0, value, 0.0)
+        value = rows.mean(value)
+    return value, weight, ""
+
+
+def _mean(values: list[TermValue]) -> TermValue:
+    """One term's value over several Pairs; the note that all of them have."""
+    if len(values) == 1:
+        return values[0]
+    notes = {each.note for each in values}
+    value = torch.stack([each.value for each in values]).mean()
+    return TermValue(value, values[0].weight, notes.pop() if len(notes) == 1 else "")

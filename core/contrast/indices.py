@@ -1,0 +1,49 @@
+"""Arithmetic of the indices and row values that pairs are made of; nothing here reads a value back from the device."""
+
+import torch
+from torch import Tensor
+
+
+def instances_of(rows: dict[str, Tensor], count: int, device: torch.device) -> Tensor:
+    """(B,) what the domain calls the instances, or their places in the batch."""
+    return rows["index"] if "index" in rows else torch.arange(count, device=device)
+
+
+def relative(dropped: Tensor, batch: int, count: int) -> dict[str, Tensor]:
+    """Indices (B, E) into `count` keys and a queue as (number of the key, rows ahead), which gathering leaves true."""
+    in_keys = dropped < count * batch
+    row = torch.arange(batch, device=dropped.device).unsqueeze(1)
+    number = torch.where(in_keys, torch.where(dropped < 0, -1, dropped // batch), count)
+    return {
+        "dropped_key": number,
+        "dropped_ahead": torch.where(in_keys, dropped % batch - row, dropped - count * batch),
+    }
+
+
+def absolute(rows: dict[str, Tensor], batch: int, count: int) -> Tensor:
+    """The same indices in the batch of all ranks."""
+    number, ahead = rows["dropped_key"], rows["dropped_ahead"]
+    row = torch.arange(batch, device=number.device).unsqueeze(1)
+    return torch.where(number < 0, -1, number * batch + torch.where(number < count, row + ahead, ahead))
+
+
+def pads_last(index: Tensor) -> Tensor:
+    """The same rows with -1 behind the real entries, so that the first positive is one."""
+    return index.gather(1, (index < 0).long().argsort(dim=1, stable=True))
+
+
+def repeat(values: Tensor | None, count: int) -> Tensor | None:
+    return None if values is None else values.repeat(count)
+
+
+def padded(values: Tensor | None, count: int) -> Tensor | None:
+    """Values (n,) with `count` times -1 behind them."""
+    return None if values is None else torch.cat([values, values.new_full((count,), -1)])
+
+
+def joined(values: Tensor | None, more: Tensor | None, start: int) -> Tensor | None:
+    return None if values is None or more is None else torch.cat([values, more[start:]])
+
+
+def runs_of(runs: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
+    return torch.cat([torch.full((rows,), view, device=device) for view, rows in runs])
