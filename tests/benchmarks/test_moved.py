@@ -1,4 +1,4 @@
-"""Modules that have moved are found under the names that docs of earlier versions gave, by import and by `python -m`."""
+"""Modules that have moved are found under their old names, which docs of earlier versions gave."""
 
 import subprocess
 import sys
