@@ -10,7 +10,7 @@ from statistics import fmean
 from dipole.benchmarks.manifest import ColumnEntry, JobEntry, Manifest, RowEntry
 from dipole.benchmarks.report import published
 from dipole.benchmarks.report.claims import NO_DATA, NO_TEST, Outcome, evaluate
-from dipole.benchmarks.report.published import Comparison
+from dipole.benchmarks.report.comparison import NOT_COMPARED, Comparison, compare, protocol_differences
 from dipole.benchmarks.report.ranking import Rank, Samples, rank
 from dipole.benchmarks.statistics import PairedTest, Summary, holm, paired, seeds_needed, summarize
 from dipole.core.ground.errors import nearest
@@ -76,7 +76,7 @@ class Claimed:
         """The verdict on our numbers; it names another protocol wherever it stands."""
         if self.is_paper_protocol or self.ours.verdict in (NO_DATA, NO_TEST):
             return self.ours.verdict
-        return f"{self.ours.verdict} ({published.NOT_COMPARED})"
+        return f"{self.ours.verdict} ({NOT_COMPARED})"
 
 
 class SuiteResults:
@@ -205,7 +205,7 @@ class SuiteResults:
     @property
     def protocol_notes(self) -> list[str]:
         paper = self.table.protocol if self.table else {}
-        return published.protocol_differences(paper, self.manifest.protocol)
+        return protocol_differences(paper, self.manifest.protocol)
 
     def _row(self, row: RowEntry) -> list[CellResult]:
         columns = [c for c in self.manifest.columns if (row.label, c.name) in self._cells]
@@ -225,7 +225,7 @@ class SuiteResults:
         comparison = None
         if self.table is not None and printed is not None and summary is not None:
             is_same = self.manifest.is_paper_protocol
-            comparison = published.compare(printed, self.table.trials, summary, self.table.metric, is_same)
+            comparison = compare(printed, self.table.trials, summary, self.table.metric, is_same)
         hashes = self._cells[row.label, column.name].values()
         failed = any(self.records[name].status == "failed" for name in hashes if name in self.records)
         return CellResult(row, column, samples, len(hashes), summary, test, p_holm, comparison, printed, failed)

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from dipole.benchmarks.report import published
 from dipole.benchmarks.report.claims import NO_DATA, Outcome, evaluate
-from dipole.benchmarks.report.published import AGREES, DIFFERS, NOT_COMPARED, UNDECIDED
+from dipole.benchmarks.report.comparison import AGREES, DIFFERS, NOT_COMPARED, UNDECIDED
 from dipole.benchmarks.report.ranking import Rank
 from dipole.benchmarks.report.results import CellResult, SuiteResults
 from dipole.benchmarks.report.table import Cell, ReportTable, number

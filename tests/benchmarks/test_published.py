@@ -7,21 +7,16 @@ import pytest
 
 from dipole.benchmarks.report import claims as claims_module
 from dipole.benchmarks.report.claims import evaluate
-from dipole.benchmarks.report.published import (
+from dipole.benchmarks.report.comparison import (
     AGREES,
     DIFFERS,
     NOT_COMPARED,
     UNDECIDED,
-    Claim,
-    PrintedCell,
-    claims,
     compare,
-    figures,
     margin,
     protocol_differences,
-    table,
-    tables,
 )
+from dipole.benchmarks.report.published import Claim, PrintedCell, claims, figures, table, tables
 from dipole.benchmarks.statistics import summarize
 from dipole.core.ground.errors import DataError
 
