@@ -9,6 +9,7 @@ Runner = Callable[[argparse.Namespace], int]
 
 
 def bench(parser: argparse.ArgumentParser) -> Runner:
+    """Run a suite: recipes x objectives x seeds."""
     parser.add_argument("suite", nargs="?", metavar="SUITE", help="a shipped suite or a suite file; none lists them")
     parser.add_argument("--scale", choices=("small", "paper"), default="small", help="small (default) or the paper's")
     parser.add_argument(
@@ -34,6 +35,7 @@ def bench(parser: argparse.ArgumentParser) -> Runner:
 
 
 def report(parser: argparse.ArgumentParser) -> Runner:
+    """Write an HTML report of recorded runs."""
     parser.add_argument("runs", type=Path, metavar="RUNS", help="folder of runs")
     parser.add_argument(
         "-o", "--output", type=Path, default=Path("report.html"), metavar="PATH",
@@ -43,6 +45,7 @@ def report(parser: argparse.ArgumentParser) -> Runner:
 
 
 def demo(parser: argparse.ArgumentParser) -> Runner:
+    """Compare objectives on embedded data and show the result."""
     parser.add_argument(
         "part", nargs="?", choices=("all", "vision"), default="all",
         help="all (default): six objectives in vision, text and rl; vision: four objectives on digits",

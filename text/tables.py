@@ -1,12 +1,11 @@
 """The six SentEval tasks beside the published rows."""
 
-import importlib.util
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from dipole.core.ground.errors import DataError
+from dipole.core.train.shipped import shipped
 from dipole.text.senteval import SIX_TASKS, Result
 
 PUBLISHED = ("lmcl-table4", "cllr-table2")
@@ -18,12 +17,10 @@ EXCHANGED = (
 
 def published_rows(table: str) -> list[tuple[str, dict[str, float | None]]]:
     """Methods and printed accuracies of a published table, MSRP called MRPC."""
-    spec = importlib.util.find_spec("dipole.benchmarks")
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        for path in sorted(Path(folder, "published").glob("*.json")):
-            for found in json.loads(path.read_text(encoding="utf-8"))["tables"]:
-                if found["id"] == table:
-                    return [(row["method"], _cells(found["columns"], row["cells"])) for row in found["rows"]]
+    for path in shipped("published", "*.json").values():
+        for found in json.loads(path.read_text(encoding="utf-8"))["tables"]:
+            if found["id"] == table:
+                return [(row["method"], _cells(found["columns"], row["cells"])) for row in found["rows"]]
     raise DataError(f"no published table {table!r}; there are {', '.join(PUBLISHED)}")
 
 

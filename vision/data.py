@@ -1,7 +1,6 @@
 """Image sets as the domain uses them: uint8 tensors with labels, their statistics, and the parts of an experiment."""
 
 import hashlib
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,6 +14,7 @@ from torch import Tensor
 from dipole.core.ground.errors import DataError
 from dipole.core.ground.seeding import Seeds
 from dipole.core.train.config import Settings
+from dipole.core.train.shipped import shipped
 from dipole.vision.stream import Encoded
 
 if TYPE_CHECKING:
@@ -242,10 +242,7 @@ def unbalance(images: ImageSet, rule: str, generator: torch.Generator) -> ImageS
 
 def shipped_classes() -> dict[str, Path]:
     """The class lists that come with the published tables, by name."""
-    spec = importlib.util.find_spec("dipole.benchmarks")
-    folders = list(spec.submodule_search_locations or ()) if spec else []
-    found = [path for folder in folders for path in Path(folder, "published").glob("*_classes.txt")]
-    return {path.stem.removesuffix("_classes"): path for path in found}
+    return {name.removesuffix("_classes"): path for name, path in shipped("published", "*_classes.txt").items()}
 
 
 def read_classes(source: str) -> tuple[str, ...]:

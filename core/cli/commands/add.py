@@ -11,6 +11,7 @@ from dipole.core.ground.errors import ConfigError
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
+    """Add a number that another program measured on a run's model."""
     parser.add_argument("run", metavar="RUN", help="folder of a finished run, or the first digits of its hash")
     parser.add_argument("values", metavar="NAME=VALUE", nargs="+", help="such as detection/voc/AP50=0.824")
     parser.add_argument("--source", required=True, help="what measured it, such as 'detectron2 0.6, voc.yaml'")

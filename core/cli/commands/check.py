@@ -9,6 +9,7 @@ from dipole.core.cli import Runner
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
+    """Put an objective through the conformance kit."""
     parser.add_argument(
         "target", nargs="?", metavar="TARGET", help="an objective as text, or package.module:Class of any loss(a, b)"
     )

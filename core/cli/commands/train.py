@@ -10,6 +10,7 @@ from dipole.core.cli import Runner
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
+    """Train one recipe and record the result."""
     parser.add_argument("recipe", metavar="RECIPE", help="a shipped recipe (`dipole list recipes`) or a .toml file")
     parser.add_argument(
         "--set",
