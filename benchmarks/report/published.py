@@ -4,10 +4,10 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from dipole.core.ground.errors import DataError, nearest
+from dipole.core.train.shipped import shipped
 
 PAPERS = ("arora", "lmcl", "cacr", "cllr")
 # SUBJ and MPQA levels look exchanged at the source of the baseline rows that two papers share.
@@ -122,7 +122,7 @@ def row_label(method: str, group: str | None = None) -> str:
 @cache
 def tables() -> Mapping[str, PrintedTable]:
     """Every printed table by its id."""
-    return {t.id: t for paper in PAPERS for t in (_table(paper, raw) for raw in _paper(paper)["tables"])}
+    return {t.id: t for paper, found in _papers().items() for t in (_table(paper, raw) for raw in found["tables"])}
 
 
 @cache
@@ -130,18 +130,18 @@ def figures() -> Mapping[str, Figure]:
     """Every figure by its id: what is plotted; no values were measured off a plot."""
     return {
         raw["id"]: Figure(raw["id"], paper, raw["plotted"], raw.get("settings", {}), tuple(raw.get("claims", ())))
-        for paper in PAPERS
-        for raw in _paper(paper)["figures"]
+        for paper, found in _papers().items()
+        for raw in found["figures"]
     }
 
 
 @cache
 def claims() -> tuple[Claim, ...]:
-    """Every claim of the four papers, in their order."""
+    """Every claim of the papers, in their order."""
     return tuple(
         Claim(c["id"], paper, c["statement"], c["where"], c["basis"], tuple(c.get("tests", ())), c.get("note", ""))
-        for paper in PAPERS
-        for c in _paper(paper)["claims"]
+        for paper, found in _papers().items()
+        for c in found["claims"]
     )
 
 
@@ -152,9 +152,11 @@ def table(name: str) -> PrintedTable:
 
 
 @cache
-def _paper(short: str) -> dict[str, Any]:
-    text = files("dipole.benchmarks").joinpath("published", f"{short}.json").read_text(encoding="utf-8")
-    return json.loads(text)
+def _papers() -> Mapping[str, Mapping[str, Any]]:
+    """Tables, figures and claims by paper: dipole's own in their order, then those of other packages."""
+    found = shipped("published", "*.json")
+    names = [*PAPERS, *sorted(found.keys() - set(PAPERS))]
+    return {name: json.loads(found[name].read_text(encoding="utf-8")) for name in names}
 
 
 def _table(paper: str, raw: Mapping[str, Any]) -> PrintedTable:
