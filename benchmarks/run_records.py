@@ -6,8 +6,9 @@ from pathlib import Path
 from dipole.core.ground.errors import DataError, RecordError
 from dipole.core.ground.files import why
 from dipole.core.record import RunRecord, read_record
-from dipole.core.record.additions import FILE, with_measured
+from dipole.core.record.additions import FILE, with_additions
 from dipole.core.train.config import RunConfig
+from dipole.core.train.run_folder import locate
 
 BENCH = ".bench"
 """Folder of a runs folder that holds what `dipole bench` needs: suites as they were expanded, claims, logs."""
@@ -56,7 +57,7 @@ def collect(folder: Path) -> Collection:
             found.problems.append(Problem(path, str(error)))
             continue
         try:
-            record = with_measured(record, path)
+            record = with_additions(record, path)
         except RecordError as error:
             found.problems.append(Problem(path / FILE, str(error)))
         if record.hash != path.name:
@@ -71,7 +72,7 @@ def run_name(config: RunConfig, runs: Path | None = None) -> str:
 
     Everything else in a runs folder (claims, logs, descriptions of suites) speaks of runs by this name.
     """
-    return config.hash
+    return config.hash if runs is None else locate(runs, config).name
 
 
 def is_done(folder: Path) -> bool:

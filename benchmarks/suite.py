@@ -20,7 +20,9 @@ from dipole.benchmarks.report import published
 from dipole.benchmarks.run_records import run_name
 from dipole.core.ground.errors import ConfigError, nearest
 from dipole.core.ground.files import why
-from dipole.core.train.config import RunConfig, Settings, describe, load
+from dipole.core.train.config import RunConfig, Settings
+from dipole.core.train.problems import describe
+from dipole.core.train.recipe import load
 from dipole.core.train.shipped import shipped
 
 ScaleName = Literal["small", "paper"]

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from dipole.core.record import RunRecord
-from dipole.core.train.config import load
 from dipole.core.train.loop import train
+from dipole.core.train.recipe import load
 from dipole.core.train.run_folder import DEFAULT_RUNS
 
 OBJECTIVES = ("infonce", "infonce + 0.1*dp", "cacr", "infonce + 0.1*cllr")

@@ -57,7 +57,7 @@ def arguments(runs: Path, name: str, processes: int, parent: int, command: list[
 
 def _is_that_run(command: list[str], name: str, runs: Path) -> bool:
     """Whether the command still means the run that the suite was expanded to: recipes and defaults can be edited."""
-    from dipole.core.train.config import load
+    from dipole.core.train.recipe import load
 
     settings = [text for flag, text in pairwise(command) if flag == "--set"]
     if (found := run_name(load(command[1], settings).config, runs)) == name:

@@ -17,8 +17,9 @@ import numpy as np
 
 from dipole.core.ground.errors import DipoleError
 from dipole.core.record import RunRecord
-from dipole.core.train.config import RunConfig, load
+from dipole.core.train.config import RunConfig
 from dipole.core.train.loop import train
+from dipole.core.train.recipe import load
 
 RECIPE = "cartpole-balance-small"
 OBJECTIVES = {

@@ -1,7 +1,7 @@
 """Old import paths of modules that have moved: the documented names of earlier versions go on working.
 
-`forward("dipole.core", {"config": "train.config"})` makes `import dipole.core.config` give the very module
-`dipole.core.train.config`, so that nothing exists twice.
+`forward("dipole.core", {"optim": "train.optimizer"})` makes `import dipole.core.optim` give the very module
+`dipole.core.train.optimizer`, so that nothing exists twice.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ import torch
 
 from dipole.core.contrast.gather import relate
 from dipole.core.ground.seeding import Seeds
-from dipole.core.train.config import load
 from dipole.core.train.evaluation import evaluate
 from dipole.core.train.loop import build
+from dipole.core.train.recipe import load
 from dipole.core.train.run_folder import RunFolder
 
 SMALL = {

@@ -70,7 +70,7 @@ def test_cells_with_equal_settings_share_a_run(suite_file):
 
 
 def test_later_settings_win_and_the_command_repeats_the_run(suite_file):
-    from dipole.core.train.config import load
+    from dipole.core.train.recipe import load
 
     sized = read_suite(suite_file).at("small")
     for job in sized.jobs():

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from dipole.core.ground.errors import ConfigError
-from dipole.core.train.config import load
 from dipole.core.train.loop import Run, RunInterruptedError, train
 from dipole.core.train.model_files import load_weights
+from dipole.core.train.recipe import load
 from dipole.core.train.shipped import shipped_recipes
 from dipole.rl import ContrastiveSAC, tasks
 from dipole.rl.adapter import RLAdapter, RLConfig

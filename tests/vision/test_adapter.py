@@ -9,7 +9,7 @@ import torch
 from dipole.core.ground.errors import ConfigError, DataError
 from dipole.core.ground.seeding import Seeds, seed_everything
 from dipole.core.measure.probes import state_hash
-from dipole.core.train.config import load
+from dipole.core.train.recipe import load
 from dipole.vision.adapter import VisionAdapter, VisionConfig
 
 SMALL = {

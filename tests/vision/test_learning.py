@@ -2,8 +2,8 @@
 
 import pytest
 
-from dipole.core.train.config import load
 from dipole.core.train.loop import train
+from dipole.core.train.recipe import load
 
 
 def results(tmp_path, *overrides):

@@ -12,8 +12,8 @@ from dipole.benchmarks.run_records import collect
 from dipole.benchmarks.suite import read_suite
 from dipole.core.cli import main
 from dipole.core.ground.errors import ConfigError
-from dipole.core.train.config import load
 from dipole.core.train.loop import train
+from dipole.core.train.recipe import load
 from dipole.vision.planar import BAR_DISTANCE, BAR_LENGTH, BAR_WIDTH, SETS
 
 

@@ -38,7 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
 
 def _run(arguments: argparse.Namespace) -> int:
     from dipole.core.conformance.kit import all_subjects, check_objective
-    from dipole.core.train.config import parse_override
+    from dipole.core.train.recipe import parse_override
 
     options = {".".join(keys): value for keys, value in map(parse_override, arguments.option)}
     reports = []

@@ -24,9 +24,9 @@ def run(arguments: argparse.Namespace) -> int:
     folder = find_run(arguments.run, arguments.runs)
 
     from dipole.core.ground.text import number, text_table
-    from dipole.core.train.trained_run import evaluate_saved
+    from dipole.core.train.trained_run import evaluate_run
 
-    record, found = evaluate_saved(folder, arguments.device)
+    record, found = evaluate_run(folder, arguments.device)
     if arguments.json:
         print(json.dumps({"run": str(folder.path), "agrees": record.evaluations[-1].agrees, "results": found.results}))
         return 0
