@@ -79,7 +79,7 @@ def _bench(arguments: argparse.Namespace) -> int:
             suite = read_suite(name)
             print(f"{name:<28}  {', '.join(suite.scale):<12}  {suite.title}")
         return 0
-    from dipole.benchmarks.bench import bench, plan_all
+    from dipole.benchmarks.run.bench import bench, plan_all
 
     if arguments.suite is None:
         return plan_all(arguments.scale, arguments.runs, arguments.jobs, arguments.threads)
@@ -107,8 +107,8 @@ def _demo(arguments: argparse.Namespace) -> int:
 
         vision_demo(arguments.runs)
         return 0
-    from dipole.benchmarks.bench import bench
-    from dipole.benchmarks.report import write_report
+    from dipole.benchmarks.report.write import write_report
+    from dipole.benchmarks.run.bench import bench
 
     a = arguments
     code = bench("demo", "small", a.runs, a.engine, a.jobs, a.threads)
@@ -118,7 +118,7 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from dipole.benchmarks.report import write_report
+    from dipole.benchmarks.report.write import write_report
 
     found = write_report(arguments.runs, arguments.output)
     print(f"{arguments.output}: " + ", ".join(f"{value} {name}" for name, value in found.facts.items()))

@@ -1,1 +1,1 @@
-"""Learning checks on real data: trained encoders beside ones that learn nothing."""
+"""Studies that docs quote: `python -m dipole.benchmarks.studies.NAME`."""

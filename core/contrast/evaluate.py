@@ -12,9 +12,9 @@ from torch import Tensor
 
 from dipole.core.contrast.gather import Related
 from dipole.core.contrast.pairs import Pairs
+from dipole.core.contrast.similarity import full_precision, paired
 from dipole.core.contrast.statistics import AnyStatistic
 from dipole.core.contrast.sweep import row_statistics
-from dipole.core.contrast.similarity import full_precision, paired
 from dipole.core.ground.distributed import all_sum
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from dipole.core.contrast.options import Range
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.contrast.registry import register
 from dipole.core.contrast.regularizers.dp import Distance
+from dipole.core.contrast.similarity import full_precision, normalize, paired
 from dipole.core.contrast.statistics import AnyStatistic, Count, LogSumExp, SoftmaxMean
 from dipole.core.contrast.sweep import TILE, row_statistics
-from dipole.core.contrast.similarity import full_precision, normalize, paired
 from dipole.core.ground.errors import PairsError
 
 Sharpness = Annotated[float, Range(at_least=0), "sharpness t_neg of the negatives' weights"]

@@ -136,7 +136,7 @@ def test_eval_of_a_run_that_changed_or_broke(blobs: Path, capsys: pytest.Capture
 
 
 def test_numbers_of_another_program_stand_beside_the_run_s_own(blobs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from dipole.benchmarks.collect import collect
+    from dipole.benchmarks.run_records import collect
 
     dipole(capsys, "train", blobs, "--quiet")
     (folder,) = Path("runs").iterdir()

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from dipole.benchmarks.collect import collect
 from dipole.benchmarks.manifest import manifest
-from dipole.benchmarks.results import SuiteResults
+from dipole.benchmarks.report.results import SuiteResults
+from dipole.benchmarks.run_records import collect
 from dipole.benchmarks.suite import read_suite
 from dipole.core.cli import main
 from dipole.core.ground.errors import ConfigError

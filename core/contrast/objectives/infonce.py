@@ -9,8 +9,8 @@ from torch.nn.functional import softplus
 from dipole.core.contrast.objective import Objective, Rows
 from dipole.core.contrast.options import Range
 from dipole.core.contrast.registry import register
-from dipole.core.contrast.statistics import AnyStatistic, LogSumExp
 from dipole.core.contrast.similarity import Similarity
+from dipole.core.contrast.statistics import AnyStatistic, LogSumExp
 
 Temperature = Annotated[float, Range(above=0), "softmax temperature tau"]
 SimilarityOption = Annotated[Similarity, "cosine of normalised embeddings, their plain dot product, or a^T W c"]

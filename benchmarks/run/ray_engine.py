@@ -17,9 +17,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dipole.benchmarks.collect import is_done
-from dipole.benchmarks.engines import RETRY_TAKEN_AFTER, Result, Task, cores, environment_for, execute, log_of
-from dipole.benchmarks.worker import BENCH
+from dipole.benchmarks.run.engines import RETRY_TAKEN_AFTER
+from dipole.benchmarks.run.machine import cores, environment_for
+from dipole.benchmarks.run.tasks import Result, Task, execute, log_of
+from dipole.benchmarks.run_records import BENCH, is_done
 from dipole.core.ground.errors import ConfigError
 
 RETRIES = 5

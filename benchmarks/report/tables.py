@@ -1,62 +1,25 @@
 """The tables of a report, once, for HTML, CSV and Markdown alike."""
 
-import csv
-import io
-import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
 
-from dipole.benchmarks import energy
-from dipole.benchmarks.claims import NO_DATA, Outcome, evaluate
-from dipole.benchmarks.collect import Collection
-from dipole.benchmarks.published import AGREES, DIFFERS, NOT_COMPARED, UNDECIDED, claims, tables
-from dipole.benchmarks.results import CellResult, Rank, SuiteResults
+from dipole.benchmarks.report import published
+from dipole.benchmarks.report.claims import NO_DATA, Outcome, evaluate
+from dipole.benchmarks.report.comparison import AGREES, DIFFERS, NOT_COMPARED, UNDECIDED
+from dipole.benchmarks.report.ranking import Rank
+from dipole.benchmarks.report.results import CellResult, SuiteResults
+from dipole.benchmarks.report.table import Cell, ReportTable, number
+from dipole.benchmarks.run import energy
+from dipole.benchmarks.run_records import Collection, Problem
 from dipole.benchmarks.statistics import Interval, iqm_interval, probability_of_improvement
 from dipole.core.ground.progress import duration
 from dipole.core.record import RunRecord
 
 
-@dataclass(frozen=True)
-class Cell:
-    """What a table shows at one place: text, a smaller second line, the value it sorts by, and its emphasis."""
-
-    text: str
-    sort: float | str | None = None
-    sub: str = ""
-    mark: str = ""
-
-
-@dataclass(frozen=True)
-class Sheet:
-    """One table: `name` is its file name, `head` its columns; the first column names the row."""
-
-    name: str
-    title: str
-    head: tuple[str, ...]
-    rows: Sequence[tuple[Cell, ...]]
-    note: str = ""
-    code: frozenset[str] = field(default=frozenset())
-    is_folded: bool = False
-
-    @property
-    def numeric(self) -> tuple[bool, ...]:
-        """Which columns hold numbers: those that have a number somewhere and, where none is missing, no other text."""
-        columns = [[row[i] for row in self.rows if row[i].text] for i in range(len(self.head))]
-        kinds = [[type(cell.sort) for cell in column if cell.mark not in ("open", "bad")] for column in columns]
-        return tuple(bool(column) and all(kind in (int, float) for kind in column) for column in kinds)
-
-    def without_empty_columns(self) -> "Sheet":
-        """This table less the columns that say nothing."""
-        kept = [i for i in range(len(self.head)) if any(row[i].text or row[i].sub for row in self.rows)]
-        rows = [tuple(row[i] for i in kept) for row in self.rows]
-        return replace(self, head=tuple(self.head[i] for i in kept), rows=rows) if rows else self
-
-
-def results_sheet(results: SuiteResults) -> Sheet:
+def results_table(results: SuiteResults) -> ReportTable:
     """The suite as the paper prints it: methods by measurements, with the printed number below ours."""
     best = {column: _best(results, column) for column in results.columns}
     has_objective = any(row.label != row.objective for row in results.rows)
@@ -73,10 +36,10 @@ def results_sheet(results: SuiteResults) -> Sheet:
         note += " Below it the printed number."
     names = ("method", "objective") if has_objective else ("objective",)
     head = (*names, *(units[c] for c in results.columns))
-    return Sheet(f"{results.manifest.name}-results", "Results", head, rows, note, frozenset({"objective"}))
+    return ReportTable(f"{results.manifest.name}-results", "Results", head, rows, note, frozenset({"objective"}))
 
 
-def cells_sheet(results: SuiteResults) -> Sheet:
+def cells_table(results: SuiteResults) -> ReportTable:
     """Every cell with its interval, the test against the base, the printed number and the verdict."""
     head = (
         "method", "measurement", "n", "mean", "std", "low", "high",
@@ -89,10 +52,10 @@ def cells_sheet(results: SuiteResults) -> Sheet:
         "measurements of a row; effect is Cohen's d of the pairs; the last column: seed pairs that would show "
         "a gain of this size."
     )
-    return Sheet(f"{results.manifest.name}-cells", "Every number", head, rows, note, is_folded=True)
+    return ReportTable(f"{results.manifest.name}-cells", "Every number", head, rows, note, is_folded=True)
 
 
-def beside_sheet(results: SuiteResults) -> Sheet:
+def beside_table(results: SuiteResults) -> ReportTable:
     """Ours, theirs, the interval of the difference, and whether it can be decided: what the terminal shows."""
     rows = []
     for cell in results.cells:
@@ -112,10 +75,10 @@ def beside_sheet(results: SuiteResults) -> Sheet:
             )
         )
     head = ("method", "measurement", "ours", "printed", "difference", "95 % interval", "verdict")
-    return Sheet(f"{results.manifest.name}-beside", results.manifest.title, head, rows)
+    return ReportTable(f"{results.manifest.name}-beside", results.manifest.title, head, rows)
 
 
-def claims_sheet(results: SuiteResults, others: Iterable[SuiteResults] = ()) -> Sheet | None:
+def claims_table(results: SuiteResults, others: Iterable[SuiteResults] = ()) -> ReportTable | None:
     """The paper's statements about this table, on its own numbers and on ours."""
     if not (found := results.claims(others)):
         return None
@@ -137,10 +100,10 @@ def claims_sheet(results: SuiteResults, others: Iterable[SuiteResults] = ()) -> 
         "How many of a statement's comparisons go as claimed. Verdicts need significance at 0.05 (Holm); where ours is "
         "not the paper's protocol they say so, and speak of our setting alone."
     )
-    return Sheet(f"{results.manifest.name}-claims", "The paper's claims", head, rows, note)
+    return ReportTable(f"{results.manifest.name}-claims", "The paper's claims", head, rows, note)
 
 
-def every_claim_sheet(suites: Sequence[SuiteResults]) -> Sheet:
+def every_claim_table(suites: Sequence[SuiteResults]) -> ReportTable:
     """All statements of the papers, one by one: on the printed numbers and on the suites here."""
     ours: dict[str, list[str]] = {}
     marks: dict[str, str] = {}
@@ -150,8 +113,8 @@ def every_claim_sheet(suites: Sequence[SuiteResults]) -> Sheet:
                 ours.setdefault(each.ours.claim.id, []).append(f"{suite.manifest.name}: {each.verdict}")
                 marks[each.ours.claim.id] = _mark(each.ours.verdict)
     rows = []
-    for claim in claims():
-        printed = evaluate(claim, tables())
+    for claim in published.claims():
+        printed = evaluate(claim, published.tables())
         open_one = Cell("no test in numbers" if not claim.tests else "no runs here", mark="open")
         verdicts = ours.get(claim.id, [])
         verdict = (
@@ -172,10 +135,10 @@ def every_claim_sheet(suites: Sequence[SuiteResults]) -> Sheet:
         "How many of a statement's comparisons the printed numbers bear out, and what the suites of this folder say; "
         "the comparisons themselves stand with each suite. Another protocol than the paper's is named."
     )
-    return Sheet("every-claim", "Every claim of the papers", head, rows, note, is_folded=True)
+    return ReportTable("every-claim", "Every claim of the papers", head, rows, note, is_folded=True)
 
 
-def coverage_sheet(suites: Sequence[SuiteResults]) -> Sheet | None:
+def coverage_table(suites: Sequence[SuiteResults]) -> ReportTable | None:
     """Every printed table: whether this folder has runs for it, and how many cells agree; None without any."""
     by_table: dict[str, list[SuiteResults]] = {}
     for each in suites:
@@ -184,7 +147,7 @@ def coverage_sheet(suites: Sequence[SuiteResults]) -> Sheet | None:
     if not by_table:
         return None
     rows = []
-    for table in tables().values():
+    for table in published.tables().values():
         printed = sum(cell.mean is not None for row in table.rows for cell in row.cells.values())
         found: Sequence[SuiteResults | None] = by_table.get(table.id) or [None]
         for suite in found:
@@ -201,10 +164,10 @@ def coverage_sheet(suites: Sequence[SuiteResults]) -> Sheet | None:
                 )
             )
     head = ("table", "paper", "printed numbers", "suite", "compared", "agree", "differ", "undecided", "other protocol")
-    return Sheet("published", "Every printed table", head, rows, "Counts of cells that have runs in this folder.")
+    return ReportTable("published", "Every printed table", head, rows, "Counts of cells that have runs in this folder.")
 
 
-def aggregate_sheet(results: SuiteResults) -> Sheet | None:
+def aggregate_table(results: SuiteResults) -> ReportTable | None:
     """Scores of agents over all tasks: interquartile mean, and the probability to beat the row's base."""
     if results.table is None or results.table.domain != "rl":
         return None
@@ -222,10 +185,10 @@ def aggregate_sheet(results: SuiteResults) -> Sheet | None:
         return None
     note = "All runs of all tasks together; 95 % intervals by stratified bootstrap (runs redrawn in every task)."
     head = ("method", "tasks", "interquartile mean of the score", "base", "P(improvement)")
-    return Sheet(f"{results.manifest.name}-aggregate", "Over all tasks", head, rows, note)
+    return ReportTable(f"{results.manifest.name}-aggregate", "Over all tasks", head, rows, note)
 
 
-def diagnostics_sheet(results: SuiteResults) -> Sheet | None:
+def diagnostics_table(results: SuiteResults) -> ReportTable | None:
     """Geometry of the test embeddings, by row and group of runs."""
     names = ("mean_distance", "margin_occupancy", "min_max_ratio", "rank", "alignment", "uniformity",
              "conditional_entropy", "conditional_entropy_maximum")  # fmt: skip
@@ -245,10 +208,10 @@ def diagnostics_sheet(results: SuiteResults) -> Sheet | None:
         return None
     head = ("method", "runs of", *(name.replace("_", " ") for name in names))
     note = "Means over seeds, of at most 2000 test embeddings and of one training batch (the last four)."
-    return Sheet(f"{results.manifest.name}-diagnostics", "Diagnostics", head, rows, note, is_folded=True)
+    return ReportTable(f"{results.manifest.name}-diagnostics", "Diagnostics", head, rows, note, is_folded=True)
 
 
-def runs_sheet(results: SuiteResults, joules: Mapping[str, Mapping[str, float]]) -> Sheet:
+def runs_table(results: SuiteResults, joules: Mapping[str, Mapping[str, float]]) -> ReportTable:
     """Every run a suite asks for, with its cost and the command that repeats it."""
     rows = []
     for job in results.jobs:
@@ -258,7 +221,7 @@ def runs_sheet(results: SuiteResults, joules: Mapping[str, Mapping[str, float]])
         command = repeat(job.command, job.processes)
         rows.append((Cell(labels), *_run_cells(job.hash, seed, record, joules.get(job.hash, {})), Cell(command)))
     head = ("method", *RUN_HEAD, "command")
-    return Sheet(
+    return ReportTable(
         f"{results.manifest.name}-runs", "Runs and cost", head, rows, RUN_NOTE, frozenset({"command", "run"}), True
     )
 
@@ -269,7 +232,9 @@ def repeat(command: Sequence[str], processes: int) -> str:
     return shlex.join([*(["dipole"] if processes == 1 else torchrun), *command])
 
 
-def other_runs_sheet(records: Sequence[RunRecord], joules: Mapping[str, Mapping[str, float]], runs: Path) -> Sheet:
+def other_runs_table(
+    records: Sequence[RunRecord], joules: Mapping[str, Mapping[str, float]], runs: Path
+) -> ReportTable:
     """Runs that no suite asked for; the configuration that each folder keeps repeats it."""
     rows = []
     for r in records:
@@ -279,7 +244,7 @@ def other_runs_sheet(records: Sequence[RunRecord], joules: Mapping[str, Mapping[
         rows.append((Cell(r.name), Cell(r.domain), Cell(r.objective), *cells, Cell(results), Cell(command)))
     head = ("name", "domain", "objective", *RUN_HEAD, "results", "command")
     code = frozenset({"objective", "run", "command"})
-    return Sheet("other-runs", "Runs outside any suite", head, rows, RUN_NOTE, code)
+    return ReportTable("other-runs", "Runs outside any suite", head, rows, RUN_NOTE, code)
 
 
 RUN_HEAD = ("run", "seed", "state", "steps", "wall time", "memory (MB)", "GPU memory (MB)", "energy (kJ)", "device")
@@ -308,7 +273,7 @@ def _run_cells(name: str, seed: int, record: RunRecord | None, joules: Mapping[s
     )  # fmt: skip
 
 
-def ranking_sheet(name: str, ranks: Sequence[Rank]) -> Sheet:
+def ranking_table(name: str, ranks: Sequence[Rank]) -> ReportTable:
     """Objectives over tasks: mean rank, wins and losses, aggregates."""
     rows = []
     for r in ranks:
@@ -329,17 +294,17 @@ def ranking_sheet(name: str, ranks: Sequence[Rank]) -> Sheet:
         "common seeds, Holm over tasks, 0.05). P(improvement): a run beats a run of the base, mean over tasks. Gain: "
         "interquartile mean over all runs, in units of the base's mean. Both with 95 % bootstrap intervals."
     )
-    return Sheet(f"{name}-ranking", "Ranking over tasks", head, rows, note, frozenset({"objective"}))
+    return ReportTable(f"{name}-ranking", "Ranking over tasks", head, rows, note, frozenset({"objective"}))
 
 
-def problems_sheet(collection: Collection, more: Iterable[object] = ()) -> Sheet | None:
+def problems_table(collection: Collection, more: Iterable[Problem] = ()) -> ReportTable | None:
     """Files in the runs folder that are no records."""
     found = [*collection.problems, *more]
-    rows = [(Cell(_printable(str(p.path))), Cell(_printable(p.message))) for p in found]  # type: ignore[attr-defined]
+    rows = [(Cell(_printable(str(p.path))), Cell(_printable(p.message))) for p in found]
     if not rows:
         return None
     note = "These were left as they are and count nowhere in this report."
-    return Sheet("problems", "Not readable as records", ("file", "problem"), rows, note)
+    return ReportTable("problems", "Not readable as records", ("file", "problem"), rows, note)
 
 
 def _printable(text: str) -> str:
@@ -351,68 +316,6 @@ def joules_of(collection: Collection) -> dict[str, Mapping[str, float]]:
     """Energy of every run that has a measurement."""
     read = {name: energy.read(collection.folder / name) for name in collection.records}
     return {name: found for name, found in read.items() if found}
-
-
-# The same tables as text --------------------------------------------------------------------------------------------
-
-
-def to_csv(sheet: Sheet) -> str:
-    """Comma-separated values; a text that a spreadsheet would run as a formula gets an apostrophe before it."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    subs = [any(row[i].sub for row in sheet.rows) for i in range(len(sheet.head))]
-    head = [[name, f"{name}: note"] if has else [name] for name, has in zip(sheet.head, subs, strict=True)]
-    writer.writerow([name for pair in head for name in pair])
-    for row in sheet.rows:
-        cells = [[c.text, c.sub] if has else [c.text] for c, has in zip(row, subs, strict=True)]
-        writer.writerow([_inert(text) for pair in cells for text in pair])
-    return out.getvalue()
-
-
-def to_markdown(sheet: Sheet) -> str:
-    """A table that GitHub renders; markup inside texts is escaped."""
-    lines = [f"### {plain(sheet.title)}", ""]
-    if sheet.note:
-        lines += [plain(sheet.note), ""]
-    lines.append("| " + " | ".join(map(plain, sheet.head)) + " |")
-    lines.append("|" + " --- |" * len(sheet.head))
-    for row in sheet.rows:
-        texts = [f"{plain(c.text)} ({plain(c.sub)})" if c.sub else plain(c.text) for c in row]
-        shown = [f"**{text}**" if cell.mark == "best" else text for text, cell in zip(texts, row, strict=True)]
-        lines.append("| " + " | ".join(shown) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def number(value: float) -> str:
-    """A number for people: about four digits."""
-    size = abs(value)
-    if size >= 1e6:
-        return f"{value:.2e}"
-    if size >= 1000:
-        return f"{value:.0f}"
-    if size >= 100:
-        return f"{value:.1f}"
-    if size >= 1:
-        return f"{value:.2f}"
-    return f"{value:.3f}" if size >= 0.001 or value == 0 else f"{value:.2g}"
-
-
-def _inert(text: str) -> str:
-    is_formula = text[:1] in ("=", "+", "-", "@", "\t", "\r") and not NUMBERS.fullmatch(text)
-    return f"'{text}" if is_formula else text
-
-
-# "-1.5", "-1.5 to 2e-05", "-1.5 \N{PLUS-MINUS SIGN} 0.2": a sign, but no formula.
-NUMBER = r"[-+]?[0-9.]+(?:e[-+]?[0-9]+)?"
-NUMBERS = re.compile(f"{NUMBER}(?: (?:to|\N{PLUS-MINUS SIGN}) {NUMBER})?")
-
-
-MARKUP = str.maketrans({char: f"&#{ord(char)};" if char in "<>&|" else f"\\{char}" for char in "\\`*_{}[]<>|&#!"})
-
-
-def plain(text: str) -> str:
-    """A text for Markdown, without markup of its own and on one line."""
-    return " ".join(text.split()).translate(MARKUP)
 
 
 def _result(cell: CellResult, is_best: bool) -> Cell:

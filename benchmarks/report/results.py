@@ -1,4 +1,4 @@
-"""Records of a suite as numbers: cells with spread, tests against the base, printed values beside them, ranking."""
+"""Records of a suite as numbers: cells with spread, tests against the base, printed values beside them."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,25 +7,14 @@ from functools import cached_property
 from math import isfinite, nan
 from statistics import fmean
 
-from dipole.benchmarks import published
-from dipole.benchmarks.claims import NO_DATA, NO_TEST, Outcome, evaluate
 from dipole.benchmarks.manifest import ColumnEntry, JobEntry, Manifest, RowEntry
-from dipole.benchmarks.published import Comparison
-from dipole.benchmarks.statistics import (
-    Interval,
-    PairedTest,
-    Summary,
-    holm,
-    iqm_interval,
-    paired,
-    probability_of_improvement,
-    seeds_needed,
-    summarize,
-)
+from dipole.benchmarks.report import published
+from dipole.benchmarks.report.claims import NO_DATA, NO_TEST, Outcome, evaluate
+from dipole.benchmarks.report.comparison import NOT_COMPARED, Comparison, compare, protocol_differences
+from dipole.benchmarks.report.ranking import Rank, Samples, rank
+from dipole.benchmarks.statistics import PairedTest, Summary, holm, paired, seeds_needed, summarize
 from dipole.core.ground.errors import nearest
 from dipole.core.record import RunRecord
-
-Samples = Mapping[int, float]
 
 
 def measure(record: RunRecord, metric: str) -> float | None:
@@ -62,7 +51,7 @@ class CellResult:
     against_base: PairedTest | None
     p_holm: float
     comparison: Comparison | None
-    printed: published.Cell | None
+    printed: published.PrintedCell | None
     has_failed: bool = False
 
     @property
@@ -87,7 +76,7 @@ class Claimed:
         """The verdict on our numbers; it names another protocol wherever it stands."""
         if self.is_paper_protocol or self.ours.verdict in (NO_DATA, NO_TEST):
             return self.ours.verdict
-        return f"{self.ours.verdict} ({published.NOT_COMPARED})"
+        return f"{self.ours.verdict} ({NOT_COMPARED})"
 
 
 class SuiteResults:
@@ -112,7 +101,7 @@ class SuiteResults:
                     self._samples[cell.row, cell.column][cell.seed] = value * column.factor
 
     @property
-    def table(self) -> published.Table | None:
+    def table(self) -> published.PrintedTable | None:
         return published.tables().get(self.manifest.published or "")
 
     @property
@@ -193,7 +182,7 @@ class SuiteResults:
     def base(self) -> str | None:
         return next((row.base for row in self.rows if row.base), None)
 
-    def ranks(self) -> "list[Rank]":
+    def ranks(self) -> list[Rank]:
         """The rows ranked over the columns."""
         costs = [c.name for c in self.manifest.columns if not c.higher_is_better]
         return rank({name: rows for name, rows in self.tasks().items() if rows}, self.base, costs)
@@ -216,7 +205,7 @@ class SuiteResults:
     @property
     def protocol_notes(self) -> list[str]:
         paper = self.table.protocol if self.table else {}
-        return published.protocol_differences(paper, self.manifest.protocol)
+        return protocol_differences(paper, self.manifest.protocol)
 
     def _row(self, row: RowEntry) -> list[CellResult]:
         columns = [c for c in self.manifest.columns if (row.label, c.name) in self._cells]
@@ -236,80 +225,10 @@ class SuiteResults:
         comparison = None
         if self.table is not None and printed is not None and summary is not None:
             is_same = self.manifest.is_paper_protocol
-            comparison = published.compare(printed, self.table.trials, summary, self.table.metric, is_same)
+            comparison = compare(printed, self.table.trials, summary, self.table.metric, is_same)
         hashes = self._cells[row.label, column.name].values()
         failed = any(self.records[name].status == "failed" for name in hashes if name in self.records)
         return CellResult(row, column, samples, len(hashes), summary, test, p_holm, comparison, printed, failed)
-
-
-@dataclass(frozen=True)
-class Rank:
-    """One objective over several tasks: mean rank (1 is best), wins and losses against the base, and two aggregates.
-
-    `improvement` is the probability that a run beats a run of the base; `gain` the interquartile mean of the seeds'
-    differences from the base's mean, in units of the base's mean: both with stratified bootstrap intervals.
-    """
-
-    label: str
-    tasks: int
-    mean_rank: float
-    better: int
-    worse: int
-    improvement: Interval | None
-    gain: Interval | None
-
-
-def rank(
-    tasks: Mapping[str, Mapping[str, Samples]], base: str | None, lower_is_better: Iterable[str] = ()
-) -> list[Rank]:
-    """Rank objectives over tasks, best mean rank first.
-
-    Args:
-        tasks: task -> objective -> value by seed. An objective is ranked on the tasks it was run on.
-        base: the objective the others are compared with.
-        lower_is_better: tasks whose values are costs; they enter with the sign turned.
-    """
-    turned = set(lower_is_better)
-    signed = {
-        task: {label: {s: -v if task in turned else v for s, v in by.items()} for label, by in rows.items() if by}
-        for task, rows in tasks.items()
-    }
-    labels = dict.fromkeys(label for rows in signed.values() for label in rows)
-    ranks: dict[str, list[float]] = defaultdict(list)
-    for rows in signed.values():
-        means = {label: fmean(by.values()) for label, by in rows.items()}
-        for label, mean in means.items():
-            above, level = sum(m > mean for m in means.values()), sum(m == mean for m in means.values())
-            ranks[label].append(above + (level + 1) / 2)
-    found = [_ranked(label, ranks[label], signed, base) for label in labels]
-    return sorted(found, key=lambda r: (r.mean_rank, r.label))
-
-
-def _ranked(label: str, ranks: Sequence[float], tasks: Mapping[str, Mapping[str, Samples]], base: str | None) -> Rank:
-    mean_rank = fmean(ranks)
-    if base is None or label == base:
-        return Rank(label, len(ranks), mean_rank, 0, 0, None, None)
-    common = [(rows[label], rows[base]) for rows in tasks.values() if label in rows and base in rows]
-    if not common:
-        return Rank(label, len(ranks), mean_rank, 0, 0, None, None)
-    tests = [paired(theirs, ours) for ours, theirs in common]
-    shown = [t for t, p in zip(tests, holm([t.p_t for t in tests]), strict=True) if p < 0.05]
-    ours = [list(mine.values()) for mine, _ in common]
-    theirs = [list(other.values()) for _, other in common]
-    gains = [
-        [(value - fmean(other.values())) / abs(fmean(other.values())) for value in mine.values()]
-        for mine, other in common
-        if fmean(other.values())
-    ]
-    return Rank(
-        label,
-        len(ranks),
-        mean_rank,
-        sum(t.difference > 0 for t in shown),
-        sum(t.difference < 0 for t in shown),
-        probability_of_improvement(ours, theirs),
-        iqm_interval(gains) if gains else None,
-    )
 
 
 def _balanced(row: str, column: str) -> tuple[str, str]:

@@ -8,10 +8,11 @@ from math import nan
 from pathlib import Path
 from statistics import fmean
 
-from dipole.benchmarks import svg
-from dipole.benchmarks.curves import Curve, mean_line, read_curves
 from dipole.benchmarks.manifest import ColumnEntry
-from dipole.benchmarks.results import Rank, SuiteResults
+from dipole.benchmarks.report import svg
+from dipole.benchmarks.report.curves import Curve, mean_line, read_curves
+from dipole.benchmarks.report.ranking import Rank
+from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.statistics import Interval
 from dipole.core.record import RunRecord
 
@@ -285,7 +286,7 @@ def _points(path: Path) -> list[svg.Dots]:
 def _columns(results: SuiteResults) -> list[Picture]:
     """A figure whose x axis are the columns: one line per row, at the numbers in the columns' names.
 
-    Columns of different data, told by what stands before the slash ("digits/blocks=2"), are pictures of their own.
+    Columns of different data, by what stands before the slash ("digits/blocks=2"), are pictures of their own.
     """
     found = []
     for part, names in groupby(results.columns, key=lambda name: name.rpartition("/")[0]):

@@ -6,7 +6,8 @@ from itertools import pairwise
 from math import isfinite, log
 from typing import Any, Protocol
 
-from dipole.benchmarks.published import AGREES, DIFFERS, UNDECIDED, Claim, row_label
+from dipole.benchmarks.report.comparison import AGREES, DIFFERS, UNDECIDED
+from dipole.benchmarks.report.published import Claim, row_label
 from dipole.benchmarks.statistics import holm, paired
 from dipole.core.ground.errors import DataError
 

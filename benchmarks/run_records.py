@@ -7,6 +7,11 @@ from dipole.core.ground.errors import DataError, RecordError
 from dipole.core.ground.files import why
 from dipole.core.record import RunRecord, read_record
 from dipole.core.record.additions import FILE, with_additions
+from dipole.core.train.config import RunConfig
+from dipole.core.train.run_folder import locate
+
+BENCH = ".bench"
+"""Folder of a runs folder that holds what `dipole bench` needs: suites as they were expanded, claims, logs."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,14 @@ def collect(folder: Path) -> Collection:
         else:
             found.records[record.hash] = record
     return found
+
+
+def run_name(config: RunConfig, runs: Path | None = None) -> str:
+    """Name of the folder of a run, which its record and its checkpoints repeat.
+
+    Everything else in a runs folder (claims, logs, descriptions of suites) speaks of runs by this name.
+    """
+    return config.hash if runs is None else locate(runs, config).name
 
 
 def is_done(folder: Path) -> bool:

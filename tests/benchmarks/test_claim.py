@@ -6,12 +6,13 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 
 import pytest
 
-from dipole.benchmarks import lease
-from dipole.benchmarks.lease import TakenError, claim, is_held, process_start
+from dipole.benchmarks.run import claim as claims
+from dipole.benchmarks.run.claim import TakenError, claim, is_held
 
 
 def hold(folder, ready):
@@ -63,13 +64,13 @@ def test_another_host_is_believed_while_it_renews(tmp_path):
     path = tmp_path / "job.json"
     path.write_text(json.dumps({"host": "elsewhere", "pid": 1, "started": "1"}))
     assert is_held(path)
-    old = time.time() - lease.STALE_AFTER - 5
+    old = time.time() - claims.STALE_AFTER - 5
     os.utime(path, (old, old))
     assert not is_held(path)
 
 
 def test_renewal_keeps_a_claim_fresh(tmp_path, monkeypatch):
-    monkeypatch.setattr(lease, "RENEW_EVERY", 0.05)
+    monkeypatch.setattr(claims, "RENEW_EVERY", 0.05)
     with claim(tmp_path, "job"):
         path = tmp_path / "job.json"
         os.utime(path, (1, 1))
@@ -85,9 +86,20 @@ def test_a_claim_that_was_never_written_whole_holds_nothing(tmp_path, text):
     assert not is_held(tmp_path / "job.json")
 
 
-def test_process_start_tells_processes_apart():
-    assert process_start(os.getpid()) == process_start(os.getpid())
-    with subprocess.Popen(["sleep", "60"]) as later:
-        assert process_start(later.pid) not in (None, process_start(os.getpid()))
-        later.kill()
-    assert process_start(2**22 + 1) is None
+def test_a_process_that_goes_on_beside_a_dead_owner_holds_nothing(tmp_path):
+    """A pid may be reused, and what the owner had started may outlive it: neither is the owner."""
+    script = (
+        "import subprocess, sys, os; from pathlib import Path; from dipole.benchmarks.run.claim import claim\n"
+        "with claim(Path(sys.argv[1]), 'job'):\n"
+        "    print(subprocess.Popen(['sleep', '60']).pid, flush=True); os.kill(os.getpid(), 9)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True) as owner:
+        child = int(owner.stdout.readline())
+        assert owner.wait() == -signal.SIGKILL
+        try:
+            assert (tmp_path / "job.json").exists()
+            assert not is_held(tmp_path / "job.json")
+            with claim(tmp_path, "job"):
+                assert is_held(tmp_path / "job.json")
+        finally:
+            os.kill(child, signal.SIGKILL)

@@ -6,7 +6,7 @@ torchrun gives every rank a session of its own, which a kill of the runner's pro
 import os
 import sys
 
-from dipole.benchmarks.worker import follow
+from dipole.benchmarks.run.worker import follow
 from dipole.core.cli import main
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """One job in a process of its own: claim it, train it as `dipole train` would, give the claim back.
 
-    python -m dipole.benchmarks.worker RUNS HASH PROCESSES PARENT -- train RECIPE --set ...
+    python -m dipole.benchmarks.run.worker RUNS HASH PROCESSES PARENT -- train RECIPE --set ...
 
 Exit codes are those of `dipole train`, and `TAKEN` where another living process has the job.
 """
@@ -16,11 +16,11 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
-from dipole.benchmarks import energy
-from dipole.benchmarks.lease import TakenError, claim
+from dipole.benchmarks.run import energy
+from dipole.benchmarks.run.claim import TakenError, claim
+from dipole.benchmarks.run_records import BENCH, is_done, run_name
 
 TAKEN = 75
-BENCH = ".bench"
 GRACE = 60.0
 _PR_SET_PDEATHSIG = 1
 
@@ -31,9 +31,9 @@ def main(argv: list[str]) -> int:
     follow(parent)
     try:
         with claim(runs / BENCH / "claims", name):
-            if _is_done(runs / name):
+            if is_done(runs / name):  # another runner may have finished it since its record was looked at
                 return 0
-            if not _is_that_run(command, name):
+            if not _is_that_run(command, name, runs):
                 return 1
             meter = energy.Meter()
             code = _train(command) if processes == 1 else _torchrun(command, processes)
@@ -55,19 +55,12 @@ def arguments(runs: Path, name: str, processes: int, parent: int, command: list[
     return [str(runs), name, str(processes), str(parent), "--", *command, *flags]
 
 
-def _is_done(folder: Path) -> bool:
-    """Another runner may have finished the job between the look at its record and our claim."""
-    from dipole.benchmarks.collect import is_done
-
-    return is_done(folder)
-
-
-def _is_that_run(command: list[str], name: str) -> bool:
+def _is_that_run(command: list[str], name: str, runs: Path) -> bool:
     """Whether the command still means the run that the suite was expanded to: recipes and defaults can be edited."""
     from dipole.core.train.recipe import load
 
     settings = [text for flag, text in pairwise(command) if flag == "--set"]
-    if (found := load(command[1], settings).config.hash) == name:
+    if (found := run_name(load(command[1], settings).config, runs)) == name:
         return True
     print(
         f"error: these settings are now run {found}, not {name}: a recipe or dipole itself was changed since the suite "
@@ -84,7 +77,7 @@ def _train(command: list[str]) -> int:
 
 def _torchrun(command: list[str], processes: int) -> int:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    child = subprocess.Popen([*launch, "-m", "dipole.benchmarks.rank", *command], preexec_fn=_die_with_parent)
+    child = subprocess.Popen([*launch, "-m", "dipole.benchmarks.run.one_rank", *command], preexec_fn=_die_with_parent)
     try:
         return child.wait()
     finally:

@@ -1,6 +1,6 @@
 """Does training help on real images? The suite `cifar10-learning`, against untrained encoders and raw pixels.
 
-    python -m dipole.benchmarks.learning_vision --data DATA/cifar10 [--runs runs]
+    python -m dipole.benchmarks.studies.learning_vision --data DATA/cifar10 [--runs runs]
         [--out benchmarks/results/vision-learning.json]
 
 All objectives of a seed are trained before the next seed. A finished run is not run again and an unfinished one resumes
@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from dipole.benchmarks.collect import collect
 from dipole.benchmarks.manifest import manifest
-from dipole.benchmarks.results import CellResult, SuiteResults
+from dipole.benchmarks.report.results import CellResult, SuiteResults
+from dipole.benchmarks.run_records import collect
 from dipole.benchmarks.statistics import summarize
 from dipole.benchmarks.suite import Sized, read_suite
 from dipole.core.train.loop import train
@@ -108,7 +108,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     wanted = sized(arguments.data)
-    jobs = wanted.jobs()
+    jobs = wanted.jobs(arguments.runs)
     table: dict[str, dict[str, Any]] = {}
     for job in sorted(jobs, key=lambda job: job.config.seed):
         record = train(job.config, arguments.runs)

@@ -1,6 +1,6 @@
 """Does the agent learn? Cartpole balance at the small scale: objectives by seeds, first against last training returns.
 
-    python -m dipole.benchmarks.learning_rl [--runs runs] [--seeds 0,1,2] [--set train.precision=bf16-mixed]
+    python -m dipole.benchmarks.studies.learning_rl [--runs runs] [--seeds 0,1,2] [--set train.precision=bf16-mixed]
 
 Trains the recipe `cartpole-balance-small`, all objectives of a seed before the next seed. Every run resumes from its
 checkpoint, and a finished one is not run again: an interrupted call goes on where it stopped. `--out` keeps a summary.
@@ -75,7 +75,7 @@ def main() -> int:
         for name in OBJECTIVES:
             config = configuration(name, seed, arguments.overrides)
             record = train(config, arguments.runs)
-            runs[f"{name}, {seed}"] = summarise(record, arguments.runs / config.hash / "metrics.jsonl")
+            runs[f"{name}, {seed}"] = summarise(record, arguments.runs / record.hash / "metrics.jsonl")
             print(f"{name}, {seed}: {runs[f'{name}, {seed}']}", flush=True)
             if arguments.out is not None:
                 arguments.out.parent.mkdir(parents=True, exist_ok=True)

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dipole.benchmarks.cluster import pack, unpack
-from dipole.benchmarks.collect import collect
-from dipole.benchmarks.worker import BENCH
+from dipole.benchmarks.run.ray_engine import pack, unpack
+from dipole.benchmarks.run_records import BENCH, collect
 
 
 def test_a_run_travels_whole_and_without_checkpoints(runs_folder, tmp_path):
@@ -69,9 +68,10 @@ def two_nodes():
 
 @pytest.mark.slow
 def test_a_lost_node_loses_no_job_and_the_results_are_those_of_the_local_engine(two_nodes, tmp_path):
-    from dipole.benchmarks.bench import label
-    from dipole.benchmarks.cluster import RayEngine
-    from dipole.benchmarks.engines import LocalEngine, Task
+    from dipole.benchmarks.run.bench import label
+    from dipole.benchmarks.run.engines import LocalEngine
+    from dipole.benchmarks.run.ray_engine import RayEngine
+    from dipole.benchmarks.run.tasks import Task
     from dipole.benchmarks.suite import read_suite
 
     cluster, second = two_nodes
@@ -109,8 +109,8 @@ def test_a_lost_node_loses_no_job_and_the_results_are_those_of_the_local_engine(
 
 @pytest.mark.slow
 def test_a_node_without_the_folder_sends_the_run_back(two_nodes, tmp_path):
-    from dipole.benchmarks.cluster import _on_node
-    from dipole.benchmarks.engines import Task
+    from dipole.benchmarks.run.ray_engine import _on_node
+    from dipole.benchmarks.run.tasks import Task
     from dipole.benchmarks.suite import read_suite
 
     (tmp_path / "tiny.toml").write_text(SUITE)
