@@ -28,9 +28,10 @@ slow: $(INSTALLED) ## the tests that take minutes
 gpu: $(INSTALLED) ## the tests that need an accelerator
 	$(BIN)/python -m pytest -m gpu
 
-lint: $(INSTALLED) ## ruff
+lint: $(INSTALLED) ## ruff, and who imports whom
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
 
 types: $(INSTALLED) ## mypy
 	$(BIN)/mypy -p dipole

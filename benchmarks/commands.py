@@ -9,6 +9,7 @@ Runner = Callable[[argparse.Namespace], int]
 
 
 def bench(parser: argparse.ArgumentParser) -> Runner:
+    """Run a suite: recipes x objectives x seeds."""
     parser.add_argument("suite", nargs="?", metavar="SUITE", help="a shipped suite or a suite file; none lists them")
     parser.add_argument("--scale", choices=("small", "paper"), default="small", help="small (default) or the paper's")
     parser.add_argument(
@@ -34,6 +35,7 @@ def bench(parser: argparse.ArgumentParser) -> Runner:
 
 
 def report(parser: argparse.ArgumentParser) -> Runner:
+    """Write an HTML report of recorded runs."""
     parser.add_argument("runs", type=Path, metavar="RUNS", help="folder of runs")
     parser.add_argument(
         "-o", "--output", type=Path, default=Path("report.html"), metavar="PATH",
@@ -43,6 +45,7 @@ def report(parser: argparse.ArgumentParser) -> Runner:
 
 
 def demo(parser: argparse.ArgumentParser) -> Runner:
+    """Compare objectives on embedded data and show the result."""
     parser.add_argument(
         "part", nargs="?", choices=("all", "vision"), default="all",
         help="all (default): six objectives in vision, text and rl; vision: four objectives on digits",
@@ -76,7 +79,7 @@ def _bench(arguments: argparse.Namespace) -> int:
             suite = read_suite(name)
             print(f"{name:<28}  {', '.join(suite.scale):<12}  {suite.title}")
         return 0
-    from dipole.benchmarks.bench import bench, plan_all
+    from dipole.benchmarks.run.bench import bench, plan_all
 
     if arguments.suite is None:
         return plan_all(arguments.scale, arguments.runs, arguments.jobs, arguments.threads)
@@ -104,8 +107,8 @@ def _demo(arguments: argparse.Namespace) -> int:
 
         vision_demo(arguments.runs)
         return 0
-    from dipole.benchmarks.bench import bench
-    from dipole.benchmarks.report import write_report
+    from dipole.benchmarks.report.write import write_report
+    from dipole.benchmarks.run.bench import bench
 
     a = arguments
     code = bench("demo", "small", a.runs, a.engine, a.jobs, a.threads)
@@ -115,7 +118,7 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from dipole.benchmarks.report import write_report
+    from dipole.benchmarks.report.write import write_report
 
     found = write_report(arguments.runs, arguments.output)
     print(f"{arguments.output}: " + ", ".join(f"{value} {name}" for name, value in found.facts.items()))

@@ -5,9 +5,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from dipole.benchmarks.collect import Problem
+from dipole.benchmarks.run_records import BENCH, Problem
 from dipole.benchmarks.suite import FileName, Job, Sized, filled
-from dipole.benchmarks.worker import BENCH
 from dipole.core.ground.errors import RecordError
 from dipole.core.ground.files import atomic_write, why
 from dipole.core.record import schema_problem

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from dipole.benchmarks import published
-from dipole.benchmarks.results import measure
+from dipole.benchmarks.report import published
+from dipole.benchmarks.report.comparison import margin
+from dipole.benchmarks.report.results import measure
 from dipole.benchmarks.statistics import seeds_needed
 from dipole.benchmarks.suite import Job, Sized
 from dipole.core.record import RunRecord
@@ -79,7 +80,7 @@ def make_plan(
 ) -> Plan:
     """Plan a suite: `records` are the finished runs of the folder; `effect` is a difference in units of the columns.
 
-    Without `effect`, a column's difference is the smallest that matters for its metric (see `published.margin`) or,
+    Without `effect`, a column's difference is the smallest that matters for its metric (see `margin`) or,
     where nothing is published, one percentage point (0.01 of a fraction times the column's factor).
     """
     missing = [job.config for job in jobs if job.hash not in records]
@@ -112,7 +113,7 @@ def _seeds_line(
         std, source = nan, "no spread known yet: run two seeds first"
     difference = effect
     if difference is None:
-        difference = published.margin(table.metric, 1.0) if table else 0.01 * column.factor
+        difference = margin(table.metric, 1.0) if table else 0.01 * column.factor
     return SeedsLine(name, difference, std, source, seeds_needed(difference, std))
 
 

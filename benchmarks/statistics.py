@@ -6,12 +6,18 @@ from math import isfinite, nan, sqrt
 from typing import cast
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 
 from dipole.core.ground.errors import DataError
+from dipole.core.measure.intervals import (
+    Array,
+    as_sample,
+    as_samples,
+    bootstrap_interval,
+    interquartile_mean,
+    percentiles,
+)
 
-Array = NDArray[np.float64]
 REPETITIONS = 2000
 CONFIDENCE = 0.95
 
@@ -62,7 +68,7 @@ class Interval:
 
 def summarize(values: Sequence[float], confidence: float = CONFIDENCE) -> Summary:
     """Mean over seeds with standard deviation and t-interval: mean +- t_{n-1} s / sqrt(n)."""
-    sample = _sample(values)
+    sample = as_sample(values)
     n, mean = len(sample), float(sample.mean())
     if n == 1:
         return Summary(1, mean, nan, nan, nan)
@@ -101,7 +107,7 @@ def wilcoxon(gain: Sequence[float] | Array) -> float:
     scipy's own, but for few differences with ties or zeros. There scipy goes through all 2^n signs, seconds at n = 13;
     here their rank sums are counted one difference at a time, with the same result.
     """
-    sample = _sample(gain)
+    sample = as_sample(gain)
     sizes = np.abs(sample[sample != 0])
     if len(sample) > 13 or len(np.unique(sizes)) == len(sample):
         return float(stats.wilcoxon(sample).pvalue)
@@ -160,7 +166,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 def iqm(scores: Sequence[Sequence[float]] | Sequence[Array] | Array) -> float:
     """Interquartile mean of all runs of all tasks together: the mean of the middle half."""
-    return float(stats.trim_mean(np.concatenate(_tasks(scores)), 0.25))
+    return interquartile_mean(np.concatenate(as_samples(scores)))
 
 
 def iqm_interval(
@@ -171,15 +177,10 @@ def iqm_interval(
 ) -> Interval:
     """Interquartile mean with a stratified bootstrap interval: runs are redrawn inside every task.
 
-    Agarwal et al. 2021 (rliable), percentile interval; here every draw of every task is one array operation. The
-    interval is nan where no task has two runs: every redraw is the sample itself.
+    The interval is nan where no task has two runs: every redraw is the sample itself.
     """
-    samples = _tasks(tasks)
-    drawn = np.concatenate(_stratified(samples, repetitions, np.random.default_rng(seed)), axis=1)
-    value = iqm(samples)
-    if max(map(len, samples)) == 1:
-        return Interval(value, nan, nan)
-    return _percentiles(value, stats.trim_mean(drawn, 0.25, axis=1), confidence)
+    samples = as_samples(tasks)
+    return Interval(iqm(samples), *bootstrap_interval(samples, "iqm", confidence, repetitions, seed))
 
 
 def probability_of_improvement(
@@ -195,7 +196,7 @@ def probability_of_improvement(
     """
     if len(ours) != len(base):
         raise DataError(f"probability of improvement compares the same tasks, got {len(ours)} and {len(base)}")
-    left, right = _tasks(ours), _tasks(base)
+    left, right = as_samples(ours), as_samples(base)
     generator = np.random.default_rng(seed)
     beats = [_beats(x, y) for x, y in zip(left, right, strict=True)]
     value = float(np.mean([task.mean() for task in beats]))
@@ -205,7 +206,7 @@ def probability_of_improvement(
     rows = [_times_drawn(len(x), repetitions, generator) for x in left]
     columns = [_times_drawn(len(y), repetitions, generator) for y in right]
     shares = [((a @ task) * b).sum(axis=1) / task.size for a, task, b in zip(rows, beats, columns, strict=True)]
-    return _percentiles(value, np.mean(shares, axis=0), confidence)
+    return Interval(value, *percentiles(np.mean(shares, axis=0), confidence))
 
 
 def power(difference: float, std: float, n: int, alpha: float = 0.05, is_paired: bool = False) -> float:
@@ -257,25 +258,6 @@ def pooled_std(std_a: float, std_b: float) -> float:
     return sqrt((std_a**2 + std_b**2) / 2)
 
 
-def _sample(values: Sequence[float] | Array) -> Array:
-    sample = np.asarray(values, dtype=np.float64)
-    if sample.ndim != 1 or sample.size == 0:
-        raise DataError(f"a sample is a non-empty list of numbers, got shape {sample.shape}")
-    if not np.isfinite(sample).all():
-        raise DataError("a sample holds nan or infinite values; leave failed runs out")
-    return sample
-
-
-def _tasks(scores: Sequence[Sequence[float]] | Sequence[Array] | Array) -> list[Array]:
-    if len(scores) == 0:
-        raise DataError("an average over tasks needs at least one task, got none")
-    return [_sample(task) for task in scores]
-
-
-def _stratified(samples: Sequence[Array], repetitions: int, generator: np.random.Generator) -> list[Array]:
-    return [x[generator.integers(0, len(x), size=(repetitions, len(x)))] for x in samples]
-
-
 def _times_drawn(n: int, repetitions: int, generator: np.random.Generator) -> Array:
     """How often each of n runs is drawn when n are drawn with replacement: (R, n), rows of sum n."""
     drawn = generator.integers(0, n, size=(repetitions, n)) + n * np.arange(repetitions)[:, None]
@@ -285,8 +267,3 @@ def _times_drawn(n: int, repetitions: int, generator: np.random.Generator) -> Ar
 def _beats(x: Array, y: Array) -> Array:
     """1 where a run of x (n,) beats one of y (m,), one half for a tie: (n, m)."""
     return cast(Array, (x[:, None] > y) + 0.5 * (x[:, None] == y))
-
-
-def _percentiles(value: float, draws: Array, confidence: float) -> Interval:
-    low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return Interval(value, float(low), float(high))

@@ -16,10 +16,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from dipole.benchmarks import published
+from dipole.benchmarks.report import published
+from dipole.benchmarks.run_records import run_name
 from dipole.core.ground.errors import ConfigError, nearest
 from dipole.core.ground.files import why
-from dipole.core.train.config import RunConfig, Settings, describe, load
+from dipole.core.train.config import RunConfig, Settings
+from dipole.core.train.problems import describe
+from dipole.core.train.recipe import load
 from dipole.core.train.shipped import shipped
 
 ScaleName = Literal["small", "paper"]
@@ -62,16 +65,16 @@ class Column(Settings):
     set: tuple[str, ...] = ()
     fill: dict[str, str] = Field(default_factory=dict, description="what {name} in a row's objective stands for here")
 
-    def objective_of(self, row: "Row") -> str:
+    def objective_of(self, row: "MethodRow") -> str:
         """The row's objective in this column: a table whose columns are options of the objective fills them in."""
         return filled(row.objective, self.fill)
 
-    def metric_of(self, row: "Row") -> str:
+    def metric_of(self, row: "MethodRow") -> str:
         """What is read from the record for a row."""
         return filled(self.metric, row.fill)
 
 
-class Row(Settings):
+class MethodRow(Settings):
     """One method; `method` and `group` are those of the published table where there is one."""
 
     method: str
@@ -100,7 +103,7 @@ class Scale(Settings):
     )
     set: tuple[str, ...] = ()
     columns: tuple[Column, ...] | None = Field(None, description="in place of the suite's columns")
-    rows: tuple[Row, ...] | None = Field(None, description="in place of the suite's rows")
+    rows: tuple[MethodRow, ...] | None = Field(None, description="in place of the suite's rows")
     protocol: dict[str, str | int | float] = Field(
         default_factory=dict, description="what is done otherwise than in the paper; empty means the paper's protocol"
     )
@@ -119,7 +122,7 @@ class Suite(Settings):
     show: tuple[Literal["curves", "histogram", "columns", "entropy", "rank", "scatter"], ...] = ("curves", "histogram")
     note: str = ""
     columns: tuple[Column, ...] = ()
-    rows: tuple[Row, ...] = ()
+    rows: tuple[MethodRow, ...] = ()
     scale: dict[ScaleName, Scale]
 
     @model_validator(mode="after")
@@ -186,16 +189,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class Job:
-    """One run: its configuration, the command that repeats it, and the cells it fills."""
+    """One run: the name of its folder, its configuration, the command that repeats it, and the cells it fills."""
 
+    hash: str
     config: RunConfig
     recipe: str
     overrides: tuple[str, ...]
     cells: tuple[Cell, ...] = ()
-
-    @property
-    def hash(self) -> str:
-        return self.config.hash
 
     @property
     def command(self) -> list[str]:
@@ -217,7 +217,7 @@ class Sized:
         return self.suite.scale[self.name]
 
     @property
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[MethodRow, ...]:
         return self.scale.rows or self.suite.rows
 
     @property
@@ -235,21 +235,21 @@ class Sized:
         said = self.scale.protocol | ({"changed by --set": ", ".join(changed)} if changed else {})
         return said if said or self.suite.published is None else _deviations(self)
 
-    def columns_of(self, row: Row) -> tuple[Column, ...]:
+    def columns_of(self, row: MethodRow) -> tuple[Column, ...]:
         return tuple(c for c in self.columns if row.columns is None or c.name in row.columns)
 
-    def base_of(self, row: Row) -> str | None:
+    def base_of(self, row: MethodRow) -> str | None:
         """Label of the row that this one is tested against; None for the base itself."""
         base = row.base or self.suite.base
         return None if base == row.label else base
 
-    def cells(self) -> Iterator[tuple[Row, Column, int]]:
+    def cells(self) -> Iterator[tuple[MethodRow, Column, int]]:
         for row in self.rows:
             for column in self.columns_of(row):
                 for seed in self.seeds:
                     yield row, column, seed
 
-    def place(self, row: Row, column: Column, seed: int) -> tuple[str, tuple[str, ...]]:
+    def place(self, row: MethodRow, column: Column, seed: int) -> tuple[str, tuple[str, ...]]:
         """Recipe and overrides of a cell's run; later settings win: scale, column, row, --set, objective, seed."""
         recipe = row.recipe or column.recipe or self.scale.recipe
         if recipe is None:
@@ -257,8 +257,11 @@ class Sized:
         own = (f"objective={column.objective_of(row)}", f"seed={seed}")
         return recipe, _last_wins((*self.scale.set, *column.set, *row.set, *self.overrides, *own))
 
-    def jobs(self) -> list[Job]:
-        """All runs this suite needs, each once, in the order of the rows; bad settings are reported together."""
+    def jobs(self, runs: Path | None = None) -> list[Job]:
+        """All runs this suite needs, each once, in the order of the rows; bad settings are reported together.
+
+        `runs` is the folder in which an earlier version may have given one of them another name.
+        """
         known: dict[tuple[str, tuple[str, ...]], RunConfig] = {}
         jobs: dict[str, tuple[RunConfig, str, tuple[str, ...], list[Cell]]] = {}
         problems: dict[str, dict[str, None]] = {}
@@ -275,7 +278,10 @@ class Sized:
         if problems:
             lines = [f"{_some(list(places))}: {error}" for error, places in problems.items()]
             raise ConfigError(f"suite {self.suite.name!r}, scale {self.name!r}:\n" + "\n".join(lines))
-        return [Job(config, recipe, overrides, tuple(cells)) for config, recipe, overrides, cells in jobs.values()]
+        return [
+            Job(run_name(config, runs), config, recipe, overrides, tuple(cells))
+            for config, recipe, overrides, cells in jobs.values()
+        ]
 
 
 @cache
@@ -303,7 +309,7 @@ def read_suite(name: str | Path) -> Suite:
         raise ConfigError(f"{path} is not a suite:\n" + "\n".join(lines)) from error
 
 
-def _configure(sized: Sized, row: Row, recipe: str, overrides: Sequence[str]) -> RunConfig:
+def _configure(sized: Sized, row: MethodRow, recipe: str, overrides: Sequence[str]) -> RunConfig:
     config = load(recipe, overrides).config
     return config.model_copy(update={"name": f"{sized.suite.name}/{row.label}"})
 

@@ -9,7 +9,7 @@ forward(
         "adapter": "train.adapter",
         "checkpoint": "train.checkpoint",
         "commands": "cli.commands",
-        "config": "train.config",
+        "config": "train.recipe",
         "conformance.subject": "conformance.subjects",
         "diagnostics": "measure.diagnostics",
         "distributed": "ground.distributed",

@@ -4,33 +4,44 @@ Importing this package registers the environments (`gymnasium.make("dipole/cheet
 are resolved on first use, and dm_control is imported by the first environment that needs it.
 """
 
-from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+
+from dipole.core.ground.moved import forward
+from dipole.rl.names import lazy
 
 _HOME = {
-    "ContrastiveCallback": "dipole.rl.callback",
+    "CheckpointCallback": "dipole.rl.callbacks.checkpointing",
+    "ContrastiveCallback": "dipole.rl.callbacks.contrastive",
     "ContrastiveSAC": "dipole.rl.agent",
-    "ControlEnv": "dipole.rl.environments",
-    "CheckpointCallback": "dipole.rl.checkpoint",
-    "DotEnv": "dipole.rl.dot",
-    "EvaluationCallback": "dipole.rl.evaluation",
+    "ControlEnv": "dipole.rl.envs.control",
+    "DotEnv": "dipole.rl.envs.dot",
+    "EvaluationCallback": "dipole.rl.callbacks.evaluating",
     "FrameReplayBuffer": "dipole.rl.replay",
-    "WorkerVecEnv": "dipole.rl.faults",
-    "make_env": "dipole.rl.environments",
-    "resume": "dipole.rl.checkpoint",
+    "WorkerVecEnv": "dipole.rl.envs.running.workers",
+    "environment": "dipole.rl.envs.registry",
+    "make_env": "dipole.rl.envs.registry",
+    "resume": "dipole.rl.snapshots",
 }
 
 __all__ = sorted(_HOME)
+__getattr__ = lazy(__name__, _HOME)
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'dipole.rl' has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module(_HOME[name]), name)
-
+# Names of earlier versions.
+forward(
+    __name__,
+    {
+        "callback": "callbacks.contrastive",
+        "checkpoint": "snapshots",
+        "dot": "envs.dot",
+        "environments": "envs",
+        "evaluation": "episodes",
+        "faults": "envs.running",
+        "rendering": "envs.suite.rendering",
+        "tasks": "envs.suite.tasks",
+    },
+)
 
 if find_spec("gymnasium") is not None:
-    from dipole.rl.tasks import register
+    from dipole.rl.envs.registry import load
 
-    register()
+    load()

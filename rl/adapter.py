@@ -7,15 +7,13 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import gymnasium
 import numpy as np
 import torch
-from pydantic import Field, field_validator
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
@@ -23,88 +21,24 @@ from torch import Tensor, nn
 
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.errors import ConfigError
+from dipole.core.measure.intervals import interquartile_mean
 from dipole.core.train.adapter import Adapter, Context
 from dipole.core.train.config import Settings
-from dipole.rl import checkpoint, settings, tasks
+from dipole.rl import snapshots
 from dipole.rl.agent import ContrastiveSAC
-from dipole.rl.contrast import positives_of
-from dipole.rl.environments import make_env
-from dipole.rl.evaluation import Evaluation, evaluate, interquartile_mean, scores
-from dipole.rl.faults import WorkerVecEnv, guarded
+from dipole.rl.config import RLConfig
+from dipole.rl.contrast import bilinear_terms, start_bilinear
+from dipole.rl.envs.registry import find, make_env
+from dipole.rl.envs.running.faults import guarded
+from dipole.rl.envs.running.workers import WorkerVecEnv
+from dipole.rl.episodes.history import Evaluation, scores
+from dipole.rl.episodes.play import evaluate
 from dipole.rl.replay import FrameBatch
 
 if TYPE_CHECKING:
     from dipole.core.train.loop import Run
 
 _KEPT = 512  # observations of the last evaluation whose features go into diagnostics and pictures
-
-
-class RLConfig(Settings):
-    """The [rl] table. Settings of the agent that are left out come from the preset."""
-
-    task: str = Field("dot", description='"dot", or a task of the suite: "cheetah-run", "ball_in_cup-catch", ...')
-    size: int | None = Field(None, ge=12, description="rendered height and width; default 100 (dot: 28)")
-    frame_stack: int = Field(3, ge=1, description="frames in an observation")
-    action_repeat: int | None = Field(None, ge=1, description="control steps per action; default the papers'")
-    camera: int | None = Field(None, ge=0, description="default 0 (quadruped: 2)")
-    rendering: Literal["paper", "fast"] = Field("paper", description="fast: no shadows, reflections, anti-aliasing")
-    envs: int = Field(1, ge=1, description="environments that are stepped together")
-    workers: bool = Field(False, description="each environment in a process of its own")
-    preset: Literal["curl", "paper", "small"] = Field("curl", description="where the agent's settings come from")
-    augmentation: Literal["crop", "shift", "none"] = "crop"
-    storage: Literal["host", "device"] = Field("host", description="where replay keeps its frames")
-    episodes: int = Field(10, ge=1, description="episodes of an evaluation")
-    buffer_size: int | None = Field(None, ge=2)
-    learning_starts: int | None = Field(None, ge=0, description="agent steps of uniform actions")
-    image_size: int | None = Field(None, ge=1, description="what the network sees; default 84 % of the rendered size")
-    crop_inclusive: bool | None = None
-    positives: int | None = Field(None, ge=1)
-    exclude_duplicates: bool | None = None
-    bilinear_init: Literal["uniform", "identity"] | None = None
-    gamma: float | None = Field(None, ge=0, le=1)
-    encoder_learning_rate: float | None = Field(None, gt=0)
-    temperature_learning_rate: float | None = Field(None, gt=0)
-    initial_temperature: float | None = Field(None, gt=0)
-    actor_every: int | None = Field(None, ge=1)
-    target_every: int | None = Field(None, ge=1)
-    contrast_every: int | None = Field(None, ge=1)
-    tau: float | None = Field(None, ge=0, le=1)
-    encoder_tau: float | None = Field(None, ge=0, le=1)
-    encoder_steps: Literal[1, 2] | None = None
-    twin_loss: Literal["sum", "half"] | None = None
-    detach_encoder: bool | None = None
-    joint_backward: bool | None = None
-    hidden: tuple[int, ...] | None = None
-    features: int | None = Field(None, ge=1, description="width of the embedding")
-    layers: int | None = Field(None, ge=1)
-    filters: int | None = Field(None, ge=1)
-    tanh: bool | None = None
-    channels_last: bool | None = None
-    chunk: int | None = Field(None, ge=0)
-
-    @field_validator("task")
-    @classmethod
-    def _known(cls, task: str) -> str:
-        if task == "dot":
-            return task
-        try:
-            return "-".join(tasks.split(task))
-        except ConfigError as error:
-            raise ValueError(str(error)) from error
-
-    def agent_settings(self) -> dict[str, Any]:
-        """The fields that replace the preset's."""
-        names = set(settings.NAMES) & set(type(self).model_fields)
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
-
-    def environment(self) -> dict[str, Any]:
-        """Keywords of `make_env`."""
-        given = {"frame_stack": self.frame_stack}
-        optional: dict[str, Any] = {"size": self.size}
-        if self.task != "dot":
-            given["rendering"] = self.rendering  # type: ignore[assignment]
-            optional.update(action_repeat=self.action_repeat, camera=self.camera)
-        return given | {name: value for name, value in optional.items() if value is not None}
 
 
 class RLAdapter(Adapter):
@@ -141,7 +75,12 @@ class RLAdapter(Adapter):
         self.agent.set_logger(Logger(None, []))
         policy = self.agent.policy
         self.module = nn.ModuleDict(
-            {"actor": policy.actor, "critic": policy.critic, "critic_target": policy.critic_target}
+            {
+                "actor": policy.actor,
+                "critic": policy.critic,
+                "critic_target": policy.critic_target,
+                "temperature": _Temperature(self.agent.log_ent_coef),
+            }
         )
         self.embedding_dim = self.agent.settings.features
         self.steps_per_epoch = 1000
@@ -150,23 +89,17 @@ class RLAdapter(Adapter):
         self._pending: Path | None = None
 
     def _environments(self) -> VecEnv:
-        make = [partial(make_env, self.config.task, **self.config.environment()) for _ in range(self.config.envs)]
+        make = [partial(find(self.config.task).make, **self.config.environment()) for _ in range(self.config.envs)]
         return WorkerVecEnv(make) if self.config.workers else DummyVecEnv(make)  # type: ignore[arg-type]
 
     def fit(self, run: "Run") -> None:
         """SB3's loop until the environment steps of the recipe are taken."""
         agent, train = self.agent, run.config.train
-        agent.settings = replace(
-            agent.settings,
-            objective=str(run.objective) if run.objective is not None else "none",
-            learning_rate=train.learning_rate,
-            precision="float32" if train.precision == "32" else "bf16",
-        )
-        agent.learning_rate = train.learning_rate
-        agent._setup_lr_schedule()
-        self._attach(run.objective)
+        agent.adopt(run.objective, **_settings_of(train.learning_rate, train.precision))
+        if run.objective is not None:
+            start_bilinear(bilinear_terms(run.objective), agent.settings)
         if self._pending is not None:
-            checkpoint.restore(agent, self._pending)
+            snapshots.restore(agent, self._pending)
             self._pending = None
         callback = _Report(run, self)
         repeat = getattr(self._evaluation_env.unwrapped, "action_repeat", 1)
@@ -176,20 +109,6 @@ class RLAdapter(Adapter):
             agent.learn(rest, callback=callback, log_interval=None, reset_num_timesteps=first)  # type: ignore[arg-type]
             first = False
         callback.report()
-
-    def _attach(self, objective: Any) -> None:
-        """Give the agent the run's own objective, whose weights the run saves."""
-        agent = self.agent
-        agent.policy.contrast = objective
-        if objective is None:
-            return
-        if agent.settings.bilinear_init == "uniform":
-            for _, _, term in objective:
-                if term.similarity == "bilinear":
-                    with torch.no_grad():
-                        term.W.uniform_(0, 1)
-        agent._positives = positives_of(agent.settings, objective)
-        agent._setup_contrast()
 
     @property
     def _evaluation_env(self) -> gymnasium.Env[Any, Any]:
@@ -269,20 +188,40 @@ class RLAdapter(Adapter):
     def state_dict(self) -> dict[str, Any]:
         """Write the agent's own checkpoint beside the run's, and name it."""
         folder = self.workdir / "checkpoints" / f"agent-{self.agent.num_timesteps:09d}"
-        checkpoint.save(self.agent, folder)
-        for old in checkpoint.checkpoints(folder.parent)[: -checkpoint.KEEP]:
+        snapshots.save(self.agent, folder)
+        for old in snapshots.checkpoints(folder.parent)[: -snapshots.KEEP]:
             shutil.rmtree(old, ignore_errors=True)
         history = [[each.environment_steps, each.agent_steps, list(each.returns)] for each in self.history]
         return {"agent": folder.name, "history": history}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._pending = self.workdir / "checkpoints" / state["agent"]
-        checkpoint.check(self._pending)
+        snapshots.check(self._pending)
         self.history = [Evaluation(steps, agent, tuple(returns)) for steps, agent, returns in state["history"]]
 
     def export(self, to: str, folder: Path, record: Any, objective: Any = None) -> None:
-        """Write agent.zip for `ContrastiveSAC.load`."""
-        self.agent.save(folder / "agent.zip")
+        """Write agent.zip for `ContrastiveSAC.load`: the networks, the trained objective, and the run's settings."""
+        agent, train = self.agent, record.config["train"]
+        agent.adopt(objective, **_settings_of(train["learning_rate"], train["precision"]))
+        agent.num_timesteps, agent.environment_steps = record.data["agent_steps"], record.data["environment_steps"]
+        agent.save(folder / "agent.zip")
+
+
+def _settings_of(learning_rate: float, precision: str) -> dict[str, Any]:
+    """The agent's settings that stand in [train], besides the batch."""
+    return {"learning_rate": learning_rate, "precision": "float32" if precision == "32" else "bf16"}
+
+
+class _Temperature(nn.Module):
+    """The entropy temperature among the weights that a run saves; runs of earlier versions have none."""
+
+    def __init__(self, log_ent_coef: Tensor | None) -> None:
+        super().__init__()
+        self.register_buffer("log_ent_coef", log_ent_coef)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        if f"{prefix}log_ent_coef" in state_dict:
+            super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 class _Report(BaseCallback):
@@ -313,6 +252,8 @@ class _Report(BaseCallback):
             self.episodes = agent._episode_num
             values["train/return"] = float(agent.ep_info_buffer[-1]["r"])
         agent.logger.name_to_value.clear()
+        if agent.outcome is not None:
+            self.run.note_terms(agent.outcome)
         steps = agent.environment_steps - self.run.step
         if steps:
             self.run.advance(values, steps)

@@ -1,38 +1,40 @@
 """Soft actor-critic from pixels with a contrastive auxiliary objective (CURL), as a subclass of SB3's SAC."""
 
-import os
 import pathlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
 from stable_baselines3 import SAC
+from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from torch import Tensor
 
-from dipole.core.contrast.objective import Composite, Outcome
+from dipole.core.contrast.gather import relate
+from dipole.core.contrast.objective import Composite, Objective, Outcome
 from dipole.core.contrast.pairs import Pairs
-from dipole.core.ground.errors import ConfigError, TrainingError, nearest
+from dipole.core.ground.errors import ConfigError, DipoleError, SpecError, TrainingError
+from dipole.core.ground.files import replacing
+from dipole.core.train.nonfinite import terms_with_bad_gradient
 from dipole.rl import settings as presets
-from dipole.rl.arguments import check_whole, plain
+from dipole.rl.arguments import check_seed, check_whole, plain
 from dipole.rl.augmentation import Augmentation, resolve
-from dipole.rl.contrast import guilty_terms, positives_of, require_unlabelled
+from dipole.rl.contrast import as_composite, require_unlabelled, unregistered
 from dipole.rl.encoder import Maps, detached
-from dipole.rl.faults import fault_message, guarded
+from dipole.rl.envs.running.faults import fault_message, guarded
 from dipole.rl.policy import ContrastivePolicy, q_values, sample_action
 from dipole.rl.replay import FrameBatch, FrameReplayBuffer
 
 # SB3's own keywords that are passed on as they are; the others are settings of ours or have no meaning here.
 _SB3 = (
-    "train_freq", "gradient_steps", "action_noise", "replay_buffer_class", "replay_buffer_kwargs", "target_entropy",
-    "stats_window_size", "tensorboard_log", "verbose", "seed", "device",
+    "action_noise", "replay_buffer_class", "replay_buffer_kwargs", "stats_window_size", "tensorboard_log", "verbose",
+    "seed", "device",
 )  # fmt: skip
 
 
@@ -54,13 +56,13 @@ class ContrastiveSAC(SAC):
         policy: "CnnPolicy".
         env: a pixel environment (its id, an instance or a VecEnv): uint8 images, continuous actions.
         objective: text such as "infonce(similarity=bilinear) + 0.1*dp"; "none" trains on augmented images alone; by
-            default the preset's.
+            default the preset's. An Objective or a Composite is used as the very module that it is, with its weights.
         preset: "curl" (the repository), "paper", or "small" (two cores).
         augmentation: "crop", "shift", "none", or a function (B, C, H, W) uint8 -> (B, C, h, h).
         storage: where replay keeps its frames: "host", or "device".
         settings: any other field of `settings.Settings` by name (batch_size, learning_rate, joint_backward, ...), and
-            SB3's train_freq, gradient_steps, action_noise, replay_buffer_class, replay_buffer_kwargs, target_entropy,
-            stats_window_size, tensorboard_log, verbose, seed, device.
+            SB3's action_noise, replay_buffer_class, replay_buffer_kwargs, stats_window_size, tensorboard_log, verbose,
+            seed, device.
 
     Raises:
         ConfigError: for a setting or environment that does not fit; TrainingError if replay cannot fit into memory.
@@ -75,7 +77,7 @@ class ContrastiveSAC(SAC):
         self,
         policy: str | type[ContrastivePolicy],
         env: gymnasium.Env[Any, Any] | VecEnv | str | None,
-        objective: str | Composite | None = None,
+        objective: str | Objective | Composite | None = None,
         preset: str = "curl",
         augmentation: str | Callable[[Tensor], Tensor] = "crop",
         storage: Literal["host", "device"] = "host",
@@ -83,22 +85,21 @@ class ContrastiveSAC(SAC):
         **settings: Any,
     ) -> None:
         sb3 = {name: plain(settings.pop(name)) for name in _SB3 if name in settings}
-        unknown = [name for name in settings if name not in presets.NAMES]
-        if unknown:
-            allowed = sorted({*presets.NAMES, *_SB3, "augmentation", "storage", "preset"})
-            raise ConfigError(
-                f"ContrastiveSAC has no setting {unknown[0]!r}.{nearest(unknown[0], allowed)} "
-                f"Settings: {', '.join(allowed)}."
-            )
-        presets.check_sb3(sb3)
-        chosen = presets.resolve(preset, settings)
+        sb3["seed"] = check_seed(sb3.get("seed"))
+        noise = sb3.get("action_noise")
+        if noise is not None and not isinstance(noise, ActionNoise):
+            raise ConfigError(f"action_noise must be an ActionNoise of SB3, or None, got {noise!r}.")
+        self._given = as_composite(objective) if not isinstance(objective, str) else None
+        # Terms that the text in `settings` cannot build again; loading asks for them.
+        self.own_terms = unregistered(self._given) if self._given is not None else ()
         if objective is not None:
-            chosen = replace(chosen, objective=objective if isinstance(objective, str) else str(objective))
-        self.settings = chosen
+            settings["objective"] = objective if isinstance(objective, str) else str(self._given)
+        self.settings = chosen = presets.resolve(preset, settings, (*_SB3, "augmentation", "storage"))
         self.augmentation = augmentation
         self.storage = storage
         self.environment_steps = 0
         self.faults: list[dict[str, Any]] = []
+        self.outcome: Outcome | None = None
         self.encoder_optimizer: torch.optim.Adam | None = None
         self.contrast_optimizer: torch.optim.Adam | None = None
         if isinstance(policy, str) and policy != "CnnPolicy":
@@ -114,8 +115,10 @@ class ContrastiveSAC(SAC):
             gamma=chosen.gamma,
             ent_coef=f"auto_{chosen.initial_temperature!r}",
             target_update_interval=chosen.target_every,
-            # One update for each agent step, whatever the number of environments.
-            **{"gradient_steps": -1, **sb3},
+            train_freq=chosen.train_freq,
+            gradient_steps=chosen.gradient_steps,
+            target_entropy=chosen.target_entropy,
+            **sb3,
             _init_setup_model=_init_setup_model,
         )
 
@@ -154,23 +157,33 @@ class ContrastiveSAC(SAC):
             raise ConfigError(
                 f"replay_buffer_class must derive from FrameReplayBuffer, got {self.replay_buffer_class}."
             )
+        if self.own_terms and self._given is None:
+            raise ConfigError(
+                f"this agent was trained with an objective that is not registered ({', '.join(self.own_terms)}): give "
+                "it when loading, ContrastiveSAC.load(path, objective=...)."
+            )
         self.policy_kwargs = {"settings": chosen, "image_size": self._augment.size}
+        # Not kept among the keywords: its weights are saved with the policy's, and its text with the settings.
+        self.policy_kwargs["contrast"] = self._given
         super()._setup_model()
+        del self.policy_kwargs["contrast"]
         assert self.log_ent_coef is not None
         self.ent_coef_optimizer = self.policy.adam(
             [self.log_ent_coef], chosen.temperature_learning_rate, chosen.temperature_beta
         )
-        self._positives = positives_of(chosen, self.policy.contrast)
-        if self.policy.contrast is not None:
-            self._setup_contrast()
+        self._setup_contrast()
 
     def _setup_contrast(self) -> None:
-        """The encoder's own optimizers on the contrastive gradient."""
-        chosen = self.settings
-        assert self.policy.contrast is not None
-        require_unlabelled(self.policy.contrast, chosen.features, self._positives, chosen.batch_size)
+        """How many positives the objective gets, and the encoder's own optimizers on its gradient."""
+        chosen, contrast = self.settings, self.policy.contrast
+        self._positives = 0
+        self.encoder_optimizer = self.contrast_optimizer = None
+        if contrast is None:
+            return
+        self._positives = chosen.positives or contrast.positives_wanted or 1
+        require_unlabelled(contrast, chosen.features, self._positives, chosen.batch_size)
         rate = self._encoder_rate(1.0)
-        encoder, own = list(self.policy.encoder.parameters()), list(self.policy.contrast.parameters())
+        encoder, own = list(self.policy.encoder.parameters()), list(contrast.parameters())
         if chosen.joint_backward:
             # The critic's optimizer steps the encoder once, for the sum of both losses.
             self.contrast_optimizer = self.policy.adam(own, rate) if own else None
@@ -182,6 +195,22 @@ class ContrastiveSAC(SAC):
     def _encoder_rate(self, progress: float) -> float:
         chosen = self.settings.encoder_learning_rate
         return float(self.lr_schedule(progress)) if chosen is None else chosen
+
+    def adopt(self, objective: Composite | None, **changes: Any) -> None:
+        """Take another objective, with the weights that it has, and change settings; its optimizers start anew.
+
+        Args:
+            objective: built for embeddings of the agent's width; None for "none".
+            changes: settings by name that no network depends on (learning_rate, precision, ...).
+        """
+        text = "none" if objective is None else str(objective)
+        self.settings = presets.resolve(self.settings.preset, {**dict(self.settings), "objective": text, **changes})
+        self.own_terms = unregistered(objective) if objective is not None else ()
+        self.policy.settings = self.policy_kwargs["settings"] = self.settings
+        self.policy.contrast = objective
+        self.learning_rate = self.settings.learning_rate
+        self._setup_lr_schedule()
+        self._setup_contrast()
 
     @property
     def contrast(self) -> Composite | None:
@@ -364,6 +393,7 @@ class ContrastiveSAC(SAC):
             logs[f"contrast/{name}"] = float(term)
         self._check_loss("contrastive", outcome.loss.detach())
         logs["contrast_loss"] = float(outcome.loss.detach())
+        self.outcome = Outcome(outcome.loss.detach(), outcome.terms)
         return outcome
 
     def _after_contrast(self) -> None:
@@ -420,8 +450,9 @@ class ContrastiveSAC(SAC):
             for p in parameters
             if p.grad is not None and not p.grad.isfinite().all()
         ]
-        contrast = self.policy.contrast
-        terms = guilty_terms(contrast, pairs) if contrast is not None and pairs is not None else []
+        terms: list[str] = []
+        if self.policy.contrast is not None and pairs is not None:
+            terms = list(terms_with_bad_gradient(relate(pairs), self.policy.contrast))
         source = f" It comes from the term {', '.join(terms)}." if terms else ""
         for parameter in parameters:
             parameter.grad = None
@@ -438,7 +469,36 @@ class ContrastiveSAC(SAC):
         return names + [name for name in own if getattr(self, name) is not None], variables
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_augment", "encoder_optimizer", "contrast_optimizer"]
+        own = ("_augment", "_given", "outcome", "encoder_optimizer", "contrast_optimizer")
+        return [*super()._excluded_save_params(), *own]
+
+    @classmethod
+    def load(cls, path: Any, *arguments: Any, objective: Objective | Composite | None = None, **settings: Any) -> Self:
+        """Load what `save` wrote, as SB3 does.
+
+        Args:
+            path: the file.
+            arguments: those of SB3: env, device, custom_objects, ...
+            objective: of an agent whose terms are not registered: modules of the same classes; their weights are those
+                that were saved.
+            settings: further keywords of SB3's.
+
+        Raises:
+            ConfigError: if the objective is not known here, or another one.
+        """
+        if objective is not None:
+            settings["_given"] = as_composite(objective)
+        try:
+            return super().load(path, *arguments, **settings)
+        except SpecError as error:
+            raise ConfigError(
+                f"the objective of the agent {path} is not known here: {error}\nImport the module that registers it "
+                "before loading, or give it: ContrastiveSAC.load(path, objective=...)."
+            ) from error
+        except RuntimeError as error:
+            if objective is None or isinstance(error, DipoleError):
+                raise
+            raise ConfigError(f"the agent {path} was saved with another objective than {objective}: {error}") from error
 
     def save(self, path: Any, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None) -> None:
         """Save as SB3 does, but to a temporary file first: the old file stays until the new one is on the disk.
@@ -450,7 +510,7 @@ class ContrastiveSAC(SAC):
             return
         final = pathlib.Path(path)
         final = final if final.suffix else final.with_suffix(".zip")
-        with _atomic(final) as temporary:
+        with replacing(final) as temporary:
             super().save(temporary, exclude, include)
 
     def save_replay_buffer(self, path: Any) -> None:
@@ -460,22 +520,8 @@ class ContrastiveSAC(SAC):
             return
         final = pathlib.Path(path)
         final = final if final.suffix else final.with_suffix(".pkl")
-        with _atomic(final) as temporary:
+        with replacing(final) as temporary:
             super().save_replay_buffer(temporary)
-
-
-@contextmanager
-def _atomic(final: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Give a temporary path beside the final one; rename it once it is on the disk."""
-    final.parent.mkdir(parents=True, exist_ok=True)
-    temporary = final.with_name(f".{final.stem}.{os.getpid()}{final.suffix}")
-    try:
-        yield temporary
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, final)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def duplicates(stacks: Any, positives: int) -> Tensor | None:

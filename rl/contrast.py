@@ -1,27 +1,60 @@
 """The contrastive objective inside an agent: built to its width, tried on what it has, blamed for what it breaks."""
 
 import copy
-from dataclasses import replace
 
 import torch
+from torch.nn.parameter import UninitializedParameter
 
-from dipole.core.contrast.objective import Composite, objective
+from dipole.core.contrast.objective import Composite, Objective, objective
 from dipole.core.contrast.pairs import Pairs
+from dipole.core.contrast.registry import registry
 from dipole.core.ground.errors import ConfigError, PairsError
 from dipole.rl.settings import Settings
 
 
-def build_objective(settings: Settings) -> Composite | None:
-    """Build the contrastive objective for embeddings of the agent's width; None for "none"."""
-    if settings.objective == "none":
+def as_composite(given: str | Objective | Composite | None) -> Composite | None:
+    """A text built, one objective as a sum of itself, a sum as it is; None for "none" and None.
+
+    Raises:
+        SpecError: for a wrong text. ConfigError: for anything else.
+    """
+    if given is None or given == "none":
         return None
-    built = objective(settings.objective, dim=settings.features)
-    if settings.bilinear_init == "uniform":
-        with torch.no_grad():
-            for _, _, term in built:
-                if term.similarity == "bilinear":
-                    term.W.uniform_(0, 1)
-    return built
+    if isinstance(given, str):
+        return objective(given)
+    if isinstance(given, Objective):
+        return Composite([given], [1.0])
+    if not isinstance(given, Composite):
+        raise ConfigError(
+            f"objective must be a text such as 'infonce + 0.1*dp', an Objective or a Composite, got {given!r}."
+        )
+    return given
+
+
+def unregistered(contrast: Composite) -> tuple[str, ...]:
+    """Classes of the terms that no text can name."""
+    kinds = [type(term) for _, _, term in contrast]
+    return tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds if registry.name_of(kind) is None)
+
+
+def fit(contrast: Composite, settings: Settings) -> Composite:
+    """Create the parameters that are not there yet for embeddings of the agent's width; those that are stay."""
+    new = [term for term in bilinear_terms(contrast) if isinstance(term.W, UninitializedParameter)]
+    contrast.build(settings.features)
+    start_bilinear(new, settings)
+    return contrast
+
+
+def bilinear_terms(contrast: Composite) -> list[Objective]:
+    """The terms that learn a matrix W."""
+    return [term for _, _, term in contrast if term.similarity == "bilinear"]
+
+
+@torch.no_grad()
+def start_bilinear(terms: list[Objective], settings: Settings) -> None:
+    """Start each W as `bilinear_init` says; they are built as the identity."""
+    for term in terms if settings.bilinear_init == "uniform" else ():
+        term.W.uniform_(0, 1)
 
 
 def require_unlabelled(contrast: Composite, width: int, positives: int, batch_size: int) -> None:
@@ -36,31 +69,3 @@ def require_unlabelled(contrast: Composite, width: int, positives: int, batch_si
             trial(Pairs.cross(torch.randn(batch_size, width), torch.randn(batch_size, positives, width)))
         except PairsError as error:
             raise ConfigError(f"the objective {contrast} cannot run inside an agent: {error}") from error
-
-
-def positives_of(settings: Settings, contrast: Composite | None) -> int:
-    """How many positives each anchor gets: the setting, or what the objective's terms ask for."""
-    if contrast is None:
-        return 0
-    if settings.positives is not None:
-        return settings.positives
-    asked = [
-        given
-        for _, _, term in contrast
-        for key, given in getattr(term, "given", {}).items()
-        if (term.registered_name(), key) in (("cacr", "k"), ("blocks", "b")) and given
-    ]
-    return max(asked, default=1)
-
-
-def guilty_terms(contrast: Composite, pairs: Pairs) -> list[str]:
-    """Names of the terms whose own gradient is not finite."""
-    found = []
-    for name, _, term in contrast:
-        anchors = pairs.anchors.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(
-            term(replace(pairs, anchors=anchors, trusted=True)), anchors, allow_unused=True
-        )
-        if gradient is not None and not gradient.isfinite().all():
-            found.append(name)
-    return found

@@ -11,7 +11,7 @@ from stable_baselines3.sac.policies import Actor, SACPolicy
 from torch import Tensor, nn
 
 from dipole.core.contrast.objective import Composite
-from dipole.rl.contrast import build_objective
+from dipole.rl.contrast import as_composite, fit
 from dipole.rl.encoder import PixelEncoder, initialise
 from dipole.rl.settings import Settings
 
@@ -59,6 +59,7 @@ class ContrastivePolicy(SACPolicy):
     Args:
         settings: all of `Settings`; SB3 passes spaces and schedule.
         image_size: what the network sees.
+        contrast: the objective; by default it is built from the settings.
     """
 
     actor: ContrastiveActor
@@ -71,6 +72,7 @@ class ContrastivePolicy(SACPolicy):
         lr_schedule: Schedule,
         settings: Settings | None = None,
         image_size: int | None = None,
+        contrast: Composite | None = None,
         use_sde: bool = False,
     ) -> None:
         assert not use_sde
@@ -93,6 +95,8 @@ class ContrastivePolicy(SACPolicy):
             },
             normalize_images=False,  # the encoder divides by 255 itself, chunk by chunk
         )
+        contrast = contrast if contrast is not None else as_composite(self.settings.objective)
+        self.contrast = fit(contrast, self.settings) if contrast is not None else None
 
     def _build(self, lr_schedule: Schedule) -> None:
         self.actor = self.make_actor()
@@ -111,7 +115,6 @@ class ContrastivePolicy(SACPolicy):
         self.critic_target.requires_grad_(False)
         self.critic_target.set_training_mode(False)
         self.actor.features_extractor.convs = self.encoder.convs
-        self.contrast = build_objective(self.settings)
         rate = lr_schedule(1)
         shared = {id(parameter) for parameter in self.encoder.convs.parameters()}
         self.actor.optimizer = self.adam(

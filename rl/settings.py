@@ -1,193 +1,229 @@
-"""Every setting of the agent by name, and the presets: the CURL repository's values, and the paper's."""
+"""Every setting of the agent, said once: keywords of `ContrastiveSAC` and keys of a recipe's [rl]."""
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
 
-from stable_baselines3.common.noise import ActionNoise
+from pydantic import (
+    Field,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
 
 from dipole.core.ground.errors import ConfigError, nearest
-from dipole.rl.arguments import SEED, is_number, is_seed, is_whole, plain
+from dipole.core.train.config import Settings as Table
+from dipole.rl.arguments import plain
+
+Rate = Annotated[float, Field(ge=0, le=10)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Period = Annotated[int, Field(ge=1)]
+Beta = Annotated[float, Field(ge=0, le=0.999999)]
+Preset = Literal["curl", "paper", "small"]
+
+# What a preset changes of the defaults, which are those of the CURL repository (MishaLaskin/curl, 8416d6e).
+_PRESETS: dict[str, dict[str, Any]] = {
+    # The repository as its run script calls it.
+    "curl": {},
+    # Laskin et al. 2020 and, for the batch, the authors' correction (512 in the final runs): one encoder step, every
+    # crop offset, SAC's halved twin loss.
+    "paper": {"batch_size": 512, "encoder_steps": 1, "crop_inclusive": True, "twin_loss": "half"},
+    # Two cores: a quarter of the pixels and filters, one backward pass. For learning checks, not for the tables.
+    "small": {
+        "batch_size": 64,
+        "buffer_size": 20_000,
+        "learning_starts": 500,
+        "hidden": (256, 256),
+        "filters": 16,
+        "joint_backward": True,
+        "crop_inclusive": True,
+    },
+}
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Settings of `ContrastiveSAC`; the defaults are those of the CURL repository (MishaLaskin/curl, 8416d6e).
+class AgentTable(Table):
+    """The settings that an agent has wherever it is made; those that are left out come from the preset."""
+
+    preset: Preset = Field("curl", description="where settings that are left out come from")
+    bilinear_init: Literal["uniform", "identity"] = Field(
+        "uniform", description="how a bilinear W starts: on [0, 1) as the repository, or as the identity"
+    )
+    image_size: int | None = Field(
+        None, ge=1, le=4096, description="what the network sees; default 84 % of the rendered size for crops"
+    )
+    crop_inclusive: bool = Field(False, description="false never draws the last crop offset (the repository)")
+    positives: int | None = Field(
+        None, ge=1, le=64, description="views of an observation besides the anchor; default what the objective asks for"
+    )
+    exclude_duplicates: bool = Field(False, description="keep exact duplicates in a batch out of the negatives")
+    buffer_size: int = Field(100_000, ge=2, description="transitions in replay")
+    learning_starts: int = Field(1000, ge=0, description="agent steps of uniform actions before the first update")
+    train_freq: Period | tuple[Period, Literal["step", "episode"]] = Field(
+        1,
+        description="agent steps, or episodes, between updates",
+        json_schema_extra={"allowed": "an integer >= 1, or (an integer >= 1, 'step' or 'episode')"},
+    )
+    gradient_steps: int = Field(
+        -1,
+        ge=-1,
+        description="updates at a time; -1: one for each transition since the last",
+        json_schema_extra={"allowed": "an integer >= 0, or -1 (one for each transition)"},
+    )
+    gamma: Share = Field(0.99, description="discount")
+    encoder_learning_rate: float | None = Field(
+        None, ge=0, le=10, description="of the contrastive steps; default the critic's"
+    )
+    beta: Beta = Field(0.9, description="Adam's first decay of actor, critic and encoder")
+    temperature_learning_rate: Rate = Field(1e-4, description="of the entropy temperature's own Adam")
+    temperature_beta: Beta = Field(0.5, description="first decay of the entropy temperature's own Adam")
+    initial_temperature: float = Field(0.1, ge=1e-12, le=1e12, description="of the entropy bonus")
+    target_entropy: Literal["auto"] | float = Field(
+        "auto",
+        description="of the policy; auto: minus the number of actions",
+        json_schema_extra={"allowed": "'auto' or a number"},
+    )
+    actor_every: Period = Field(2, description="updates between steps of the actor")
+    target_every: Period = Field(2, description="updates between steps of the targets")
+    contrast_every: Period = Field(1, description="updates between steps of the contrast")
+    tau: Share = Field(0.01, description="share of the online Q functions in each target step")
+    encoder_tau: Share = Field(0.05, description="share of the online encoder in each target step")
+    encoder_steps: Literal[1, 2] = Field(
+        2, description="optimizers that step the encoder on the contrastive gradient; 2 is the repository's oddity"
+    )
+    twin_loss: Literal["sum", "half"] = Field(
+        "sum", description="sum adds the two squared errors, half halves each (SAC's paper)"
+    )
+    detach_encoder: bool = Field(False, description="the critic loss stops at the convolutions")
+    joint_backward: bool = Field(
+        False, description="one backward pass and one encoder step for critic and contrast (not the papers')"
+    )
+    hidden: tuple[Period, ...] = Field(
+        (1024, 1024),
+        description="widths of actor and critic",
+        json_schema_extra={"allowed": "a list of layer widths, integers >= 1"},
+    )
+    features: int = Field(50, ge=1, le=65536, description="width of the embedding")
+    layers: int = Field(4, ge=1, le=16, description="number of convolutions")
+    filters: int = Field(32, ge=1, le=4096, description="channels of the convolutions")
+    tanh: bool = Field(False, description="apply tanh to the embedding (SAC-AE does, CURL's repository never)")
+    log_std_bounds: tuple[float, float] = Field(
+        (-10.0, 2.0),
+        description="range of the actor's log standard deviation",
+        json_schema_extra={"allowed": "(low, high) with low < high"},
+    )
+    channels_last: bool = Field(True, description="memory layout of the convolutions")
+    chunk: int = Field(64, ge=0, description="rows that go through the encoder at once on the CPU (0: all)")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_preset(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        preset = given.get("preset", "curl")
+        values = _PRESETS.get(preset, {}) if isinstance(preset, str) else {}
+        return {name: value for name, value in values.items() if name in cls.model_fields} | dict(given)
+
+    @field_validator("hidden", "log_std_bounds", "train_freq", "target_entropy", mode="wrap")
+    @classmethod
+    def _in_words(cls, value: Any, check: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+        try:
+            # TOML and JSON have no tuples.
+            return check(tuple(value) if isinstance(value, list) else value)
+        except ValidationError:
+            # pydantic would say what is wrong with each alternative and each element.
+            raise ValueError(f"must be {allowed(cls.model_fields[str(info.field_name)])}, got {value!r}.") from None
+
+    @field_validator("log_std_bounds")
+    @classmethod
+    def _ordered(cls, bounds: tuple[float, float]) -> tuple[float, float]:
+        if bounds[0] >= bounds[1]:
+            raise ValueError(f"must be (low, high) with low < high, got {bounds!r}.")
+        return bounds
+
+
+class Settings(AgentTable):
+    """Settings of `ContrastiveSAC`; a recipe says these four in `objective` and in [train].
 
     Args:
         objective: text of the contrastive objective, or "none" (augmentation alone, the control).
-        bilinear_init: how a bilinear W starts: "uniform" on [0, 1) as the repository, or "identity".
-        image_size: height and width that the network sees; see `augmentation.resolve`.
-        crop_inclusive: False never draws the last crop offset (the repository's off-by-one).
-        positives: views of each observation besides the anchor; by default what the objective asks for
-            (cacr(k=4)), or 1.
-        exclude_duplicates: keep exact duplicates in a batch out of the negatives.
-        batch_size, buffer_size: in transitions.
-        learning_starts: agent steps of uniform actions before the first update.
-        gamma: discount.
+        batch_size: transitions in an update.
         learning_rate: of actor and critic; a number or a function of the remaining progress (1 to 0).
-        encoder_learning_rate: of the contrastive steps; that of the critic if None.
-        beta: Adam's first decay of actor, critic and encoder.
-        temperature_learning_rate, temperature_beta: of the entropy temperature's own Adam.
-        initial_temperature: of the entropy bonus.
-        actor_every, target_every, contrast_every: updates between steps of the actor, the targets, the contrast.
-        tau, encoder_tau: share of the online network in each target step, for the Q functions and the encoder.
-        encoder_steps: optimizers that step the encoder on the contrastive gradient; 2 is the repository's oddity.
-        twin_loss: "sum" adds the two squared errors, "half" halves each (SAC's paper).
-        detach_encoder: the critic loss stops at the convolutions.
-        joint_backward: one backward pass for critic and contrast, one encoder step for their sum (not the papers').
-        hidden: widths of actor and critic.
-        features, layers, filters: width of the embedding, number and channels of the convolutions.
-        tanh: apply tanh to the embedding (SAC-AE's encoder does, CURL's repository never does).
-        log_std_bounds: range of the actor's log standard deviation.
         precision: "float32" or "bf16" (autocast).
-        channels_last: memory layout of the convolutions.
-        chunk: rows that go through the encoder at once on the CPU (0: all).
     """
 
     objective: str = "infonce(similarity=bilinear, temperature=1)"
-    bilinear_init: Literal["uniform", "identity"] = "uniform"
-    image_size: int | None = None
-    crop_inclusive: bool = False
-    positives: int | None = None
-    exclude_duplicates: bool = False
-    batch_size: int = 128
-    buffer_size: int = 100_000
-    learning_starts: int = 1000
-    gamma: float = 0.99
-    learning_rate: float | Callable[[float], float] = 1e-3
-    encoder_learning_rate: float | None = None
-    beta: float = 0.9
-    temperature_learning_rate: float = 1e-4
-    temperature_beta: float = 0.5
-    initial_temperature: float = 0.1
-    actor_every: int = 2
-    target_every: int = 2
-    contrast_every: int = 1
-    tau: float = 0.01
-    encoder_tau: float = 0.05
-    encoder_steps: Literal[1, 2] = 2
-    twin_loss: Literal["sum", "half"] = "sum"
-    detach_encoder: bool = False
-    joint_backward: bool = False
-    hidden: tuple[int, ...] = (1024, 1024)
-    features: int = 50
-    layers: int = 4
-    filters: int = 32
-    tanh: bool = False
-    log_std_bounds: tuple[float, float] = (-10.0, 2.0)
+    batch_size: int = Field(128, ge=2)
+    learning_rate: Rate | Callable[[float], float] = Field(
+        1e-3, json_schema_extra={"allowed": "a number between 0 and 10, or a function of the remaining progress"}
+    )
     precision: Literal["float32", "bf16"] = "float32"
-    channels_last: bool = True
-    chunk: int = 64
+
+    def __setstate__(self, state: dict[Any, Any]) -> None:
+        # Agents that were saved when this was a dataclass hold its fields alone.
+        if "__pydantic_fields_set__" not in state:
+            complete = type(self)().__dict__ | state
+            state = {
+                "__dict__": complete,
+                "__pydantic_fields_set__": set(state),
+                "__pydantic_extra__": None,
+                "__pydantic_private__": None,
+            }
+        super().__setstate__(state)
 
 
-PRESETS = {
-    # The repository as its run script calls it.
-    "curl": Settings(),
-    # Laskin et al. 2020 and, for the batch, the authors' correction (512 in the final runs): one encoder step, every
-    # crop offset, SAC's halved twin loss.
-    "paper": Settings(batch_size=512, encoder_steps=1, crop_inclusive=True, twin_loss="half"),
-    # Two cores: a quarter of the pixels and filters, one backward pass. For learning checks, not for the tables.
-    "small": Settings(
-        batch_size=64,
-        buffer_size=20_000,
-        learning_starts=500,
-        hidden=(256, 256),
-        filters=16,
-        joint_backward=True,
-        crop_inclusive=True,
-    ),
-}
-
-_CHOICES: Mapping[str, tuple[Any, ...]] = {
-    "bilinear_init": ("uniform", "identity"),
-    "encoder_steps": (1, 2),
-    "twin_loss": ("sum", "half"),
-    "precision": ("float32", "bf16"),
-}
-_BOUNDS: Mapping[str, tuple[float, float]] = {
-    "image_size": (1, 4096),
-    "positives": (1, 64),
-    "batch_size": (2, 1 << 20),
-    "buffer_size": (2, 1 << 40),
-    "learning_starts": (0, 1 << 40),
-    "gamma": (0, 1),
-    "learning_rate": (0, 10),
-    "encoder_learning_rate": (0, 10),
-    "beta": (0, 0.999999),
-    "temperature_learning_rate": (0, 10),
-    "temperature_beta": (0, 0.999999),
-    "initial_temperature": (1e-12, 1e12),
-    "actor_every": (1, 1 << 40),
-    "target_every": (1, 1 << 40),
-    "contrast_every": (1, 1 << 40),
-    "tau": (0, 1),
-    "encoder_tau": (0, 1),
-    "features": (1, 1 << 20),
-    "layers": (1, 16),
-    "filters": (1, 4096),
-    "chunk": (0, 1 << 40),
-}
-NAMES = tuple(field.name for field in fields(Settings))
+PRESETS = {name: Settings(preset=name) for name in get_args(Preset)}
+NAMES = tuple(Settings.model_fields)
 
 
-def resolve(preset: str, overrides: Mapping[str, Any]) -> Settings:
-    """Return a preset with settings replaced.
+def resolve(preset: str, overrides: Mapping[str, Any], besides: Iterable[str] = ()) -> Settings:
+    """Return a preset with settings replaced; NumPy's numbers count as Python's.
+
+    Args:
+        preset: a name of `PRESETS`.
+        overrides: setting -> value.
+        besides: other keywords that the caller takes, which a message about an unknown one names as well.
 
     Raises:
         ConfigError: for an unknown preset or setting, or a value out of range; with the nearest name.
     """
     if preset not in PRESETS:
         raise ConfigError(f"unknown preset {preset!r}.{nearest(str(preset), PRESETS)} Allowed: {', '.join(PRESETS)}.")
-    overrides = {name: plain(value) for name, value in overrides.items()}
-    for name, value in overrides.items():
-        if name not in NAMES:
-            raise ConfigError(f"no setting {name!r}.{nearest(name, NAMES)} Settings: {', '.join(NAMES)}.")
-        _check(name, value)
-    chosen = replace(PRESETS[preset], **overrides)
-    low, high = chosen.log_std_bounds
-    return replace(chosen, hidden=tuple(chosen.hidden), log_std_bounds=(low, high))
+    try:
+        return Settings.model_validate({"preset": preset, **{name: plain(each) for name, each in overrides.items()}})
+    except ValidationError as error:
+        raise ConfigError(_first_problem(error, overrides, sorted({*NAMES, *besides}))) from None
 
 
-def check_sb3(given: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a wrong value among SB3's own keywords, which SB3 would meet later and less clearly."""
-    rules: dict[str, tuple[Callable[[Any], bool], str]] = {
-        "seed": (is_seed, SEED),
-        "train_freq": (_is_frequency, "an integer >= 1, or (an integer >= 1, 'step' or 'episode')"),
-        "gradient_steps": (lambda v: is_whole(v) and v >= -1, "an integer >= 0, or -1 (one for each transition)"),
-        "target_entropy": (lambda v: v == "auto" or (is_number(v) and math.isfinite(v)), "'auto' or a number"),
-        "action_noise": (lambda v: v is None or isinstance(v, ActionNoise), "an ActionNoise of SB3, or None"),
-    }
-    for name, (right, wanted) in rules.items():
-        if name in given and not right(given[name]):
-            raise ConfigError(f"{name} must be {wanted}, got {given[name]!r}.")
+def _first_problem(error: ValidationError, given: Mapping[str, Any], names: list[str]) -> str:
+    name = str(error.errors()[0]["loc"][0])
+    field = Settings.model_fields.get(name)
+    if field is None:
+        return f"there is no setting {name!r}.{nearest(name, names)} Settings: {', '.join(names)}."
+    if given[name] is None:
+        return f"{name} must not be None; leave it out for the preset's value."
+    return f"{name} must be {allowed(field)}, got {given[name]!r}."
 
 
-def _is_frequency(value: Any) -> bool:
-    count, unit = value if isinstance(value, tuple) and len(value) == 2 else (value, "step")
-    return is_whole(count) and count >= 1 and unit in ("step", "episode")
-
-
-def _check(name: str, value: Any) -> None:
-    default = getattr(Settings, name)
-    if value is None and default is not None:
-        raise ConfigError(f"{name} must not be None; leave it out for the preset's value.")
-    if name == "hidden" and not (isinstance(value, (tuple, list)) and all(is_whole(v) and v > 0 for v in value)):
-        raise ConfigError(f"hidden must be a list of layer widths, integers >= 1, got {value!r}.")
-    if name == "log_std_bounds" and not (
-        isinstance(value, (tuple, list)) and len(value) == 2 and all(map(is_number, value)) and value[0] < value[1]
-    ):
-        raise ConfigError(f"log_std_bounds must be (low, high) with low < high, got {value!r}.")
-    if name in _CHOICES and value not in _CHOICES[name]:
-        allowed = ", ".join(map(repr, _CHOICES[name]))
-        raise ConfigError(f"{name} must be one of {allowed}, got {value!r}.")
-    if isinstance(default, bool) and not isinstance(value, bool):
-        raise ConfigError(f"{name} must be True or False, got {value!r}.")
-    if name in _BOUNDS and value is not None and not (name == "learning_rate" and callable(value)):
-        low, high = _BOUNDS[name]
-        whole = isinstance(default, int) or name in ("image_size", "positives")
-        kind = "an integer" if whole else "a number"
-        right = is_whole(value) if whole else is_number(value)
-        if not right or not low <= value <= high:
-            raise ConfigError(f"{name} must be {kind} between {low:g} and {high:g}, got {value!r}.")
+def allowed(field: FieldInfo) -> str:
+    """What values a setting takes, in words, read off its type and its bounds."""
+    extra = field.json_schema_extra
+    if isinstance(extra, dict) and "allowed" in extra:
+        return str(extra["allowed"])
+    kinds = get_args(field.annotation)
+    kind = kinds[0] if NoneType in kinds else field.annotation
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(map(repr, get_args(kind)))}"
+    if kind is bool:
+        return "True or False"
+    if kind is str:
+        return "a text"
+    what = "an integer" if kind is int else "a number"
+    low, high = (
+        next((getattr(each, side) for each in field.metadata if hasattr(each, side)), None) for side in ("ge", "le")
+    )
+    if low is not None and high is not None:
+        return f"{what} between {low:g} and {high:g}"
+    return what if low is None else f"{what} >= {low:g}"

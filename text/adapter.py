@@ -4,14 +4,16 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar, Literal, Unpack
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from dipole.core.contrast.embedded import Embedded
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.errors import ConfigError, DataError
 from dipole.core.measure.class_tasks import class_tasks
@@ -19,14 +21,16 @@ from dipole.core.measure.probes import knn_probe
 from dipole.core.train.adapter import Adapter, Context
 from dipole.core.train.sampling import ClassBlocks
 from dipole.text import encoders, senteval
-from dipole.text.batching import Batch, make_batch
+from dipole.text.batching import make_batch
 from dipole.text.config import TextSettings
-from dipole.text.corpus import Document, Sentences, encode_documents, labelled_documents, read_documents
-from dipole.text.documents import tell_documents
+from dipole.text.corpus import Document, labelled_documents, read_documents
+from dipole.text.document_classification import document_accuracy
 from dipole.text.encode import SentenceEncoder
-from dipole.text.evaluation import nearest_sentences, neighbour_histogram, next_sentence
-from dipole.text.tables import six_task_table
-from dipole.text.vocabulary import Tokens, build_vocabulary, expand, load_tokens, read_vectors, words_vocabulary
+from dipole.text.encoded import Sentences, building, encode_documents, keep
+from dipole.text.model import build_model, expanded
+from dipole.text.neighbours import nearest_sentences, neighbour_histogram, next_sentence
+from dipole.text.senteval.tables import six_task_table
+from dipole.text.vocabulary import Tokens, build_vocabulary, load_tokens
 
 PROBED = 2000  # sentences of each split that probes and diagnostics look at
 SHOWN = 3  # sentences whose nearest ones are printed
@@ -36,8 +40,9 @@ SHOWN = 3  # sentences whose nearest ones are printed
 class TextBatch:
     """Consecutive sentences (or blocks of them) and the document of each."""
 
-    batch: Batch
+    batch: encoders.Batch
     document: Tensor  # (B,) long
+    index: Tensor  # (B,) long, of each sentence in the corpus
 
 
 class TextAdapter(Adapter):
@@ -52,14 +57,15 @@ class TextAdapter(Adapter):
 
     def __init__(self, config: TextSettings, **context: Unpack[Context]) -> None:
         super().__init__(config, **context)
-        if config.pairs == "blocks" and self.batch_size % (config.block_size * self.world_size):
+        blocks = self.batch_size // config.block_size
+        if config.pairs == "blocks" and (self.batch_size % config.block_size or blocks < self.world_size):
             raise ConfigError(
-                f"train.batch_size {self.batch_size} must be a multiple of text.block_size {config.block_size} times "
-                f"the number of processes {self.world_size}"
+                f"train.batch_size {self.batch_size} must be a multiple of text.block_size {config.block_size}, with a "
+                f"block for each of the {self.world_size} processes"
             )
-        self.tokens, self.sentences, self.names = self._corpus()
+        self.tokens, self.sentences = self._corpus()
         self.train_rows, self.held_rows = self._split()
-        self.module = self._model()
+        self.module = build_model(config, self.tokens)
         self.embedding_dim = self.module.width
         self._class_blocks: ClassBlocks | None = None
         if config.pairs == "blocks" and config.blocks == "random":
@@ -74,8 +80,6 @@ class TextAdapter(Adapter):
                 f"the corpus {config.corpus} leaves {drawn} sentences for training, fewer than "
                 f"train.batch_size {self.batch_size}"
             )
-        if config.clip_per_tensor is not None:
-            self._clip_each(config.clip_per_tensor)
 
     # Data ------------------------------------------------------------------------------------------------------------
 
@@ -92,32 +96,27 @@ class TextAdapter(Adapter):
             if left <= 0:
                 return
 
-    def _corpus(self) -> tuple[Tokens, Sentences, list[str]]:
+    def _corpus(self) -> tuple[Tokens, Sentences]:
         """Read the corpus twice, once for the vocabulary and once for the ids; a cache keeps both."""
         c = self.config
-        folder = None
-        if c.cache is not None:
-            keys = ("corpus", "unit", "column", "split", "encoding", "limit", "tokenizer", "vocabulary_size", "lower")
-            key = json.dumps({k: getattr(c, k) for k in (*keys, "max_length")} | {"state": _state_of(c.corpus)})
-            folder = Path(c.cache) / hashlib.sha256(key.encode()).hexdigest()[:16]
-            folder.mkdir(parents=True, exist_ok=True)
-        saved = folder / "tokenizer.json" if folder is not None else None
-        if saved is not None and saved.is_file():
-            tokens = load_tokens(saved)
-        elif c.tokenizer == "words":
-            tokens = build_vocabulary((s for d in self._documents() for s in d.sentences), c.vocabulary_size, c.lower)
-        else:
-            tokens = load_tokens(c.tokenizer)
-        if saved is not None and not saved.is_file():
-            tokens.save(saved)
-        names: list[str] = []
+        if c.cache is None:
+            tokens = self._new_tokens()
+            return tokens, encode_documents(self._documents(), tokens, c.max_length)
+        keys = ("corpus", "unit", "column", "split", "encoding", "limit", "tokenizer", "vocabulary_size", "lower")
+        key = json.dumps({k: getattr(c, k) for k in (*keys, "max_length")} | {"state": _state_of(c.corpus)})
+        folder = Path(c.cache) / hashlib.sha256(key.encode()).hexdigest()[:16]
+        kept = folder / "tokenizer.json"
+        with building(folder):
+            if not kept.is_file():
+                keep(kept, self._new_tokens().tokenizer.to_str(pretty=True))
+            tokens = load_tokens(kept)
+            return tokens, encode_documents(self._documents(), tokens, c.max_length, folder)
 
-        def named() -> Iterator[Document]:
-            for document in self._documents():
-                names.append(document.name)
-                yield document
-
-        return tokens, encode_documents(named(), tokens, c.max_length, folder), names
+    def _new_tokens(self) -> Tokens:
+        c = self.config
+        if c.tokenizer != "words":
+            return load_tokens(c.tokenizer)
+        return build_vocabulary((s for d in self._documents() for s in d.sentences), c.vocabulary_size, c.lower)
 
     def _split(self) -> tuple[np.ndarray, np.ndarray]:
         """Rows for training and for evaluation: the last sentences of each document are held out."""
@@ -140,9 +139,15 @@ class TextAdapter(Adapter):
             )
         return starts
 
+    def _share(self) -> slice:
+        """This rank's rows of a global batch: consecutive sentences, or whole blocks, as equally as they can be cut."""
+        unit = self.config.block_size if self.config.pairs == "blocks" else 1
+        units = self.batch_size // unit
+        start, end = (unit * (units * rank // self.world_size) for rank in (self.rank, self.rank + 1))
+        return slice(start, end)
+
     def batches(self, epoch: int, start: int = 0) -> Iterator[TextBatch]:
-        size, share = self.batch_size, self.batch_size // self.world_size
-        mine = slice(self.rank * share, (self.rank + 1) * share)
+        size, mine = self.batch_size, self._share()
         order = np.arange(self.steps_per_epoch)
         offset = 0
         blocks = None if self._class_blocks is None else self.train_rows[self._class_blocks.rows(epoch)]
@@ -161,6 +166,7 @@ class TextAdapter(Adapter):
             yield TextBatch(
                 make_batch(self.sentences.ids(rows), self.config.chunks).to(self.device),
                 torch.from_numpy(self.sentences.document[rows].astype(np.int64)).to(self.device),
+                torch.from_numpy(rows.astype(np.int64)).to(self.device),
             )
 
     def _draw_blocks(self, epoch: int, step: int) -> np.ndarray:
@@ -176,62 +182,14 @@ class TextAdapter(Adapter):
             chosen = np.concatenate([chosen, draw.integers(len(shuffled), size=self.batch_size // b - len(chosen))])
         return self.train_rows[(shuffled[chosen][:, None] + np.arange(b)).ravel()]
 
-    # Model -----------------------------------------------------------------------------------------------------------
-
-    def _model(self) -> encoders.SentenceModel:
-        c = self.config
-        fixed = self._fixed_table() if c.channels != "trained" else None
-
-        def side() -> encoders.Part:
-            if c.encoder == "transformer":
-                if c.transformer is not None:
-                    return encoders.build_transformer(c.transformer, c.pooling, len(self.tokens))
-                return encoders.small_transformer(len(self.tokens), c.hidden_size, c.layers, c.heads, c.pooling)
-            tables = [fixed] if fixed is not None else []
-            if c.channels != "fixed":
-                tables.append(encoders.trained_table(len(self.tokens), c.word_size))
-            parts: list[encoders.Part] = [
-                encoders.BagOfWords(table)
-                if c.encoder == "bow"
-                else encoders.WordGRU(table, c.hidden_size, c.direction)
-                for table in tables
-            ]
-            return parts[0] if len(parts) == 1 else encoders.Channels(parts)
-
-        # The members of a block are all the same kind of thing: one encoder, as in Arora et al.
-        single = c.sides == 1 or c.pairs == "blocks"
-        return encoders.SentenceModel(side(), None if single else side(), c.dropout)
-
-    def _fixed_table(self) -> nn.Embedding:
-        assert self.config.vectors is not None  # the configuration has checked it
-        words, vectors = read_vectors(self.config.vectors, self.tokens.index)
-        table = torch.zeros(len(self.tokens), vectors.shape[1])
-        known = torch.zeros(len(self.tokens), dtype=torch.bool)
-        rows = torch.tensor([self.tokens.index[word] for word in words], dtype=torch.long)
-        table[rows] = torch.from_numpy(vectors)
-        known[rows] = True
-        if not bool(known.any()):
-            raise DataError(f"{self.config.vectors} holds no word of the corpus {self.config.corpus}")
-        return encoders.fixed_table(table, known)
-
-    def _clip_each(self, limit: float) -> None:
-        """Bound the gradient norm of each tensor by itself, as the authors' code does, not of all together."""
-
-        def clip(parameter: Tensor) -> None:
-            gradient = parameter.grad
-            assert gradient is not None  # the hook runs after it was accumulated
-            gradient.mul_(limit / torch.linalg.vector_norm(gradient).clamp_min(limit))
-
-        for parameter in self.module.parameters():
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(clip)
-
-    def embed(self, batch: TextBatch) -> Pairs:
+    def embed(self, batch: TextBatch) -> Embedded:
         f, g = self.module(batch.batch)
-        if self.config.pairs == "blocks":
-            size = self.config.block_size
-            return Pairs.from_blocks(f.view(-1, size, f.shape[1]), anchors="all", labels=batch.document[::size])
-        return Pairs.from_window(f, g, batch.document, self.config.window, self.config.self_logit)
+        c, size = self.config, self.config.block_size
+        if c.pairs == "blocks":
+            blocks = {"x": f.view(-1, size, f.shape[1]), "labels": batch.document[::size], "index": batch.index[::size]}
+            return Embedded(blocks, _blocks)
+        rows = {"f": f, "g": g, "document": batch.document, "index": batch.index}
+        return Embedded(rows, partial(_neighbours, window=c.window, self_logit=c.self_logit))
 
     # Evaluation ------------------------------------------------------------------------------------------------------
 
@@ -274,10 +232,10 @@ class TextAdapter(Adapter):
         self._keep_pictures(f, g, document, rows)
         results.update(self._topics(rows, f, objective))
         if self.config.classifiers:
-            results.update(self._documents_told(objective))
+            results.update(self._document_tasks(objective))
         if self.config.labelled is not None:
             labelled = labelled_documents(self.config.labelled, self.config.column)
-            results.update(tell_documents(self.encoder(objective).encode, labelled, self.config.labelled))
+            results.update(document_accuracy(self.encoder(objective).encode, labelled, self.config.labelled))
         c = self.config
         if c.senteval is not None:
             encoder = self.encoder(objective)
@@ -308,7 +266,7 @@ class TextAdapter(Adapter):
         )
         return {"document/knn": float(result.accuracy)}
 
-    def _documents_told(self, objective: Any) -> dict[str, float]:
+    def _document_tasks(self, objective: Any) -> dict[str, float]:
         """Which document is this sentence from? Arora's classifiers on every training and every held-out sentence."""
         c, owner = self.config, self.sentences.document
         parts = [
@@ -327,14 +285,11 @@ class TextAdapter(Adapter):
         values = {"edges": shown.edges, "correct": shown.correct, "incorrect": shown.incorrect}
         text = json.dumps({name: [round(float(v), 6) for v in value] for name, value in values.items()})
         (self.workdir / "neighbour_distances.json").write_text(text + "\n")
-        text = self.examples(rows, torch.cat([f, g], 1)) + "\n"
+        text = self._examples(rows, torch.cat([f, g], 1)) + "\n"
         (self.workdir / "nearest_sentences.txt").write_text(text, encoding="utf-8")
 
-    def examples(self, rows: np.ndarray | None = None, vectors: Tensor | None = None) -> str:
+    def _examples(self, rows: np.ndarray, vectors: Tensor) -> str:
         """A few held-out sentences with the sentences nearest to each."""
-        rows = self._probe_rows("test") if rows is None else rows
-        if vectors is None:
-            vectors = torch.cat(self._sides(rows), 1)
         words = self.tokens.words()
         joined = [" ".join(words[int(i)] for i in ids) for ids in self.sentences.ids(rows)]
         long = [i for i, ids in enumerate(self.sentences.ids(rows)) if 6 <= len(ids) <= 20] or list(range(len(rows)))
@@ -363,6 +318,15 @@ class TextAdapter(Adapter):
         export_sentence_transformer(self.encoder(objective), folder)
 
 
+def _blocks(rows: dict[str, Tensor]) -> Pairs:
+    return Pairs.from_blocks(rows["x"], anchors="all", labels=rows["labels"], index=rows["index"])
+
+
+def _neighbours(rows: dict[str, Tensor], window: int, self_logit: Literal["zero", "drop"]) -> Pairs:
+    document = rows["document"]
+    return Pairs.from_window(rows["f"], rows["g"], document, window, self_logit, labels=document, index=rows["index"])
+
+
 def _state_of(corpus: str) -> list:
     """Names, sizes and dates of local files: a changed corpus is another one."""
     path = Path(corpus)
@@ -379,27 +343,3 @@ def _numbers(task: str, result: senteval.Result) -> dict[str, float]:
     if "mse" in result:
         return {f"senteval/{task}/{k}": result[k] for k in ("pearson", "spearman")}
     return {f"senteval/{task}/{k}": result["all"][k]["all"] for k in ("pearson", "spearman")}
-
-
-def expanded(model: encoders.SentenceModel, tokens: Tokens, path: str) -> tuple[encoders.SentenceModel, Tokens]:
-    """Copy model and vocabulary and add the words of a vector file, to each trained table by its own linear map."""
-    import copy
-
-    words, vectors = read_vectors(path)
-    model = copy.deepcopy(model)
-    old = tokens.words()
-    lower = bool(tokens.tokenizer.normalizer and "Lowercase" in str(tokens.tokenizer.normalizer))
-    added: list[str] = []
-    for module in model.modules():
-        table = getattr(module, "table", None)
-        if not isinstance(table, nn.Embedding):
-            continue
-        if table.weight.requires_grad:
-            added, rows = expand(tokens.index, table.weight.detach().numpy(), words, vectors)
-        else:
-            added = [w for w in words if w not in tokens.index and "_" not in w]
-            place = {word: i for i, word in enumerate(words)}
-            rows = vectors[[place[w] for w in added]]
-        weight = torch.cat([table.weight.detach(), torch.from_numpy(np.ascontiguousarray(rows))])
-        module.table = nn.Embedding.from_pretrained(weight, freeze=not table.weight.requires_grad)
-    return model, words_vocabulary([*old[1:], *added], lower)

@@ -1,30 +1,25 @@
-"""Running text as training data: documents kept apart, cut into sentences, stored as ids in resumable shards."""
+"""Running text as training data: documents kept apart, cut into sentences."""
 
 import gzip
-import hashlib
 import json
 import re
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from dipole.core.ground.errors import DataError
 from dipole.core.ground.hub import without_retry_messages
-from dipole.text.vocabulary import Tokens
 
 Unit = Literal["documents", "sentences"]
 TEXT, JSON, PARQUET = (".txt", ".text"), (".jsonl", ".jsonl.gz", ".json"), (".parquet",)
 # A longer piece of text is cut at a blank before sentences are sought in it: no sentence is that long, files are.
 PIECE = 100_000
-SHARD = 1_000_000  # sentences
+LONGEST = 1_000_000  # sentences of a document where rows are sentences and nothing says where a text ends
 
 
 @dataclass(frozen=True)
@@ -245,7 +240,7 @@ def _rows(rows: Iterable[Any], where: str, unit: Unit, column: str | None) -> It
         value = _cell(row, f"{where}, row {number}", column)
         if unit == "sentences":
             single += value if isinstance(value, list) else [" ".join(value.split())]
-            if len(single) >= SHARD:
+            if len(single) >= LONGEST:
                 yield Document(f"{number}", [s for s in single if s])
                 single = []
             continue
@@ -289,139 +284,3 @@ def pydoc_documents() -> Iterator[Document]:
         ]
         if len(prose) >= 5:
             yield Document(name, prose)
-
-
-# Encoded sentences ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Sentences:
-    """Sentences as ids: the tokens of sentence i are `tokens[offsets[i]:offsets[i + 1]]`; arrays may be memory maps."""
-
-    tokens: np.ndarray  # (T,) int32
-    offsets: np.ndarray  # (n + 1,) int64
-    document: np.ndarray  # (n,) int32, rising
-
-    def __len__(self) -> int:
-        return len(self.document)
-
-    @property
-    def lengths(self) -> np.ndarray:
-        return np.diff(self.offsets)
-
-    def ids(self, rows: Sequence[int] | np.ndarray) -> list[np.ndarray]:
-        """Token ids of some sentences."""
-        return [self.tokens[self.offsets[i] : self.offsets[i + 1]] for i in rows]
-
-    @property
-    def fingerprint(self) -> str:
-        """Content hash of tokens and boundaries."""
-        digest = hashlib.sha256()
-        for array in (self.tokens, self.offsets, self.document):
-            digest.update(np.ascontiguousarray(array).tobytes())
-        return digest.hexdigest()[:16]
-
-
-def encode_documents(
-    documents: Iterable[Document],
-    tokens: Tokens,
-    max_length: int,
-    folder: Path | None = None,
-    shard: int = SHARD,
-) -> Sentences:
-    """Turn documents into ids, in memory or in shards on disk.
-
-    Args:
-        documents: in a fixed order.
-        max_length: longer sentences are cut after this many tokens.
-        folder: where shards go; a finished one is never made again, so an interrupted call goes on where it stopped.
-        shard: sentences per shard (a document is never divided).
-
-    Raises:
-        DataError: no sentence was found.
-    """
-    index = _read_index(folder)
-    done = index["shards"]
-    consumed, count = sum(s["documents"] for s in done), sum(s["documents"] for s in done)
-    parts: list[list[int]] = []
-    owners: list[int] = []
-
-    def flush(documents_done: int) -> None:
-        nonlocal parts, owners
-        arrays: dict[str, Any] = _pack(parts, owners)
-        if folder is not None:
-            name = f"{len(done):05d}.npz"
-            unfinished = folder / f"{name}.tmp"
-            with unfinished.open("wb") as file:
-                np.savez(file, **arrays)
-            unfinished.replace(folder / name)
-            done.append({"file": name, "documents": documents_done, "sentences": len(owners)})
-            _write_index(folder, index)
-        else:
-            done.append(arrays)
-        parts, owners = [], []
-
-    if not index["complete"]:
-        since = 0
-        for document in islice(documents, consumed, None):
-            parts += tokens.encode(document.sentences, max_length)
-            owners += [count] * len(document.sentences)
-            count += 1
-            since += 1
-            if len(owners) >= shard:
-                flush(since)
-                since = 0
-        if since:
-            flush(since)
-        index["complete"] = True
-        if folder is not None:
-            _write_index(folder, index)
-    loaded = [_load_shard(folder, s) for s in done]
-    if not sum(len(part["document"]) for part in loaded):
-        raise DataError("the corpus holds no sentence")
-    return _join(loaded)
-
-
-def _read_index(folder: Path | None) -> dict[str, Any]:
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        if (folder / "index.json").is_file():
-            return json.loads((folder / "index.json").read_text())
-    return {"shards": [], "complete": False}
-
-
-def _write_index(folder: Path, index: dict[str, Any]) -> None:
-    unfinished = folder / "index.json.tmp"
-    unfinished.write_text(json.dumps(index))
-    unfinished.replace(folder / "index.json")
-
-
-def _pack(parts: list[list[int]], owners: list[int]) -> dict[str, np.ndarray]:
-    offsets = np.zeros(len(parts) + 1, dtype=np.int64)
-    np.cumsum([len(part) for part in parts], out=offsets[1:])
-    flat = np.fromiter((i for part in parts for i in part), dtype=np.int32, count=int(offsets[-1]))
-    return {"tokens": flat, "offsets": offsets, "document": np.array(owners, dtype=np.int32)}
-
-
-def _load_shard(folder: Path | None, shard: dict[str, Any]) -> dict[str, np.ndarray]:
-    if folder is None:
-        return shard
-    try:
-        with np.load(folder / shard["file"]) as file:
-            return dict(file)
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(
-            f"the shard {folder / shard['file']} is damaged ({error}); delete {folder} to make it anew"
-        ) from error
-
-
-def _join(parts: list[dict[str, np.ndarray]]) -> Sentences:
-    if len(parts) == 1:
-        return Sentences(**parts[0])
-    starts = np.cumsum([0, *(len(part["tokens"]) for part in parts)])
-    offsets = [part["offsets"][:-1] + start for part, start in zip(parts, starts, strict=False)]
-    return Sentences(
-        np.concatenate([part["tokens"] for part in parts]),
-        np.concatenate([*offsets, starts[-1:]]),
-        np.concatenate([part["document"] for part in parts]),
-    )

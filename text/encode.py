@@ -9,9 +9,9 @@ from torch import Tensor
 
 from dipole.core.ground.errors import DataError, OptionError
 from dipole.core.ground.progress import Progress
-from dipole.text.batching import Batch, by_tokens, pad
-from dipole.text.encoders import SentenceModel
-from dipole.text.probes import halves_normalised
+from dipole.text.batching import by_tokens, pad
+from dipole.text.encoders import Batch, SentenceModel
+from dipole.text.scaling import halves_normalised
 from dipole.text.vocabulary import Tokens
 
 Normalize = Literal["halves", "unit", "none"]

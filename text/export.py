@@ -1,84 +1,154 @@
 """A trained encoder as a folder for sentence-transformers.
 
-A transformer with one side and its own tokenizer is written with that library's own modules and loads anywhere.
-Everything else (GRUs, bags of words, f beside g) is written as a Hugging Face model of the type "dipole_sentence".
-Importing this module registers the type; `dipole.text.autoload` imports it wherever dipole is installed and
-sentence-transformers is used, so that `SentenceTransformer(path)` knows it.
+What that library's own modules can compute is written with them and loads anywhere by `SentenceTransformer(folder)`:
+a transformer with one side and its own tokenizer, and bags of words whose vector is scaled to unit length as a whole.
+Everything else (GRUs, f and g scaled apart, sums that are not scaled) is a model of transformers whose code lies in the
+folder: `SentenceTransformer(folder, trust_remote_code=True)`. Neither needs dipole. In a program that imports this
+module the type is known, and no flag is needed.
 """
 
 import tempfile
+from importlib.resources import files
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
-from transformers.modeling_outputs import BaseModelOutput
+from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
 
 from dipole.core.ground.errors import TrainingError
-from dipole.text.batching import Batch, Chunk
 from dipole.text.encode import SentenceEncoder
-from dipole.text.encoders import Projected, SentenceModel, Transformer, architecture, from_architecture
+from dipole.text.encoders import BagOfWords, Channels, Part, Projected, SentenceModel, Transformer, architecture
+from dipole.text.encoders.modeling_dipole import DipoleSentenceConfig, DipoleSentenceModel
 from dipole.text.vocabulary import Tokens
 
-LOADER = "modeling_dipole.py"
+CODE = ("modeling_dipole.py", "networks.py", "batch.py", "recurrent.py")  # what a folder needs to compute by itself
+BLANK = " "  # before every sentence: the words' tokenizer reads a blank one as a full stop, but never sees an empty one
 PROBE = ["A sentence.", "", "A somewhat longer sentence, to see whether padding is left out !", "unheardofword"]
-
-
-class DipoleSentenceConfig(PretrainedConfig):
-    """Shape of a sentence encoder."""
-
-    model_type = "dipole_sentence"
-
-    def __init__(
-        self,
-        architecture: dict[str, Any] | None = None,
-        hidden_size: int = 0,
-        halves: int = 0,
-        empty: int = 0,
-        vocab_size: int = 1,
-        **kwargs: Any,
-    ) -> None:
-        """halves: parts of the vector scaled to unit length; 0 for none. empty: id read for an empty sentence."""
-        super().__init__(**kwargs)
-        self.architecture = architecture
-        self.hidden_size, self.halves, self.empty, self.vocab_size = hidden_size, halves, empty, vocab_size
-
-
-class DipoleSentenceModel(PreTrainedModel):
-    """Gives the sentence's vector as the state of a single token, (B, 1, width), for pooling by "cls"."""
-
-    config_class = DipoleSentenceConfig
-    base_model_prefix = "encoder"
-
-    def __init__(self, config: DipoleSentenceConfig) -> None:
-        super().__init__(config)
-        self.encoder: Any = from_architecture(config.architecture) if config.architecture else nn.Identity()
-        self.post_init()
-
-    def _init_weights(self, module: nn.Module) -> None:
-        """Weights come from the file; nothing is drawn."""
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **ignored: Any) -> BaseModelOutput:
-        """Encode padded token ids (B, T)."""
-        ids = input_ids
-        lengths = torch.full((len(ids),), ids.shape[1]) if attention_mask is None else attention_mask.sum(1).cpu()
-        if not ids.shape[1] or bool((lengths == 0).any()):
-            ids = nn.functional.pad(ids, (0, 1)) if not ids.shape[1] else ids.clone()
-            ids[(lengths == 0).to(ids.device), 0] = self.config.empty
-            lengths = lengths.clamp_min(1)
-        lengths, falling = lengths.sort(descending=True, stable=True)
-        chunk = Chunk(ids[falling.to(ids.device)][:, : int(lengths[0])], lengths)
-        vectors = self.encoder.represent(Batch([chunk], falling.argsort().to(ids.device)))
-        if self.config.halves:
-            parts = vectors.view(len(vectors), self.config.halves, -1)
-            vectors = nn.functional.normalize(parts, dim=2).view_as(vectors)
-        return BaseModelOutput(last_hidden_state=vectors[:, None])
-
 
 AutoConfig.register(DipoleSentenceConfig.model_type, DipoleSentenceConfig, exist_ok=True)
 AutoModel.register(DipoleSentenceConfig, DipoleSentenceModel, exist_ok=True)
+
+
+def export_sentence_transformer(encoder: SentenceEncoder, folder: Path) -> None:
+    """Write a folder that sentence-transformers loads, and check that it gives the same vectors.
+
+    Raises:
+        TrainingError: sentence-transformers is not installed, or the written folder gives other vectors.
+    """
+    library = _library()
+    model = projected(encoder)
+    options: dict[str, Any] = {}
+    if isinstance(_last(model.f), Transformer) and model.g is None and _closed(encoder.tokens):
+        modules = _own_transformer(library, encoder, model)
+    elif (table := _word_table(encoder, model)) is not None:
+        tokenizer = Tokenizer.from_str(encoder.tokens.tokenizer.to_str())
+        if encoder.max_length is not None:
+            tokenizer.enable_truncation(encoder.max_length)
+        modules = [library.StaticEmbedding(tokenizer, embedding_weights=table), library.Normalize()]
+        options = {"prompts": {"blank": BLANK}, "default_prompt_name": "blank"}
+    else:
+        modules = _with_code(library, encoder, model)
+    library.SentenceTransformer(modules=modules, device="cpu", **options).save(str(folder))
+    if isinstance(getattr(modules[0], "auto_model", None), DipoleSentenceModel):
+        for name in CODE:
+            (folder / name).write_text((files("dipole.text.encoders") / name).read_text(encoding="utf-8"))
+    again = library.SentenceTransformer(str(folder), device="cpu").encode(PROBE)
+    off = float(np.abs(again - encoder.encode(PROBE)).max())
+    if not off < 1e-5:
+        raise TrainingError(f"the exported folder {folder} gives vectors that differ by {off:.2g} from the run's")
+
+
+def _library() -> SimpleNamespace:
+    """The classes of sentence-transformers that are used, from where its version has them."""
+    try:
+        from sentence_transformers import SentenceTransformer
+
+        try:
+            from sentence_transformers.sentence_transformer import modules
+        except ImportError:  # before 5.5
+            from sentence_transformers import models as modules  # type: ignore[no-redef, attr-defined]
+    except ImportError as error:
+        raise TrainingError(
+            "the export needs sentence-transformers; install it with: pip install 'dipole[sentence-transformers]'"
+        ) from error
+    names = ("Dense", "Normalize", "Pooling", "StaticEmbedding", "Transformer")
+    return SimpleNamespace(SentenceTransformer=SentenceTransformer, **{name: getattr(modules, name) for name in names})
+
+
+def _last(part: Part) -> Part:
+    """The encoder itself, below a learned projection."""
+    return part.part if isinstance(part, Projected) else part
+
+
+def _closed(tokens: Tokens) -> bool:
+    """Whether every sentence is closed by marks ([CLS], [SEP]): without them an empty one has no token at all."""
+    return bool(tokens.tokenizer.num_special_tokens_to_add(False))
+
+
+def _own_transformer(library: SimpleNamespace, encoder: SentenceEncoder, model: SentenceModel) -> list[nn.Module]:
+    last = _last(model.f)
+    assert isinstance(last, Transformer)  # the caller has looked
+    modules = [_saved(library, encoder, last.model), library.Pooling(last.width, pooling_mode=last.pooling)]
+    if isinstance(model.f, Projected):
+        dense = library.Dense(model.f.width, model.f.width, bias=False, activation_function=nn.Identity())
+        dense.linear.weight = nn.Parameter(model.f.matrix.T.contiguous())
+        modules.append(dense)
+    return modules if encoder.normalize == "none" else [*modules, library.Normalize()]
+
+
+def _with_code(library: SimpleNamespace, encoder: SentenceEncoder, model: SentenceModel) -> list[nn.Module]:
+    halves = {"halves": model.halves, "unit": 1, "none": 0}[encoder.normalize]
+    config = DipoleSentenceConfig(
+        architecture(model), model.output_width, halves, encoder.tokens.empty, len(encoder.tokens)
+    )
+    module = CODE[0].removesuffix(".py")
+    config.auto_map = {
+        "AutoConfig": f"{module}.{DipoleSentenceConfig.__name__}",
+        "AutoModel": f"{module}.{DipoleSentenceModel.__name__}",
+    }
+    wrapped = DipoleSentenceModel(config)
+    wrapped.encoder.load_state_dict(model.state_dict())
+    return [_saved(library, encoder, wrapped.eval()), library.Pooling(model.output_width, pooling_mode="cls")]
+
+
+def _saved(library: SimpleNamespace, encoder: SentenceEncoder, model: nn.Module) -> nn.Module:
+    """The library's `Transformer` around a model and its tokenizer; it takes them from a folder only."""
+    with tempfile.TemporaryDirectory() as holder:
+        model.save_pretrained(holder)  # type: ignore[operator]
+        fast_tokenizer(encoder.tokens, encoder.max_length).save_pretrained(holder)
+        limit = {"max_seq_length": encoder.max_length} if encoder.max_length else {}
+        module: nn.Module = library.Transformer(holder, **limit)
+        return module
+
+
+def _word_table(encoder: SentenceEncoder, model: SentenceModel) -> Tensor | None:
+    """Rows (V, width) whose mean over a sentence's words, at unit length, is its vector; None where there are none."""
+    whole = encoder.normalize == "unit" or (encoder.normalize == "halves" and model.halves == 1)
+    tokens = encoder.tokens
+    if not whole or not tokens.words_only or _closed(tokens) or not tokens.tokenizer.encode(BLANK).ids:
+        return None
+    return _side_by_side([model.f] if model.g is None else [model.f, model.g])
+
+
+def _side_by_side(parts: list[Part]) -> Tensor | None:
+    tables = [_rows(part) for part in parts]
+    return None if any(table is None for table in tables) else torch.cat(tables, 1)  # type: ignore[arg-type]
+
+
+def _rows(part: Part) -> Tensor | None:
+    match part:
+        case BagOfWords():
+            return part.table.weight.detach()
+        case Channels():
+            return _side_by_side([*part.parts])
+        case Projected():
+            rows = _rows(part.part)
+            return None if rows is None else rows @ part.matrix
+    return None
 
 
 def fast_tokenizer(tokens: Tokens, max_length: int | None) -> PreTrainedTokenizerFast:
@@ -90,57 +160,6 @@ def fast_tokenizer(tokens: Tokens, max_length: int | None) -> PreTrainedTokenize
     special = {name: token for name, token in found.items() if token is not None}
     limit = {"model_max_length": max_length} if max_length is not None else {}
     return PreTrainedTokenizerFast(tokenizer_object=tokens.tokenizer, padding_side="right", **special, **limit)
-
-
-def export_sentence_transformer(encoder: SentenceEncoder, folder: Path) -> None:
-    """Write a folder that `SentenceTransformer(folder)` loads, and check that it gives the same vectors.
-
-    Raises:
-        TrainingError: sentence-transformers is not installed, or the written folder gives other vectors.
-    """
-    try:
-        from sentence_transformers import SentenceTransformer
-
-        try:
-            from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
-            from sentence_transformers.sentence_transformer.modules import Transformer as Hugging
-        except ImportError:  # before 5.5
-            from sentence_transformers.models import Dense, Normalize, Pooling  # type: ignore[no-redef]
-            from sentence_transformers.models import Transformer as Hugging  # type: ignore[no-redef]
-    except ImportError as error:
-        raise TrainingError(
-            "the export needs sentence-transformers; install it with: pip install 'dipole[sentence-transformers]'"
-        ) from error
-
-    model = projected(encoder)
-    # Without [CLS] and [SEP] an empty sentence has no token at all, which only our own model knows how to read.
-    closed = bool(encoder.tokens.tokenizer.num_special_tokens_to_add(False))
-    last = model.f.part if isinstance(model.f, Projected) else model.f
-    native = last if isinstance(last, Transformer) and model.g is None and closed else None
-    with tempfile.TemporaryDirectory() as holder:
-        hugging = _wrap(encoder, model) if native is None else native.model
-        hugging.save_pretrained(holder)
-        fast_tokenizer(encoder.tokens, encoder.max_length).save_pretrained(holder)
-        first = Hugging(holder, max_seq_length=encoder.max_length) if encoder.max_length else Hugging(holder)
-        pooling = Pooling(model.output_width, pooling_mode="cls" if native is None else native.pooling)
-        extra: list[nn.Module] = []
-        if native is not None and isinstance(model.f, Projected):
-            dense = Dense(model.f.width, model.f.width, bias=False, activation_function=nn.Identity())
-            dense.linear.weight = nn.Parameter(model.f.matrix.T.contiguous())
-            extra.append(dense)
-        if native is not None and encoder.normalize != "none":
-            extra.append(Normalize())
-        SentenceTransformer(modules=[first, pooling, *extra], device="cpu").save(str(folder))
-    if native is None:
-        (folder / LOADER).write_text(
-            '"""Loads the encoder; needs the package dipole with its text extra."""\n\n'
-            "from dipole.text.export import DipoleSentenceConfig, DipoleSentenceModel\n\n"
-            '__all__ = ["DipoleSentenceConfig", "DipoleSentenceModel"]\n'
-        )
-    again = SentenceTransformer(str(folder), device="cpu").encode(PROBE)
-    off = float(np.abs(again - encoder.encode(PROBE)).max())
-    if not off < 1e-5:
-        raise TrainingError(f"the exported folder {folder} gives vectors that differ by {off:.2g} from the run's")
 
 
 def projected(encoder: SentenceEncoder) -> SentenceModel:
@@ -155,18 +174,3 @@ def projected(encoder: SentenceEncoder) -> SentenceModel:
         return model
     g = None if model.g is None else Projected(model.g, matrix)
     return SentenceModel(Projected(model.f, matrix), g, model.dropout).eval()
-
-
-def _wrap(encoder: SentenceEncoder, model: SentenceModel) -> DipoleSentenceModel:
-    halves = {"halves": model.halves, "unit": 1, "none": 0}[encoder.normalize]
-    config = DipoleSentenceConfig(
-        architecture(model), model.output_width, halves, encoder.tokens.empty, len(encoder.tokens)
-    )
-    module = LOADER.removesuffix(".py")
-    config.auto_map = {
-        "AutoConfig": f"{module}.{DipoleSentenceConfig.__name__}",
-        "AutoModel": f"{module}.{DipoleSentenceModel.__name__}",
-    }
-    wrapped = DipoleSentenceModel(config)
-    wrapped.encoder.load_state_dict(model.state_dict())
-    return wrapped.eval()

@@ -8,27 +8,27 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 import torch
 from torch import Tensor
 
-from dipole.core.contrast.pairs import Pairs
+from dipole.core.contrast.embedded import Embedded
 from dipole.core.ground.errors import ConfigError, PairsError
 from dipole.core.measure.probes import frozen
 from dipole.core.train.adapter import Adapter, Context
 from dipole.core.train.config import Settings
-from dipole.core.train.sampling import ClassBlocks
 from dipole.vision.augment import apply, centre, draw
-from dipole.vision.carry import explain
-from dipole.vision.config import BlocksConfig, VisionConfig
-from dipole.vision.data import ImageSet, load
-from dipole.vision.encoders import Encoder, build_encoder, build_projector
-from dipole.vision.evaluation import probe
-from dipole.vision.methods import CMC, Batch, Blocks, Method, MoCo, MultiCrop, SimCLR
-from dipole.vision.picture import draw_query, neighbourhood, sharpness
-from dipole.vision.stream import Encoded, ahead
+from dipole.vision.compatibility import explain
+from dipole.vision.config import VisionConfig
+from dipole.vision.data import load
+from dipole.vision.decoding import Encoded, prefetched
+from dipole.vision.drawing import check_drawing
+from dipole.vision.export import FORMATS, export_as
+from dipole.vision.frameworks.base import Batch, Method, Setup
+from dipole.vision.image_set import ImageSet
+from dipole.vision.pictures import draw_query, neighbourhood, sharpness
+from dipole.vision.probes import probe
 
 if TYPE_CHECKING:
     from dipole.core.train.loop import Run
 
 CHUNK = 512  # images per forward pass when features are extracted
-SAMPLE = 2000  # images from which the statistics of Lab are taken
 DRAWN = 512  # images of a mini-batch in a picture, at most
 
 
@@ -37,27 +37,26 @@ class VisionAdapter(Adapter):
 
     domain: ClassVar[str] = "vision"
     config_model: ClassVar[type[Settings]] = VisionConfig
-    export_formats: ClassVar[tuple[str, ...]] = ("transformers", "detectron2", "picture")
+    export_formats: ClassVar[tuple[str, ...]] = FORMATS
 
     config: VisionConfig
     module: Method
 
     def __init__(self, config: VisionConfig, **context: Unpack[Context]) -> None:
         super().__init__(config, **context)
+        if config.probe.picture:
+            check_drawing()  # before the first epoch, not after it
         self.parts = load(config.data, self.seed)
-        pretrain = self.parts.pretrain
-        self._blocks = None if config.blocks is None else self._draw_blocks(config.blocks, pretrain)
-        self.steps_per_epoch = len(pretrain if self._blocks is None else self._blocks) // self.batch_size
+        images = self.parts.pretrain
+        self._order = config.framework.order(config, images, self.batch_size, self.world_size, self.seed)
+        self.steps_per_epoch = len(self._order) // self.batch_size
         if self.steps_per_epoch < 1:
             raise ConfigError(
-                f"train.batch_size: {self.batch_size} is more than the {len(pretrain)} images of {pretrain.name}; "
-                f"give 2 to {len(pretrain)}."
-                if self._blocks is None
-                else f"train.batch_size: {self.batch_size} is more than the {len(self._blocks)} images of all blocks; "
-                "give fewer, or raise vision.blocks.count."
+                f"train.batch_size: {self.batch_size} is more than the {len(images)} images of {images.name}; "
+                f"give 2 to {len(images)}."
             )
-        self.size = config.augment.size or min(pretrain.images.shape[-2:])
-        self.module = self._method()
+        self.size = config.augment.size or min(images.images.shape[-2:])
+        self.module = config.framework.from_config(config, Setup(images, self.size, self.batch_size, config.encoder))
         self.embedding_dim = self.module.embedding_dim
         if self.device.type == "cuda":
             self.module = self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -68,76 +67,17 @@ class VisionAdapter(Adapter):
         self._baselines: dict[str, float] | None = None
         self._step = 0  # of the batch that was handed out last, from 1
 
-    def _draw_blocks(self, blocks: BlocksConfig, images: ImageSet) -> ClassBlocks:
-        share = self.batch_size // self.world_size
-        if share % blocks.size:
-            whole = "" if self.world_size == 1 else f" in each of {self.world_size} processes"
-            raise ConfigError(
-                f"train.batch_size: {self.batch_size} is no whole number of blocks of vision.blocks.size = "
-                f"{blocks.size} images{whole}; give a multiple of {blocks.size * self.world_size}."
-            )
-        if images.labels is None or bool((images.labels < 0).any()):
-            raise ConfigError(
-                f"vision.method: blocks are images of one class, and {images.name} has images without a label; take a "
-                "labelled split, or method = 'simclr'."
-            )
-        return ClassBlocks(images.labels.numpy(), blocks.size, blocks.count, self.seed)
-
-    def _order(self, epoch: int) -> Tensor:
-        """Indices of the images of an epoch."""
-        if self._blocks is not None:
-            return torch.from_numpy(self._blocks.rows(epoch))
-        return torch.randperm(len(self.parts.pretrain), generator=self.seed.torch("data", "order", epoch))
-
-    def _method(self) -> Method:
-        config, images = self.config, self.parts.pretrain
-        channels, tap = images.channels, config.encoder.tap
-        share = 1.0 if config.cmc is None else config.cmc.width
-
-        def build(inputs: int) -> tuple[Encoder, torch.nn.Module, int]:
-            encoder = build_encoder(config.encoder, inputs, self.size, share)
-            if inputs == channels:
-                encoder.set_statistics(*images.statistics)
-            return encoder, *build_projector(config.encoder, encoder.taps[encoder.last])
-
-        if config.moco is not None:
-            moco = config.moco
-            return MoCo(build, channels, tap, config.negatives or 0, moco.momentum, moco.intra_batch, moco.symmetric)
-        if config.swav is not None:
-            return MultiCrop(build, channels, tap, config.count, config.negatives or 0)
-        if config.blocks is not None:
-            return Blocks(build, channels, tap, config.blocks.size)
-        if config.cmc is not None:
-            if channels != 3:
-                raise ConfigError(f"vision.method: cmc splits colour images, but those of {images.name} are grey.")
-            bank = config.negatives
-            if bank is not None and bank > len(images) - self.batch_size:
-                raise ConfigError(
-                    f"vision.negatives: {bank} of a memory bank and a batch of {self.batch_size} are more than the "
-                    f"{len(images)} images of {images.name}; give at most {len(images) - self.batch_size}."
-                )
-            cmc = CMC(build, tap, len(images), bank, config.cmc.momentum)
-            cmc.set_statistics(centre(images.images[slice(SAMPLE)], self.size))
-            return cmc
-        most = config.count * (self.batch_size - 1)
-        if config.negatives is not None and config.negatives > most:
-            raise ConfigError(
-                f"vision.negatives: a batch of {self.batch_size} with {config.count} views has {most} negatives per "
-                f"anchor, fewer than {config.negatives}; raise train.batch_size, or take method = 'moco' with a queue."
-            )
-        return SimCLR(build, channels, tap, config.negatives)
-
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         batches = self._batches(epoch, start)
         if isinstance(self.parts.pretrain.images, Encoded):
-            batches = ahead(batches)
+            batches = prefetched(batches)
         for step, batch in enumerate(batches, epoch * self.steps_per_epoch + start + 1):
             self._step = step
             yield batch
 
     def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
         images = self.parts.pretrain
-        order = self._order(epoch)
+        order = torch.as_tensor(self._order.rows(epoch))
         share = self.batch_size // self.world_size
         mine = slice(self.rank * share, (self.rank + 1) * share)
         labels = images.labels
@@ -151,16 +91,16 @@ class VisionAdapter(Adapter):
             height, width = images.images.shape[-2:]
             views = [
                 apply(recipe, pixels, draw(recipe, len(index), height, width, generator)[mine])
-                for recipe in self.config.recipes()
+                for recipe in self.config.framework.augmentations(self.config)
             ]
             if self.device.type == "cuda":
                 views = [view.contiguous(memory_format=torch.channels_last) for view in views]
             seed = self.seed.stream("augment", "negatives", epoch, step)
             yield Batch(views, None if labels is None else labels[index[mine]].to(self.device), index[mine], seed)
 
-    def embed(self, batch: Batch) -> Pairs:
-        pairs: Pairs = self.module(batch)
-        return pairs
+    def embed(self, batch: Batch) -> Embedded:
+        embedded: Embedded = self.module(batch)
+        return embedded
 
     def fit(self, run: "Run") -> None:
         """Train; where the framework cannot carry the objective, the error says which ones can."""
@@ -168,8 +108,15 @@ class VisionAdapter(Adapter):
             run.loop()
         except PairsError as error:
             assert run.objective is not None
-            method, views = self.config.method, self.config.count
-            cure = explain(run.objective, method, views, self.embedding_dim, self.device)
+            cure = explain(
+                run.objective,
+                self.config.method,
+                self.config.count,
+                self.embedding_dim,
+                self.device,
+                self.parts.pretrain,
+                self.batch_size,
+            )
             raise PairsError(f"{error} {cure}") from error
 
     def after_step(self) -> None:
@@ -247,14 +194,4 @@ class VisionAdapter(Adapter):
         return {**self.parts.info(), "view_size": self.size}
 
     def export(self, to: str, folder: Path, record: Any, objective: Any = None) -> None:
-        if to == "picture":
-            self.draw(folder / "query.png", objective, f"{record.epochs:g} epochs")
-            return
-        from dipole.vision.export import export_transformers, trained_encoder
-
-        if to == "transformers":
-            export_transformers(self, folder, record)
-            return
-        from dipole.vision.detectron import export_detectron2
-
-        export_detectron2(self, trained_encoder(self.module), folder, record)
+        export_as(to, self, folder, record, objective)

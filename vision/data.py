@@ -1,36 +1,27 @@
-"""Image sets as the domain uses them: uint8 tensors with labels, their statistics, and the parts of an experiment."""
+"""The parts of an experiment: what is read, split, sampled and unbalanced, as [vision.data] says."""
 
 import hashlib
-import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from dipole.core.ground.errors import DataError
 from dipole.core.ground.seeding import Seeds
 from dipole.core.train.config import Settings
-from dipole.vision.stream import Encoded
-
-if TYPE_CHECKING:
-    from dipole.vision.sources import Decoding, Source
+from dipole.vision.class_lists import read_classes
+from dipole.vision.image_set import ImageSet
+from dipole.vision.sources import Decoding, Source, described, open_source
 
 IMBALANCE_BINS = 10
-SAMPLE = 2000  # images from which the statistics of an encoded set are taken
 
 
 class DataConfig(Settings):
     """The [vision.data] table."""
 
-    source: str = Field(
-        "digits",
-        description="digits, cifar10, cifar100, stl10, a Hub id, a folder of images, an .npz, parquet, a saved Dataset",
-    )
+    source: str = Field("digits", description=described())
     test: str | None = Field(None, description="where the test part lies, if not in the source itself")
     train_split: str = Field("train", description="the source's split for training and probing")
     test_split: str = Field(
@@ -61,85 +52,6 @@ class DataConfig(Settings):
 
 
 @dataclass(frozen=True, eq=False)
-class ImageSet:
-    """Images (n, C, H, W) uint8 with labels (n,) long, -1 where missing, or None where nothing is labelled."""
-
-    name: str
-    images: "Tensor | Encoded"
-    labels: Tensor | None = None
-    class_names: tuple[str, ...] = ()
-    skipped: tuple[str, ...] = field(default=(), repr=False)
-
-    def __post_init__(self) -> None:
-        if self.images.ndim != 4 or self.images.dtype != torch.uint8 or self.images.shape[1] not in (1, 3):
-            raise DataError(
-                f"{self.name}: images must be uint8 of shape (n, 1 or 3, height, width), "
-                f"got {self.images.dtype} of shape {tuple(self.images.shape)}."
-            )
-        if not len(self.images):
-            raise DataError(f"{self.name} holds no images.")
-        if self.labels is not None and self.labels.shape != (len(self.images),):
-            raise DataError(f"{self.name}: {len(self.images)} images but labels of shape {tuple(self.labels.shape)}.")
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    @property
-    def channels(self) -> int:
-        return self.images.shape[1]
-
-    def take(self, index: Tensor | Sequence[int]) -> "ImageSet":
-        """The images of an index, in its order."""
-        index = torch.as_tensor(index)
-        labels = None if self.labels is None else self.labels[index]
-        images = self.images.take(index) if isinstance(self.images, Encoded) else self.images[index]
-        return replace(self, images=images, labels=labels)
-
-    def broken(self) -> tuple[str, ...]:
-        """Files that could not be decoded so far."""
-        return (*self.skipped, *(self.images.skipped if isinstance(self.images, Encoded) else ()))
-
-    def counts(self) -> dict[str, int]:
-        """Images per class, by name; 'unlabelled' for those without."""
-        if self.labels is None:
-            return {"unlabelled": len(self)}
-        values, counts = self.labels.unique(return_counts=True)
-        return {self.class_name(int(v)): int(c) for v, c in zip(values, counts, strict=True)}
-
-    def class_name(self, label: int) -> str:
-        if label < 0:
-            return "unlabelled"
-        return self.class_names[label] if label < len(self.class_names) else str(label)
-
-    def _sample(self) -> Tensor:
-        images = self.images
-        return images if isinstance(images, Tensor) else images[slice(None, None, max(1, len(images) // SAMPLE))]
-
-    @cached_property
-    def statistics(self) -> tuple[list[float], list[float]]:
-        """Mean and standard deviation of every channel in [0, 1]; of a set that stays encoded, from a sample."""
-        levels = torch.arange(256, dtype=torch.float64) / 255
-        mean, std = [], []
-        for channel in self._sample().unbind(1):
-            share = torch.bincount(channel.flatten(), minlength=256).double() / channel.numel()
-            mean.append(float(share @ levels))
-            std.append(max(float(share @ (levels - mean[-1]) ** 2) ** 0.5, 1 / 255))
-        return mean, std
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """sha256 of the shape, the pixels and the labels; of a set that stays encoded, see `Encoded.fingerprint`."""
-        digest = hashlib.sha256(str(tuple(self.images.shape)).encode())
-        if isinstance(self.images, Encoded):
-            digest.update(self.images.fingerprint().encode())
-        else:
-            digest.update(self.images.contiguous().numpy().data)
-        if self.labels is not None:
-            digest.update(self.labels.contiguous().numpy().data)
-        return digest.hexdigest()
-
-
-@dataclass(frozen=True, eq=False)
 class Parts:
     """What an experiment needs: images to pretrain on, labelled ones to fit probes, and ones to test them."""
 
@@ -166,8 +78,6 @@ class Parts:
 
 def load(config: DataConfig, seed: Seeds) -> Parts:
     """Read the parts that a [vision.data] table describes; DataError says what is wrong with them."""
-    from dipole.vision.sources import Decoding, open_source
-
     wanted = None if config.classes is None else read_classes(config.classes)
     decoding = Decoding(config.size, config.on_corrupt, config.memory * 1e9)
     source = open_source(config.source, decoding, wanted)
@@ -201,9 +111,7 @@ def load(config: DataConfig, seed: Seeds) -> Parts:
     return Parts(pretrain, train, test)
 
 
-def _pretrain(config: DataConfig, decoding: "Decoding", source: "Source", train: ImageSet) -> ImageSet:
-    from dipole.vision.sources import open_source
-
+def _pretrain(config: DataConfig, decoding: Decoding, source: Source, train: ImageSet) -> ImageSet:
     if config.pretrain is None:
         return train if config.pretrain_split is None else source.read(config.pretrain_split)
     wanted = None if config.pretrain_classes is None else read_classes(config.pretrain_classes)
@@ -238,27 +146,6 @@ def unbalance(images: ImageSet, rule: str, generator: torch.Generator) -> ImageS
         order = torch.randperm(len(members), generator=generator)
         kept.append(members[order[: max(1, int(share * len(members) + 1e-9))]])
     return images.take(torch.cat(kept).sort().values)
-
-
-def shipped_classes() -> dict[str, Path]:
-    """The class lists that come with the published tables, by name."""
-    spec = importlib.util.find_spec("dipole.benchmarks")
-    folders = list(spec.submodule_search_locations or ()) if spec else []
-    found = [path for folder in folders for path in Path(folder, "published").glob("*_classes.txt")]
-    return {path.stem.removesuffix("_classes"): path for path in found}
-
-
-def read_classes(source: str) -> tuple[str, ...]:
-    """The class names of a file, one per line, or of a shipped list such as imagenet100."""
-    path = shipped_classes().get(source, Path(source))
-    try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"the class list {path} cannot be read: {error}.") from error
-    names = tuple(line for line in lines if line and not line.startswith("#"))
-    if len(set(names)) != len(names) or not names:
-        raise DataError(f"the class list {path} must hold one different class name per line, got {len(names)} lines.")
-    return names
 
 
 def _difference(a: Sequence[str], b: Sequence[str]) -> str:

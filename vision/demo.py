@@ -8,9 +8,10 @@ from rich.console import Console
 from rich.table import Table
 
 from dipole.core.record import RunRecord
-from dipole.core.train.config import load
 from dipole.core.train.loop import train
+from dipole.core.train.recipe import load
 from dipole.core.train.run_folder import DEFAULT_RUNS
+from dipole.vision.drawing import check_drawing, new_figure
 
 OBJECTIVES = ("infonce", "infonce + 0.1*dp", "cacr", "infonce + 0.1*cllr")
 COLUMNS = {"all labels": "linear/accuracy", "5 labels per class": "few_shot/accuracy", "k-means": "kmeans/accuracy"}
@@ -31,6 +32,7 @@ def demo(
 
     Runs land in `runs` as any other; finished ones are not repeated. The recipe must have `vision.probe.baselines`.
     """
+    check_drawing()
     records = []
     for number, objective in enumerate(objectives, 1):
         config = load(recipe, [*overrides, f"objective={objective}"]).config
@@ -64,14 +66,10 @@ def _percent(record: RunRecord, name: str) -> str:
 
 def draw_histograms(records: Sequence[RunRecord], path: Path) -> None:
     """One panel per record: how far apart pairs of test images lie, of the same class and of different classes."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     found = [(record, record.histogram) for record in records if record.histogram is not None]
     columns = min(2, len(found))
     rows = -(-len(found) // columns)
-    figure = Figure(figsize=(4.6 * columns, 2.9 * rows + 0.7), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(4.6 * columns, 2.9 * rows + 0.7)
     axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     for place, axis in enumerate(axes.flat):
         if place >= len(found):

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from transformers import ResNetConfig, ResNetModel
 
-from dipole.vision.encoders import Encoder, Stem, scaled
+from dipole.vision.encoders.base import Stem, scaled
 
 DEPTHS = {"resnet18": (2, 2, 2, 2), "resnet50": (3, 4, 6, 3)}
 
@@ -45,15 +45,3 @@ def resnet_config(name: str, stem: Stem, channels: int = 3, share: float = 1.0) 
         layer_type="basic" if basic else "bottleneck",
         stem=stem,
     )
-
-
-class ResNetEncoder(Encoder):
-    """The pooled features of a ResNet."""
-
-    def __init__(self, channels: int, name: str, stem: Stem, share: float = 1.0) -> None:
-        super().__init__(channels)
-        self.model = StemResNetModel(resnet_config(name, stem, channels, share))
-        self.taps = {"pooled": list(self.model.config.hidden_sizes or ())[-1]}
-
-    def forward(self, images: Tensor, tap: str | None = None) -> Tensor:
-        return self.model(pixel_values=self.normalize(images)).pooler_output.flatten(1)

@@ -241,7 +241,7 @@ def sampling(batch_size: int, rounds: int, folder: Path | None) -> dict[str, flo
 def rendering(rounds: int, frames: int = 5) -> dict[str, dict[str, float]]:
     """Milliseconds of one frame and of one agent step of the six tasks, by preset, beside physics.render."""
     from dipole.rl import ControlEnv
-    from dipole.rl.tasks import PAPER_TASKS
+    from dipole.rl.envs.suite.tasks import PAPER_TASKS
 
     found = {}
     for task in PAPER_TASKS:

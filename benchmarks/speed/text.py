@@ -31,11 +31,14 @@ import torch
 
 from dipole import Pairs, objective
 from dipole.text import encoders
-from dipole.text.batching import Batch, make_batch, pad
-from dipole.text.corpus import Sentences, encode_documents, read_documents
+from dipole.text.batching import make_batch, pad
+from dipole.text.corpus import read_documents
 from dipole.text.encode import SentenceEncoder
-from dipole.text.probes import Settings, arrange, classify, halves_normalised, pair_features
-from dipole.text.senteval_tasks import load_task
+from dipole.text.encoded import Sentences, encode_documents
+from dipole.text.encoders import Batch
+from dipole.text.scaling import halves_normalised
+from dipole.text.senteval.protocols import Settings, arrange, classify, pair_features
+from dipole.text.senteval.tasks import load_task
 from dipole.text.vocabulary import Tokens, build_vocabulary, load_tokens
 
 BATCH = 400
@@ -302,7 +305,7 @@ def exact(task: Any, splits: Any, x: dict[str, np.ndarray]) -> float:
 
     from sklearn.linear_model import LogisticRegression
 
-    from dipole.text import probes as ours
+    from dipole.text.senteval import protocols as ours
 
     def converged(**options: Any) -> Any:
         return LogisticRegression(**options, tol=1e-7, max_iter=10_000)

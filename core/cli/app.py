@@ -1,8 +1,9 @@
-"""The command line: finds the subcommand's module, and turns errors into one message and an exit code.
+"""The command line: finds the subcommand, and turns errors into one message and an exit code.
 
-0 done, 1 failed, 2 wrong usage. A subcommand is "module:function"; the function gets an ArgumentParser, adds its
-arguments and returns a callable that takes the parsed arguments and returns the exit code. Its module must load no
-torch at import: `--help` answers at once.
+0 done, 1 failed, 2 wrong usage. A subcommand is a function whose docstring begins with its summary: it gets an
+ArgumentParser, adds its arguments and returns a callable that takes the parsed arguments and returns the exit code.
+Each module of `commands/` has one called `configure`; packages declare theirs as entry points of the group
+`dipole.commands`. Their modules must load no torch at import: `--help` answers at once.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, cast
 
 from dipole import __version__
+from dipole.core.cli import commands
 from dipole.core.ground.errors import ConfigError, DipoleError, OptionError, SpecError, nearest
+from dipole.core.ground.plugins import PluginError, distribution, is_ours, load, package, points
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -23,23 +27,6 @@ if TYPE_CHECKING:
 Runner = Callable[[argparse.Namespace], int]
 Configure = Callable[[argparse.ArgumentParser], Runner]
 
-COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": ("dipole.benchmarks.commands:demo", "compare objectives on embedded data and show the result"),
-    "train": ("dipole.core.cli.commands.train:configure", "train one recipe and record the result"),
-    "eval": ("dipole.core.cli.commands.evaluate:configure", "evaluate the saved model of a run again"),
-    "add": ("dipole.core.cli.commands.add:configure", "add a number that another program measured on a run's model"),
-    "bench": ("dipole.benchmarks.commands:bench", "run a suite: recipes x objectives x seeds"),
-    "report": ("dipole.benchmarks.commands:report", "write an HTML report of recorded runs"),
-    "list": (
-        "dipole.core.cli.commands.listing:configure",
-        "list objectives, regularizers, recipes, suites, ...",
-    ),
-    "show": ("dipole.core.cli.commands.show:configure", "explain one of them: formula, options, source, cost"),
-    "check": ("dipole.core.cli.commands.check:configure", "put an objective through the conformance kit"),
-    "export": ("dipole.core.cli.commands.export:configure", "write a trained model for another library"),
-    "doctor": ("dipole.core.cli.commands.doctor:configure", "find out what is missing on this machine, and the cure"),
-}
-GROUP = "dipole.commands"
 USAGE_ERRORS = (ConfigError, SpecError, OptionError)
 
 
@@ -80,38 +67,67 @@ def _main(arguments: list[str]) -> int:
         print(f"dipole {__version__}")
         return 0
     name, rest = arguments[0], arguments[1:]
-    configure, summary = _find(name)
-    parser = argparse.ArgumentParser(prog=f"dipole {name}", description=f"{summary[0].upper()}{summary[1:]}.")
-    runner = configure(parser)
     try:
+        configure = _find(name)
+        parser = argparse.ArgumentParser(prog=f"dipole {name}", description=(configure.__doc__ or "").strip())
+        runner = configure(parser)
         return runner(parser.parse_args(rest))
     except SystemExit as stop:
-        # argparse has printed the help or what is wrong with the arguments.
-        return int(stop.code or 0)
+        # Most often argparse, which has printed the help or what is wrong with the arguments.
+        if isinstance(stop.code, str):
+            print(stop.code, file=sys.stderr)
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
 
 
-def _find(name: str) -> tuple[Configure, str]:
-    if name in COMMANDS:
-        target, summary = COMMANDS[name]
-        module, _, function = target.partition(":")
-        return cast(Configure, getattr(import_module(module), function)), summary
-    plugins = _plugins()
-    if name in plugins:
-        found = cast(Configure, plugins[name].load())
-        return found, (found.__doc__ or name).strip().splitlines()[0].rstrip(".")
-    known = [*COMMANDS, *plugins]
-    raise ConfigError(f"unknown command {name!r}.{nearest(name, known)} Commands: {', '.join(known)}.")
+def names() -> list[str]:
+    """Every command, in the order of the alphabet."""
+    return sorted({*_own(), *(point.name for point in points("commands"))})
 
 
-def _plugins() -> dict[str, EntryPoint]:
-    from importlib.metadata import entry_points
+def _own() -> list[str]:
+    return [module.name for module in iter_modules(commands.__path__)]
 
-    return {point.name: point for point in entry_points(group=GROUP)}
+
+def _find(name: str) -> Configure:
+    if name in _own():
+        return cast(Configure, import_module(f"{commands.__name__}.{name}").configure)
+    for point in points("commands"):
+        if point.name == name:
+            return cast(Configure, load(point))
+    raise ConfigError(f"unknown command {name!r}.{nearest(name, names())} Commands: {', '.join(names())}.")
+
+
+def broken_commands() -> list[PluginError]:
+    """What is wrong with the commands of packages, found by importing them."""
+    taken = dict.fromkeys(_own(), "dipole")
+    broken = []
+    for point in points("commands"):
+        try:
+            if point.name in taken:
+                raise PluginError(point, f"the name is taken by the package {taken[point.name]}.")
+            load(point)
+        except PluginError as error:
+            broken.append(error)
+        taken.setdefault(point.name, package(point))
+    return broken
+
+
+def _summary(name: str, point: EntryPoint | None) -> str:
+    """What the overview says of a command; of another package's nothing is imported, it may be slow or broken."""
+    if point is None or is_ours(point):
+        try:
+            return (_find(name).__doc__ or "").strip().partition("\n")[0]
+        except PluginError as error:
+            return f"cannot be imported: {error.reason}"
+    about = point.dist.metadata["Summary"] if point.dist else ""
+    return f"{about or 'added'} (by {distribution(point)})"
 
 
 def _overview() -> argparse.ArgumentParser:
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {summary}" for name, (_, summary) in COMMANDS.items()]
+    declared: dict[str, EntryPoint | None] = {point.name: point for point in reversed(points("commands"))}
+    found = declared | dict.fromkeys(_own())
+    width = max(map(len, found))
+    lines = [f"  {name:<{width}}  {_summary(name, found[name])}" for name in sorted(found)]
     return argparse.ArgumentParser(
         prog="dipole",
         usage="dipole COMMAND [...]",

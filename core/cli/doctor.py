@@ -10,13 +10,15 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Literal
 
+from dipole.core.cli.plugins import broken_plugins
 from dipole.core.ground.errors import DipoleError
 from dipole.core.ground.files import why
+from dipole.core.ground.plugins import KINDS, distribution, is_ours, points
+from dipole.core.train.domains import Domain, domains, resolve
 
 
 @dataclass(frozen=True)
@@ -29,11 +31,6 @@ class Finding:
     cure: str = ""
 
 
-# Functions of domains that return what they found, or raise a DipoleError whose message holds the cure.
-DOMAIN_PROBES = {
-    "rl: drawing without a display": "dipole.rl.rendering:choose_backend",
-    "rl: simulator": "dipole.rl.rendering:import_suite",
-}
 LOW_DISK = 2 * 2**30
 
 
@@ -42,6 +39,7 @@ def examine(runs: Path) -> Iterator[Finding]:
     yield _python()
     yield from _torch()
     yield from _packages()
+    yield from _plugins()
     yield from _domains()
     yield _data_folder()
     yield _hub_cache()
@@ -158,24 +156,49 @@ def _satisfies(found: str, bounds: str) -> bool:
     return True
 
 
-def _domains() -> Iterator[Finding]:
-    for name, target in DOMAIN_PROBES.items():
-        module, _, function = target.partition(":")
+def _plugins() -> Iterator[Finding]:
+    """A line for each package that adds to dipole, and one for each thing of it that cannot be used."""
+    if not any(map(is_ours, points("domains"))):
+        cure = "Install it again: `make`, or pip install -e . in the checkout."
+        yield Finding("entry points", "broken", "dipole was installed before its parts were declared", cure)
+    declared: dict[str, list[str]] = {}
+    for kind in KINDS:
+        for point in points(kind):
+            if not is_ours(point):
+                declared.setdefault(distribution(point), []).append(f"{kind}: {point.name}")
+    for name, parts in declared.items():
+        yield Finding(f"plug-in {name}", "ok", ", ".join(parts))
+    for kind in KINDS:
         try:
-            found = getattr(import_module(module), function)()
-        except DipoleError as error:
-            what, _, cure = str(error).partition(". ")
-            yield Finding(name, "missing", what, cure or what)
-        except ModuleNotFoundError as error:
-            yield Finding(
-                name, "missing", f"{error.name} is not installed", f"pip install 'dipole[{name.partition(':')[0]}]'"
-            )
-        except Exception as error:
-            yield Finding(
-                name, "missing", f"{type(error).__name__}: {error}", "See the message; the domain cannot be used."
-            )
-        else:
-            yield Finding(name, "ok", found if isinstance(found, str) else "loads")
+            errors = broken_plugins(kind)
+        except Exception as error:  # dipole's own
+            yield Finding(kind, "broken", f"{type(error).__name__}: {error}", "Install dipole again.")
+            continue
+        for each in errors:
+            name = f"plug-in {distribution(each.point)}: {kind} {each.point.name}"
+            cure = f"Repair it, or remove it: pip uninstall {each.package}"
+            yield Finding(name, "missing", each.reason, cure)
+
+
+def _domains() -> Iterator[Finding]:
+    for domain in domains().values():
+        for title, target in domain.probes.items():
+            yield _probe(domain, f"{domain.name}: {title}", target)
+
+
+def _probe(domain: Domain, name: str, target: str) -> Finding:
+    try:
+        found = resolve(target)()
+    except DipoleError as error:
+        what, _, cure = str(error).partition(". ")
+        return Finding(name, "missing", what, cure or what)
+    except ModuleNotFoundError as error:
+        return Finding(name, "missing", f"{error.name} is not installed", domain.install)
+    except (Exception, SystemExit) as error:
+        return Finding(
+            name, "missing", f"{type(error).__name__}: {error}", "See the message; the domain cannot be used."
+        )
+    return Finding(name, "ok", found if isinstance(found, str) else "loads")
 
 
 def _data_folder() -> Finding:

@@ -27,11 +27,11 @@ def _checking(init: Callable[..., None]) -> Callable[..., None]:
     """Check the options of a constructor against its signature and remember what was given."""
 
     @functools.wraps(init)
-    def wrapped(self: "Objective", *args: Any, **kwargs: Any) -> None:
+    def wrapped(self: "Objective", /, *args: Any, **kwargs: Any) -> None:
         owner = type(self).registered_name()
         signature = inspect.signature(init)
         options = options_of(init)
-        unknown = {key: value for key, value in kwargs.items() if key not in signature.parameters}
+        unknown = {key: value for key, value in kwargs.items() if key == "self" or key not in signature.parameters}
         checked(owner, options, unknown)  # raises for an unknown name
         try:
             given = dict(signature.bind_partial(self, *args, **kwargs).arguments)

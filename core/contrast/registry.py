@@ -1,28 +1,26 @@
 """The registry of objectives, regularizers and diagnostics: data about an entry, not code about it.
 
-Entries come from three places: dipole's own modules, `@register(...)` in user code, and installed packages that
-declare the entry-point group `dipole.objectives` (each entry point names a module or class whose import registers).
+Entries come from three places: the modules beside this one, `@register(...)` in user code, and packages that declare
+the entry-point group `dipole.objectives` (each entry point names a module or class whose import registers).
 """
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint
+from threading import RLock
 from typing import Any, Literal, TypeVar
 
 from dipole.core.contrast.options import Option, options_of
 from dipole.core.ground.errors import RegistryError, SpecError, nearest
+from dipole.core.ground.plugins import PluginError, is_ours, load, points
 
 Kind = Literal["objective", "regularizer", "diagnostic"]
 Target = TypeVar("Target", bound=Callable[..., Any])
-GROUP = "dipole.objectives"
-_OWN = (
-    "dipole.core.contrast.objectives",
-    "dipole.core.contrast.regularizers",
-    "dipole.core.measure.diagnostics",
-)
+_OWN = ("dipole.core.contrast.objectives", "dipole.core.contrast.regularizers")
 
 
 @dataclass(frozen=True)
@@ -57,8 +55,9 @@ class Registry:
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}
         self._names: dict[str, str] = {}
-        self._loaded = False
-        self._broken: dict[str, str] = {}
+        self._broken: dict[str, PluginError] = {}
+        self._state: Literal["empty", "loading", "loaded"] = "empty"
+        self._lock = RLock()  # another thread waits until everything is there
 
     def register(
         self,
@@ -121,17 +120,37 @@ class Registry:
         self._names.update(dict.fromkeys((entry.name, *entry.aliases), entry.name))
 
     def _load(self) -> None:
-        if self._loaded:
-            return
-        self._loaded = True
-        for module in _OWN:
-            import_module(module)
-        for point in entry_points(group=GROUP):
+        """Import everything once; where a module of dipole's own fails, the error is raised, now and at each try."""
+        with self._lock:
+            if self._state != "empty":
+                return
+            self._state = "loading"
             try:
-                point.load()
-            except Exception as error:
-                # A broken plug-in must not take the others with it; asking for its name says what happened.
-                self._broken[canonical_name(point.name)] = f"{point.value}: {type(error).__name__}: {error}"
+                for module in _OWN:
+                    import_module(module)
+                self._broken = {}
+                for point in points("objectives"):
+                    if is_ours(point):
+                        point.load()
+                    else:
+                        self._load_plugin(point)
+                self._state = "loaded"
+            finally:
+                if self._state == "loading":
+                    self._state = "empty"
+
+    def _load_plugin(self, point: EntryPoint) -> None:
+        """A broken plug-in takes nothing with it and leaves nothing behind; asking for its name says what happened."""
+        entries, names, modules = dict(self._entries), dict(self._names), set(sys.modules)
+        try:
+            load(point)
+        except PluginError as error:
+            self._broken[canonical_name(point.name)] = error
+            # What it imported for the first time goes too: a package that needs it imports, and so registers, it anew.
+            registered = {self._entries[name].target.__module__ for name in self._entries.keys() - entries.keys()}
+            for name in registered - modules:
+                sys.modules.pop(name, None)
+            self._entries, self._names = entries, names
 
     def get(self, name: str) -> Entry:
         """Return the entry of a name or alias; raise SpecError with the nearest name and all names."""
@@ -140,9 +159,10 @@ class Registry:
         if key in self._names:
             return self._entries[self._names[key]]
         if key in self._broken:
-            raise SpecError(f"the plug-in {name!r} cannot be imported: {self._broken[key]}")
+            raise SpecError(f"the plug-in {self._broken[key]}")
         known = ", ".join(sorted(self._entries))
-        raise SpecError(f"unknown name {name!r}.{nearest(key, self._names)} Known: {known}.")
+        broken = "".join(f"\nA plug-in that cannot be used: {error}" for error in self._broken.values())
+        raise SpecError(f"unknown name {name!r}.{nearest(key, self._names)} Known: {known}.{broken}")
 
     def name_of(self, target: Callable[..., Any]) -> str | None:
         """The name a class or function was registered under; None if it was not."""
@@ -154,8 +174,8 @@ class Registry:
         return [entry for entry in self._entries.values() if kind in (None, entry.kind)]
 
     @property
-    def broken(self) -> dict[str, str]:
-        """Plug-ins that could not be imported, with the reason."""
+    def broken(self) -> dict[str, PluginError]:
+        """Plug-ins that cannot be used, by the name of their entry point."""
         self._load()
         return dict(self._broken)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,29 +30,73 @@ def why(error: OSError) -> str:
 
 
 @contextmanager
-def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a temporary file beside `path` and rename it over `path` once everything is on the disk.
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a path beside `path` for the block to write a file (or make a folder) at, and put that in its place.
 
-    Any exception removes the temporary file and leaves `path` as it was. Raises OSError where the disk does.
+    A reader of `path` sees the old content or the new, never half of it. Any exception removes what was written and
+    leaves `path` as it was. Parent folders are made; the name keeps its suffix, which some writers look at. Raises
+    OSError where the disk does.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with scratch(path) as temporary:
+        yield temporary
+        put_in_place(temporary, path)
+
+
+@contextmanager
+def scratch(path: Path) -> Iterator[Path]:
+    """Yield a fresh hidden name beside `path`; what is left there at the end of the block is removed.
+
+    For content whose name depends on it: `put_in_place(temporary, final)` inside the block.
+    """
+    # Not the pid: another machine that shares the folder may have the same.
+    temporary = path.with_name(f".{path.stem}.{os.urandom(4).hex()}.tmp{path.suffix}")
     try:
-        with open(temporary, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
+        yield temporary
+    finally:
         with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
+            _remove(temporary)
+
+
+def put_in_place(temporary: Path, path: Path) -> None:
+    """Flush a file, or a folder of files, to the disk and rename it over `path`."""
+    for each in temporary.rglob("*") if temporary.is_dir() else [temporary]:
+        if each.is_file():
+            with open(each, "rb+") as file:
+                os.fsync(file.fileno())
+    if temporary.is_dir() and path.is_dir():
+        # No system call exchanges two folders everywhere: for an instant there is none.
+        sync_folder(temporary)
+        with scratch(path) as old:
+            os.replace(path, old)
+            try:
+                os.replace(temporary, path)
+            except OSError:
+                os.replace(old, path)
+                raise
+    else:
+        os.replace(temporary, path)
     sync_folder(path.parent)
 
 
-def atomic_write(path: Path, text: str) -> None:
-    """Replace a text file atomically."""
+@contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file for writing that takes the place of `path` at the end of the block (`replacing`)."""
+    with replacing(path) as temporary, open(temporary, "wb") as file:
+        yield file
+
+
+def atomic_write(path: Path, content: str | bytes) -> None:
+    """Replace a file by text (UTF-8) or bytes, atomically."""
     with atomic_file(path) as file:
-        file.write(text.encode())
+        file.write(content if isinstance(content, bytes) else content.encode())
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """Old import paths of modules that have moved: the documented names of earlier versions go on working.
 
-`forward("dipole.core", {"config": "train.config"})` makes `import dipole.core.config` give the very module
-`dipole.core.train.config`, so that nothing exists twice.
+`forward("dipole.core", {"optim": "train.optimizer"})` makes `import dipole.core.optim` give the very module
+`dipole.core.train.optimizer`, so that nothing exists twice.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class _Moved(MetaPathFinder, Loader):
         parts = name[len(self.package) + 1 :].split(".")
         for count in range(len(parts), 0, -1):
             if new := self._moved.get(".".join(parts[:count])):
-                return ".".join([self.package, new, *parts[count:]])
+                home = [] if new.startswith("dipole.") else [self.package]
+                return ".".join([*home, new, *parts[count:]])
         return None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
@@ -49,7 +50,7 @@ class _Moved(MetaPathFinder, Loader):
 
 
 def forward(package: str, moved: Mapping[str, str]) -> None:
-    """Let old names of modules of a package (relative to it, as the new ones) be imported as before."""
+    """Let old names of modules of a package be imported as before; new ones are relative to it too, or begin "dipole."."""
     if not any(isinstance(finder, _Moved) and finder.package == package for finder in sys.meta_path):
         # First: a submodule of a moved package would otherwise be found through its folder and exist twice.
         sys.meta_path.insert(0, _Moved(package, moved))

@@ -17,6 +17,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from dipole.core.ground.errors import DataError, OptionError, TrainingError, nearest
+from dipole.core.measure.logistic import fit_softmax
 
 SOLVERS = ("convex", "sgd", "adam")
 
@@ -163,8 +164,8 @@ def linear_probe(
 ) -> ProbeResult:
     """Accuracy of a linear softmax classifier trained on frozen features.
 
-    solver "convex": the minimum of mean cross-entropy + l2/2 ||W||^2 (the bias is free), by L-BFGS preconditioned with
-    Boehning's bound on the Hessian, in double precision. l2 None takes 1/n, which is scikit-learn's C = 1.
+    solver "convex": the minimum of mean cross-entropy + l2/2 ||W||^2 (the bias is free), see `fit_softmax`. l2 None
+    takes 1/n, which is scikit-learn's C = 1.
     solver "adam": CACR App. C.1 (Wang & Isola): learning rate 1e-3, betas (0.5, 0.999), batch 128, times 0.2 after 60 %
     and 80 % of the epochs. solver "sgd": CACR App. C.2 (MoCo): learning rate 30, momentum 0.9, batch 256, times 0.1 at
     the same places. l2 is their weight decay, 0 unless given.
@@ -184,67 +185,6 @@ def linear_probe(
         return _result(split, split.test_x.double() @ weight.T + bias, converged=converged)
     scores = _descend(split, solver, l2 or 0.0, epochs, batch_size, learning_rate, seed)
     return _result(split, scores)
-
-
-def fit_softmax(
-    x: Tensor, y: Tensor, classes: int, l2: float | None = None, steps: int = 500
-) -> tuple[Tensor, Tensor, bool]:
-    """Weight (C, d), bias (C,) of the multinomial logistic regression of y (n,) on x (n, d), and whether it converged.
-
-    Minimises mean cross-entropy + l2/2 ||W||^2 to a gradient of 1e-6 in the metric below; l2 None takes 1/n. With more
-    features than points the problem is solved in the span of the points, which holds the optimum.
-    """
-    n, d = x.shape
-    l2 = 1 / n if l2 is None else l2
-    if l2 <= 0:
-        raise OptionError(
-            f"l2 of the convex probe must be above 0 (separable points have no optimum without), got {l2}"
-        )
-    mean = x.mean(0)
-    x = (x - mean).double()
-    basis = None
-    if d > n:
-        basis, triangle = torch.linalg.qr(x.T)  # x = triangle.T basis.T
-        x = triangle.T
-    # Boehning (1992): the Hessian is at most (I - 11'/C)/2 (x) X'X/n, so its Cholesky factor makes a good metric.
-    gram = (x.T @ x) / (2 * n)
-    gram.diagonal().add_(l2)
-    factor = torch.linalg.cholesky(gram)
-    z = torch.linalg.solve_triangular(factor, x.T, upper=False).T  # logits = x W' = z V' for W = V factor^-1
-    onehot = F.one_hot(y, classes).to(x)
-    v = torch.zeros(classes, x.shape[1], dtype=x.dtype, device=x.device, requires_grad=True)
-    bias = torch.zeros(classes, dtype=x.dtype, device=x.device, requires_grad=True)
-
-    def weight() -> Tensor:
-        solved: Tensor = torch.linalg.solve_triangular(factor, v, upper=False, left=False)
-        return solved
-
-    optimizer = torch.optim.LBFGS(
-        [v, bias],
-        max_iter=steps,
-        tolerance_grad=1e-6,
-        tolerance_change=1e-14,
-        history_size=20,
-        line_search_fn="strong_wolfe",
-    )
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        logits = z @ v.T + bias
-        loss: Tensor = (logits.logsumexp(1) - (logits * onehot).sum(1)).mean() + 0.5 * l2 * weight().square().sum()
-        loss.backward()
-        return loss
-
-    with torch.enable_grad():
-        optimizer.step(closure)
-        closure()
-    assert v.grad is not None
-    assert bias.grad is not None
-    converged = max(v.grad.abs().max().item(), bias.grad.abs().max().item()) < 1e-5
-    w = weight().detach()
-    if basis is not None:
-        w = w @ basis.T
-    return w, bias.detach() - w @ mean.double(), converged
 
 
 def _descend(

@@ -16,7 +16,7 @@ FILE = "measured.json"
 SCHEMA_VERSION = 1
 
 
-class Measurement(Part):
+class AddedResult(Part):
     """One number, who measured it, and when it was added."""
 
     value: float
@@ -24,14 +24,14 @@ class Measurement(Part):
     time: str
 
 
-class Measured(Part):
+class Additions(Part):
     """measured.json of a run folder. Fields are only ever added, with a default."""
 
     schema_version: Literal[1] = 1
-    results: dict[str, Measurement] = Field(default_factory=dict)
+    results: dict[str, AddedResult] = Field(default_factory=dict)
 
 
-def read_measured(folder: Path) -> Measured:
+def read_additions(folder: Path) -> Additions:
     """What was added to a run; empty where nothing was.
 
     Raises:
@@ -39,7 +39,7 @@ def read_measured(folder: Path) -> Measured:
     """
     path = folder / FILE
     try:
-        return Measured.model_validate_json(path.read_bytes()) if path.exists() else Measured()
+        return Additions.model_validate_json(path.read_bytes()) if path.exists() else Additions()
     except OSError as error:
         raise RecordError(f"{path} cannot be read: {why(error)}") from error
     except ValidationError as error:
@@ -48,14 +48,14 @@ def read_measured(folder: Path) -> Measured:
         ) from error
 
 
-def with_measured(record: RunRecord, folder: Path) -> RunRecord:
+def with_additions(record: RunRecord, folder: Path) -> RunRecord:
     """The record with the numbers that were added to its results."""
-    added = read_measured(folder).results
+    added = read_additions(folder).results
     values = {name: each.value for name, each in added.items()}
     return record.model_copy(update={"results": values | record.results}) if added else record
 
 
-def add_measured(folder: Path, record: RunRecord, values: dict[str, float], source: str) -> Measured:
+def add_results(folder: Path, record: RunRecord, values: dict[str, float], source: str) -> Additions:
     """Add numbers to a run, or replace ones that were added before; the record itself stays as it is.
 
     Raises:
@@ -66,8 +66,8 @@ def add_measured(folder: Path, record: RunRecord, values: dict[str, float], sour
         raise ConfigError(
             f"{', '.join(own)} was measured by the run itself; choose another name for another measurement."
         )
-    new = {name: Measurement(value=value, source=source, time=now()) for name, value in values.items()}
-    found = Measured(results=read_measured(folder).results | new)
+    new = {name: AddedResult(value=value, source=source, time=now()) for name, value in values.items()}
+    found = Additions(results=read_additions(folder).results | new)
     try:
         atomic_write(folder / FILE, json.dumps(found.model_dump(), indent=2) + "\n")
     except OSError as error:

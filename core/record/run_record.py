@@ -96,12 +96,16 @@ class RunRecord(Part):
     started: str
     updated: str
     config: dict[str, Any]
+    identity: dict[str, Any] | None = Field(
+        default=None, description="what of the configuration determines the result; its hash names the run"
+    )
     versions: dict[str, str]
     hardware: Hardware
     seeds: dict[str, int]
     data: dict[str, Any]
     parameters: int = Field(description="trained numbers, those of the objective included")
     negatives_per_anchor: Number = None
+    notes: list[str] = Field(default_factory=list, description="terms that were 0 at every step, and why")
     steps: int = 0
     epochs: float = 0.0
     wall_seconds: float = 0.0

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from dipole.core.contrast.embedded import Embedded
     from dipole.core.contrast.pairs import Pairs
     from dipole.core.ground.seeding import Seeds
-    from dipole.core.train.loop import Run
 
 
 class Context(TypedDict):
@@ -56,7 +55,8 @@ class Adapter(ABC):
 
     Class attributes:
         domain: the recipe's `domain` and the name of its table, such as "vision".
-        config_model: the `Settings` subclass of that table.
+        config_model: the `Settings` subclass of that table; it says which of its keys identify a run
+            (`Settings.determining`, `Settings.incidental`).
         train_fields: the keys of [train] that have an effect here; None means all. Setting another is an error.
         objective_optional: whether `objective = "none"` is allowed (a control without contrast).
         export_formats: what `dipole export RUN --to FORMAT` can write.
@@ -148,8 +148,12 @@ class Adapter(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
         """Restore what `state_dict` returned."""
 
-    def fit(self, run: Run) -> None:
-        """Train. A domain with a loop of its own overrides this and calls `run.advance` after each of its updates."""
+    def fit(self, run: Any) -> None:
+        """Train. A domain with a loop of its own overrides this and calls `run.advance` after each of its updates.
+
+        Args:
+            run: the `dipole.core.train.loop.Run` in progress.
+        """
         run.loop()
 
     def export(self, to: str, folder: Path, record: Any, objective: Any = None) -> None:

@@ -7,18 +7,18 @@ truncated or damaged file is recognised before anything is loaded from it.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-from contextlib import suppress
+from collections.abc import Callable, Container
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import torch
 
 from dipole.core.ground.errors import CheckpointError
-from dipole.core.ground.files import sync_folder, why
+from dipole.core.ground.files import put_in_place, scratch, why
 
 KEEP = 2
+FORMAT = 1
 _NAME = re.compile(r"step-(\d+)\.([0-9a-f]{16})\.pt")
 
 
@@ -49,27 +49,22 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
     Raises:
         CheckpointError: the disk refused; earlier checkpoints are untouched.
     """
-    temporary = folder / f".step-{step:08d}.{os.getpid()}.tmp"
     sink: _HashingFile | None = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "wb") as file:
-            sink = _HashingFile(file)
-            torch.save(state, sink)  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        path = folder / f"step-{step:08d}.{sink.hash.hexdigest()[:16]}.pt"
-        os.replace(temporary, path)
-    except BaseException as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+        with scratch(folder / f"step-{step:08d}.pt") as temporary:
+            with open(temporary, "wb") as file:
+                sink = _HashingFile(file)
+                torch.save(state, sink)  # type: ignore[arg-type]
+            path = folder / f"step-{step:08d}.{sink.hash.hexdigest()[:16]}.pt"
+            put_in_place(temporary, path)
+    except Exception as error:
         cause = error if isinstance(error, OSError) else sink.error if sink else None
         if cause is None:
             raise
         kept = list_checkpoints(folder)
         rest = f"The checkpoint of step {_step(kept[-1])} is intact." if kept else "There is no earlier checkpoint."
         raise CheckpointError(f"cannot save the checkpoint of step {step} in {folder}: {why(cause)} {rest}") from cause
-    sync_folder(folder)
     for old in list_checkpoints(folder)[:-KEEP]:
         old.unlink(missing_ok=True)
     return path
@@ -126,3 +121,38 @@ def newest_checkpoint(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
         except CheckpointError as error:
             problems.append(str(error))
     return None, problems
+
+
+def starting_state(
+    folder: Path, names: Container[str], resume: Literal["auto", "never"] | Path, warn: Callable[[str], None]
+) -> dict[str, Any] | None:
+    """Return the checkpoint that a run continues from, or None to begin.
+
+    Args:
+        folder: the run's checkpoints.
+        names: hashes that the run goes by.
+        resume: "auto" takes the newest readable one, "never" none, a path that one.
+        warn: is told what is wrong with those that are passed over.
+
+    Raises:
+        CheckpointError: the path is no readable checkpoint, or one of another run.
+    """
+    if resume == "never":
+        return None
+    if isinstance(resume, Path):
+        state = load_checkpoint(resume)
+    else:
+        found, problems = newest_checkpoint(folder)
+        for problem in problems:
+            warn(f"warning: {problem}")
+        if found is None:
+            if problems:
+                warn("warning: no checkpoint is left to continue from; starting at step 0.")
+            return None
+        state = found
+    if state.get("format") != FORMAT or state.get("hash") not in names:
+        raise CheckpointError(
+            f"the checkpoint belongs to another run ({state.get('hash')}), this configuration is {folder.parent.name}. "
+            "Use the configuration it was written with, or --resume never."
+        )
+    return state

@@ -1,33 +1,73 @@
-"""From a TOML recipe and `--set` overrides to one frozen, complete, hashed configuration.
-
-Precedence: defaults < recipe < --set. All problems of a configuration are reported in one ConfigError.
-"""
+"""The tables of a recipe as strict, frozen models: the base of every table, [train], and the whole."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import math
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from dipole.core.ground.errors import ConfigError, nearest
-from dipole.core.train.shipped import shipped_recipes
+from dipole.core.ground.errors import ConfigError
+from dipole.core.train import identity
+from dipole.core.train.toml import toml_text
 
 
 class Settings(BaseModel):
     """Base of every table of a recipe: strict types, no unknown keys, frozen, finite numbers.
 
     A field that may be None must have None as its default: TOML has no null, so None is written by leaving the key out.
+
+    Class attributes:
+        incidental: fields that change nothing of a run's result, such as where something is kept; they do not
+            identify a run.
+        defaults_version: counts up when the default of a field changes: runs made with the old one get another name.
+            (A new field with a default needs nothing.)
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, validate_default=True)
+    incidental: ClassVar[frozenset[str]] = frozenset()
+    defaults_version: ClassVar[int] = 1
+
+    def determining(self) -> dict[str, Any]:
+        """What of this table determines the result of a run, as JSON values: those that differ from the defaults.
+
+        A table whose keys stand for others (a preset) extends this and returns what they stand for.
+        """
+        found: dict[str, Any] = {} if self.defaults_version == 1 else {"defaults_version": self.defaults_version}
+        for name, field in type(self).model_fields.items():
+            if name in self.incidental:
+                continue
+            value, default = getattr(self, name), field.get_default(call_default_factory=True)
+            values = _determining(value, default)
+            # A table within may hold what its own defaults stand for (their version, a preset).
+            is_filled_table = isinstance(value, Settings) and values
+            if field.is_required() or is_filled_table or values != _determining(default, default):
+                found[name] = values
+        return found
+
+    @classmethod
+    def train_defaults(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """What a domain's table, given its keys in a recipe, puts into [train] where the recipe says nothing."""
+        return {}
+
+
+def _determining(value: Any, default: Any = None) -> Any:
+    if isinstance(value, Settings):
+        fields = type(value).model_fields.items() if type(value) is not type(default) else ()
+        # Which of several tables it is stands in a field of one allowed value.
+        tags = {name: getattr(value, name) for name, field in fields if _is_tag(field.annotation)}
+        return tags | value.determining()
+    if isinstance(value, Mapping):
+        return {str(key): _determining(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_determining(each) for each in value]
+    return value
+
+
+def _is_tag(annotation: Any) -> bool:
+    return get_origin(annotation) is Literal and len(get_args(annotation)) == 1
 
 
 class TrainConfig(Settings):
@@ -56,6 +96,8 @@ class TrainConfig(Settings):
         default=None, ge=1, description="period of checkpoints; default 1 epoch or 1000 steps"
     )
     log_every: int = Field(default=10, ge=1, description="steps per line of metrics.jsonl")
+
+    incidental: ClassVar[frozenset[str]] = frozenset({"checkpoint_every", "log_every"})
 
     @field_validator("precision", mode="before")
     @classmethod
@@ -125,6 +167,10 @@ class RunConfig(Settings):
     deterministic: bool = Field(default=False, description="refuse operations without a deterministic implementation")
     train: TrainConfig
 
+    incidental: ClassVar[frozenset[str]] = frozenset({"name", "description", "device"})
+    domain_class: ClassVar[type | None] = None
+    """The domain's adapter: its source may be part of what identifies the run."""
+
     @field_validator("objective")
     @classmethod
     def _canonical(cls, text: str) -> str:
@@ -135,307 +181,49 @@ class RunConfig(Settings):
         """The domain's own table."""
         return getattr(self, self.domain)
 
+    def determining(self) -> dict[str, Any]:
+        """What identifies the run (`core/train/identity.py`)."""
+        objective = None if self.objective == "none" else _build(self.objective)
+        return super().determining() | {
+            "schema": identity.SCHEMA,
+            "objective": "none" if objective is None else identity.written_out(objective),
+            "sources": {source.name: source.stamp for source in self._foreign_sources(objective)},
+        }
+
     @property
     def hash(self) -> str:
-        """Twelve hex digits that name the run: SHA-256 of every value except `name` and `description`."""
-        values = self.model_dump(mode="json", exclude={"name", "description"})
-        text = json.dumps(values, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
+        """Twelve hex digits that name the run."""
+        return identity.digest(self.determining())
+
+    @property
+    def sources_changed(self) -> float:
+        """When code from outside dipole that this run goes through was last changed; 0 where there is none."""
+        objective = None if self.objective == "none" else _build(self.objective)
+        return max((source.changed for source in self._foreign_sources(objective)), default=0.0)
+
+    def _foreign_sources(self, objective: Any) -> Iterable[identity.Source]:
+        terms = [] if objective is None else [type(term) for _, _, term in objective]
+        domain = [] if self.domain_class is None else [self.domain_class]
+        return identity.foreign_sources([*domain, type(self.settings), *terms]).values()
 
     def to_toml(self, origins: Mapping[str, str] | None = None) -> str:
-        """Write the complete configuration; `resolve` reads the text back to an equal one.
+        """Write the complete configuration; `recipe.resolve` reads the text back to an equal one.
 
         Args:
             origins: dotted path -> where the value comes from, written as comments (`--print-config`).
         """
         text = toml_text(self.model_dump(mode="json", exclude_none=True), origins)
-        again = resolve(tomllib.loads(text)).config
-        if again != self:
+        if type(self).model_validate_json(json.dumps(tomllib.loads(text))) != self:
             raise ConfigError(f"this configuration cannot be written as TOML without loss:\n{text}")
         return text
 
 
-@dataclass(frozen=True)
-class Resolved:
-    """A configuration and where each of its values comes from (dotted path -> "default", "recipe" or "--set")."""
-
-    config: RunConfig
-    origins: dict[str, str]
-
-
 def canonical_objective(text: str) -> str:
-    """Check an objective's text and return it in the one spelling that is hashed ("none" stays)."""
-    if text.strip().lower() == "none":
-        return "none"
-    from dipole.core.contrast.objective import objective
-
-    return str(objective(text))
+    """Check an objective's text and return it in the one spelling that is stored and shown ("none" stays)."""
+    return "none" if text.strip().lower() == "none" else str(_build(text))
 
 
-# Recipes and overrides -----------------------------------------------------------------------------------------------
+def _build(text: str) -> Any:
+    from dipole.core.contrast.objective import objective  # late: it loads torch
 
-
-def read_recipe(recipe: str | Path) -> dict[str, Any]:
-    """Read a shipped recipe by name, or a TOML file by path."""
-    shipped = shipped_recipes()
-    path = Path(recipe)
-    if str(recipe) in shipped:
-        path = shipped[str(recipe)]
-    elif not path.is_file():
-        looks_like_path = path.suffix == ".toml" or len(path.parts) > 1
-        if looks_like_path:
-            raise ConfigError(f"no recipe file {str(path)!r}. Check the path, or see `dipole list recipes`.")
-        raise ConfigError(
-            f"unknown recipe {str(recipe)!r}.{nearest(str(recipe), shipped)} "
-            f"Shipped recipes: {', '.join(shipped) or 'none'}; or give the path of a .toml file."
-        )
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-
-
-UNSET = object()
-
-
-def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
-    """Split "a.b=value"; the value is read as TOML (3, 1e-3, true, [1, 2], "x") and as plain text where that fails.
-
-    "a.b=" gives UNSET: the recipe's value is taken away.
-    """
-    path, equals, value = text.partition("=")
-    keys = tuple(key.strip() for key in path.split("."))
-    if not equals or not all(keys):
-        raise ConfigError(f"--set {text!r} is not of the form key=value or table.key=value.")
-    if not value.strip():
-        return keys, UNSET
-    try:
-        read = tomllib.loads(f"value = {value}")
-    except tomllib.TOMLDecodeError:
-        return keys, value.strip()
-    return keys, read["value"] if set(read) == {"value"} else value.strip()
-
-
-def resolve(recipe: Mapping[str, Any], overrides: Iterable[str] = ()) -> Resolved:
-    """Merge and check; every problem found is in the one ConfigError that is raised."""
-    problems: list[str] = []
-    values = cast(dict[str, Any], _copy(recipe))
-    origins = dict.fromkeys(_paths(values), "recipe")
-    for text in overrides:
-        try:
-            keys, value = parse_override(text)
-            _assign(values, keys, value)
-        except ConfigError as error:
-            problems.append(str(error))
-        else:
-            origins = {
-                path: source for path, source in origins.items() if not f"{path}.".startswith(".".join(keys) + ".")
-            }
-            if value is not UNSET:
-                origins.update(dict.fromkeys(_paths(value, keys), "--set"))
-    model: type[RunConfig] = RunConfig
-    domain = values.get("domain")
-    adapter = None
-    if isinstance(domain, str):
-        from dipole.core.train.domains import adapter_class
-
-        try:
-            adapter = adapter_class(domain)
-            model = run_model(domain, adapter.config_model)
-        except ConfigError as error:
-            problems.append(f"domain: {error}")
-    values.setdefault("train", {})
-    config = None
-    try:
-        # JSON mode is strict about types but reads arrays as tuples, which TOML has no other way to write.
-        config = model.model_validate_json(json.dumps(values, default=str))
-    except ValidationError as error:
-        skip = domain if adapter is None else None
-        problems.extend(describe(error, model, skip=skip))
-    if config is not None and adapter is not None:
-        problems.extend(_without_effect(config.train, domain, adapter.train_fields))
-        if config.objective == "none" and not adapter.objective_optional:
-            problems.append(f"objective: 'none' is not possible in the domain {domain!r}.")
-    if problems or config is None:
-        title = "one problem" if len(problems) == 1 else f"{len(problems)} problems"
-        raise ConfigError(f"the configuration has {title}:\n" + "\n".join(f"  - {each}" for each in problems))
-    for path in _paths(config.model_dump(mode="json", exclude_none=True)):
-        origins.setdefault(path, "default")
-    return Resolved(config=config, origins=origins)
-
-
-def _without_effect(train: TrainConfig, domain: Any, fields: frozenset[str] | None) -> list[str]:
-    """Name what differs from its default although a domain with its own loop does not look at it."""
-    if fields is None:
-        return []
-    plain = TrainConfig(steps=1) if train.unit == "steps" else TrainConfig(epochs=1)
-    return [
-        f"train.{key}: has no effect in the domain {domain!r}, which uses only {', '.join(sorted(fields))}."
-        for key in sorted(TrainConfig.model_fields.keys() - fields)
-        if getattr(train, key) != getattr(plain, key)
-    ]
-
-
-def load(recipe: str | Path, overrides: Iterable[str] = ()) -> Resolved:
-    """Read a recipe by name or path and resolve it with overrides."""
-    return resolve(read_recipe(recipe), overrides)
-
-
-@cache
-def run_model(domain: str, table: type[Settings]) -> type[RunConfig]:
-    """Return RunConfig with the domain's table as one more field."""
-    field = (table, Field(default_factory=table))
-    return create_model(f"{domain.capitalize()}RunConfig", __base__=RunConfig, __module__=__name__, **{domain: field})  # type: ignore[call-overload, no-any-return]
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _copy(each) for key, each in value.items()}
-    return list(value) if isinstance(value, list | tuple) else value
-
-
-def _paths(value: Any, prefix: tuple[str, ...] = ()) -> list[str]:
-    """Return the dotted paths of all leaves."""
-    if isinstance(value, Mapping) and (value or not prefix):
-        return [path for key, each in value.items() for path in _paths(each, (*prefix, str(key)))]
-    return [".".join(prefix)]
-
-
-def _assign(values: dict[str, Any], keys: Sequence[str], value: Any) -> None:
-    table = values
-    for depth, key in enumerate(keys[:-1], start=1):
-        inner = table.setdefault(key, {})
-        if not isinstance(inner, dict):
-            raise ConfigError(f"--set {'.'.join(keys)}: {'.'.join(keys[:depth])!r} is a value, not a table.")
-        table = inner
-    if value is UNSET:
-        table.pop(keys[-1], None)
-    else:
-        table[keys[-1]] = value
-
-
-# Error messages ------------------------------------------------------------------------------------------------------
-
-
-def describe(error: ValidationError, model: type[BaseModel], skip: str | None = None) -> list[str]:
-    """Turn pydantic's errors into lines "path: what is wrong, what is allowed, nearest name"."""
-    lines: list[str] = []
-    for each in error.errors(include_url=False):
-        location = [str(part) for part in each["loc"]]
-        if skip is not None and location[:1] == [skip]:
-            continue
-        path = ".".join(location) or "the recipe"
-        context = each.get("ctx", {})
-        got = each["input"]
-        kind = each["type"]
-        if kind == "extra_forbidden":
-            lines.append(f"{path}: {_unknown_key(location, model)}")
-        elif kind == "missing":
-            lines.append(f"{path}: is required.")
-        elif kind in ("literal_error", "enum"):
-            allowed = _allowed_values(location, model) or [context["expected"]]
-            near = nearest(got, allowed) if isinstance(got, str) else ""
-            lines.append(f"{path}: {got!r} is not allowed.{near} Allowed: {', '.join(map(str, allowed))}.")
-        elif kind == "value_error":
-            lines.append(f"{path}: {context['error']}".replace("\n", "\n    "))
-        else:
-            message = each["msg"].removeprefix("Input ")
-            lines.append(f"{path}: {message}, got {json.dumps(got, default=str)}.")
-    return list(dict.fromkeys(lines))
-
-
-def _unknown_key(location: Sequence[str], model: type[BaseModel]) -> str:
-    table = _table_at(location[:-1], model)
-    allowed = list(table.model_fields) if table else []
-    text = f"no such setting.{nearest(location[-1], allowed)}"
-    if table is not None and len(location) == 1:
-        # A key of [train] at the top level is the usual slip.
-        elsewhere = [
-            f"{name}.{location[0]}"
-            for name in table.model_fields
-            if (inner := _table_at([name], model)) is not None and location[0] in inner.model_fields
-        ]
-        if elsewhere:
-            return f"no such setting at the top level; did you mean {' or '.join(elsewhere)}?"
-    return f"{text} Allowed: {', '.join(allowed)}."
-
-
-def _table_at(location: Sequence[str], model: type[BaseModel]) -> type[BaseModel] | None:
-    """Follow a path of field names to the model that holds the keys there."""
-    for key in location:
-        field = model.model_fields.get(key)
-        if field is None:
-            # A discriminator's tag stands in the path of a tagged union; it names no field.
-            continue
-        options = [field.annotation, *get_args(field.annotation)]
-        tables = [each for each in options if isinstance(each, type) and issubclass(each, BaseModel)]
-        if not tables:
-            return None
-        model = tables[0]
-    return model
-
-
-def _allowed_values(location: Sequence[str], model: type[BaseModel]) -> list[Any]:
-    table = _table_at(location[:-1], model)
-    field = table.model_fields.get(location[-1]) if table else None
-    if field is None:
-        return []
-    values: list[Any] = []
-    for each in [field.annotation, *get_args(field.annotation)]:
-        if getattr(each, "__origin__", None) is Literal:
-            values.extend(get_args(each))
-    return values
-
-
-# TOML ----------------------------------------------------------------------------------------------------------------
-
-
-def toml_text(values: Mapping[str, Any], origins: Mapping[str, str] | None = None) -> str:
-    """Write nested mappings of strings, numbers, booleans and lists as TOML, plain values before tables."""
-    lines: list[str] = []
-    _write_table(values, (), origins or {}, lines)
-    return "\n".join(lines).strip("\n") + "\n"
-
-
-def _write_table(
-    values: Mapping[str, Any], prefix: tuple[str, ...], origins: Mapping[str, str], lines: list[str]
-) -> None:
-    for key, value in values.items():
-        if not isinstance(value, Mapping):
-            origin = origins.get(".".join((*prefix, key)))
-            lines.append(f"{_toml_key(key)} = {_toml_value(value)}" + (f"  # {origin}" if origin else ""))
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            path = (*prefix, key)
-            lines.extend(["", f"[{'.'.join(map(_toml_key, path))}]"])
-            _write_table(value, path, origins, lines)
-
-
-def _toml_key(key: str) -> str:
-    plain = key and all(char.isascii() and (char.isalnum() or char in "-_") for char in key)
-    return key if plain else _toml_string(key)
-
-
-def _toml_string(text: str) -> str:
-    # JSON's escapes are TOML's, except that TOML also asks for DEL to be escaped and forbids surrogate pairs.
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _toml_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            return {math.inf: "inf", -math.inf: "-inf"}.get(value, "nan")
-        return repr(value)
-    if isinstance(value, str):
-        return _toml_string(value)
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_toml_key(key)} = {_toml_value(each)}" for key, each in value.items()) + "}"
-    if isinstance(value, Sequence):
-        return "[" + ", ".join(map(_toml_value, value)) + "]"
-    raise ConfigError(f"a value of type {type(value).__name__} cannot be written as TOML: {value!r}")
+    return objective(text)

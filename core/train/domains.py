@@ -1,37 +1,151 @@
-"""Domains by name."""
+"""Domains by name: those of dipole and of any installed package, found by the entry-point group `dipole.domains`.
+
+    [project.entry-points."dipole.domains"]
+    mine = "my_package.domain:DOMAIN"
+
+The entry point names a `Domain` in a module that imports nothing heavy; what the domain needs is imported when a
+recipe asks for it.
+"""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, cast
+from importlib.metadata import EntryPoint
+from typing import TYPE_CHECKING, Any, cast
 
 from dipole.core.ground.errors import ConfigError, nearest
+from dipole.core.ground.plugins import PluginError, is_ours, load, package, points
 
 if TYPE_CHECKING:
     from dipole.core.train.adapter import Adapter
 
-# Strings, so that core imports no domain before a recipe asks for one.
-DOMAINS = {
-    "vision": "dipole.vision.adapter:VisionAdapter",
-    "text": "dipole.text.adapter:TextAdapter",
-    "rl": "dipole.rl.adapter:RLAdapter",
-    "toy": "dipole.vision.toy:ToyAdapter",
-}
+
+@dataclass(frozen=True)
+class Domain:
+    """What is known of a domain before it is imported.
+
+    Args:
+        name: the recipe's `domain`, and the name of its table.
+        summary: a line for `dipole list domains`.
+        adapter: "package.module:Class" of its `Adapter`.
+        extra: the extra of its distribution that installs what it needs; "" if there is none.
+        probes: what `dipole doctor` tries: title -> "package.module:function". The function returns what it found as
+            text, or raises a DipoleError "what is wrong. The cure."
+        package: the distribution it comes from; filled in when it is found.
+    """
+
+    name: str
+    summary: str
+    adapter: str
+    extra: str = ""
+    probes: Mapping[str, str] = field(default_factory=dict)
+    package: str = ""
+
+    @property
+    def install(self) -> str:
+        """The line that installs what it needs."""
+        return f"pip install '{self.package}[{self.extra}]'" if self.extra else f"pip install {self.package}"
 
 
-def adapter_class(domain: str) -> type[Adapter]:
-    """Import the adapter of a domain; ConfigError where the name is unknown or its packages are missing."""
-    if domain not in DOMAINS:
-        raise ConfigError(f"unknown domain {domain!r}.{nearest(domain, DOMAINS)} Allowed: {', '.join(DOMAINS)}.")
-    module, _, attribute = DOMAINS[domain].partition(":")
+_added: dict[str, Domain] = {}  # by `add_domain`, before those of packages
+
+
+def add_domain(domain: Domain) -> None:
+    """Make a domain known to this process alone: for scripts; a package declares an entry point."""
+    _added[domain.name] = domain
+
+
+@contextmanager
+def temporary_domain(domain: Domain) -> Iterator[None]:
+    """Make a domain known inside the block."""
+    before = dict(_added)
+    add_domain(domain)
     try:
-        found = getattr(import_module(module), attribute)
+        yield
+    finally:
+        _added.clear()
+        _added.update(before)
+
+
+def domain_names() -> list[str]:
+    """Every name that a recipe can ask for; nothing is imported."""
+    return list(dict.fromkeys([*_added, *(point.name for point in points("domains"))]))
+
+
+def domains() -> dict[str, Domain]:
+    """Every domain that can be loaded, by name."""
+    return _load_all()[0]
+
+
+def broken_domains() -> list[PluginError]:
+    """What is wrong with the others."""
+    return _load_all()[1]
+
+
+def find_domain(name: str) -> Domain:
+    """Return the domain of a name; ConfigError where there is none or it cannot be loaded."""
+    if name in _added:
+        return _added[name]
+    declared = points("domains")
+    for point in declared:
+        if point.name == name:
+            try:
+                return _load(point)
+            except PluginError as error:
+                raise ConfigError(f"the domain {error}") from error
+    if not any(map(is_ours, declared)):
+        raise ConfigError(
+            f"unknown domain {name!r}: not even dipole's own are known, as it is not installed, or was before it "
+            "declared them. Install it again: `make`, or `pip install -e .` in a checkout."
+        )
+    known = domain_names()
+    raise ConfigError(f"unknown domain {name!r}.{nearest(name, known)} Allowed: {', '.join(known)}.")
+
+
+def _load(point: EntryPoint) -> Domain:
+    domain = load(point)
+    if not isinstance(domain, Domain):
+        raise PluginError(
+            point, f"it names something of type {type(domain).__name__}, not a dipole.core.train.domains.Domain."
+        )
+    if domain.name != point.name:
+        raise PluginError(point, f"the Domain it names is called {domain.name!r}; both need one name.")
+    return replace(domain, package=package(point))
+
+
+def _load_all() -> tuple[dict[str, Domain], list[PluginError]]:
+    found: dict[str, Domain] = {}
+    broken: list[PluginError] = []
+    for point in points("domains"):
+        try:
+            if point.name in found:
+                raise PluginError(point, f"the name is taken by the package {found[point.name].package}.")
+            found[point.name] = _load(point)
+        except PluginError as error:
+            broken.append(error)
+    return found | _added, broken
+
+
+def adapter_class(name: str) -> type[Adapter]:
+    """Import the adapter of a domain; ConfigError where the name is unknown or its packages are missing."""
+    domain = find_domain(name)
+    try:
+        return cast("type[Adapter]", resolve(domain.adapter))
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] == "dipole":
+        # A missing module of the domain's own is a mistake in it, not a package to install.
+        home = domain.adapter.partition(":")[0].partition(".")[0]
+        if (error.name or "").partition(".")[0] in (home, "dipole"):
             raise
         raise ConfigError(
-            f"domain {domain!r} needs the package {error.name!r}, which is not installed. "
-            f"Install it with: pip install {json.dumps(f'dipole[{domain}]')}"
+            f"domain {name!r} needs the package {error.name!r}, which is not installed. "
+            f"Install it with: {domain.install}"
         ) from error
-    return cast("type[Adapter]", found)
+
+
+def resolve(target: str) -> Any:
+    """Import "package.module:name"."""
+    module, _, attribute = target.partition(":")
+    return getattr(import_module(module), attribute)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +10,7 @@ from safetensors.torch import load_model, save_model
 from torch import nn
 
 from dipole.core.ground.errors import CheckpointError
-from dipole.core.ground.files import sync_folder, why
+from dipole.core.ground.files import replacing, why
 
 if TYPE_CHECKING:
     from dipole.core.contrast.objective import Composite
@@ -26,19 +24,12 @@ def save_weights(folder: Path, module: nn.Module, objective: Composite | None) -
     """
     for name, part in _parts(module, objective).items():
         path = folder / f"{name}.safetensors"
-        temporary = folder / f".{name}.{os.getpid()}.tmp"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            save_model(part, str(temporary))
-            with open(temporary, "rb") as file:
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
+            with replacing(path) as temporary:
+                save_model(part, str(temporary))
         except (OSError, SafetensorError) as error:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
             reason = why(error) if isinstance(error, OSError) else str(error)
             raise CheckpointError(f"cannot save the model {path}: {reason}") from error
-    sync_folder(folder)
 
 
 def load_weights(folder: Path, module: nn.Module, objective: Composite | None) -> None:

@@ -1,22 +1,33 @@
-"""The folder of a run: what lies where, one process at a time, and how a user names it.
+"""The folder of a run: what lies where, one process at a time, and how a run is found.
 
 runs/<hash>/{config.toml, metrics.jsonl, record.json, checkpoints/, model/}
+
+The first line of config.toml, `# run <hash>`, says which run the folder holds. Folders of earlier versions have no such
+line and another hash as their name: they are found by the configuration in them.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import shutil
 import tomllib
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
-from typing import IO
 
-from dipole.core.ground.errors import ConfigError, RecordError, TrainingError
+from filelock import FileLock, Timeout
+
+from dipole.core.ground.errors import ConfigError, DipoleError, RecordError, TrainingError
 from dipole.core.ground.files import atomic_write, why
 from dipole.core.record import RunRecord, read_record
-from dipole.core.train.config import RunConfig, resolve
+from dipole.core.train.config import RunConfig
+from dipole.core.train.recipe import resolve
 
 DEFAULT_RUNS = Path("runs")
+_HEAD = re.compile(rb"# run ([0-9a-f]{12})\n")
+_NO_LOCKS_HERE = {errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL}
 
 
 class RunFolder:
@@ -30,7 +41,8 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.model = path / "model"
         self.tensorboard = path / "tensorboard"
-        self._lock: IO[str] | None = None
+        self._owner = path / ".pid"
+        self._lock: FileLock | None = None
 
     def open(self, config: RunConfig) -> None:
         """Create the folder, lock it for this process and write config.toml.
@@ -40,30 +52,36 @@ class RunFolder:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = open(self.path / ".lock", "a+")  # noqa: SIM115 (held as long as the run)
-        except OSError as error:
-            raise TrainingError(f"cannot write the run folder {self.path}: {why(error)}") from error
-        if not _lock(self._lock):
-            self._lock.seek(0)
-            owner = self._lock.read().strip() or "unknown"
-            self.close()
+            self._take_lock()
+            self._owner.write_text(str(os.getpid()))
+            atomic_write(self.config, f"# run {config.hash}\n{config.to_toml()}")
+        except Timeout:
+            owner = "unknown"
+            with suppress(OSError):
+                owner = self._owner.read_text().strip() or owner
             raise TrainingError(
                 f"another process (pid {owner}) is training this run in {self.path}. "
                 "Wait for it, or choose another --runs."
-            )
-        try:
-            self._lock.truncate(0)
-            self._lock.write(str(os.getpid()))
-            self._lock.flush()
-            atomic_write(self.config, config.to_toml())
+            ) from None
         except OSError as error:
             self.close()
             raise TrainingError(f"cannot write the run folder {self.path}: {why(error)}") from error
 
+    def _take_lock(self) -> None:
+        lock = FileLock(self.path / ".lock")
+        try:
+            lock.acquire(blocking=False)
+        except OSError as error:
+            if isinstance(error, Timeout) or error.errno not in _NO_LOCKS_HERE:
+                raise
+            return
+        self._lock = lock
+
     def close(self) -> None:
         """Release the lock (a killed process releases it as well)."""
         if self._lock is not None:
-            self._lock.close()
+            self._owner.unlink(missing_ok=True)
+            self._lock.release()
             self._lock = None
 
     def clear(self) -> None:
@@ -99,8 +117,56 @@ class RunFolder:
             raise RecordError(f"{self.config} cannot be read: {error}") from error
 
 
+def locate(runs: Path, config: RunConfig) -> Path:
+    """Return the folder of a run: runs/<hash>, or the folder of another name that holds it (see `run_in`).
+
+    Where there is none, it is runs/<hash> as well: that is where the run will be.
+    """
+    name = config.hash
+    path = runs / name
+    if path.is_dir() or not runs.is_dir():
+        return path
+    for folder in _with_other_names(runs):
+        try:
+            text = (folder / "config.toml").read_bytes()
+        except OSError:
+            continue
+        # Reading a configuration takes a millisecond or more: only those that can be it are read.
+        if (_HEAD.match(text) or _may_be(text, config)) and run_in(folder) == name:
+            return folder
+    return path
+
+
+def run_in(folder: Path) -> str | None:
+    """Return the hash of the run that a folder holds; None where that cannot be told.
+
+    It is what the first line of config.toml says. Without that line an earlier version wrote the folder: then it is the
+    hash that its configuration has today, unless code from outside dipole that it names was changed since.
+    """
+    path = folder / "config.toml"
+    try:
+        head = _HEAD.match(path.read_bytes())
+        if head:
+            return head[1].decode()
+        written = path.stat().st_mtime
+        name, code_changed = _identity_today(path, written)
+    except (OSError, DipoleError):
+        return None
+    return name if code_changed <= written else None
+
+
+@lru_cache(maxsize=10_000)
+def _identity_today(path: Path, written: float) -> tuple[str, float]:
+    """Hash of a config.toml of an earlier version, and when code from outside dipole that it names was changed.
+
+    Kept for the time of writing: a suite asks for the same folders for each of its runs.
+    """
+    config = RunFolder(path.parent).read_config()
+    return config.hash, config.sources_changed
+
+
 def find_run(text: str, runs: Path) -> RunFolder:
-    """Find a run by the path of its folder, or by the first digits of its hash inside `runs`.
+    """Find a run by the path of its folder, or by the first digits of its hash (or folder's name) inside `runs`.
 
     Raises:
         ConfigError: nothing or more than one run fits.
@@ -108,7 +174,11 @@ def find_run(text: str, runs: Path) -> RunFolder:
     path = Path(text)
     if path.is_dir() and (path / "config.toml").is_file():
         return RunFolder(path)
-    fits = sorted(each for each in runs.glob(f"{text}*") if (each / "config.toml").is_file()) if _is_hash(text) else []
+    fits: list[Path] = []
+    if _is_hash(text):
+        fits = sorted(each for each in runs.glob(f"{text}*") if (each / "config.toml").is_file())
+        if not fits and runs.is_dir():
+            fits = [each for each in _with_other_names(runs) if (run_in(each) or "").startswith(text)]
     if len(fits) == 1:
         return RunFolder(fits[0])
     if fits:
@@ -122,16 +192,29 @@ def _is_hash(text: str) -> bool:
     return bool(text) and all(char in "0123456789abcdef" for char in text)
 
 
-def _lock(file: IO[str]) -> bool:
-    """Take an exclusive lock; True as well where the platform or file system has none."""
-    try:
-        import fcntl
-    except ImportError:
-        return True
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
+_own_name: set[str] = set()
+"""Folders known to hold the run of their name: they hold no other, and are read once per process."""
+
+
+def _with_other_names(runs: Path) -> list[Path]:
+    """Return the folders that hold, or may hold, a run of another hash than their name, by name."""
+    root, found = os.path.abspath(runs), []
+    for name in sorted(os.listdir(root)):
+        path = f"{root}/{name}"
+        if path not in _own_name and not name.startswith("."):
+            try:
+                with open(f"{path}/config.toml", "rb") as file:
+                    head = _HEAD.match(file.read(19))
+            except OSError:
+                continue
+            if head and head[1].decode() == name:
+                _own_name.add(path)
+            else:
+                found.append(runs / name)
+    return found
+
+
+def _may_be(text: bytes, config: RunConfig) -> bool:
+    """Whether the TOML of an earlier version has the domain and seed of a configuration."""
+    lines = text.partition(b"\n[")[0].split(b"\n")
+    return f'domain = "{config.domain}"'.encode() in lines and f"seed = {config.seed}".encode() in lines

@@ -1,19 +1,59 @@
-"""Recipes and suites that come with a package."""
+"""Files that come with an installed package: recipes, suites, published tables.
+
+A package names a folder of its own by an entry point; nothing of the package is imported:
+
+    [project.entry-points."dipole.recipes"]
+    mine = "my_package:recipes"
+"""
 
 from __future__ import annotations
 
 import importlib.util
+from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Literal
+
+from dipole.core.ground.plugins import PluginError, points
 
 
-def shipped(kind: Literal["recipes", "suites"]) -> dict[str, Path]:
-    """Return the files of a kind that come with the package, by name."""
-    spec = importlib.util.find_spec("dipole.benchmarks")
-    folders = list(spec.submodule_search_locations or ()) if spec else []
-    return {path.stem: path for folder in folders for path in sorted(Path(folder, kind).glob("*.toml"))}
+def shipped(kind: str, pattern: str = "*.toml") -> dict[str, Path]:
+    """Return the files of a kind (recipes, suites, published) by name, which is the file's without its suffix.
+
+    Of two packages with a file of one name, the first keeps it; dipole comes first.
+    """
+    return _search(kind, pattern)[0]
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """Return the recipes that come with the package, by name."""
+    """Return the recipes that come with installed packages, by name."""
     return shipped("recipes")
+
+
+def broken_folders(kind: str) -> list[PluginError]:
+    """Declared folders of a kind that are not there, or whose files have the names of others."""
+    return _search(kind, "*")[1]
+
+
+def _search(kind: str, pattern: str) -> tuple[dict[str, Path], list[PluginError]]:
+    found: dict[str, Path] = {}
+    broken: list[PluginError] = []
+    for point in points(kind):
+        try:
+            files = {path.stem: path for path in sorted(_folder(point).glob(pattern))}
+        except PluginError as error:
+            broken.append(error)
+            continue
+        if taken := sorted(files.keys() & found):
+            broken.append(PluginError(point, f"these names are taken by other packages: {', '.join(taken)}."))
+        found = files | found
+    return found, broken
+
+
+def _folder(point: EntryPoint) -> Path:
+    try:
+        spec = importlib.util.find_spec(point.module)
+    except (Exception, SystemExit) as error:  # it imports the parents of a dotted name
+        raise PluginError(point, error) from error
+    for parent in (spec.submodule_search_locations if spec else None) or ():
+        if (folder := Path(parent, point.attr or "")).is_dir():
+            return folder
+    raise PluginError(point, f"there is no folder {point.attr!r} in a package {point.module!r}.")

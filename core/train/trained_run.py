@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from dipole.core.ground.errors import RecordError
 from dipole.core.ground.seeding import Seeds, set_deterministic
 from dipole.core.record import Evaluation, Number, RunRecord, library_versions, now, write_record
+from dipole.core.train.build import build
 from dipole.core.train.evaluation import Evaluated, evaluate
-from dipole.core.train.loop import build, pick_device
+from dipole.core.train.launch import pick_device
 from dipole.core.train.model_files import load_weights
 from dipole.core.train.run_folder import RunFolder
 
@@ -41,7 +42,7 @@ def load_run(folder: RunFolder, device: str | None = None) -> tuple[RunRecord, A
     return record, adapter, objective
 
 
-def evaluate_saved(folder: RunFolder, device: str | None = None) -> tuple[RunRecord, Evaluated]:
+def evaluate_run(folder: RunFolder, device: str | None = None) -> tuple[RunRecord, Evaluated]:
     """Evaluate the saved model and add the result to the record."""
     record, adapter, objective = load_run(folder, device)
     found = evaluate(adapter, objective, Seeds(record.seed))

@@ -12,20 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from dipole.benchmarks import engines
-from dipole.benchmarks.collect import collect
-from dipole.benchmarks.engines import (
-    LocalEngine,
-    PoolEngine,
-    Task,
-    cores,
-    environment_for,
-    execute,
-    log_of,
-    visible_gpus,
-)
-from dipole.benchmarks.lease import claim
-from dipole.benchmarks.worker import BENCH
+from dipole.benchmarks.run import tasks
+from dipole.benchmarks.run.claim import claim
+from dipole.benchmarks.run.engines import LocalEngine, PoolEngine
+from dipole.benchmarks.run.machine import cores, environment_for, visible_gpus
+from dipole.benchmarks.run.tasks import Task, execute, log_of
+from dipole.benchmarks.run_records import BENCH, collect
 from dipole.core.cli import main
 from dipole.core.ground.errors import ConfigError
 
@@ -190,7 +182,7 @@ def test_kill_9_at_random_moments(tmp_path, seed):
         victim = moments.choice(["group", "runner", "worker"])
         if victim == "group":
             os.killpg(runner.pid, signal.SIGKILL)
-        elif victim == "runner" or not (workers := claimed(folder)):
+        elif victim == "runner" or not (workers := [pid for pid in claimed(folder) if Path(f"/proc/{pid}").exists()]):
             runner.kill()
         else:
             os.kill(moments.choice(workers), signal.SIGKILL)
@@ -285,8 +277,8 @@ def test_the_reason_of_a_failure_is_that_of_our_attempt_not_of_the_one_before_or
     log = tmp_path / "job.log"
     before, ours, after = "\n== 1\nerror: an old one\n", "\n== 2\nerror: ours\nbye\n", "\n== 3 dipole train\n"
     log.write_text(before + ours + after)
-    assert engines._reason(1, log, len(before)) == "exit code 1: ours"
-    assert engines._reason(-9, log, len(before + ours)) == "killed by signal 9"
+    assert tasks._reason(1, log, len(before)) == "exit code 1: ours"
+    assert tasks._reason(-9, log, len(before + ours)) == "killed by signal 9"
 
 
 @pytest.mark.parametrize("engine", [LocalEngine(jobs=1, gpus=[]), PoolEngine(jobs=1)], ids=["local", "pool"])

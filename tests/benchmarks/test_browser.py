@@ -11,7 +11,7 @@ import urllib.request
 
 import pytest
 
-from dipole.benchmarks.report import write_report
+from dipole.benchmarks.report.write import write_report
 
 HOSTILE = '<img src=x onerror="window.pwned=1"><script>window.pwned=1</script>\'"`{{7*7}}=1+1|</td>'
 DRIVER = shutil.which("chromedriver")

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from dipole.core.contrast.gather import relate
 from dipole.core.ground.seeding import Seeds
-from dipole.core.train.config import load
 from dipole.core.train.evaluation import evaluate
 from dipole.core.train.loop import build
+from dipole.core.train.recipe import load
 from dipole.core.train.run_folder import RunFolder
 
 SMALL = {
@@ -28,9 +29,9 @@ def measured(tmp_path_factory):
             # Uniform actions, no update: replay has something to draw from.
             adapter.agent.learn(60)
         with torch.no_grad():
-            pairs = adapter.embed(next(iter(adapter.batches(0))))
+            (pairs,) = relate(adapter.embed(next(iter(adapter.batches(0))))).local_pairs
         seeds = Seeds(config.seed)
-        evaluated = evaluate(adapter, objective, seeds, pairs)
+        evaluated = evaluate(adapter, objective, seeds, (pairs,))
         adapter.module.eval()
         found[domain] = evaluated, adapter.features("test")[0].detach().float().numpy(), pairs
     return found

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dipole.benchmarks import energy
+from dipole.benchmarks.run import energy
 
 
 @pytest.fixture

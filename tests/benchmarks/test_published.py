@@ -5,23 +5,18 @@ from math import isnan
 
 import pytest
 
-from dipole.benchmarks import claims as claims_module
-from dipole.benchmarks.claims import evaluate
-from dipole.benchmarks.published import (
+from dipole.benchmarks.report import claims as claims_module
+from dipole.benchmarks.report.claims import evaluate
+from dipole.benchmarks.report.comparison import (
     AGREES,
     DIFFERS,
     NOT_COMPARED,
     UNDECIDED,
-    Cell,
-    Claim,
-    claims,
     compare,
-    figures,
     margin,
     protocol_differences,
-    table,
-    tables,
 )
+from dipole.benchmarks.report.published import Claim, PrintedCell, claims, figures, table, tables
 from dipole.benchmarks.statistics import summarize
 from dipole.core.ground.errors import DataError
 
@@ -117,7 +112,7 @@ def test_missing_rows_are_counted_not_guessed():
 
 
 def test_verdicts_of_a_cell():
-    printed = Cell(75.0)
+    printed = PrintedCell(75.0)
     assert compare(printed, None, summarize([75.1, 75.2, 75.0, 75.1]), "accuracy %", True).verdict == AGREES
     assert compare(printed, None, summarize([70.1, 70.9, 70.0, 70.4]), "accuracy %", True).verdict == DIFFERS
     open_one = compare(printed, None, summarize([70.0, 78.0, 74.0]), "accuracy %", True)
@@ -127,21 +122,21 @@ def test_verdicts_of_a_cell():
 
 
 def test_both_spreads_give_welch_and_one_run_borrows_the_printed_spread():
-    printed = Cell(842.0, 27.0)
+    printed = PrintedCell(842.0, 27.0)
     ours = summarize([820.0, 860.0, 835.0])
     assert compare(printed, 3, ours, "score at 100K steps", True).basis == "Welch"
     single = compare(printed, 3, summarize([500.0]), "score at 100K steps", True)
     assert single.verdict == DIFFERS
     assert single.low < single.difference < single.high < 0
-    bare = compare(Cell(842.0), None, summarize([842.0]), "score at 100K steps", True)
+    bare = compare(PrintedCell(842.0), None, summarize([842.0]), "score at 100K steps", True)
     assert bare.verdict == UNDECIDED
     assert isnan(bare.low)
 
 
 def test_another_protocol_gets_no_verdict_and_an_empty_cell_no_comparison():
     ours = summarize([75.1, 75.2, 75.0])
-    assert compare(Cell(75.0), None, ours, "accuracy %", False).verdict == NOT_COMPARED
-    assert compare(Cell(None), None, ours, "accuracy %", True) is None
+    assert compare(PrintedCell(75.0), None, ours, "accuracy %", False).verdict == NOT_COMPARED
+    assert compare(PrintedCell(None), None, ours, "accuracy %", True) is None
 
 
 def test_protocol_differences_are_listed():
@@ -161,8 +156,8 @@ def test_margins():
 
 @pytest.mark.parametrize("level", [75.4, 78.0])
 def test_the_same_value_for_every_seed_is_no_spread_to_judge_by(level):
-    found = compare(Cell(75.0), None, summarize([level] * 3), "accuracy %", True)
+    found = compare(PrintedCell(75.0), None, summarize([level] * 3), "accuracy %", True)
     assert (found.verdict, found.seeds) == (UNDECIDED, None)
     assert isnan(found.low)
     # With a printed spread there is one.
-    assert compare(Cell(75.0, 0.5), 5, summarize([78.0] * 3), "accuracy %", True).verdict == DIFFERS
+    assert compare(PrintedCell(75.0, 0.5), 5, summarize([78.0] * 3), "accuracy %", True).verdict == DIFFERS

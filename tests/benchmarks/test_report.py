@@ -15,13 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from dipole.benchmarks import sheets, svg
-from dipole.benchmarks.collect import collect, is_done
-from dipole.benchmarks.curves import Curve, mean_line, read_curves
 from dipole.benchmarks.manifest import read_manifests, write_manifest
-from dipole.benchmarks.published import claims, tables
-from dipole.benchmarks.report import make_report, write_report
-from dipole.benchmarks.results import SuiteResults, rank
+from dipole.benchmarks.report import published, svg, tables
+from dipole.benchmarks.report.curves import Curve, mean_line, read_curves
+from dipole.benchmarks.report.document import make_report
+from dipole.benchmarks.report.ranking import rank
+from dipole.benchmarks.report.results import SuiteResults
+from dipole.benchmarks.report.table import Cell, ReportTable, number, to_csv, to_markdown
+from dipole.benchmarks.report.write import write_report
+from dipole.benchmarks.run_records import collect, is_done
 from dipole.core.ground.errors import ConfigError, DataError
 from dipole.core.record import read_record
 
@@ -36,7 +38,7 @@ def test_old_records_stay_readable(path, tmp_path):
     folder.mkdir(parents=True)
     shutil.copy(path, folder / "record.json")
     assert collect(tmp_path / "runs").records == {record.hash: record}
-    assert record.hash in sheets.to_csv(make_report(tmp_path / "runs").sheets[0])
+    assert record.hash in to_csv(make_report(tmp_path / "runs").tables[0])
 
 
 def test_what_is_no_record_is_reported_and_left_alone(runs_folder):
@@ -98,7 +100,7 @@ def test_one_damaged_file_costs_one_line_of_the_report(runs_folder, tmp_path, da
     damage(runs_folder)
     before = sorted(tmp_path.rglob("*"))
     report = write_report(runs_folder.path, tmp_path / "all")
-    (problems,) = [sheet for sheet in report.sheets if sheet.name == "problems"]
+    (problems,) = [sheet for sheet in report.tables if sheet.name == "problems"]
     assert len(problems.rows) == 1
     new = set(tmp_path.rglob("*")) - set(before)
     assert {path.parent for path in new} == {tmp_path / "all", tmp_path}
@@ -167,11 +169,11 @@ def test_cells_hold_our_sample_and_the_test_against_the_base(results):
 
 
 def test_missing_seeds_are_shown_not_hidden(results):
-    sheet = sheets.results_sheet(results)
+    sheet = tables.results_table(results)
     b = sheet.head.index("B (%)")
     other = next(row for row in sheet.rows if row[0].text == "other")
     assert other[b].sub == "n = 2"
-    assert sheets.results_sheet(results).rows[1][b - 1].mark == "best"
+    assert tables.results_table(results).rows[1][b - 1].mark == "best"
 
 
 def test_a_failed_run_counts_nowhere(runs_folder):
@@ -183,7 +185,7 @@ def test_a_failed_run_counts_nowhere(runs_folder):
     assert found.cell("a", "A").wanted == 2
     path = runs_folder.path / manifest.jobs[1].hash / "record.json"
     path.write_text(path.read_text().replace('"done"', '"failed"'))
-    shown = sheets.results_sheet(SuiteResults(manifest, collect(runs_folder.path).records)).rows[0]
+    shown = tables.results_table(SuiteResults(manifest, collect(runs_folder.path).records)).rows[0]
     assert (shown[-1].text, shown[-1].mark) == ("failed", "bad")
 
 
@@ -215,7 +217,7 @@ def test_claims_and_verdicts_of_a_suite(runs_folder):
     found = SuiteResults(manifest, collect(runs_folder.path).records)
     assert found.cell("SimCLR (CL)", "CIFAR-10").comparison.verdict == "other protocol"
     assert {c.ours.claim.id: c.verdict for c in found.claims()}["cacr-c12"] == "agrees (other protocol)"
-    every = {row[0].text: row for row in sheets.every_claim_sheet([found]).rows}
+    every = {row[0].text: row for row in tables.every_claim_table([found]).rows}
     assert every["cacr-c12"][-1].text == "cacr-table6-small: agrees (other protocol)"
     assert every["cacr-c12"][-2].text == "12 of 12"
     assert "dataset: digits (paper: CIFAR-10, CIFAR-100, STL-10)" in found.protocol_notes
@@ -232,15 +234,15 @@ def test_every_printed_table_is_listed_with_what_was_run_of_it(runs_folder):
         published="cacr-table6",
     )
     report = make_report(runs_folder.path)
-    (sheet,) = [sheet for sheet in report.sheets if sheet.name == "published"]
-    assert {row[0].text for row in sheet.rows} == set(tables())
+    (sheet,) = [sheet for sheet in report.tables if sheet.name == "published"]
+    assert {row[0].text for row in sheet.rows} == set(published.tables())
     by = {row[0].text: dict(zip(sheet.head, (cell.text for cell in row), strict=True)) for row in sheet.rows}
     assert by["lmcl-table4"]["suite"] == "no runs here"
-    (every,) = [sheet for sheet in report.sheets if sheet.name == "every-claim"]
-    assert [row[0].text for row in every.rows] == [claim.id for claim in claims()]
+    (every,) = [sheet for sheet in report.tables if sheet.name == "every-claim"]
+    assert [row[0].text for row in every.rows] == [claim.id for claim in published.claims()]
     verdicts = {row[0].text: row[-1].text for row in every.rows}
     assert verdicts["lmcl-c01"] == "no runs here"
-    assert {verdicts[c.id] for c in claims() if not c.tests} == {"no test in numbers"}
+    assert {verdicts[c.id] for c in published.claims() if not c.tests} == {"no test in numbers"}
     # 83.1 +- 0.1 against the printed 83.47, and 50.1 against 83.89.
     assert {name: by["cacr-table6"][name] for name in ("compared", "agree", "differ")} == {
         "compared": "2",
@@ -284,7 +286,7 @@ def test_the_command_of_every_row_repeats_its_run(runs_folder):
     write_manifest(runs_folder.path, manifest.model_copy(update={"jobs": jobs}))
     other = runs_folder.record()
     commands = {}
-    for sheet in make_report(runs_folder.path).sheets:
+    for sheet in make_report(runs_folder.path).tables:
         if "command" in sheet.head:
             commands[sheet.name] = sheet.rows[0][sheet.head.index("command")].text
     torchrun = "torchrun --standalone --nproc-per-node=2 -m dipole.core.cli train recipe "
@@ -299,7 +301,7 @@ def test_agents_are_aggregated_over_tasks_against_their_own_base(runs_folder):
     manifest = runs_folder.suite(
         "lmcl-table5", rows, columns, lambda r, c, s: level[r] + s / 100, published="lmcl-table5"
     )
-    sheet = sheets.aggregate_sheet(SuiteResults(manifest, collect(runs_folder.path).records))
+    sheet = tables.aggregate_table(SuiteResults(manifest, collect(runs_folder.path).records))
     by = {row[0].text: row for row in sheet.rows}
     assert by["DCL"][2].sort == pytest.approx(201.0)
     assert by["CURL"][4].text == ""
@@ -310,15 +312,15 @@ def test_agents_are_aggregated_over_tasks_against_their_own_base(runs_folder):
 
 def test_csv_cannot_run_formulas_and_markdown_cannot_hold_markup():
     hostile = '=HYPERLINK("http://x")|<b>`*'
-    sheet = sheets.Sheet("s", "T", ("a", "b"), [(sheets.Cell(hostile), sheets.Cell("-1.5", -1.5, "@x"))])
-    rows = list(csv.reader(io.StringIO(sheets.to_csv(sheet))))
+    sheet = ReportTable("s", "T", ("a", "b"), [(Cell(hostile), Cell("-1.5", -1.5, "@x"))])
+    rows = list(csv.reader(io.StringIO(to_csv(sheet))))
     assert rows[0] == ["a", "b", "b: note"]
     assert rows[1] == ["'" + hostile, "-1.5", "'@x"]
     numbers = ["-1.5", "-1.50 to 2e-05", "-3 \N{PLUS-MINUS SIGN} 0.1", "-0.2+cmd|' /C calc'!A0", "-1 to 2;=1"]
-    sheet_of_numbers = sheets.Sheet("s", "T", ("a",), [(sheets.Cell(text),) for text in numbers])
-    written = [row[0] for row in csv.reader(io.StringIO(sheets.to_csv(sheet_of_numbers)))][1:]
+    sheet_of_numbers = ReportTable("s", "T", ("a",), [(Cell(text),) for text in numbers])
+    written = [row[0] for row in csv.reader(io.StringIO(to_csv(sheet_of_numbers)))][1:]
     assert written == [*numbers[:3], "'" + numbers[3], "'" + numbers[4]]
-    line = sheets.to_markdown(sheet).splitlines()[-1]
+    line = to_markdown(sheet).splitlines()[-1]
     assert "<b>" not in line
     assert line.count("|") == 3
     assert line == r"""| =HYPERLINK("http://x")&#124;&#60;b&#62;\`\* | -1.5 (@x) |"""
@@ -328,7 +330,7 @@ def test_all_formats_hold_the_same_tables(runs_folder, tmp_path):
     runs_folder.suite("s", [("a", "infonce", None)], [("A", "vision")], lambda r, c, s: 0.5 + s / 100)
     report = write_report(runs_folder.path, tmp_path / "all")
     html, markdown = (tmp_path / "all" / "report.html").read_text(), (tmp_path / "all" / "report.md").read_text()
-    for sheet in report.sheets:
+    for sheet in report.tables:
         rows = list(csv.reader(io.StringIO((tmp_path / "all" / f"{sheet.name}.csv").read_text())))
         assert len(rows) == len(sheet.rows) + 1
         assert f'data-name="{sheet.name}"' in html
@@ -390,12 +392,12 @@ def test_an_interval_chart_always_shows_what_it_is_measured_against():
 
 def test_numbers_for_people_have_about_four_digits_at_every_size():
     values = [0.0, 2e-5, 0.0123, 1.5, -834.06, 84321.7, 1583392448.0]
-    assert [sheets.number(v) for v in values] == ["0.000", "2e-05", "0.012", "1.50", "-834.1", "84322", "1.58e+09"]
+    assert [number(v) for v in values] == ["0.000", "2e-05", "0.012", "1.50", "-834.1", "84322", "1.58e+09"]
 
 
 def test_a_missing_cell_does_not_make_a_column_of_numbers_one_of_text():
-    rows = [(sheets.Cell("a"), sheets.Cell("1.0", 1.0)), (sheets.Cell("b"), sheets.Cell("missing", mark="open"))]
-    assert sheets.Sheet("s", "T", ("method", "x"), rows).numeric == (False, True)
+    rows = [(Cell("a"), Cell("1.0", 1.0)), (Cell("b"), Cell("missing", mark="open"))]
+    assert ReportTable("s", "T", ("method", "x"), rows).numeric == (False, True)
 
 
 def test_chart_points_land_where_the_axes_say():
@@ -407,7 +409,7 @@ def test_chart_points_land_where_the_axes_say():
 
 
 def test_embedded_points_are_drawn_by_class_with_true_angles(runs_folder):
-    from dipole.benchmarks.charts import pictures
+    from dipole.benchmarks.report.charts import pictures
 
     written = runs_folder.suite("planar", [("plane", "none", None)], [("bars", "toy")], lambda r, c, s: 0.5)
     results = SuiteResults(written.model_copy(update={"show": ["scatter"]}), collect(runs_folder.path).records)
@@ -428,7 +430,7 @@ def test_embedded_points_are_drawn_by_class_with_true_angles(runs_folder):
 
 
 def test_columns_of_different_data_are_pictures_of_their_own(runs_folder):
-    from dipole.benchmarks.charts import pictures
+    from dipole.benchmarks.report.charts import pictures
 
     columns = [(f"{data}/k={k}", "vision") for data in ("a", "b") for k in (1, 2, 4)]
     written = runs_folder.suite("curve", [("m", "infonce", None)], columns, lambda r, c, s: 0.5, kind="figure")
@@ -443,7 +445,7 @@ def test_columns_of_different_data_are_pictures_of_their_own(runs_folder):
 
 
 def test_a_single_measurement_is_no_curve(runs_folder):
-    from dipole.benchmarks.charts import pictures
+    from dipole.benchmarks.report.charts import pictures
 
     written = runs_folder.suite("short", [("m", "infonce", None)], [("a", "vision")], lambda r, c, s: 0.5, seeds=(0,))
     results = SuiteResults(written, collect(runs_folder.path).records)
@@ -464,7 +466,7 @@ def test_ten_thousand_records_in_a_minute_and_a_gigabyte(runs_folder, tmp_path):
     for index in range(5000):
         runs_folder.record(objective=objectives[index % 500], seed=index)
     script = (
-        "import resource, sys; from pathlib import Path; from dipole.benchmarks.report import write_report;"
+        "import resource, sys; from pathlib import Path; from dipole.benchmarks.report.write import write_report;"
         "write_report(Path(sys.argv[1]), Path(sys.argv[2]));"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
     )

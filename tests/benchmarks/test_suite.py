@@ -5,14 +5,14 @@ import io
 import pytest
 from rich.console import Console
 
-from dipole.benchmarks import published
-from dipole.benchmarks.bench import print_plan, print_results
-from dipole.benchmarks.charts import pictures
-from dipole.benchmarks.collect import collect
 from dipole.benchmarks.manifest import manifest, read_manifests, write_manifest
 from dipole.benchmarks.plan import Estimator, make_plan
-from dipole.benchmarks.results import SuiteResults
-from dipole.benchmarks.sheets import beside_sheet
+from dipole.benchmarks.report import published
+from dipole.benchmarks.report.charts import pictures
+from dipole.benchmarks.report.results import SuiteResults
+from dipole.benchmarks.report.tables import beside_table
+from dipole.benchmarks.run.terminal import print_plan, print_results
+from dipole.benchmarks.run_records import collect
 from dipole.benchmarks.suite import read_suite, suites
 from dipole.core.cli import main
 from dipole.core.ground.errors import ConfigError
@@ -70,7 +70,7 @@ def test_cells_with_equal_settings_share_a_run(suite_file):
 
 
 def test_later_settings_win_and_the_command_repeats_the_run(suite_file):
-    from dipole.core.train.config import load
+    from dipole.core.train.recipe import load
 
     sized = read_suite(suite_file).at("small")
     for job in sized.jobs():
@@ -235,7 +235,7 @@ def test_control_tables_carry_a_row_without_contrast(name, tmp_path):
 
 def test_a_control_row_stands_beside_the_papers_numbers_with_a_dash():
     sized = read_suite("lmcl-table5").at("small")
-    sheet = beside_sheet(SuiteResults(manifest(sized, sized.jobs()), {}))
+    sheet = beside_table(SuiteResults(manifest(sized, sized.jobs()), {}))
     printed = {row[0].text: row[3].text for row in sheet.rows}
     assert printed["crop only"] == "-"
     assert printed["CURL"] not in ("", "-")
@@ -355,3 +355,18 @@ def test_names_with_markup_are_shown_as_they_are_written(tmp_path, runs_folder):
     print_results(console, SuiteResults(manifest, collect(runs_folder.path).records))
     shown = console.file.getvalue()
     assert shown.count(name) > 6
+
+
+def test_a_run_of_an_earlier_version_counts_under_the_name_of_its_folder(suite_file, runs_folder):
+    """Its folder has another name, and its configuration none in the first line."""
+    sized = read_suite(suite_file).at("small")
+    first, *others = sized.jobs()
+    name = runs_folder.record(results={"linear/accuracy": 0.9})
+    (runs_folder.path / name / "config.toml").write_text(first.config.to_toml())
+    found, *more = sized.jobs(runs_folder.path)
+    assert (found.hash, found.command) == (name, first.command)
+    assert [job.hash for job in more] == [job.hash for job in others]
+    records = collect(runs_folder.path).done
+    assert make_plan(sized, [found, *more], records, 1, None).finished == 1
+    results = SuiteResults(manifest(sized, [found, *more]), records)
+    assert results.cell("plain", "linear").samples == {first.config.seed: 90.0}

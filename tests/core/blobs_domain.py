@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.train.adapter import Adapter, Context
 from dipole.core.train.config import Settings
-from dipole.core.train.domains import DOMAINS
+from dipole.core.train.domains import Domain, add_domain
 
 RECIPE = """
 name = "blobs"
@@ -115,13 +115,16 @@ class BlobsAdapter(Adapter):
         (folder / "weights.txt").write_text(f"{record.objective}\n{self.module[0].weight.tolist()}")
 
 
-DOMAINS["blobs"] = f"{__name__}:BlobsAdapter"
+BLOBS = Domain("blobs", "Gaussian blobs", "blobs_domain:BlobsAdapter", package="blobs")
 
 if __name__ == "__main__":
+    # Under its own name, as the tests import it: the source of a domain is part of what identifies a run.
+    import blobs_domain
+
     from dipole.core.cli import main
 
-    sys.modules["blobs_domain"] = sys.modules[__name__]
-    DOMAINS["blobs"] = "blobs_domain:BlobsAdapter"
+    add_domain(blobs_domain.BLOBS)
     if "BLOBS_SECONDS" in os.environ:
-        BlobsAdapter.on_batch = staticmethod(lambda index: time.sleep(float(os.environ["BLOBS_SECONDS"])))
+        pause = float(os.environ["BLOBS_SECONDS"])
+        blobs_domain.BlobsAdapter.on_batch = staticmethod(lambda index: time.sleep(pause))
     sys.exit(main())

@@ -2,24 +2,27 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from dipole.core.train.domains import temporary_domain
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 
 @pytest.fixture
-def blobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def blobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Path of a recipe of the blobs domain; the working directory is a fresh folder."""
     import blobs_domain
 
     monkeypatch.chdir(tmp_path)
     recipe = tmp_path / "blobs.toml"
     recipe.write_text(blobs_domain.RECIPE)
-    return recipe
+    with temporary_domain(blobs_domain.BLOBS):
+        yield recipe
 
 
 @pytest.fixture

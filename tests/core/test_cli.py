@@ -2,18 +2,23 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dipole.core.cli import app as cli
+from dipole.core.ground import plugins
 from dipole.core.record import read_record
+from dipole.core.train.domains import Domain, temporary_domain
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.model_files import load_weights
 
@@ -28,7 +33,7 @@ def dipole(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int,
     return code, found.out, found.err
 
 
-@pytest.mark.parametrize("command", ["", *cli.COMMANDS])
+@pytest.mark.parametrize("command", ["", *cli.names()])
 def test_help_is_quick_and_loads_no_torch(command: str) -> None:
     """The processor time of help, less that of starting Python; and what it imported."""
     script = (
@@ -131,7 +136,7 @@ def test_eval_of_a_run_that_changed_or_broke(blobs: Path, capsys: pytest.Capture
 
 
 def test_numbers_of_another_program_stand_beside_the_run_s_own(blobs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from dipole.benchmarks.collect import collect
+    from dipole.benchmarks.run_records import collect
 
     dipole(capsys, "train", blobs, "--quiet")
     (folder,) = Path("runs").iterdir()
@@ -222,11 +227,10 @@ def test_check_reports_and_fails(blobs: Path, capsys: pytest.CaptureFixture[str]
 def test_doctor_names_problems_with_cures(
     blobs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dipole.core.cli import doctor
-
-    monkeypatch.setattr(doctor, "DOMAIN_PROBES", {"rl: simulator": "absent_package:probe"})
+    rl = Domain("rl", "agents", "absent_package:Adapter", "rl", {"simulator": "absent_package:probe"}, "dipole")
     monkeypatch.setenv("DIPOLE_DATA", "nowhere")
-    code, out, _ = dipole(capsys, "doctor", "--json")
+    with temporary_domain(rl):
+        code, out, _ = dipole(capsys, "doctor", "--json")
     findings = {each["name"]: each for each in json.loads(out)}
     assert code == 0
     assert findings["torch"]["state"] == "ok"
@@ -324,8 +328,8 @@ def test_two_ranks_equal_one_process(blobs: Path, tmp_path: Path) -> None:
     """Two gloo ranks of 8 instances under torchrun against one process of 16, weight by weight."""
     import torch
 
-    from dipole.core.train.config import load
     from dipole.core.train.loop import build
+    from dipole.core.train.recipe import load
     from dipole.core.train.run_folder import RunFolder
 
     script = Path(__file__).with_name("blobs_domain.py")
@@ -374,6 +378,14 @@ def test_an_error_ends_all_ranks(blobs: Path, tmp_path: Path) -> None:
     assert "train.batch_size: 15 cannot be divided among 2 ranks" in found.stderr
 
 
+def test_every_file_of_the_folder_is_a_command_with_a_summary(capsys: pytest.CaptureFixture[str]) -> None:
+    files = {path.stem for path in Path(cli.commands.__file__).parent.glob("*.py")} - {"__init__"}
+    assert files <= set(cli.names())
+    out = dipole(capsys, "--help")[1]
+    for name in cli.names():
+        assert re.search(rf"^  {name} +[A-Z].*\.$", out, re.MULTILINE), name
+
+
 def test_a_package_can_add_a_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def configure(parser: Any) -> Any:
         """Say hello.
@@ -382,11 +394,9 @@ def test_a_package_can_add_a_command(capsys: pytest.CaptureFixture[str], monkeyp
         parser.add_argument("name")
         return lambda arguments: print(f"hello {arguments.name}") or 0
 
-    class Point:
-        def load(self) -> Any:
-            return configure
-
-    monkeypatch.setattr(cli, "_plugins", lambda: {"greet": Point()})
+    point = EntryPoint("greet", "greeting:configure", "dipole.commands")
+    monkeypatch.setitem(sys.modules, "greeting", SimpleNamespace(configure=configure))
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [point] if group == point.group else [])
     assert dipole(capsys, "greet", "you") == (0, "hello you\n", "")
     assert "Say hello." in dipole(capsys, "greet", "--help")[1]
     assert "greet" in dipole(capsys, "gret")[2]

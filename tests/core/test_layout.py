@@ -1,8 +1,10 @@
 """The shape of the package: what imports what, and what an import costs."""
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,12 @@ ALLOWED = {
     "rl": {"core", "rl"},
     "benchmarks": {"core", "vision", "text", "rl", "benchmarks"},
 }
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PACKAGES = sorted(
+    ".".join(("dipole", *path.parent.relative_to(ROOT).parts))
+    for folder in ALLOWED
+    for path in (ROOT / folder).rglob("__init__.py")
+)
 
 
 def imported_folders(path):
@@ -57,3 +65,94 @@ def test_importing_and_help_load_no_torch(code):
         "assert not {'torch', 'numpy', 'sklearn', 'transformers'} & set(sys.modules), sorted(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+
+
+def test_every_package_is_installed():
+    listed = PROJECT["tool"]["setuptools"]["packages"]
+    assert listed == ["dipole", *PACKAGES]
+    for folder in ALLOWED:
+        for path in (ROOT / folder).rglob("*.py"):
+            assert path.with_name("__init__.py").exists(), f"{path} is in no package"
+
+
+def layers():
+    (contract,) = PROJECT["tool"]["importlinter"]["contracts"]
+    return [re.split(r" \| ", layer) for layer in contract["layers"]]
+
+
+def test_every_room_has_its_layer():
+    """`make lint` holds the order; a room that is in no layer would be free to import anything."""
+    rooms = {name for name in PACKAGES if name.count(".") == 1 or re.fullmatch(r"dipole\.core\.\w+", name)}
+    assert {name for layer in layers() for name in layer} == rooms - {"dipole.core"}
+
+
+def room_of(name):
+    """The level, from the top, and the room that a dotted name lies in; None for what is in none."""
+    for level, layer in enumerate(layers()):
+        for room in layer:
+            if name == room or name.startswith(f"{room}."):
+                return level, room
+    return None
+
+
+def strings(path):
+    return [
+        n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant) and type(n.value) is str
+    ]
+
+
+@pytest.mark.parametrize("folder", sorted(ALLOWED))
+def test_names_in_text_point_down_too(folder):
+    """A module named in a string is an import that no linter sees."""
+    for path in (ROOT / folder).rglob("*.py"):
+        own = room_of(".".join(("dipole", *path.relative_to(ROOT).with_suffix("").parts)))
+        for text in strings(path):
+            if folder == "core":
+                assert not re.search(r"\bdipole\.(vision|text|rl|benchmarks)\b", text), (path, text)
+            if re.fullmatch(r"dipole(\.\w+)+(:\w+)?", text) and own is not None:
+                named = room_of(text.partition(":")[0])
+                assert named is None or named[0] > own[0] or named[1] == own[1], (path, text)
+
+
+def test_imports_are_found_by_their_path():
+    """What an editor does: `dipole.core.contrast.spec` is the file dipole/core/contrast/spec.py."""
+    for path in [path for folder in ("dipole", *ALLOWED, "tests") for path in (ROOT / folder).rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            modules = []
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                modules = [node.module]
+            for module in modules:
+                if module.startswith("dipole.") and not is_earlier(module):
+                    place = ROOT.joinpath(*module.split("."))
+                    assert place.with_suffix(".py").is_file() or (place / "__init__.py").is_file(), (path, module)
+
+
+def is_earlier(module):
+    """Whether it is a name of an earlier version, which only the tests of those names use."""
+    from importlib.util import find_spec
+
+    spec = find_spec(module)
+    # Once it is imported, it is the module of the new name.
+    return spec is not None and (spec.name != module or (spec.origin is not None and not spec.has_location))
+
+
+def test_core_needs_no_chart_library():
+    """Only the extras that draw install one."""
+    files = [path for path in (ROOT / "core").rglob("*.py") if path.stem != "__main__"]
+    modules = [".".join(("dipole", *path.relative_to(ROOT).with_suffix("").parts)) for path in files]
+    script = (
+        "import sys, importlib\nsys.modules['matplotlib'] = None\n"
+        f"for name in {[name.removesuffix('.__init__') for name in modules]}: importlib.import_module(name)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+    assert not any(line.startswith("matplotlib") for line in PROJECT["project"]["dependencies"])
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md"])
+def test_the_places_that_are_named_exist(page):
+    text = (ROOT / page).read_text()
+    named = set(re.findall(r"`((?:core|vision|text|rl|benchmarks|tests)/[\w./]*)`", text))
+    assert len(named) > 12
+    assert not [place for place in sorted(named) if not (ROOT / place).exists()]

@@ -1,13 +1,19 @@
 """The registry: names are taken once, data about entries is complete."""
 
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Annotated
 
 import pytest
 
 import dipole
+from dipole.core.contrast import objectives, regularizers
 from dipole.core.contrast.objective import Objective
 from dipole.core.contrast.options import Range
-from dipole.core.contrast.registry import registry
+from dipole.core.contrast.registry import Registry, registry
+from dipole.core.ground import plugins
 from dipole.core.ground.errors import RegistryError, SpecError
 
 BASES = {
@@ -62,3 +68,76 @@ def test_one_file_and_one_decorator_are_enough():
             dipole.objective("margin_mean(margin=-1)")
     with pytest.raises(SpecError, match="unknown name"):
         dipole.objective("margin_mean")
+
+
+@pytest.mark.parametrize(("package", "kind"), [(objectives, "objective"), (regularizers, "regularizer")])
+def test_every_file_of_the_folder_is_found(package, kind):
+    files = {path.stem for path in Path(package.__file__).parent.glob("*.py")} - {"__init__"}
+    homes = {
+        entry.target.__module__ for entry in registry.entries(kind) if entry.target.__module__.startswith("dipole.")
+    }
+    assert homes == {f"{package.__name__}.{name}" for name in files}
+
+
+def test_a_file_dropped_into_a_folder_is_imported(tmp_path, monkeypatch):
+    folder = tmp_path / "dropped_in"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("from dipole.core.ground.plugins import import_all\nimport_all(__name__)\n")
+    (folder / "mine.py").write_text(
+        "from dipole.core.contrast.registry import register\n@register('dropped_in')\ndef mine(): 'Mine.'\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with registry.temporary():
+        __import__("dropped_in")
+        assert registry.get("dropped_in").summary == "Mine."
+
+
+BROKEN_ONCE = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Fails(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name == "dipole.core.contrast.objectives.hcl":
+            raise RuntimeError("no memory")
+
+sys.meta_path.insert(0, fails := Fails())
+from dipole.core.contrast.registry import registry
+for call in (registry.entries, lambda: registry.get("infonce"), lambda: registry.broken):
+    try:
+        call()
+    except RuntimeError as error:
+        assert str(error) == "no memory"
+    else:
+        raise SystemExit("a partial registry was handed out")
+sys.meta_path.remove(fails)
+print(*sorted(entry.name for entry in registry.entries()))
+"""
+
+
+def test_an_import_that_fails_once_is_said_and_tried_again():
+    done = subprocess.run([sys.executable, "-c", BROKEN_ONCE], check=True, capture_output=True, text=True)
+    assert set(done.stdout.split()) == {entry.name for entry in registry.entries()}
+
+
+def test_a_broken_plug_in_leaves_nothing_behind_and_takes_nothing_with_it(tmp_path, monkeypatch):
+    """One package imports another's module and then fails: the other's entries are there all the same."""
+    (tmp_path / "whole_plugin.py").write_text(
+        "from dipole.core.contrast import registry as home\n"
+        "@home.current.register('whole', formula='0', source='none')\ndef whole():\n    'Whole.'\n"
+    )
+    (tmp_path / "broken_plugin.py").write_text(
+        "import whole_plugin\nfrom dipole.core.contrast import registry as home\n"
+        "@home.current.register('half', formula='0', source='none')\ndef half():\n    'Half.'\n1 / 0\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    found = [EntryPoint(name, f"{name}_plugin", "dipole.objectives") for name in ("broken", "whole")]
+    monkeypatch.setattr(plugins, "entry_points", lambda group: found)
+    fresh = Registry()
+    monkeypatch.setattr("dipole.core.contrast.registry.current", fresh, raising=False)
+    assert [entry.name for entry in fresh.entries()] == ["whole"]
+    assert list(fresh.broken) == ["broken"]
+    with pytest.raises(SpecError, match="ZeroDivisionError: division by zero"):
+        fresh.get("broken")
+    with pytest.raises(SpecError, match=r"unknown name 'half'(.|\n)*A plug-in that cannot be used: 'broken'"):
+        fresh.get("half")

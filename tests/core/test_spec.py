@@ -86,6 +86,7 @@ def test_blanks_quotes_and_aliases_do_not_matter():
         ("0.1 dp", "expected '*'", "dp"),
         ("infonce(temperature=1e999)", "too large", "1e999"),
         ("infonce + alignment", "diagnostic", "alignment"),
+        ("infonce + dp(self=none)", "dp has no option 'self'. Its options: delta_pos", "self=none"),
         ("-1*infonce", "weight of infonce must be >= 0", "-1*"),
     ],
 )
@@ -118,6 +119,8 @@ def test_constructors_check_like_the_grammar():
         InfoNCE(temperature=-1)
     with pytest.raises(OptionError, match="no option 'temprature'"):
         InfoNCE(temprature=1)
+    with pytest.raises(OptionError, match="infonce has no option 'self'"):
+        InfoNCE(**{"self": 1})
     assert InfoNCE(1).temperature == 1.0
     assert InfoNCE(np.float32(0.25)).temperature == 0.25
     with pytest.raises(OptionError, match="temperature must be a number > 0, got True"):

@@ -13,13 +13,14 @@ import torch
 from safetensors.torch import load_file
 
 from dipole.core.contrast.objective import objective
+from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.errors import CheckpointError, ConfigError, DipoleError, TrainingError
 from dipole.core.ground.seeding import Seeds
 from dipole.core.record import read_record
 from dipole.core.train.checkpoint import list_checkpoints, load_checkpoint
-from dipole.core.train.config import load
 from dipole.core.train.loop import RunInterruptedError, train
 from dipole.core.train.metrics import read_metrics
+from dipole.core.train.recipe import load
 from dipole.core.train.run_folder import RunFolder
 
 
@@ -370,6 +371,46 @@ def test_a_domain_with_its_own_loop(blobs: Path, tmp_path: Path, monkeypatch: py
     assert [line["step"] for line in lines(tmp_path / "whole")] == [4, 8, 12, 12]
     with pytest.raises(ConfigError, match=r"train.clip: has no effect in the domain 'blobs'"):
         quiet(recipe, "train.clip=1", runs=tmp_path / "x")
+
+
+def test_a_term_that_stays_0_is_said_and_recorded(
+    blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Pairs without negatives teach neither term anything."""
+    import blobs_domain
+
+    def no_negatives(self: Any, batch: Any) -> Pairs:
+        z1, z2 = self.module(batch[0].flatten(0, 1)).chunk(2)
+        return Pairs.cross(z1, z2, batch_negatives=False)
+
+    monkeypatch.setattr(blobs_domain.BlobsAdapter, "embed", no_negatives)
+    overrides = ("objective=infonce+0.1*align_uniform", "train.log_every=2")
+    at_batch(monkeypatch, 5, lambda: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(RunInterruptedError):
+        quiet(blobs, *overrides, runs=tmp_path / "runs")
+    said = capsys.readouterr().err.splitlines()
+    assert sum("the term 'infonce' has been 0: no anchor has a negative" in line for line in said) == 1
+    record = quiet(blobs, *overrides, runs=tmp_path / "runs")
+    assert [note.partition(":")[0] for note in record.notes] == [
+        f"the term {name!r} has been 0" for name in ("infonce", "align_uniform")
+    ]
+
+
+def test_a_term_that_is_0_now_and_then_is_not_said(
+    blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import blobs_domain
+
+    steps = iter(range(100))
+
+    def sometimes(self: Any, batch: Any) -> Pairs:
+        z1, z2 = self.module(batch[0].flatten(0, 1)).chunk(2)
+        return Pairs.cross(z1, z2, batch_negatives=next(steps) == 1)
+
+    monkeypatch.setattr(blobs_domain.BlobsAdapter, "embed", sometimes)
+    record = quiet(blobs, runs=tmp_path)
+    assert record.notes == []
+    assert "has been 0" not in capsys.readouterr().err
 
 
 def test_tensorboard_holds_the_same_numbers(blobs: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A third-party package, installed into a folder of its own, adds an objective that works like the built-in ones."""
+"""A third-party package, installed into a folder of its own: what it adds works like what is built in."""
 
 import json
 import os
@@ -71,17 +71,76 @@ def test_an_installed_package_adds_an_objective(site):
     assert "^" in wrong[2]
 
 
+def test_an_installed_package_adds_a_domain_with_its_recipe(site, tmp_path):
+    listed, recipes, shown, table, doctor, trained, evaluated = dipole(
+        site,
+        "list domains --json",
+        "list recipes --json",
+        "show two-rings",
+        "show rings --json",
+        "doctor --json",
+        f"train two-rings --quiet --set rings.noise=0.2 --runs {tmp_path}",
+        "train two-rings --set rings.nose=0.2",
+    )
+    (domain,) = [each for each in json.loads(listed[1])["domains"] if each["name"] == "rings"]
+    assert domain["summary"] == "points on two rings, told apart by their radius"
+    assert domain["package"] == "dipole-example"
+    (recipe,) = [each for each in json.loads(recipes[1])["recipes"] if each["name"] == "two-rings"]
+    assert (recipe["domain"], recipe["summary"]) == ("rings", "Points on two rings")
+    assert 'domain = "rings"' in shown[1]
+    assert [row["name"] for row in json.loads(table[1])["settings"]] == ["points", "noise"]
+    findings = {each["name"]: each for each in json.loads(doctor[1])}
+    assert findings["rings: arithmetic"] == {
+        "name": "rings: arithmetic", "state": "ok", "detail": "circles are round", "cure": ""
+    }  # fmt: skip
+    parts = "objectives: decoupled, domains: rings, commands: greet, recipes: example"
+    assert findings["plug-in dipole-example 0.1"]["detail"] == parts
+    assert trained[0] == 0, trained[2]
+    (folder,) = tmp_path.iterdir()
+    record = json.loads((folder / "record.json").read_text())
+    assert (record["status"], record["objective"]) == ("done", "decoupled")
+    assert evaluated[0] == 2
+    assert "Did you mean 'noise'?" in evaluated[2]
+
+
+def test_an_installed_package_adds_a_command(site):
+    overview, explained, greeted, near = dipole(site, "--help", "greet --help", "greet you", "gret you")
+    assert "greet   Decoupled InfoNCE, and points on rings (by dipole-example 0.1)" in overview[1]
+    assert "Greet somebody." in explained[1]
+    assert greeted[:2] == (0, "hello you\n")
+    assert near[0] == 2
+    assert "Did you mean 'greet'?" in near[2]
+
+
+ENTRY_POINTS = """
+[dipole.objectives]
+snapped = dipole_snapped
+leaving = dipole_leaving
+[dipole.domains]
+bent = dipole_snapped:BENT
+text = dipole_example.domain:RINGS
+[dipole.commands]
+leave = dipole_leaving:configure
+[dipole.recipes]
+gone = dipole_example:nowhere
+"""
+
+
 def test_a_broken_package_takes_nothing_else_with_it(site, tmp_path, capsys):
     assert main(["show", "decoupled"]) == 2  # here it is not installed
     assert "unknown name 'decoupled'" in capsys.readouterr().err
     broken = shutil.copytree(site, tmp_path / "site")
-    # One plug-in cannot be imported, the other takes a name that is not free.
+    # One plug-in cannot be imported, one leaves Python half way, the other takes a name that is not free.
     information = broken / "broken-1.0.dist-info"
     information.mkdir()
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
-    (information / "entry_points.txt").write_text("[dipole.objectives]\nsnapped = dipole_snapped\n")
+    (information / "entry_points.txt").write_text(ENTRY_POINTS)
     (broken / "dipole_snapped.py").write_text("import a_module_that_does_not_exist\n")
-    module = broken / "dipole_decoupled.py"
+    (broken / "dipole_leaving.py").write_text(
+        "import sys\nfrom dipole.core.contrast.registry import register\n"
+        "@register('half', formula='0', source='none')\ndef half():\n    'Half.'\nsys.exit(3)\n"
+    )
+    module = broken / "dipole_example" / "decoupled.py"
     module.write_text(module.read_text().replace('"decoupled"', '"infonce"', 1))
     listed, snapped, taken, own = dipole(
         broken, "list", "check snapped", "check decoupled", "check infonce --only reference"
@@ -92,3 +151,29 @@ def test_a_broken_package_takes_nothing_else_with_it(site, tmp_path, capsys):
     assert "a_module_that_does_not_exist" in snapped[2]
     assert "'infonce' is already registered" in taken[2]
     assert own[0] == 0
+    missing = "ModuleNotFoundError: No module named 'a_module_that_does_not_exist'"
+    for what in (
+        f"'snapped' of broken 1.0 (dipole.objectives: dipole_snapped): {missing}",
+        "'leaving' of broken 1.0 (dipole.objectives: dipole_leaving): SystemExit: 3",
+        f"'bent' of broken 1.0 (dipole.domains: dipole_snapped:BENT): {missing}",
+        "'text' of broken 1.0 (dipole.domains: dipole_example.domain:RINGS): the name is taken by the package dipole",
+        "'gone' of broken 1.0 (dipole.recipes: dipole_example:nowhere): there is no folder 'nowhere'",
+    ):
+        assert f"cannot be used: {what}" in listed[2]
+
+    half, bent, overview, left, domains, doctor = dipole(
+        broken, "show half", "show bent", "--help", "leave", "list domains", "doctor --json"
+    )
+    assert half[0] == bent[0] == 2
+    assert "unknown name 'half'" in half[2]
+    assert "'leaving' of broken 1.0" in half[2]
+    assert "'bent' of broken 1.0" in bent[2]
+    assert overview[0] == 0
+    assert "(by broken 1.0)" in overview[1]
+    assert left[0] == 1
+    assert "'leave' of broken 1.0 (dipole.commands: dipole_leaving:configure): SystemExit: 3" in left[2]
+    assert "rings" in domains[1]
+    findings = {each["name"]: each for each in json.loads(doctor[1])}
+    assert findings["plug-in broken 1.0: domains bent"]["cure"].endswith("pip uninstall broken")
+    assert findings["plug-in broken 1.0: commands leave"]["detail"] == "SystemExit: 3"
+    assert findings["plug-in dipole-example 0.1: objectives decoupled"]["state"] == "missing"

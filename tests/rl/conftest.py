@@ -8,7 +8,7 @@ import torch
 
 from dipole.core.ground.errors import DipoleError
 from dipole.rl import ContrastiveSAC, make_env
-from dipole.rl.rendering import choose_backend
+from dipole.rl.envs.suite.rendering import choose_backend
 
 TINY = {
     "image_size": 24,

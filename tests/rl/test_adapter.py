@@ -6,12 +6,15 @@ import pytest
 import torch
 
 from dipole.core.ground.errors import ConfigError
-from dipole.core.train.config import load
 from dipole.core.train.loop import Run, RunInterruptedError, train
 from dipole.core.train.model_files import load_weights
+from dipole.core.train.recipe import load
 from dipole.core.train.shipped import shipped_recipes
-from dipole.rl import ContrastiveSAC, tasks
-from dipole.rl.adapter import RLAdapter, RLConfig
+from dipole.rl import ContrastiveSAC, DotEnv
+from dipole.rl.adapter import RLAdapter
+from dipole.rl.config import RLConfig
+from dipole.rl.envs import registry
+from dipole.rl.envs.suite import tasks
 
 SHORT = [
     "train.steps=120",
@@ -132,3 +135,16 @@ def test_settings_that_are_left_out_come_from_the_preset():
     assert RLConfig(encoder_steps=1, hidden=(8,)).agent_settings() == {"encoder_steps": 1, "hidden": (8,)}
     assert RLConfig(task="cheetah-run", rendering="fast").environment() == {"frame_stack": 3, "rendering": "fast"}
     assert RLAdapter.objective_optional
+
+
+def test_a_term_that_stays_0_is_said_in_the_record(tmp_path, monkeypatch):
+    """Every picture is the same: with duplicates left out no anchor has a negative."""
+    monkeypatch.setattr(registry, "_environments", dict(registry._environments))
+
+    @registry.environment("still")
+    class Still(DotEnv):
+        def _frame(self):
+            return 0 * super()._frame()
+
+    record = train(short("rl.task=still", "rl.exclude_duplicates=true", "objective=infonce"), tmp_path, quiet=True)
+    assert any("'infonce'" in note and "no anchor has a negative" in note for note in record.notes)

@@ -13,8 +13,9 @@ from stable_baselines3.common.env_checker import check_env as check_sb3
 
 import dipole.rl
 from dipole.core.ground.errors import ConfigError
-from dipole.rl import ControlEnv, DotEnv, make_env, tasks
-from dipole.rl.rendering import INSTALL, PACKAGES, RenderingError, choose_backend, osmesa_works
+from dipole.rl import ControlEnv, DotEnv, make_env
+from dipole.rl.envs.suite import tasks
+from dipole.rl.envs.suite.rendering import INSTALL, PACKAGES, RenderingError, choose_backend, osmesa_works
 
 REPEATS = {
     "finger-spin": 2,
@@ -239,7 +240,7 @@ def test_importing_the_domain_registers_and_loads_no_physics():
 
 
 def test_without_a_backend_the_error_names_the_packages(monkeypatch):
-    from dipole.rl import rendering
+    from dipole.rl.envs.suite import rendering
 
     monkeypatch.setattr(rendering, "BACKENDS", {"egl": lambda: False, "osmesa": lambda: False})
     monkeypatch.delenv("MUJOCO_GL", raising=False)
@@ -293,7 +294,7 @@ def test_a_mujoco_that_dm_control_cannot_load_is_refused(monkeypatch, opengl):
     import mujoco
 
     from dipole.core.ground.errors import DipoleError
-    from dipole.rl.rendering import import_suite
+    from dipole.rl.envs.suite.rendering import import_suite
 
     monkeypatch.setattr(mujoco, "__version__", "4.0.0")
     with pytest.raises(DipoleError, match=r"mujoco 4.0.0 does not work.*mujoco>=3.17,<4"):

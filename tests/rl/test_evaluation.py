@@ -1,6 +1,8 @@
 """Evaluation: returns by hand, scores, intervals, curves and videos; and that training does not notice it."""
 
 import json
+import sys
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -11,10 +13,10 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from dipole.core.ground.errors import ConfigError, DataError, TrainingError
 from dipole.rl import DotEnv, EvaluationCallback
-from dipole.rl.evaluation import (
+from dipole.rl.diagnosis import diagnose
+from dipole.rl.episodes import (
     Evaluation,
     aggregate,
-    diagnose,
     evaluate,
     interquartile_mean,
     plot_curves,
@@ -180,3 +182,26 @@ def test_agents_of_sb3_are_evaluated_as_well():
     callback = EvaluationCallback(DotEnv(size=36), every=8, episodes=1)
     agent.learn(16, callback=callback)
     assert [each.environment_steps for each in callback.history] == [0, 8, 16]
+
+
+def test_without_matplotlib_one_line_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ConfigError, match=r"pip install 'dipole\[rl\]'"):
+        plot_curves({"none": [[Evaluation(0, 0, (1.0, 3.0))]]}, tmp_path / "curve.svg")
+
+
+def test_names_of_earlier_versions_are_the_same_things():
+    from dipole.rl import envs
+    from dipole.rl.callbacks.checkpointing import CheckpointCallback
+    from dipole.rl.envs.running.workers import WorkerVecEnv
+
+    old = {
+        "evaluation": (EvaluationCallback, aggregate, diagnose, evaluate, interquartile_mean, plot_curves, scores),
+        "checkpoint": (CheckpointCallback,),
+        "environments": (envs.ControlEnv, envs.make_env),
+        "faults": (WorkerVecEnv,),
+        "dot": (DotEnv,),
+    }
+    for module, things in old.items():
+        for thing in things:
+            assert getattr(import_module(f"dipole.rl.{module}"), thing.__name__) is thing

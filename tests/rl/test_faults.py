@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from dipole.core.ground.errors import CheckpointError, ConfigError, TrainingError
-from dipole.rl import CheckpointCallback, ContrastiveSAC, DotEnv, WorkerVecEnv, checkpoint, make_env, resume
-from dipole.rl.faults import PATIENCE, Guard
+from dipole.rl import CheckpointCallback, ContrastiveSAC, DotEnv, WorkerVecEnv, make_env, resume, snapshots
+from dipole.rl.envs.running.faults import PATIENCE, Guard
 
 
 class Failing(DotEnv):
@@ -108,7 +108,7 @@ def test_a_worker_that_dies_between_two_calls_is_restarted(tiny_agent, tmp_path)
         agent = tiny_agent(env)
         agent.learn(20)
         kill()
-        checkpoint.save(agent, tmp_path / "saved")  # asks every environment for its state
+        snapshots.save(agent, tmp_path / "saved")  # asks every environment for its state
         with pytest.warns(RuntimeWarning, match=r"environment 0 failed at its step 10 .*exit code -9"):
             agent.learn(20, reset_num_timesteps=False)
         assert (agent.num_timesteps, len(agent.faults)) == (40, 1)
@@ -155,7 +155,7 @@ def test_resume_in_the_middle_is_bit_exact(tiny_agent, tmp_path, task, request):
     straight = tiny_agent(env()).learn(40)
     first = tiny_agent(env())
     first.learn(30, callback=CheckpointCallback(tmp_path, every=9))
-    assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["agent-000000018", "agent-000000027"]
+    assert [path.name for path in snapshots.checkpoints(tmp_path)] == ["agent-000000018", "agent-000000027"]
     np.random.seed(99)
     torch.manual_seed(99)
     again = resume(tmp_path / "agent-000000018", env(), device="cpu")
@@ -179,7 +179,7 @@ def test_an_environment_without_a_state_starts_a_new_episode(tiny_agent, tmp_pat
         get_state = None
         set_state = None
 
-    checkpoint.save(tiny_agent(Opaque()).learn(15), tmp_path / "saved")
+    snapshots.save(tiny_agent(Opaque()).learn(15), tmp_path / "saved")
     with pytest.warns(RuntimeWarning, match="a new episode starts"):
         agent = resume(tmp_path / "saved", Opaque(), device="cpu")
     agent.learn(5, reset_num_timesteps=False)
@@ -187,7 +187,7 @@ def test_an_environment_without_a_state_starts_a_new_episode(tiny_agent, tmp_pat
 
 
 def test_incomplete_checkpoints_are_refused(tiny_agent, tmp_path):
-    folder = checkpoint.save(tiny_agent().learn(12), tmp_path / "saved")
+    folder = snapshots.save(tiny_agent().learn(12), tmp_path / "saved")
     data = (folder / "replay.pkl").read_bytes()
     (folder / "replay.pkl").write_bytes(data[:-10])
     with pytest.raises(CheckpointError, match=rf"incomplete: replay.pkl has {len(data) - 10} of {len(data)} bytes"):
@@ -201,13 +201,13 @@ def test_incomplete_checkpoints_are_refused(tiny_agent, tmp_path):
 
 def test_a_failing_checkpoint_leaves_the_old_one(tiny_agent, tmp_path, monkeypatch):
     agent = tiny_agent().learn(12)
-    folder = checkpoint.save(agent, tmp_path / "saved")
+    folder = snapshots.save(agent, tmp_path / "saved")
 
     def full(self, path):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(ContrastiveSAC, "save_replay_buffer", full)
     with pytest.raises(CheckpointError, match="free some space"):
-        checkpoint.save(agent, folder)
+        snapshots.save(agent, folder)
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]
     assert resume(folder, make_env("dot"), device="cpu").num_timesteps == 12

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dipole.benchmarks import learning_rl
-from dipole.core.train.config import load
+from dipole.benchmarks.studies import learning_rl
 from dipole.core.train.loop import train
+from dipole.core.train.recipe import load
 from dipole.rl import DotEnv
 
 STEPS = 1900

@@ -10,9 +10,10 @@ import torch
 import dipole
 from dipole.core.ground.errors import ConfigError, DataError
 from dipole.core.ground.seeding import Seeds
-from dipole.text.adapter import TextAdapter, expanded
+from dipole.text.adapter import TextAdapter
 from dipole.text.config import TextSettings
-from dipole.text.tables import published_rows
+from dipole.text.model import expanded
+from dipole.text.senteval.tables import published_rows
 
 WORDS = [f"word{i}" for i in range(30)]
 
@@ -42,6 +43,12 @@ def make(corpus, tmp_path, batch_size=40, rank=0, world_size=1, seed=0, **settin
         rank=rank,
         world_size=world_size,
     )
+
+
+def paired(adapter, batch):
+    """The pairs of a batch in one process."""
+    embedded = adapter.embed(batch)
+    return embedded.relate(embedded.rows)
 
 
 def restored(batch):
@@ -78,7 +85,7 @@ def test_ranks_share_the_global_batch(corpus, tmp_path):
 def test_neighbours_never_cross_a_document(corpus, tmp_path):
     adapter = make(corpus, tmp_path, order="sequential", window=2, self_logit="drop")
     batch = next(adapter.batches(0))
-    pairs = adapter.embed(batch)
+    pairs = paired(adapter, batch)
     document = batch.document
     for i, positives in enumerate(pairs.positives):
         expected = {j for j in range(i - 2, i + 3) if j != i and 0 <= j < 40 and document[j] == document[i]}
@@ -86,7 +93,7 @@ def test_neighbours_never_cross_a_document(corpus, tmp_path):
 
 
 def test_self_logit_zero_keeps_a_candidate_of_similarity_zero(corpus, tmp_path):
-    pairs = make(corpus, tmp_path, self_logit="zero").embed(next(make(corpus, tmp_path).batches(0)))
+    pairs = paired(make(corpus, tmp_path, self_logit="zero"), next(make(corpus, tmp_path).batches(0)))
     assert int((pairs.candidates == 0).all(1).sum()) == 1
 
 
@@ -115,7 +122,7 @@ def test_blocks_hold_consecutive_sentences_of_one_document(corpus, tmp_path):
     assert (blocks == blocks[:, :1]).all()
     assert len(blocks[:, 0].unique()) == 8
     assert adapter.module.g is None
-    pairs = adapter.embed(batch)
+    pairs = paired(adapter, batch)
     assert pairs.positives.shape == (40, 4)
     with pytest.raises(ConfigError, match="multiple of"):
         make(corpus, tmp_path, pairs="blocks", block_size=7)
@@ -342,7 +349,7 @@ def test_random_blocks_are_any_sentences_of_one_document(corpus, tmp_path):
     for batch in adapter.batches(0):
         blocks = batch.document.view(-1, 5)
         assert (blocks == blocks[:, :1]).all()
-        assert torch.equal(adapter.embed(batch).labels, batch.document)
+        assert torch.equal(paired(adapter, batch).labels, batch.document)
         seen += restored(batch.batch)
     later = [ids for batch in adapter.batches(1) for ids in restored(batch.batch)]
     assert sorted(map(tuple, seen[:30])) != sorted(map(tuple, later[:30]))

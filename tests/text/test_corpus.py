@@ -2,12 +2,15 @@
 
 import gzip
 import json
+import multiprocessing
+import time
 
 import numpy as np
 import pytest
 
 from dipole.core.ground.errors import DataError
-from dipole.text.corpus import Document, encode_documents, pydoc_documents, read_documents, split_sentences
+from dipole.text.corpus import Document, pydoc_documents, read_documents, split_sentences
+from dipole.text.encoded import building, encode_documents
 from dipole.text.vocabulary import build_vocabulary, expand, load_tokens, read_vectors, words_vocabulary
 
 
@@ -148,6 +151,51 @@ def test_shards_give_the_same_and_an_interrupted_call_goes_on(tmp_path):
     (tmp_path / shards[0]).write_bytes(b"broken")
     with pytest.raises(DataError, match="damaged"):
         encode_documents(iter(()), tokens, 5, tmp_path, shard=4)
+
+
+def fill(folder, barrier, number):
+    """One of several processes that meet at a cold cache; notes every document it reads."""
+    tokens = words_vocabulary([f"w{i}" for i in range(12)])
+
+    def read():
+        for i, document in enumerate(DOCUMENTS):
+            time.sleep(0.02)
+            with (folder.parent / "read.txt").open("a") as notes:
+                notes.write(f"{number} {i}\n")
+            yield document
+
+    barrier.wait(60)
+    with building(folder):
+        found = encode_documents(read(), tokens, 5, folder, shard=4)
+    (folder.parent / f"{number}.txt").write_text(found.fingerprint)
+
+
+def test_two_processes_on_a_cold_cache_read_it_once_and_both_end_right(tmp_path):
+    context = multiprocessing.get_context("fork")  # they have imported everything, and meet
+    barrier = context.Barrier(2)
+    folder = tmp_path / "cache"
+    processes = [context.Process(target=fill, args=(folder, barrier, number)) for number in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+        assert process.exitcode == 0
+    whole = encode_documents(DOCUMENTS, words_vocabulary([f"w{i}" for i in range(12)]), 5)
+    assert [(tmp_path / f"{number}.txt").read_text() for number in range(2)] == [whole.fingerprint] * 2
+    read = [line.split() for line in (tmp_path / "read.txt").read_text().splitlines()]
+    assert [int(i) for _, i in read] == list(range(len(DOCUMENTS)))
+    assert len({number for number, _ in read}) == 1
+    for shard in folder.glob("*.npz"):
+        with np.load(shard) as arrays:
+            assert set(arrays) == {"tokens", "offsets", "document"}
+    assert {path.suffix for path in folder.iterdir() if path.name != ".lock"} == {".npz", ".json"}
+    assert not any(".tmp" in path.name for path in folder.iterdir())
+
+
+def test_a_cache_that_cannot_be_written_is_one_message(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="cannot be kept in"), building(tmp_path / "file" / "cache"):
+        pass
 
 
 def test_vocabulary_by_frequency():

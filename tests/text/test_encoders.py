@@ -174,7 +174,7 @@ def test_combined_encoders_stand_side_by_side(encoder):
 
 def test_a_halved_gru_needs_an_even_width():
     with pytest.raises(ConfigError, match="even hidden_size"):
-        encoders.WordGRU(encoders.trained_table(4, 2), 5, "bi")
+        encoders.word_gru(encoders.trained_table(4, 2), 5, "bi")
 
 
 def test_transformers_that_cannot_be_loaded(tmp_path):

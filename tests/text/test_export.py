@@ -59,44 +59,36 @@ def test_the_learned_projection_goes_with_the_export(tmp_path, kind):
     assert model.encode(TEXTS) == pytest.approx(encoder.encode(TEXTS), abs=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["bi", "bow", "transformer"])
-def test_a_process_that_never_imports_dipole_loads_the_folder(tmp_path, kind):
-    encoder = word_encoder(kind)
-    export_sentence_transformer(encoder, tmp_path / "out")
-    np.save(tmp_path / "vectors.npy", encoder.encode(TEXTS))
-    # The entry point as an installed package declares it; importlib.metadata finds it on the path.
-    declared = tmp_path / "site/dipole_declared-1.dist-info"
-    declared.mkdir(parents=True)
-    (declared / "METADATA").write_text("Metadata-Version: 2.1\nName: dipole-declared\nVersion: 1\n")
-    (declared / "entry_points.txt").write_text("[torch.backends]\ndipole = dipole.text.autoload:register\n")
-    script = (
-        "import numpy, sys\n"
-        "from sentence_transformers import SentenceTransformer\n"
-        f"model = SentenceTransformer({str(tmp_path / 'out')!r}, device='cpu')\n"
-        f"print(abs(model.encode({TEXTS!r}) - numpy.load({str(tmp_path / 'vectors.npy')!r})).max())"
-    )
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), *sys.path])}
-    found = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr
-    assert float(found.stdout) < 1e-5
+ALONE = """
+import importlib.abc, json, sys
+
+class Absent(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "dipole":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+import numpy
+from sentence_transformers import SentenceTransformer
+folders, texts = json.loads(sys.argv[1])
+said = {}
+for folder in folders:
+    flag = {}
+    try:
+        model = SentenceTransformer(folder, device="cpu")
+    except ValueError as error:
+        said[folder], flag = str(error), {"trust_remote_code": True}
+        model = SentenceTransformer(folder, device="cpu", **flag)
+    model.save(folder + "-again")
+    again = SentenceTransformer(folder + "-again", device="cpu", **flag)
+    numpy.save(folder + ".npy", numpy.stack([model.encode(texts), again.encode(texts)]))
+assert not any(name.partition(".")[0] == "dipole" for name in sys.modules)
+print(json.dumps(said))
+"""
 
 
-def test_importing_torch_imports_nothing_of_ours_but_the_watch():
-    script = (
-        "import sys\n"
-        "from dipole.text.autoload import register\n"
-        "register()\n"
-        "register()\n"
-        "import torch\n"
-        "assert sum('_Watch' in type(each).__name__ for each in sys.meta_path) == 1\n"
-        "print(sorted(name for name in sys.modules if name.startswith(('dipole', 'transformers'))))"
-    )
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "['dipole', 'dipole.text', 'dipole.text.autoload']"
-
-
-@pytest.mark.parametrize("projected", [False, True])
-def test_a_transformer_with_its_own_tokenizer_needs_nothing_of_ours(tmp_path, projected):
+def own_tokenizer(tmp_path):
+    """Subwords that close a sentence with [SEP], as BERT has them."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
     vocabulary = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS])}
@@ -106,7 +98,82 @@ def test_a_transformer_with_its_own_tokenizer_needs_nothing_of_ours(tmp_path, pr
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    tokens = load_tokens(tmp_path)
+    return load_tokens(tmp_path)
+
+
+def test_a_process_without_dipole_loads_every_kind_of_folder(tmp_path):
+    """With the library's own modules where they can say it, else with code of the folder, where that is allowed."""
+    tokens = own_tokenizer(tmp_path)
+    bert = SentenceEncoder(
+        encoders.SentenceModel(encoders.small_transformer(len(tokens), 8, 1, 2, "cls"), None), tokens
+    )
+    code = {"gru": word_encoder("combine"), "halves": word_encoder("bow"), "sides": word_encoder("transformer")}
+    plain = {"bert": bert, "unit": word_encoder("bow", "unit")}
+    folders = {name: tmp_path / name for name in code | plain}
+    for name, encoder in (code | plain).items():
+        export_sentence_transformer(encoder, folders[name])
+    given = json.dumps([[str(folder) for folder in folders.values()], TEXTS])
+    environment = os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules")}
+    found = subprocess.run([sys.executable, "-c", ALONE, given], env=environment, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    for name, encoder in (code | plain).items():
+        first, again = np.load(f"{folders[name]}.npy")
+        assert first == pytest.approx(encoder.encode(TEXTS), abs=1e-6), name
+        assert np.array_equal(first, again), name
+    said = json.loads(found.stdout)
+    assert set(said) == {str(folders[name]) for name in code}
+    assert all("trust_remote_code=True" in message for message in said.values())
+
+
+def test_importing_torch_imports_nothing_of_ours():
+    script = "import sys, torch; print([name for name in sys.modules if name.startswith('dipole')])"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_a_bag_of_words_of_one_piece_is_written_with_the_librarys_own_modules(tmp_path):
+    """Fixed beside trained words, projected; the mean of rows at unit length is their sum at unit length."""
+    encoder = word_encoder("bow")
+    side = encoders.Channels([encoder.model.f, encoder.model.g])
+    matrix = torch.randn(12, 12)
+    encoder = SentenceEncoder(
+        encoders.SentenceModel(side, None), encoder.tokens, "halves", 4, transform=lambda x: x @ matrix.T
+    )
+    export_sentence_transformer(encoder, tmp_path / "out")
+    modules = json.loads((tmp_path / "out/modules.json").read_text())
+    assert [module["type"].rpartition(".")[2] for module in modules] == ["StaticEmbedding", "Normalize"]
+    assert not list((tmp_path / "out").glob("*.py"))
+    again = sentence_transformers.SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    assert again.encode(TEXTS) == pytest.approx(encoder.encode(TEXTS), abs=1e-5)
+
+
+def test_folders_written_before_are_still_read(tmp_path):
+    """Their code imports the model's classes from here."""
+    encoder = word_encoder("bi")
+    export_sentence_transformer(encoder, tmp_path / "out")
+    for file in (tmp_path / "out").glob("*.py"):
+        file.unlink()
+    (tmp_path / "out/modeling_dipole.py").write_text(
+        "from dipole.text.export import DipoleSentenceConfig, DipoleSentenceModel\n"
+    )
+    script = (
+        "import sys, numpy; from sentence_transformers import SentenceTransformer;"
+        "model = SentenceTransformer(sys.argv[1], device='cpu', trust_remote_code=True);"
+        "numpy.save(sys.argv[1] + '.npy', model.encode(sys.argv[2:]))"
+    )
+    environment = os.environ | {
+        "HF_MODULES_CACHE": str(tmp_path / "modules"), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))
+    }  # fmt: skip
+    found = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "out"), *TEXTS], env=environment, capture_output=True, text=True
+    )
+    assert found.returncode == 0, found.stderr
+    assert np.load(tmp_path / "out.npy") == pytest.approx(encoder.encode(TEXTS), abs=1e-6)
+
+
+@pytest.mark.parametrize("projected", [False, True])
+def test_a_transformer_with_its_own_tokenizer_needs_nothing_of_ours(tmp_path, projected):
+    tokens = own_tokenizer(tmp_path)
     assert tokens.encode(["the film was good ."], max_length=4) == [[2, 4, 5, 3]]
     model = encoders.SentenceModel(encoders.small_transformer(len(tokens), 8, 1, 2, "cls"), None)
     matrix = torch.randn(8, 8)

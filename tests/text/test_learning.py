@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dipole.benchmarks import learning_text
+from dipole.benchmarks.studies import learning_text
 from dipole.text.senteval import SIX_TASKS
 
 RUNS = {
@@ -40,7 +40,7 @@ def test_quick_thoughts_learns_from_real_text(shared_data, tmp_path):
     learning_text.link_corpus(shared_data, "reviews", corpus)
     found = {
         name: learning_text.run(
-            name, 0, shared_data / "senteval", corpus, cache, steps=200, width=100, words=20_000
+            name, 0, shared_data / "senteval", corpus, cache, tmp_path / "runs", steps=200, width=100, words=20_000
         )
         for name in (*learning_text.BASELINES, "QT", "DCL+CLLR")
     }  # fmt: skip

@@ -7,10 +7,11 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold
 
 from dipole.core.ground.errors import OptionError
-from dipole.text.logistic import predictions
-from dipole.text.probes import Settings, classify, halves_normalised
-from dipole.text.senteval_tasks import Split, Task
-from dipole.text.stepped import Classifier, Fit, fit_all
+from dipole.core.measure.logistic import predictions
+from dipole.text.scaling import halves_normalised
+from dipole.text.senteval.protocols import Settings, classify
+from dipole.text.senteval.task import Split, Task
+from dipole.text.senteval.torch_classifier import Classifier, Fit, fit_all
 
 
 def blobs(n, d, classes, seed=0, spread=2.0):

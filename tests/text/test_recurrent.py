@@ -6,7 +6,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from dipole.text.batching import make_batch
 from dipole.text.encoders import WordGRU, trained_table
-from dipole.text.recurrent import final_states
+from dipole.text.encoders.recurrent import final_states
 
 LENGTHS = {
     "many": [9, 9, 7, 4, 4, 2, 1],

@@ -6,7 +6,7 @@ from scipy.stats import pearsonr, spearmanr
 
 from dipole.core.ground.errors import DataError, OptionError
 from dipole.text import senteval
-from dipole.text.relatedness import fit_relatedness, soft_targets, sts_result
+from dipole.text.senteval.relatedness import fit_relatedness, soft_targets, sts_result
 
 WORDS = {"good": 1.0, "fine": 0.8, "bad": -1.0, "poor": -0.8}
 
@@ -187,7 +187,7 @@ def test_relatedness_learns():
 
 
 def test_the_six_tasks_stand_beside_the_published_rows():
-    from dipole.text.tables import six_task_table
+    from dipole.text.senteval.tables import six_task_table
 
     ours = {task: senteval.Result({"acc": 70.0 + i, "devacc": 71.0}) for i, task in enumerate(senteval.SIX_TASKS)}
     for result in ours.values():

@@ -5,7 +5,8 @@ import shutil
 import pytest
 
 from dipole.core.ground.errors import DataError
-from dipole.text.senteval_tasks import STS, load_task
+from dipole.text.senteval.tasks import load_task
+from dipole.text.senteval.tasks.sts import STS
 
 SIZES = {"MR": 10662, "CR": 3775, "SUBJ": 10000, "MPQA": 10606}
 

@@ -9,7 +9,7 @@ import torch
 from dipole.core.ground.errors import ConfigError, DataError
 from dipole.core.ground.seeding import Seeds, seed_everything
 from dipole.core.measure.probes import state_hash
-from dipole.core.train.config import load
+from dipole.core.train.recipe import load
 from dipole.vision.adapter import VisionAdapter, VisionConfig
 
 SMALL = {
@@ -55,7 +55,8 @@ def test_ranks_share_the_batch_of_one_process():
 
 def test_pairs_have_k_plus_one_views():
     a = adapter(views=4)
-    pairs = a.embed(next(iter(a.batches(0))))
+    embedded = a.embed(next(iter(a.batches(0))))
+    pairs = embedded.relate(embedded.rows)
     assert pairs.anchors.shape == (4 * 32, a.embedding_dim)
     assert pairs.positives.shape == (4 * 32, 3)
     assert pairs.labels.shape == (4 * 32,)

@@ -10,8 +10,9 @@ from PIL import Image
 from dipole.core.ground.errors import DataError
 from dipole.core.ground.seeding import Seeds
 from dipole.vision.data import DataConfig, ImageSet, load, read_classes, unbalance
-from dipole.vision.sources import Decoding, digits, open_source
-from dipole.vision.stream import ahead
+from dipole.vision.decoding import prefetched
+from dipole.vision.sources import Decoding, open_source
+from dipole.vision.sources.digits import digits
 
 
 def png(value=0, size=(12, 12)):
@@ -280,13 +281,13 @@ def test_a_corrupt_file_of_an_encoded_set_is_named_when_met(folder):
 
 
 def test_ahead_keeps_items_order_and_errors():
-    assert list(ahead(iter(range(1, 6)))) == [1, 2, 3, 4, 5]
+    assert list(prefetched(iter(range(1, 6)))) == [1, 2, 3, 4, 5]
 
     def failing():
         yield 1
         raise DataError("broken")
 
-    items = ahead(failing())
+    items = prefetched(failing())
     assert next(items) == 1
     with pytest.raises(DataError, match="broken"):
         next(items)

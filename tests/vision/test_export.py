@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
+from dipole.core.cli import main
 from dipole.core.ground.errors import ConfigError
 from dipole.core.ground.seeding import Seeds, seed_everything
 from dipole.vision.adapter import VisionAdapter
@@ -21,10 +23,10 @@ RECORD = SimpleNamespace(
 @pytest.mark.parametrize(
     "encoder", [{"name": "small-conv", "width": 4}, {"name": "vgg16", "tap": "pooled"}, {"name": "resnet18"}]
 )
-@pytest.mark.parametrize("method", ["simclr", "moco"])
+@pytest.mark.parametrize("method", ["simclr", "moco", "blocks", "swav"])
 def test_round_trip(tmp_path, encoder, method):
-    if method == "moco" and encoder["name"] != "small-conv":
-        pytest.skip("one encoder suffices for the second method")
+    if method != "simclr" and encoder["name"] != "small-conv":
+        pytest.skip("one encoder suffices for the other methods")
     table = {"method": method, "encoder": {**encoder, "dim": 8}, "augment": {"size": 16}, "data": {"limit": 32}}
     if method == "moco":
         table["negatives"] = 8
@@ -45,15 +47,14 @@ def test_round_trip(tmp_path, encoder, method):
 
 def test_two_encoders_cannot_be_one_model(tmp_path):
     from dipole.vision.encoders import EncoderConfig, build_encoder, build_projector
-    from dipole.vision.export import trained_encoder
-    from dipole.vision.methods import CMC
+    from dipole.vision.frameworks.cmc import CMC
 
     def build(channels):
         encoder = build_encoder(EncoderConfig(width=2), channels, 8)
         return encoder, *build_projector(EncoderConfig(dim=4), encoder.taps[encoder.last])
 
     with pytest.raises(ConfigError, match="two encoders"):
-        trained_encoder(CMC(build, None, 4, None, 0.5))
+        CMC(build, None, 4, None, 0.5).trained_encoder()
 
 
 # What detectron2's resnet.py builds (BasicStem, BottleneckBlock, BasicBlock), written down from its published code.
@@ -121,8 +122,8 @@ def test_detectron2_finds_its_names_shapes_and_features(name, tmp_path):
 
     import yaml
 
-    from dipole.vision.detectron import export_detectron2
     from dipole.vision.encoders import EncoderConfig, build_encoder
+    from dipole.vision.export.detectron2 import export_detectron2
 
     seed_everything(2)
     encoder = build_encoder(EncoderConfig(name=name, stem="imagenet"), 3, 64)
@@ -155,8 +156,35 @@ def test_detectron2_finds_its_names_shapes_and_features(name, tmp_path):
     ],
 )
 def test_detectron2_has_no_other_backbones(table, channels, message):
-    from dipole.vision.detectron import backbone
     from dipole.vision.encoders import EncoderConfig, build_encoder
+    from dipole.vision.export.detectron2 import backbone
 
     with pytest.raises(ConfigError, match=message):
         backbone(build_encoder(EncoderConfig(**table), channels, 32))
+
+
+def test_a_run_of_blocks_is_exported_in_every_format(tmp_path):
+    """CACR Table 5's supervised row is a ResNet trained on blocks."""
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 16, 16, 3), dtype=np.uint8)
+    np.savez(tmp_path / "colour.npz", images=pixels, labels=np.arange(40) % 4)
+    settings = [
+        f"vision.data.source={tmp_path / 'colour.npz'}",
+        f"vision.data.test={tmp_path / 'colour.npz'}",
+        "vision.encoder.name=resnet18",
+        "vision.encoder.stem=imagenet",
+        "vision.probe.probes=['knn']",
+        "vision.probe.baselines=false",
+        "vision.probe.projection=pca",
+        "train.batch_size=8",
+        "train.epochs=",
+        "train.steps=1",
+        "objective=cross_entropy(classes=4)",
+    ]
+    flags = [part for text in settings for part in ("--set", text)]
+    assert main(["train", "digits-blocks", "--runs", str(tmp_path / "runs"), *flags]) == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    for to, file in (("transformers", "model.safetensors"), ("detectron2", "backbone.pkl"), ("picture", "query.png")):
+        assert main(["export", str(run), "--to", to, "--out", str(tmp_path / to)]) == 0
+        assert (tmp_path / to / file).stat().st_size > 1000
+    loaded = DipoleVisionModel.from_pretrained(tmp_path / "transformers").eval()
+    assert loaded(torch.rand(2, 3, 16, 16)).pooler_output.shape == (2, 512)

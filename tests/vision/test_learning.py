@@ -2,8 +2,8 @@
 
 import pytest
 
-from dipole.core.train.config import load
 from dipole.core.train.loop import train
+from dipole.core.train.recipe import load
 
 
 def results(tmp_path, *overrides):
@@ -28,7 +28,7 @@ def test_the_digits_recipe_reaches_its_bars(tmp_path, seed):
 @pytest.mark.slow
 def test_training_helps_on_real_images(tmp_path, shared_data):
     """The first run of the suite `cifar10-learning`: InfoNCE above the untrained encoder and the raw pixels."""
-    from dipole.benchmarks.learning_vision import sized
+    from dipole.benchmarks.studies.learning_vision import sized
 
     job = next(job for job in sized(shared_data / "cifar10").jobs() if job.config.name.endswith("/infonce"))
     found = train(job.config, tmp_path, quiet=True).results

@@ -1,6 +1,7 @@
-"""Two ranks: shuffled batch norm gives every image its key back; queue and memory bank are the same on both."""
+"""Several ranks: every framework is one process, key by key, loss by loss, gradient by gradient."""
 
 import copy
+import itertools
 import json
 import os
 import tempfile
@@ -11,9 +12,15 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from dipole import objective
+from dipole.core.contrast import gather
+from dipole.core.ground.distributed import gather_rows
+from dipole.core.ground.errors import PairsError
 from dipole.core.ground.seeding import Seeds, seed_everything
 from dipole.vision.adapter import VisionAdapter
 from dipole.vision.config import VisionConfig
+from dipole.vision.frameworks.base import Batch, Setup
+from dipole.vision.image_set import ImageSet
 
 BATCH = 16
 
@@ -37,6 +44,160 @@ def adapter(method, source, rank=0, world_size=1):
         rank=rank,
         world_size=world_size,
     )
+
+
+# Every framework against one process -----------------------------------------------------------------------------
+
+IMAGES, SIDE = 12, 4
+FRAMEWORKS = {
+    "simclr": {"method": "simclr", "views": 3},
+    "simclr, 5 negatives": {"method": "simclr", "negatives": 5},
+    "moco": {"method": "moco", "negatives": 9, "views": 3},
+    "moco, intra-batch": {"method": "moco", "negatives": 9, "moco": {"intra_batch": True}},
+    "moco, symmetric": {"method": "moco", "negatives": 9, "views": 3, "moco": {"symmetric": True}},
+    "moco, both": {"method": "moco", "negatives": 9, "views": 3, "moco": {"symmetric": True, "intra_batch": True}},
+    "cmc": {"method": "cmc"},
+    "cmc, bank": {"method": "cmc", "negatives": 7},
+    "swav": {"method": "swav", "views": 3},
+    "swav, small": {"method": "swav", "swav": {"small_views": 2, "small_size": SIDE}},
+    "swav, small and queue": {"method": "swav", "negatives": 10, "swav": {"small_views": 1, "small_size": SIDE}},
+    "blocks": {"method": "blocks", "blocks": {"size": 2}},
+}
+OBJECTIVES = (
+    "infonce",
+    "infonce + 0.1*dp",
+    "cacr(intra_batch=true)",
+    "cacr(k=2, intra_batch=true)",
+    "blocks(k=3)",
+    "hcl",
+)
+CASES = [
+    *itertools.product(FRAMEWORKS, OBJECTIVES),
+    ("blocks", "tuple"),
+    ("simclr", "tuple"),
+    ("swav", "swav(prototypes=4)"),
+]
+SHARES = {1: [(12,)], 2: [(6, 6), (8, 4)], 3: [(4, 4, 4), (6, 2, 4)]}
+# cacr(k=2) asks for two positives, and these have one.
+ONE_POSITIVE = (
+    "simclr, 5 negatives", "moco, intra-batch", "cmc", "cmc, bank", "swav, small", "swav, small and queue", "blocks"
+)  # fmt: skip
+# blocks(k=3) finds no other block here.
+QUEUE_ALONE = ("moco, symmetric", "moco, both", "cmc, bank")
+
+
+def framework(name):
+    """A framework of linear encoders (no batch norm) in float64, and a batch of all images."""
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (60, 3, SIDE, SIDE), dtype=torch.uint8, generator=generator)
+    images = ImageSet("random", pixels, torch.arange(60) % 3)
+    table = {**FRAMEWORKS[name], "encoder": {"name": "linear", "width": 6, "hidden": 6, "dim": 5}}
+    config = VisionConfig.model_validate_json(json.dumps(table))
+    seed_everything(1)
+    module = config.framework.from_config(config, Setup(images, SIDE, IMAGES, config.encoder)).double()
+    if config.method == "swav" and module.queue is not None:
+        module.queue.push(torch.randn(6, 5, dtype=torch.float64, generator=generator))
+    count = len(config.framework.augmentations(config))
+    views = [torch.rand(IMAGES, 3, SIDE, SIDE, dtype=torch.float64, generator=generator) for _ in range(count)]
+    rows = torch.randperm(60, generator=generator)[:IMAGES]
+    labels = torch.arange(IMAGES) // 2 % 3
+    return module, Batch(views, labels, rows, seed=7)
+
+
+def step(case, own=slice(None)):
+    """Loss, gradients and buffers after one step of a case on some images of the batch; why not, where it cannot."""
+    name, text = case
+    module, batch = framework(name)
+    torch.manual_seed(2)
+    loss_of = objective(text, dim=5).double()
+    mine = Batch([view[own] for view in batch.views], batch.labels[own], batch.rows[own], batch.seed)
+    try:
+        outcome = loss_of(module(mine))
+    except PairsError as error:
+        return {"error": str(error).partition(",")[0]}
+    outcome.loss.backward()
+    module.after_step()
+    parameters = [*module.parameters(), *loss_of.parameters()]
+    return {
+        "loss": outcome.loss.detach(),
+        "notes": [term.note for term in outcome.terms.values()],
+        "gradients": [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters if p.requires_grad],
+        "buffers": list(module.buffers()),
+    }
+
+
+def own_gradient_alone(rows, sizes):
+    """The usual mistake: the rows of other ranks arrive without a way back."""
+    parts = list(gather_rows(rows.detach(), sizes).split(sizes))
+    parts[dist.get_rank()] = rows
+    return torch.cat(parts)
+
+
+def every_case(rank, file, folder, world_size):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world_size)
+    found = {}
+    for shares in SHARES[world_size]:
+        own = slice(sum(shares[:rank]), sum(shares[: rank + 1]))
+        for case in CASES:
+            found[(*case, shares)] = step(case, own)
+    for wrong, (attribute, value) in {
+        "no gradient": ("gather_rows", own_gradient_alone),
+        "local pairs": ("world_size", lambda: 1),
+    }.items():
+        right = getattr(gather, attribute)
+        setattr(gather, attribute, value)
+        found[wrong] = step(("simclr", "infonce"), own)
+        setattr(gather, attribute, right)
+    torch.save(found, os.path.join(folder, f"{rank}.pt"))
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def many(request):
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(every_case, args=(os.path.join(folder, "meet"), folder, request.param), nprocs=request.param)
+        yield [torch.load(os.path.join(folder, f"{rank}.pt")) for rank in range(request.param)]
+
+
+def differences(one, ranks):
+    """Largest distances of loss, gradients and buffers between one process and several."""
+    means = [torch.stack(each).mean(0) for each in zip(*(rank["gradients"] for rank in ranks), strict=True)]
+    pairs = {
+        "loss": [(one["loss"], rank["loss"]) for rank in ranks],
+        "gradients": list(zip(one["gradients"], means, strict=True)),
+        "buffers": [pair for rank in ranks for pair in zip(one["buffers"], rank["buffers"], strict=True)],
+    }
+    return {name: max((float((a - b).abs().max()) for a, b in each), default=0.0) for name, each in pairs.items()}
+
+
+def test_every_framework_on_ranks_is_one_process(many):
+    carried = 0
+    for case in CASES:
+        one = step(case)
+        for shares in SHARES[len(many)]:
+            ranks = [rank[(*case, shares)] for rank in many]
+            if "error" in one:
+                assert case[0] in ONE_POSITIVE
+                assert [rank.get("error") for rank in ranks] == [one["error"]] * len(ranks), (case, shares)
+                continue
+            assert all("error" not in rank and rank["notes"] == one["notes"] for rank in ranks), (case, shares)
+            assert all(value < 1e-9 for value in differences(one, ranks).values()), (case, shares)
+            steepest = max(float(gradient.abs().max()) for gradient in one["gradients"])
+            # A queue is no block: where all negatives are the queue's, the block loss is 0 and says so.
+            assert (steepest > 1e-6) != any(one["notes"])
+            assert not any(one["notes"]) or case[0] in QUEUE_ALONE
+            carried += not any(one["notes"])
+    left_out = len(ONE_POSITIVE) + len(QUEUE_ALONE)
+    assert carried == (len(CASES) - left_out) * len(SHARES[len(many)])
+
+
+@pytest.mark.parametrize(("wrong", "what"), [("no gradient", "gradients"), ("local pairs", "loss")])
+def test_a_wrong_gather_would_be_seen(many, wrong, what):
+    assert differences(step(("simclr", "infonce")), [rank[wrong] for rank in many])[what] > 1e-3
+
+
+# Batch norm, queue and bank --------------------------------------------------------------------------------------
 
 
 def rank_main(rank, file, source, folder):

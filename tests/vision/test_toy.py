@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from dipole.benchmarks.collect import collect
 from dipole.benchmarks.manifest import manifest
-from dipole.benchmarks.results import SuiteResults
+from dipole.benchmarks.report.results import SuiteResults
+from dipole.benchmarks.run_records import collect
 from dipole.benchmarks.suite import read_suite
 from dipole.core.cli import main
 from dipole.core.ground.errors import ConfigError
-from dipole.core.train.config import load
 from dipole.core.train.loop import train
-from dipole.vision.planar import BAR_DISTANCE, BAR_LENGTH, BAR_WIDTH, SETS
+from dipole.core.train.recipe import load
+from dipole.vision.toy.planar import BAR_DISTANCE, BAR_LENGTH, BAR_WIDTH, SETS
 
 
 def test_three_bars_are_three_bars():

@@ -11,6 +11,7 @@ from dipole.core.ground.errors import ConfigError
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
+    """Add a number that another program measured on a run's model."""
     parser.add_argument("run", metavar="RUN", help="folder of a finished run, or the first digits of its hash")
     parser.add_argument("values", metavar="NAME=VALUE", nargs="+", help="such as detection/voc/AP50=0.824")
     parser.add_argument("--source", required=True, help="what measured it, such as 'detectron2 0.6, voc.yaml'")
@@ -21,7 +22,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
 def run(arguments: argparse.Namespace) -> int:
     from dipole.core.ground.text import number, text_table
     from dipole.core.record import read_record
-    from dipole.core.record.additions import add_measured
+    from dipole.core.record.additions import add_results
     from dipole.core.train.run_folder import find_run
 
     values = dict(map(_value, arguments.values))
@@ -29,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     record = read_record(folder.record)
     if record.status != "done":
         raise ConfigError(f"the run {folder.path} is {record.status}: only a finished one has a model to measure.")
-    found = add_measured(folder.path, record, values, arguments.source)
+    found = add_results(folder.path, record, values, arguments.source)
     rows = [("added", "", "by")]
     rows += [(name, number(each.value), each.source) for name, each in found.results.items()]
     print(f"run        {folder.path}\nobjective  {record.objective}\n\n{text_table(rows)}")

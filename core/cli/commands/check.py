@@ -9,6 +9,7 @@ from dipole.core.cli import Runner
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
+    """Put an objective through the conformance kit."""
     parser.add_argument(
         "target", nargs="?", metavar="TARGET", help="an objective as text, or package.module:Class of any loss(a, b)"
     )
@@ -37,7 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
 
 def _run(arguments: argparse.Namespace) -> int:
     from dipole.core.conformance.kit import all_subjects, check_objective
-    from dipole.core.train.config import parse_override
+    from dipole.core.train.recipe import parse_override
 
     options = {".".join(keys): value for keys, value in map(parse_override, arguments.option)}
     reports = []

@@ -11,6 +11,7 @@ from dipole.core.cli import Runner
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
+    """Find out what is missing on this machine, and the cure."""
     parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="folder of runs to look at")
     parser.add_argument("--json", action="store_true", help="print one JSON list")
     return run

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
+    """Explain one of them: formula, options, source, cost."""
     parser.add_argument(
         "name",
         metavar="NAME",
@@ -29,7 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
 
 def run(arguments: argparse.Namespace) -> int:
     from dipole.core.train.config import RunConfig, TrainConfig
-    from dipole.core.train.domains import DOMAINS, adapter_class
+    from dipole.core.train.domains import adapter_class, domain_names
     from dipole.core.train.shipped import shipped
 
     # A table's recipe and its suite share a name; both are shown, the suite first: it names the recipe.
@@ -38,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
         texts = {kind: path.read_text(encoding="utf-8") for kind, path in found.items()}
         facts = [{"name": name, "kind": kind, "path": str(found[kind]), "text": text} for kind, text in texts.items()]
         print(json.dumps(facts if len(facts) > 1 else facts[0]) if arguments.json else "\n".join(texts.values()))
-    elif name in ("run", "train") or name in DOMAINS:
+    elif name in ("run", "train") or name in domain_names():
         tables: dict[str, type[Settings]] = {"run": RunConfig, "train": TrainConfig}
         table = tables[name] if name in tables else adapter_class(name).config_model
         _show_table(name, table, arguments.json)
@@ -49,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             entry = registry.get(name)
         except SpecError as error:
-            near = nearest(name, [*files["recipe"], *files["suite"], *DOMAINS])
+            near = nearest(name, [*files["recipe"], *files["suite"], *domain_names()])
             raise SpecError(f"{error}{f' Recipes, suites and domains:{near}' if near else ''}") from None
         _show_entry(entry, arguments.json)
     return 0

@@ -10,6 +10,7 @@ from dipole.core.cli import Runner
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
+    """Train one recipe and record the result."""
     parser.add_argument("recipe", metavar="RECIPE", help="a shipped recipe (`dipole list recipes`) or a .toml file")
     parser.add_argument(
         "--set",
@@ -40,7 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from dipole.core.train.config import load
+    from dipole.core.train.recipe import load
 
     overrides = [*arguments.overrides, *([] if arguments.seed is None else [f"seed={arguments.seed}"])]
     resolved = load(arguments.recipe, overrides)
@@ -50,9 +51,10 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     from dipole.core.ground.text import results_table
     from dipole.core.train.loop import train
-    from dipole.core.train.run_folder import RunFolder
+    from dipole.core.train.run_folder import RunFolder, locate
 
-    already = not arguments.overwrite and RunFolder(arguments.runs / config.hash).finished()
+    folder = RunFolder(locate(arguments.runs, config))
+    already = not arguments.overwrite and folder.finished()
     record = train(
         config,
         arguments.runs,
@@ -63,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if os.environ.get("RANK", "0") != "0":
         return 0
-    print(f"run        {arguments.runs / config.hash}")
+    print(f"run        {folder.path}")
     print(f"objective  {config.objective}")
     print(f"\n{results_table(record.results)}\n\n{results_table(record.diagnostics)}\n")
     if already:

@@ -1,5 +1,5 @@
-"""Regularizers, added to a base objective with a weight; importing this package registers them."""
+"""Regularizers, added to a base objective with a weight, one file each; importing this package registers them."""
 
-from dipole.core.contrast.regularizers import cllr, dp
+from dipole.core.ground.plugins import import_all
 
-__all__ = ["cllr", "dp"]
+import_all(__name__)

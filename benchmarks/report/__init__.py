@@ -1,0 +1,1 @@
+"""Records as tables, charts and verdicts; the printed numbers of the papers."""

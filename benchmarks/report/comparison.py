@@ -1,0 +1,97 @@
+"""One of our numbers beside a printed one: difference, interval and verdict."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import isfinite, nan
+from typing import Any
+
+from dipole.benchmarks.report.published import PrintedCell
+from dipole.benchmarks.statistics import Summary, against_single_value, pooled_std, seeds_needed, welch
+from dipole.core.ground.errors import DataError
+
+AGREES, DIFFERS, UNDECIDED, NOT_COMPARED = "agrees", "differs", "cannot be decided at this n", "other protocol"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One of our cells beside the printed one. `verdict` is given only where the protocols are the same."""
+
+    published: PrintedCell
+    published_n: int | None
+    ours: Summary
+    difference: float
+    low: float
+    high: float
+    verdict: str
+    basis: str
+    seeds: int | None = field(default=None)
+
+
+def margin(metric: str, value: float) -> float:
+    """Smallest difference that matters for a metric, in its own units: inside it two results agree.
+
+    One percentage point for accuracies and average precision, a tenth for run times, and 50 of the 1000 points an
+    episode of the control suite can give.
+    """
+    if "%" in metric or "percent" in metric or "accuracy" in metric:
+        return 1.0
+    if "seconds" in metric:
+        return 0.1 * abs(value)
+    if "score" in metric:
+        return 50.0
+    raise DataError(f"no margin of agreement is known for the metric {metric!r}")
+
+
+def compare(cell: PrintedCell, n: int | None, ours: Summary, metric: str, is_same_protocol: bool) -> Comparison | None:
+    """Our sample beside a printed cell: difference (ours - printed), 95 % interval, verdict; None for an empty cell.
+
+    The interval is Welch's where both sides have a spread and at least two trials. Where only one side has a spread,
+    the other number counts as one more trial of the same spread. Equal values for every seed, as a coarse metric gives
+    by chance, are no spread to judge by: there is no interval then, unless the other side has one.
+
+    It `agrees` if the interval lies inside the margin, `differs` if it excludes 0 (and leaves the margin), and cannot
+    be decided otherwise; then `seeds` says how many per arm would show a difference of the size of the margin with
+    80 % power.
+    """
+    if cell.mean is None:
+        return None
+    difference, low, high, basis, spread = ours.mean - cell.mean, nan, nan, "no spread on either side", nan
+    theirs_has_spread = cell.std is not None and n is not None and n > 1
+    if ours.n > 1 and theirs_has_spread:
+        assert cell.std is not None
+        assert n is not None
+        test = welch(ours.mean, ours.std, ours.n, cell.mean, cell.std, n)
+        low, high, basis, spread = test.low, test.high, "Welch", pooled_std(ours.std, cell.std)
+    elif ours.n > 1:
+        test = against_single_value(ours.mean, ours.std, ours.n, cell.mean)
+        low, high, basis, spread = test.low, test.high, "printed number taken as one trial of our spread", ours.std
+    elif theirs_has_spread:
+        assert cell.std is not None
+        assert n is not None
+        test = against_single_value(cell.mean, cell.std, n, ours.mean)
+        low, high, basis, spread = -test.high, -test.low, "our run taken as one trial of the printed spread", cell.std
+    width = margin(metric, cell.mean)
+    if isfinite(low) and high - low <= 1e-9 * abs(cell.mean):
+        low, high, basis, spread = nan, nan, "every seed gave the same value", nan
+    if not is_same_protocol:
+        verdict = NOT_COMPARED
+    elif not isfinite(low):
+        verdict = UNDECIDED
+    elif -width <= low and high <= width:
+        verdict = AGREES
+    elif low > 0 or high < 0:
+        verdict = DIFFERS
+    else:
+        verdict = UNDECIDED
+    seeds = seeds_needed(width, spread) if verdict in (UNDECIDED, NOT_COMPARED) and isfinite(spread) else None
+    return Comparison(cell, n, ours, difference, low, high, verdict, basis, seeds)
+
+
+def protocol_differences(paper: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
+    """What our run did otherwise than the paper: one line per entry of `ours` that is not the paper's own."""
+    lines = []
+    for key, value in ours.items():
+        theirs = paper.get(key)
+        if theirs != value:
+            lines.append(f"{key}: {value} (paper: {'not stated' if theirs is None else theirs})")
+    return lines

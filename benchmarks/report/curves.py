@@ -1,0 +1,71 @@
+"""Learning curves out of metrics.jsonl: read once per run, thinned, averaged over seeds."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import TypeGuard
+
+from dipole.benchmarks.report.svg import Line
+
+MOST_POINTS = 160
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One quantity of one run: values at steps."""
+
+    steps: tuple[float, ...]
+    values: tuple[float, ...]
+
+
+def read_curves(path: Path, names: Iterable[str]) -> dict[str, Curve]:
+    """Curves of the named quantities; damaged lines and values that are no numbers are left out."""
+    wanted = list(names)
+    points: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}
+    for raw in text.splitlines():
+        if not any(f'"{name}"' in raw for name in wanted):
+            continue
+        try:
+            line = json.loads(raw)
+        except (ValueError, RecursionError):
+            continue
+        step = line.get("step") if isinstance(line, dict) else None
+        if not _is_number(step):
+            continue
+        for name in wanted:
+            value = line.get(name)
+            if _is_number(value):
+                points[name].append((float(step), float(value)))
+    return {name: _thinned(found) for name, found in points.items()}
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    # A float from 1e999 on is infinite, an integer of that size fits no float.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+
+
+def mean_line(label: str, curves: Sequence[Curve], factor: float = 1.0) -> Line:
+    """Mean over runs at the steps that all runs have, with a band of one standard deviation from two runs on."""
+    at = [dict(zip(curve.steps, curve.values, strict=True)) for curve in curves]
+    steps = sorted(set.intersection(*(set(one) for one in at))) if at else []
+    values = [[factor * one[step] for one in at] for step in steps]
+    means = [fmean(v) for v in values]
+    if len(curves) < 2:
+        return Line(label, steps, means)
+    spread = [stdev(v) for v in values]
+    low = [m - s for m, s in zip(means, spread, strict=True)]
+    high = [m + s for m, s in zip(means, spread, strict=True)]
+    return Line(label, steps, means, low, high)
+
+
+def _thinned(points: Sequence[tuple[float, float]]) -> Curve:
+    every = -(-len(points) // MOST_POINTS)
+    kept = [p for i, p in enumerate(points) if i % every == 0 or i == len(points) - 1] if points else []
+    return Curve(tuple(step for step, _ in kept), tuple(value for _, value in kept))

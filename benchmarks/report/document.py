@@ -1,0 +1,118 @@
+"""What a report shows, before any format: sections of tables and pictures, out of a folder of runs."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dipole.benchmarks.manifest import read_manifests
+from dipole.benchmarks.report import charts, tables
+from dipole.benchmarks.report.charts import Picture
+from dipole.benchmarks.report.results import SuiteResults
+from dipole.benchmarks.report.table import ReportTable
+from dipole.benchmarks.run_records import Collection, collect
+from dipole.core.ground.progress import duration
+from dipole.core.record import RunRecord, now
+
+
+@dataclass(frozen=True)
+class Section:
+    """One part of the report: a suite, or all runs outside suites."""
+
+    id: str
+    title: str
+    subtitle: str
+    notes: Sequence[str]
+    tables: Sequence[ReportTable]
+    pictures: Mapping[str, Sequence[Picture]]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything a report shows, before any format."""
+
+    title: str
+    created: str
+    facts: Mapping[str, str]
+    sections: Sequence[Section]
+
+    @property
+    def tables(self) -> list[ReportTable]:
+        return [table for section in self.sections for table in section.tables]
+
+
+def make_report(runs: Path) -> Report:
+    """Collect records, fill the suites, and lay out the sections: ranking first, suites, other runs, problems."""
+    collection = collect(runs)
+    manifests, damaged = read_manifests(runs)
+    suites = [SuiteResults(manifest, collection.records) for manifest in manifests]
+    suites.sort(key=lambda s: (s.manifest.kind != "study", s.manifest.name))
+    joules = tables.joules_of(collection)
+    sections = [_suite(suite, runs, joules, suites) for suite in suites]
+    if (coverage := tables.coverage_table(suites)) is not None:
+        found = (coverage, tables.every_claim_table(suites))
+        sections.append(Section("published", "The papers", "What was printed, and what was run here", (), found, {}))
+    asked = {job.hash for suite in suites for job in suite.jobs}
+    others = [record for name, record in collection.records.items() if name not in asked]
+    if others:
+        table = tables.other_runs_table(others, joules, runs).without_empty_columns()
+        subtitle = f"{len(others)} runs of `dipole train`" if len(others) != 1 else "one run of `dipole train`"
+        sections.append(Section("other-runs", "Other runs", subtitle, (), (table,), {}))
+    if (problems := tables.problems_table(collection, damaged)) is not None:
+        count = len(problems.rows)
+        subtitle = f"{count} {'entry' if count == 1 else 'entries'} of the runs folder"
+        sections.append(Section("problems", "Problems", subtitle, (), (problems,), {}))
+    return Report("dipole report", now(), _facts(collection, joules), sections)
+
+
+def _suite(
+    results: SuiteResults, runs: Path, joules: Mapping[str, Mapping[str, float]], others: Sequence[SuiteResults]
+) -> Section:
+    manifest = results.manifest
+    shown = [tables.results_table(results)]
+    pictures = dict(charts.pictures(results, runs))
+    if manifest.kind == "study":
+        ranks = results.ranks()
+        shown.insert(0, tables.ranking_table(manifest.name, ranks))
+        pictures = {"Ranking": charts.ranking(manifest.title, ranks, results.base or ""), **pictures}
+    optional = (
+        tables.aggregate_table(results),
+        tables.claims_table(results, others),
+        tables.cells_table(results),
+        tables.diagnostics_table(results),
+    )
+    shown += [table for table in optional if table is not None]
+    shown.append(tables.runs_table(results, joules))
+    pictures["Cost"] = charts.cost(results)
+    done = sum(record.status == "done" for record in results.records.values())
+    subtitle = f"{manifest.suite}, scale {manifest.scale}: {done} of {len(results.jobs)} runs finished"
+    drawn = {name: found for name, found in pictures.items() if found}
+    filled = [table.without_empty_columns() for table in shown]
+    return Section(manifest.name, manifest.title, subtitle, list(_notes(results)), filled, drawn)
+
+
+def _notes(results: SuiteResults) -> Iterable[str]:
+    manifest, table = results.manifest, results.table
+    if manifest.note:
+        yield manifest.note
+    if manifest.protocol:
+        what = "the paper's" if table else "the papers'"
+        yield f"Our protocol is not {what}; levels are not to be compared. " + "; ".join(results.protocol_notes) + "."
+    yield from results.empty_columns
+    if table is not None:
+        yield f"Published: {table.paper_table} ({table.paper}). {table.caption}"
+        yield from table.notes
+
+
+def _facts(collection: Collection, joules: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
+    records: Sequence[RunRecord] = list(collection.records.values())
+    facts = {
+        "runs": str(len(records)),
+        "finished": str(len(collection.done)),
+        "domains": ", ".join(sorted({r.domain for r in records})) or "none",
+        "computing time": duration(sum(r.wall_seconds for r in records)),
+    }
+    if joules:
+        facts["energy"] = f"{sum(sum(j.values()) for j in joules.values()) / 3.6e6:.2f} kWh"
+    if collection.problems:
+        facts["problems"] = str(len(collection.problems))
+    return facts

@@ -1,0 +1,186 @@
+"""The printed tables of the papers as objects."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from dipole.core.ground.errors import DataError, nearest
+from dipole.core.train.shipped import shipped
+
+PAPERS = ("arora", "lmcl", "cacr", "cllr")
+# SUBJ and MPQA levels look exchanged at the source of the baseline rows that two papers share.
+EXCHANGED = {"lmcl-table4": ("SUBJ", "MPQA"), "cllr-table2": ("SUBJ", "MPQA")}
+
+
+@dataclass(frozen=True)
+class PrintedCell:
+    """One printed number; `std` is None where the paper prints none, `mean` where the cell is a dash or unreadable."""
+
+    mean: float | None
+    std: float | None = None
+    drop: float | None = None
+
+
+@dataclass(frozen=True)
+class PrintedRow:
+    method: str
+    group: str | None
+    objective: str | None
+    cells: Mapping[str, PrintedCell]
+    note: str = ""
+
+    @property
+    def label(self) -> str:
+        return row_label(self.method, self.group)
+
+
+@dataclass(frozen=True)
+class PrintedTable:
+    """A printed table: methods are rows, whatever the paper's layout."""
+
+    id: str
+    paper: str
+    paper_table: str
+    caption: str
+    domain: str
+    metric: str
+    higher_is_better: bool
+    protocol: Mapping[str, Any]
+    columns: tuple[str, ...]
+    rows: tuple[PrintedRow, ...]
+    issues: tuple[str, ...] = ()
+    reconstructed: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def trials(self) -> int | None:
+        """Number of trials behind each cell, None where the paper does not say."""
+        trials = self.protocol.get("trials")
+        return trials if isinstance(trials, int) else None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Cautions a reader needs beside the numbers."""
+        notes = list(self.issues)
+        if self.id in EXCHANGED:
+            one, other = EXCHANGED[self.id]
+            notes.insert(0, f"{one} and {other} are as printed; their levels look exchanged in the paper.")
+        return tuple(notes)
+
+    def row(self, method: str, group: str | None = None) -> PrintedRow:
+        if (found := self.find(row_label(method, group))) is not None:
+            return found
+        labels = [r.label for r in self.rows]
+        raise DataError(f"{self.id} has no single row {row_label(method, group)!r}.{nearest(method, labels)}")
+
+    def value(self, row: str, column: str, kind: str = "mean") -> float | None:
+        """The printed number of a row label: its mean, std, or drop (the loss against the balanced case)."""
+        found = self.find(row)
+        return getattr(found.cells[column], kind) if found and column in found.cells else None
+
+    def find(self, name: str) -> PrintedRow | None:
+        """The row with this label, or with this method if only one row has it."""
+        labelled = [r for r in self.rows if r.label == name] or [r for r in self.rows if r.method == name]
+        return labelled[0] if len(labelled) == 1 else None
+
+    def samples(self, row: str, column: str, kind: str = "mean") -> Mapping[int, float] | None:
+        """Printed tables hold no single trials."""
+        return None
+
+
+@dataclass(frozen=True)
+class Figure:
+    id: str
+    paper: str
+    plotted: str
+    settings: Mapping[str, Any]
+    claims: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement of a paper; `tests` are its machine-readable comparisons (none: only its curves would show it)."""
+
+    id: str
+    paper: str
+    statement: str
+    where: str
+    basis: str
+    tests: tuple[Mapping[str, Any], ...] = ()
+    note: str = ""
+
+    @property
+    def tables(self) -> frozenset[str]:
+        return frozenset(t[key] for t in self.tests for key in ("table", "table_b") if key in t)
+
+
+def row_label(method: str, group: str | None = None) -> str:
+    return f"{method} / {group}" if group else method
+
+
+@cache
+def tables() -> Mapping[str, PrintedTable]:
+    """Every printed table by its id."""
+    return {t.id: t for paper, found in _papers().items() for t in (_table(paper, raw) for raw in found["tables"])}
+
+
+@cache
+def figures() -> Mapping[str, Figure]:
+    """Every figure by its id: what is plotted; no values were measured off a plot."""
+    return {
+        raw["id"]: Figure(raw["id"], paper, raw["plotted"], raw.get("settings", {}), tuple(raw.get("claims", ())))
+        for paper, found in _papers().items()
+        for raw in found["figures"]
+    }
+
+
+@cache
+def claims() -> tuple[Claim, ...]:
+    """Every claim of the papers, in their order."""
+    return tuple(
+        Claim(c["id"], paper, c["statement"], c["where"], c["basis"], tuple(c.get("tests", ())), c.get("note", ""))
+        for paper, found in _papers().items()
+        for c in found["claims"]
+    )
+
+
+def table(name: str) -> PrintedTable:
+    if name not in tables():
+        raise DataError(f"no published table {name!r}.{nearest(name, tables())}")
+    return tables()[name]
+
+
+@cache
+def _papers() -> Mapping[str, Mapping[str, Any]]:
+    """Tables, figures and claims by paper: dipole's own in their order, then those of other packages."""
+    found = shipped("published", "*.json")
+    names = [*PAPERS, *sorted(found.keys() - set(PAPERS))]
+    return {name: json.loads(found[name].read_text(encoding="utf-8")) for name in names}
+
+
+def _table(paper: str, raw: Mapping[str, Any]) -> PrintedTable:
+    rows: Sequence[PrintedRow] = [
+        PrintedRow(
+            r["method"],
+            r.get("group"),
+            r["objective"],
+            {column: PrintedCell(c["mean"], c["std"], c.get("drop")) for column, c in r["cells"].items()},
+            r.get("note", ""),
+        )
+        for r in raw["rows"]
+    ]
+    return PrintedTable(
+        raw["id"],
+        paper,
+        raw["paper_table"],
+        raw["caption"],
+        raw["domain"],
+        raw["metric"],
+        raw["higher_is_better"],
+        raw["protocol"],
+        tuple(raw["columns"]),
+        tuple(rows),
+        tuple(raw.get("issues", ())),
+        tuple(raw.get("reconstructed", ())),
+    )

@@ -1,0 +1,240 @@
+"""Records of a suite as numbers: cells with spread, tests against the base, printed values beside them."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import isfinite, nan
+from statistics import fmean
+
+from dipole.benchmarks.manifest import ColumnEntry, JobEntry, Manifest, RowEntry
+from dipole.benchmarks.report import published
+from dipole.benchmarks.report.claims import NO_DATA, NO_TEST, Outcome, evaluate
+from dipole.benchmarks.report.comparison import NOT_COMPARED, Comparison, compare, protocol_differences
+from dipole.benchmarks.report.ranking import Rank, Samples, rank
+from dipole.benchmarks.statistics import PairedTest, Summary, holm, paired, seeds_needed, summarize
+from dipole.core.ground.errors import nearest
+from dipole.core.record import RunRecord
+
+
+def measure(record: RunRecord, metric: str) -> float | None:
+    """A number of a record by name: a result, `diag/...` a diagnostic, `cost/...` what the run took."""
+    kind, _, name = metric.partition("/")
+    if kind == "diag":
+        return record.diagnostics.get(name)
+    return _cost(record).get(name) if kind == "cost" else record.results.get(metric)
+
+
+def metrics(record: RunRecord) -> list[str]:
+    """Every name that `measure` knows for a record."""
+    return [*record.results, *(f"diag/{name}" for name in record.diagnostics), *(f"cost/{n}" for n in _cost(record))]
+
+
+def _cost(record: RunRecord) -> dict[str, float | None]:
+    return {
+        "wall_seconds": record.wall_seconds,
+        "seconds_per_step": record.wall_seconds / record.steps if record.steps else None,
+        "peak_memory_bytes": float(record.peak_memory_bytes),
+        "peak_device_bytes": None if record.peak_device_bytes is None else float(record.peak_device_bytes),
+    }
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """One cell of a suite: our sample, the test against the base row (p_holm over the row's columns), the paper's."""
+
+    row: RowEntry
+    column: ColumnEntry
+    samples: Samples
+    wanted: int
+    summary: Summary | None
+    against_base: PairedTest | None
+    p_holm: float
+    comparison: Comparison | None
+    printed: published.PrintedCell | None
+    has_failed: bool = False
+
+    @property
+    def seeds_needed(self) -> int | None:
+        """Seed pairs that would show the difference found here with 80 % power, if it and its spread are real."""
+        test = self.against_base
+        if test is None or test.n < 2 or not test.effect or not isfinite(test.effect):
+            return None
+        return seeds_needed(test.effect, 1.0, is_paired=True)
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """A claim on the printed numbers and on ours, and whether ours were made by the paper's protocol."""
+
+    printed: Outcome
+    ours: Outcome
+    is_paper_protocol: bool
+
+    @property
+    def verdict(self) -> str:
+        """The verdict on our numbers; it names another protocol wherever it stands."""
+        if self.is_paper_protocol or self.ours.verdict in (NO_DATA, NO_TEST):
+            return self.ours.verdict
+        return f"{self.ours.verdict} ({NOT_COMPARED})"
+
+
+class SuiteResults:
+    """A suite's cells filled from records; also the grid on which a paper's claims are evaluated."""
+
+    def __init__(self, manifest: Manifest, records: Mapping[str, RunRecord]) -> None:
+        self.manifest = manifest
+        self.jobs: Sequence[JobEntry] = manifest.jobs
+        self.records = {job.hash: records[job.hash] for job in manifest.jobs if job.hash in records}
+        self._by_column = {c.name: c for c in manifest.columns}
+        by_row = {r.label: r for r in manifest.rows}
+        self._cells: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
+        self._samples: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
+        for job in manifest.jobs:
+            record = self.records.get(job.hash)
+            for cell in job.cells:
+                self._cells[cell.row, cell.column][cell.seed] = job.hash
+                column = self._by_column[cell.column]
+                metric = column.metric_of(by_row[cell.row])
+                value = measure(record, metric) if record is not None and record.status == "done" else None
+                if value is not None and isfinite(value * column.factor):
+                    self._samples[cell.row, cell.column][cell.seed] = value * column.factor
+
+    @property
+    def table(self) -> published.PrintedTable | None:
+        return published.tables().get(self.manifest.published or "")
+
+    @property
+    def rows(self) -> Sequence[RowEntry]:
+        return self.manifest.rows
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(c.name for c in self.manifest.columns)
+
+    def find(self, name: str) -> str | None:
+        """Label of the row with this label, or of the only row whose method it is."""
+        labels = [row.label for row in self.rows]
+        if name in labels:
+            return name
+        fits = [label for label in labels if label.partition(" / ")[0] == name]
+        return fits[0] if len(fits) == 1 else None
+
+    def value(self, row: str, column: str, kind: str = "mean") -> float | None:
+        if kind == "std":
+            samples = self.samples(row, column)
+            return summarize(list(samples.values())).std if samples and len(samples) > 1 else None
+        samples = self.samples(row, column, kind)
+        return fmean(samples.values()) if samples else None
+
+    def samples(self, row: str, column: str, kind: str = "mean") -> Samples | None:
+        """Values by seed; `drop` is the loss against the balanced column or group of the same seed."""
+        if kind == "std":
+            return None
+        label = self.find(row)
+        found = self._samples.get((label, column)) if label is not None else None
+        if found is None or kind == "mean" or label is None:
+            return found
+        balanced = self._samples.get(_balanced(label, column), {})
+        return {seed: balanced[seed] - value for seed, value in found.items() if seed in balanced} or None
+
+    def runs_of(self, row: str, column: str) -> list[RunRecord]:
+        """Finished runs behind a cell, by seed."""
+        hashes = self._cells.get((row, column), {})
+        found = [self.records[hashes[seed]] for seed in sorted(hashes) if hashes[seed] in self.records]
+        return [record for record in found if record.status == "done"]
+
+    @cached_property
+    def cells(self) -> list[CellResult]:
+        return [cell for row in self.rows for cell in self._row(row)]
+
+    def cell(self, row: str, column: str) -> CellResult | None:
+        return self._index.get((row, column))
+
+    @cached_property
+    def _index(self) -> Mapping[tuple[str, str], CellResult]:
+        return {(c.row.label, c.column.name): c for c in self.cells}
+
+    def claims(self, others: Iterable["SuiteResults"] = ()) -> list[Claimed]:
+        """Every claim that speaks of this suite's table: on the printed numbers, and on ours.
+
+        A claim about two tables takes the second one from `others` of the same scale.
+        """
+        if self.table is None:
+            return []
+        same_scale = [other for other in others if other.manifest.scale == self.manifest.scale]
+        mine = {s.table.id: s for s in (*same_scale, self) if s.table is not None}
+        found = []
+        for claim in published.claims():
+            if self.table.id in claim.tables:
+                is_paper = all(mine[name].manifest.is_paper_protocol for name in claim.tables if name in mine)
+                found.append(Claimed(evaluate(claim, published.tables()), evaluate(claim, mine), is_paper))
+        return found
+
+    def tasks(self) -> dict[str, dict[str, Samples]]:
+        """Column -> row -> values by seed."""
+        return {
+            column: {row.label: found for row in self.rows if (found := self.samples(row.label, column))}
+            for column in self.columns
+        }
+
+    @property
+    def base(self) -> str | None:
+        return next((row.base for row in self.rows if row.base), None)
+
+    def ranks(self) -> list[Rank]:
+        """The rows ranked over the columns."""
+        costs = [c.name for c in self.manifest.columns if not c.higher_is_better]
+        return rank({name: rows for name, rows in self.tasks().items() if rows}, self.base, costs)
+
+    @property
+    def empty_columns(self) -> list[str]:
+        """A line per column whose metric no finished run has: a name written wrongly, or a probe that was left out."""
+        lines = []
+        for column in self.manifest.columns:
+            finished = [record for row in self.rows for record in self.runs_of(row.label, column.name)]
+            if finished and not any(self.samples(row.label, column.name) for row in self.rows):
+                known = sorted({name for record in finished for name in metrics(record)})
+                asked = list(dict.fromkeys(column.metric_of(row) for row in self.rows))
+                lines.append(
+                    f"Column {column.name!r} is empty: its finished runs hold no number "
+                    f"{' or '.join(map(repr, asked))}.{nearest(asked[0], known)} They hold: {', '.join(known)}."
+                )
+        return lines
+
+    @property
+    def protocol_notes(self) -> list[str]:
+        paper = self.table.protocol if self.table else {}
+        return protocol_differences(paper, self.manifest.protocol)
+
+    def _row(self, row: RowEntry) -> list[CellResult]:
+        columns = [c for c in self.manifest.columns if (row.label, c.name) in self._cells]
+        tests = [self._against_base(row, column) for column in columns]
+        adjusted = holm([test.p_t if test else nan for test in tests])
+        return [self._cell(row, c, test, p) for c, test, p in zip(columns, tests, adjusted, strict=True)]
+
+    def _against_base(self, row: RowEntry, column: ColumnEntry) -> PairedTest | None:
+        ours, base = self._samples.get((row.label, column.name)), self._samples.get((row.base or "", column.name))
+        return paired(base, ours) if ours and base else None
+
+    def _cell(self, row: RowEntry, column: ColumnEntry, test: PairedTest | None, p_holm: float) -> CellResult:
+        samples = self._samples.get((row.label, column.name), {})
+        summary = summarize(list(samples.values())) if samples else None
+        found = self.table.find(row.label) if self.table else None
+        printed = found.cells.get(column.name) if found else None
+        comparison = None
+        if self.table is not None and printed is not None and summary is not None:
+            is_same = self.manifest.is_paper_protocol
+            comparison = compare(printed, self.table.trials, summary, self.table.metric, is_same)
+        hashes = self._cells[row.label, column.name].values()
+        failed = any(self.records[name].status == "failed" for name in hashes if name in self.records)
+        return CellResult(row, column, samples, len(hashes), summary, test, p_holm, comparison, printed, failed)
+
+
+def _balanced(row: str, column: str) -> tuple[str, str]:
+    """The cell of balanced data that a drop is measured from: CACR Table 2 has it as a column, Table 4 as a group."""
+    kind, slash, rest = column.partition("/")
+    if slash and kind in ("linear", "exponential"):
+        return row, f"regular/{rest}"
+    method, separator, _ = row.partition(" / ")
+    return (f"{method} / ImageNet-1K" if separator else row), column

@@ -1,0 +1,397 @@
+"""The tables of a report, once, for HTML, CSV and Markdown alike."""
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
+from pathlib import Path
+from statistics import fmean
+
+from dipole.benchmarks.report import published
+from dipole.benchmarks.report.claims import NO_DATA, Outcome, evaluate
+from dipole.benchmarks.report.comparison import AGREES, DIFFERS, NOT_COMPARED, UNDECIDED
+from dipole.benchmarks.report.ranking import Rank
+from dipole.benchmarks.report.results import CellResult, SuiteResults
+from dipole.benchmarks.report.table import Cell, ReportTable, number
+from dipole.benchmarks.run import energy
+from dipole.benchmarks.run_records import Collection, Problem
+from dipole.benchmarks.statistics import Interval, iqm_interval, probability_of_improvement
+from dipole.core.ground.progress import duration
+from dipole.core.record import RunRecord
+
+
+def results_table(results: SuiteResults) -> ReportTable:
+    """The suite as the paper prints it: methods by measurements, with the printed number below ours."""
+    best = {column: _best(results, column) for column in results.columns}
+    has_objective = any(row.label != row.objective for row in results.rows)
+    rows = []
+    for row in results.rows:
+        cells = [Cell(row.label), *([Cell(row.objective)] if has_objective else [])]
+        for column in results.columns:
+            found = results.cell(row.label, column)
+            cells.append(Cell("") if found is None else _result(found, row.label in best[column]))
+        rows.append(tuple(cells))
+    units = {c.name: f"{c.name} ({c.unit})" if c.unit else c.name for c in results.manifest.columns}
+    note = "Mean and standard deviation over seeds, n of the seeds asked for; best mean of a column in bold."
+    if results.table is not None:
+        note += " Below it the printed number."
+    names = ("method", "objective") if has_objective else ("objective",)
+    head = (*names, *(units[c] for c in results.columns))
+    return ReportTable(f"{results.manifest.name}-results", "Results", head, rows, note, frozenset({"objective"}))
+
+
+def cells_table(results: SuiteResults) -> ReportTable:
+    """Every cell with its interval, the test against the base, the printed number and the verdict."""
+    head = (
+        "method", "measurement", "n", "mean", "std", "low", "high",
+        "printed", "printed std", "printed n", "difference", "diff. low", "diff. high", "verdict",
+        "base", "gain", "gain low", "gain high", "p (t)", "p (Holm)", "p (Wilcoxon)", "effect", "seeds for 80 %",
+    )  # fmt: skip
+    rows = [_cell_row(results, cell) for cell in results.cells]
+    note = (
+        "Intervals are 95 %. Gain, paired t-test and Wilcoxon: against the base row on common seeds; Holm over the "
+        "measurements of a row; effect is Cohen's d of the pairs; the last column: seed pairs that would show "
+        "a gain of this size."
+    )
+    return ReportTable(f"{results.manifest.name}-cells", "Every number", head, rows, note, is_folded=True)
+
+
+def beside_table(results: SuiteResults) -> ReportTable:
+    """Ours, theirs, the interval of the difference, and whether it can be decided: what the terminal shows."""
+    rows = []
+    for cell in results.cells:
+        c = cell.comparison
+        shown = _result(cell, False)
+        has_printed = cell.printed is not None and cell.printed.mean is not None
+        interval = f"{number(c.low)} to {number(c.high)}" if c is not None and isfinite(c.low) else ""
+        rows.append(
+            (
+                Cell(cell.row.label),
+                Cell(cell.column.name),
+                Cell(shown.text, sub=f"n = {cell.summary.n}" if cell.summary else ""),
+                Cell(_printed(cell) if has_printed else "-"),
+                *_numbers(c.difference if c else None),
+                Cell(interval),
+                Cell(c.verdict if c else ""),
+            )
+        )
+    head = ("method", "measurement", "ours", "printed", "difference", "95 % interval", "verdict")
+    return ReportTable(f"{results.manifest.name}-beside", results.manifest.title, head, rows)
+
+
+def claims_table(results: SuiteResults, others: Iterable[SuiteResults] = ()) -> ReportTable | None:
+    """The paper's statements about this table, on its own numbers and on ours."""
+    if not (found := results.claims(others)):
+        return None
+    rows = []
+    for each in found:
+        claim = each.printed.claim
+        rows.append(
+            (
+                Cell(claim.id),
+                Cell(claim.statement, sub=claim.note),
+                Cell(claim.where),
+                Cell(_counts(each.printed), _share(each.printed)),
+                Cell(_counts(each.ours), _share(each.ours)),
+                Cell(each.verdict, mark=_mark(each.ours.verdict)),
+            )
+        )
+    head = ("claim", "statement", "where", "printed numbers", "our numbers", "verdict on ours")
+    note = (
+        "How many of a statement's comparisons go as claimed. Verdicts need significance at 0.05 (Holm); where ours is "
+        "not the paper's protocol they say so, and speak of our setting alone."
+    )
+    return ReportTable(f"{results.manifest.name}-claims", "The paper's claims", head, rows, note)
+
+
+def every_claim_table(suites: Sequence[SuiteResults]) -> ReportTable:
+    """All statements of the papers, one by one: on the printed numbers and on the suites here."""
+    ours: dict[str, list[str]] = {}
+    marks: dict[str, str] = {}
+    for suite in suites:
+        for each in suite.claims(suites):
+            if each.ours.items:
+                ours.setdefault(each.ours.claim.id, []).append(f"{suite.manifest.name}: {each.verdict}")
+                marks[each.ours.claim.id] = _mark(each.ours.verdict)
+    rows = []
+    for claim in published.claims():
+        printed = evaluate(claim, published.tables())
+        open_one = Cell("no test in numbers" if not claim.tests else "no runs here", mark="open")
+        verdicts = ours.get(claim.id, [])
+        verdict = (
+            Cell("; ".join(verdicts), mark=marks[claim.id] if len(verdicts) == 1 else "") if verdicts else open_one
+        )
+        rows.append(
+            (
+                Cell(claim.id),
+                Cell(claim.statement, sub=claim.note),
+                Cell(claim.where, sub=claim.paper),
+                Cell(claim.basis),
+                Cell(_counts(printed), _share(printed)),
+                verdict,
+            )
+        )
+    head = ("claim", "statement", "where", "basis", "printed numbers", "verdict on ours")
+    note = (
+        "How many of a statement's comparisons the printed numbers bear out, and what the suites of this folder say; "
+        "the comparisons themselves stand with each suite. Another protocol than the paper's is named."
+    )
+    return ReportTable("every-claim", "Every claim of the papers", head, rows, note, is_folded=True)
+
+
+def coverage_table(suites: Sequence[SuiteResults]) -> ReportTable | None:
+    """Every printed table: whether this folder has runs for it, and how many cells agree; None without any."""
+    by_table: dict[str, list[SuiteResults]] = {}
+    for each in suites:
+        if each.table is not None:
+            by_table.setdefault(each.table.id, []).append(each)
+    if not by_table:
+        return None
+    rows = []
+    for table in published.tables().values():
+        printed = sum(cell.mean is not None for row in table.rows for cell in row.cells.values())
+        found: Sequence[SuiteResults | None] = by_table.get(table.id) or [None]
+        for suite in found:
+            verdicts = [c.comparison.verdict for c in suite.cells if c.comparison] if suite else []
+            counts = [verdicts.count(name) for name in (AGREES, DIFFERS, UNDECIDED, NOT_COMPARED)]
+            rows.append(
+                (
+                    Cell(table.id),
+                    Cell(f"{table.paper_table} ({table.paper})", sub=table.caption),
+                    Cell(str(printed), printed),
+                    Cell(suite.manifest.name) if suite else Cell("no runs here", mark="open"),
+                    Cell(str(len(verdicts)), len(verdicts)),
+                    *(Cell(str(count), count) for count in counts),
+                )
+            )
+    head = ("table", "paper", "printed numbers", "suite", "compared", "agree", "differ", "undecided", "other protocol")
+    return ReportTable("published", "Every printed table", head, rows, "Counts of cells that have runs in this folder.")
+
+
+def aggregate_table(results: SuiteResults) -> ReportTable | None:
+    """Scores of agents over all tasks: interquartile mean, and the probability to beat the row's base."""
+    if results.table is None or results.table.domain != "rl":
+        return None
+    rows = []
+    for row in results.rows:
+        ours = {c: list(v.values()) for c in results.columns if (v := results.samples(row.label, c))}
+        base = {c: list(v.values()) for c in ours if row.base and (v := results.samples(row.base, c))}
+        if not ours:
+            continue
+        beats = probability_of_improvement([ours[c] for c in base], list(base.values())) if base else None
+        middle = iqm_interval(list(ours.values()))
+        tasks = Cell(f"{len(ours)} of {len(results.columns)}", len(ours))
+        rows.append((Cell(row.label), tasks, _interval(middle), Cell(row.base or ""), _interval(beats)))
+    if not rows:
+        return None
+    note = "All runs of all tasks together; 95 % intervals by stratified bootstrap (runs redrawn in every task)."
+    head = ("method", "tasks", "interquartile mean of the score", "base", "P(improvement)")
+    return ReportTable(f"{results.manifest.name}-aggregate", "Over all tasks", head, rows, note)
+
+
+def diagnostics_table(results: SuiteResults) -> ReportTable | None:
+    """Geometry of the test embeddings, by row and group of runs."""
+    names = ("mean_distance", "margin_occupancy", "min_max_ratio", "rank", "alignment", "uniformity",
+             "conditional_entropy", "conditional_entropy_maximum")  # fmt: skip
+    rows, seen = [], set()
+    for row in results.rows:
+        for column in results.columns:
+            records = results.runs_of(row.label, column)
+            key = (row.label, tuple(r.hash for r in records))
+            if not records or key in seen:
+                continue
+            seen.add(key)
+            values = [[v for r in records if (v := r.diagnostics.get(name)) is not None] for name in names]
+            if any(values):
+                cells = (Cell(number(fmean(v)), fmean(v)) if v else Cell("") for v in values)
+                rows.append((Cell(row.label), Cell(column), *cells))
+    if not rows:
+        return None
+    head = ("method", "runs of", *(name.replace("_", " ") for name in names))
+    note = "Means over seeds, of at most 2000 test embeddings and of one training batch (the last four)."
+    return ReportTable(f"{results.manifest.name}-diagnostics", "Diagnostics", head, rows, note, is_folded=True)
+
+
+def runs_table(results: SuiteResults, joules: Mapping[str, Mapping[str, float]]) -> ReportTable:
+    """Every run a suite asks for, with its cost and the command that repeats it."""
+    rows = []
+    for job in results.jobs:
+        record = results.records.get(job.hash)
+        labels = ", ".join(dict.fromkeys(cell.row for cell in job.cells))
+        seed = job.cells[0].seed
+        command = repeat(job.command, job.processes)
+        rows.append((Cell(labels), *_run_cells(job.hash, seed, record, joules.get(job.hash, {})), Cell(command)))
+    head = ("method", *RUN_HEAD, "command")
+    return ReportTable(
+        f"{results.manifest.name}-runs", "Runs and cost", head, rows, RUN_NOTE, frozenset({"command", "run"}), True
+    )
+
+
+def repeat(command: Sequence[str], processes: int) -> str:
+    """What to type to repeat a run: `dipole train`, through torchrun where it had several processes."""
+    torchrun = ["torchrun", "--standalone", f"--nproc-per-node={processes}", "-m", "dipole.core.cli"]
+    return shlex.join([*(["dipole"] if processes == 1 else torchrun), *command])
+
+
+def other_runs_table(
+    records: Sequence[RunRecord], joules: Mapping[str, Mapping[str, float]], runs: Path
+) -> ReportTable:
+    """Runs that no suite asked for; the configuration that each folder keeps repeats it."""
+    rows = []
+    for r in records:
+        results = ", ".join(f"{k} {number(v)}" for k, v in r.results.items() if v is not None)
+        cells = _run_cells(r.hash, r.seed, r, joules.get(r.hash, {}))
+        command = repeat(["train", _printable(str(runs / r.hash / "config.toml"))], r.hardware.world_size)
+        rows.append((Cell(r.name), Cell(r.domain), Cell(r.objective), *cells, Cell(results), Cell(command)))
+    head = ("name", "domain", "objective", *RUN_HEAD, "results", "command")
+    code = frozenset({"objective", "run", "command"})
+    return ReportTable("other-runs", "Runs outside any suite", head, rows, RUN_NOTE, code)
+
+
+RUN_HEAD = ("run", "seed", "state", "steps", "wall time", "memory (MB)", "GPU memory (MB)", "energy (kJ)", "device")
+RUN_NOTE = (
+    "Energy is that of the whole device while the run lasted, where the device tells. The command repeats the run; "
+    "where it is finished already, --runs FOLDER repeats it elsewhere and --overwrite in its place."
+)
+
+
+def _run_cells(name: str, seed: int, record: RunRecord | None, joules: Mapping[str, float]) -> tuple[Cell, ...]:
+    if record is None:
+        return (Cell(name), Cell(str(seed), seed), Cell("missing", mark="open"), *[Cell("")] * 6)
+    total = sum(joules.values())
+    state = Cell(record.status, sub=record.error or "", mark="" if record.status == "done" else "bad")
+    return (
+        Cell(name),
+        Cell(str(seed), seed),
+        state,
+        Cell(str(record.steps), record.steps),
+        Cell(duration(record.wall_seconds), record.wall_seconds),
+        Cell(f"{record.peak_memory_bytes / 2**20:.0f}", record.peak_memory_bytes),
+        Cell("" if record.peak_device_bytes is None else f"{record.peak_device_bytes / 2**20:.0f}",
+             record.peak_device_bytes),
+        Cell(number(total / 1000), total) if joules else Cell(""),
+        Cell(record.hardware.device_name, sub=record.hardware.device),
+    )  # fmt: skip
+
+
+def ranking_table(name: str, ranks: Sequence[Rank]) -> ReportTable:
+    """Objectives over tasks: mean rank, wins and losses, aggregates."""
+    rows = []
+    for r in ranks:
+        rows.append(
+            (
+                Cell(r.label),
+                Cell(f"{r.mean_rank:.2f}", r.mean_rank),
+                Cell(str(r.tasks), r.tasks),
+                Cell(str(r.better), r.better),
+                Cell(str(r.worse), r.worse),
+                _interval(r.improvement),
+                _interval(r.gain, 100.0),
+            )
+        )
+    head = ("objective", "mean rank", "tasks", "better", "worse", "P(improvement)", "gain (%)")
+    note = (
+        "Rank 1 is best; better and worse count tasks with a significant difference from the base (paired t-test on "
+        "common seeds, Holm over tasks, 0.05). P(improvement): a run beats a run of the base, mean over tasks. Gain: "
+        "interquartile mean over all runs, in units of the base's mean. Both with 95 % bootstrap intervals."
+    )
+    return ReportTable(f"{name}-ranking", "Ranking over tasks", head, rows, note, frozenset({"objective"}))
+
+
+def problems_table(collection: Collection, more: Iterable[Problem] = ()) -> ReportTable | None:
+    """Files in the runs folder that are no records."""
+    found = [*collection.problems, *more]
+    rows = [(Cell(_printable(str(p.path))), Cell(_printable(p.message))) for p in found]
+    if not rows:
+        return None
+    note = "These were left as they are and count nowhere in this report."
+    return ReportTable("problems", "Not readable as records", ("file", "problem"), rows, note)
+
+
+def _printable(text: str) -> str:
+    """A file's name may hold bytes that are no text in any encoding of a report."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def joules_of(collection: Collection) -> dict[str, Mapping[str, float]]:
+    """Energy of every run that has a measurement."""
+    read = {name: energy.read(collection.folder / name) for name in collection.records}
+    return {name: found for name, found in read.items() if found}
+
+
+def _result(cell: CellResult, is_best: bool) -> Cell:
+    if cell.summary is None:
+        sub = "" if cell.printed is None or cell.printed.mean is None else f"printed {_printed(cell)}"
+        return Cell("failed", None, sub, "bad") if cell.has_failed else Cell("missing", None, sub, "open")
+    mean = number(cell.summary.mean)
+    decimals = len(mean.partition(".")[2])
+    spread = f" \N{PLUS-MINUS SIGN} {cell.summary.std:.{decimals}f}" if cell.summary.n > 1 else ""
+    seeds = f"n = {cell.summary.n}" + (f" of {cell.wanted}" if cell.wanted != cell.summary.n else "")
+    sub = seeds if cell.printed is None or cell.printed.mean is None else f"{seeds}; printed {_printed(cell)}"
+    if cell.comparison is not None and cell.comparison.verdict != UNDECIDED:
+        sub += f", {cell.comparison.verdict}"
+    return Cell(f"{mean}{spread}", cell.summary.mean, sub, "best" if is_best else "")
+
+
+def _printed(cell: CellResult) -> str:
+    assert cell.printed is not None
+    assert cell.printed.mean is not None
+    std = "" if cell.printed.std is None else f" \N{PLUS-MINUS SIGN} {cell.printed.std:g}"
+    return f"{cell.printed.mean:g}{std}"
+
+
+def _cell_row(results: SuiteResults, cell: CellResult) -> tuple[Cell, ...]:
+    s, c, t = cell.summary, cell.comparison, cell.against_base
+    printed, trials = cell.printed, results.table.trials if results.table else None
+    return (
+        Cell(cell.row.label),
+        Cell(cell.column.name),
+        Cell(str(s.n) if s else "0", s.n if s else 0),
+        *_numbers(*((s.mean, s.std, s.low, s.high) if s else (None,) * 4)),
+        *_numbers(*((printed.mean, printed.std) if printed else (None, None))),
+        Cell("" if trials is None or printed is None else str(trials), trials),
+        *_numbers(*((c.difference, c.low, c.high) if c else (None,) * 3)),
+        Cell(c.verdict, sub=c.basis, mark=_mark(c.verdict)) if c else Cell(""),
+        Cell(cell.row.base or ""),
+        *_numbers(*((t.difference, t.low, t.high, t.p_t) if t else (None,) * 4)),
+        *_numbers(cell.p_holm, *((t.p_wilcoxon, t.effect) if t else (None,) * 2)),
+        Cell("" if cell.seeds_needed is None else str(cell.seeds_needed), cell.seeds_needed),
+    )
+
+
+def _numbers(*values: float | None) -> list[Cell]:
+    return [Cell("") if v is None or not isfinite(v) else Cell(number(v), v) for v in values]
+
+
+def _interval(found: Interval | None, factor: float = 1.0) -> Cell:
+    if found is None:
+        return Cell("")
+    has_interval = isfinite(found.low) and isfinite(found.high)
+    low, high = number(factor * found.low), number(factor * found.high)
+    shown = f"{low} to {high}" if has_interval else "one run each"
+    return Cell(number(factor * found.value), factor * found.value, shown)
+
+
+def _best(results: SuiteResults, column: str) -> set[str]:
+    cells = [c for row in results.rows if (c := results.cell(row.label, column)) and c.summary]
+    if len(cells) < 2:
+        return set()
+    sign = 1 if cells[0].column.higher_is_better else -1
+    top = max(sign * c.summary.mean for c in cells if c.summary)
+    return {c.row.label for c in cells if c.summary and sign * c.summary.mean == top}
+
+
+def _counts(outcome: Outcome) -> str:
+    if not outcome.claim.tests:
+        return "not testable by numbers"
+    if not outcome.items:
+        return NO_DATA
+    missing = f", {outcome.missing} without data" if outcome.missing else ""
+    return f"{outcome.hold} of {len(outcome.items)}{missing}"
+
+
+def _share(outcome: Outcome) -> float | None:
+    return outcome.hold / len(outcome.items) if outcome.items else None
+
+
+def _mark(verdict: str) -> str:
+    return {AGREES: "good", DIFFERS: "bad"}.get(verdict, "open")

@@ -1,0 +1,152 @@
+"""`dipole bench`: expand a suite, run what is missing, show progress and time left, sum up."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+from rich.table import Table
+
+from dipole.benchmarks.manifest import manifest, write_manifest
+from dipole.benchmarks.plan import Estimator, make_plan
+from dipole.benchmarks.report.results import SuiteResults
+from dipole.benchmarks.run.engines import Engine, LocalEngine, PoolEngine
+from dipole.benchmarks.run.tasks import Result, Task
+from dipole.benchmarks.run.terminal import Summary, print_plan, print_results, print_summary, reporter, say
+from dipole.benchmarks.run_records import collect
+from dipole.benchmarks.suite import Job, ScaleName, read_suite, suites
+from dipole.core.ground.errors import TrainingError
+from dipole.core.ground.files import why
+from dipole.core.ground.progress import duration
+from dipole.core.record import RunRecord, read_record
+from dipole.core.train.config import RunConfig
+
+EngineName = Literal["local", "ray"]
+
+
+def bench(
+    name: str,
+    scale: ScaleName = "small",
+    runs: Path = Path("runs"),
+    engine: EngineName = "local",
+    jobs: int | None = None,
+    threads: int | None = None,
+    plan_only: bool = False,
+    effect: float | None = None,
+    overrides: Sequence[str] = (),
+    seeds: int | None = None,
+    console: Console | None = None,
+) -> int:
+    """Run what is missing of a suite; the exit code is 1 if a job failed.
+
+    Args:
+        name: a shipped suite or the path of a suite file.
+        scale: "small" (minutes to hours on two cores) or "paper" (the paper's settings).
+        runs: folder of runs; it is created.
+        engine: "local" processes or a "ray" cluster.
+        jobs, threads: jobs at a time and threads per job; default what the machine has.
+        plan_only: print the number of jobs, the estimated time and the seeds needed, and stop.
+        effect: the difference that the plan's number of seeds is to show, in units of the columns.
+        overrides: settings over those of every run, such as where data lie.
+        seeds: number of seeds in place of the scale's own.
+    """
+    console = console or Console()
+    sized = read_suite(name).at(scale, overrides, seeds)
+    wanted = sized.jobs(runs)
+    records = collect(runs).done if runs.is_dir() else {}
+    shared = sized.scale.shared_process
+    chosen = make_engine(engine, jobs, threads, shared) if not plan_only or engine == "local" else None
+    slots = chosen.slots if chosen else jobs or 1
+    if plan_only:
+        print_plan(console, sized, make_plan(sized, wanted, records, slots, effect))
+        return 0
+    assert chosen is not None
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TrainingError(f"cannot write the runs folder {runs}: {why(error)}") from error
+    described = manifest(sized, wanted)
+    write_manifest(runs, described)
+    summary = run_jobs(wanted, records, runs, chosen, console, sized.scale.processes)
+    print_results(console, SuiteResults(described, collect(runs).records))
+    print_summary(console, sized, summary, runs)
+    return 1 if summary.failed else 0
+
+
+def plan_all(
+    scale: ScaleName, runs: Path, jobs: int | None, threads: int | None, console: Console | None = None
+) -> int:
+    """Print a line per shipped suite: runs, how many of them are finished, estimated time."""
+    console = console or Console()
+    records = collect(runs).done if runs.is_dir() else {}
+    estimator, slots = Estimator(records.values()), LocalEngine(jobs, threads).slots
+    table = Table(title=f"Shipped suites at scale {scale}, {slots} runs at a time", title_justify="left")
+    for name in ("suite", "runs", "finished", "estimated time"):
+        table.add_column(name, justify="left" if name == "suite" else "right")
+    every: dict[str, RunConfig] = {}
+    for name in suites():
+        suite = read_suite(name)
+        if scale in suite.scale:
+            wanted = {job.hash: job.config for job in suite.at(scale).jobs(runs)}
+            every |= wanted
+            table.add_row(name, *_plan_line(wanted, records, estimator, slots))
+    table.add_section()
+    table.add_row("all (shared runs once)", *_plan_line(every, records, estimator, slots))
+    console.print(table)
+    return 0
+
+
+def _plan_line(
+    wanted: dict[str, RunConfig], records: dict[str, RunRecord], estimator: Estimator, slots: int
+) -> tuple[str, str, str]:
+    missing = [config for name, config in wanted.items() if name not in records]
+    seconds, guessed = estimator.total(missing, slots)
+    shown = "unknown" if seconds is None else duration(seconds) + (f" ({guessed} guessed)" if guessed else "")
+    return str(len(wanted)), str(len(wanted) - len(missing)), shown
+
+
+def make_engine(engine: EngineName, jobs: int | None, threads: int | None, shared_process: bool = False) -> Engine:
+    if engine == "ray":
+        from dipole.benchmarks.run.ray_engine import RayEngine
+
+        return RayEngine(jobs, threads)
+    return PoolEngine(jobs, threads) if shared_process else LocalEngine(jobs, threads)
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    records: dict[str, RunRecord],
+    runs: Path,
+    engine: Engine,
+    console: Console,
+    processes: int = 1,
+) -> Summary:
+    """Run the jobs without a finished record, through failures to the end."""
+    missing = {job.hash: job for job in jobs if job.hash not in records}
+    skipped = len(jobs) - len(missing)
+    tasks = [Task(job.hash, label(job), job.command, processes) for job in missing.values()]
+    estimator = Estimator(records.values())
+    waiting = {name: job.config for name, job in missing.items()}
+    failed: list[Result] = []
+    done = 0
+    if skipped:
+        say(console, f"{skipped} of {len(jobs)} runs are finished already.")
+    with reporter(console, len(tasks)) as report:
+        started = f"{len(tasks)} runs, {engine.slots} at a time" if tasks else ""
+        report(0, 0, estimator.total(list(waiting.values()), engine.slots)[0], started)
+        for result in engine.run(tasks, runs):
+            config = waiting.pop(result.task.hash)
+            if result.status == "done":
+                done += 1
+                # The record's time: another runner may have done the work, a resumed run took more than this attempt.
+                estimator.add(config, read_record(runs / result.task.hash / "record.json").wall_seconds)
+                line = f"done    {result.task.hash}  {result.task.label}  ({duration(result.seconds)})"
+            else:
+                failed.append(result)
+                line = f"FAILED  {result.task.hash}  {result.task.label}: {result.message}  (log: {result.log})"
+            report(done, len(failed), estimator.total(list(waiting.values()), engine.slots)[0], line)
+    return Summary(done, tuple(failed), skipped)
+
+
+def label(job: Job) -> str:
+    return f"{job.config.name}, {job.recipe}, seed {job.config.seed}"

@@ -1,0 +1,113 @@
+"""One job in a process of its own: claim it, train it as `dipole train` would, give the claim back.
+
+    python -m dipole.benchmarks.run.worker RUNS HASH PROCESSES PARENT -- train RECIPE --set ...
+
+Exit codes are those of `dipole train`, and `TAKEN` where another living process has the job.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+from dipole.benchmarks.run import energy
+from dipole.benchmarks.run.claim import TakenError, claim
+from dipole.benchmarks.run_records import BENCH, is_done, run_name
+
+TAKEN = 75
+GRACE = 60.0
+_PR_SET_PDEATHSIG = 1
+
+
+def main(argv: list[str]) -> int:
+    runs, name, processes, parent = Path(argv[0]), argv[1], int(argv[2]), int(argv[3])
+    command = argv[argv.index("--") + 1 :]
+    follow(parent)
+    try:
+        with claim(runs / BENCH / "claims", name):
+            if is_done(runs / name):  # another runner may have finished it since its record was looked at
+                return 0
+            if not _is_that_run(command, name, runs):
+                return 1
+            meter = energy.Meter()
+            code = _train(command) if processes == 1 else _torchrun(command, processes)
+            if code == 0:
+                meter.write(runs / name)
+            return code
+    except TakenError:
+        return TAKEN
+
+
+def command_line(runs: Path, name: str, processes: int, command: list[str]) -> list[str]:
+    """The command that starts a worker for a job."""
+    return [sys.executable, "-m", __name__, *arguments(runs, name, processes, os.getpid(), command)]
+
+
+def arguments(runs: Path, name: str, processes: int, parent: int, command: list[str]) -> list[str]:
+    """What `main` is given; `parent` is the process whose end ends the worker."""
+    flags = ["--runs", str(runs), "--resume", "auto"]
+    return [str(runs), name, str(processes), str(parent), "--", *command, *flags]
+
+
+def _is_that_run(command: list[str], name: str, runs: Path) -> bool:
+    """Whether the command still means the run that the suite was expanded to: recipes and defaults can be edited."""
+    from dipole.core.train.recipe import load
+
+    settings = [text for flag, text in pairwise(command) if flag == "--set"]
+    if (found := run_name(load(command[1], settings).config, runs)) == name:
+        return True
+    print(
+        f"error: these settings are now run {found}, not {name}: a recipe or dipole itself was changed since the suite "
+        "was expanded. Start `dipole bench` again."
+    )
+    return False
+
+
+def _train(command: list[str]) -> int:
+    from dipole.core.cli import main as dipole
+
+    return dipole(command)
+
+
+def _torchrun(command: list[str], processes: int) -> int:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    child = subprocess.Popen([*launch, "-m", "dipole.benchmarks.run.one_rank", *command], preexec_fn=_die_with_parent)
+    try:
+        return child.wait()
+    finally:
+        child.terminate()
+        child.wait()
+
+
+def _die_with_parent() -> None:
+    """On Linux the launcher is told to end when this worker dies; it ends its own children then."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+@cache
+def follow(parent: int) -> None:
+    """End this process soon after the one that started it, so that a killed runner leaves nothing training.
+
+    What was trained so far lies in the checkpoint; the next runner goes on from there.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        # The trainer answers the signal with a checkpoint; what does not answer within the time is ended.
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(GRACE)
+        os._exit(128 + signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

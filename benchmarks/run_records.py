@@ -1,0 +1,91 @@
+"""The runs folder read back: records, and what is in the way. Nothing in the folder is ever changed or removed here."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dipole.core.ground.errors import DataError, RecordError
+from dipole.core.ground.files import why
+from dipole.core.record import RunRecord, read_record
+from dipole.core.record.additions import FILE, with_additions
+from dipole.core.train.config import RunConfig
+from dipole.core.train.run_folder import locate
+
+BENCH = ".bench"
+"""Folder of a runs folder that holds what `dipole bench` needs: suites as they were expanded, claims, logs."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something in the runs folder that is no readable record; it is reported and left alone."""
+
+    path: Path
+    message: str
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Records by run hash, and the problems met on the way."""
+
+    folder: Path
+    records: dict[str, RunRecord] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def done(self) -> dict[str, RunRecord]:
+        return {name: record for name, record in self.records.items() if record.status == "done"}
+
+
+def collect(folder: Path) -> Collection:
+    """Read every record of a runs folder; a corrupt, foreign or misplaced file becomes a problem."""
+    if not folder.is_dir():
+        raise DataError(f"no runs folder {folder}. Give the folder that `dipole train` or `dipole bench` wrote.")
+    found = Collection(folder)
+    for path in _entries(folder):
+        try:
+            if not path.is_dir():
+                found.problems.append(Problem(path, "not the folder of a run"))
+                continue
+            # A pipe or device of that name would be waited for.
+            if not (path / "record.json").is_file():
+                started = (path / "config.toml").exists()
+                found.problems.append(
+                    Problem(path, "started, no record yet" if started else "no file record.json in it")
+                )
+                continue
+            record = read_record(path / "record.json")
+        except (RecordError, OSError) as error:
+            found.problems.append(Problem(path, str(error)))
+            continue
+        try:
+            record = with_additions(record, path)
+        except RecordError as error:
+            found.problems.append(Problem(path / FILE, str(error)))
+        if record.hash != path.name:
+            found.problems.append(Problem(path, f"the record is that of run {record.hash}, not of this folder"))
+        else:
+            found.records[record.hash] = record
+    return found
+
+
+def run_name(config: RunConfig, runs: Path | None = None) -> str:
+    """Name of the folder of a run, which its record and its checkpoints repeat.
+
+    Everything else in a runs folder (claims, logs, descriptions of suites) speaks of runs by this name.
+    """
+    return config.hash if runs is None else locate(runs, config).name
+
+
+def is_done(folder: Path) -> bool:
+    """Whether the folder of a run holds the valid record of a finished run of that name."""
+    try:
+        record = read_record(folder / "record.json")
+    except RecordError:
+        return False
+    return record.status == "done" and record.hash == folder.name
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return [path for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
+    except OSError as error:
+        raise DataError(f"the runs folder {folder} cannot be read: {why(error)}") from error

@@ -1,0 +1,1 @@
+"""Studies that docs quote: `python -m dipole.benchmarks.studies.NAME`."""

@@ -1,0 +1,41 @@
+"""`dipole eval`: the saved model, measured again."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from dipole.core.cli import Runner
+
+
+def configure(parser: argparse.ArgumentParser) -> Runner:
+    """Evaluate the saved model of a run again."""
+    parser.add_argument("run", metavar="RUN", help="folder of a finished run, or the first digits of its hash")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where hashes are looked up")
+    parser.add_argument("--device", help="auto, cpu, cuda, ... (default: that of the recipe)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return run
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from dipole.core.train.run_folder import find_run
+
+    folder = find_run(arguments.run, arguments.runs)
+
+    from dipole.core.ground.text import number, text_table
+    from dipole.core.train.trained_run import evaluate_run
+
+    record, found = evaluate_run(folder, arguments.device)
+    if arguments.json:
+        print(json.dumps({"run": str(folder.path), "agrees": record.evaluations[-1].agrees, "results": found.results}))
+        return 0
+    print(f"run        {folder.path}\nobjective  {record.objective}")
+    rows = [("", "now", "recorded")]
+    rows += [(name, number(value), number(record.results.get(name))) for name, value in found.results.items()]
+    print(f"\n{text_table(rows)}\n")
+    # What a domain has to show besides numbers (nearest sentences, tables beside the papers') it wrote as text.
+    for path in sorted(folder.path.glob("*.txt")):
+        print(f"{path.name}\n\n{path.read_text(encoding='utf-8')}")
+    print("The numbers agree." if record.evaluations[-1].agrees else "The numbers differ; versions are in the record.")
+    return 0

@@ -1,0 +1,92 @@
+"""`dipole list`: every name one can write in a recipe or an objective."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tomllib
+from typing import Any
+
+from dipole.core.cli import Runner
+
+REGISTERED = ("objectives", "regularizers", "diagnostics")
+KINDS = (*REGISTERED, "recipes", "suites", "domains")
+
+
+def configure(parser: argparse.ArgumentParser) -> Runner:
+    """List objectives, regularizers, diagnostics, recipes, suites and domains."""
+    parser.add_argument(
+        "kind", nargs="?", choices=KINDS, metavar="KIND", help=f"one of {', '.join(KINDS)} (default: all)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object: kind -> list of entries")
+    return run
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from dipole.core.cli.plugins import broken_plugins
+
+    kinds = [arguments.kind] if arguments.kind else KINDS
+    found = {kind: list_kind(kind) for kind in kinds}
+    if arguments.json:
+        print(json.dumps(found, indent=2))
+    else:
+        for kind, entries in found.items():
+            print(f"{kind}:")
+            width = max((len(entry["name"]) for entry in entries), default=0)
+            for entry in entries:
+                print(f"  {entry['name']:<{width}}  {entry['summary']}")
+            if not entries:
+                print("  (none)")
+    for kind in dict.fromkeys("objectives" if kind in REGISTERED else kind for kind in kinds):
+        for error in broken_plugins(kind):
+            print(f"cannot be used: {error}", file=sys.stderr)
+    return 0
+
+
+def list_kind(kind: str) -> list[dict[str, Any]]:
+    """Return name, summary and what else is known of each entry of a kind."""
+    if kind in ("recipes", "suites"):
+        return _files(kind)
+    if kind == "domains":
+        return _domains()
+    from dipole.core.contrast.registry import Kind, registry
+
+    kinds: dict[str, Kind] = {"objectives": "objective", "regularizers": "regularizer", "diagnostics": "diagnostic"}
+    return [
+        {
+            "name": entry.name,
+            "aliases": list(entry.aliases),
+            "summary": entry.summary,
+            "source": entry.source,
+            "weight": entry.weight,
+        }
+        for entry in registry.entries(kinds[kind])
+    ]
+
+
+def _domains() -> list[dict[str, Any]]:
+    from dipole.core.train.domains import domains
+
+    return [
+        {"name": domain.name, "summary": domain.summary, "adapter": domain.adapter, "package": domain.package}
+        for domain in domains().values()
+    ]
+
+
+def _files(kind: str) -> list[dict[str, Any]]:
+    from dipole.core.train.shipped import shipped
+
+    entries = []
+    for name, path in shipped(kind).items():
+        try:
+            facts = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:  # somebody's file must not hide the others
+            facts = {"title": f"cannot be read: {error}"}
+        entry: dict[str, Any] = {"name": name, "summary": facts.get("title") or facts.get("description", "")}
+        if kind == "recipes":
+            entry["domain"] = facts.get("domain")
+        else:
+            entry["scales"] = list(facts.get("scale", ()))
+        entries.append(entry | {"path": str(path)})
+    return entries

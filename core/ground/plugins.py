@@ -1,0 +1,74 @@
+"""What installed packages add: entry points of a group, loaded so that a broken one is an error with a name.
+
+dipole declares its own parts in the same way.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from pkgutil import iter_modules
+from types import ModuleType
+from typing import Any
+
+from dipole.core.ground.errors import DipoleError
+
+OURS = "dipole"
+# What an entry point of each kind names; the group is "dipole.KIND".
+KINDS = {
+    "objectives": "a module whose import registers",
+    "domains": "a Domain (core/train/domains.py)",
+    "commands": "a function as in core/cli/app.py",
+    "recipes": "a folder of a package, package:folder",
+    "suites": "a folder of a package",
+    "published": "a folder of a package",
+}
+
+
+class PluginError(DipoleError, ImportError):
+    """What a package adds cannot be used."""
+
+    def __init__(self, point: EntryPoint, error: BaseException | str) -> None:
+        # An error of ours says all there is to say; of any other, the type belongs to it.
+        known = isinstance(error, str | DipoleError)
+        reason = str(error) if known else f"{type(error).__name__}: {error}"
+        super().__init__(f"{point.name!r} of {distribution(point)} ({point.group}: {point.value}): {reason}")
+        self.point = point
+        self.package = package(point)
+        self.reason = reason
+
+
+def points(kind: str) -> list[EntryPoint]:
+    """The entry points of a kind: dipole's own first, then those of other packages by name."""
+    return sorted(
+        entry_points(group=f"{OURS}.{kind}"), key=lambda point: (not is_ours(point), package(point), point.name)
+    )
+
+
+def package(point: EntryPoint) -> str:
+    """The name of the distribution that declares an entry point."""
+    return point.dist.name if point.dist else "(no package)"
+
+
+def distribution(point: EntryPoint) -> str:
+    """Name and version of the distribution that declares an entry point."""
+    return f"{point.dist.name} {point.dist.version}" if point.dist else package(point)
+
+
+def is_ours(point: EntryPoint) -> bool:
+    """Whether dipole itself declares it."""
+    return package(point) == OURS
+
+
+def load(point: EntryPoint) -> Any:
+    """Import what an entry point names; PluginError whatever goes wrong in it, `sys.exit` included."""
+    try:
+        return point.load()
+    except (Exception, SystemExit) as error:
+        raise PluginError(point, error) from error
+
+
+def import_all(folder: str) -> dict[str, ModuleType]:
+    """Import every module of a package in the order of their names, so that each registers what it defines."""
+    listed = iter_modules(import_module(folder).__path__)
+    return {name: import_module(f"{folder}.{name}") for name in sorted(each.name for each in listed if not each.ispkg)}

@@ -1,0 +1,156 @@
+"""What happens between the steps of a run: counting, logging, evaluating, saving, recording."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dipole.core.contrast.objective import Outcome
+from dipole.core.ground.distributed import alone
+from dipole.core.ground.errors import DipoleError
+from dipole.core.ground.progress import Progress, duration
+from dipole.core.ground.text import number
+from dipole.core.record import RunRecord, write_record
+from dipole.core.train.checkpoint import save_checkpoint
+from dipole.core.train.config import RunConfig
+from dipole.core.train.evaluation import Evaluated, evaluate
+from dipole.core.train.metrics import MetricsLog
+from dipole.core.train.model_files import save_weights
+from dipole.core.train.run_folder import RunFolder
+from dipole.core.train.run_state import RunState, Status
+from dipole.core.train.signals import Interrupts, RunInterruptedError
+
+BESIDE = ("train/loss", "train/return")
+"""Values that stand beside the progress bar."""
+SHOWN = 4
+"""So many results of an evaluation are shown beside the progress; all are in metrics.jsonl."""
+
+
+class Bookkeeping(RunState):
+    """A run and everything that is done with it but the steps themselves."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        fabric: Any,
+        progress: Progress,
+        state: dict[str, Any] | None,
+        tensorboard: bool,
+    ) -> None:
+        super().__init__(config, folder, fabric, state)
+        self._progress = progress
+        # Ranks that end after different steps would wait for each other: several ranks end at once.
+        self._interrupts = Interrupts(enabled=fabric.world_size == 1)
+        train, spe = config.train, self.adapter.steps_per_epoch
+        self.total_steps = train.in_steps(train.length, spe)
+        self._evaluate_every = train.in_steps(train.evaluate_every, spe) if train.evaluate_every else 0
+        self._checkpoint_every = train.in_steps(train.checkpoint_every or 1, spe)
+        self._metrics: MetricsLog | None = None
+        if fabric.is_global_zero:
+            events = folder.tensorboard if tensorboard else None
+            self._metrics = MetricsLog(folder.metrics, state["metrics_bytes"] if state else 0, events, self.step)
+
+    def note_terms(self, outcome: Outcome) -> None:
+        """Remember what the terms of one step note about themselves; call it before `advance`.
+
+        A term that was 0 for the same reason at every step so far is named on the terminal and in the record.
+        """
+        self._notes.see(outcome.terms)
+
+    def advance(self, values: Mapping[str, Tensor | float], steps: int = 1) -> None:
+        """Count `steps` steps with their values (names like "train/loss"; scalar tensors are not waited for).
+
+        Raises:
+            RunInterruptedError: after a signal, once the checkpoint is written.
+        """
+        before, self.step = self.step, self.step + steps
+        self._meter.add(values)
+        is_last = self.step >= self.total_steps
+        if is_last or self._crossed(before, self.config.train.log_every):
+            self.log(self._meter.take())
+            self._tell_notes()
+        self._progress.update(self.step)
+        if is_last:
+            return
+        if self._evaluate_every and self._crossed(before, self._evaluate_every):
+            self.evaluate()
+        if self._interrupts.requested:
+            self.checkpoint()
+            raise RunInterruptedError(
+                f"interrupted after step {self.step} of {self.total_steps}; the checkpoint is saved. "
+                "Repeat the command to continue."
+            )
+        if self._crossed(before, self._checkpoint_every):
+            self.checkpoint()
+
+    def log(self, values: Mapping[str, float | None]) -> None:
+        """Write one line of metrics.jsonl for the current step."""
+        shown = {name: value for name, value in values.items() if name in BESIDE and value is not None}
+        if shown:
+            self._progress.values(shown)
+        if self._metrics is not None:
+            self._metrics.write(self.step, self.epoch, self.elapsed, values)
+
+    def evaluate(self) -> Evaluated | None:
+        """Probe the encoder as it is, log and return the numbers (None on ranks other than 0)."""
+        found = None
+        if self.fabric.is_global_zero:
+            self._progress.status("evaluating")
+            with alone():
+                found = evaluate(self.adapter, self.objective, self.seeds, self._pairs)
+            self._evaluated = (self.step, found)
+            self.log(found.as_metrics())
+            shown = [f"{name} {number(value)}" for name, value in list(found.results.items())[:SHOWN]]
+            self._progress.note(f"step {self.step}: {'  '.join(shown)}")
+        self.fabric.barrier()
+        return found
+
+    def checkpoint(self) -> None:
+        """Save everything that continues this run bit for bit."""
+        state = self._snapshot()
+        if self._metrics is not None:
+            state["metrics_bytes"] = self._metrics.position()
+            save_checkpoint(self.folder.checkpoints, self.step, state)
+
+    def finish(self) -> RunRecord:
+        """Evaluate and save what was trained, and return the record."""
+        # An error in the last evaluation must not cost the training.
+        self.checkpoint()
+        if self._evaluated is None or self._evaluated[0] != self.step:
+            self.evaluate()
+        if not self.fabric.is_global_zero:
+            return self._record("done")
+        save_weights(self.folder.model, self.adapter.module, self.objective)
+        record = self._write_record("done")
+        self.folder.clear_checkpoints()
+        self._progress.close(self.step)
+        self._progress.note(f"finished {self.step} steps in {duration(self.elapsed)}: {self.folder.path}")
+        return record
+
+    def _write_record(self, status: Status, error: str | None = None) -> RunRecord:
+        record = self._record(status, error)
+        if self.fabric.is_global_zero:
+            try:
+                write_record(self.folder.record, record)
+            except DipoleError:
+                # A failure that cannot be recorded (a full disk) must not hide the failure itself.
+                if status not in ("failed", "interrupted"):
+                    raise
+        return record
+
+    def _count_negatives(self) -> None:
+        assert self._pairs is not None
+        self._negatives = float(torch.cat([pairs.negative_counts for pairs in self._pairs]).float().mean())
+        self._progress.note(f"negatives per anchor: {self._negatives:g}")
+
+    def _tell_notes(self) -> None:
+        if self.fabric.is_global_zero:
+            for line in self._notes.untold():
+                self._progress.warn(f"warning: {line}.")
+
+    def _crossed(self, before: int, every: int) -> bool:
+        return self.step // every > before // every

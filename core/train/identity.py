@@ -1,0 +1,126 @@
+"""What identifies a run: the part of a configuration that determines its result, as canonical text and its hash.
+
+    {"schema": 1, "objective": every term with every option written out, "domain": ..., "seed": ...,
+     "train": {...}, "<domain>": {...}, "sources": {"<package>": [distribution, version, sha256]}}
+
+An objective is written out, so that `infonce` and `infonce(temperature=0.5)` are one run and a changed default is
+another. Of the tables only the values that differ from the schema's defaults stand there (`Settings.determining`), so
+that a new setting does not rename old runs. Code that does not come with dipole (an objective or a domain of
+somebody's package, script or notebook) enters with its distribution's version and a hash of its source.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import math
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import packages_distributions, version
+from pathlib import Path
+from typing import Any
+
+SCHEMA = 1
+"""Counts up when the rules of this page change: every run gets another name then."""
+_NOT_FOREIGN = {"dipole", "torch", "pydantic", *sys.stdlib_module_names} - {"__main__"}
+
+
+def digest(values: Mapping[str, Any]) -> str:
+    """Twelve hex digits: SHA-256 of the values as canonical JSON, in which 1 and 1.0 are the same number."""
+    text = json.dumps(_plain(values), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def written_out(objective: Any) -> list[list[Any]]:
+    """[weight, name, options] of each term of a Composite, with every option that was left to its default."""
+    from dipole.core.contrast.objective import entry_of  # late: it loads torch
+
+    terms: list[list[Any]] = []
+    for _, weight, term in objective:
+        entry = entry_of(term)
+        given = term.__dict__.get("given", {})
+        left = {name: value for name, value in entry.defaults.items() if name not in given}
+        terms.append([weight, entry.name, left | given])
+    return terms
+
+
+@dataclass(frozen=True)
+class Source:
+    """Code from outside dipole that a run goes through: a package, a module, or a class of a script or notebook."""
+
+    name: str
+    files: tuple[Path, ...]
+    text: str = ""
+
+    @property
+    def stamp(self) -> list[str]:
+        """[distribution, version, SHA-256 of the source]; the first two are empty for code that nobody installed."""
+        top = self.name.partition(".")[0]
+        distribution = next(iter(_distributions(tuple(sys.path)).get(top, ())), "")
+        known = tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in self.files)
+        content = hashlib.sha256(self.text.encode()).hexdigest() if self.text or not known else _hash_of(known)
+        return [distribution, version(distribution) if distribution else "", content]
+
+    @property
+    def changed(self) -> float:
+        """When a file of it was last changed, in seconds of the system's clock; infinity where nobody knows."""
+        return max((path.stat().st_mtime for path in self.files), default=math.inf)
+
+
+def foreign_sources(classes: Iterable[type]) -> dict[str, Source]:
+    """Sources of classes, and of what they inherit from, that come neither with dipole nor with its libraries."""
+    found: dict[str, Source] = {}
+    for each in (base for one in classes for base in one.__mro__):
+        if each.__module__.partition(".")[0] not in _NOT_FOREIGN:
+            source = _of_main(each) if each.__module__ == "__main__" else _of_module(each.__module__)
+            found[source.name] = source
+    return found
+
+
+def _of_module(name: str) -> Source:
+    """The topmost package that a module lies in (below a namespace package), or the module."""
+    parts = name.split(".")
+    prefixes = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+    root = next((each for each in prefixes if getattr(sys.modules.get(each), "__file__", None)), name)
+    module = sys.modules.get(root)
+    if folders := getattr(module, "__path__", None):
+        return Source(root, tuple(path for folder in folders for path in sorted(Path(folder).rglob("*.py"))))
+    file = getattr(module, "__file__", None)
+    return Source(root, (Path(file),) if file else ())
+
+
+def _of_main(cls: type) -> Source:
+    """A class of the script or notebook that runs: its own lines, not those that start the runs."""
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    try:
+        text = inspect.getsource(cls)
+    except (OSError, TypeError):
+        text = ""
+    return Source(f"__main__.{cls.__qualname__}", (Path(file),) if file else (), text)
+
+
+@lru_cache(maxsize=1)
+def _distributions(search_path: tuple[str, ...]) -> Mapping[str, list[str]]:
+    return packages_distributions()
+
+
+@lru_cache(maxsize=64)
+def _hash_of(known: tuple[tuple[Path, int, int], ...]) -> str:
+    """The hash of files that have not changed since they were last looked at."""
+    found = hashlib.sha256()
+    root = os.path.commonpath([path.parent for path, _, _ in known])
+    for path, _, size in known:
+        found.update(f"{path.relative_to(root).as_posix()}\0{size}\0".encode() + path.read_bytes())
+    return found.hexdigest()

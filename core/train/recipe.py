@@ -1,0 +1,181 @@
+"""From a TOML recipe and `--set` overrides to one frozen, complete configuration.
+
+Precedence: defaults < recipe < --set. All problems of a configuration are reported in one ConfigError.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import Field, ValidationError, create_model
+
+from dipole.core.ground.errors import ConfigError, nearest
+from dipole.core.train.config import RunConfig, Settings, TrainConfig
+from dipole.core.train.domains import adapter_class
+from dipole.core.train.problems import describe
+from dipole.core.train.shipped import shipped_recipes
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A configuration and where each of its values comes from (dotted path -> "default", "recipe" or "--set")."""
+
+    config: RunConfig
+    origins: dict[str, str]
+
+
+def read_recipe(recipe: str | Path) -> dict[str, Any]:
+    """Read a shipped recipe by name, or a TOML file by path."""
+    shipped = shipped_recipes()
+    path = Path(recipe)
+    if str(recipe) in shipped:
+        path = shipped[str(recipe)]
+    elif not path.is_file():
+        looks_like_path = path.suffix == ".toml" or len(path.parts) > 1
+        if looks_like_path:
+            raise ConfigError(f"no recipe file {str(path)!r}. Check the path, or see `dipole list recipes`.")
+        raise ConfigError(
+            f"unknown recipe {str(recipe)!r}.{nearest(str(recipe), shipped)} "
+            f"Shipped recipes: {', '.join(shipped) or 'none'}; or give the path of a .toml file."
+        )
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+
+
+UNSET = object()
+
+
+def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
+    """Split "a.b=value"; the value is read as TOML (3, 1e-3, true, [1, 2], "x") and as plain text where that fails.
+
+    "a.b=" gives UNSET: the recipe's value is taken away.
+    """
+    path, equals, value = text.partition("=")
+    keys = tuple(key.strip() for key in path.split("."))
+    if not equals or not all(keys):
+        raise ConfigError(f"--set {text!r} is not of the form key=value or table.key=value.")
+    if not value.strip():
+        return keys, UNSET
+    try:
+        read = tomllib.loads(f"value = {value}")
+    except tomllib.TOMLDecodeError:
+        return keys, value.strip()
+    return keys, read["value"] if set(read) == {"value"} else value.strip()
+
+
+def resolve(recipe: Mapping[str, Any], overrides: Iterable[str] = ()) -> Resolved:
+    """Merge and check; every problem found is in the one ConfigError that is raised."""
+    problems: list[str] = []
+    values = cast(dict[str, Any], _copy(recipe))
+    origins = dict.fromkeys(_paths(values), "recipe")
+    for text in overrides:
+        try:
+            keys, value = parse_override(text)
+            _assign(values, keys, value)
+        except ConfigError as error:
+            problems.append(str(error))
+        else:
+            origins = {
+                path: source for path, source in origins.items() if not f"{path}.".startswith(".".join(keys) + ".")
+            }
+            if value is not UNSET:
+                origins.update(dict.fromkeys(_paths(value, keys), "--set"))
+    model: type[RunConfig] = RunConfig
+    domain = values.get("domain")
+    adapter = None
+    if isinstance(domain, str):
+        try:
+            adapter = adapter_class(domain)
+            model = run_model(domain, adapter.config_model, adapter)
+        except ConfigError as error:
+            problems.append(f"domain: {error}")
+    values.setdefault("train", {})
+    if (
+        adapter is not None
+        and isinstance(values["train"], dict)
+        and isinstance(table := values.get(str(domain), {}), dict)
+    ):
+        for key, value in adapter.config_model.train_defaults(table).items():
+            if values["train"].setdefault(key, value) is value:
+                origins.setdefault(f"train.{key}", "preset")
+    config = None
+    try:
+        # JSON mode is strict about types but reads arrays as tuples, which TOML has no other way to write.
+        config = model.model_validate_json(json.dumps(values, default=str))
+    except ValidationError as error:
+        skip = domain if adapter is None else None
+        problems.extend(describe(error, model, skip=skip))
+    if config is not None and adapter is not None:
+        problems.extend(_without_effect(config.train, domain, adapter.train_fields))
+        if config.objective == "none" and not adapter.objective_optional:
+            problems.append(f"objective: 'none' is not possible in the domain {domain!r}.")
+    if problems or config is None:
+        title = "one problem" if len(problems) == 1 else f"{len(problems)} problems"
+        raise ConfigError(f"the configuration has {title}:\n" + "\n".join(f"  - {each}" for each in problems))
+    for path in _paths(config.model_dump(mode="json", exclude_none=True)):
+        origins.setdefault(path, "default")
+    return Resolved(config=config, origins=origins)
+
+
+def _without_effect(train: TrainConfig, domain: Any, fields: frozenset[str] | None) -> list[str]:
+    """Name what differs from its default although a domain with its own loop does not look at it."""
+    if fields is None:
+        return []
+    plain = TrainConfig(steps=1) if train.unit == "steps" else TrainConfig(epochs=1)
+    return [
+        f"train.{key}: has no effect in the domain {domain!r}, which uses only {', '.join(sorted(fields))}."
+        for key in sorted(TrainConfig.model_fields.keys() - fields)
+        if getattr(train, key) != getattr(plain, key)
+    ]
+
+
+def load(recipe: str | Path, overrides: Iterable[str] = ()) -> Resolved:
+    """Read a recipe by name or path and resolve it with overrides."""
+    return resolve(read_recipe(recipe), overrides)
+
+
+@cache
+def run_model(domain: str, table: type[Settings], adapter: type | None = None) -> type[RunConfig]:
+    """Return RunConfig with the domain's table as one more field."""
+    field = (table, Field(default_factory=table))
+    model: type[RunConfig] = create_model(  # type: ignore[call-overload]
+        f"{domain.capitalize()}RunConfig", __base__=RunConfig, __module__=__name__, **{domain: field}
+    )
+    model.domain_class = adapter
+    return model
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _copy(each) for key, each in value.items()}
+    return list(value) if isinstance(value, list | tuple) else value
+
+
+def _paths(value: Any, prefix: tuple[str, ...] = ()) -> list[str]:
+    """Return the dotted paths of all leaves."""
+    if isinstance(value, Mapping) and (value or not prefix):
+        return [path for key, each in value.items() for path in _paths(each, (*prefix, str(key)))]
+    return [".".join(prefix)]
+
+
+def _assign(values: dict[str, Any], keys: Sequence[str], value: Any) -> None:
+    table = values
+    for depth, key in enumerate(keys[:-1], start=1):
+        inner = table.setdefault(key, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(f"--set {'.'.join(keys)}: {'.'.join(keys[:depth])!r} is a value, not a table.")
+        table = inner
+    if value is UNSET:
+        table.pop(keys[-1], None)
+    else:
+        table[keys[-1]] = value

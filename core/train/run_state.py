@@ -1,0 +1,148 @@
+"""Everything of a run that changes while it trains: how it is kept, continued bit for bit, and put on record."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from dipole.core.contrast.pairs import Pairs
+from dipole.core.ground.errors import CheckpointError, ConfigError
+from dipole.core.ground.seeding import Seeds, rng_state, seed_everything, set_rng_state
+from dipole.core.record import RunRecord, hardware, library_versions, now, peak_memory
+from dipole.core.train.build import build
+from dipole.core.train.checkpoint import FORMAT
+from dipole.core.train.config import RunConfig
+from dipole.core.train.evaluation import Evaluated
+from dipole.core.train.metrics import Meter
+from dipole.core.train.notes import TermNotes
+from dipole.core.train.run_folder import RunFolder
+
+Status = Literal["running", "done", "failed", "interrupted"]
+
+
+class RunState:
+    """A run between two steps.
+
+    Args:
+        config: what is run.
+        folder: its folder, open.
+        fabric: a launched Fabric.
+        state: the checkpoint to continue from.
+    """
+
+    def __init__(self, config: RunConfig, folder: RunFolder, fabric: Any, state: dict[str, Any] | None) -> None:
+        self.config = config
+        self.folder = folder
+        self.fabric = fabric
+        self.device: torch.device = fabric.device
+        self.seeds = Seeds(config.seed)
+        self.step = 0
+        self._meter = Meter()
+        self._notes = TermNotes()
+        self._negatives: float | None = None
+        self._pairs: tuple[Pairs, ...] | None = None
+        self._evaluated: tuple[int, Evaluated] | None = None
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._optimizer_state: dict[str, Any] | None = None
+        self._began, self._seconds_before = time.monotonic(), 0.0
+        batch_size, ranks = config.train.batch_size, fabric.world_size
+        if batch_size % ranks:
+            raise ConfigError(f"train.batch_size: {batch_size} cannot be divided among {ranks} ranks.")
+        self.adapter, self.objective = build(config, folder, self.device, fabric.global_rank, ranks)
+        if self.adapter.steps_per_epoch < 1:
+            raise ConfigError(f"train.batch_size: {batch_size} is more than one epoch of this data holds.")
+        seed_everything(self.seeds.stream("model", "train", fabric.global_rank))
+        if state is not None:
+            self._restore(state)
+        earlier = folder.read_record() if state and folder.record.is_file() else None
+        self._started = earlier.started if earlier else now()
+
+    @property
+    def epoch(self) -> float:
+        return self.step / self.adapter.steps_per_epoch
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of this run, those before a resume included."""
+        return self._seconds_before + time.monotonic() - self._began
+
+    def _snapshot(self) -> dict[str, Any]:
+        """Everything that continues this run bit for bit, of all ranks; every rank calls it."""
+        mine = {"rng": rng_state(), "adapter": self.adapter.state_dict()}
+        ranks: list[Any] = [mine]
+        if self.fabric.world_size > 1:
+            ranks = [None] * self.fabric.world_size
+            torch.distributed.all_gather_object(ranks, mine)
+        return {
+            "format": FORMAT,
+            "hash": self.config.hash,
+            "step": self.step,
+            "elapsed": self.elapsed,
+            "module": self.adapter.module.state_dict(),
+            "objective": self.objective.state_dict() if self.objective is not None else {},
+            "optimizer": self._optimizer.state_dict() if self._optimizer is not None else {},
+            "meter": self._meter.state_dict(),
+            "notes": self._notes.state_dict(),
+            "negatives": self._negatives,
+            "ranks": ranks,
+        }
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        if len(state["ranks"]) != self.fabric.world_size:
+            raise CheckpointError(
+                f"the checkpoint was written by {len(state['ranks'])} ranks, this run has {self.fabric.world_size}. "
+                "Start as many, or use --resume never."
+            )
+        try:
+            self.adapter.module.load_state_dict(state["module"])
+            if self.objective is not None:
+                self.objective.load_state_dict(state["objective"])
+        except RuntimeError as error:
+            raise CheckpointError(f"the checkpoint does not fit the model: {error}. Use --resume never.") from error
+        mine = state["ranks"][self.fabric.global_rank]
+        self.adapter.load_state_dict(mine["adapter"])
+        self._optimizer_state = state["optimizer"]
+        self._meter.load_state_dict(state["meter"], self.device)
+        if "notes" in state:  # not in a checkpoint of an earlier version
+            self._notes.load_state_dict(state["notes"])
+        self.step = state["step"]
+        self._seconds_before = state["elapsed"]
+        self._negatives = state["negatives"]
+        set_rng_state(mine["rng"])
+
+    def _record(self, status: Status, error: str | None = None) -> RunRecord:
+        """Put the run as it is now on record; results only where it is done."""
+        found = self._evaluated[1] if self._evaluated is not None and status == "done" else None
+        modules: list[nn.Module] = [m for m in (self.adapter.module, self.objective) if m is not None]
+        config = self.config
+        return RunRecord(
+            hash=self.folder.path.name,
+            name=config.name,
+            domain=config.domain,
+            objective=config.objective,
+            seed=config.seed,
+            status=status,
+            error=error,
+            started=self._started,
+            updated=now(),
+            config=config.model_dump(mode="json", exclude_none=True),
+            identity=config.determining(),
+            versions=library_versions(),
+            hardware=hardware(self.device, self.fabric.world_size),
+            seeds=self.seeds.as_dict(),
+            data=self.adapter.data_info(),
+            parameters=sum(p.numel() for m in modules for p in m.parameters() if p.requires_grad),
+            negatives_per_anchor=self._negatives,
+            notes=self._notes.lines,
+            steps=self.step,
+            epochs=self.epoch,
+            wall_seconds=round(self.elapsed, 3),
+            peak_memory_bytes=peak_memory(),
+            peak_device_bytes=torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None,
+            results=found.results if found else {},
+            diagnostics=found.diagnostics if found else {},
+            histogram=found.histogram if found else None,
+        )

@@ -1,0 +1,119 @@
+"""Evaluations while an agent learns."""
+
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from dipole.core.ground.errors import ConfigError
+from dipole.rl.agent import ContrastiveSAC
+from dipole.rl.arguments import check_whole
+from dipole.rl.diagnosis import diagnose
+from dipole.rl.episodes.history import Evaluation, read_evaluations, scores
+from dipole.rl.episodes.play import check_environment, evaluate
+from dipole.rl.episodes.video import write_video
+
+
+class EvaluationCallback(BaseCallback):
+    """Evaluates every `every` environment steps and once before training.
+
+    Writes one line of `folder/evaluations.jsonl` for each, logs eval/return and eval/score_100k, eval/score_500k, and
+    keeps `history`.
+
+    Args:
+        env: an environment of its own.
+        every: environment steps between evaluations.
+        episodes: of each evaluation.
+        folder: for evaluations.jsonl and videos; nothing is written without it.
+        seed: of the evaluation's episodes; the same start states at every evaluation.
+        video_every: evaluations between videos of a first episode (0: none); .gif, one for each.
+        diagnose: log embedding diagnostics as well (contrastive agents only).
+    """
+
+    def __init__(
+        self,
+        env: gymnasium.Env[Any, Any],
+        every: int = 10_000,
+        episodes: int = 10,
+        folder: str | Path | None = None,
+        seed: int = 10_000,
+        video_every: int = 0,
+        diagnose: bool = True,
+    ) -> None:
+        super().__init__()
+        check_environment(env)
+        check_whole(every=every, episodes=episodes)
+        if video_every and folder is None:
+            raise ConfigError("video_every needs a folder to write into.")
+        self.env = env
+        self.every = every
+        self.episodes = episodes
+        self.folder = Path(folder) if folder is not None else None
+        self.seed = seed
+        self.video_every = video_every
+        self.diagnose = diagnose
+        self.history: list[Evaluation] = []
+
+    @property
+    def environment_steps(self) -> int:
+        """Environment steps taken in training; agent steps where the agent does not count them."""
+        return int(getattr(self.model, "environment_steps", self.model.num_timesteps))
+
+    def _on_training_start(self) -> None:
+        training = self.training_env.unwrapped
+        if isinstance(training, DummyVecEnv) and any(each.unwrapped is self.env.unwrapped for each in training.envs):
+            raise ConfigError("the evaluation environment is the training environment itself: make another one for it.")
+        if self.folder is not None:
+            # After a resume, lines that the checkpoint had not seen are written again.
+            self.folder.mkdir(parents=True, exist_ok=True)
+            path = self.folder / "evaluations.jsonl"
+            before = read_evaluations(path) if path.is_file() and self.environment_steps else []
+            self.history = [each for each in before if each.environment_steps <= self.environment_steps]
+            path.write_text("".join(json.dumps(asdict(each)) + "\n" for each in self.history))
+        if not self.history or self.environment_steps == 0:
+            self._evaluate()
+
+    def _on_rollout_start(self) -> None:
+        if self.environment_steps // self.every > self.history[-1].environment_steps // self.every:
+            self._evaluate()
+
+    def _on_training_end(self) -> None:
+        if self.environment_steps // self.every > self.history[-1].environment_steps // self.every:
+            self._evaluate()
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _evaluate(self) -> None:
+        began = time.monotonic()
+        frames: list[NDArray[np.uint8]] | None = None
+        if self.video_every and len(self.history) % self.video_every == 0:
+            frames = []
+        returns = evaluate(self.model, self.env, self.episodes, self.seed, frames)
+        found = Evaluation(
+            self.environment_steps, self.model.num_timesteps, tuple(returns), round(time.monotonic() - began, 2)
+        )
+        self.history.append(found)
+        self.logger.record("eval/return", found.mean)
+        self.logger.record("eval/return_std", float(np.std(returns)))
+        for name, value in scores(self.history).items():
+            self.logger.record(f"eval/score_{name}", value)
+        if self.diagnose and isinstance(self.model, ContrastiveSAC) and self.model.contrast is not None:
+            for name, value in diagnose(self.model).items():
+                self.logger.record(f"diag/{name}", value)
+        if self.folder is not None:
+            with open(self.folder / "evaluations.jsonl", "a") as file:
+                file.write(json.dumps(asdict(found)) + "\n")
+            if frames:
+                write_video(frames, self.folder / f"episode-{found.environment_steps:09d}.gif", _fps(self.env))
+
+
+def _fps(env: gymnasium.Env[Any, Any]) -> int:
+    return int(env.metadata.get("render_fps") or 25)

@@ -1,0 +1,68 @@
+"""The [rl] table of a recipe: the environment, its evaluation, and the agent's settings."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from dipole.core.ground.errors import ConfigError
+from dipole.rl.envs.registry import find
+from dipole.rl.settings import PRESETS, AgentTable
+
+# Keywords of an environment's factory, where it has them.
+_OF_THE_ENVIRONMENT = ("size", "frame_stack", "action_repeat", "camera", "rendering")
+
+
+class RLConfig(AgentTable):
+    """The [rl] table. Settings of the agent that are left out come from the preset."""
+
+    # The preset stands in the values that it has brought.
+    incidental: ClassVar[frozenset[str]] = frozenset({"preset", "storage", "workers"})
+
+    task: str = Field(
+        "dot", description='"dot", a task of the suite ("cheetah-run", ...), one of your own, or an id of gymnasium'
+    )
+    size: int | None = Field(None, ge=12, description="rendered height and width; default 100 (dot: 28)")
+    frame_stack: int = Field(3, ge=1, description="frames in an observation")
+    action_repeat: int | None = Field(None, ge=1, description="control steps per action; default the papers'")
+    camera: int | None = Field(None, ge=0, description="default 0 (quadruped: 2)")
+    rendering: Literal["paper", "fast"] = Field("paper", description="fast: no shadows, reflections, anti-aliasing")
+    envs: int = Field(1, ge=1, description="environments that are stepped together")
+    workers: bool = Field(False, description="each environment in a process of its own")
+    augmentation: Literal["crop", "shift", "none"] = "crop"
+    storage: Literal["host", "device"] = Field("host", description="where replay keeps its frames")
+    episodes: int = Field(10, ge=1, description="episodes of an evaluation")
+
+    @field_validator("task")
+    @classmethod
+    def _known(cls, task: str) -> str:
+        try:
+            return find(task).name
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+
+    @model_validator(mode="after")
+    def _with_effect(self) -> Self:
+        known = find(self.task).settings
+        for name in _OF_THE_ENVIRONMENT:
+            if name not in known and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"{name} has no effect on the task {self.task!r}, whose settings are {', '.join(known) or 'none'}."
+                )
+        return self
+
+    def agent_settings(self) -> dict[str, Any]:
+        """The settings of the agent that replace the preset's."""
+        given = {name: getattr(self, name) for name in AgentTable.model_fields if name != "preset"}
+        return {name: value for name, value in given.items() if value != getattr(PRESETS[self.preset], name)}
+
+    def environment(self) -> dict[str, Any]:
+        """Keywords of `make_env`."""
+        given = {name: getattr(self, name) for name in _OF_THE_ENVIRONMENT if name in find(self.task).settings}
+        return {name: value for name, value in given.items() if value is not None}
+
+    @classmethod
+    def train_defaults(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The preset's own values of [train]."""
+        preset = PRESETS.get(str(values.get("preset", "curl")))
+        return {} if preset is None else {"batch_size": preset.batch_size, "learning_rate": preset.learning_rate}

@@ -1,0 +1,38 @@
+"""Embedding diagnostics of an agent's own observations, as in the other domains."""
+
+import torch
+
+from dipole.core.contrast.pairs import Pairs
+from dipole.core.measure import diagnostics
+from dipole.rl.agent import ContrastiveSAC
+
+
+@torch.no_grad()
+def diagnose(agent: ContrastiveSAC, batch_size: int = 256) -> dict[str, float]:
+    """Embedding diagnostics of one replay batch, as in the other domains; {} while replay is too small.
+
+    The batch comes from a copy of the sampler's generator, and torch's is put back: training is not disturbed.
+    """
+    buffer = agent.replay_buffer
+    if agent.contrast is None or len(buffer) < batch_size:
+        return {}
+    state, generator = buffer.rng.bit_generator.state, torch.get_rng_state()
+    batch = buffer.sample_views(batch_size, agent._augment, max(agent._positives, 1))
+    buffer.rng.bit_generator.state = state
+    torch.set_rng_state(generator)
+    pairs = agent._pairs(batch, agent.policy.encoder(batch.observations))
+    return diagnose_pairs(pairs)
+
+
+def diagnose_pairs(pairs: Pairs) -> dict[str, float]:
+    """Alignment, uniformity, mean distance, margin occupancy, rank and conditional entropy of anchors and keys."""
+    entropy, maximum = diagnostics.conditional_entropy(pairs)
+    return {
+        "alignment": diagnostics.alignment(pairs),
+        "uniformity": diagnostics.uniformity(pairs),
+        "mean_distance": diagnostics.mean_distance(pairs.anchors),
+        "margin_occupancy": diagnostics.margin_occupancy(pairs),
+        "rank": float(diagnostics.numerical_rank(pairs.anchors)),
+        "conditional_entropy": float(entropy),
+        "conditional_entropy_maximum": float(maximum),
+    }

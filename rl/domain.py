@@ -1,0 +1,14 @@
+"""The domain of this package, as `dipole list domains` and `dipole doctor` know it; nothing heavy is imported."""
+
+from dipole.core.train.domains import Domain
+
+RL = Domain(
+    name="rl",
+    summary="agents that see pixels: SAC with a contrastive objective (CURL)",
+    adapter="dipole.rl.adapter:RLAdapter",
+    extra="rl",
+    probes={
+        "drawing without a display": "dipole.rl.envs.suite.rendering:choose_backend",
+        "simulator": "dipole.rl.envs.suite.rendering:import_suite",
+    },
+)

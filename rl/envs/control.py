@@ -1,0 +1,229 @@
+"""Tasks of the DeepMind Control Suite seen through pixels, as Gymnasium environments.
+
+Straight on `dm_control.suite`: channel-first uint8 frames, a frame stack, action repeat, the time limit as truncation,
+and the full state in and out for bit-exact resume.
+"""
+
+from collections import deque
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from dipole.core.ground.errors import ConfigError
+from dipole.rl.arguments import check_seed, check_step, check_whole
+from dipole.rl.envs.registry import environment
+from dipole.rl.envs.suite import tasks
+
+# What tasks of the suite change in the model from one episode to the next (targets, gains, terrain, colours).
+_EPISODE_FIELDS = (
+    "body_pos", "body_quat", "geom_pos", "geom_size", "geom_rgba", "site_pos", "site_size", "site_rgba", "light_pos",
+    "mat_rgba", "dof_damping", "jnt_stiffness", "wrap_prm", "hfield_data",
+)  # fmt: skip
+# A bound this wide (the lqr tasks have 1e10) is no bound: actions are then used as they are.
+_UNBOUNDED = 1e6
+# The suite's episodes last 1000 control steps; lqr has no limit of its own.
+_TIME_LIMIT = 1000
+# The lqr tasks draw the stiffness of their springs when they are loaded, before anything else.
+_STIFFNESS = (15, 25)
+
+
+class ControlEnv(gymnasium.Env[NDArray[np.uint8], NDArray[np.float32]]):
+    """One task of the suite through pixels.
+
+    The observation is (3 * frame_stack, size, size) uint8, the newest frame last, the first frame repeated at reset.
+    Actions lie in [-1, 1] and are mapped affinely to the task's own bounds. A step repeats the action `action_repeat`
+    control steps (environment steps, in the papers' counting) and sums their rewards; `info["environment_steps"]` says
+    how many were taken. The time limit is a truncation; only a task's own end is a termination.
+
+    Args:
+        task: "cheetah-run", "ball_in_cup-catch", ...; any task of the suite.
+        size: rendered height and width in pixels.
+        frame_stack: frames in an observation.
+        action_repeat: control steps for each action; the papers' value for the task by default.
+        camera: camera number or name; 0 by default, 2 (which follows the body) for the quadruped.
+        rendering: "paper" (pixels identical to dm_control's) or "fast" (no shadows, reflections or anti-aliasing:
+            another look, the same information, more than ten times cheaper).
+        seed: seed of the first episode; `reset(seed=...)` sets it as well.
+        render_mode: "rgb_array" or None; `render()` returns the newest frame at full size (H, W, 3).
+        task_kwargs: passed on to dm_control's task.
+
+    Raises:
+        ConfigError: for an unknown task or a setting out of range.
+        RenderingError: where no OpenGL library works; with the line that installs one.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 25}  # noqa: RUF012
+
+    def __init__(
+        self,
+        task: str,
+        *,
+        size: int = 100,
+        frame_stack: int = 3,
+        action_repeat: int | None = None,
+        camera: int | str | None = None,
+        rendering: Literal["paper", "fast"] = "paper",
+        seed: int | None = None,
+        render_mode: str | None = "rgb_array",
+        task_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        domain, name = tasks.split(task)
+        check_whole(size=size, frame_stack=frame_stack)
+        if action_repeat is not None:
+            check_whole(action_repeat=action_repeat)
+        seed = check_seed(seed)
+        if rendering not in ("paper", "fast"):
+            raise ConfigError(f"rendering must be 'paper' or 'fast', got {rendering!r}.")
+        if render_mode not in (None, *self.metadata["render_modes"]):
+            raise ConfigError(f"render_mode must be 'rgb_array' or None, got {render_mode!r}.")
+        # Here, so that `python -m` of that module finds it not yet imported.
+        from dipole.rl.envs.suite.rendering import close_at_exit, import_suite
+
+        suite: Any = import_suite()
+        self.task = f"{domain}-{name}"
+        self.action_repeat = action_repeat or tasks.action_repeat(self.task)
+        self.frame_stack = frame_stack
+        self.render_mode = render_mode
+        try:
+            self._control = suite.load(domain, name, task_kwargs={**(task_kwargs or {}), "random": seed})
+        except TypeError as error:
+            raise ConfigError(f"task_kwargs {task_kwargs!r} do not fit {self.task}: {error}.") from error
+        self._physics = self._control.physics
+        limit = self._control._step_limit
+        self._limit = limit if np.isfinite(limit) else _TIME_LIMIT
+        self._camera = _camera(
+            self._physics, size, tasks.CAMERA.get(domain, 0) if camera is None else camera, rendering
+        )
+        self._rendering = rendering
+        spec = self._control.action_spec()
+        wide = np.maximum(np.abs(spec.minimum), np.abs(spec.maximum)) > _UNBOUNDED
+        self._low = np.where(wide, -1.0, spec.minimum)
+        self._span = np.where(wide, 2.0, spec.maximum - spec.minimum)
+        self.action_space = spaces.Box(-1.0, 1.0, spec.shape, np.float32)
+        self.observation_space = spaces.Box(0, 255, (3 * frame_stack, size, size), np.uint8)
+        self._frames: deque[NDArray[np.uint8]] = deque(maxlen=frame_stack)
+        self._steps = 0
+        self._playing = False
+        close_at_exit(self)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.uint8], dict[str, Any]]:
+        seed = check_seed(seed)
+        super().reset(seed=seed)
+        if seed is not None:
+            self._control.task._random = random = np.random.RandomState(seed)
+            if self.task.startswith("lqr-"):
+                # A damping follows each stiffness in the generator's stream, always 0.
+                self._physics.model.jnt_stiffness[:] = [
+                    (random.uniform(*_STIFFNESS), random.uniform())[0] for _ in range(self._physics.model.njnt)
+                ]
+        self._control.reset()
+        self._steps = 0
+        self._playing = True
+        self._frames.extend([self._frame()] * self.frame_stack)
+        return self._observation(), {"environment_steps": 0}
+
+    def step(self, action: NDArray[np.float32]) -> tuple[NDArray[np.uint8], float, bool, bool, dict[str, Any]]:
+        check_step(self._playing, action, self.action_space)
+        control = self._low + (np.asarray(action, np.float64) + 1.0) * 0.5 * self._span
+        reward, taken = 0.0, 0
+        terminated = truncated = False
+        while taken < self.action_repeat and not (terminated or truncated):
+            step = self._control.step(control)
+            reward += step.reward or 0.0
+            taken += 1
+            terminated = step.last() and step.discount == 0.0
+            truncated = not terminated and (step.last() or self._steps + taken >= self._limit)
+        self._steps += taken
+        self._playing = not (terminated or truncated)
+        self._frames.append(self._frame())
+        return self._observation(), float(reward), terminated, truncated, {"environment_steps": taken}
+
+    def render(self) -> NDArray[np.uint8] | None:
+        if self.render_mode is None:
+            return None
+        return np.ascontiguousarray(self._frames[-1].transpose(1, 2, 0))
+
+    def close(self) -> None:
+        self._physics.free()
+
+    def _frame(self) -> NDArray[np.uint8]:
+        return np.ascontiguousarray(self._camera.render().transpose(2, 0, 1))  # (3, size, size)
+
+    def _observation(self) -> NDArray[np.uint8]:
+        return np.concatenate(self._frames)  # a copy, so that a stored observation never changes
+
+    def get_state(self) -> dict[str, Any]:
+        """Everything a bit-exact continuation needs: physics, model changes, task, counters, frames, generators."""
+        import mujoco
+
+        return {
+            "physics": self._physics.get_state(mujoco.mjtState.mjSTATE_INTEGRATION),
+            "model": {name: np.array(getattr(self._physics.model, name)) for name in _EPISODE_FIELDS},
+            "task": {key: value for key, value in vars(self._control.task).items() if _plain(value)},
+            "random": self._control.task.random.get_state(),
+            "control": (self._control._step_count, self._control._reset_next_step),
+            "frames": list(self._frames),
+            "steps": self._steps,
+            "np_random": self.np_random.bit_generator.state,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue from what `get_state` returned, also in another process."""
+        import mujoco
+
+        for name, value in state["model"].items():
+            getattr(self._physics.model, name)[...] = value
+        self._physics.set_state(state["physics"], mujoco.mjtState.mjSTATE_INTEGRATION)
+        if self._physics.model.nhfield:
+            # The terrain that is drawn is a copy in the rendering context.
+            with self._physics.contexts.gl.make_current() as context:
+                for terrain in range(self._physics.model.nhfield):
+                    context.call(
+                        mujoco.mjr_uploadHField, self._physics.model.ptr, self._physics.contexts.mujoco.ptr, terrain
+                    )
+        # dm_control steps with mj_step2 first: the position and velocity stage must have been computed.
+        mujoco.mj_step1(self._physics.model.ptr, self._physics.data.ptr)
+        vars(self._control.task).update(state["task"])
+        self._control.task._random.set_state(state["random"])
+        self._control._step_count, self._control._reset_next_step = state["control"]
+        self._frames = deque(state["frames"], maxlen=self.frame_stack)
+        self._steps = state["steps"]
+        self._playing = not self._control._reset_next_step and self._steps < self._limit
+        self.np_random.bit_generator.state = state["np_random"]
+
+
+def _camera(physics: Any, size: int, camera: int | str, rendering: str) -> Any:
+    """One camera for the life of the environment: physics.render() builds and frees a scene at every call."""
+    import mujoco
+    from dm_control.mujoco import engine
+    from dm_control.mujoco.wrapper.core import Error as WrapperError
+
+    physics.model.vis.global_.offwidth = max(size, physics.model.vis.global_.offwidth)
+    physics.model.vis.global_.offheight = max(size, physics.model.vis.global_.offheight)
+    if rendering == "fast":
+        # Read when the rendering context is made, that is, at the first frame.
+        physics.model.vis.quality.shadowsize = 0
+        physics.model.vis.quality.offsamples = 0
+    try:
+        view = engine.Camera(physics, height=size, width=size, camera_id=camera)
+    except (ValueError, WrapperError) as error:
+        raise ConfigError(f"camera {camera!r} does not exist in this task: {error}") from error
+    if rendering == "fast":
+        view.scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = 0
+        view.scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = 0
+        # Bodies are meshed once, with the context that the camera has made; tendons (the cup's string) at every frame.
+        physics.model.vis.quality.numslices, physics.model.vis.quality.numstacks = 10, 5
+    return view
+
+
+def _plain(value: Any) -> bool:
+    return value is None or isinstance(value, (bool, int, float, str, np.ndarray, np.number))
+
+
+for _task in tasks.names():
+    environment(_task, task=_task)(ControlEnv)

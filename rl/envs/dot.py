@@ -1,0 +1,104 @@
+"""Move the dot onto the dot: a pixel task of seconds, without a physics engine, for tests and the demo."""
+
+from collections import deque
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from dipole.core.ground.errors import ConfigError
+from dipole.rl.arguments import check_seed, check_step, check_whole
+from dipole.rl.envs.registry import environment
+
+_EPISODE = 50
+_SPEED = 0.1
+_DOT = 2.0  # radius in pixels
+_SMALLEST = 12
+
+
+@environment("dot")
+class DotEnv(gymnasium.Env[NDArray[np.uint8], NDArray[np.float32]]):
+    """A green dot is pushed by the action; the reward is 1 on the red dot and falls to 0 at 5/6 of the square's side.
+
+    Observations are (3 * frame_stack, size, size) uint8, actions two velocities in [-1, 1], episodes 50 steps
+    (a time limit, so a truncation). Positions are uniform in the unit square.
+
+    Args:
+        size: height and width in pixels, at least 12.
+        frame_stack: frames in an observation, the first one repeated at reset.
+        render_mode: "rgb_array" or None.
+
+    Raises:
+        ConfigError: for a setting out of range.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
+    action_repeat = 1
+
+    def __init__(self, size: int = 28, frame_stack: int = 3, render_mode: str | None = "rgb_array") -> None:
+        check_whole(size=size, frame_stack=frame_stack)
+        if size < _SMALLEST:
+            raise ConfigError(f"size must be at least {_SMALLEST}, where two dots can be told apart, got {size}.")
+        if render_mode not in (None, *self.metadata["render_modes"]):
+            raise ConfigError(f"render_mode must be 'rgb_array' or None, got {render_mode!r}.")
+        self.size = size
+        self.frame_stack = frame_stack
+        self.render_mode = render_mode
+        self.observation_space = spaces.Box(0, 255, (3 * frame_stack, size, size), np.uint8)
+        self.action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self._frames: deque[NDArray[np.uint8]] = deque(maxlen=frame_stack)
+        self._dot = self._target = np.zeros(2)
+        self._steps = 0
+        self._playing = False
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.uint8], dict[str, Any]]:
+        super().reset(seed=check_seed(seed))
+        self._dot, self._target = self.np_random.uniform(size=(2, 2))
+        self._steps = 0
+        self._playing = True
+        self._frames.extend([self._frame()] * self.frame_stack)
+        return np.concatenate(self._frames), {"environment_steps": 0}
+
+    def step(self, action: NDArray[np.float32]) -> tuple[NDArray[np.uint8], float, bool, bool, dict[str, Any]]:
+        check_step(self._playing, action, self.action_space)
+        self._dot = np.clip(self._dot + _SPEED * np.clip(np.asarray(action, np.float64), -1, 1), 0, 1)
+        self._steps += 1
+        self._playing = self._steps < _EPISODE
+        self._frames.append(self._frame())
+        reward = max(0.0, 1.0 - 1.2 * float(np.hypot(*(self._dot - self._target))))
+        return np.concatenate(self._frames), reward, False, not self._playing, {"environment_steps": 1}
+
+    def render(self) -> NDArray[np.uint8] | None:
+        return None if self.render_mode is None else np.ascontiguousarray(self._frames[-1].transpose(1, 2, 0))
+
+    def _frame(self) -> NDArray[np.uint8]:
+        frame = np.zeros((3, self.size, self.size), np.uint8)
+        # The margin keeps both dots inside every crop of 24 out of 28 pixels.
+        margin = self.size * 0.2
+        rows, columns = np.mgrid[: self.size, : self.size]
+        for channel, position in ((0, self._target), (1, self._dot)):
+            row, column = margin + position * (self.size - 1 - 2 * margin)
+            distance = np.hypot(rows - row, columns - column)
+            frame[channel] = 255 * np.clip(_DOT + 0.5 - distance, 0, 1)
+        return frame
+
+    def get_state(self) -> dict[str, Any]:
+        """Everything a bit-exact continuation needs."""
+        return {
+            "dot": self._dot,
+            "target": self._target,
+            "steps": self._steps,
+            "frames": list(self._frames),
+            "np_random": self.np_random.bit_generator.state,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue from what `get_state` returned."""
+        self._dot, self._target, self._steps = state["dot"], state["target"], state["steps"]
+        self._playing = self._steps < _EPISODE
+        self._frames = deque(state["frames"], maxlen=self.frame_stack)
+        self.np_random.bit_generator.state = state["np_random"]

@@ -1,0 +1,139 @@
+"""Environments by name: what the files of this folder register, and every id of gymnasium.
+
+A task of a recipe (`rl.task`), `make_env(name)` and `gymnasium.make("dipole/<name>-v0")` look here.
+"""
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, TypeVar
+
+import gymnasium
+from gymnasium.envs.registration import register
+
+from dipole.core.ground.errors import ConfigError, RegistryError, nearest
+from dipole.core.ground.plugins import import_all
+
+Factory = TypeVar("Factory", bound=Callable[..., Any])
+_ID = re.compile(r".+-v\d+")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What is known about one name.
+
+    Args:
+        name: of the task.
+        factory: makes the environment.
+        fixed: the factory's keywords that the name decides.
+    """
+
+    name: str
+    factory: Callable[..., Any]
+    fixed: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """The keywords that are left to the user; none are known of an id of gymnasium's."""
+        if self.factory is gymnasium.make:
+            return ()
+        parameters = inspect.signature(self.factory).parameters.values()
+        named = (each.name for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD))
+        return tuple(name for name in named if name not in self.fixed)
+
+    def make(self, **settings: Any) -> gymnasium.Env[Any, Any]:
+        """Make it; ConfigError for a keyword that it does not have."""
+        for name in settings if self.factory is not gymnasium.make else ():
+            if name not in self.settings:
+                raise ConfigError(
+                    f"the task {self.name!r} has no setting {name!r}.{nearest(name, self.settings)} "
+                    f"Settings: {', '.join(self.settings)}."
+                )
+        found: gymnasium.Env[Any, Any] = self.factory(**self.fixed, **settings)
+        return found
+
+
+_environments: dict[str, Environment] = {}
+
+
+def environment(name: str, **fixed: Any) -> Callable[[Factory], Factory]:
+    """Decorate a class or function that makes an environment, to make it known under a name, also to gymnasium.
+
+    The environment shows square uint8 images (C, H, W) and takes continuous actions. The factory's keywords with their
+    defaults are its settings; those that a recipe can set are `size`, `frame_stack`, `action_repeat`, `camera` and
+    `rendering`, as far as the factory has them. `info["environment_steps"]` counts the steps of a repeated action (1
+    where it is missing); get_state and set_state make a resume bit-exact.
+
+    Args:
+        name: the task, such as "dot"; `dipole/dot-v0` for gymnasium.
+        fixed: keywords of the factory that belong to this name.
+
+    Raises:
+        RegistryError: if another factory has the name.
+    """
+
+    def decorate(factory: Factory) -> Factory:
+        place = f"{factory.__module__}:{factory.__qualname__}"
+        taken = _environments.get(_key(name))
+        if taken is not None and f"{taken.factory.__module__}:{taken.factory.__qualname__}" != place:
+            raise RegistryError(
+                f"the environment {name!r} is already registered by {taken.factory.__module__}; {place} needs another "
+                "name."
+            )
+        _environments[_key(name)] = Environment(name, factory, fixed)
+        # Both spellings: dipole/ball_in_cup-catch-v0 as in dm_control, dipole/ball-in-cup-catch-v0 as in the papers.
+        for spelling in {name, name.replace("_", "-")} if taken is None else ():
+            register(f"dipole/{spelling}-v0", entry_point=place, kwargs=fixed)
+        return factory
+
+    return decorate
+
+
+@cache
+def load() -> None:
+    """Import every file of this folder, so that what it registers is known."""
+    import_all(__name__.rpartition(".")[0])
+
+
+def find(task: str) -> Environment:
+    """The environment of a name ("cheetah-run", "cheetah/run", "ball-in-cup-catch") or id ("package:Their-v0").
+
+    Raises:
+        ConfigError: for an unknown one, with the nearest name and all names.
+    """
+    load()
+    known = _environments.get(_key(task))
+    if known is not None:
+        return known
+    if _ID.fullmatch(str(task)):
+        try:
+            gymnasium.spec(task)
+        except (gymnasium.error.Error, ImportError) as error:
+            raise ConfigError(f"unknown task {task!r}: {error}") from error
+        return Environment(task, gymnasium.make, {"id": task})
+    raise ConfigError(f"unknown task {task!r}.{nearest(str(task), names())} Allowed: {', '.join(names())}.")
+
+
+def names() -> list[str]:
+    """The names of all tasks."""
+    load()
+    return sorted(each.name for each in _environments.values())
+
+
+def make_env(task: str, **settings: Any) -> gymnasium.Env[Any, Any]:
+    """Make the environment of a task: "dot", a task of the suite ("cheetah-run"), or any id of gymnasium.
+
+    Args:
+        task: its name.
+        settings: keywords of the environment, such as those of `ControlEnv` or `DotEnv`.
+
+    Raises:
+        ConfigError: for an unknown task or keyword, or a value out of range.
+    """
+    return find(task).make(**settings)
+
+
+def _key(task: str) -> str:
+    return str(task).replace("/", "-").replace("-", "_").lower()

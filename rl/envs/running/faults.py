@@ -1,0 +1,105 @@
+"""What happens when an environment fails: the episode ends as truncated, the fault is reported, training goes on."""
+
+from typing import Any
+
+import gymnasium
+from stable_baselines3.common.monitor import Monitor
+
+from dipole.core.ground.errors import TrainingError
+
+# So many faults in a row without one good step between them mean that the environment is broken for good.
+PATIENCE = 5
+
+
+def describe(error: BaseException, step: int, episode: int, seed: int | None) -> dict[str, Any]:
+    """What is put into `info["fault"]`."""
+    return {"error": f"{type(error).__name__}: {error}", "step": step, "episode": episode, "seed": seed}
+
+
+def fault_message(environment: int, fault: dict[str, Any]) -> str:
+    """One line for the log."""
+    return (
+        f"environment {environment} failed at its step {fault['step']} (episode {fault['episode']} after "
+        f"seed {fault['seed']}): {fault['error']}. The episode ends as truncated and its last step is not learned from."
+    )
+
+
+class Guard(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Turns an exception in `step` into a truncated episode with `info["fault"]`: error, step, episode, seed.
+
+    The observation of such a step is the last good one, the reward 0; replay leaves the step out. An exception in
+    `reset` is tried again; after five faults without a good step TrainingError is raised.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self._last: Any = None
+        self._seed: int | None = None
+        self._episode = self._step = self._in_a_row = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        if seed is not None:
+            self._seed, self._episode, self._step = seed, 0, 0
+        self._episode += 1
+        while True:
+            try:
+                self._last, info = self.env.reset(seed=seed, options=options)
+                return self._last, info
+            except Exception as error:
+                self._count(error)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self._step += 1
+        try:
+            self._last, reward, terminated, truncated, info = self.env.step(action)
+        except Exception as error:
+            self._count(error)
+            return self._last, 0.0, False, True, {"fault": describe(error, self._step, self._episode, self._seed)}
+        self._in_a_row = 0
+        return self._last, reward, terminated, truncated, info
+
+    def _count(self, error: Exception) -> None:
+        self._in_a_row += 1
+        if self._in_a_row >= PATIENCE:
+            fault = describe(error, self._step, self._episode, self._seed)
+            raise TrainingError(f"{fault_message(0, fault)} This was the fault number {PATIENCE} in a row.") from error
+
+    def get_state(self) -> dict[str, Any]:
+        """The state of the wrapped environment, of its Monitor and of this wrapper; the inner one may be None."""
+        monitor = _monitor(self)
+        inner = getattr(self.unwrapped, "get_state", None)
+        return {
+            "inner": inner() if callable(inner) else None,
+            "rewards": None if monitor is None else list(monitor.rewards),
+            "needs_reset": None if monitor is None else monitor.needs_reset,
+            "guard": (self._last, self._seed, self._episode, self._step, self._in_a_row),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> bool:
+        """Restore `get_state`; False if the environment cannot take a state, so that it must be reset."""
+        inner = getattr(self.unwrapped, "set_state", None)
+        if state["inner"] is None or not callable(inner):
+            return False
+        # Wrappers such as gymnasium's order check allow a step only after a reset.
+        self.env.reset()
+        inner(state["inner"])
+        monitor = _monitor(self)
+        if monitor is not None and state["rewards"] is not None:
+            monitor.rewards, monitor.needs_reset = list(state["rewards"]), state["needs_reset"]
+        self._last, self._seed, self._episode, self._step, self._in_a_row = state["guard"]
+        return True
+
+
+def _monitor(env: gymnasium.Env[Any, Any]) -> Monitor | None:
+    while isinstance(env, gymnasium.Wrapper):
+        if isinstance(env, Monitor):
+            return env
+        env = env.env
+    return None
+
+
+def guarded(env: gymnasium.Env[Any, Any]) -> Guard:
+    """Wrap in Monitor (unless it is) and Guard (unless it is)."""
+    if isinstance(env, Guard):
+        return env
+    return Guard(env if _monitor(env) is not None else Monitor(env))

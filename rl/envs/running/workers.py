@@ -1,0 +1,188 @@
+"""Environments in processes of their own, which are started again when they die."""
+
+import multiprocessing
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import gymnasium
+import numpy as np
+from stable_baselines3.common.vec_env import CloudpickleWrapper, SubprocVecEnv
+from stable_baselines3.common.vec_env.subproc_vec_env import _stack_obs, _worker
+
+from dipole.core.ground.errors import ConfigError, TrainingError
+from dipole.rl.envs.running.faults import PATIENCE, Guard, fault_message, guarded
+
+# What a pipe raises whose other end is gone.
+_GONE = (EOFError, BrokenPipeError, ConnectionResetError)
+
+_Step = tuple[Any, float, bool, dict[str, Any], dict[str, Any]]
+"""What a worker answers to a step: observation, reward, done, info, and the reset's info."""
+
+
+class WorkerVecEnv(SubprocVecEnv):
+    """Environments in processes of their own (GL contexts are made there only); a dead one is started again.
+
+    Its episode then ends as truncated, with `info["fault"]`, and a new one starts with a seed drawn for the restart. A
+    worker may die at any time, also between two calls of `learn`.
+
+    Args:
+        env_fns: functions that make one environment each; they must be picklable by cloudpickle.
+        start_method: "forkserver" (default) or "spawn"; "fork" breaks OpenGL and threads.
+        restarts: dead workers to tolerate before TrainingError is raised; five faults of a worker without a good step
+            between them raise it as well.
+
+    Raises:
+        ConfigError: if an environment cannot be made at all.
+    """
+
+    _started = False
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], gymnasium.Env[Any, Any]]],
+        start_method: str = "forkserver",
+        restarts: int = 100,
+    ) -> None:
+        self._make = [_Guarded(make) for make in env_fns]
+        self._context: Any = multiprocessing.get_context(start_method)
+        self._restarts_left = restarts
+        if start_method == "forkserver":
+            # The server imports this once; without it every worker would import torch for itself.
+            self._context.set_forkserver_preload([__name__])
+        try:
+            super().__init__(list(self._make), start_method)
+        except _GONE as error:
+            for process in self.processes:
+                process.terminate()
+            raise ConfigError(
+                "an environment could not be made in its worker process; the worker has printed why. Make it once "
+                "without workers to see the error."
+            ) from error
+        self._last_obs: list[Any] = [None] * self.num_envs
+        self._root_seeds: list[int | None] = [None] * self.num_envs
+        self._steps = [0] * self.num_envs
+        self._deaths = [0] * self.num_envs
+        self._in_a_row = [0] * self.num_envs
+        # What the next step returns for workers that were found dead between two steps.
+        self._pending: dict[int, _Step] = {}
+        self._started = True
+
+    def reset(self) -> Any:
+        self._root_seeds = [
+            old if seed is None else seed for old, seed in zip(self._root_seeds, self._seeds, strict=True)
+        ]
+        self._revive()
+        for remote, seed, options in zip(self.remotes, self._seeds, self._options, strict=True):
+            with suppress(*_GONE):
+                remote.send(("reset", (seed, options)))
+        results = []
+        for index in range(self.num_envs):
+            try:
+                results.append(self.remotes[index].recv())
+            except _GONE as error:
+                self._pending[index] = observation, *_, reset_info = self._restart(index, error)
+                results.append((observation, reset_info))
+        for index, (_, _, _, info, _) in self._pending.items():
+            # No step is there to report it with.
+            warnings.warn(fault_message(index, info["fault"]), RuntimeWarning, stacklevel=2)
+        self._pending.clear()
+        observations, self.reset_infos = zip(*results, strict=True)  # type: ignore[assignment]
+        self._last_obs = list(observations)
+        self._reset_seeds()
+        self._reset_options()
+        return _stack_obs(observations, self.observation_space)
+
+    def _get_target_remotes(self, indices: Any) -> list[Any]:
+        # SB3 comes through here before it asks environments for attributes and methods.
+        self._revive()
+        return super()._get_target_remotes(indices)
+
+    def _revive(self) -> None:
+        """Restart workers that have died since the last step."""
+        for index, process in enumerate(self.processes):
+            if self._started and not process.is_alive():
+                self._pending[index] = self._restart(index, None)
+
+    def step_async(self, actions: np.ndarray) -> None:
+        for index, action in enumerate(actions):
+            # A pipe that is closed here is closed in step_wait as well, which restarts the worker.
+            if index not in self._pending:
+                with suppress(*_GONE):
+                    self.remotes[index].send(("step", action))
+        self.waiting = True
+
+    def step_wait(self) -> Any:
+        results = [self._receive(index) for index in range(self.num_envs)]
+        self.waiting = False
+        obs, rewards, dones, infos, self.reset_infos = zip(*results, strict=True)  # type: ignore[assignment]
+        self._last_obs = list(obs)
+        return _stack_obs(obs, self.observation_space), np.stack(rewards), np.stack(dones), infos
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        for index, remote in enumerate(self.remotes):
+            with suppress(*_GONE):
+                if self.waiting and index not in self._pending:
+                    remote.recv()
+                remote.send(("close", None))
+        for process in self.processes:
+            process.join()
+        self.closed = True
+
+    def _receive(self, index: int) -> _Step:
+        self._steps[index] += 1
+        if index in self._pending:
+            return self._pending.pop(index)
+        try:
+            result: _Step = self.remotes[index].recv()
+        except _GONE as error:
+            return self._restart(index, error)
+        self._in_a_row[index] = self._in_a_row[index] + 1 if "fault" in result[3] else 0
+        return result
+
+    def _restart(self, index: int, error: BaseException | None) -> _Step:
+        process = self.processes[index]
+        process.join(timeout=5)
+        fault = {
+            "error": f"its process died (exit code {process.exitcode})",
+            "step": self._steps[index],
+            "episode": self._deaths[index],
+            "seed": self._root_seeds[index],
+        }
+        self._in_a_row[index] += 1
+        if self._restarts_left == 0 or self._in_a_row[index] >= PATIENCE:
+            spent = "No restarts are left." if self._restarts_left == 0 else f"{PATIENCE} faults in a row."
+            raise TrainingError(f"{fault_message(index, fault)} {spent}") from error
+        self._restarts_left -= 1
+        self._deaths[index] += 1
+        self.remotes[index].close()
+        remote, work_remote = self._context.Pipe()
+        process = self._context.Process(
+            target=_worker, args=(work_remote, remote, CloudpickleWrapper(self._make[index])), daemon=True
+        )
+        process.start()
+        work_remote.close()
+        self.processes[index] = process
+        self.remotes = (*self.remotes[:index], remote, *self.remotes[index + 1 :])
+        # The worker's generators died with it: a seed of its own for each restart keeps runs reproducible.
+        seed = np.random.SeedSequence([self._root_seeds[index] or 0, index, self._deaths[index]]).generate_state(1)[0]
+        try:
+            remote.send(("reset", (int(seed) >> 1, {})))
+            observation, reset_info = remote.recv()
+        except _GONE as again:
+            return self._restart(index, again)
+        info = {"fault": fault, "TimeLimit.truncated": True, "terminal_observation": self._last_obs[index]}
+        return observation, 0.0, True, info, reset_info
+
+
+class _Guarded:
+    """A picklable factory: the user's environment inside Monitor and Guard."""
+
+    def __init__(self, make: Callable[[], gymnasium.Env[Any, Any]]) -> None:
+        self._make = CloudpickleWrapper(make)
+
+    def __call__(self) -> Guard:
+        return guarded(self._make.var())

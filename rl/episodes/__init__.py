@@ -1,0 +1,24 @@
+"""Whole episodes: playing them, keeping their returns, scores and intervals, curves and videos."""
+
+from dipole.rl.names import lazy
+
+_HOME = {
+    "SCORES": "dipole.rl.episodes.history",
+    "Aggregate": "dipole.rl.episodes.history",
+    "Evaluation": "dipole.rl.episodes.history",
+    "aggregate": "dipole.rl.episodes.history",
+    "evaluate": "dipole.rl.episodes.play",
+    "interquartile_mean": "dipole.core.measure.intervals",
+    "plot_curves": "dipole.rl.episodes.curves",
+    "read_evaluations": "dipole.rl.episodes.history",
+    "score_at": "dipole.rl.episodes.history",
+    "scores": "dipole.rl.episodes.history",
+    "write_video": "dipole.rl.episodes.video",
+    # These stood in dipole.rl.evaluation of earlier versions, whose other names are here.
+    "EvaluationCallback": "dipole.rl.callbacks.evaluating",
+    "diagnose": "dipole.rl.diagnosis",
+    "diagnose_pairs": "dipole.rl.diagnosis",
+}
+
+__all__ = sorted(_HOME)
+__getattr__ = lazy(__name__, _HOME)

@@ -1,0 +1,74 @@
+"""Evaluations in the order they were made: their file, the papers' scores, and intervals over seeds."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dipole.core.ground.errors import DataError
+from dipole.core.measure.intervals import as_sample, bootstrap_interval, interquartile_mean
+
+# The papers' scores: the return after this many environment steps.
+SCORES = {"100k": 100_000, "500k": 500_000}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Returns of the episodes of one evaluation, and when it was made."""
+
+    environment_steps: int
+    agent_steps: int
+    returns: tuple[float, ...]
+    seconds: float = 0.0
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.returns))
+
+
+def read_evaluations(path: str | Path) -> list[Evaluation]:
+    """Read evaluations.jsonl; DataError where it is damaged."""
+    try:
+        lines = [json.loads(line) for line in Path(path).read_text().splitlines()]
+        return [Evaluation(**{**line, "returns": tuple(line["returns"])}) for line in lines]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise DataError(f"{path} holds no evaluations: {error}") from error
+
+
+def score_at(history: Sequence[Evaluation], environment_steps: int) -> float | None:
+    """Mean return of the first evaluation at or after so many environment steps; None if training was shorter."""
+    later = [each for each in history if each.environment_steps >= environment_steps]
+    return min(later, key=lambda each: each.environment_steps).mean if later else None
+
+
+def scores(history: Sequence[Evaluation]) -> dict[str, float]:
+    """The papers' scores that this history has reached: "100k", "500k"."""
+    found = {name: score_at(history, steps) for name, steps in SCORES.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """Scores over seeds: mean, interquartile mean, and a bootstrap interval of the latter."""
+
+    n: int
+    mean: float
+    iqm: float
+    low: float
+    high: float
+
+
+def aggregate(values: Sequence[float], confidence: float = 0.95, draws: int = 10_000, seed: int = 0) -> Aggregate:
+    """Mean, interquartile mean and percentile bootstrap interval over seeds.
+
+    Args:
+        values: one score for each seed.
+        confidence: of the interval.
+        draws: bootstrap samples.
+        seed: of the bootstrap.
+    """
+    sample = as_sample(values)
+    low, high = bootstrap_interval(sample, "iqm", confidence, draws, seed)
+    return Aggregate(len(sample), float(sample.mean()), interquartile_mean(sample), low, high)

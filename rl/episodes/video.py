@@ -1,0 +1,39 @@
+"""Videos of episodes."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dipole.core.ground.errors import ConfigError, DataError
+
+
+def write_video(frames: Sequence[NDArray[np.uint8]], path: str | Path, fps: int = 25) -> Path:
+    """Write frames (H, W, 3) as .gif, or as .mp4 where imageio has ffmpeg.
+
+    Raises:
+        ConfigError: for another suffix, or .mp4 without ffmpeg.
+        DataError: if there are no frames, or an environment without a render mode made them.
+    """
+    if not len(frames) or any(np.ndim(frame) != 3 for frame in frames):
+        raise DataError("a video needs frames (H, W, 3): make the environment with render_mode='rgb_array'.")
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".gif":
+        from PIL import Image
+
+        images = [Image.fromarray(frame) for frame in frames]
+        images[0].save(path, save_all=True, append_images=images[1:], duration=max(round(1000 / fps), 20), loop=0)
+    elif path.suffix == ".mp4":
+        try:
+            import imageio.v3
+            import imageio_ffmpeg  # noqa: F401
+        except ImportError as error:
+            raise ConfigError(
+                f"{path} needs ffmpeg: pip install 'imageio[ffmpeg]', or write a .gif instead."
+            ) from error
+        imageio.v3.imwrite(path, np.stack(frames), fps=fps)
+    else:
+        raise ConfigError(f"videos are written as .gif or .mp4, not {path.suffix or path.name!r}.")
+    return path

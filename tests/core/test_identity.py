@@ -1,0 +1,392 @@
+"""What identifies a run, and how folders of earlier versions are found."""
+
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar, Literal
+
+import pytest
+from pydantic import create_model
+
+from dipole.core.contrast.objective import Objective
+from dipole.core.contrast.registry import registry
+from dipole.core.record import read_record
+from dipole.core.train.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
+from dipole.core.train.config import RunConfig, Settings, TrainConfig
+from dipole.core.train.loop import RunInterruptedError, train
+from dipole.core.train.recipe import load, resolve, run_model
+from dipole.core.train.run_folder import RunFolder, find_run, locate, run_in
+
+
+def table(base: type[Settings] = Settings, **fields: Any) -> type[Settings]:
+    """A table of dipole's own (its source is none of a plug-in)."""
+    return create_model("Table", __base__=base, __module__=Settings.__module__, **fields)
+
+
+EMPTY = table()
+
+
+def configure(objective: str = "infonce", model: type[Settings] = EMPTY, **values: Any) -> RunConfig:
+    text = json.dumps({"domain": "planet", "objective": objective, "train": {"steps": 3}} | values)
+    return run_model("planet", model).model_validate_json(text)
+
+
+# The objective -------------------------------------------------------------------------------------------------------
+
+
+def test_an_objective_is_written_out() -> None:
+    assert configure("infonce").hash == configure("infonce(temperature=0.5)").hash
+    assert configure("infonce").hash != configure("infonce(temperature=0.4)").hash
+    assert configure("infonce + dp").hash == configure("infonce + 0.1*dp(delta_pos=0.1)").hash
+    assert configure("align-uniform").hash == configure("align_uniform").hash
+    # The text itself stays as it was written.
+    assert configure("infonce").objective == "infonce"
+    found = configure("infonce + dp").determining()["objective"]
+    assert [(weight, name) for weight, name, _ in found] == [(1, "infonce"), (0.1, "dp")]
+    assert found[0][2]["temperature"] == 0.5
+
+
+def test_a_changed_default_is_another_run() -> None:
+    def hash_with(default: float) -> str:
+        with registry.temporary() as names:
+
+            @names.register("planetary")
+            class Planetary(Objective):
+                """A term."""
+
+                def __init__(self, pull: float = default) -> None:
+                    super().__init__("cosine")
+
+            return configure("planetary").hash
+
+    assert hash_with(1.0) == hash_with(1.0)
+    assert hash_with(1.0) == hash_with(1)  # the number, not its spelling
+    assert hash_with(1.0) != hash_with(2.0)
+
+
+# The tables ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_setting_does_not_rename_old_runs() -> None:
+    old, new = table(width=(int, 4)), table(width=(int, 4), depth=(int, 2))
+    assert configure(model=old).hash == configure(model=new).hash
+    assert configure(model=new, planet={"depth": 3}).hash != configure(model=old).hash
+    wider = create_model("Train", __base__=TrainConfig, __module__=TrainConfig.__module__, momentum2=(float, 0.5))
+    later = create_model(
+        "Run",
+        __base__=run_model("planet", old),
+        __module__=RunConfig.__module__,
+        train=(wider, ...),
+        colour=(str, "red"),
+    )
+    text = json.dumps({"domain": "planet", "train": {"steps": 3}})
+    assert later.model_validate_json(text).hash == configure(model=old).hash
+
+
+def test_a_value_that_differs_counts_wherever_it_stands() -> None:
+    inner = table(kind=(Literal["a"], "a"), size=(int, 1))
+    other = table(kind=(Literal["b"], "b"), size=(int, 1))
+    outer = table(part=(inner | other, inner()), parts=(tuple[inner, ...], ()), names=(dict[str, int], {}))  # type: ignore[valid-type]
+    seen = {
+        configure(model=outer, planet=values).hash
+        for values in (
+            {},
+            {"part": {"kind": "a", "size": 2}},
+            {"part": {"kind": "b"}},
+            {"parts": [{"kind": "a"}]},
+            {"parts": [{"kind": "a", "size": 2}]},
+            {"names": {"x": 1}},
+        )
+    }
+    assert len(seen) == 6
+    assert configure(model=outer, planet={"part": {"kind": "a", "size": 1}}).hash == configure(model=outer).hash
+
+
+def test_a_changed_default_is_said_by_the_version_of_the_tables_defaults() -> None:
+    class Later(table(width=(int, 5))):  # type: ignore[misc]
+        __module__ = Settings.__module__
+        defaults_version: ClassVar[int] = 2
+
+    assert configure(model=Later).hash != configure(model=table(width=(int, 4))).hash
+
+
+def test_defaults_of_version_1() -> None:
+    """A default that changes needs a higher `defaults_version` of its table, or old runs answer for new ones."""
+    assert (RunConfig.defaults_version, TrainConfig.defaults_version) == (1, 1)
+    defaults = {name: field.default for name, field in TrainConfig.model_fields.items()}
+    assert defaults == {
+        **dict.fromkeys(("epochs", "steps", "betas", "momentum", "milestones", "decay", "clip"), None),
+        **dict.fromkeys(("evaluate_every", "checkpoint_every"), None),
+        "batch_size": 256,
+        "optimizer": "adam",
+        "learning_rate": 1e-3,
+        "weight_decay": 0.0,
+        "schedule": "constant",
+        "warmup": 0.0,
+        "precision": "32",
+        "log_every": 10,
+    }
+    filled = TrainConfig(steps=1)
+    assert (filled.betas, filled.momentum, filled.decay) == ((0.9, 0.999), None, None)
+    assert TrainConfig(steps=1, optimizer="sgd").momentum == 0.9
+    assert TrainConfig(steps=1, schedule="step", milestones=(1.0,)).decay == 0.1
+
+
+def test_what_does_not_determine_the_result_is_left_out() -> None:
+    base = configure().hash
+    for values in (
+        {"name": "other"},
+        {"description": "x"},
+        {"device": "cpu"},
+        {"train": {"steps": 3, "log_every": 1}},
+        {"train": {"steps": 3, "checkpoint_every": 1}},
+        {"train": {"steps": 3, "batch_size": 256, "betas": [0.9, 0.999]}},
+    ):
+        assert configure(**values).hash == base, values
+    for values in (
+        {"seed": 1},
+        {"deterministic": True},
+        {"train": {"steps": 4}},
+        {"train": {"epochs": 3}},
+        {"train": {"steps": 3, "evaluate_every": 1}},  # curves, and scores of an agent along the way
+        {"train": {"steps": 3, "betas": [0.9, 0.99]}},
+    ):
+        assert configure(**values).hash != base, values
+
+
+def test_a_preset_is_what_it_stands_for() -> None:
+    values = {"small": {"width": 4}, "large": {"width": 8}}
+
+    class Preset(table(preset=(Literal["small", "large"], "small"), width=(int | None, None))):  # type: ignore[misc]
+        __module__ = Settings.__module__
+        incidental: ClassVar[frozenset[str]] = frozenset({"preset"})
+
+        def determining(self) -> dict[str, Any]:
+            return values[self.preset] | super().determining()
+
+    small = configure(model=Preset).hash
+    assert configure(model=Preset, planet={"preset": "large", "width": 4}).hash == small
+    assert configure(model=Preset, planet={"preset": "large"}).hash != small
+    values["small"] = {"width": 5}
+    assert configure(model=Preset).hash != small
+
+
+# Code from outside dipole --------------------------------------------------------------------------------------------
+
+TERM = """
+from dipole.core.contrast.objective import Objective
+from dipole.core.contrast.registry import register
+{more}
+
+@register("scaled")
+class Scaled(Objective):
+    "The similarity of the positives."
+
+    needs_negatives = False
+
+    def __init__(self) -> None:
+        super().__init__("cosine")
+
+    def loss(self, positive, rows):
+        return -{factor} * positive.mean(1)
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An installed distribution `planets 1.0` with a package that registers a term."""
+    site = tmp_path / "site"
+    package, info = site / "planets", site / "planets-1.0.dist-info"
+    package.mkdir(parents=True)
+    info.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "pull.py").write_text("FACTOR = 1\n")
+    (package / "terms.py").write_text(TERM.format(more="from planets.pull import FACTOR", factor="FACTOR"))
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: planets\nVersion: 1.0\n")
+    (info / "top_level.txt").write_text("planets\n")
+    (info / "RECORD").write_text("")
+    monkeypatch.syspath_prepend(str(site))
+    with registry.temporary():
+        importlib.import_module("planets.terms")
+        yield package
+    for name in [name for name in sys.modules if name.partition(".")[0] == "planets"]:
+        del sys.modules[name]
+
+
+def test_a_plugin_enters_with_its_version_and_source(plugin: Path) -> None:
+    config = configure("infonce + scaled")
+    first = config.hash
+    (name, (distribution, version, _)) = next(iter(config.determining()["sources"].items()))
+    assert (name, distribution, version) == ("planets", "planets", "1.0")
+    assert config.determining()["sources"].keys() == {"planets"}
+    # A file that the term only imports.
+    (plugin / "pull.py").write_text("FACTOR = 1000\n")
+    assert config.hash != first
+    (plugin / "pull.py").write_text("FACTOR = 1\n")
+    assert config.hash == first
+    metadata = plugin.parent / "planets-1.0.dist-info" / "METADATA"
+    metadata.write_text(metadata.read_text().replace("1.0", "1.1"))
+    assert config.hash != first
+
+
+def test_where_a_plugin_is_installed_does_not_matter(plugin: Path, tmp_path: Path) -> None:
+    first = configure("scaled").hash
+    moved = tmp_path / "elsewhere" / "planets"
+    shutil.copytree(plugin, moved)
+    sys.modules["planets"].__path__ = [str(moved)]
+    assert configure("scaled").hash == first
+
+
+def test_dipoles_own_terms_need_no_source() -> None:
+    assert configure("infonce + dp").determining()["sources"] == {}
+
+
+def test_a_domain_of_another_package_enters_as_well(blobs: Path) -> None:
+    import blobs_domain
+
+    assert load(blobs).config.determining()["sources"].keys() == {"blobs_domain"}
+    # Also where it takes its table from dipole.
+    model = run_model("planet", EMPTY, blobs_domain.BlobsAdapter)
+    config = model.model_validate_json('{"domain": "planet", "train": {"steps": 3}}')
+    assert config.determining()["sources"].keys() == {"blobs_domain"}
+
+
+def test_a_class_of_a_script_enters_with_its_own_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hash_of(number: int, more: str, factor: str) -> str:
+        path = tmp_path / f"script{number}.py"
+        path.write_text(TERM.format(more=more, factor=factor))
+        spec = importlib.util.spec_from_file_location("__main__", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module: ModuleType = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, "__main__", module)
+        with registry.temporary():
+            spec.loader.exec_module(module)
+            return configure("scaled").hash
+
+    first = hash_of(0, "", "1")
+    assert hash_of(1, "SEEDS = [1, 2, 3]", "1") == first
+    assert hash_of(2, "", "1000") != first
+
+
+# Folders of earlier versions -----------------------------------------------------------------------------------------
+
+
+def old_hash(config: RunConfig) -> str:
+    """The name that earlier versions gave: the hash of every value but name and description."""
+    values = config.model_dump(mode="json", exclude={"name", "description"})
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def as_an_earlier_version_wrote_it(config: RunConfig, runs: Path) -> Path:
+    """Give the folder of a run the name and the content it would have had."""
+    folder = RunFolder(runs / config.hash)
+    name = old_hash(config)
+    folder.config.write_text(config.to_toml())
+    record = json.loads(folder.record.read_text()) | {"hash": name}
+    folder.record.write_text(json.dumps({key: record[key] for key in record.keys() - {"identity", "notes"}}))
+    for path in list_checkpoints(folder.checkpoints):
+        state = load_checkpoint(path) | {"hash": name}
+        path.unlink()
+        save_checkpoint(folder.checkpoints, state["step"], {key: state[key] for key in state.keys() - {"notes"}})
+    return folder.path.rename(runs / name)
+
+
+def test_the_earlier_rule() -> None:
+    import blobs_domain
+
+    model = run_model("blobs", blobs_domain.BlobsConfig)
+    assert old_hash(model.model_validate_json('{"domain": "blobs", "train": {"steps": 3}}')) == "f0faf3c0b8db"
+
+
+def test_a_finished_run_of_an_earlier_version_is_found(
+    blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import blobs_domain
+
+    runs, config = tmp_path / "runs", load(blobs).config
+    train(load(blobs, ["seed=1"]).config, runs, quiet=True)
+    train(config, runs, quiet=True)
+    folder = as_an_earlier_version_wrote_it(config, runs)
+    before = read_record(folder / "record.json")
+    assert locate(runs, config) == folder
+    assert run_in(folder) == config.hash
+    assert find_run(config.hash[:6], runs).path == folder
+    assert find_run(folder.name[:6], runs).path == folder
+    assert locate(runs, load(blobs, ["blobs.noise=0.1"]).config).name not in os.listdir(runs)
+
+    def never(index: int) -> None:
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(blobs_domain.BlobsAdapter, "on_batch", staticmethod(never))
+    for same in ([], ["objective=infonce(temperature=0.5)"], ["train.log_every=7"]):
+        assert train(load(blobs, same).config, runs, quiet=True) == before
+    with pytest.raises(AssertionError, match="trained again"):
+        train(load(blobs, ["seed=2"]).config, runs, quiet=True)
+
+
+def test_an_unfinished_run_of_an_earlier_version_continues(
+    blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import blobs_domain
+
+    config = load(blobs).config
+    whole = train(config, tmp_path / "whole", quiet=True)
+    runs = tmp_path / "runs"
+
+    def stop(index: int) -> None:
+        if index == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(blobs_domain.BlobsAdapter, "on_batch", staticmethod(stop))
+        with pytest.raises(RunInterruptedError, match="after step 3"):
+            train(config, runs, quiet=True)
+    folder = as_an_earlier_version_wrote_it(config, runs)
+    started = read_record(folder / "record.json").started
+    seen: list[int] = []
+    monkeypatch.setattr(blobs_domain.BlobsAdapter, "on_batch", staticmethod(seen.append))
+    record = train(config, runs, quiet=True)
+    assert len(seen) == 7
+    assert (record.status, record.hash, record.started) == ("done", folder.name, started)
+    assert record.results == whole.results
+    assert [each.name for each in runs.iterdir()] == [folder.name]
+    # The folder says now which run it holds.
+    assert (folder / "config.toml").read_text().startswith(f"# run {config.hash}\n")
+    assert locate(runs, config) == folder
+
+
+def test_code_that_was_changed_since_does_not_answer_for_an_old_run(blobs: Path, tmp_path: Path) -> None:
+    runs, config = tmp_path / "runs", load(blobs).config
+    train(config, runs, quiet=True)
+    folder = as_an_earlier_version_wrote_it(config, runs)
+    os.utime(folder / "config.toml", (0, 0))  # before blobs_domain.py was written
+    assert run_in(folder) is None
+    assert locate(runs, config) == runs / config.hash
+
+
+def test_a_run_named_under_other_defaults_is_not_taken_for_todays(tmp_path: Path) -> None:
+    """Its configuration says "infonce" as today's does, but it was run with another default."""
+    config = resolve({"domain": "toy", "objective": "infonce", "train": {"steps": 3}}).config
+    folder = tmp_path / "0123456789ab"
+    folder.mkdir()
+    (folder / "config.toml").write_text(f"# run {folder.name}\n{config.to_toml()}")
+    assert locate(tmp_path, config) == tmp_path / config.hash
+
+
+def test_folders_that_are_no_runs_are_passed_over(tmp_path: Path) -> None:
+    config = resolve({"domain": "toy", "train": {"steps": 3}}).config
+    assert locate(tmp_path / "absent", config) == tmp_path / "absent" / config.hash
+    (tmp_path / "notes.txt").write_text("x")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "config.toml").write_text('domain = "toy"\nseed = 0\n[train')
+    assert locate(tmp_path, config) == tmp_path / config.hash

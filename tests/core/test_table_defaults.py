@@ -1,0 +1,64 @@
+"""Defaults of the domains' tables, written down: old runs are named by what differs from them.
+
+python tests/core/test_table_defaults.py    # writes down new settings
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from dipole.core.train.config import RunConfig, Settings
+from dipole.core.train.domains import adapter_class
+
+WRITTEN = Path(__file__).with_suffix(".json")
+DOMAINS = ("rl", "text", "toy", "vision")
+
+
+def defaults_of(table: type[BaseModel]) -> dict[str, Any]:
+    """Field -> default as JSON; a table within is a mapping."""
+    found: dict[str, Any] = {}
+    for name, field in table.model_fields.items():
+        if field.is_required():
+            continue
+        value = field.get_default(call_default_factory=True)
+        found[name] = defaults_of(type(value)) if isinstance(value, Settings) else json.loads(json.dumps(value))
+    return found | {"defaults_version": getattr(table, "defaults_version", 1)}
+
+
+def changed(old: dict[str, Any], new: dict[str, Any], path: str) -> list[str]:
+    """Settings that had another default at the same version of their table."""
+    if old["defaults_version"] != new["defaults_version"]:
+        return []
+    lines = []
+    for name in old.keys() & new.keys():
+        here = f"{path}.{name}"
+        if isinstance(old[name], dict) and isinstance(new[name], dict) and "defaults_version" in old[name]:
+            lines += changed(old[name], new[name], here)
+        elif old[name] != new[name]:
+            lines.append(f"{here}: {old[name]!r} -> {new[name]!r}")
+    return lines
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_a_changed_default_raises_the_version_of_its_table(domain: str) -> None:
+    written = json.loads(WRITTEN.read_text())[domain]
+    now = defaults_of(adapter_class(domain).config_model)
+    assert not changed(written, now, domain), "raise defaults_version of the table, then run this file"
+    assert written.keys() >= now.keys(), "a new setting: run this file to write its default down"
+
+
+def test_what_is_noticed() -> None:
+    one = {"a": 1, "b": {"c": 2, "defaults_version": 1}, "defaults_version": 1}
+    assert changed(one, one | {"new": 3}, "t") == []
+    assert changed(one, one | {"a": 2}, "t") == ["t.a: 1 -> 2"]
+    assert changed(one, one | {"a": 2, "defaults_version": 2}, "t") == []
+    assert changed(one, one | {"b": {"c": 3, "defaults_version": 1}}, "t") == ["t.b.c: 2 -> 3"]
+    assert RunConfig.defaults_version == 1
+
+
+if __name__ == "__main__":
+    tables = {domain: defaults_of(adapter_class(domain).config_model) for domain in DOMAINS}
+    WRITTEN.write_text(json.dumps(tables, indent=1) + "\n")

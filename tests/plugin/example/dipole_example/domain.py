@@ -1,0 +1,14 @@
+"""What dipole knows of the domain before it is used: nothing heavy is imported here."""
+
+from dipole.core.train.domains import Domain
+
+RINGS = Domain(
+    name="rings",
+    summary="points on two rings, told apart by their radius",
+    adapter="dipole_example.rings:RingsAdapter",
+    probes={"arithmetic": "dipole_example.domain:probe"},
+)
+
+
+def probe() -> str:
+    return "circles are round"

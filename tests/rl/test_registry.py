@@ -1,0 +1,77 @@
+"""An environment is one file: found, trained and made by gymnasium without being named anywhere else."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from dipole.core.ground.errors import ConfigError, RegistryError
+from dipole.rl import DotEnv, environment, make_env
+from dipole.rl.config import RLConfig
+from dipole.rl.envs import registry
+from dipole.rl.envs.suite import tasks
+
+MINE = """
+    from dipole.rl.envs.dot import DotEnv
+    from dipole.rl.envs.registry import environment
+
+
+    @environment("my_dot", loud=True)
+    def mine(size: int = 20, loud: bool = False):
+        assert loud
+        return DotEnv(size=size, frame_stack=2)
+"""
+
+
+def test_a_file_in_the_folder_is_enough(tmp_path):
+    (tmp_path / "mine.py").write_text(textwrap.dedent(MINE))
+    code = f"""
+        import dipole.rl.envs as envs
+        envs.__path__.append({str(tmp_path)!r})
+        import gymnasium
+        from pathlib import Path
+        from dipole.rl import make_env
+        from dipole.rl.envs import registry
+        registry.load.cache_clear()
+        assert make_env("my-dot").observation_space.shape == (6, 20, 20)
+        for spelling in ("my_dot", "my-dot"):
+            assert gymnasium.make(f"dipole/{{spelling}}-v0", size=24).observation_space.shape == (6, 24, 24)
+        from dipole.core.train.recipe import load
+        from dipole.core.train.loop import train
+        small = ["train.steps=40", "train.evaluate_every=40", "train.batch_size=8", "device=cpu"]
+        small += ["rl.learning_starts=20", "rl.episodes=1", "rl.size=24", "rl.image_size=20"]
+        config = load("dot", ["rl.task=My-Dot", *small]).config
+        assert config.rl.environment() == {{"size": 24}}
+        print(train(config, Path({str(tmp_path)!r}), quiet=True).data["sizes"]["observation"], config.rl.task)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
+    assert done.stdout == "[6, 24, 24] my_dot\n", done.stderr
+
+
+def test_all_environments_are_listed():
+    assert set(registry.names()) == {*tasks.names(), "dot"}
+    for spelling in ("ball-in-cup-catch", "ball_in_cup/catch", "Ball_In_Cup-Catch"):
+        assert registry.find(spelling).name == "ball_in_cup-catch"
+
+
+def test_a_name_is_taken_once():
+    with pytest.raises(RegistryError, match=r"'dot' is already registered by dipole\.rl\.envs\.dot"):
+        environment("dot")(make_env)
+
+
+def test_ids_of_gymnasium_are_tasks():
+    assert RLConfig(task="dipole/dot-v0").environment() == {}
+    assert make_env("dipole/dot-v0", size=20).observation_space.shape == (9, 20, 20)
+    with pytest.raises(ConfigError, match=r"unknown task 'nothing:Here-v0': .*nothing"):
+        make_env("nothing:Here-v0")
+
+
+def test_settings_that_the_environment_has_not_are_refused():
+    for name, value in (("camera", 1), ("rendering", "fast"), ("action_repeat", 2)):
+        with pytest.raises(
+            ValueError, match=f"{name} has no effect on the task 'dot', whose settings are size, frame_stack"
+        ):
+            RLConfig(task="dot", **{name: value})
+    assert RLConfig(task="cheetah-run", camera=1).environment()["camera"] == 1
+    assert DotEnv(size=20).observation_space.shape == (9, 20, 20)

@@ -1,0 +1,142 @@
+"""One model for both doors: the keywords of an agent and the [rl] table of a recipe."""
+
+import pytest
+
+from dipole.core.ground.errors import ConfigError
+from dipole.core.train.recipe import load, resolve
+from dipole.rl.config import RLConfig
+from dipole.rl.settings import PRESETS, AgentTable, Settings
+from dipole.rl.settings import resolve as settings_of
+
+# What a recipe says in `objective` and [train].
+ELSEWHERE = {"objective", "batch_size", "learning_rate", "precision"}
+CHANGED = {
+    "bilinear_init": "identity",
+    "image_size": 24,
+    "crop_inclusive": True,
+    "positives": 3,
+    "exclude_duplicates": True,
+    "buffer_size": 500,
+    "learning_starts": 7,
+    "train_freq": [2, "episode"],
+    "gradient_steps": 3,
+    "gamma": 0.9,
+    "encoder_learning_rate": 5e-4,
+    "beta": 0.8,
+    "temperature_learning_rate": 2e-4,
+    "temperature_beta": 0.7,
+    "initial_temperature": 0.3,
+    "target_entropy": -1.5,
+    "actor_every": 3,
+    "target_every": 3,
+    "contrast_every": 2,
+    "tau": 0.02,
+    "encoder_tau": 0.1,
+    "encoder_steps": 1,
+    "twin_loss": "half",
+    "detach_encoder": True,
+    "joint_backward": True,
+    "hidden": [8, 9],
+    "features": 20,
+    "layers": 2,
+    "filters": 8,
+    "tanh": True,
+    "log_std_bounds": [-5, 1],
+    "channels_last": False,
+    "chunk": 0,
+}
+RECIPE = {"domain": "rl", "objective": "infonce", "train": {"steps": 100}}
+
+
+def recipe(**table):
+    return resolve({**RECIPE, "rl": table})
+
+
+def test_every_setting_can_be_set_in_both_doors():
+    assert (
+        set(CHANGED) == set(AgentTable.model_fields) - {"preset"} == set(Settings.model_fields) - ELSEWHERE - {"preset"}
+    )
+    given = settings_of("curl", CHANGED)
+    table = recipe(**CHANGED).config.rl
+    for name in CHANGED:
+        assert getattr(table, name) == getattr(given, name) != getattr(PRESETS["curl"], name), name
+    assert settings_of("curl", table.agent_settings()) == given
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("gamma", 2, "1"),
+        ("beta", 1.0, "0.999999"),
+        ("layers", 17, "16"),
+        ("twin_loss", "third", "half"),
+        ("preset", "curls", "'curl'"),
+        ("log_std_bounds", [2, -10], "(low, high) with low < high"),
+        ("train_freq", [1, "week"], "must be an integer >= 1, or (an integer >= 1, 'step' or 'episode'), got"),
+        ("target_entropy", "x", "must be 'auto' or a number, got 'x'"),
+        ("hidden", 5, "must be a list of layer widths, integers >= 1, got 5"),
+        ("gama", 0.9, "'gamma'"),
+    ],
+)
+def test_both_doors_refuse_the_same_and_say_what_is_allowed(name, value, said):
+    with pytest.raises(ConfigError) as keyword:
+        settings_of(
+            **{
+                "preset": "curl",
+                "overrides": {},
+                **({name: value} if name == "preset" else {"overrides": {name: value}}),
+            }
+        )
+    with pytest.raises(ConfigError) as table:
+        recipe(**{name: value})
+    for error in (keyword, table):
+        assert name in str(error.value)
+        assert said in str(error.value)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_brings_its_batch_and_rate_unless_they_are_given(preset):
+    found = recipe(preset=preset)
+    assert found.config.train.batch_size == PRESETS[preset].batch_size
+    assert found.config.train.learning_rate == PRESETS[preset].learning_rate
+    assert found.origins["train.batch_size"] == "preset"
+    given = resolve(
+        {**RECIPE, "train": {"steps": 100, "batch_size": 16}, "rl": {"preset": preset}}, ["train.learning_rate=0.01"]
+    )
+    assert (given.config.train.batch_size, given.config.train.learning_rate) == (16, 0.01)
+    assert (given.origins["train.batch_size"], given.origins["train.learning_rate"]) == ("recipe", "--set")
+
+
+def test_the_papers_batch_is_512():
+    assert recipe(preset="paper").config.train.batch_size == 512
+
+
+def test_a_preset_and_its_values_written_out_determine_the_same():
+    small = {name: getattr(PRESETS["small"], name) for name in AgentTable.model_fields if name != "preset"}
+    assert RLConfig(preset="small").determining() == RLConfig(**small).determining()
+    assert RLConfig(preset="small").determining() != RLConfig().determining()
+    assert RLConfig(workers=True, storage="device").determining() == RLConfig().determining()
+    assert RLConfig(preset="paper").determining() == {"crop_inclusive": True, "encoder_steps": 1, "twin_loss": "half"}
+
+
+def test_a_complete_configuration_is_read_back_as_it_is():
+    config = load("dot").config
+    assert config.rl.hidden == (256,)
+    assert config.rl.filters == PRESETS["small"].filters
+    config.to_toml()
+
+
+def test_settings_saved_as_plain_fields_are_read():
+    """Agents that were saved when the settings were a dataclass."""
+    old = {name: value for name, value in dict(PRESETS["paper"]).items() if name not in ("preset", "train_freq")}
+    found = Settings.__new__(Settings)
+    found.__setstate__(old)
+    assert {name: getattr(found, name) for name in old} == old
+    assert found.train_freq == 1
+
+
+def test_a_preset_and_its_values_are_one_run():
+    small = {name: getattr(PRESETS["small"], name) for name in AgentTable.model_fields if name != "preset"}
+    assert recipe(preset="small").config.hash != recipe().config.hash
+    written = resolve({**RECIPE, "train": {"steps": 100, "batch_size": 64}, "rl": small | {"image_size": 84}})
+    assert recipe(preset="small", image_size=84).config.hash == written.config.hash

@@ -1,0 +1,142 @@
+"""Windows and blocks on one, two and three processes: loss and every gradient are those of one process."""
+
+import os
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+import dipole
+from dipole.core.contrast import gather
+from dipole.core.ground.seeding import Seeds
+from dipole.text.adapter import TextAdapter
+from dipole.text.config import TextSettings
+
+# Batches of 14 sentences (7 blocks of 2) are cut unequally by three.
+CASES = {
+    "window 1, zero": ({"window": 1, "self_logit": "zero"}, "quickthoughts + 0.1*dp"),
+    "window 1, drop": ({"window": 1, "self_logit": "drop"}, "infonce"),
+    "window 2, zero": ({"window": 2, "self_logit": "zero"}, "dcl"),
+    "window 2, drop": ({"window": 2, "self_logit": "drop"}, "cacr(t_pos=1.0, t_neg=2.0)"),
+    "blocks": ({"pairs": "blocks", "block_size": 2}, "blocks"),
+    "pairs in blocks": ({"pairs": "blocks", "block_size": 2}, "infonce + 0.1*dp"),
+}
+BATCH = 14
+
+
+def measured(corpus, rank=0, world_size=1):
+    """Loss and the gradients of all parameters, as DistributedDataParallel averages them, for every case."""
+    found = {}
+    for name, (settings, spec) in CASES.items():
+        torch.manual_seed(0)
+        adapter = TextAdapter(
+            TextSettings(corpus=corpus, encoder="gru", hidden_size=6, word_size=5, held_out=0.0, **settings),
+            seed=Seeds(0), device=torch.device("cpu"), workdir=Path(), batch_size=BATCH, rank=rank,
+            world_size=world_size,
+        )  # fmt: skip
+        adapter.module.double()
+        loss = dipole.objective(spec, dim=adapter.embedding_dim).double()
+        value = loss(adapter.embed(next(adapter.batches(0)))).loss
+        value.backward()
+        parameters = [p for p in (*adapter.module.parameters(), *loss.parameters()) if p.requires_grad]
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        value = value.detach()
+        if world_size > 1:
+            for each in (value, *gradients):
+                dist.all_reduce(each)
+                each /= world_size
+        found[name] = value, gradients
+    return found
+
+
+def rank_main(rank, world_size, port, corpus, folder):
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+    found = measured(corpus, rank, world_size)
+    right = gather.gather_rows
+
+    def wrong(x, sizes):
+        """The negative control: other ranks' rows carry no gradient."""
+        rows = right(x, sizes).detach().clone()
+        start = sum(sizes[:rank])
+        rows[start : start + sizes[rank]] = x
+        return rows
+
+    gather.gather_rows = wrong
+    cut = measured(corpus, rank, world_size)
+    if rank == 0:
+        torch.save((found, cut), os.path.join(folder, "found.pt"))
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def ranks(request, corpus, tmp_path_factory):
+    """What several ranks measure, and what they measure with a gather that cuts the gradient."""
+    folder = str(tmp_path_factory.mktemp("ranks"))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    mp.spawn(rank_main, args=(request.param, port, corpus, folder), nprocs=request.param)
+    return torch.load(os.path.join(folder, "found.pt"))
+
+
+def off(found, expected):
+    """Largest difference of loss or gradient, by case."""
+    return {
+        name: max(
+            float((mine - theirs).abs().max())
+            for mine, theirs in zip((value, *gradients), (expected[name][0], *expected[name][1]), strict=True)
+        )
+        for name, (value, gradients) in found.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    draw = np.random.default_rng(0)
+    folder = tmp_path_factory.mktemp("corpus")
+    for document in range(3):
+        words = [f"word{i}" for i in range(4 * document, 4 * document + 6)]
+        lines = [" ".join(draw.choice(words, size=draw.integers(2, 6))) for _ in range(9)]
+        (folder / f"{document}.txt").write_text("\n\n".join(lines))
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def single(corpus):
+    torch.set_num_threads(1)
+    return measured(corpus)
+
+
+def test_loss_and_gradients_are_those_of_one_process(ranks, single):
+    found = off(ranks[0], single)
+    assert set(found) == set(CASES)
+    assert max(found.values()) < 1e-9, found
+    assert all(max(float(g.abs().max()) for g in gradients) > 1e-6 for _, gradients in single.values())
+
+
+def test_a_gather_without_gradient_is_noticed(ranks, single):
+    assert min(off(ranks[1], single).values()) > 1e-6
+
+
+def test_a_block_stays_on_one_rank(corpus):
+    """Rows are cut between blocks, sentences wherever; nothing is lost or drawn twice."""
+    base = {"corpus": corpus, "encoder": "bow", "word_size": 4, "held_out": 0.0}
+    for settings, unit in (({"pairs": "blocks", "block_size": 2}, 2), ({}, 1)):
+        parts = [
+            next(
+                TextAdapter(
+                    TextSettings(**base, **settings), seed=Seeds(0), device=torch.device("cpu"), workdir=Path(),
+                    batch_size=BATCH, rank=rank, world_size=3,
+                ).batches(0)
+            )
+            for rank in range(3)
+        ]  # fmt: skip
+        assert [len(part.index) % unit for part in parts] == [0, 0, 0]
+        assert len({len(part.index) for part in parts}) == 2
+        assert sum(len(part.index) for part in parts) == BATCH

@@ -1,0 +1,391 @@
+"""Frameworks: who is paired with whom, and what follows the optimizer."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from pydantic import ValidationError
+
+from dipole import objective
+from dipole.core.ground.errors import ConfigError, PairsError
+from dipole.core.ground.seeding import Seeds, seed_everything
+from dipole.vision.adapter import VisionAdapter
+from dipole.vision.config import VisionConfig
+from dipole.vision.frameworks.cmc import both_directions, draw_others, lab
+from dipole.vision.frameworks.moco import every_view_in_turn
+from dipole.vision.frameworks.queue import Queue
+from dipole.vision.frameworks.simclr import keep_negatives
+
+SMALL = {
+    "encoder": {"name": "small-conv", "width": 4, "dim": 8},
+    "augment": {"size": 8, "flip": 0.0},
+    "data": {"limit": 64},
+}
+
+
+@pytest.fixture(scope="module")
+def colour(tmp_path_factory):
+    import numpy as np
+
+    path = tmp_path_factory.mktemp("data") / "colour.npz"
+    pixels = np.random.default_rng(0).integers(0, 256, (80, 10, 10, 3), dtype=np.uint8)
+    np.savez(path, images=pixels, labels=np.arange(80) % 4)
+    return {"source": str(path), "test": str(path)}
+
+
+def adapter(batch_size=16, **settings):
+    config = VisionConfig.model_validate_json(json.dumps({**SMALL, **settings}))
+    seed_everything(0)
+    return VisionAdapter(config, seed=Seeds(0), device=torch.device("cpu"), workdir=Path(), batch_size=batch_size)
+
+
+def related(a, batch):
+    """The pairs that a framework makes of a batch, or several."""
+    embedded = a.embed(batch)
+    return embedded.relate(embedded.rows)
+
+
+def negatives(pairs, anchor):
+    return pairs.negative_mask()[anchor].nonzero().flatten().tolist()
+
+
+def step(a, text, batch):
+    """One optimizer step; the loss."""
+    loss_of = objective(text, dim=a.embedding_dim)
+    parameters = [p for p in [*a.module.parameters(), *loss_of.parameters()] if p.requires_grad]
+    optimizer = torch.optim.SGD(parameters, 0.1)
+    loss = loss_of(a.embed(batch)).loss
+    loss.backward()
+    optimizer.step()
+    a.after_step()
+    return loss
+
+
+def test_simclr_with_a_number_of_negatives():
+    a = adapter(negatives=6)
+    batch = next(iter(a.batches(0)))
+    pairs = related(a, batch)
+    for anchor in range(32):
+        assert len(negatives(pairs, anchor)) == 6
+        assert pairs.positives[anchor].tolist() == [(anchor + 16) % 32]
+    assert torch.equal(related(a, batch).dropped, pairs.dropped)
+    assert int(pairs.negative_counts[0]) == 6
+
+
+def test_kept_negatives_are_uniform():
+    from dipole import Pairs
+
+    pairs = Pairs.from_views([torch.randn(6, 3), torch.randn(6, 3)])
+    counts = torch.zeros(12)
+    for seed in range(300):
+        for j in negatives(keep_negatives(pairs, 4, seed), 0):
+            counts[j] += 1
+    assert counts[0] == counts[6] == 0
+    rest = counts[[1, 2, 3, 4, 5, 7, 8, 9, 10, 11]]
+    assert (rest - 120).abs().max() < 40  # binomial(300, 0.4): standard deviation 8.5
+
+
+def test_moco_pairs_queries_with_keys_of_a_slow_copy():
+    a = adapter(method="moco", views=3, negatives=40, moco={"momentum": 0.9})
+    batch = next(iter(a.batches(0)))
+    pairs = related(a, batch)
+    assert pairs.anchors.shape == (16, 8)
+    assert len(pairs.candidates) == 2 * 16 + 40
+    assert sorted(pairs.positives[3].tolist()) == [3, 19]
+    assert not a.module.key.projector[0].weight.requires_grad
+    before = [p.clone() for p in a.module.key.parameters()]
+    step(a, "infonce", batch)
+    for slow, old, fast in zip(a.module.key.parameters(), before, a.module.query.parameters(), strict=True):
+        torch.testing.assert_close(slow, 0.9 * old + 0.1 * fast)
+
+
+def test_moco_queue_holds_the_latest_keys_and_turns_around():
+    queue = Queue(5, 2)
+    rows = F.normalize(torch.randn(8, 2), dim=1)
+    queue.push(rows[:3])
+    queue.push(rows[3:7])
+    torch.testing.assert_close(queue.rows, torch.stack([rows[5], rows[6], rows[2], rows[3], rows[4]]))
+    assert (int(queue.place), int(queue.filled)) == (2, 5)
+    queue.push(rows[:8])  # more than fit: the last five stay
+    torch.testing.assert_close(queue.rows.sort(0).values, rows[3:].sort(0).values)
+
+
+def test_queue_aware_cacr_sees_the_other_queries():
+    batch = next(iter(adapter().batches(0)))
+    plain = related(adapter(method="moco", negatives=40), batch)
+    intra = related(adapter(method="moco", negatives=40, moco={"intra_batch": True}), batch)
+    assert int(intra.negative_counts[0]) == int(plain.negative_counts[0]) + 15
+
+
+def test_lab_equals_the_standards_formulas():
+    """CIE 15 and IEC 61966-2-1 written out for single colours; references: published Lab values of sRGB primaries."""
+    colours = torch.tensor([[1.0, 1, 1], [0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]])
+    expected = torch.tensor(
+        [[100.0, 0, 0], [0, 0, 0], [53.24, 80.09, 67.20], [87.74, -86.18, 83.18], [32.30, 79.19, -107.86]]
+    )
+    found = lab(colours[:, :, None, None])[:, :, 0, 0] * 100
+    torch.testing.assert_close(found, expected, atol=0.05, rtol=0)
+
+
+def test_cmc_pairs_the_halves_in_both_directions(colour):
+    a = adapter(method="cmc", data=colour)
+    pairs = related(a, next(iter(a.batches(0))))
+    assert len(pairs) == 2
+    for one, other in (pairs, pairs[::-1]):
+        assert one.anchors.shape == (16, 8)
+        assert torch.equal(one.candidates, other.anchors)
+        for anchor in range(16):
+            assert one.positives[anchor].tolist() == [anchor]
+            assert negatives(one, anchor) == [j for j in range(16) if j != anchor]
+    images = torch.rand(3, 3, 8, 8)
+    assert a.module.features(images).shape == (3, 64)  # two halves of 32
+
+
+def test_cmc_equals_the_mean_of_two_cross_losses(colour):
+    from dipole import Pairs
+
+    a = adapter(method="cmc", data=colour)
+    embedded = a.embed(next(iter(a.batches(0))))
+    light, tint = embedded.rows["light"], embedded.rows["colour"]
+    loss = objective("infonce(temperature=0.1)")
+    both = (loss(Pairs.cross(light, tint)).loss + loss(Pairs.cross(tint, light)).loss) / 2
+    torch.testing.assert_close(loss(embedded).loss, both)
+
+
+def test_cmc_bank_gives_the_other_halfs_memory_as_negatives(colour):
+    a = adapter(method="cmc", data=colour, negatives=20)
+    batch = next(iter(a.batches(0)))
+    light, tint = related(a, batch)
+    old = a.module.memory.clone()
+    for half, pairs in ((1, light), (0, tint)):
+        assert len(pairs.candidates) == 16 + 20
+        for anchor in (0, 15):
+            assert pairs.positives[anchor].tolist() == [anchor]
+            assert negatives(pairs, anchor) == list(range(16, 36))
+        drawn = (pairs.candidates[16:, None] == old[half]).all(2).nonzero()
+        assert drawn[:, 0].tolist() == list(range(20))
+        assert not set(drawn[:, 1].tolist()) & set(batch.rows.tolist())
+    z = F.normalize(torch.cat([light.anchors, tint.anchors]).detach(), dim=1)
+    a.after_step()
+    changed = (a.module.memory != old).any(2)
+    assert changed[0].nonzero().flatten().tolist() == sorted(batch.rows.tolist())
+    expected = F.normalize((old[1, batch.rows] + z[16:]) / 2, dim=1)
+    torch.testing.assert_close(a.module.memory[1, batch.rows], expected)
+
+
+def test_multi_crop_predicts_the_large_crops():
+    swav = {"small_views": 2, "small_size": 6}
+    a = adapter(method="swav", swav=swav, negatives=24)
+    batch = next(iter(a.batches(0)))
+    assert [view.shape[-1] for view in batch.views] == [8, 8, 6, 6]
+    pairs = related(a, batch)
+    assert len(pairs.anchors) == 64
+    assert len(pairs.candidates) == 32  # the queue is still empty
+    large, small = pairs.positives[3], pairs.positives[40]
+    assert [i for i in large.tolist() if i >= 0] == [19]
+    assert sorted(small.tolist()) == [8, 24]
+    assert 3 not in negatives(pairs, 3)
+    a.after_step()
+    assert len(related(a, batch).candidates) == 32 + 24
+
+
+RUNNABLE = [
+    "infonce",
+    "infonce+0.1*dp",
+    "cacr",
+    "cacr(k=2)",
+    "dcl",
+    "hcl",
+    "align_uniform",
+    "swav(prototypes=5)",
+    "co2",
+    "triplet",
+]
+
+
+@pytest.mark.parametrize("method", ["simclr", "moco", "cmc", "swav"])
+@pytest.mark.parametrize("text", RUNNABLE)
+def test_objectives_train_in_every_framework(colour, method, text):
+    views = {"cmc": 1}.get(method, 3)
+    if method == "cmc" and text == "cacr(k=2)":
+        with pytest.raises(PairsError, match="k=2"):
+            step_once(colour, method, text, views)
+        return
+    step_once(colour, method, text, views)
+
+
+def step_once(colour, method, text, views):
+    settings = {"moco": {"negatives": 32}, "swav": {"negatives": 16}}.get(method, {})
+    a = adapter(method=method, views=views, data=colour, **settings)
+    before = [p.clone() for p in a.module.parameters()]
+    loss = step(a, text, next(iter(a.batches(0))))
+    assert torch.isfinite(loss)
+    assert any(not torch.equal(p, q) for p, q in zip(before, a.module.parameters(), strict=True))
+
+
+def test_a_supervised_objective_cannot_use_a_queue():
+    a = adapter(method="moco", negatives=32)
+    with pytest.raises(PairsError, match="label"):
+        objective("tuple")(a.embed(next(iter(a.batches(0)))))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"method": "simclr", "moco": {"momentum": 0.9}}, r"\[vision.moco\] has no effect with method 'simclr'"),
+        ({"method": "moco", "swav": {}}, r"\[vision.swav\] has no effect with method 'moco'"),
+        ({"method": "cmc", "views": 2}, "takes views = 1"),
+        ({"views": 1}, "needs views = 2"),
+    ],
+)
+def test_settings_of_another_method_are_refused(settings, message):
+    with pytest.raises(ValidationError, match=message):
+        VisionConfig.model_validate_json(json.dumps(settings))
+
+
+def test_impossible_sizes_are_refused(colour):
+    with pytest.raises(ConfigError, match="30 negatives per anchor"):
+        adapter(negatives=31)
+    with pytest.raises(ConfigError, match="at most 64"):
+        adapter(method="cmc", data=colour, negatives=65)
+    with pytest.raises(ConfigError, match="grey"):
+        adapter(method="cmc")
+
+
+def test_pairs_of_halves_by_hand():
+    light, tint, memory = torch.randn(2, 3), torch.randn(2, 3), torch.randn(2, 3, 3)
+    found = both_directions(light, tint, memory)
+    assert [negatives(pairs, i) for pairs in found for i in range(2)] == [[2, 3, 4]] * 4
+    assert torch.equal(found[0].candidates, torch.cat([tint, memory[1]]))
+    assert torch.equal(found[1].candidates, torch.cat([light, memory[0]]))
+
+
+def test_a_bank_draws_all_others_alike():
+    taken = torch.tensor([3, 11, 4])
+    counts = torch.zeros(12)
+    for seed in range(400):
+        drawn = draw_others(12, taken, 5, seed)
+        assert len(drawn.unique()) == 5
+        counts[drawn] += 1
+    assert counts[taken].sum() == 0
+    assert (counts[counts > 0] - 400 * 5 / 9).abs().max() < 45  # binomial(400, 5/9): standard deviation 9.9
+    assert sorted(draw_others(12, taken, 9, 0).tolist()) == [0, 1, 2, 5, 6, 7, 8, 9, 10]
+
+
+def cacr_algorithm_3(queries, keys, queue, t_pos, t_neg, intra_batch):
+    """The paper's pseudo-code, line by line, for lists of (M, d) float64 rows of unit length."""
+    loss = 0.0
+    for k, q in enumerate(queries):
+        positives = torch.stack([key for n, key in enumerate(keys) if n != k])
+        cost = (q - positives).norm(dim=-1).square().T  # (M, K)
+        with torch.no_grad():
+            weights = torch.softmax(cost * t_pos, 1)
+        loss = loss + (cost * weights).sum(1).mean()
+        distances = 2 - 2 * q @ queue.T
+        if intra_batch:
+            own = torch.eye(len(q), dtype=torch.bool)
+            inside = (q[:, None] - q).square().sum(-1)[~own].view(len(q), len(q) - 1)
+            distances = torch.cat([distances, inside], 1)
+        loss = loss - (distances * torch.softmax(-t_neg * distances, 1)).sum(1).mean()
+    return loss / len(queries)
+
+
+@pytest.mark.parametrize("intra_batch", [False, True])
+def test_symmetric_moco_is_the_papers_algorithm_3(intra_batch):
+    """CACR Algorithm 3 on three views, its loss and its gradient."""
+    generator = torch.Generator().manual_seed(3)
+    rows = F.normalize(torch.randn(3 * 4 * 2 + 10, 6, generator=generator, dtype=torch.double), dim=1)
+    queries, keys, queue = rows[:12].clone().requires_grad_(), rows[12:24], rows[24:]
+    pairs = every_view_in_turn(queries.chunk(3), keys.chunk(3), queue, intra_batch)
+    assert {int(n) for each in pairs for n in each.negative_counts} == {10 + 3 * intra_batch}
+    loss = objective("cacr(k=2, t_pos=1.5, t_neg=2, detach_weights=true)")(pairs).loss
+    (gradient,) = torch.autograd.grad(loss, queries)
+    unit = F.normalize(queries, dim=1)  # the pseudo-code's queries are normalised by the encoder
+    expected = cacr_algorithm_3(unit.chunk(3), keys.chunk(3), queue, 1.5, 2.0, intra_batch)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected, queries)[0])
+
+
+def test_symmetric_moco_trains_and_queues_the_last_views_keys():
+    a = adapter(method="moco", views=3, negatives=40, moco={"symmetric": True, "intra_batch": True})
+    batch = next(iter(a.batches(0)))
+    assert [len(pairs.anchors) for pairs in related(a, batch)] == [16, 16, 16]
+    a.module.key.eval()
+    with torch.no_grad():
+        keys = F.normalize(a.module.key(batch.views[-1]), dim=1)
+    a.embed(batch)
+    a.after_step()
+    torch.testing.assert_close(a.module.queue.rows[:16], keys)
+    assert torch.isfinite(step(a, "cacr(k=2, detach_weights=true)", batch))
+
+
+def test_blocks_are_images_of_one_class_and_each_others_positives():
+    a = adapter(batch_size=12, method="blocks", blocks={"size": 3, "count": 5})
+    assert a.steps_per_epoch == 10 * 5 * 3 // 12
+    images = a.parts.pretrain
+    for batch in a.batches(1):
+        assert len(batch.views) == 1
+        owners = images.labels[batch.rows].view(-1, 3)
+        assert (owners == owners[:, :1]).all()
+        assert torch.equal(owners.flatten(), batch.labels)
+        pairs = related(a, batch)
+        for anchor in range(12):
+            block = set(range(anchor - anchor % 3, anchor - anchor % 3 + 3)) - {anchor}
+            assert set(pairs.positives[anchor].tolist()) == block
+            assert len(negatives(pairs, anchor)) == 9
+        assert torch.equal(pairs.labels, batch.labels)
+
+
+def test_the_block_loss_with_k_negatives_is_equations_4_to_6():
+    """A point, one of its class, and the next four points that are not of its block: log2(1 + sum e^{f(f- - f+)})."""
+    a = adapter(batch_size=14, method="blocks", blocks={"size": 2})
+    batch = next(a.batches(0))
+    found = objective("blocks(b=1, k=4)")(a.embed(batch)).loss
+    f = a.module.branch(batch.views[0]).double().detach()
+    losses = []
+    for i in range(14):
+        partner = i ^ 1
+        # The block of anchor j is its partner j ^ 1; blocks that hold a point of i's own are left out.
+        others = [j for j in ((i + step) % 14 for step in range(1, 14)) if j // 2 != i // 2][:4]
+        v = torch.stack([f[i] @ (f[partner] - f[j ^ 1]) for j in others])
+        losses.append(torch.log2(1 + torch.exp(-v).sum()))
+    assert found.item() == pytest.approx(float(torch.stack(losses).mean()), rel=1e-5)
+
+
+@pytest.mark.parametrize("text", ["blocks", "cross_entropy(classes=10)", "tuple", "infonce + 0.1*dp", "cacr", "hcl"])
+def test_objectives_learn_from_blocks(text):
+    a = adapter(batch_size=16, method="blocks", blocks={"size": 2})
+    batch = next(a.batches(0))
+    torch.manual_seed(0)
+    assert step(a, text, batch).isfinite()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"batch_size": 15, "blocks": {"size": 2}}, "multiple of 2"),
+        ({"batch_size": 16, "world_size": 4, "blocks": {"size": 8}}, "multiple of 32"),
+        ({"batch_size": 64, "blocks": {"size": 2, "count": 1}}, "images of all blocks"),
+        ({"views": 2}, "takes views = 1"),
+        ({"negatives": 4}, r"blocks\(k=4\)"),
+        ({"method": "simclr", "blocks": {"size": 2}}, "no effect with method 'simclr'"),
+    ],
+)
+def test_blocks_that_cannot_be_made_are_refused(settings, message):
+    world_size, batch_size = settings.pop("world_size", 1), settings.pop("batch_size", 16)
+    settings = {**SMALL, "method": "blocks", **settings}
+    with pytest.raises((ConfigError, ValidationError), match=message):
+        VisionAdapter(
+            VisionConfig.model_validate_json(json.dumps(settings)), seed=Seeds(0), device=torch.device("cpu"),
+            workdir=Path(), batch_size=batch_size, world_size=world_size,
+        )  # fmt: skip
+
+
+def test_blocks_need_labels(tmp_path):
+    import numpy as np
+
+    np.savez(tmp_path / "u.npz", images=np.random.default_rng(0).integers(0, 256, (64, 8, 8), dtype=np.uint8))
+    with pytest.raises(ConfigError, match="without a label"):
+        adapter(method="blocks", data={"source": str(tmp_path / "u.npz")})

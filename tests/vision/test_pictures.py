@@ -1,0 +1,98 @@
+"""The picture of a query: weights against a loop in double precision, the map, the file."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from dipole import objective
+from dipole.core.cli import main
+from dipole.core.ground.errors import OptionError
+from dipole.vision.pictures import flat, neighbourhood, sharpness
+
+
+def test_weights_equal_the_papers_sums():
+    """CACR Eqs. 3 and 5 written out, query 2 of five images with two positives."""
+    views = list(torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0)).double())
+    found = neighbourhood(views, 2, t_pos=0.7, t_neg=3.0)
+    unit = [[row / row.norm() for row in view] for view in views]
+
+    def distance(a, b):
+        return float(((a - b) ** 2).sum())
+
+    pull = [math.exp(0.7 * distance(unit[0][2], unit[v][2])) for v in (1, 2)]
+    push = [math.exp(-3.0 * distance(unit[0][2], unit[1][j])) for j in (0, 1, 3, 4)]
+    torch.testing.assert_close(found.positives, torch.tensor(pull) / sum(pull))
+    torch.testing.assert_close(found.negatives, torch.tensor(push) / sum(push))
+    expected = torch.stack([unit[0][2], unit[1][2], unit[2][2], *(unit[1][j] for j in (0, 1, 3, 4))])
+    torch.testing.assert_close(found.points, expected.float())
+    with pytest.raises(OptionError, match="0 to 4"):
+        neighbourhood(views, 5)
+
+
+def test_sharpness_is_that_of_the_objective():
+    assert sharpness(objective("0.5*infonce + cacr(t_pos=2, t_neg=0.9)")) == (2, 0.9)
+    assert sharpness(objective("infonce")) == sharpness(None) == (1.0, 2.0)
+
+
+def test_the_plane_of_principal_components_keeps_what_lies_in_a_plane():
+    generator = torch.Generator().manual_seed(0)
+    basis, _ = torch.linalg.qr(torch.randn(6, 2, generator=generator))
+    points = torch.randn(20, 2, generator=generator) @ basis.T + 3
+    torch.testing.assert_close(torch.cdist(*[flat(points, "pca")] * 2), torch.cdist(points, points), atol=1e-4, rtol=0)
+
+
+def test_tsne_keeps_groups_apart():
+    generator = torch.Generator().manual_seed(0)
+    points = torch.randn(60, 5, generator=generator) / 10 + 3 * torch.eye(5)[torch.arange(60) % 3]
+    x = flat(points, "tsne")
+    nearest = torch.cdist(x, x).fill_diagonal_(math.inf).argmin(1)
+    assert torch.equal(nearest % 3, torch.arange(60) % 3)
+
+
+@pytest.mark.parametrize("method", [["vision.views=5", "objective=cacr(k=4)"], ["vision.method=moco"]])
+def test_pictures_while_training_and_of_a_finished_run(tmp_path, method, capsys):
+    settings = [
+        "vision.data.limit=64",
+        "train.batch_size=32",
+        "train.epochs=2",
+        "train.evaluate_every=1",
+        "vision.encoder.width=4",
+        "vision.probe.probes=['knn']",
+        "vision.probe.baselines=false",
+        "vision.probe.picture=true",
+        "vision.probe.projection=pca",
+        *method,
+    ]
+    flags = [part for text in settings for part in ("--set", text)]
+    assert main(["train", "digits-simclr", "--runs", str(tmp_path / "runs"), *flags]) == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    drawn = sorted(path.name for path in (run / "pictures").iterdir())
+    assert drawn == ["step-2.png", "step-4.png"]
+    assert main(["export", str(run), "--to", "picture", "--out", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / "query.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert json.loads((run / "record.json").read_text())["status"] == "done"
+    assert main(["export", str(run), "--to", "detectron2", "--out", str(tmp_path / "net")]) == 2
+    assert "resnet50" in capsys.readouterr().err
+
+
+def test_without_matplotlib_a_run_with_pictures_says_so_before_it_trains(tmp_path):
+    """In a process that cannot import matplotlib; without pictures the same run is fine."""
+    program = (
+        "import sys; sys.modules['matplotlib'] = None\n"
+        "from dipole.core.cli import main\n"
+        "runs, picture = sys.argv[1:]\n"
+        "settings = ['train.epochs=', 'train.steps=1', 'vision.data.limit=64', 'train.batch_size=32',\n"
+        "            \"vision.probe.probes=['knn']\", 'vision.probe.baselines=false',\n"
+        "            f'vision.probe.picture={picture}']\n"
+        "sys.exit(main(['train', 'digits-simclr', '--runs', runs, '--set', *settings]))"
+    )
+    for picture, code in (("true", 2), ("false", 0)):
+        command = [sys.executable, "-c", program, str(tmp_path), picture]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == code, done.stderr
+        assert ("pip install 'dipole[vision]'" in done.stderr) == (picture == "true")
+        assert "Traceback" not in done.stderr

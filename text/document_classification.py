@@ -1,0 +1,52 @@
+"""Documents with a class, told by the mean of their sentences' vectors (Arora et al. 2019, IMDb)."""
+
+from collections.abc import Callable, Iterable
+from itertools import islice
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dipole.core.ground.errors import DataError
+from dipole.core.measure.probes import linear_probe
+from dipole.text.corpus import Document
+
+CHUNK = 1000  # documents whose sentences are encoded together
+
+
+def document_vectors(encode: Callable[[list[str]], np.ndarray], documents: Iterable[Document]) -> Tensor:
+    """(n, d) mean of the sentences' vectors of each document.
+
+    Args:
+        encode: sentences to (m, d) vectors.
+    """
+    found, rest = [], iter(documents)
+    while part := list(islice(rest, CHUNK)):
+        vectors = encode([sentence for document in part for sentence in document.sentences])
+        starts = np.cumsum([0, *(len(document.sentences) for document in part[:-1])])
+        counts = np.array([len(document.sentences) for document in part])
+        found.append(torch.from_numpy(np.add.reduceat(vectors, starts) / counts[:, None]))
+    return torch.cat(found)
+
+
+def document_accuracy(
+    encode: Callable[[list[str]], np.ndarray], documents: Iterable[tuple[Document, str, bool]], where: str
+) -> dict[str, float]:
+    """Test accuracy of a linear classifier on document vectors, "labelled/accuracy".
+
+    Args:
+        documents: each with its class and whether it is for testing; see `corpus.labelled_documents`.
+        where: names the source in messages.
+
+    Raises:
+        DataError: if either part is empty, or training has a single class.
+    """
+    listed = list(documents)
+    classes = {label: number for number, label in enumerate(sorted({label for _, label, _ in listed}))}
+    parts = []
+    for is_test in (False, True):
+        mine = [(document, classes[label]) for document, label, tested in listed if tested == is_test]
+        if not mine:
+            raise DataError(f"{where} has no documents for {'testing' if is_test else 'training'}.")
+        parts += [document_vectors(encode, (d for d, _ in mine)), torch.tensor([c for _, c in mine])]
+    return {"labelled/accuracy": linear_probe(*parts).accuracy}

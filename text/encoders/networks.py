@@ -1,0 +1,214 @@
+"""Sentence encoders: recurrent, bag-of-words and transformer, one for the sentence (f) and one for its context (g).
+
+An exported folder holds a copy of this file, of `batch.py` and of `recurrent.py`: they import torch, each other, and
+nothing else of dipole.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
+
+from .batch import Batch, Chunk
+from .recurrent import final_states
+
+Direction = Literal["uni", "bi", "combine"]
+
+
+class Part(nn.Module):
+    """An encoder of one side: a chunk of token ids to vectors (b, width)."""
+
+    width: int
+
+
+class WordGRU(Part):
+    """Final state of a GRU over word embeddings; "bi" joins two of half the width, "combine" is uni beside bi.
+
+    As in the Quick-Thought code (`s2v_model.py`) but for the cell: TensorFlow's GRU applies the reset gate before the
+    recurrent product and starts with gate bias 1, PyTorch's after it and with uniform biases. Weights cannot be
+    exchanged.
+
+    Args:
+        table: word embeddings, shared with other encoders if they hold the same module.
+        width: of the output; "combine" gives twice that.
+    """
+
+    table: nn.Embedding
+
+    def __init__(self, table: nn.Embedding, width: int, direction: Direction) -> None:
+        super().__init__()
+        if direction != "uni" and width % 2:
+            raise ValueError(f"a {direction} GRU of width {width} cannot be halved; choose an even hidden_size")
+        self.table = table
+        sides = {"uni": [False], "bi": [True], "combine": [False, True]}[direction]
+        self.recurrent = nn.ModuleList(
+            nn.GRU(table.embedding_dim, width // 2 if both else width, bidirectional=both) for both in sides
+        )
+        self.units, self.direction = width, direction
+        self.width = width * len(sides)
+
+    def forward(self, chunk: Chunk) -> Tensor:
+        packed = pack_padded_sequence(chunk.ids, chunk.lengths, batch_first=True)
+        words = self.table(packed.data)  # nothing is looked up for padding
+        if words.device.type == "cpu" and not torch.is_autocast_enabled("cpu"):
+            sizes = packed.batch_sizes.tolist()
+            return torch.cat([final_states(words, sizes, cast(nn.GRU, gru)) for gru in self.recurrent], 1)
+        states = [gru(PackedSequence(words, packed.batch_sizes))[1] for gru in self.recurrent]  # (directions, b, units)
+        return torch.cat([side for state in states for side in state], 1)
+
+
+class BagOfWords(Part):
+    """Sum of word embeddings (the Quick-Thought code sums, it does not average)."""
+
+    table: nn.Embedding
+
+    def __init__(self, table: nn.Embedding) -> None:
+        super().__init__()
+        self.table = table
+        self.width = table.embedding_dim
+
+    def forward(self, chunk: Chunk) -> Tensor:
+        weights = chunk.mask().to(self.table.weight.dtype)
+        return nn.functional.embedding_bag(chunk.ids, self.table.weight, mode="sum", per_sample_weights=weights)
+
+
+class Transformer(Part):
+    """Any Hugging Face encoder, pooled over its tokens or at its first one.
+
+    Args:
+        model: from `transformers.AutoModel`.
+        pooling: "mean" over tokens, or "cls".
+    """
+
+    model: Any  # its attributes are transformers' own
+
+    def __init__(self, model: nn.Module, pooling: Literal["mean", "cls"]) -> None:
+        super().__init__()
+        self.model = model
+        self.pooling = pooling
+        self.width = int(self.model.config.hidden_size)
+
+    def forward(self, chunk: Chunk) -> Tensor:
+        mask = chunk.mask()
+        # A chunk without padding needs no mask, and attention without one is faster.
+        full = bool(chunk.lengths[-1] == chunk.ids.shape[1])
+        hidden = self.model(input_ids=chunk.ids, attention_mask=None if full else mask.long()).last_hidden_state
+        if self.pooling == "cls":
+            return hidden[:, 0]
+        weight = mask.to(hidden.dtype)
+        return torch.bmm(weight[:, None], hidden)[:, 0] / weight.sum(1, keepdim=True)
+
+
+class Channels(Part):
+    """Several encoders of one sentence side by side (MultiChannel: fixed word vectors beside trained ones)."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+        self.width = sum(part.width for part in parts)
+
+    def forward(self, chunk: Chunk) -> Tensor:
+        return torch.cat([part(chunk) for part in self.parts], 1)
+
+
+class Projected(Part):
+    """An encoder followed by a square linear map, such as CLLR's L: the representation that is used downstream."""
+
+    def __init__(self, part: Part, matrix: Tensor) -> None:
+        super().__init__()
+        self.part = part
+        self.matrix = nn.Parameter(matrix.detach().clone(), requires_grad=False)  # (d, d), applied as x @ matrix
+        self.width = matrix.shape[1]
+
+    def forward(self, chunk: Chunk) -> Tensor:
+        return self.part(chunk) @ self.matrix
+
+
+class SentenceModel(nn.Module):
+    """f and g, without shared weights but for fixed word vectors; g is None where one encoder does both."""
+
+    f: Part
+    g: Part | None
+
+    def __init__(self, f: Part, g: Part | None, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.f, self.g, self.dropout = f, g, dropout
+        self.width = f.width
+        self.output_width = f.width + (g.width if g is not None else 0)
+
+    @property
+    def halves(self) -> int:
+        """Equal parts of `represent` that the authors scale to unit length one by one."""
+        return 1 if self.g is None else 2
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Embeddings (B, d) of the sentences by f and by g, in the order of the batch."""
+        f = torch.cat([self.f(chunk) for chunk in batch.chunks])[batch.order]
+        g = f if self.g is None else torch.cat([self.g(chunk) for chunk in batch.chunks])[batch.order]
+        if self.training and self.dropout:
+            # As in the authors' code: one mask of the width for the whole batch and both sides, without rescaling.
+            kept = torch.rand(1, self.width, device=f.device) >= self.dropout
+            return f * kept, g * kept
+        return f, g
+
+    def represent(self, batch: Batch) -> Tensor:
+        """[f(s); g(s)], (B, output_width): what is evaluated and exported."""
+        f, g = self(batch)
+        return f if self.g is None else torch.cat([f, g], 1)
+
+
+def architecture(module: nn.Module) -> dict[str, Any]:
+    """Describe an encoder so that `from_architecture` builds one of the same shape; JSON values only."""
+    match module:
+        case SentenceModel():
+            sides = [architecture(side) for side in (module.f, module.g) if side is not None]
+            return {"kind": "sentence", "sides": sides, "dropout": module.dropout}
+        case WordGRU():
+            return {"kind": "gru", "units": module.units, "direction": module.direction, **_shape(module.table)}
+        case BagOfWords():
+            return {"kind": "bow", **_shape(module.table)}
+        case Channels():
+            return {"kind": "channels", "parts": [architecture(part) for part in module.parts]}
+        case Projected():
+            return {"kind": "projected", "part": architecture(module.part), "width": module.width}
+        case Transformer():
+            pooler = getattr(module.model, "pooler", None) is not None
+            config = module.model.config.to_dict()
+            return {"kind": "transformer", "config": config, "pooling": module.pooling, "pooler": pooler}
+    raise TypeError(type(module).__name__)
+
+
+def _shape(table: nn.Embedding) -> dict[str, int]:
+    return {"words": table.num_embeddings, "size": table.embedding_dim}
+
+
+def from_architecture(a: dict[str, Any]) -> Any:
+    """Build an encoder, with weights to be loaded, from what `architecture` returned."""
+    match a["kind"]:
+        case "sentence":
+            sides = [from_architecture(side) for side in a["sides"]]
+            return SentenceModel(sides[0], sides[1] if len(sides) > 1 else None, a["dropout"])
+        case "gru":
+            return WordGRU(nn.Embedding(a["words"], a["size"]), a["units"], a["direction"])
+        case "bow":
+            return BagOfWords(nn.Embedding(a["words"], a["size"]))
+        case "channels":
+            return Channels([from_architecture(part) for part in a["parts"]])
+        case "projected":
+            return Projected(from_architecture(a["part"]), torch.eye(a["width"]))
+        case "transformer":
+            from transformers import AutoConfig, AutoModel
+
+            config = dict(a["config"])
+            model = AutoModel.from_config(AutoConfig.for_model(config.pop("model_type"), **config))
+            if not a["pooler"] and hasattr(model, "pooler"):
+                model.pooler = None
+            return Transformer(model, a["pooling"])
+    raise ValueError(f"unknown kind of encoder {a['kind']!r}")
+
+
+def parameter_count(model: nn.Module) -> int:
+    """Number of weights, shared ones once."""
+    return sum({id(p): p.numel() for p in model.parameters()}.values())

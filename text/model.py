@@ -1,0 +1,86 @@
+"""The encoders of a run: built from its settings, bounded in their gradients, with more words at the end."""
+
+import copy
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dipole.core.ground.errors import DataError
+from dipole.text import encoders
+from dipole.text.config import TextSettings
+from dipole.text.vocabulary import Tokens, expand, read_vectors, words_vocabulary
+
+
+def build_model(c: TextSettings, tokens: Tokens) -> encoders.SentenceModel:
+    """f and g with new weights; word vectors that are not learned are read from the file the settings name."""
+    fixed = _fixed_table(c, tokens) if c.channels != "trained" else None
+
+    def side() -> encoders.Part:
+        if c.encoder == "transformer":
+            if c.transformer is not None:
+                return encoders.build_transformer(c.transformer, c.pooling, len(tokens))
+            return encoders.small_transformer(len(tokens), c.hidden_size, c.layers, c.heads, c.pooling)
+        tables = [fixed] if fixed is not None else []
+        if c.channels != "fixed":
+            tables.append(encoders.trained_table(len(tokens), c.word_size))
+        parts: list[encoders.Part] = [
+            encoders.BagOfWords(table) if c.encoder == "bow" else encoders.word_gru(table, c.hidden_size, c.direction)
+            for table in tables
+        ]
+        return parts[0] if len(parts) == 1 else encoders.Channels(parts)
+
+    # The members of a block are all the same kind of thing: one encoder, as in Arora et al.
+    single = c.sides == 1 or c.pairs == "blocks"
+    model = encoders.SentenceModel(side(), None if single else side(), c.dropout)
+    if c.clip_per_tensor is not None:
+        _clip_each(model, c.clip_per_tensor)
+    return model
+
+
+def _fixed_table(c: TextSettings, tokens: Tokens) -> nn.Embedding:
+    assert c.vectors is not None  # the configuration has checked it
+    words, vectors = read_vectors(c.vectors, tokens.index)
+    table = torch.zeros(len(tokens), vectors.shape[1])
+    known = torch.zeros(len(tokens), dtype=torch.bool)
+    rows = torch.tensor([tokens.index[word] for word in words], dtype=torch.long)
+    table[rows] = torch.from_numpy(vectors)
+    known[rows] = True
+    if not bool(known.any()):
+        raise DataError(f"{c.vectors} holds no word of the corpus {c.corpus}")
+    return encoders.fixed_table(table, known)
+
+
+def _clip_each(model: nn.Module, limit: float) -> None:
+    """Bound the gradient norm of each tensor by itself, as the authors' code does, not of all together."""
+
+    def clip(parameter: Tensor) -> None:
+        gradient = parameter.grad
+        assert gradient is not None  # the hook runs after it was accumulated
+        gradient.mul_(limit / torch.linalg.vector_norm(gradient).clamp_min(limit))
+
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(clip)
+
+
+def expanded(model: encoders.SentenceModel, tokens: Tokens, path: str) -> tuple[encoders.SentenceModel, Tokens]:
+    """Copy model and vocabulary and add the words of a vector file, to each trained table by its own linear map."""
+    words, vectors = read_vectors(path)
+    model = copy.deepcopy(model)
+    old = tokens.words()
+    lower = bool(tokens.tokenizer.normalizer and "Lowercase" in str(tokens.tokenizer.normalizer))
+    added: list[str] = []
+    for module in model.modules():
+        table = getattr(module, "table", None)
+        if not isinstance(table, nn.Embedding):
+            continue
+        if table.weight.requires_grad:
+            added, rows = expand(tokens.index, table.weight.detach().numpy(), words, vectors)
+        else:
+            added = [w for w in words if w not in tokens.index and "_" not in w]
+            place = {word: i for i, word in enumerate(words)}
+            rows = vectors[[place[w] for w in added]]
+        weight = torch.cat([table.weight.detach(), torch.from_numpy(np.ascontiguousarray(rows))])
+        module.table = nn.Embedding.from_pretrained(weight, freeze=not table.weight.requires_grad)
+    return model, words_vocabulary([*old[1:], *added], lower)

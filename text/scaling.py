@@ -1,0 +1,14 @@
+"""Lengths of sentence vectors."""
+
+import numpy as np
+
+from dipole.core.ground.errors import OptionError
+
+
+def halves_normalised(features: np.ndarray, halves: int = 2) -> np.ndarray:
+    """Scale each of `halves` equal parts of every row to unit length (a zero part stays zero)."""
+    if features.shape[1] % halves:
+        raise OptionError(f"{features.shape[1]} features cannot be cut into {halves} equal parts")
+    parts = features.reshape(len(features), halves, -1)
+    norms = np.linalg.norm(parts, axis=2, keepdims=True)
+    return (parts / np.where(norms > 0, norms, 1)).reshape(features.shape)

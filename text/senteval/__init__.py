@@ -1,0 +1,28 @@
+"""Sentence-encoder probes with SentEval's interface, files and result keys, under four named protocols.
+
+    from dipole.text import senteval
+    se = senteval.SE({"task_path": "data", "kfold": 10}, batcher, prepare)
+    results = se.eval(["MR", "CR", "SUBJ", "MPQA", "TREC", "MRPC"])
+
+A script written for SentEval runs by importing this module instead. `usepytorch` given there selects "senteval-torch"
+or "senteval-sklearn"; where it is not given, `protocol` decides and is "fast" by default.
+"""
+
+from dipole.text.senteval import engine
+from dipole.text.senteval.engine import SE, SIX_TASKS, Params, evaluate, for_genuine
+from dipole.text.senteval.protocols import PROTOCOLS
+from dipole.text.senteval.scoring import Result, describe
+from dipole.text.senteval.tasks import load_task
+
+__all__ = [
+    "PROTOCOLS",
+    "SE",
+    "SIX_TASKS",
+    "Params",
+    "Result",
+    "describe",
+    "engine",
+    "evaluate",
+    "for_genuine",
+    "load_task",
+]

@@ -1,0 +1,204 @@
+"""SentEval's engine and its way of asking an encoder; features are made once for each distinct sentence."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+
+from dipole.core.ground.errors import DataError, OptionError
+from dipole.core.ground.files import atomic_file
+from dipole.core.ground.progress import Progress
+from dipole.text.senteval.protocols import Settings, check_protocol
+from dipole.text.senteval.scoring import Result, score
+from dipole.text.senteval.task import Sentence, Task
+from dipole.text.senteval.tasks import READERS, load_task
+from dipole.text.senteval.torch_classifier import Classifier
+
+SIX_TASKS = ("MR", "CR", "SUBJ", "MPQA", "TREC", "MRPC")
+
+Batcher = Callable[["Params", list[Sentence]], Any]
+Prepare = Callable[["Params", list[Sentence]], Any]
+
+
+class Params(dict):
+    """SentEval's parameters: a dictionary whose keys are attributes too; a missing one is None."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self.get(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+    def __delattr__(self, name: str) -> None:
+        del self[name]
+
+
+class SE:
+    """SentEval's engine.
+
+    Args:
+        params: SentEval's `task_path`, `usepytorch`, `kfold` (5, as there; the literature uses 10), `seed` (1111),
+            `batch_size` (128, of the encoder), `classifier`, `similarity` (STS). Besides:
+            `protocol`: one of `PROTOCOLS`, instead of `usepytorch`;
+            `halves`: parts scaled to unit length each under "skip-thoughts" (1; 2 for encoders that concatenate f and
+            g); `cache` and `cache_key`: folder for features and a name that tells this encoder from others;
+            `check`: False reads task files whose counts differ from the published ones;
+            `progress`: False prints nothing.
+        batcher: `batcher(params, sentences)` with token lists (some are empty) gives an array (n, d).
+        prepare: `prepare(params, all sentences of the task)`, called once before a task is encoded.
+
+    Raises:
+        OptionError: a parameter is wrong. DataError: a task file is missing or damaged.
+    """
+
+    def __init__(self, params: Mapping[str, Any], batcher: Batcher, prepare: Prepare | None = None) -> None:
+        self.params = Params(params)
+        for name, default in (("seed", 1111), ("batch_size", 128), ("nhid", 0), ("kfold", 5)):
+            self.params.setdefault(name, default)
+        if not self.params.classifier:
+            self.params.classifier = {"nhid": 0}
+        if "nhid" not in self.params.classifier:
+            raise OptionError("classifier needs 'nhid', the number of hidden units (0: logistic regression)")
+        if not self.params.task_path:
+            raise OptionError("params needs 'task_path', the folder that holds SentEval's downstream/")
+        if not isinstance(self.params.kfold, int) or self.params.kfold < 2:
+            raise OptionError(f"kfold must be an integer >= 2, got {self.params.kfold!r}")
+        self.settings = Settings(
+            self._protocol(), self.params.kfold, self.params.seed, Classifier.from_params(self.params.classifier)
+        )
+        if self.params.cache and not self.params.cache_key:
+            raise OptionError("cache needs 'cache_key', a name that tells this encoder's features from others'")
+        self.batcher = batcher
+        self.prepare = prepare or (lambda params, samples: None)
+        self.list_tasks = list(READERS)
+        self.progress = Progress(quiet=self.params.get("progress", True) is False)
+        self.results: Any = None
+
+    def _protocol(self) -> str:
+        given = self.params.usepytorch
+        implied = None if given is None else "senteval-torch" if given else "senteval-sklearn"
+        named = self.params.protocol
+        if named and implied and named != implied:
+            raise OptionError(f"protocol {named!r} and usepytorch={given} contradict each other; give one of them")
+        return check_protocol(named or implied or "fast")
+
+    @overload
+    def eval(self, name: str) -> Result: ...
+    @overload
+    def eval(self, name: list[str] | tuple[str, ...]) -> dict[str, Result]: ...
+    def eval(self, name: str | list[str] | tuple[str, ...]) -> Result | dict[str, Result]:
+        """Score one task, or several as a dictionary by name."""
+        if not isinstance(name, str):
+            tasks = [self._load(each) for each in name]  # a missing file shows before hours of encoding
+            self.results = {task.name: self._score(task) for task in tasks}
+        else:
+            self.results = self._score(self._load(name))
+        return self.results
+
+    def _load(self, name: str) -> Task:
+        return load_task(name, self.params.task_path, check=self.params.get("check", True) is not False)
+
+    def _score(self, task: Task) -> Result:
+        self.params.current_task = task.name
+        return score(task, self._encode(task), self.settings, self.params, self.progress)
+
+    def _encode(self, task: Task) -> dict[Sentence, np.ndarray]:
+        """Encode each distinct sentence of the task once, short ones first."""
+        distinct = sorted({tuple(sentence) for sentence in task.samples()}, key=lambda s: (len(s), s))
+        path = None
+        if self.params.cache:
+            path = _cache_path(Path(self.params.cache), str(self.params.cache_key), task.name, distinct)
+            if path.is_file():
+                return _by_sentence(distinct, np.load(path))
+        self.prepare(self.params, task.samples())
+        parts = []
+        self.progress.start(f"encode {task.name}", len(distinct), 0)
+        for start in range(0, len(distinct), self.params.batch_size):
+            batch = [list(sentence) for sentence in distinct[start : start + self.params.batch_size]]
+            rows = np.asarray(self.batcher(self.params, batch))
+            if rows.ndim != 2 or len(rows) != len(batch):
+                raise DataError(
+                    f"{task.name}: batcher returned an array {rows.shape} for {len(batch)} sentences, not (n, d)"
+                )
+            parts.append(rows)
+            self.progress.update(start + len(batch))
+        self.progress.close(len(distinct))
+        matrix = np.concatenate(parts)
+        if path is not None:
+            _save(path, matrix)
+        return _by_sentence(distinct, matrix)
+
+
+def _by_sentence(sentences: Sequence[tuple[str, ...]], matrix: np.ndarray) -> dict:
+    return dict(zip(sentences, matrix, strict=True))
+
+
+def _cache_path(folder: Path, key: str, name: str, sentences: Iterable[tuple[str, ...]]) -> Path:
+    digest = hashlib.sha256(key.encode())
+    for sentence in sentences:
+        digest.update("\x1f".join(sentence).encode() + b"\x1e")
+    return folder / f"{name}-{digest.hexdigest()[:20]}.npy"
+
+
+def _save(path: Path, matrix: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(path) as file:
+        np.save(file, matrix)
+
+
+def evaluate(
+    encode: Callable[[list[str]], Any],
+    tasks: Sequence[str],
+    task_path: str | Path,
+    *,
+    protocol: str = "fast",
+    kfold: int = 10,
+    halves: int = 2,
+    seed: int = 1111,
+    check: bool = True,
+    progress: bool = True,
+) -> dict[str, Result]:
+    """Score an encoder on several tasks; a sentence that occurs in several is encoded once.
+
+    Args:
+        encode: from a list of sentences (tokens joined by blanks; some are empty) to an array (n, d), for example
+            `SentenceEncoder.encode` or `SentenceTransformer.encode`.
+        tasks: names as in SentEval.
+        task_path: folder that holds SentEval's downstream/.
+        halves: parts of the vector that "skip-thoughts" scales to unit length one by one (2: f and g).
+    """
+    settings = Settings(check_protocol(protocol), kfold, seed)
+    shown = Progress(quiet=not progress)
+    loaded = [load_task(name, task_path, check) for name in tasks]
+    distinct = sorted({tuple(s) for task in loaded for s in task.samples()}, key=lambda s: (len(s), s))
+    matrix = np.asarray(encode([" ".join(sentence) for sentence in distinct]))
+    embeddings = _by_sentence(distinct, matrix)
+    return {task.name: score(task, embeddings, settings, {"halves": halves}, shown) for task in loaded}
+
+
+def for_genuine(encode: Callable[[list[str]], Any]) -> tuple[Prepare, Batcher]:
+    """Return `prepare` and `batcher` for the genuine SentEval, so that its own code judges our encoder.
+
+    All sentences of a task are encoded once, in `prepare`, where they can be sorted and batched well; `batcher` looks
+    them up.
+
+        prepare, batcher = senteval.for_genuine(encoder.encode)
+        senteval_of_facebook.engine.SE(params, batcher, prepare).eval(tasks)
+    """
+    known: dict[str, np.ndarray] = {}
+
+    def prepare(params: Params, samples: list[Sentence]) -> None:
+        known.clear()
+        sentences = sorted({" ".join(sentence) for sentence in samples})
+        known.update(zip(sentences, np.asarray(encode(sentences)), strict=True))
+
+    def batcher(params: Params, batch: list[Sentence]) -> np.ndarray:
+        sentences = [" ".join(sentence) for sentence in batch]
+        missing = sorted({s for s in sentences if s not in known})
+        if missing:
+            known.update(zip(missing, np.asarray(encode(missing)), strict=True))
+        return np.stack([known[s] for s in sentences])
+
+    return prepare, batcher

@@ -1,0 +1,62 @@
+"""Access to the files of one task: what is missing or damaged is one message that names the cause."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from dipole.core.ground.errors import DataError
+
+
+class TaskFiles:
+    """Files below SentEval's data folder, read for one task; `check`: counts are compared with the published ones."""
+
+    def __init__(self, task: str, root: Path, check: bool) -> None:
+        self.task, self.root, self.check = task, root, check
+
+    def text(self, relative: str, encoding: str) -> str:
+        path = self.root / relative
+        if not path.is_file():
+            raise DataError(
+                f"{self.task}: no file {path}. Put {path.name} into {path.parent}; SentEval's script "
+                f"data/{relative.split('/')[0]}/get_transfer_data.bash makes it, and task_path must be the folder that "
+                f"holds {relative.split('/')[0]}/."
+            )
+        raw = path.read_bytes()
+        if not raw.strip():
+            raise DataError(f"{path} is empty; fetch it again")
+        head = raw.lstrip(b"\xef\xbb\xbf \r\n\t")[:200].lower()
+        if head.startswith((b"<!doctype", b"<html", b"<?xml")) or b"404: not found" in head:
+            raise DataError(f"{path} is an error page of a web server, saved by a dead download link; fetch it again")
+        if head.startswith(b"version https://git-lfs"):
+            raise DataError(f"{path} is a Git LFS pointer, not the data; run `git lfs pull` where it came from")
+        try:
+            return raw.decode(encoding)
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path} is not {encoding}: byte {error.start} is {raw[error.start]:#04x}") from None
+
+    def lines(self, relative: str, encoding: str = "utf-8") -> list[str]:
+        """Lines ended by newlines, as a file object yields them."""
+        text = self.text(relative, encoding).replace("\r\n", "\n").replace("\r", "\n")
+        return text.removesuffix("\n").split("\n")
+
+    def fields(self, relative: str, columns: int) -> Iterator[tuple[int, list[str]]]:
+        """Tab-separated fields and line numbers; too few columns is an error with the line's number."""
+        for number, line in enumerate(self.lines(relative), 1):
+            found = line.strip().split("\t")
+            if len(found) < columns:
+                raise DataError(
+                    f"{self.root / relative}, line {number}: {len(found)} tab-separated columns, expected {columns}"
+                )
+            yield number, found
+
+    def number(self, relative: str, line: int, text: str, kind: Callable = float) -> float:
+        try:
+            return kind(text)
+        except ValueError:
+            raise DataError(f"{self.root / relative}, line {line}: {text!r} is not a number") from None
+
+    def expect(self, relative: str, found: int, expected: int, hint: str = "") -> None:
+        if self.check and found != expected:
+            raise DataError(
+                f"{self.root / relative}: {found:,} samples, the published file has {expected:,}.{hint} Results on "
+                f"another file are not comparable; fetch it again, or pass check=False to read it as it is."
+            )

@@ -1,0 +1,124 @@
+"""From the embeddings of a task's sentences to its result, in SentEval's keys."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dipole.core.ground.progress import Progress
+from dipole.text.senteval.protocols import (
+    Probe,
+    Settings,
+    arrange,
+    arrange_skip_thoughts,
+    classify,
+    halves_normalised,
+    pair_features,
+)
+from dipole.text.senteval.relatedness import cosine, relatedness_result, sts_result
+from dipole.text.senteval.task import Sentence, Split, Task
+
+
+class Result(dict):
+    """A task's result: SentEval's keys, and as attributes what is needed to read them.
+
+    protocol: which of `PROTOCOLS` it was scored by. folds: test accuracy of each outer fold. std: their standard
+    deviation (0 for a single test). chosen: the regularisation taken in each. majority: accuracy of always answering
+    with the most frequent class. standard_error: of the accuracy as a share of the samples tested.
+    """
+
+    protocol: str
+    folds: Sequence[float] = ()
+    chosen: Sequence[float] = ()
+    std = 0.0
+    majority = 0.0
+    standard_error = 0.0
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()} [protocol {self.protocol}]"
+
+
+def score(
+    task: Task,
+    embeddings: Mapping[Any, np.ndarray],
+    settings: Settings,
+    params: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Result:
+    """Score a task from the embeddings of its sentences (keys: tuples of tokens)."""
+    params = params or {}
+    progress = progress or Progress(quiet=True)
+
+    def matrix(sentences: list[Sentence]) -> np.ndarray:
+        return np.stack([embeddings[tuple(sentence)] for sentence in sentences])
+
+    if task.kind == "sts":
+        result = _score_sts(task, matrix, params.get("similarity") or cosine)
+    else:
+        splits, pairs = arrange(task)
+        if settings.protocol == "skip-thoughts":
+            splits = arrange_skip_thoughts(task) if task.kind in ("nested", "holdout") else splits
+        halves = int(params.get("halves") or 1)
+
+        def features(split: Split) -> np.ndarray:
+            sides = [matrix(side) for side in split.sentences]
+            if settings.protocol == "skip-thoughts":
+                sides = [halves_normalised(side, halves) for side in sides]
+            return pair_features(*sides) if pairs else sides[0]
+
+        x = {name: features(split) for name, split in splits.items()}
+        if task.kind == "relatedness":
+            gold = {name: split.labels for name, split in splits.items()}
+            result = Result(relatedness_result(x, gold, settings.seed))
+        else:
+            result = _classification(task, splits, classify(task, splits, x, settings, note=lambda text: None))
+    result.protocol = settings.protocol
+    progress.note(f"{describe(task.name, result)}  [{settings.protocol}, kfold {settings.kfold}]")
+    return result
+
+
+def _classification(task: Task, splits: dict[str, Split], probe: Probe) -> Result:
+    parts = list(splits.values())
+    first, last = parts[0], parts[-1]
+    values: dict[str, Any] = {"devacc": probe.dev, "acc": probe.test}
+    if task.f1:
+        values["f1"] = round(100 * _f1(probe.truth, probe.predicted), 2)
+    dev = splits.get("dev", first)
+    result = Result({**values, "ndev": len(dev), "ntest": len(last)})
+    counts = np.bincount(np.asarray(last.labels, dtype=np.int64))
+    result.folds, result.chosen = probe.folds, probe.chosen
+    result.std = float(np.std(probe.folds))
+    result.majority = round(100 * float(counts.max() / counts.sum()), 2)
+    result.standard_error = float(np.sqrt(probe.test * (100 - probe.test) / len(last)))
+    return result
+
+
+def _f1(truth: np.ndarray, predicted: np.ndarray) -> float:
+    hits = float(((truth == 1) & (predicted == 1)).sum())
+    return 2 * hits / max(1.0, float((truth == 1).sum() + (predicted == 1).sum()))
+
+
+def _score_sts(task: Task, matrix: Callable, similarity: Callable) -> Result:
+    systems, golds = {}, {}
+    for name, split in task.splits.items():
+        split = split.sorted()
+        left, right = (np.nan_to_num(matrix(side)) for side in split.sentences)
+        systems[name] = [float(similarity(u, v)) for u, v in zip(left, right, strict=True)]
+        golds[name] = split.labels
+    return Result(sts_result(systems, golds))
+
+
+def describe(name: str, result: Mapping[str, Any]) -> str:
+    """One line with the numbers that papers print for a task."""
+    if "acc" in result:
+        f1 = f"  F1 {result['f1']:.2f}" if "f1" in result else ""
+        spread = f" +- {result.standard_error:.2f}" if isinstance(result, Result) else ""
+        majority = f"  majority {result.majority:.2f}" if isinstance(result, Result) else ""
+        return f"{name:<6} acc {result['acc']:.2f}{spread}{f1}  dev {result['devacc']:.2f}{majority}"
+    if "mse" in result:
+        return f"{name}  Pearson {result['pearson']:.4f}  Spearman {result['spearman']:.4f}  MSE {result['mse']:.4f}"
+    lines = [
+        f"{measure} all {values['all']:.4f} mean {values['mean']:.4f} weighted mean {values['wmean']:.4f}"
+        for measure, values in result["all"].items()
+    ]
+    return f"{name}  " + "; ".join(lines)

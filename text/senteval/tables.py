@@ -1,0 +1,65 @@
+"""The six SentEval tasks beside the published rows."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from dipole.core.ground.errors import DataError
+from dipole.core.train.shipped import shipped
+from dipole.text.senteval.engine import SIX_TASKS
+from dipole.text.senteval.scoring import Result
+
+PUBLISHED = ("lmcl-table4", "cllr-table2")
+EXCHANGED = (
+    "SUBJ and MPQA stand as printed in the papers, where they look exchanged: encoders of this kind reach about 92-94 "
+    "on SUBJ and 87-90 on MPQA. The column SUBJ* shows what is printed under MPQA, and the reverse."
+)
+
+
+def published_rows(table: str) -> list[tuple[str, dict[str, float | None]]]:
+    """Methods and printed accuracies of a published table, MSRP called MRPC."""
+    for path in shipped("published", "*.json").values():
+        for found in json.loads(path.read_text(encoding="utf-8"))["tables"]:
+            if found["id"] == table:
+                return [(row["method"], _cells(found["columns"], row["cells"])) for row in found["rows"]]
+    raise DataError(f"no published table {table!r}; there are {', '.join(PUBLISHED)}")
+
+
+def _cells(columns: list[str], cells: Any) -> dict[str, float | None]:
+    values = list(cells.values()) if isinstance(cells, dict) else cells
+    return {"MRPC" if column == "MSRP" else column: cell["mean"] for column, cell in zip(columns, values, strict=True)}
+
+
+def six_task_table(results: Mapping[str, Mapping[str, Mapping[str, Any]]], tables: tuple[str, ...] = PUBLISHED) -> str:
+    """Ours first, then the published rows, accuracies in percent.
+
+    Args:
+        results: name of the encoder -> task -> result, as `senteval.evaluate` returns.
+        tables: published tables set beside them; a row that an earlier table printed is not repeated.
+    """
+    columns = [*SIX_TASKS, "SUBJ*", "MPQA*"]
+    lines = [f"{'':<28}" + "".join(f"{column:>8}" for column in columns)]
+    protocols = set()
+    for name, found in results.items():
+        values = {task: found[task]["acc"] for task in SIX_TASKS if task in found}
+        protocols |= {r.protocol for r in found.values() if isinstance(r, Result)}
+        lines.append(_line(name, columns, values | {"SUBJ*": values.get("SUBJ"), "MPQA*": values.get("MPQA")}))
+        errors = {task: r.standard_error for task, r in found.items() if isinstance(r, Result)}
+        lines.append(_line("  standard error", columns, errors))
+    seen = []
+    for table in tables:
+        for name, values in published_rows(table):
+            if (name, values) not in seen:
+                seen.append((name, values))
+                lines.append(_line(name, columns, values | {"SUBJ*": values["MPQA"], "MPQA*": values["SUBJ"]}, table))
+    lines += [
+        "",
+        f"Protocol of our rows: {', '.join(sorted(protocols)) or 'unknown'}; the papers': skip-thoughts.",
+        EXCHANGED,
+    ]
+    return "\n".join(lines)
+
+
+def _line(name: str, columns: list[str], values: Mapping[str, float | None], source: str = "") -> str:
+    cells = "".join(f"{'-' if values.get(c) is None else format(values[c], '.1f'):>8}" for c in columns)
+    return f"{name:<28}{cells}  {source}".rstrip()

@@ -1,0 +1,47 @@
+"""A task as it is read from disk: sentences, labels, and how it is scored."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Sentence = list[str]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Part of a task: one sentence list for classification, two for pairs, in the order SentEval encodes them."""
+
+    sentences: list[list[Sentence]]  # one list per side
+    labels: Sequence[float]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def sorted(self) -> "Split":
+        """Order by sentence lengths, then label: SentEval draws its folds on this order."""
+        order = sorted(range(len(self)), key=lambda i: (*(len(side[i]) for side in self.sentences), self.labels[i]))
+        return Split([[side[i] for i in order] for side in self.sentences], [self.labels[i] for i in order])
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task as read from disk, its splits in the order of the files.
+
+    `kind` says how it is scored: "nested" (cross-validation inside cross-validation), "holdout" (cross-validation on
+    train, one test), "split" (train, dev, test), "relatedness" (regression on train, dev, test) or "sts" (no training).
+    """
+
+    name: str
+    kind: Literal["nested", "holdout", "split", "relatedness", "sts"]
+    splits: dict[str, Split]
+    classes: int = 0
+    pairs: bool = False
+    f1: bool = False  # F1 of class 1 is reported too, and under "skip-thoughts" chooses the regularisation
+    # What the skip-thoughts scripts do with the task:
+    drops_empty: bool = False  # empty sentences are left out
+    shuffled: Literal["rows", "folds"] | None = None  # a "holdout" task: shuffled before its inner folds are cut
+
+    def samples(self) -> list[Sentence]:
+        """Every sentence, in the order in which SentEval hands them to `prepare`."""
+        splits = [split.sorted() if self.kind == "sts" else split for split in self.splits.values()]
+        return [sentence for split in splits for side in split.sentences for sentence in side]

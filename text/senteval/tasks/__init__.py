@@ -1,0 +1,48 @@
+"""SentEval's tasks, one file each (or a few that are read alike): the folder is listed, nothing else names them.
+
+A file offers `NAMES` and `read(name, files) -> Task`; how the task is scored stands in the `Task`.
+"""
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+
+from dipole.core.ground.errors import DataError, RegistryError, nearest
+from dipole.text.senteval.files import TaskFiles
+from dipole.text.senteval.task import Sentence, Split, Task
+
+Reader = Callable[[str, TaskFiles], Task]
+
+
+def _readers() -> dict[str, Reader]:
+    found: dict[str, Reader] = {}
+    for listed in iter_modules(__path__):
+        module = import_module(f"{__name__}.{listed.name}")
+        for name in module.NAMES:
+            if name in found:
+                raise RegistryError(f"the SentEval task {name!r} is read by two files of {Path(__file__).parent}")
+            found[name] = module.read
+    return found
+
+
+READERS = _readers()
+
+
+def load_task(name: str, task_path: str | Path, check: bool = True) -> Task:
+    """Read a task below `task_path`, SentEval's data folder (the one that holds `downstream/` and `probing/`).
+
+    Args:
+        name: as in SentEval: CR, MR, MPQA, SUBJ, TREC, MRPC, SST2, SST5, SICKRelatedness, SICKEntailment, STSBenchmark,
+            STS12 to STS16, and the ten probing tasks.
+        check: compare counts with the published ones and look for known damage.
+
+    Raises:
+        DataError: unknown name; a file is missing, empty, or is not the file that results are compared on.
+    """
+    if name not in READERS:
+        raise DataError(f"unknown task {name!r}; known: {', '.join(READERS)}.{nearest(name, READERS)}")
+    return READERS[name](name, TaskFiles(name, Path(task_path), check))
+
+
+__all__ = ["READERS", "Sentence", "Split", "Task", "load_task"]

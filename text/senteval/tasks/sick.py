@@ -1,0 +1,38 @@
+"""SICK: relatedness and entailment of sentence pairs."""
+
+from dipole.core.ground.errors import DataError
+from dipole.text.senteval.files import TaskFiles
+from dipole.text.senteval.task import Split, Task
+
+NAMES = ("SICKRelatedness", "SICKEntailment")
+LABELS = ("CONTRADICTION", "NEUTRAL", "ENTAILMENT")
+
+
+def read(name: str, files: TaskFiles) -> Task:
+    entailment = name == "SICKEntailment"
+    splits = {}
+    parts = (
+        ("train", "SICK_train.txt", 4500),
+        ("dev", "SICK_trial.txt", 500),
+        ("test", "SICK_test_annotated.txt", 4927),
+    )
+    for split, file, expected in parts:
+        relative = f"downstream/SICK/{file}"
+        left, right = [], []
+        labels: list[float] = []
+        for number, fields in files.fields(relative, 5):
+            if number == 1:  # the header
+                continue
+            left.append(fields[1].split())
+            right.append(fields[2].split())
+            if entailment:
+                if fields[4] not in LABELS:
+                    raise DataError(
+                        f"{files.root / relative}, line {number}: label {fields[4]!r} is none of {', '.join(LABELS)}"
+                    )
+                labels.append(LABELS.index(fields[4]))
+            else:
+                labels.append(files.number(relative, number, fields[3]))
+        files.expect(relative, len(labels), expected)
+        splits[split] = Split([left, right], labels)
+    return Task(name, "split" if entailment else "relatedness", splits, classes=3 if entailment else 5, pairs=True)

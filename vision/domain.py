@@ -1,0 +1,16 @@
+"""The domains of this package, as `dipole list domains` and `dipole doctor` know them; nothing heavy is imported."""
+
+from dipole.core.train.domains import Domain
+
+VISION = Domain(
+    name="vision",
+    summary="images: SimCLR, MoCo-v2, SwAV, CMC and blocks, with probes on the frozen encoder",
+    adapter="dipole.vision.adapter:VisionAdapter",
+    extra="vision",
+)
+TOY = Domain(
+    name="toy",
+    summary="points in the plane (LMCL Sec. 5.1): a linear map of four numbers, clustered by k-means",
+    adapter="dipole.vision.toy.adapter:ToyAdapter",
+    extra="vision",
+)

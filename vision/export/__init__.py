@@ -1,0 +1,30 @@
+"""A trained run for other libraries: a file per format, found by listing this folder.
+
+The file FORMAT.py has the function `export(adapter, folder, record, objective)` that fills an empty folder; it is
+imported when the format is asked for.
+"""
+
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dipole.core.contrast.objective import Composite
+    from dipole.vision.adapter import VisionAdapter
+
+FORMATS = tuple(sorted(file.name for file in iter_modules(__path__)))
+
+
+def export_as(
+    to: str, adapter: "VisionAdapter", folder: Path, record: Any, objective: "Composite | None" = None
+) -> None:
+    """Write a run in one of `FORMATS` into an empty folder."""
+    import_module(f"{__name__}.{to}").export(adapter, folder, record, objective)
+
+
+def __getattr__(name: str) -> Any:
+    """`from dipole.vision.export import DipoleVisionModel`, as model cards say, without loading the other formats."""
+    if name in ("DipoleVisionConfig", "DipoleVisionModel"):
+        return getattr(import_module(f"{__name__}.transformers"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

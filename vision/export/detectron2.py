@@ -1,0 +1,148 @@
+"""A trained ResNet as detectron2's backbone, with the configurations for PASCAL VOC and COCO (CACR Table 5)."""
+
+import pickle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dipole.core.ground.errors import ConfigError
+from dipole.vision.encoders import Encoder
+from dipole.vision.encoders.resnet import ResNetEncoder
+
+if TYPE_CHECKING:
+    from dipole.core.contrast.objective import Composite
+    from dipole.vision.adapter import VisionAdapter
+
+# The settings of He et al. (2020) for an R50-C4 backbone; CACR App. C.2 trains on COCO for schedule "1x".
+BASE = """\
+MODEL:
+  META_ARCHITECTURE: "GeneralizedRCNN"
+  WEIGHTS: "backbone.pkl"
+  MASK_ON: {mask}
+  PIXEL_MEAN: [{mean}]
+  PIXEL_STD: [{std}]
+  BACKBONE:
+    FREEZE_AT: 0
+  RESNETS:
+    DEPTH: {depth}
+    RES2_OUT_CHANNELS: {res2}
+    STRIDE_IN_1X1: False
+    NORM: "SyncBN"
+  RPN:
+    PRE_NMS_TOPK_TEST: 6000
+    POST_NMS_TOPK_TEST: 1000
+  ROI_HEADS:
+    NAME: "Res5ROIHeads"
+    NUM_CLASSES: {classes}
+INPUT:
+  FORMAT: "RGB"
+  MIN_SIZE_TRAIN: {sizes}
+  MIN_SIZE_TEST: 800
+DATASETS:
+  TRAIN: {train}
+  TEST: {test}
+TEST:
+  PRECISE_BN:
+    ENABLED: True
+SOLVER:
+  IMS_PER_BATCH: 16
+  BASE_LR: 0.02
+  STEPS: {steps}
+  MAX_ITER: {last}
+  WARMUP_ITERS: {warmup}
+"""
+TASKS: dict[str, dict[str, Any]] = {
+    "voc": {
+        "mask": False,
+        "classes": 20,
+        "sizes": tuple(range(480, 801, 32)),
+        "train": ("voc_2007_trainval", "voc_2012_trainval"),
+        "test": ("voc_2007_test",),
+        "steps": (18_000, 22_000),
+        "last": 24_000,
+        "warmup": 100,
+    },
+    "coco": {
+        "mask": True,
+        "classes": 80,
+        "sizes": tuple(range(640, 801, 32)),
+        "train": ("coco_2017_train",),
+        "test": ("coco_2017_val",),
+        "steps": (60_000, 80_000),
+        "last": 90_000,
+        "warmup": 1_000,
+    },
+}
+NORM = ("weight", "bias", "running_mean", "running_var")
+
+
+def backbone(encoder: Encoder) -> dict[str, np.ndarray]:
+    """The weights of a ResNet under detectron2's names: stem.conv1.weight, res2.0.conv1.norm.running_mean, ...
+
+    Raises:
+        ConfigError: the encoder is no ResNet with three channels and the stem of ImageNet; detectron2 has no other.
+    """
+    if not isinstance(encoder, ResNetEncoder):
+        raise ConfigError(
+            f"detectron2 has no backbone like {type(encoder).__name__}; export a run whose vision.encoder.name is "
+            "resnet18 or resnet50."
+        )
+    config = encoder.model.config
+    if config.stem != "imagenet" or config.num_channels != 3:
+        raise ConfigError(
+            f"detectron2's ResNet has a 7x7 stem for colour images, this encoder the stem {config.stem!r} for "
+            f"{config.num_channels} channels; export a run with vision.encoder.stem = 'imagenet' on colour images."
+        )
+    found: dict[str, np.ndarray] = {}
+
+    def take(block: Any, name: str) -> None:
+        """A convolution and its norm, as transformers' ResNetConvLayer and ResNetShortCut hold them."""
+        found[f"{name}.weight"] = block.convolution.weight.detach().cpu().numpy()
+        for part in NORM:
+            found[f"{name}.norm.{part}"] = getattr(block.normalization, part).detach().cpu().numpy()
+
+    take(encoder.model.embedder.embedder, "stem.conv1")
+    stages: Any = encoder.model.encoder.stages
+    for stage, layers in enumerate(stages, 2):
+        for number, layer in enumerate(layers.layers):
+            name = f"res{stage}.{number}"
+            for place, block in enumerate(layer.layer, 1):
+                take(block, f"{name}.conv{place}")
+            if hasattr(layer.shortcut, "convolution"):
+                take(layer.shortcut, f"{name}.shortcut")
+    return found
+
+
+def export(adapter: "VisionAdapter", folder: Path, record: Any, objective: "Composite | None") -> None:
+    """The run's one encoder; see `export_detectron2`."""
+    export_detectron2(adapter, adapter.module.trained_encoder(), folder, record)
+
+
+def export_detectron2(adapter: "VisionAdapter", encoder: Encoder, folder: Path, record: Any) -> None:
+    """Write backbone.pkl, voc.yaml, coco.yaml and README.md into a folder."""
+    weights = backbone(encoder)
+    with open(folder / "backbone.pkl", "wb") as file:
+        pickle.dump({"model": weights, "__author__": "dipole", "matching_heuristics": True}, file)
+    bottleneck = adapter.config.encoder.name == "resnet50"
+    scale = {
+        name: ", ".join(f"{255 * value:.3f}" for value in encoder.get_buffer(name).tolist()) for name in ("mean", "std")
+    }
+    for task, settings in TASKS.items():
+        net = {"depth": 50 if bottleneck else 18, "res2": 256 if bottleneck else 64}
+        (folder / f"{task}.yaml").write_text(BASE.format(**settings, **scale, **net), encoding="utf-8")
+    (folder / "README.md").write_text(
+        f"""# {record.name} as a detectron2 backbone
+
+{adapter.config.encoder.name} trained with objective `{record.objective}`, seed {record.seed}, {record.epochs:g} epochs
+(run `{record.hash}`). `backbone.pkl` holds {len(weights)} arrays under detectron2's names. In this folder:
+
+    train_net.py --config-file voc.yaml --num-gpus 8
+    train_net.py --config-file coco.yaml --num-gpus 8
+
+The settings are those of He et al. (2020) for a C4 backbone, which CACR Table 5 follows. Their head adds a batch norm
+after res5 (`Res5ROIHeadsExtraNorm`, which MoCo's own train_net.py registers); the files name detectron2's own
+`Res5ROIHeads`. The pixel mean and standard deviation are those the encoder was trained with.
+""",
+        encoding="utf-8",
+    )

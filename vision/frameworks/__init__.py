@@ -1,0 +1,24 @@
+"""Frameworks: which networks see which views, and who is paired with whom; a file each, found by listing."""
+
+from typing import Any
+
+from dipole.core.ground.plugins import import_all
+from dipole.vision.frameworks.base import METHODS, Method
+
+DEFAULT = "simclr"
+
+_files = import_all(__name__)
+
+
+def by_name() -> dict[str, type[Method]]:
+    """All frameworks: the default first, then those of several views per image, then those of one."""
+    names = sorted(METHODS, key=lambda name: (name != DEFAULT, bool(METHODS[name].single), name))
+    return {name: METHODS[name] for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """What one of the files defines: `dipole.vision.frameworks.MoCo`."""
+    for file in _files.values():
+        if not name.startswith("_") and hasattr(file, name):
+            return getattr(file, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,216 @@
+"""What a framework is: which networks see which views, which rows belong together, and who is paired with whom.
+
+A framework knows nothing of the objective: it gives rows and relates them to `Pairs`, and every registered objective
+that needs no more than those runs in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dipole.core.contrast.embedded import Embedded
+from dipole.core.contrast.pairs import Pairs
+from dipole.core.ground.seeding import Seeds
+from dipole.core.train.config import Settings
+from dipole.vision.augment import AugmentConfig
+from dipole.vision.encoders import Encoder, EncoderConfig, build_encoder, build_projector
+from dipole.vision.image_set import ImageSet
+from dipole.vision.registry import Entries
+
+if TYPE_CHECKING:
+    from dipole.vision.config import VisionConfig
+
+MOST_VIEWS = 16  # of an image, without small crops
+Build = Callable[[int], tuple[Encoder, nn.Module, int]]  # channels -> encoder, projector, width of the embedding
+Related = Pairs | tuple[Pairs, ...]
+
+
+class Batch(NamedTuple):
+    """views: each (B, C, H, W) in [0, 1]; labels (B,) or None; rows (B,) of the images; seed: of this step's draws."""
+
+    views: list[Tensor]
+    labels: Tensor | None
+    rows: Tensor
+    seed: int
+
+
+class Order(Protocol):
+    """Which images stand in an epoch, and where."""
+
+    def __len__(self) -> int:
+        """Rows of an epoch."""
+
+    def rows(self, epoch: int) -> Tensor | np.ndarray:
+        """(len(self),) indices of images."""
+
+
+@dataclass(frozen=True)
+class Shuffled:
+    """Each of `count` images once in an epoch, in an order of the seed."""
+
+    count: int
+    seed: Seeds
+
+    def __len__(self) -> int:
+        return self.count
+
+    def rows(self, epoch: int) -> Tensor:
+        return torch.randperm(self.count, generator=self.seed.torch("data", "order", epoch))
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a framework is built for.
+
+    images: those of pretraining; size: side of the views in pixels; batch_size: images of a step over all ranks.
+    """
+
+    images: ImageSet
+    size: int
+    batch_size: int
+    encoder: EncoderConfig
+
+    def build(self, channels: int, share: float = 1.0) -> tuple[Encoder, nn.Module, int]:
+        """Encoder of a share of its width and projector for so many channels, and the width of the embedding."""
+        encoder = build_encoder(self.encoder, channels, self.size, share)
+        if channels == self.images.channels:
+            encoder.set_statistics(*self.images.statistics)
+        return encoder, *build_projector(self.encoder, encoder.taps[encoder.last])
+
+
+class Branch(nn.Module):
+    """An encoder and its projector; probes read the encoder at `tap`."""
+
+    def __init__(self, encoder: Encoder, projector: nn.Module, tap: str | None) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.projector = projector
+        self.tap = encoder.check_tap(tap)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.projector(self.encoder(images))
+
+    def features(self, images: Tensor) -> Tensor:
+        return self.encoder(images, self.tap)
+
+
+class Method(nn.Module):
+    """A framework: `forward(batch)` gives rows and their relation, `features` and `embedding` what is used later.
+
+    Class attributes:
+        table: its own settings, [vision.NAME]; None where it has none.
+        single: why an image has one view here, as a clause; empty where it has two or more.
+        negatives_mean: what vision.negatives is here, as a clause; empty where it has no effect.
+        without_negatives: what to set instead, where it has none, as a clause.
+        default_negatives: vision.negatives where the recipe gives none.
+        positives_key: what of [vision] sets the number of positives plus one; empty where nothing does.
+    """
+
+    table: ClassVar[type[Settings] | None] = None
+    single: ClassVar[str] = ""
+    negatives_mean: ClassVar[str] = ""
+    without_negatives: ClassVar[str] = ""
+    default_negatives: ClassVar[int | None] = None
+    positives_key: ClassVar[str] = "views"
+
+    embedding_dim: int
+
+    @classmethod
+    def from_config(cls, config: VisionConfig, setup: Setup) -> Self:
+        """The framework as a recipe sets it; ConfigError where its settings do not fit the images or the batch."""
+        raise NotImplementedError
+
+    @classmethod
+    def check_images(cls, images: ImageSet) -> None:
+        """ConfigError where it cannot train on such images."""
+
+    @classmethod
+    def augmentations(cls, config: VisionConfig) -> list[AugmentConfig]:
+        """The augmentation of every view of an image, in order."""
+        return [config.augment] * config.count
+
+    @classmethod
+    def order(cls, config: VisionConfig, images: ImageSet, batch_size: int, world_size: int, seed: Seeds) -> Order:
+        """Which images stand in an epoch; batches of `batch_size` are cut from it, and equal shares for the ranks."""
+        return Shuffled(len(images), seed)
+
+    @classmethod
+    def samples(
+        cls, views: int, images: int, rows: Callable[..., Tensor], labels: Tensor | None
+    ) -> Iterator[tuple[str, Related]]:
+        """Pairs as it makes them of a batch, and what it is called as it is set for them; for explanations.
+
+        Args:
+            views: of an image, without the small ones; members of a block.
+            images: of the batch, B.
+            rows: shape without the width -> embeddings.
+            labels: (B,) class of each image, sorted.
+        """
+        raise NotImplementedError
+
+    def forward(self, batch: Batch) -> Embedded:
+        raise NotImplementedError
+
+    def features(self, images: Tensor) -> Tensor:
+        """What probes see: the encoder's tap."""
+        raise NotImplementedError
+
+    def embedding(self, images: Tensor) -> Tensor:
+        """What the objective sees."""
+        raise NotImplementedError
+
+    def trained_encoder(self) -> Encoder:
+        """The one encoder that is used after training; ConfigError where there are several."""
+        raise NotImplementedError
+
+    def after_step(self) -> None:
+        """Update what follows the optimizer."""
+
+    def compile_branches(self) -> None:
+        """Compile every encoder in place; the names of the weights stay."""
+        for part in self.modules():
+            if isinstance(part, Encoder):
+                part.compile()
+
+
+class OneBranch(Method):
+    """What the frameworks of one network share: what is used after training is that network's."""
+
+    def __init__(self, build: Build, channels: int, tap: str | None) -> None:
+        super().__init__()
+        encoder, projector, self.embedding_dim = build(channels)
+        self.branch = Branch(encoder, projector, tap)
+
+    def features(self, images: Tensor) -> Tensor:
+        return self.branch.features(images)
+
+    def embedding(self, images: Tensor) -> Tensor:
+        return self.branch(images)
+
+    def trained_encoder(self) -> Encoder:
+        return self.branch.encoder
+
+
+def instances(batch: Batch, like: Tensor) -> dict[str, Tensor]:
+    """Class, where known, and index in the data set of each image, as rows of an `Embedded` beside `like`."""
+    index = batch.rows.to(like.device)
+    return {"index": index} if batch.labels is None else {"index": index, "labels": batch.labels}
+
+
+METHODS: Entries[type[Method]] = Entries("a framework")
+
+
+def register_framework(name: str) -> Callable[[type[Method]], type[Method]]:
+    """Make a subclass of `Method` the framework of that name, as vision.method spells it."""
+
+    def decorate(method: type[Method]) -> type[Method]:
+        METHODS.add(name, method)
+        return method
+
+    return decorate

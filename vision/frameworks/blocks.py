@@ -1,0 +1,101 @@
+"""Blocks of images of one class, as Arora et al. simulate their latent classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Self
+
+from pydantic import Field
+from torch import Tensor
+
+from dipole.core.contrast.embedded import Embedded
+from dipole.core.contrast.pairs import Pairs
+from dipole.core.ground.errors import ConfigError
+from dipole.core.ground.seeding import Seeds
+from dipole.core.train.config import Settings
+from dipole.core.train.sampling import ClassBlocks
+from dipole.vision.frameworks.base import Batch, Build, OneBranch, Related, Setup, instances, register_framework
+from dipole.vision.image_set import ImageSet
+
+if TYPE_CHECKING:
+    from dipole.vision.config import VisionConfig
+
+
+class BlocksConfig(Settings):
+    """The [vision.blocks] table."""
+
+    size: int = Field(2, ge=2, description="images of a block, all of one class")
+    count: int | None = Field(
+        None, ge=1, description="blocks of each class, drawn once; default: anew in every epoch, each image once"
+    )
+
+
+@register_framework("blocks")
+class Blocks(OneBranch):
+    """One network; the images of a block, all of one class, are each other's positives (Arora et al. 2019, Sec. 8.1).
+
+    The batch is blocks of `size` images, one after another. Labels choose the blocks and are carried for supervised
+    references; the block loss does not see them.
+    """
+
+    table = BlocksConfig
+    single = "the images of a block are each other's positives"
+    without_negatives = "objectives take their own, as in blocks(k=4)"
+    positives_key = "blocks.size"
+
+    def __init__(self, build: Build, channels: int, tap: str | None, size: int) -> None:
+        super().__init__(build, channels, tap)
+        self.size = size
+
+    @classmethod
+    def from_config(cls, config: VisionConfig, setup: Setup) -> Self:
+        return cls(setup.build, setup.images.channels, config.encoder.tap, config.own_table.size)
+
+    @classmethod
+    def check_images(cls, images: ImageSet) -> None:
+        if images.labels is None or bool((images.labels < 0).any()):
+            raise ConfigError(
+                f"vision.method: blocks are images of one class, and {images.name} has images without a label; take a "
+                "labelled split, or method = 'simclr'."
+            )
+
+    @classmethod
+    def order(
+        cls, config: VisionConfig, images: ImageSet, batch_size: int, world_size: int, seed: Seeds
+    ) -> ClassBlocks:
+        table: BlocksConfig = config.own_table
+        if batch_size // world_size % table.size:
+            whole = "" if world_size == 1 else f" in each of {world_size} processes"
+            raise ConfigError(
+                f"train.batch_size: {batch_size} is no whole number of blocks of vision.blocks.size = "
+                f"{table.size} images{whole}; give a multiple of {table.size * world_size}."
+            )
+        cls.check_images(images)
+        assert images.labels is not None
+        blocks = ClassBlocks(images.labels.numpy(), table.size, table.count, seed)
+        if len(blocks) < batch_size:
+            raise ConfigError(
+                f"train.batch_size: {batch_size} is more than the {len(blocks)} images of all blocks; "
+                "give fewer, or raise vision.blocks.count."
+            )
+        return blocks
+
+    @classmethod
+    def samples(
+        cls, views: int, images: int, rows: Callable[..., Tensor], labels: Tensor | None
+    ) -> Iterator[tuple[str, Related]]:
+        if 1 < views <= images:
+            blocks = images // views
+            classes = None if labels is None else labels[: blocks * views : views]
+            yield "blocks", Pairs.from_blocks(rows(blocks, views), anchors="all", labels=classes)
+
+    def forward(self, batch: Batch) -> Embedded:
+        (view,) = batch.views
+        z = self.branch(view)
+        # A row is a block; its index is that of its first image.
+        rows = {name: values[:: self.size] for name, values in instances(batch, z).items()}
+
+        def relate(rows: dict[str, Tensor]) -> Pairs:
+            return Pairs.from_blocks(rows["block"], "all", labels=rows.get("labels"), index=rows["index"])
+
+        return Embedded({"block": z.view(-1, self.size, z.shape[1]), **rows}, relate)

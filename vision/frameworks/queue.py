@@ -1,0 +1,53 @@
+"""Rows of past batches, for frameworks that contrast with more than a batch."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dipole.core.ground.distributed import gather_rows, row_counts, world_size
+
+
+class Queue(nn.Module):
+    """The last `size` rows of unit length, held once on the device, the oldest overwritten first."""
+
+    def __init__(self, size: int, dim: int) -> None:
+        super().__init__()
+        self.register_buffer("rows", F.normalize(torch.randn(size, dim), dim=1))
+        self.register_buffer("place", torch.zeros((), dtype=torch.long))
+        self.register_buffer("filled", torch.zeros((), dtype=torch.long))
+        self._filled: int | None = 0  # what `filled` holds, to be known without reading the device; None: read it
+
+    def past(self) -> Tensor:
+        """The rows (n, d) that have been pushed, without those that it started with."""
+        if self._filled is None:
+            self._filled = int(self.get_buffer("filled"))
+        return self.get_buffer("rows")[: self._filled]
+
+    def push(self, rows: Tensor) -> None:
+        """Add rows (n, d); of more than fit the last stay."""
+        store, place = self.get_buffer("rows"), self.get_buffer("place")
+        rows = F.normalize(rows.detach().to(store.dtype), dim=1)[-len(store) :]
+        index = (place + torch.arange(len(rows), device=store.device)) % len(store)
+        store[index] = rows
+        place.copy_((place + len(rows)) % len(store))
+        filled = self.get_buffer("filled")
+        filled.copy_((filled + len(rows)).clamp_max(len(store)))
+        if self._filled is not None:
+            self._filled = min(self._filled + len(rows), len(store))
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        self._filled = None
+
+
+def of_all_ranks(*rows: Tensor) -> tuple[Tensor, ...]:
+    """The rows of all ranks in rank order, so that queues and banks stay one; those given in a single process.
+
+    rows: with the same first dimension on a rank.
+    """
+    if world_size() == 1:
+        return rows
+    sizes = row_counts(rows[0])
+    return tuple(gather_rows(each, sizes) for each in rows)

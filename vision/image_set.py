@@ -1,0 +1,93 @@
+"""Images with labels as every part of the domain passes them on."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from dipole.core.ground.errors import DataError
+from dipole.vision.decoding import Encoded
+
+SAMPLE = 2000  # images from which the statistics of an encoded set are taken
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """Images (n, C, H, W) uint8 with labels (n,) long, -1 where missing, or None where nothing is labelled."""
+
+    name: str
+    images: Tensor | Encoded
+    labels: Tensor | None = None
+    class_names: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        if self.images.ndim != 4 or self.images.dtype != torch.uint8 or self.images.shape[1] not in (1, 3):
+            raise DataError(
+                f"{self.name}: images must be uint8 of shape (n, 1 or 3, height, width), "
+                f"got {self.images.dtype} of shape {tuple(self.images.shape)}."
+            )
+        if not len(self.images):
+            raise DataError(f"{self.name} holds no images.")
+        if self.labels is not None and self.labels.shape != (len(self.images),):
+            raise DataError(f"{self.name}: {len(self.images)} images but labels of shape {tuple(self.labels.shape)}.")
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def channels(self) -> int:
+        return self.images.shape[1]
+
+    def take(self, index: Tensor | Sequence[int]) -> "ImageSet":
+        """The images of an index, in its order."""
+        index = torch.as_tensor(index)
+        labels = None if self.labels is None else self.labels[index]
+        images = self.images.take(index) if isinstance(self.images, Encoded) else self.images[index]
+        return replace(self, images=images, labels=labels)
+
+    def broken(self) -> tuple[str, ...]:
+        """Files that could not be decoded so far."""
+        return (*self.skipped, *(self.images.skipped if isinstance(self.images, Encoded) else ()))
+
+    def counts(self) -> dict[str, int]:
+        """Images per class, by name; 'unlabelled' for those without."""
+        if self.labels is None:
+            return {"unlabelled": len(self)}
+        values, counts = self.labels.unique(return_counts=True)
+        return {self.class_name(int(v)): int(c) for v, c in zip(values, counts, strict=True)}
+
+    def class_name(self, label: int) -> str:
+        if label < 0:
+            return "unlabelled"
+        return self.class_names[label] if label < len(self.class_names) else str(label)
+
+    def _sample(self) -> Tensor:
+        images = self.images
+        return images if isinstance(images, Tensor) else images[slice(None, None, max(1, len(images) // SAMPLE))]
+
+    @cached_property
+    def statistics(self) -> tuple[list[float], list[float]]:
+        """Mean and standard deviation of every channel in [0, 1]; of a set that stays encoded, from a sample."""
+        levels = torch.arange(256, dtype=torch.float64) / 255
+        mean, std = [], []
+        for channel in self._sample().unbind(1):
+            share = torch.bincount(channel.flatten(), minlength=256).double() / channel.numel()
+            mean.append(float(share @ levels))
+            std.append(max(float(share @ (levels - mean[-1]) ** 2) ** 0.5, 1 / 255))
+        return mean, std
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 of the shape, the pixels and the labels; of a set that stays encoded, see `Encoded.fingerprint`."""
+        digest = hashlib.sha256(str(tuple(self.images.shape)).encode())
+        if isinstance(self.images, Encoded):
+            digest.update(self.images.fingerprint().encode())
+        else:
+            digest.update(self.images.contiguous().numpy().data)
+        if self.labels is not None:
+            digest.update(self.labels.contiguous().numpy().data)
+        return digest.hexdigest()

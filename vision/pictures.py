@@ -1,0 +1,153 @@
+"""A query, its positives and its negatives with their weights, as pictures and as a map of the mini-batch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dipole.core.ground.errors import OptionError
+from dipole.vision.drawing import new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from dipole.core.contrast.objective import Composite
+
+SHOWN = 4  # so many negatives of greatest and of least weight stand beside the query (CACR Fig. 6)
+QUERY, POSITIVE = "#1a1a1a", "#d1603d"
+
+Projection = Literal["tsne", "pca"]
+
+
+@dataclass(frozen=True)
+class Neighbourhood:
+    """What a query sees: rows of `points` (1 + K + M, d) of unit length, the query first, then positives, negatives.
+
+    positives (K,), negatives (M,): the weights pi+ and pi-, each with sum 1.
+    """
+
+    points: Tensor
+    positives: Tensor
+    negatives: Tensor
+
+
+def neighbourhood(views: Sequence[Tensor], query: int = 0, t_pos: float = 1.0, t_neg: float = 2.0) -> Neighbourhood:
+    """Weights of the positives and negatives of one query.
+
+    Formula (CACR Eqs. 3, 5), d2 = ||x - y||^2 on the unit sphere: pi+_p ~ e^{t_pos d2_p}, pi-_j ~ e^{-t_neg d2_j}.
+
+    Args:
+        views: K + 1 >= 2 embeddings (B, d) of the same images; row `query` of the first is the query, of the others its
+            positives. The other rows of the second view are the negatives.
+        query: which image.
+        t_pos, t_neg: sharpness of the weights.
+
+    Raises:
+        OptionError: there is no such image.
+
+    Source: CACR Eqs. 3, 5; Fig. 6, 7.
+    """
+    images = len(views[0])
+    if not 0 <= query < images:
+        raise OptionError(f"query must be one of the {images} images, 0 to {images - 1}, got {query}.")
+    unit = [F.normalize(view.detach().float(), dim=1) for view in views]
+    anchor = unit[0][query]
+    positives = torch.stack([view[query] for view in unit[1:]])
+    negatives = unit[1][torch.arange(images) != query]
+    return Neighbourhood(
+        torch.cat([anchor[None], positives, negatives]),
+        torch.softmax(t_pos * (2 - 2 * positives @ anchor), 0),
+        torch.softmax(-t_neg * (2 - 2 * negatives @ anchor), 0),
+    )
+
+
+def sharpness(objective: "Composite | None") -> tuple[float, float]:
+    """t_pos and t_neg of the first term that weighs points unequally; CACR's defaults 1 and 2 where none does."""
+    return (1.0, 2.0) if objective is None else objective.sharpness()
+
+
+def flat(points: Tensor, projection: Projection = "tsne", seed: int = 0) -> Tensor:
+    """Coordinates (n, 2) of points (n, d): their first two principal components, or t-SNE that starts from those."""
+    if projection == "pca" or len(points) < 5:
+        centred = points - points.mean(0)
+        _, _, axes = torch.linalg.svd(centred, full_matrices=False)
+        return F.pad(centred @ axes[:2].T, (0, max(0, 2 - len(axes))))
+    from sklearn.manifold import TSNE
+
+    perplexity = min(30.0, (len(points) - 1) / 3)
+    return torch.from_numpy(
+        TSNE(init="pca", perplexity=perplexity, random_state=seed).fit_transform(points.cpu().numpy())
+    )
+
+
+def draw_query(
+    images: Sequence[Tensor],
+    found: Neighbourhood,
+    path: Path,
+    *,
+    title: str,
+    query: int = 0,
+    projection: Projection = "tsne",
+    seed: int = 0,
+) -> None:
+    """Write a picture: above the images with their weights (CACR Fig. 6), below the map of the batch (CACR Fig. 7).
+
+    Args:
+        images: K + 1 views (B, C, H, W) in [0, 1], as those whose embeddings made `found`.
+        found: the weights.
+        path: a .png, .svg or .pdf; its folder is made.
+        title: what was trained, for how long.
+        query, projection, seed: as in `neighbourhood` and `flat`.
+    """
+    order = found.negatives.argsort(descending=True)
+    count = min(SHOWN, len(order) // 2) or len(order)
+    others = torch.arange(len(images[0]))
+    others = others[others != query]
+    strip: list[tuple[Tensor, str]] = [(images[0][query], "query")]
+    for view, weight in zip(images[1:], found.positives, strict=True):
+        strip.append((view[query], f"positive\n{float(weight):.3f}"))
+    for name, places in (("near", order[:count]), ("far", order[len(order) - count :])):
+        for place in places.tolist():
+            strip.append((images[1][others[place]], f"negative, {name}\n{float(found.negatives[place]):.2g}"))
+    columns = min(len(strip), 7)
+    rows = -(-len(strip) // columns)
+    figure = new_figure(7.4, 4.6 + 1.25 * rows)
+    figure.suptitle(title, fontsize=9, family="monospace")
+    above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=(1.25 * rows, 4.4))[:, 0]
+    for place, axis in enumerate(above.subplots(rows, columns, squeeze=False).flat):
+        axis.axis("off")
+        if place < len(strip):
+            image, text = strip[place]
+            picture = image.detach().cpu().clamp(0, 1).permute(1, 2, 0).squeeze(2)
+            axis.imshow(picture.numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+            axis.set_title(text, fontsize=7)
+    axis = below.subplots()
+    _scatter(axis, flat(found.points, projection, seed), found)
+    name = {"tsne": "t-SNE", "pca": "principal component"}[projection]
+    axis.set_xlabel(f"{name} 1 (no unit)")
+    axis.set_ylabel(f"{name} 2 (no unit)")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+
+
+def _scatter(axis: "Axes", points: Tensor, found: Neighbourhood) -> None:
+    count = len(found.positives)
+    x, y = points.T.numpy()
+    # The same number of times the mean weight is the same size and colour in every picture.
+    relative = (found.negatives * len(found.negatives)).cpu().numpy()
+    cloud = axis.scatter(
+        x[1 + count :], y[1 + count :], c=relative, s=14, cmap="viridis", vmin=0, vmax=4, label="negatives"
+    )
+    size = 40 * count * found.positives.cpu().numpy()
+    axis.scatter(
+        x[1 : 1 + count], y[1 : 1 + count], s=size, marker="^", color=POSITIVE, edgecolor="white", label="positives"
+    )
+    axis.scatter(x[:1], y[:1], s=110, marker="*", color=QUERY, edgecolor="white", label="query")
+    assert axis.figure is not None
+    axis.figure.colorbar(cloud, ax=axis, extend="max", label="weight of a negative, times their number")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(loc="upper left", bbox_to_anchor=(0, 1.12), ncols=3, frameon=False, fontsize=8)

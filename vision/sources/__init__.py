@@ -1,0 +1,30 @@
+"""Where images come from: a file per kind of source, found by listing this folder."""
+
+from pathlib import Path
+
+from dipole.core.ground.errors import DataError, nearest
+from dipole.core.ground.plugins import import_all
+from dipole.vision.sources.base import READERS, Classes, Decoding, Source, register_source
+
+__all__ = ["Decoding", "Source", "described", "open_source", "register_source"]
+
+import_all(__name__)
+
+
+def open_source(source: str, options: Decoding, wanted: Classes = None) -> Source:
+    """Find out what `source` names. Nothing is decoded before a split is read.
+
+    wanted: the class names to keep, in their order.
+    """
+    path = Path(source).expanduser()
+    for reader in sorted(READERS.values(), key=lambda each: each.general):
+        if reader.matches(source, path):
+            return reader.open(source, options, wanted)
+    names = [name for reader in READERS.values() for name in reader.names]
+    raise DataError(f"no data at {source!r}.{nearest(source, names)} Give {described()}; a path must exist.")
+
+
+def described() -> str:
+    """Everything that can be read, in words."""
+    names = [name for reader in READERS.values() for name in reader.names]
+    return ", ".join([*names, *(reader.reads for reader in READERS.values() if reader.reads)])

@@ -1,0 +1,81 @@
+"""What a source of images is: how one is recognised, opened and read, split by split."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dipole.core.ground.errors import DataError, nearest
+from dipole.vision.decoding import OnCorrupt
+from dipole.vision.image_set import ImageSet
+from dipole.vision.registry import Entries
+
+Classes = tuple[str, ...] | None  # names of the classes to keep, in their order; None keeps all
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How encoded images are read: to squares of `size` pixels, what of damaged ones, and how many bytes in memory."""
+
+    size: int | None = None
+    on_corrupt: OnCorrupt = "refuse"
+    memory: float = 4e9
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set: the names of its splits, and how one is read."""
+
+    name: str
+    splits: tuple[str, ...]
+    reader: Callable[[str], ImageSet]
+
+    def read(self, split: str) -> ImageSet:
+        """Read one split; a source without named splits has the one split 'train'."""
+        if split not in self.splits:
+            raise DataError(
+                f"{self.name} has no split {split!r}.{nearest(split, self.splits)} It has: {', '.join(self.splits)}. "
+                "Set vision.data.train_split, test_split or pretrain_split."
+            )
+        return self.reader(split)
+
+
+Opener = Callable[[str, Decoding, Classes], Source]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A kind of source; see `register_source`."""
+
+    open: Opener
+    reads: str
+    names: tuple[str, ...]
+    matches: Callable[[str, Path], bool]
+    general: bool
+
+
+READERS: Entries[Reader] = Entries("a source")
+
+
+def register_source(
+    reads: str = "",
+    *,
+    names: tuple[str, ...] = (),
+    matches: Callable[[str, Path], bool] | None = None,
+    general: bool = False,
+) -> Callable[[Opener], Opener]:
+    """Make `open(text, decoding, classes)` a reader of what vision.data.source may name. Nothing is decoded before a
+    split of the `Source` that it returns is read.
+
+    Args:
+        reads: what it reads, for messages, such as "a folder of images".
+        names: data sets that are known by name.
+        matches: whether a text, which may be a path, is one of its own; by default one of `names`.
+        general: asked after all others, because it would take what is more specifically theirs.
+    """
+
+    def decorate(open_: Opener) -> Opener:
+        own = matches or (lambda text, path: text in names)
+        READERS.add(f"{open_.__module__}.{open_.__qualname__}", Reader(open_, reads, names, own, general))
+        return open_
+
+    return decorate

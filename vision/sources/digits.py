@@ -1,0 +1,23 @@
+"""The digits that come with scikit-learn."""
+
+import numpy as np
+import torch
+
+from dipole.vision.image_set import ImageSet
+from dipole.vision.sources.base import Classes, Decoding, Source, register_source
+from dipole.vision.sources.classes import select
+
+
+@register_source(names=("digits",))
+def open_digits(source: str, options: Decoding, wanted: Classes) -> Source:
+    return Source("digits", ("train",), lambda _: digits(wanted))
+
+
+def digits(wanted: Classes = None) -> ImageSet:
+    """The 1,797 handwritten digits of 8 x 8 pixels that come with scikit-learn (Alpaydin & Kaynak, UCI, 1998)."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    images = torch.from_numpy(np.round(bunch.images * (255 / 16)).astype(np.uint8))[:, None]
+    labels = torch.from_numpy(bunch.target).long()
+    return select(ImageSet("digits", images, labels, tuple(map(str, range(10)))), wanted)

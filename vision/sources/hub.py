@@ -1,0 +1,42 @@
+"""The Hugging Face Hub, or its cache when offline."""
+
+from pathlib import Path
+
+from dipole.core.ground.errors import DataError
+from dipole.core.ground.hub import without_retry_messages
+from dipole.vision.image_set import ImageSet
+from dipole.vision.sources.base import Classes, Decoding, Source, register_source
+from dipole.vision.sources.tables import from_table
+
+HUB = {"cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100", "stl10": "jxie/stl10"}
+
+
+def is_hub_id(source: str, path: Path) -> bool:
+    named = source.count("/") == 1 and not path.is_absolute() and not source.startswith(".")
+    return (source in HUB or named) and not path.exists()
+
+
+@register_source("a Hub id owner/name", names=tuple(HUB), matches=is_hub_id, general=True)
+def hub(source: str, options: Decoding, wanted: Classes) -> Source:
+    """A data set of the Hugging Face Hub, or of its cache when offline."""
+    from datasets import get_dataset_split_names, load_dataset
+
+    name = HUB.get(source, source)
+    try:
+        with without_retry_messages():
+            splits = tuple(get_dataset_split_names(name))
+    except Exception as error:
+        raise DataError(
+            f"the data set {name!r} cannot be found on the Hub or in its cache ({type(error).__name__}). "
+            "Check the name and the connection, or give a local folder, .npz or parquet file as vision.data.source."
+        ) from error
+
+    def read(split: str) -> ImageSet:
+        try:
+            with without_retry_messages():
+                table = load_dataset(name, split=split)
+        except Exception as error:
+            raise DataError(f"split {split!r} of the data set {name!r} cannot be loaded: {error}.") from error
+        return from_table(name, table, options, wanted)
+
+    return Source(name, splits, read)

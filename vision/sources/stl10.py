@@ -1,0 +1,31 @@
+"""STL-10 as its authors distribute it."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from dipole.core.ground.errors import DataError
+from dipole.vision.image_set import ImageSet
+from dipole.vision.sources.base import Classes, Decoding, Source, register_source
+from dipole.vision.sources.classes import select
+
+
+@register_source("a folder of STL-10's own files", matches=lambda text, path: (path / "train_X.bin").is_file())
+def stl10_binary(source: str, options: Decoding, wanted: Classes) -> Source:
+    """The folder of STL-10's own distribution: {train,test,unlabeled}_X.bin, {train,test}_y.bin, class_names.txt."""
+    path = Path(source).expanduser()
+    splits = tuple(name for name in ("train", "test", "unlabeled") if (path / f"{name}_X.bin").is_file())
+    listed = path / "class_names.txt"
+    names = tuple(listed.read_text().split()) if listed.is_file() else ()
+
+    def read(split: str) -> ImageSet:
+        raw = np.fromfile(path / f"{split}_X.bin", np.uint8)
+        if len(raw) % (3 * 96 * 96):
+            raise DataError(f"{path / f'{split}_X.bin'} is truncated: {len(raw)} bytes are no multiple of 3 x 96 x 96.")
+        images = torch.from_numpy(raw).view(-1, 3, 96, 96).mT.contiguous()  # stored column by column
+        labelled = path / f"{split}_y.bin"
+        labels = torch.from_numpy(np.fromfile(labelled, np.uint8).astype(np.int64)) - 1 if labelled.is_file() else None
+        return select(ImageSet("stl10", images, labels, names), wanted if labels is not None else None)
+
+    return Source(str(path), splits, read)

@@ -1,0 +1,12 @@
+"""LMCL's toy study (Sec. 5.1) as a domain of its own."""
+
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    """`dipole.vision.toy.ToyAdapter`, imported when it is asked for."""
+    if name in ("ToyAdapter", "ToyConfig"):
+        from dipole.vision.toy import adapter
+
+        return getattr(adapter, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

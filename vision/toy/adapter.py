@@ -1,0 +1,126 @@
+"""LMCL's toy study as a domain: points in the plane, a linear embedding of 2 x 2, k-means accuracy (Sec. 5.1)."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from dipole.core.contrast.embedded import Embedded
+from dipole.core.contrast.pairs import Pairs
+from dipole.core.ground.errors import ConfigError
+from dipole.core.ground.files import atomic_write
+from dipole.core.measure.probes import kmeans_accuracy
+from dipole.core.train.adapter import Adapter, Context
+from dipole.core.train.config import Settings
+from dipole.vision.encoders import EncoderConfig, build_encoder
+from dipole.vision.toy.planar import SETS
+
+if TYPE_CHECKING:
+    from dipole.core.contrast.objective import Composite
+    from dipole.core.train.loop import Run
+
+
+class ToyConfig(Settings):
+    """The [toy] table."""
+
+    data: Literal["three-bars", "nested-moons"] = "three-bars"
+    points: int = Field(900, ge=6, description="number of points, drawn by the seed")
+    noise: float = Field(0.06, gt=0, description="deviation of the Gaussian noise that makes a point's positive")
+    starts: int = Field(300, ge=1, description="random first matrices; the one of least loss is trained")
+    scale: float = Field(0.1, gt=0, description="deviation of their entries")
+    inits: int = Field(10, ge=1, description="starts of k-means; the best by inertia counts")
+
+
+class ToyAdapter(Adapter):
+    """A point and its noisy copy are a positive pair, the copies of the batch's other points are negatives.
+
+    The paper starts P at 0, where the loss has no gradient. We draw `starts` small matrices and train the one whose
+    loss over the first epoch is least: the loss has several minima (one per axis along which it stretches the plane),
+    and the paper's claim is about its minimiser. With `objective = "none"` P is the identity: Euclidean space.
+    """
+
+    domain: ClassVar[str] = "toy"
+    config_model: ClassVar[type[Settings]] = ToyConfig
+    objective_optional: ClassVar[bool] = True
+
+    config: ToyConfig
+
+    def __init__(self, config: ToyConfig, **context: Unpack[Context]) -> None:
+        super().__init__(config, **context)
+        if self.world_size > 1:
+            raise ConfigError("the toy domain trains four numbers in one process: start it without torchrun.")
+        if self.batch_size > config.points:
+            raise ConfigError(f"train.batch_size: {self.batch_size} is more than toy.points = {config.points}.")
+        self.points, self.labels = SETS[config.data](config.points, self.seed.numpy("data"))
+        self.steps_per_epoch = config.points // self.batch_size
+        self.embedding_dim = 2
+        self.module = build_encoder(EncoderConfig(name="linear", width=2, projector="none"), channels=2, size=1)
+
+    @property
+    def _matrix(self) -> Tensor:
+        (weight,) = self.module.parameters()  # (2, 2)
+        return weight
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        order = torch.randperm(len(self.points), generator=self.seed.torch("data", "order", epoch))
+        for step in range(start, self.steps_per_epoch):
+            points = self.points[order[step * self.batch_size : (step + 1) * self.batch_size]]
+            noise = torch.randn(points.shape, generator=self.seed.torch("augment", epoch, step))
+            yield points.to(self.device), (points + self.config.noise * noise).to(self.device)
+
+    def embed(self, batch: tuple[Tensor, Tensor]) -> Embedded:
+        points, copies = batch
+        rows = {"points": self._map(points), "copies": self._map(copies)}
+        return Embedded(rows, lambda rows: Pairs.cross(rows["points"], rows["copies"]))
+
+    def _map(self, points: Tensor) -> Tensor:
+        embedded: Tensor = self.module(points[:, :, None, None])
+        return embedded
+
+    def fit(self, run: "Run") -> None:
+        if run.objective is None:
+            torch.nn.init.eye_(self._matrix)
+            return
+        if run.step == 0:
+            self._choose_start(run.objective)
+        run.loop()
+
+    @torch.no_grad()
+    def _choose_start(self, objective: "Composite") -> None:
+        batches = list(self.batches(0))
+        draws = torch.randn(self.config.starts, 2, 2, generator=self.seed.torch("model", "starts")) * self.config.scale
+        losses = []
+        for draw in draws:
+            self._matrix.copy_(draw)
+            losses.append(sum(float(objective(self.embed(batch)).loss) for batch in batches))
+        self._matrix.copy_(draws[torch.tensor(losses).argmin()])
+
+    @torch.no_grad()
+    def features(self, split: str) -> tuple[Tensor, Tensor | None]:
+        """P x of all points, whatever the split."""
+        return self._map(self.points.to(self.device)).cpu(), self.labels
+
+    def evaluate(self, objective: "Composite | None") -> dict[str, float]:
+        embedded, labels = self.features("test")
+        if objective is not None:
+            embedded = objective.transform(embedded.to(self.device)).cpu()
+        self._keep(embedded)
+        return kmeans_accuracy(embedded, labels, inits=self.config.inits, seed=self.seed.probe).metrics("kmeans")
+
+    def _keep(self, embedded: Tensor) -> None:
+        """Write the embedded points into the run's folder: LMCL Figure 3."""
+        x, y = ([float(f"{value:.5g}") for value in axis.tolist()] for axis in embedded.T)
+        text = json.dumps({"x": x, "y": y, "label": self.labels.tolist()})
+        atomic_write(self.workdir / "points.json", text + "\n")
+
+    def data_info(self) -> dict[str, Any]:
+        content = self.points.numpy().tobytes() + self.labels.numpy().tobytes()
+        return {
+            "name": self.config.data,
+            "fingerprint": hashlib.sha256(content).hexdigest(),
+            "sizes": {"train": len(self.points), "test": len(self.points)},
+        }
