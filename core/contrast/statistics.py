@@ -40,9 +40,8 @@ class Statistic:
         for part in parts:
             if part.requires_grad:
                 by = torch.autograd.grad(part, inputs, torch.ones_like(part), True, materialize_grads=True)
-                slopes.append(
-                    by[0] if e is None else torch.addcmul(by[0], by[1], e, value=self.scale or 0.0)
-                )  # e' = scale e
+                # e' = scale e
+                slopes.append(by[0] if e is None else torch.addcmul(by[0], by[1], e, value=self.scale or 0.0))
             else:
                 slopes.append(torch.zeros_like(s))
         return tuple(slopes)

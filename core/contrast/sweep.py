@@ -27,7 +27,7 @@ LOWEST = -1e30
 
 @dataclass(frozen=True)
 class _Term:
-    """A statistic in the sweep: its own rows of `shifts` and `sums`, and how its exponent is kept small."""
+    """A statistic in the sweep: its rows of `shifts` and `sums`, and whether it needs a running maximum."""
 
     statistic: Statistic
     number: int

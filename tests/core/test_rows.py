@@ -274,8 +274,8 @@ def test_a_second_derivative_is_refused():
 
 
 def test_old_names_of_the_statistics_are_the_new_ones():
-    import dipole.core.contrast.rows as older
-    import dipole.core.rows as oldest
+    from dipole.core.contrast.rows import SoftmaxMean as Older
+    from dipole.core.rows import LogSumExp as Oldest
 
-    assert older.SoftmaxMean is SoftmaxMean
-    assert oldest.LogSumExp is LogSumExp
+    assert Older is SoftmaxMean
+    assert Oldest is LogSumExp
