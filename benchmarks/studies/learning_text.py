@@ -1,6 +1,6 @@
 """Does training help? Quick-Thought encoders on real text against their untrained selves, on the six SentEval tasks.
 
-    python -m dipole.benchmarks.studies.learning_text --data DATA [--runs runs] --out benchmarks/results/text-learning.json
+    python -m dipole.benchmarks.studies.learning_text --data DATA --out benchmarks/results/text-learning.json
 
 Bag-of-words encoders on the movie reviews and the novels of the data folder: what learns on a CPU within a minute. Each
 objective is trained with every seed, as `dipole train` does it: a finished run is not run again, an unfinished one

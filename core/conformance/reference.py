@@ -321,8 +321,8 @@ def distance_polarization(case: Case, *, delta_pos: float, delta_neg: float, red
 def blocks(case: Case, *, b: int | None = None, k: int | None = None, loss: str = "logistic") -> Number:
     """Arora et al. Eq. 12 (b = 1: Eqs. 4-6): v_m = a . (mu_i - mu_m), logistic in base 2 or hinge.
 
-    mu_i averages the block of anchor i, its first b positives; the block of anchor m is a negative of i if none of its
-    points is a positive of i or dropped for i. k takes the next k such blocks in cyclic order.
+    mu_i averages the block of anchor i, its first b positives; the block of anchor m is a negative of i if all of its
+    points are negatives of i. k takes the next k such blocks in cyclic order.
     """
 
     def block_mean(i: int) -> Vector:
@@ -332,9 +332,9 @@ def blocks(case: Case, *, b: int | None = None, k: int | None = None, loss: str 
     losses = []
     anchors = case.counted()
     for i in anchors:
-        own = set(case.positives[i]) | set(case.dropped[i])
+        negatives = set(case.negatives(i))
         cyclic = [m for m in anchors if m > i] + [m for m in anchors if m < i]
-        foreign = [m for m in cyclic if not own & set(case.positives[m][:b])][:k]
+        foreign = [m for m in cyclic if negatives >= set(case.positives[m][:b])][:k]
         v = [dot(case.anchors[i], block_mean(i) - block_mean(m)) for m in foreign]
         if not v:
             losses.append(total([]))

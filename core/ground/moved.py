@@ -50,7 +50,7 @@ class _Moved(MetaPathFinder, Loader):
 
 
 def forward(package: str, moved: Mapping[str, str]) -> None:
-    """Let old names of modules of a package be imported as before; new ones are relative to it too, or begin "dipole."."""
+    """Let old names of modules of a package be imported as before; new ones are relative to it, or begin "dipole."."""
     if not any(isinstance(finder, _Moved) and finder.package == package for finder in sys.meta_path):
         # First: a submodule of a moved package would otherwise be found through its folder and exist twice.
         sys.meta_path.insert(0, _Moved(package, moved))
