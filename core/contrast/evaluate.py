@@ -112,19 +112,23 @@ def _on_pairs(terms: Mapping[str, tuple[float, Objective]], pairs: Pairs, relate
     local = {id(each): related.local(each) for each in prepared.values()}
     matrices: dict[object, _Matrix] = {}
     seen_by: dict[str, _Matrix] = {}
+    asked: dict[str, dict[str, AnyStatistic]] = {}
     for name, (_, term) in terms.items():
         each = prepared[name]
         term.build_for(each.anchors)
         key = id(each), term.projection()
         if key not in matrices:
             matrices[key] = _Matrix.of(term, local[id(each)])
-        matrices[key].wanted += term.statistics().values()
+        asked[name] = term.statistics()
+        matrices[key].wanted += asked[name].values()
         seen_by[name] = matrices[key]
     for matrix in matrices.values():
         matrix.sweep()
-    return {
-        name: TermValue(*_value(term, prepared[name], seen_by[name], weight)) for name, (weight, term) in terms.items()
-    }
+    values = {}
+    for name, (weight, term) in terms.items():
+        value, note = _value(term, prepared[name], seen_by[name], asked[name])
+        values[name] = TermValue(value, weight, note)
+    return values
 
 
 class _Matrix:
@@ -156,8 +160,8 @@ class _Matrix:
                 first=self.pairs.first_negative,
             )
 
-    def rows(self, term: Objective) -> Rows:
-        named = {name: self.results[statistic] for name, statistic in term.statistics().items() if self.results}
+    def rows(self, asked: Mapping[str, AnyStatistic]) -> Rows:
+        named = {name: self.results[statistic] for name, statistic in asked.items() if self.results}
         return Rows(self.pairs, self.x, self.y, named)
 
     @cached_property
@@ -165,19 +169,20 @@ class _Matrix:
         return paired(self.x, self.y, self.pairs.positives)
 
 
-def _value(term: Objective, prepared: Pairs, matrix: _Matrix, weight: float) -> tuple[Tensor, float, str]:
+def _value(term: Objective, prepared: Pairs, matrix: _Matrix, asked: Mapping[str, AnyStatistic]) -> tuple[Tensor, str]:
+    """The value of a term, and why it is 0 without being learnt."""
     # What the global pairs hold decides: ranks must agree on whether they go on to the sums over all of them.
     if term.needs_negatives and not prepared.has_negatives:
-        return (matrix.x * 0.0).sum(), weight, "0: no anchor has a negative (every candidate is a positive or dropped)"
+        return (matrix.x * 0.0).sum(), "0: no anchor has a negative (every candidate is a positive or dropped)"
     if prepared.positives.shape[1] == 0 and term.is_base():
-        return (matrix.x * 0.0).sum(), weight, "0: no anchor has a positive"
-    rows = matrix.rows(term)
+        return (matrix.x * 0.0).sum(), "0: no anchor has a positive"
+    rows = matrix.rows(asked)
     value = term.loss(matrix.positives if term.similarity is not None else matrix.x, rows)
     if value.ndim:
         if term.needs_negatives:
             value = torch.where(matrix.pairs.negative_counts > 0, value, 0.0)
         value = rows.mean(value)
-    return value, weight, ""
+    return value, ""
 
 
 def _mean(values: list[TermValue]) -> TermValue:
