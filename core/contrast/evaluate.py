@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 
 class Rows:
-    """Row statistics of one term by the names it gave them, and what else it may ask about its pairs."""
+    """Row statistics of one term by the names it gave them, and what else it may ask about its pairs.
+
+    `pairs` and `x` hold this rank's anchors; `pairs.candidates` and `y` the candidates of all ranks.
+    """
 
     def __init__(self, pairs: Pairs, x: Tensor, y: Tensor, values: dict[str, Tensor]) -> None:
         self.pairs = pairs
