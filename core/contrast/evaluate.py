@@ -150,8 +150,7 @@ class _Matrix:
         return cls(pairs, *term.project(pairs))
 
     def sweep(self) -> None:
-        # Without a candidate that could be a negative there is nothing to sweep.
-        if self.wanted and len(self.y) > self.pairs.first_negative:
+        if self.wanted:
             self.results = row_statistics(
                 self.x,
                 self.y,
@@ -164,7 +163,7 @@ class _Matrix:
             )
 
     def rows(self, asked: Mapping[str, AnyStatistic]) -> Rows:
-        named = {name: self.results[statistic] for name, statistic in asked.items() if self.results}
+        named = {name: self.results[statistic] for name, statistic in asked.items()}
         return Rows(self.pairs, self.x, self.y, named)
 
     @cached_property
