@@ -67,12 +67,13 @@ def collect(folder: Path) -> Collection:
     return found
 
 
-def run_name(config: RunConfig, runs: Path | None = None) -> str:
-    """Name of the folder of a run, which its record and its checkpoints repeat.
+def run_name(config: RunConfig, runs: Path | None = None, known: str | None = None) -> str:
+    """Name of the folder of a run, which its record and its checkpoints repeat; `known` is its hash, if known.
 
     Everything else in a runs folder (claims, logs, descriptions of suites) speaks of runs by this name.
     """
-    return config.hash if runs is None else locate(runs, config).name
+    name = known or config.hash
+    return name if runs is None else locate(runs, config, name).name
 
 
 def is_done(folder: Path) -> bool:

@@ -262,25 +262,26 @@ class Sized:
 
         `runs` is the folder in which an earlier version may have given one of them another name.
         """
-        known: dict[tuple[str, tuple[str, ...]], RunConfig] = {}
+        known: dict[tuple[str, tuple[str, ...]], tuple[RunConfig, str]] = {}
         jobs: dict[str, tuple[RunConfig, str, tuple[str, ...], list[Cell]]] = {}
         problems: dict[str, dict[str, None]] = {}
         for row, column, seed in self.cells():
             place = self.place(row, column, seed)
             if place not in known:
                 try:
-                    known[place] = _configure(self, row, *place)
+                    config = _configure(self, row, *place)
+                    known[place] = config, config.hash
                 except ConfigError as error:
                     problems.setdefault(str(error), {})[f"row {row.label!r}, column {column.name!r}"] = None
                     continue
-            config = known[place]
-            jobs.setdefault(config.hash, (config, *place, []))[3].append(Cell(row.label, column.name, seed))
+            config, name = known[place]
+            jobs.setdefault(name, (config, *place, []))[3].append(Cell(row.label, column.name, seed))
         if problems:
             lines = [f"{_some(list(places))}: {error}" for error, places in problems.items()]
             raise ConfigError(f"suite {self.suite.name!r}, scale {self.name!r}:\n" + "\n".join(lines))
         return [
-            Job(run_name(config, runs), config, recipe, overrides, tuple(cells))
-            for config, recipe, overrides, cells in jobs.values()
+            Job(run_name(config, runs, name), config, recipe, overrides, tuple(cells))
+            for name, (config, recipe, overrides, cells) in jobs.items()
         ]
 
 

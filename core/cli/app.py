@@ -93,8 +93,16 @@ def _find(name: str) -> Configure:
         return cast(Configure, import_module(f"{commands.__name__}.{name}").configure)
     for point in points("commands"):
         if point.name == name:
-            return cast(Configure, load(point))
+            return _load(point)
     raise ConfigError(f"unknown command {name!r}.{nearest(name, names())} Commands: {', '.join(names())}.")
+
+
+def _load(point: EntryPoint) -> Configure:
+    configure = load(point)
+    if not callable(configure):
+        kind = type(configure).__name__
+        raise PluginError(point, f"it names something of type {kind}, not a function that adds arguments.")
+    return cast(Configure, configure)
 
 
 def broken_commands() -> list[PluginError]:
@@ -105,7 +113,7 @@ def broken_commands() -> list[PluginError]:
         try:
             if point.name in taken:
                 raise PluginError(point, f"the name is taken by the package {taken[point.name]}.")
-            load(point)
+            _load(point)
         except PluginError as error:
             broken.append(error)
         taken.setdefault(point.name, package(point))

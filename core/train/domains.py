@@ -16,8 +16,8 @@ from importlib import import_module
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any, cast
 
-from dipole.core.ground.errors import ConfigError, nearest
-from dipole.core.ground.plugins import PluginError, is_ours, load, package, points
+from dipole.core.ground.errors import ConfigError, DipoleError, nearest
+from dipole.core.ground.plugins import OURS, PluginError, is_ours, load, package, points
 
 if TYPE_CHECKING:
     from dipole.core.train.adapter import Adapter
@@ -142,6 +142,14 @@ def adapter_class(name: str) -> type[Adapter]:
         raise ConfigError(
             f"domain {name!r} needs the package {error.name!r}, which is not installed. "
             f"Install it with: {domain.install}"
+        ) from error
+    except (Exception, SystemExit) as error:
+        if domain.package == OURS or isinstance(error, DipoleError):
+            raise
+        owner = f" of {domain.package}" if domain.package else ""
+        raise ConfigError(
+            f"the domain {name!r}{owner}: its adapter {domain.adapter!r} cannot be imported: "
+            f"{type(error).__name__}: {error}"
         ) from error
 
 

@@ -117,12 +117,13 @@ class RunFolder:
             raise RecordError(f"{self.config} cannot be read: {error}") from error
 
 
-def locate(runs: Path, config: RunConfig) -> Path:
+def locate(runs: Path, config: RunConfig, name: str | None = None) -> Path:
     """Return the folder of a run: runs/<hash>, or the folder of another name that holds it (see `run_in`).
 
-    Where there is none, it is runs/<hash> as well: that is where the run will be.
+    Where there is none, it is runs/<hash> as well: that is where the run will be. `name` is the hash where the caller
+    knows it: to write an objective out takes most of a millisecond.
     """
-    name = config.hash
+    name = name or config.hash
     path = runs / name
     if path.is_dir() or not runs.is_dir():
         return path

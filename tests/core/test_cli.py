@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from dipole.core.cli import app as cli
+from dipole.core.cli.plugins import broken_plugins
 from dipole.core.ground import plugins
 from dipole.core.record import read_record
 from dipole.core.train.domains import Domain, temporary_domain
@@ -400,3 +401,15 @@ def test_a_package_can_add_a_command(capsys: pytest.CaptureFixture[str], monkeyp
     assert dipole(capsys, "greet", "you") == (0, "hello you\n", "")
     assert "Say hello." in dipole(capsys, "greet", "--help")[1]
     assert "greet" in dipole(capsys, "gret")[2]
+
+
+def test_what_a_package_calls_a_command_must_be_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    point = EntryPoint("greet", "greeting:NUMBER", "dipole.commands")
+    monkeypatch.setitem(sys.modules, "greeting", SimpleNamespace(NUMBER=3))
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [point] if group == point.group else [])
+    code, _, said = dipole(capsys, "greet", "--help")
+    assert code == 1
+    assert "'greet' of (no package) (dipole.commands: greeting:NUMBER): it names something of type int" in said
+    assert [each.point for each in broken_plugins("commands")] == [point]

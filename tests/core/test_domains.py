@@ -1,6 +1,6 @@
 """Domains and shipped files as entry points declare them: whole, broken, taken, absent."""
 
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, entry_points
 from types import SimpleNamespace
 
 import pytest
@@ -104,6 +104,40 @@ def test_a_missing_package_is_named_with_the_line_that_installs_it(theirs, decla
         adapter_class("lacking")
     with pytest.raises(ModuleNotFoundError, match="their_broken"):
         adapter_class("broken")  # a mistake of its own, which no installation cures
+
+
+@pytest.mark.parametrize(
+    ("adapter", "reason"),
+    [("their_slip:A", "SyntaxError"), ("their_domains:Nothing", "AttributeError"), ("their_exit:A", "SystemExit: bye")],
+)
+def test_a_broken_adapter_is_named_with_its_domain(adapter, reason, theirs, tmp_path, monkeypatch):
+    (tmp_path / "their_slip.py").write_text("def f(:\n")
+    (tmp_path / "their_exit.py").write_text("import sys\nsys.exit('bye')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with (
+        temporary_domain(Domain("graphs", "graphs", adapter, package="theirs")),
+        pytest.raises(ConfigError, match=rf"the domain 'graphs' of theirs: its adapter '{adapter}'.*{reason}"),
+    ):
+        adapter_class("graphs")
+
+
+def test_what_is_installed_is_read_once_and_again_when_something_came(tmp_path, monkeypatch):
+    read = []
+
+    def counted(group):
+        read.append(group)
+        return entry_points(group=group)
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(plugins, "entry_points", counted)
+    for _ in range(3):
+        assert "late" not in domain_names()
+    assert len(read) == 1
+    information = tmp_path / "late-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: late\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text("[dipole.domains]\nlate = late:LATE\n")
+    assert "late" in domain_names()
 
 
 def test_an_installation_without_entry_points_is_no_riddle(declared):
