@@ -10,7 +10,7 @@ import pytest
 
 from dipole.core.ground.errors import DataError
 from dipole.text.corpus import Document, pydoc_documents, read_documents, split_sentences
-from dipole.text.encoded import Sentences, building, encode_documents
+from dipole.text.encoded import building, encode_documents
 from dipole.text.vocabulary import build_vocabulary, expand, load_tokens, read_vectors, words_vocabulary
 
 
