@@ -110,9 +110,14 @@ def encode_documents(
 def building(folder: Path) -> Iterator[None]:
     """Hold a cache folder alone while it is filled: whoever comes meanwhile waits, and then finds it full.
 
+    A full one is read without a lock, so that it may lie where nothing can be written.
+
     Raises:
         DataError: the folder cannot be written.
     """
+    if (folder / "index.json").is_file() and _read_index(folder)["complete"]:
+        yield
+        return
     lock = FileLock(folder / ".lock")
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)

@@ -49,7 +49,8 @@ def export_sentence_transformer(encoder: SentenceEncoder, folder: Path) -> None:
         if encoder.max_length is not None:
             tokenizer.enable_truncation(encoder.max_length)
         modules = [library.StaticEmbedding(tokenizer, embedding_weights=table), library.Normalize()]
-        options = {"prompts": {"blank": BLANK}, "default_prompt_name": "blank"}
+        # encode_query and encode_document take prompts of their own.
+        options = {"prompts": dict.fromkeys(("blank", "query", "document"), BLANK), "default_prompt_name": "blank"}
     else:
         modules = _with_code(library, encoder, model)
     library.SentenceTransformer(modules=modules, device="cpu", **options).save(str(folder))

@@ -10,6 +10,7 @@ from torch import Tensor
 from dipole.core.ground.errors import OptionError
 
 REFRESH = 20  # iterations after which the preconditioner is made anew: separable points flatten the curvature
+SHARED_ABOVE = 16  # columns of logits above which one factor serves all: 100 of their own cost more than they save
 
 
 def fit_softmax(
@@ -159,16 +160,17 @@ class _Solver:
         )
 
     def _factors(self, c: float, by_row: bool = False) -> list[Tensor]:
-        """Cholesky factors of the mean Hessian of all problems, one per column of logits.
+        """Cholesky factors of the mean Hessian of all problems, one per column of logits, or one for many columns.
 
         The curvature p(1-p) of the rows is taken as their mean, which saves a product of the features with themselves,
         or `by_row` as it is: points that are told apart have none left, and the few at the border have it all.
         """
         p = self._probabilities()
+        bends = (p * (1 - p) * self.subsets[..., None]).mean(1)  # (N, K)
+        if self.columns > SHARED_ABOVE:
+            bends = bends.mean(1, keepdim=True)
         factors = []
-        for column in range(self.columns):
-            q = p[..., column]
-            curvature = (q * (1 - q) * self.subsets).mean(1)  # (N,)
+        for curvature in bends.unbind(1):
             if by_row:
                 hessian = (self.transposed * curvature) @ self.x * c
             else:
@@ -182,8 +184,10 @@ class _Solver:
         return factors
 
     def _precondition(self, vectors: Tensor, factors: list[Tensor]) -> Tensor:
+        if len(factors) == 1:
+            return torch.cholesky_solve(vectors.flatten(1), factors[0]).view_as(vectors)
         solved = [torch.cholesky_solve(vectors[..., k], factor) for k, factor in enumerate(factors)]
-        return solved[0][..., None] if len(solved) == 1 else torch.stack(solved, -1)
+        return torch.stack(solved, -1)
 
     def _direction(
         self, gradient: Tensor, history: list[tuple[Tensor, Tensor, Tensor]], factors: list[Tensor]
@@ -195,6 +199,10 @@ class _Solver:
             vector = vector - a[:, None] * bend
             coefficients.append(a)
         vector = self._precondition(vector, factors)
+        if history:  # the preconditioner at the scale of the last step: fewer steps turn out too long
+            _, bend, inverse = history[-1]
+            expected = inverse * _inner(bend, self._precondition(bend, factors))
+            vector = torch.where(expected > 0, 1 / expected.clamp_min(1e-30), 1.0)[:, None] * vector
         for (step, bend, inverse), a in zip(history, reversed(coefficients), strict=True):
             vector = vector + (a - inverse * _inner(bend, vector))[:, None] * step
         decrement = _inner(gradient, vector)
