@@ -4,11 +4,10 @@ A file offers `NAMES` and `read(name, files) -> Task`; how the task is scored st
 """
 
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
 
 from dipole.core.ground.errors import DataError, RegistryError, nearest
+from dipole.core.ground.plugins import import_all
 from dipole.text.senteval.files import TaskFiles
 from dipole.text.senteval.task import Sentence, Split, Task
 
@@ -17,8 +16,7 @@ Reader = Callable[[str, TaskFiles], Task]
 
 def _readers() -> dict[str, Reader]:
     found: dict[str, Reader] = {}
-    for listed in iter_modules(__path__):
-        module = import_module(f"{__name__}.{listed.name}")
+    for module in import_all(__name__).values():
         for name in module.NAMES:
             if name in found:
                 raise RegistryError(f"the SentEval task {name!r} is read by two files of {Path(__file__).parent}")
