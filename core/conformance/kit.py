@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dipole.core.conformance.checks import CHECKS, Check, Failed, Skipped
-from dipole.core.conformance.report import Report, Row, run
+from dipole.core.conformance.report import CheckResult, Report, run
 from dipole.core.conformance.subjects import Subject, foreign, native, unregistered
 from dipole.core.contrast.objective import Composite, Objective
 from dipole.core.contrast.registry import registry
@@ -28,6 +28,7 @@ from dipole.core.ground.errors import OptionError, SpecError, nearest
 __all__ = [
     "CHECKS",
     "Check",
+    "CheckResult",
     "Failed",
     "Report",
     "Row",
@@ -38,6 +39,9 @@ __all__ = [
     "parametrize_with_checks",
     "subject_of",
 ]
+
+Row = CheckResult
+"""Its name in earlier versions."""
 
 
 def check_objective(

@@ -12,7 +12,7 @@ from dipole.core.conformance.subjects import Subject
 
 
 @dataclass(frozen=True)
-class Row:
+class CheckResult:
     """One check on one subject."""
 
     subject: str
@@ -27,14 +27,14 @@ class Report:
     """All checks on one subject; `ok` if none failed."""
 
     subject: str
-    rows: tuple[Row, ...]
+    rows: tuple[CheckResult, ...]
 
     @property
     def ok(self) -> bool:
         return not self.failures
 
     @property
-    def failures(self) -> tuple[Row, ...]:
+    def failures(self) -> tuple[CheckResult, ...]:
         return tuple(row for row in self.rows if row.outcome == "FAIL")
 
     def table(self) -> str:
@@ -65,5 +65,5 @@ def run(subject: Subject, checks: Sequence[Check]) -> Report:
             outcome, detail = "FAIL", str(fault)
         except Exception as error:
             outcome, detail = "FAIL", f"{type(error).__name__}: {str(error).strip()}".split("\n", 1)[0]
-        rows.append(Row(subject.name, check.name, outcome, detail, round(time.perf_counter() - start, 3)))
+        rows.append(CheckResult(subject.name, check.name, outcome, detail, round(time.perf_counter() - start, 3)))
     return Report(subject.name, tuple(rows))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,10 +24,10 @@ class Embedded:
     Args:
         rows: named tensors of this rank with the same first dimension, its instances in the order of the batch: views,
             queries and keys, f and g, blocks (n, b, d); labels, documents and indices among them. Integer matrices are
-            lists of indices that -1 pads.
+            lists of indices that -1 pads; what is None is left out.
         relate: makes `Pairs` of the global rows, or several whose losses are averaged. It is pure and knows no rank;
             what every rank holds alike (a queue, a memory bank) it takes from its closure.
     """
 
-    rows: dict[str, Tensor]
+    rows: Mapping[str, Tensor | None]
     relate: Relation

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 
 class Rows:
-    """Row statistics of one term by the names it gave them, and what else it may ask about its pairs."""
+    """Row statistics of one term by the names it gave them, and what else it may ask about its pairs.
+
+    `pairs` and `x` hold this rank's anchors; `pairs.candidates` and `y` the candidates of all ranks.
+    """
 
     def __init__(self, pairs: Pairs, x: Tensor, y: Tensor, values: dict[str, Tensor]) -> None:
         self.pairs = pairs
@@ -147,8 +150,7 @@ class _Matrix:
         return cls(pairs, *term.project(pairs))
 
     def sweep(self) -> None:
-        # Without a candidate that could be a negative there is nothing to sweep.
-        if self.wanted and len(self.y) > self.pairs.first_negative:
+        if self.wanted:
             self.results = row_statistics(
                 self.x,
                 self.y,
@@ -161,7 +163,7 @@ class _Matrix:
             )
 
     def rows(self, asked: Mapping[str, AnyStatistic]) -> Rows:
-        named = {name: self.results[statistic] for name, statistic in asked.items() if self.results}
+        named = {name: self.results[statistic] for name, statistic in asked.items()}
         return Rows(self.pairs, self.x, self.y, named)
 
     @cached_property

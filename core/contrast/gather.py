@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from dipole.core.contrast.checks import shape_of
 from dipole.core.contrast.embedded import Embedded
 from dipole.core.contrast.pairs import Pairs
-from dipole.core.ground.distributed import all_max, gather_rows, rank, row_counts, world_size
+from dipole.core.ground.distributed import all_max, all_numbers, gather_rows, rank, world_size
 from dipole.core.ground.errors import PairsError
 
 Input = Embedded | Pairs | Sequence[Pairs]
@@ -36,8 +38,8 @@ class Related:
             return pairs
         if len(pairs.anchors) % self.total:
             raise PairsError(
-                f"{len(pairs.anchors)} anchors were made of a batch of {self.total} rows over all ranks; a term that "
-                "leaves anchors out must keep their rows and pad their positives with -1."
+                f"{len(pairs.anchors)} anchors were made of a batch of {self.total} rows over all ranks; a "
+                "relation or a term that leaves anchors out must keep their rows and pad their positives with -1."
             )
         return pairs.narrow(self.own, self.total)
 
@@ -54,24 +56,58 @@ def relate(embedded: Input | Related) -> Related:
     somebody's own, anchors and candidates are gathered and the indices moved.
 
     Raises:
-        PairsError: if the rows do not fit together.
+        PairsError: if the rows do not fit together, on every rank, or on several ranks a constructor's pairs were
+            changed afterwards.
     """
     if isinstance(embedded, Related):
         return embedded
     if isinstance(embedded, Sequence):
         return _joined([relate(each) for each in _several(embedded)])
     if world_size() == 1:
-        return Related(_several(embedded.relate(embedded.rows) if isinstance(embedded, Embedded) else embedded))
+        return Related(_several(embedded.relate(_rows(embedded)) if isinstance(embedded, Embedded) else embedded))
     if isinstance(embedded, Pairs):
         embedded = embedded.source or _by_hand(embedded)
-    rows = embedded.rows
-    if len({len(row) for row in rows.values()}) != 1:
-        found = ", ".join(f"{name} {len(row)}" for name, row in rows.items()) or "none"
-        raise PairsError(f"Embedded.rows must have the same number of rows on a rank, got {found}.")
-    sizes = row_counts(next(iter(rows.values())))
+    rows, sizes = _agreed(embedded)
     start = sum(sizes[: rank()])
     gathered = {name: gather_rows(_equally_wide(row), sizes) for name, row in rows.items()}
     return Related(_several(embedded.relate(gathered)), slice(start, start + sizes[rank()]), sum(sizes))
+
+
+def _rows(embedded: Embedded) -> dict[str, Tensor]:
+    """What it holds, without what is None."""
+    rows = {name: row for name, row in embedded.rows.items() if row is not None}
+    found = ", ".join(f"{name} {shape_of(row)}" for name, row in rows.items()) or "none"
+    if not rows or not all(isinstance(row, Tensor) and row.ndim for row in rows.values()):
+        raise PairsError(f"Embedded.rows must be tensors that have a row for each instance, got {found}.")
+    if len({len(row) for row in rows.values()}) != 1:
+        raise PairsError(f"Embedded.rows must have the same number of rows on a rank, got {found}.")
+    return rows
+
+
+def _agreed(embedded: Embedded) -> tuple[dict[str, Tensor], list[int]]:
+    """Rows of this rank, and how many each rank has; a fault on one rank is an error on all, and nobody waits."""
+    fault: PairsError | None = None
+    try:
+        rows = _rows(embedded)
+    except PairsError as error:
+        fault, rows = error, {name: row for name, row in embedded.rows.items() if isinstance(row, Tensor)}
+        if not rows:
+            raise
+    like = next(iter(rows.values()))
+    kinds = {name: f"{row.dtype} {'list' if _is_list(row) else tuple(row.shape[1:])}" for name, row in rows.items()}
+    mine = [-1 if fault else len(like), zlib.crc32(repr(kinds).encode())]
+    sizes, kind_of = zip(*all_numbers(mine, like.device), strict=True)
+    if fault:
+        raise fault
+    if min(sizes) < 1:
+        wrong = [number for number, size in enumerate(sizes) if size < 1]
+        raise PairsError(f"the rows of rank {wrong[0]} do not fit together, or it has none; every rank needs a row.")
+    if len(set(kind_of)) > 1:
+        raise PairsError(
+            "every rank must give the same rows, in one order, of one dtype and width, but they differ; "
+            f"rank {rank()} has {', '.join(f'{name} {kind}' for name, kind in kinds.items())}."
+        )
+    return rows, list(sizes)
 
 
 def _several(pairs: Pairs | Sequence[Pairs]) -> tuple[Pairs, ...]:
@@ -89,20 +125,29 @@ def _joined(parts: list[Related]) -> Related:
 
 def _equally_wide(row: Tensor) -> Tensor:
     """Lists of indices are as long on every rank, filled up with -1."""
-    if row.is_floating_point() or row.ndim != 2:
+    if not _is_list(row):
         return row
     missing = all_max(row.shape[1], row.device) - row.shape[1]
     return torch.cat([row, row.new_full((len(row), missing), -1)], 1) if missing else row
 
 
+def _is_list(row: Tensor) -> bool:
+    return row.ndim == 2 and not row.is_floating_point()
+
+
 def _by_hand(pairs: Pairs) -> Embedded:
     """Anchors, their lists and the candidates of every rank; all candidates are taken for the rank's own."""
+    if pairs.structure is not None:
+        raise PairsError(
+            "Pairs that were changed after a constructor made them are of this rank's rows alone; change them where "
+            "all ranks' rows are seen: Embedded(rows, lambda rows: Pairs.cross(...).without(...))."
+        )
     square = pairs.anchors is pairs.candidates
-    sizes = row_counts(pairs.candidates)
+    whole = {"candidates": pairs.candidates, "labels": pairs.candidate_labels}
+    held, sizes = _agreed(Embedded(whole, lambda rows: pairs))
     offset = sum(sizes[: rank()])
     candidates = pairs.candidates if square else gather_rows(pairs.candidates, sizes)
-    labels = pairs.candidate_labels
-    labels = labels if labels is None else gather_rows(labels, sizes)
+    labels = gather_rows(held["labels"], sizes) if "labels" in held else None
 
     def moved(index: Tensor) -> Tensor:
         return torch.where(index < 0, index, index + offset)

@@ -92,7 +92,11 @@ class Objective(nn.Module):
         return {}
 
     def loss(self, positive: Tensor, rows: Rows) -> Tensor:
-        """Combine similarities of positives (A, K) and statistics of rows into (A,) or a scalar."""
+        """Combine similarities of positives (A, K) and statistics of rows into (A,) or a scalar.
+
+        Anchors are this rank's, candidates all ranks'. Values (A,) are averaged over all ranks; a scalar must be the
+        same on every rank, made of `rows.mean` and of `rows.pairs.candidates`, never of the anchors alone.
+        """
         raise NotImplementedError
 
     def build(self, dim: int) -> None:

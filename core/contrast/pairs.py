@@ -422,16 +422,21 @@ class Pairs:
     def of_points(cls, points: Tensor) -> "Pairs":
         """All points (n, d) as anchors and candidates without positives: each other point is a negative."""
         check_matrix("points", points)
-        own = torch.arange(len(points), device=points.device).unsqueeze(1)
-        run = ((0, len(points)),)
-        return cls(
-            points,
-            points,
-            own[:, :0],
-            own,
-            index=own.squeeze(1),
-            structure=Structure(run, run, among=len(points), fewest=0, mutual=True),
-        )
+
+        def relate(rows: dict[str, Tensor]) -> "Pairs":
+            points = rows["points"]
+            own = torch.arange(len(points), device=points.device).unsqueeze(1)
+            run = ((0, len(points)),)
+            return cls(
+                points,
+                points,
+                positives=own[:, :0],
+                dropped=own,
+                index=own.squeeze(1),
+                structure=Structure(run, run, among=len(points), fewest=0, mutual=True),
+            )
+
+        return _made({"points": points}, relate, None, None)
 
     # Changed copies --------------------------------------------------------------------------------------------------
 
@@ -550,12 +555,18 @@ class Pairs:
 
     @cached_property
     def view(self) -> Tensor:
-        """(A,) number of the view that each anchor is."""
+        """(A,) number of the view that each anchor is; for statistics of whole views take `candidate_view`.
+
+        Under several ranks the anchors are one rank's share of a view.
+        """
         return runs_of(self.known.anchor_views, self.anchors.device)
 
     @cached_property
     def candidate_view(self) -> Tensor:
-        """(C,) number of the view that each candidate is; NO_VIEW (-1) for a queue's."""
+        """(C,) number of the view that each candidate, of all ranks, is; NO_VIEW (-1) for a queue's.
+
+        `with_intra_batch` puts anchors that are no candidates among them.
+        """
         return runs_of(self.known.candidate_views, self.candidates.device)
 
     @cached_property

@@ -180,7 +180,7 @@ def row_statistics(
     if first:
         y, excluded = y[first:], excluded - first
     if bound is None:
-        bound = float(_longest(x) * _longest(y)) if on_cpu else math.inf
+        bound = float(_longest(x) * _longest(y)) if on_cpu and len(y) else math.inf
     wanted = list(dict.fromkeys(statistics))
     terms = _terms([stat for stat in wanted if isinstance(stat, Statistic)], x, bound)
     extremes = [stat for stat in wanted if isinstance(stat, Extreme)]

@@ -4,7 +4,7 @@ Every rank forms the same global loss; the backward of each collective adds the 
 that DistributedDataParallel takes afterwards is then the gradient of the global loss.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -71,12 +71,18 @@ class _Gather(torch.autograd.Function):
         return grad.split(ctx.sizes)[dist.get_rank()], None
 
 
+def all_numbers(numbers: Sequence[int], device: torch.device) -> list[list[int]]:
+    """The same few integers of every rank, in rank order."""
+    mine = torch.tensor(numbers, device=device)
+    found = [torch.empty_like(mine) for _ in range(world_size())]
+    dist.all_gather(found, mine)
+    rows: list[list[int]] = torch.stack(found).tolist()
+    return rows
+
+
 def row_counts(rows: Tensor) -> list[int]:
     """Number of rows that each rank holds."""
-    mine = torch.tensor([len(rows)], device=rows.device)
-    counts = [torch.empty_like(mine) for _ in range(world_size())]
-    dist.all_gather(counts, mine)
-    return [int(count) for count in counts]
+    return [count for (count,) in all_numbers([len(rows)], rows.device)]
 
 
 def gather_rows(rows: Tensor, sizes: list[int]) -> Tensor:

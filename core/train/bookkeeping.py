@@ -149,7 +149,7 @@ class Bookkeeping(RunState):
 
     def _tell_notes(self) -> None:
         if self.fabric.is_global_zero:
-            for line in self._notes.untold():
+            for line in self._notes.unsaid():
                 self._progress.warn(f"warning: {line}.")
 
     def _crossed(self, before: int, every: int) -> bool:

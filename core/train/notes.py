@@ -11,7 +11,7 @@ class TermNotes:
 
     def __init__(self) -> None:
         self._steady: dict[str, str] | None = None
-        self._told: set[str] = set()
+        self._said: set[str] = set()
 
     def see(self, terms: Mapping[str, Any]) -> None:
         """Look at the terms of one step (`Outcome.terms`); their notes are text, nothing waits for the device."""
@@ -27,10 +27,10 @@ class TermNotes:
         """A sentence per term that has taught nothing so far."""
         return [f"the term {name!r} has been {note}, at every step" for name, note in (self._steady or {}).items()]
 
-    def untold(self) -> list[str]:
+    def unsaid(self) -> list[str]:
         """Those sentences that were not handed out before."""
-        new = [line for line in self.lines if line not in self._told]
-        self._told.update(new)
+        new = [line for line in self.lines if line not in self._said]
+        self._said.update(new)
         return new
 
     def state_dict(self) -> dict[str, Any]:

@@ -35,6 +35,17 @@ class VICReg(Objective):
         return 25 * near + 25 * spread + off
 
 
+class VICRegOfAll(VICReg):
+    """The same as docs/core.md writes it: of every view that is an anchor or a candidate, with full distances."""
+
+    def prepare(self, pairs: Pairs) -> Pairs:
+        return pairs.with_intra_batch()
+
+    def loss(self, positive: Tensor, rows: Rows) -> Tensor:
+        length = rows.pairs.candidates.square().sum(1)[rows.pairs.positives]
+        return super().loss(positive, rows) + 25 * rows.mean(rows.over_positives(length))
+
+
 class Memory(Objective):
     """A number kept for every sample of the data set, weighing its loss: needs to know which sample a row is."""
 
@@ -52,7 +63,7 @@ class Memory(Objective):
         return self.kept[rows.pairs.index] * (rows.negatives - positive[:, 0]) * partners
 
 
-PLUGINS = {"vicreg": VICReg, "sample_memory": Memory}
+PLUGINS = {"vicreg": VICReg, "vicreg_of_all": VICRegOfAll, "sample_memory": Memory}
 SPECS = [
     entry.name if entry.kind == "objective" else f"infonce + {entry.name}"
     for entry in registry.entries()
@@ -213,6 +224,57 @@ def duplicates_in_one_process(spec, sizes):
     wanted = [weight, *objective.parameters()]
     grads = torch.autograd.grad(outcome.loss, wanted, allow_unused=True)
     return outcome.loss.detach(), [torch.zeros_like(w) if g is None else g for w, g in zip(wanted, grads, strict=True)]
+
+
+def views_of(rows):
+    return Pairs.from_views([rows["a"], rows["b"]], rows.get("labels"))
+
+
+def given_wrongly(rank):
+    """What one rank, or both, give wrongly: no rank may be left waiting, and none may compute something else."""
+    a, b = torch.randn(2, 4, 3, dtype=torch.double)
+    queue = torch.ones(2, 3, dtype=torch.double)
+    yield "as many rows", Embedded({"a": a, "b": b[: 4 - rank]}, views_of)
+    yield "a tensor", Embedded({"a": a, "b": b, "labels": [0, 1, 2, 3] if rank else torch.arange(4)}, views_of)
+    yield "one width", Embedded({"a": a[:, rank:], "b": b[:, rank:]}, views_of)
+    yield "labels of all or none", Embedded({"a": a, "b": b, "labels": None if rank else torch.arange(4)}, views_of)
+    yield "a row", Embedded({"a": a[: 4 * rank], "b": b[: 4 * rank]}, views_of)
+    yield "changed", Pairs.cross(a, b, queue, batch_negatives=False).without(torch.full((4, 1), -1))
+    yield "none at all", Embedded({}, views_of)
+    yield "nonsense", Embedded({"a": a, "b": b}, lambda rows: rows["a"])
+
+
+def wrong_main(rank, file, results):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+    errors = {}
+    for name, given in given_wrongly(rank):
+        with pytest.raises(PairsError) as error:
+            dipole.objective("infonce")(given)
+        errors[name] = str(error.value)
+    torch.save(errors, f"{results}{rank}")
+    dist.destroy_process_group()
+
+
+def test_what_one_rank_gives_wrongly_is_an_error_on_all(tmp_path):
+    mp.spawn(wrong_main, args=(tmp_path / "meet", tmp_path / "errors"), nprocs=2)
+    first, second = torch.load(tmp_path / "errors0"), torch.load(tmp_path / "errors1")
+    assert first.keys() == second.keys() == dict(given_wrongly(0)).keys()
+    assert "rank 1" in first["as many rows"]
+    assert "a (4, 3), b (3, 3)" in second["as many rows"]
+    assert "labels list" in second["a tensor"]
+    assert "(3,)" in first["one width"]
+    assert "(2,)" in second["one width"]
+    assert "rank 0" in second["a row"]
+    assert "Embedded(" in first["changed"]
+
+
+def test_rows_are_checked_in_one_process_alike():
+    a, b = torch.randn(2, 4, 3)
+    term = dipole.objective("infonce")
+    torch.testing.assert_close(term(Embedded({"a": a, "b": b, "labels": None}, views_of)).loss, term(a, b).loss)
+    with pytest.raises(PairsError, match="labels list"):
+        term(Embedded({"a": a, "b": b, "labels": [0, 1, 2, 3]}, views_of))
 
 
 def test_a_gather_without_gradient_would_be_noticed():

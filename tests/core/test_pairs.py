@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import dipole
 from dipole import Composite, Objective, Pairs
-from dipole.core.contrast.statistics import LogSumExp
+from dipole.core.contrast.statistics import LogSumExp, Sum
 from dipole.core.ground.errors import PairsError
 
 
@@ -275,3 +275,25 @@ def test_terms_that_cannot_act_are_zero_and_say_why():
     assert all("no anchor has a negative" in term.note for term in out.terms.values())
     out.loss.backward()
     assert (z.grad == 0).all()
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_a_term_that_needs_no_negatives_has_its_statistics_without_any(similarity):
+    class Far(Objective):
+        needs_negatives = False
+
+        def __init__(self):
+            super().__init__(similarity)
+
+        def statistics(self):
+            return {"total": Sum()}
+
+        def loss(self, positive, rows):
+            return rows.total - rows.over_positives(positive)
+
+    x, y = torch.randn(2, 4, 3)
+    x.requires_grad_()
+    loss = Far()(Pairs.cross(x, y, batch_negatives=False))
+    a, b = (x, y) if similarity == "dot" else (torch.nn.functional.normalize(each, dim=1) for each in (x, y))
+    torch.testing.assert_close(loss, -(a * b).sum(1).mean())
+    assert bool(torch.autograd.grad(loss, x)[0].isfinite().all())
