@@ -1,6 +1,6 @@
 """The [rl] table of a recipe: the environment, its evaluation, and the agent's settings."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -55,6 +55,9 @@ class RLConfig(AgentTable):
         """The settings of the agent that replace the preset's."""
         given = {name: getattr(self, name) for name in AgentTable.model_fields if name != "preset"}
         return {name: value for name, value in given.items() if value != getattr(PRESETS[self.preset], name)}
+
+    def named_code(self) -> Iterable[Any]:
+        return [find(self.task).code]
 
     def environment(self) -> dict[str, Any]:
         """Keywords of `make_env`."""

@@ -204,7 +204,9 @@ def _first_problem(error: ValidationError, given: Mapping[str, Any], names: list
         return f"there is no setting {name!r}.{nearest(name, names)} Settings: {', '.join(names)}."
     if given[name] is None:
         return f"{name} must not be None; leave it out for the preset's value."
-    return f"{name} must be {allowed(field)}, got {given[name]!r}."
+    values = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+    near = nearest(given[name], values) if isinstance(given[name], str) else ""
+    return f"{name} must be {allowed(field)}, got {given[name]!r}.{near}"
 
 
 def allowed(field: FieldInfo) -> str:

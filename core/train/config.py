@@ -47,6 +47,10 @@ class Settings(BaseModel):
                 found[name] = values
         return found
 
+    def named_code(self) -> Iterable[Any]:
+        """Classes and functions that values of this table name, for `identity.foreign_sources`."""
+        return ()
+
     @classmethod
     def train_defaults(cls, values: Mapping[str, Any]) -> dict[str, Any]:
         """What a domain's table, given its keys in a recipe, puts into [train] where the recipe says nothing."""
@@ -204,7 +208,7 @@ class RunConfig(Settings):
     def _foreign_sources(self, objective: Any) -> Iterable[identity.Source]:
         terms = [] if objective is None else [type(term) for _, _, term in objective]
         domain = [] if self.domain_class is None else [self.domain_class]
-        return identity.foreign_sources([*domain, type(self.settings), *terms]).values()
+        return identity.foreign_sources([*domain, type(self.settings), *self.settings.named_code(), *terms]).values()
 
     def to_toml(self, origins: Mapping[str, str] | None = None) -> str:
         """Write the complete configuration; `recipe.resolve` reads the text back to an equal one.

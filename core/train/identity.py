@@ -26,7 +26,7 @@ from typing import Any
 
 SCHEMA = 1
 """Counts up when the rules of this page change: every run gets another name then."""
-_NOT_FOREIGN = {"dipole", "torch", "pydantic", *sys.stdlib_module_names} - {"__main__"}
+_NOT_FOREIGN = {"dipole", "torch", "pydantic", "gymnasium", *sys.stdlib_module_names} - {"__main__"}
 
 
 def digest(values: Mapping[str, Any]) -> str:
@@ -79,10 +79,10 @@ class Source:
         return max((path.stat().st_mtime for path in self.files), default=math.inf)
 
 
-def foreign_sources(classes: Iterable[type]) -> dict[str, Source]:
-    """Sources of classes, and of what they inherit from, that come neither with dipole nor with its libraries."""
+def foreign_sources(code: Iterable[Any]) -> dict[str, Source]:
+    """Sources of functions and classes, and of what these inherit, that come neither with dipole nor its libraries."""
     found: dict[str, Source] = {}
-    for each in (base for one in classes for base in one.__mro__):
+    for each in (base for one in code for base in getattr(one, "__mro__", (one,))):
         if each.__module__.partition(".")[0] not in _NOT_FOREIGN:
             source = _of_main(each) if each.__module__ == "__main__" else _of_module(each.__module__)
             found[source.name] = source
@@ -101,14 +101,14 @@ def _of_module(name: str) -> Source:
     return Source(root, (Path(file),) if file else ())
 
 
-def _of_main(cls: type) -> Source:
-    """A class of the script or notebook that runs: its own lines, not those that start the runs."""
+def _of_main(code: Any) -> Source:
+    """A class or function of the script or notebook that runs: its own lines, not those that start the runs."""
     file = getattr(sys.modules["__main__"], "__file__", None)
     try:
-        text = inspect.getsource(cls)
+        text = inspect.getsource(code)
     except (OSError, TypeError):
         text = ""
-    return Source(f"__main__.{cls.__qualname__}", (Path(file),) if file else (), text)
+    return Source(f"__main__.{code.__qualname__}", (Path(file),) if file else (), text)
 
 
 @lru_cache(maxsize=1)

@@ -122,8 +122,10 @@ def resolve(recipe: Mapping[str, Any], overrides: Iterable[str] = ()) -> Resolve
     if problems or config is None:
         title = "one problem" if len(problems) == 1 else f"{len(problems)} problems"
         raise ConfigError(f"the configuration has {title}:\n" + "\n".join(f"  - {each}" for each in problems))
+    # What a table was given, but neither by the recipe nor by --set, its own preset has brought.
+    brought = {f"{domain}.{name}" for name in config.settings.model_fields_set}
     for path in _paths(config.model_dump(mode="json", exclude_none=True)):
-        origins.setdefault(path, "default")
+        origins.setdefault(path, "preset" if path in brought else "default")
     return Resolved(config=config, origins=origins)
 
 

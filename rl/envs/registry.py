@@ -8,10 +8,11 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
+from importlib import import_module
 from typing import Any, TypeVar
 
 import gymnasium
-from gymnasium.envs.registration import register
+from gymnasium.envs.registration import EnvSpec, load_env_creator, register
 
 from dipole.core.ground.errors import ConfigError, RegistryError, nearest
 from dipole.core.ground.plugins import import_all
@@ -42,6 +43,18 @@ class Environment:
         parameters = inspect.signature(self.factory).parameters.values()
         named = (each.name for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD))
         return tuple(name for name in named if name not in self.fixed)
+
+    @property
+    def code(self) -> Callable[..., Any]:
+        """The class or function that makes it, also of an id of gymnasium's."""
+        if self.factory is not gymnasium.make:
+            return self.factory
+        entry: Any = _spec(self.fixed["id"]).entry_point
+        try:
+            code: Callable[..., Any] = load_env_creator(entry) if isinstance(entry, str) else entry
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(f"the environment of the task {self.name!r} cannot be imported: {error}") from error
+        return code
 
     def make(self, **settings: Any) -> gymnasium.Env[Any, Any]:
         """Make it; ConfigError for a keyword that it does not have."""
@@ -109,11 +122,19 @@ def find(task: str) -> Environment:
         return known
     if _ID.fullmatch(str(task)):
         try:
-            gymnasium.spec(task)
+            _spec(task)
         except (gymnasium.error.Error, ImportError) as error:
             raise ConfigError(f"unknown task {task!r}: {error}") from error
         return Environment(task, gymnasium.make, {"id": task})
     raise ConfigError(f"unknown task {task!r}.{nearest(str(task), names())} Allowed: {', '.join(names())}.")
+
+
+def _spec(task: str) -> EnvSpec:
+    # gymnasium.make imports the module that an id names; gymnasium.spec does not.
+    module, _, name = task.rpartition(":")
+    if module:
+        import_module(module)
+    return gymnasium.spec(name)
 
 
 def names() -> list[str]:

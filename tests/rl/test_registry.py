@@ -7,6 +7,7 @@ import textwrap
 import pytest
 
 from dipole.core.ground.errors import ConfigError, RegistryError
+from dipole.core.train.recipe import load
 from dipole.rl import DotEnv, environment, make_env
 from dipole.rl.config import RLConfig
 from dipole.rl.envs import registry
@@ -65,6 +66,25 @@ def test_ids_of_gymnasium_are_tasks():
     assert make_env("dipole/dot-v0", size=20).observation_space.shape == (9, 20, 20)
     with pytest.raises(ConfigError, match=r"unknown task 'nothing:Here-v0': .*nothing"):
         make_env("nothing:Here-v0")
+
+
+def test_somebodys_environment_is_part_of_what_identifies_a_run(tmp_path, monkeypatch):
+    package = tmp_path / "somebodys_envs"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "import gymnasium\ngymnasium.register('Their-v0', entry_point='somebodys_envs.task:Their')\n"
+    )
+    task = "import gymnasium\nclass Their(gymnasium.Env):\n    reward = 1\n"
+    (package / "task.py").write_text(task)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = load("dot", ["rl.task=somebodys_envs:Their-v0", "rl.image_size="]).config
+    assert set(found.determining()["sources"]) == {"somebodys_envs"}
+    before = found.hash
+    (package / "task.py").write_text(task.replace("1", "10"))
+    assert found.hash != before
+    # Our own stand for themselves: their files change with dipole.
+    assert load("dot").config.determining()["sources"] == {}
+    assert load("dot", ["rl.task=dipole/dot-v0"]).config.determining()["sources"] == {}
 
 
 def test_settings_that_the_environment_has_not_are_refused():

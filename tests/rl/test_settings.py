@@ -70,6 +70,7 @@ def test_every_setting_can_be_set_in_both_doors():
         ("beta", 1.0, "0.999999"),
         ("layers", 17, "16"),
         ("twin_loss", "third", "half"),
+        ("twin_loss", "halff", "Did you mean 'half'?"),
         ("preset", "curls", "'curl'"),
         ("log_std_bounds", [2, -10], "(low, high) with low < high"),
         ("train_freq", [1, "week"], "must be an integer >= 1, or (an integer >= 1, 'step' or 'episode'), got"),
@@ -100,6 +101,9 @@ def test_a_preset_brings_its_batch_and_rate_unless_they_are_given(preset):
     assert found.config.train.batch_size == PRESETS[preset].batch_size
     assert found.config.train.learning_rate == PRESETS[preset].learning_rate
     assert found.origins["train.batch_size"] == "preset"
+    marked = {name for name in AgentTable.model_fields if found.origins.get(f"rl.{name}") == "preset"}
+    assert marked == RLConfig(preset=preset).determining().keys() & AgentTable.model_fields.keys()
+    assert found.origins["rl.preset"] == "recipe"
     given = resolve(
         {**RECIPE, "train": {"steps": 100, "batch_size": 16}, "rl": {"preset": preset}}, ["train.learning_rate=0.01"]
     )
