@@ -75,7 +75,7 @@ class Blocks(Objective):
             place = has.cumsum(0) - 1
             means, own = means[has], torch.where(has, place, -1).unsqueeze(1)
             dropped = torch.where(dropped < 0, -1, place[dropped])
-        return replace(
+        found = replace(
             pairs,
             candidates=means,
             positives=own,
@@ -90,6 +90,15 @@ class Blocks(Objective):
                 padded=True,
             ),
         )
+        if self.k is not None and not alone and len(means):
+            # Of all ranks' anchors: ranks must agree on whether they go on.
+            free = int(found.negative_counts[own.squeeze(1) >= 0].min())
+            if free < self.k:
+                raise PairsError(
+                    f"blocks(k={self.k}) needs {self.k} other blocks, an anchor has only {free}: "
+                    "use larger batches or a smaller k."
+                )
+        return found
 
     @property
     def positives_wanted(self) -> int | None:
@@ -147,10 +156,4 @@ def next_blocks(pairs: Pairs, k: int) -> Tensor:
     own = pairs.positives.clamp_min(0)  # (A, 1)
     ahead = (own + torch.arange(1, reach + 1, device=own.device)) % count  # (A, reach)
     taken = (ahead.unsqueeze(2) == pairs.dropped.unsqueeze(1)).any(2)
-    free = (~taken).sum(1)
-    if int(free.min()) < k:
-        raise PairsError(
-            f"blocks(k={k}) needs {k} other blocks, an anchor has only {int(free.min())}: "
-            "use larger batches or a smaller k."
-        )
     return ahead.gather(1, taken.long().argsort(dim=1, stable=True)[:, :k])
