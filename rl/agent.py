@@ -503,7 +503,7 @@ class ContrastiveSAC(SAC):
     def save(self, path: Any, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None) -> None:
         """Save as SB3 does, but to a temporary file first: the old file stays until the new one is on the disk.
 
-        Replay and generators are not in it; see `checkpoint.save` for everything a bit-exact continuation needs.
+        Replay and generators are not in it; see `snapshots.save` for everything a bit-exact continuation needs.
         """
         if not isinstance(path, (str, pathlib.Path)):
             super().save(path, exclude, include)

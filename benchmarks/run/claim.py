@@ -15,6 +15,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from dipole.core.ground.files import atomic_write
+
 RENEW_EVERY = 10.0
 STALE_AFTER = 120.0
 
@@ -35,7 +37,7 @@ def claim(folder: Path, name: str) -> Iterator[None]:
     with lock:
         if _is_renewed_elsewhere(path):
             raise TakenError(name)
-        _write(path)
+        atomic_write(path, json.dumps({"host": socket.gethostname(), "pid": os.getpid()}))
         stop = threading.Event()
         renewal = threading.Thread(target=_renew, args=(path, stop), daemon=True)
         renewal.start()
@@ -75,12 +77,6 @@ def _is_renewed_elsewhere(path: Path) -> bool:
     except (OSError, ValueError, KeyError, TypeError):
         return False
     return host != socket.gethostname() and _now(path.parent) - renewed < STALE_AFTER
-
-
-def _write(path: Path) -> None:
-    draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}), encoding="utf-8")
-    draft.replace(path)
 
 
 def _renew(path: Path, stop: threading.Event) -> None:
