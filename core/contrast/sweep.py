@@ -39,22 +39,23 @@ class _Term:
         return [(side,) for side in tile.sides] if self.running else [tile.sides]
 
     def exp(self, tile: Tile, side: Side, shifts: Tensor) -> Tensor | None:
-        """e^{scale s - shift}, (R, T); None without a scale."""
+        """e^{scale s - shift}, (R, T), 0 where excluded; None without a scale."""
         scale = self.statistic.scale
         if scale is None:
             return None
         if not self.running:
             return tile.exp(scale)
-        return (scale * tile.s).sub_(shifts[self.number, side.rows].unsqueeze(side.axis)).exp_()
+        shifted = (scale * tile.s).sub_(shifts[self.number, side.rows].unsqueeze(side.axis))
+        return tile.allowed_(shifted.exp_(), 0.0)
 
     def add(self, tile: Tile, sums: Tensor, shifts: Tensor) -> None:
         """Add a tile's parts to the sums (N, A) of the rows it serves."""
         for sides in self.groups(tile):
             if self.running:
                 self._raise_shift(tile, sides[0], sums, shifts)
-            parts = as_tuple(self.statistic.parts(tile.s, self.exp(tile, sides[0], shifts)))
-            for total, part in zip(sums[self.slots], parts, strict=True):
-                part = tile.allowed(part, 0.0)
+            e = self.exp(tile, sides[0], shifts)
+            for total, part in zip(sums[self.slots], as_tuple(self.statistic.parts(tile.s, e)), strict=True):
+                part = part if part is e else tile.allowed(part, 0.0)
                 for side in sides:
                     total[side.rows] += part.sum(side.axis)
 
@@ -117,7 +118,7 @@ class _Sweep(torch.autograd.Function):
                 for slope, weight in term.slopes(tile, grad, shifts):
                     total = slope * weight if total is None else total.addcmul_(slope, weight)
             assert total is not None  # without a sum there is no gradient to come here with
-            total = tile.allowed(total, 0.0)
+            tile.allowed_(total, 0.0)
             # A diagonal tile of the symmetric case holds (i, j) and (j, i), so it takes both products as well.
             dx[tile.rows].addmm_(total, y[tile.columns])
             if dy is not None:

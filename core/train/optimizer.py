@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from dipole.core.ground.errors import ConfigError
 from dipole.core.train.config import TrainConfig
 
 
@@ -34,8 +35,13 @@ def learning_rate(config: TrainConfig, step: int, total: int, steps_per_epoch: i
 
 
 def build_optimizer(config: TrainConfig, parameters: Iterable[Tensor]) -> Optimizer:
-    """Make the optimizer of a [train] table for the parameters that require a gradient."""
+    """Make the optimizer of a [train] table for the parameters that require a gradient; ConfigError if none does."""
     wanted = [parameter for parameter in parameters if parameter.requires_grad]
+    if not wanted:
+        raise ConfigError(
+            "there is nothing to train: neither the encoder nor the objective has a parameter that learns. Choose an "
+            "encoder that learns, or thaw what is fixed in it."
+        )
     rate, decay = config.learning_rate, config.weight_decay
     # One kernel for all parameters, where PyTorch has it.
     fused = all(parameter.device.type in ("cpu", "cuda") and parameter.dtype.is_floating_point for parameter in wanted)

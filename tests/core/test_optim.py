@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from dipole.core.ground.errors import ConfigError
 from dipole.core.train.config import TrainConfig
 from dipole.core.train.optimizer import LARS, build_optimizer, learning_rate
 
@@ -82,3 +83,9 @@ def test_lars_of_zero_weights_is_a_plain_step() -> None:
     weight.grad = torch.ones(2, 2)
     LARS([weight], lr=0.5).step()
     assert torch.equal(weight, torch.full((2, 2), -0.5))
+
+
+def test_nothing_to_train_is_said():
+    frozen = nn.Linear(2, 2).requires_grad_(False)
+    with pytest.raises(ConfigError, match="nothing to train"):
+        build_optimizer(TrainConfig(steps=1), frozen.parameters())
