@@ -5,7 +5,10 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: help demo test slow gpu lint types wheel clean
+.PHONY: setup help demo test slow gpu lint types wheel clean
+setup: $(INSTALLED) ## set up .venv (the default)
+	@$(MAKE) -s help
+
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 12
 
