@@ -19,6 +19,7 @@ from dipole.core.ground.files import atomic_write
 
 RENEW_EVERY = 10.0
 STALE_AFTER = 120.0
+GLIMPSE = 0.5
 
 
 class TakenError(Exception):
@@ -31,7 +32,8 @@ def claim(folder: Path, name: str) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     try:
-        lock = FileLock(_lock_of(path)).acquire(blocking=False)
+        # Who asks whether a lock is held takes it for a moment (`is_held`): that is nobody's claim.
+        lock = FileLock(_lock_of(path)).acquire(timeout=GLIMPSE, poll_interval=0.01)
     except Timeout as error:
         raise TakenError(name) from error
     with lock:
