@@ -12,7 +12,7 @@ from torch import Tensor
 from dipole.core.contrast.checks import shape_of
 from dipole.core.contrast.embedded import Embedded
 from dipole.core.contrast.pairs import Pairs
-from dipole.core.ground.distributed import all_max, all_numbers, gather_rows, rank, world_size
+from dipole.core.ground.distributed import all_numbers, gather_rows, rank, world_size
 from dipole.core.ground.errors import PairsError
 
 Input = Embedded | Pairs | Sequence[Pairs]
@@ -127,7 +127,7 @@ def _equally_wide(row: Tensor) -> Tensor:
     """Lists of indices are as long on every rank, filled up with -1."""
     if not _is_list(row):
         return row
-    missing = all_max(row.shape[1], row.device) - row.shape[1]
+    missing = max(width for (width,) in all_numbers([row.shape[1]], row.device)) - row.shape[1]
     return torch.cat([row, row.new_full((len(row), missing), -1)], 1) if missing else row
 
 

@@ -91,15 +91,6 @@ def gather_rows(rows: Tensor, sizes: list[int]) -> Tensor:
     return gathered
 
 
-def all_max(number: int, device: torch.device) -> int:
-    """Largest of the ranks' numbers."""
-    if world_size() == 1:
-        return number
-    top = torch.tensor(number, device=device)
-    dist.all_reduce(top, op=dist.ReduceOp.MAX)
-    return int(top)
-
-
 def all_sum(values: Tensor) -> Tensor:
     """Sum over ranks with gradient; the values themselves in a single process."""
     if world_size() == 1:
