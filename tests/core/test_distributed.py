@@ -176,6 +176,7 @@ def rank_main(rank, file, sizes, results):
             found[spec][key] = value
     if rank == 1:
         torch.save(found, results)
+    dist.barrier()  # a rank that leaves early can abort another that still closes its connections
     dist.destroy_process_group()
 
 
@@ -254,6 +255,7 @@ def wrong_main(rank, file, results):
             dipole.objective("infonce")(given)
         errors[name] = str(error.value)
     torch.save(errors, f"{results}{rank}")
+    dist.barrier()  # a rank that leaves early can abort another that still closes its connections
     dist.destroy_process_group()
 
 

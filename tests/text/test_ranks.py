@@ -1,7 +1,6 @@
 """Windows and blocks on one, two and three processes: loss and every gradient are those of one process."""
 
 import os
-import socket
 from pathlib import Path
 
 import numpy as np
@@ -53,10 +52,10 @@ def measured(corpus, rank=0, world_size=1):
     return found
 
 
-def rank_main(rank, world_size, port, corpus, folder):
+def rank_main(rank, world_size, corpus, folder):
     torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+    meet = f"file://{os.path.join(folder, 'meet')}"
+    dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=world_size)
     found = measured(corpus, rank, world_size)
     right = gather.gather_rows
 
@@ -71,6 +70,7 @@ def rank_main(rank, world_size, port, corpus, folder):
     cut = measured(corpus, rank, world_size)
     if rank == 0:
         torch.save((found, cut), os.path.join(folder, "found.pt"))
+    dist.barrier()  # a rank that leaves early can abort another that still closes its connections
     dist.destroy_process_group()
 
 
@@ -78,10 +78,7 @@ def rank_main(rank, world_size, port, corpus, folder):
 def ranks(request, corpus, tmp_path_factory):
     """What several ranks measure, and what they measure with a gather that cuts the gradient."""
     folder = str(tmp_path_factory.mktemp("ranks"))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    mp.spawn(rank_main, args=(request.param, port, corpus, folder), nprocs=request.param)
+    mp.spawn(rank_main, args=(request.param, corpus, folder), nprocs=request.param)
     return torch.load(os.path.join(folder, "found.pt"))
 
 

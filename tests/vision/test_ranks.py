@@ -150,6 +150,7 @@ def every_case(rank, file, folder, world_size):
         found[wrong] = step(("simclr", "infonce"), own)
         setattr(gather, attribute, right)
     torch.save(found, os.path.join(folder, f"{rank}.pt"))
+    dist.barrier()  # a rank that leaves early can abort another that still closes its connections
     dist.destroy_process_group()
 
 
@@ -222,6 +223,7 @@ def rank_main(rank, file, source, folder):
         "rows": batch.rows,
     }
     torch.save(found, os.path.join(folder, f"{rank}.pt"))
+    dist.barrier()  # a rank that leaves early can abort another that still closes its connections
     dist.destroy_process_group()
 
 
