@@ -12,9 +12,11 @@ from torch import Tensor
 
 from dipole.core.contrast.gather import Related
 from dipole.core.contrast.pairs import Pairs
+from dipole.core.contrast.ring import Circling, projected, round_paired, round_statistics
 from dipole.core.contrast.similarity import full_precision, paired
 from dipole.core.contrast.statistics import AnyStatistic
 from dipole.core.contrast.sweep import row_statistics
+from dipole.core.contrast.travelling import Travelling
 from dipole.core.ground.distributed import all_sum
 
 if TYPE_CHECKING:
@@ -46,6 +48,8 @@ class Rows:
 
     def similarity(self, index: Tensor) -> Tensor:
         """Similarities (A, n) with the listed candidates, with gradient."""
+        if isinstance(self.y, Circling):
+            return round_paired(self.x, self.y, index)
         return paired(self.x, self.y, index)
 
     def over_positives(self, values: Tensor) -> Tensor:
@@ -147,10 +151,14 @@ class _Matrix:
         if term.similarity is None:
             x = full_precision(pairs.anchors)
             return cls(pairs, x, x, None)
+        if term.by_row and isinstance(pairs.candidates, Travelling):
+            return cls(pairs, *projected(term, pairs))
         return cls(pairs, *term.project(pairs))
 
     def sweep(self) -> None:
-        if self.wanted:
+        if isinstance(self.y, Circling):
+            self.results, self.positives = round_statistics(self.x, self.y, self.pairs, self.wanted, self.bound)
+        elif self.wanted:
             self.results = row_statistics(
                 self.x,
                 self.y,

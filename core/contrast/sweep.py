@@ -26,7 +26,7 @@ LOWEST = -1e30
 
 
 @dataclass(frozen=True)
-class _Term:
+class Term:
     """A statistic in the sweep: its rows of `shifts` and `sums`, and whether it needs a running maximum."""
 
     statistic: Statistic
@@ -85,7 +85,7 @@ class _Sweep(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, y: Tensor, tiling: Tiling, terms: list[_Term], extremes: list[Extreme]
+        ctx: Any, x: Tensor, y: Tensor, tiling: Tiling, terms: list[Term], extremes: list[Extreme]
     ) -> tuple[Tensor, ...]:
         sums = x.new_zeros(terms[-1].slots.stop if terms else 0, len(x))
         shifts = torch.stack([x.new_full((len(x),), LOWEST if t.running else 0.0) for t in terms] or [x.new_zeros(0)])
@@ -98,7 +98,7 @@ class _Sweep(torch.autograd.Function):
             for term in terms:
                 term.add(tile, sums, shifts)
             for extreme, value, index in zip(extremes, best, where, strict=True):
-                _add_extreme(extreme, tile, value, index)
+                add_extreme(extreme, tile, value, index)
             if size <= CACHE_BYTES:
                 kept.append(tile)
         ctx.tiling, ctx.terms, ctx.kept = tiling, terms, kept
@@ -113,12 +113,7 @@ class _Sweep(torch.autograd.Function):
         dx = torch.zeros_like(x)
         dy = dx if ctx.tiling.symmetric else torch.zeros_like(y) if ctx.needs_input_grad[1] else None
         for tile in ctx.kept or ctx.tiling.tiles(x, y):
-            total: Tensor | None = None  # dL/ds, (R, T)
-            for term in ctx.terms:
-                for slope, weight in term.slopes(tile, grad, shifts):
-                    total = slope * weight if total is None else total.addcmul_(slope, weight)
-            assert total is not None  # without a sum there is no gradient to come here with
-            tile.allowed_(total, 0.0)
+            total = slope_of(tile, ctx.terms, grad, shifts)
             # A diagonal tile of the symmetric case holds (i, j) and (j, i), so it takes both products as well.
             dx[tile.rows].addmm_(total, y[tile.columns])
             if dy is not None:
@@ -126,7 +121,17 @@ class _Sweep(torch.autograd.Function):
         return dx, None if ctx.tiling.symmetric else dy, None, None, None
 
 
-def _add_extreme(extreme: Extreme, tile: Tile, best: Tensor, where: Tensor) -> None:
+def slope_of(tile: Tile, terms: Sequence[Term], grad: Tensor, shifts: Tensor) -> Tensor:
+    """dL/ds of a tile, (R, T), from the gradient (N, A) of the sums; 0 where excluded."""
+    total: Tensor | None = None
+    for term in terms:
+        for slope, weight in term.slopes(tile, grad, shifts):
+            total = slope * weight if total is None else total.addcmul_(slope, weight)
+    assert total is not None  # without a sum there is no gradient to come here with
+    return tile.allowed_(total, 0.0)
+
+
+def add_extreme(extreme: Extreme, tile: Tile, best: Tensor, where: Tensor) -> None:
     """Update the best value (A,) and its column (A,) of the rows a tile serves."""
     values = tile.allowed(tile.s if extreme.largest else -tile.s, -math.inf)
     for side in tile.sides:
@@ -137,15 +142,15 @@ def _add_extreme(extreme: Extreme, tile: Tile, best: Tensor, where: Tensor) -> N
         where[side.rows] = torch.where(better, place + first, where[side.rows])
 
 
-def _terms(statistics: Sequence[Statistic], x: Tensor, bound: float) -> list[_Term]:
-    terms: list[_Term] = []
+def terms_of(statistics: Sequence[Statistic], x: Tensor, bound: float) -> list[Term]:
+    terms: list[Term] = []
     stop = 0
     for number, statistic in enumerate(statistics):
         nothing = x.new_zeros(0, 0)
         parts = as_tuple(statistic.parts(nothing, None if statistic.scale is None else nothing))
         start, stop = stop, stop + len(parts)
         running = statistic.scale is not None and abs(statistic.scale) * bound > SAFE_EXPONENT
-        terms.append(_Term(statistic, number, slice(start, stop), running))
+        terms.append(Term(statistic, number, slice(start, stop), running))
     return terms
 
 
@@ -181,9 +186,9 @@ def row_statistics(
     if first:
         y, excluded = y[first:], excluded - first
     if bound is None:
-        bound = float(_longest(x) * _longest(y)) if on_cpu and len(y) else math.inf
+        bound = float(longest(x) * longest(y)) if on_cpu and len(y) else math.inf
     wanted = list(dict.fromkeys(statistics))
-    terms = _terms([stat for stat in wanted if isinstance(stat, Statistic)], x, bound)
+    terms = terms_of([stat for stat in wanted if isinstance(stat, Statistic)], x, bound)
     extremes = [stat for stat in wanted if isinstance(stat, Extreme)]
     tiling = Tiling(excluded, symmetric, tile or (TILE if on_cpu else 8 * TILE))
     with torch.autocast(x.device.type, enabled=False):
@@ -196,6 +201,6 @@ def row_statistics(
     return results
 
 
-def _longest(x: Tensor) -> Tensor:
+def longest(x: Tensor) -> Tensor:
     length: Tensor = torch.linalg.vector_norm(x.detach(), dim=1).max()
     return length
