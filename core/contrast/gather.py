@@ -1,7 +1,7 @@
 """Gather first, pair afterwards: the pairs of all ranks' rows, and which of their anchors are this rank's.
 
-With a ring, the rows of embeddings are not gathered: pairs are made of stand-ins (`travelling`), this rank's anchors are
-the rows it has, and the candidates come by when they are needed (`ring`).
+With a ring, the rows of embeddings are not gathered: pairs are made of stand-ins (`travelling`), this rank's anchors
+are the rows it has, and the candidates come by when they are needed (`ring`).
 """
 
 from __future__ import annotations
@@ -141,6 +141,14 @@ class _Part:
         return _paired(self.relate, found)
 
 
+def at_hand(pairs: Pairs) -> Pairs:
+    """The same pairs with their candidates gathered if they travel, for one rank to look at; a collective."""
+    if not isinstance(pairs.candidates, Travelling):
+        return pairs
+    with torch.no_grad():
+        return replace(pairs, candidates=pairs.candidates.everywhere())
+
+
 def _paired(relate: Relation, rows: dict[str, Tensor]) -> tuple[Pairs, ...]:
     try:
         return _several(relate(rows))
@@ -165,7 +173,7 @@ def _rows(embedded: Embedded) -> dict[str, Tensor]:
         raise PairsError(f"Embedded.rows must be tensors that have a row for each instance, got {found}.")
     if len({len(row) for row in rows.values()}) != 1:
         raise PairsError(f"Embedded.rows must have the same number of rows on a rank, got {found}.")
-    return rows  # type: ignore[return-value]
+    return rows
 
 
 def _agreed(given: Input, ring: bool) -> tuple[list[_Part], list[int]]:

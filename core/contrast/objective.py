@@ -212,9 +212,7 @@ class Composite(nn.Module):
         ring: under several ranks let candidates travel round a ring instead of gathering them on every rank.
     """
 
-    def __init__(
-        self, terms: Sequence[Objective], weights: Sequence[float] | None = None, ring: bool = False
-    ) -> None:
+    def __init__(self, terms: Sequence[Objective], weights: Sequence[float] | None = None, ring: bool = False) -> None:
         super().__init__()
         self.ring = ring
         self.terms = nn.ModuleList(terms)
@@ -256,7 +254,7 @@ class Composite(nn.Module):
         return evaluate({name: (weight, term) for name, weight, term in self}, self.relate(pairs))
 
     def relate(self, pairs: Input | Related) -> Related:
-        """Pairs of all ranks' rows; their candidates travel if `ring` says so and no term looks at the rows themselves."""
+        """Pairs of all ranks' rows; candidates travel if `ring` says so and no term looks at the rows themselves."""
         return relate(pairs, self.ring and not any(term.sees_candidates for _, _, term in self))
 
     @property

@@ -372,7 +372,7 @@ class _Arriving:
 
 
 class _Ring(torch.autograd.Function):
-    """(sums (N, A), shifts (S, A), near (A, K), candidates (A,) ...); `own` is None where anchors are the candidates."""
+    """(sums (N, A), shifts (S, A), near (A, K), candidates (A,) ...); where `own` is None, anchors are candidates."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, own: Tensor | None, held: Tensor, job: _Job) -> tuple[Tensor, ...]:
@@ -434,11 +434,11 @@ class _Ring(torch.autograd.Function):
                 )
             else:
                 _among(job, x, rows, owner).push(grad, shifts, near, dx, theirs)
-            if theirs is not None:
+            if home is not None and theirs is not None:
                 if arriving is not None:
                     home += arriving.wait()
                 arriving = Exchange(theirs, owner, torch.empty_like(home), (me - hop) % ranks)
-        if arriving is not None:
+        if home is not None and arriving is not None:
             home += arriving.wait()
         if len(held):
             _among(job, x, held, ranks).push(grad, shifts, near, dx, d_held)

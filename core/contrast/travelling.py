@@ -108,7 +108,7 @@ def _taken(tables: Sequence[Tensor], index: Tensor) -> Tensor:
     if not len(index):
         return tables[0][:0]
     low, high, start = int(index.min()), int(index.max()), 0
-    asked = []
+    asked: list[Tensor] = []
     for table in tables:
         end = start + len(table)
         if low < end and start <= high:
@@ -136,7 +136,7 @@ class Travelling(Tensor):
     @staticmethod
     def __new__(cls, shares: Shares, places: Tensor, dtype: torch.dtype) -> Travelling:
         like = shares.like
-        made: Travelling = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: Travelling = Tensor._make_wrapper_subclass(
             cls, (*places.shape, like.shape[1]), dtype=dtype, device=like.device
         )
         made.shares, made.places, made.lists = shares, places, None
@@ -177,7 +177,9 @@ class Travelling(Tensor):
         return func(*args, **kwargs)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         raise RuntimeError(f"{func} was asked of rows that lie on several ranks, past `__torch_function__`.")
 
 
@@ -224,8 +226,9 @@ def _arranged(func: Any, args: Any, kwargs: Any) -> Any:
     index = func is Tensor.__getitem__
     for each in rows:
         # An index on a device would have to be read back; of rows that join, all must be of one kind.
-        fits = each.dtype == torch.long and each.is_cpu if index else each.dtype == dtype and each.shape[-1:] == (width,)
-        if not fits:
+        told = each.dtype == torch.long and each.is_cpu
+        alike = each.dtype == dtype and each.shape[-1:] == (width,)
+        if not (told if index else alike):
             return None
 
     def numbers(x: Any) -> Any:

@@ -77,7 +77,8 @@ def reduce_scatter(values: Tensor, sizes: Sequence[int]) -> Tensor:
     if dist.get_backend() == "mpi":  # the only backend of PyTorch's own without the collective
         total = values.contiguous().clone()
         dist.all_reduce(total)
-        return total.split(list(sizes))[dist.get_rank()].clone()
+        own: Tensor = total.split(list(sizes))[dist.get_rank()]
+        return own.clone()
     parts = [part.contiguous() for part in values.split(list(sizes))]
     mine = torch.empty_like(parts[dist.get_rank()])
     dist.reduce_scatter(mine, parts)

@@ -95,6 +95,10 @@ class TrainConfig(Settings):
         default=None, gt=0, description="largest gradient norm (over all parameters); none by default"
     )
     precision: Literal["32", "bf16-mixed"] = "32"
+    ring: bool = Field(
+        default=False,
+        description="several ranks: candidates travel round a ring instead of being gathered on every rank",
+    )
     evaluate_every: int | None = Field(default=None, ge=1, description="period of evaluation; default only at the end")
     checkpoint_every: int | None = Field(
         default=None, ge=1, description="period of checkpoints; default 1 epoch or 1000 steps"

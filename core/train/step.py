@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dipole.core.contrast.gather import Related, relate
+from dipole.core.contrast.gather import Related
 from dipole.core.contrast.objective import Composite, Outcome
 from dipole.core.train.adapter import Adapter
 
@@ -34,7 +34,7 @@ class Step(nn.Module):
         self._taken: tuple[Outcome, Related] | None = None
 
     def forward(self, batch: Opaque) -> Tensor:
-        related = relate(self._adapter.embed(batch.value))
+        related = self.objective.relate(self._adapter.embed(batch.value))
         # The similarity matrix is where half precision would cost accuracy; the engine widens its inputs itself.
         with torch.autocast(related.pairs[0].anchors.device.type, enabled=False) if self._mixed else nullcontext():
             outcome: Outcome = self.objective(related)
