@@ -212,6 +212,8 @@ class Composite(nn.Module):
         ring: under several ranks let candidates travel round a ring instead of gathering them on every rank.
     """
 
+    ring = False
+
     def __init__(self, terms: Sequence[Objective], weights: Sequence[float] | None = None, ring: bool = False) -> None:
         super().__init__()
         self.ring = ring

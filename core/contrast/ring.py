@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -184,7 +185,8 @@ class _Job:
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _run(x: Tensor, own: Tensor, held: Tensor, job: _Job) -> tuple[Tensor, ...]:
-    with torch.autocast(x.device.type, enabled=False):
+    kind = x.device.type
+    with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext():
         found: tuple[Tensor, ...] = _Ring.apply(x, None if job.half else own, held, job)  # type: ignore[no-untyped-call]
     return found
 
