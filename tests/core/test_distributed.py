@@ -293,7 +293,7 @@ def test_rows_are_checked_in_one_process_alike():
         term(Embedded({"a": a, "b": b, "labels": [0, 1, 2, 3]}, views_of))
     with pytest.raises(PairsError, match="mapping of names to tensors"):
         term(Embedded([a, b], views_of))
-    with pytest.raises(PairsError, match="rows 'b', but Embedded.rows has 'a' alone"):
+    with pytest.raises(PairsError, match=r"rows 'b', but Embedded\.rows has 'a' alone"):
         term(Embedded({"a": a}, views_of))
 
 
