@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +19,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from dipole.core.contrast.dense import LOWEST
 from dipole.core.contrast.similarity import paired
 from dipole.core.contrast.statistics import AnyStatistic, Extreme, Statistic
-from dipole.core.contrast.sweep import LOWEST, TILE, Term, add_extreme, longest, slope_of, terms_of
+from dipole.core.contrast.sweep import TILE, Term, add_extreme, longest, slope_of, terms_of
 from dipole.core.contrast.tile import Side, Tile, Tiling
 from dipole.core.contrast.travelling import Shares, Travelling
 from dipole.core.ground.distributed import Exchange, all_max, rank, round_trip, world_size
@@ -185,9 +185,7 @@ class _Job:
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _run(x: Tensor, own: Tensor, held: Tensor, job: _Job) -> tuple[Tensor, ...]:
-    kind = x.device.type
-    with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext():
-        found: tuple[Tensor, ...] = _Ring.apply(x, None if job.half else own, held, job)  # type: ignore[no-untyped-call]
+    found: tuple[Tensor, ...] = _Ring.apply(x, None if job.half else own, held, job)  # type: ignore[no-untyped-call]
     return found
 
 
