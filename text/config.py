@@ -1,6 +1,6 @@
 """The [text] table of a recipe."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -51,14 +51,14 @@ class TextSettings(Settings):
     self_logit: Literal["zero", "drop"] = Field(
         "zero", description="the sentence itself: a negative of logit 0, or left out"
     )
-    block_size: int = Field(2, ge=2, description="sentences of a block; blocks only")
+    block_size: int = Field(
+        2, ge=1, description="positives of a sentence, b; a block is it and they, b + 1 sentences; blocks only"
+    )
     blocks: Literal["consecutive", "random"] = Field(
         "consecutive", description="blocks only: neighbours, or any sentences of one document (Arora et al.)"
     )
     block_count: int | None = Field(
-        None,
-        ge=1,
-        description="random blocks of each document, drawn once; none: anew in every epoch, each sentence once",
+        None, ge=1, description="random blocks of each document, drawn once; none: anew in every epoch"
     )
     order: Literal["sequential", "shuffled"] = Field(
         "shuffled", description="order of the batches; within a batch sentences are consecutive in any case"
@@ -81,6 +81,11 @@ class TextSettings(Settings):
     tasks: tuple[str, ...] = Field(("MR", "CR", "SUBJ", "MPQA", "TREC", "MRPC"), description="SentEval tasks")
     protocol: Literal["fast", "senteval-torch", "senteval-sklearn", "skip-thoughts"] = "fast"
     kfold: int = Field(10, ge=2)
+
+    def determining(self) -> dict[str, Any]:
+        """A block held one sentence less once, and its document was not drawn by itself: those are other runs."""
+        found = super().determining()
+        return found | {"blocks_version": 2} if self.pairs == "blocks" else found
 
     @model_validator(mode="after")
     def _fits(self) -> "TextSettings":
