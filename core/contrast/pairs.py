@@ -356,9 +356,7 @@ class Pairs:
                 of_points,
                 views=False,
                 index=point_index,
-                structure=Structure(
-                    run, run, among=n * size, fewest=size - 1, mutual=True, of_block=size, draw=draw
-                ),
+                structure=Structure(run, run, among=n * size, fewest=size - 1, mutual=True, of_block=size, draw=draw),
             )
 
         return _made({"x": x}, relate, labels, index)

@@ -47,10 +47,7 @@ def test_the_loss_is_equation_12_over_the_blocks_that_were_drawn(anchors, k, b, 
     spec = f"blocks(b={b}, loss={loss})" if k is None else f"blocks(b={b}, k={k}, loss={loss})"
     found = dipole.objective(spec)(Pairs.from_blocks(x, anchors, draw=5)).loss
     expected = torch.stack(
-        [
-            equation_12(x, i, j, drawn[i * members + j], b, loss)
-            for i, j in itertools.product(range(N), range(members))
-        ]
+        [equation_12(x, i, j, drawn[i * members + j], b, loss) for i, j in itertools.product(range(N), range(members))]
     ).mean()
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(torch.autograd.grad(found, x)[0], torch.autograd.grad(expected, x)[0])
@@ -102,7 +99,7 @@ def test_draws_of_two_points_and_of_two_steps_are_independent():
 def test_class_collision_is_that_of_independent_classes(k, classes):
     """Arora et al., Sec. 6.1: tau_k = 1 - (1 - 1/C)^k, for blocks whose classes are independent draws."""
     sampler = ClassBlocks(np.repeat(np.arange(classes), 12), 2, None, Seeds(0))
-    labels = np.concatenate([sampler.rows(epoch).reshape(-1, 2)[:, 0] // 12 for epoch in range(120)]))
+    labels = np.concatenate([sampler.rows(epoch).reshape(-1, 2)[:, 0] // 12 for epoch in range(120)])
     batches = torch.from_numpy(labels[: len(labels) // 12 * 12].reshape(-1, 12))  # twelve blocks a step
     own = torch.arange(24)
     collided = torch.stack(
