@@ -19,6 +19,7 @@ from dipole.core.ground.errors import ConfigError, DataError
 from dipole.core.measure.class_tasks import class_tasks
 from dipole.core.measure.probes import knn_probe
 from dipole.core.train.adapter import Adapter, Context
+from dipole.core.train.block_losses import BlockShape, block_losses
 from dipole.core.train.sampling import ClassBlocks
 from dipole.text import encoders, senteval
 from dipole.text.batching import make_batch
@@ -233,7 +234,7 @@ class TextAdapter(Adapter):
         results.update(next_sentence(f, g, document))
         self._keep_pictures(f, g, document, rows)
         results.update(self._topics(rows, f, objective))
-        if self.config.classifiers:
+        if self.config.classifiers or self.config.losses:
             results.update(self._document_tasks(objective))
         if self.config.labelled is not None:
             labelled = labelled_documents(self.config.labelled, self.config.column)
@@ -269,7 +270,7 @@ class TextAdapter(Adapter):
         return {"document/knn": float(result.accuracy)}
 
     def _document_tasks(self, objective: Any) -> dict[str, float]:
-        """Which document is this sentence from? Arora's classifiers on every training and every held-out sentence."""
+        """Which document is this sentence from? Arora's classifiers and losses on all sentences."""
         c, owner = self.config, self.sentences.document
         parts = [
             (self._sides(rows, objective)[0], torch.from_numpy(owner[rows]))
@@ -277,9 +278,15 @@ class TextAdapter(Adapter):
         ]
         (train, labels), (test, test_labels) = parts
         found = class_tasks(
-            train, labels, test, test_labels, classifiers=c.classifiers, solver=c.solver, seed=self.seed.probe
-        )
-        return {f"document/{name}": value for name, value in found.items()}
+            train, labels, test, test_labels, classifiers=c.classifiers, solver=c.solver,
+            labels_per_class=c.labels_per_class, seed=self.seed.probe,
+        )  # fmt: skip
+        results = {f"document/{name}": value for name, value in found.items()}
+        if c.losses:
+            shape = BlockShape.of(objective, self._unit - 1 or 1)
+            losses = block_losses(train, labels, test, test_labels, shape, self.seed.probe)
+            results |= {f"losses/{name}": value for name, value in losses.items()}
+        return results
 
     def _keep_pictures(self, f: Tensor, g: Tensor, document: Tensor, rows: np.ndarray) -> None:
         """Write the histogram of neighbours' distances and the nearest sentences into the run's folder."""

@@ -70,6 +70,12 @@ class TextSettings(Settings):
         (), description="also tell all held-out sentences by their document: trained, mean, few (Arora et al., Table 1)"
     )
     solver: Literal["convex", "sgd", "adam"] = Field("convex", description="of the classifier `trained`")
+    labels_per_class: int = Field(5, ge=1, description="of the classifier `few`")
+    losses: bool = Field(
+        False,
+        description="also the unsupervised loss on blocks of held-out sentences and the supervised loss of the mean "
+        "classifier (Arora et al., Figure 2 (c))",
+    )
     labelled: str | None = Field(
         None,
         description="labelled documents (.jsonl, .parquet, hub:NAME) that a linear classifier is to tell by "
@@ -101,6 +107,8 @@ class TextSettings(Settings):
             problems.append("channels has no effect with encoder 'transformer'")
         if self.classifiers and not self.held_out:
             problems.append("classifiers are tested on held-out sentences; set held_out above 0")
+        if self.losses and not self.held_out:
+            problems.append("losses are those of held-out sentences; set held_out above 0")
         if self.tokenizer != "words" and self.vectors is not None:
             problems.append("vectors needs tokenizer 'words'")
         for key, other, value in (

@@ -126,7 +126,8 @@ def test_blocks_read_nothing_back(spec):
         for anchors in ("first", "all"):
             dipole.objective(spec)(Pairs.from_blocks(points().detach(), anchors, draw=2)).loss.isfinite()
             # Without k the sweep of tiles follows, which looks at norms on the CPU alone.
-            dipole.objective("blocks").terms[0].prepare(Pairs.from_blocks(points().detach(), anchors)).negative_counts
+            term = dipole.objective("blocks").terms[0]
+            assert term.prepare(Pairs.from_blocks(points().detach(), anchors)).negative_counts is not None
 
 
 def test_more_blocks_than_there_are():

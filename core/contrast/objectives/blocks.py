@@ -35,10 +35,10 @@ class Blocks(Objective):
         logistic: L = log2(1 + sum_m e^{-v_m});   hinge: L = max(0, 1 + max_m(-v_m))
 
     Of blocks (`Pairs.from_blocks`), a block of b is x and its b positives, and a negative block is the mean of b points
-    of another block of the batch of all ranks: of the positives of its first point. The k negative blocks of a point are
-    drawn from the other blocks without replacement, anew for every point and step. Blocks whose classes were drawn
-    independently from rho so give k negatives of independent classes c_m^- ~ rho, as Eq. 5 has them; a block drawn twice
-    would be one draw of a class that counts twice. Class collision is 1 - (1 - 1/C)^k for C equally likely classes.
+    of another block of the batch of all ranks: of the positives of its first point. The k negative blocks of a point
+    are drawn from the other blocks without replacement, anew for every point and step. Blocks whose classes were drawn
+    independently from rho so give k negatives of independent classes c_m^- ~ rho, as Eq. 5 has them; a block drawn
+    twice would be one draw of a class that counts twice. Class collision is 1 - (1 - 1/C)^k for C classes as likely.
 
     Where there are no blocks (views, a queue, windows), the block of an anchor is its positives and its negative blocks
     are those of the other anchors, unless the two share a point; k takes the next ones in cyclic order and draws
