@@ -123,14 +123,18 @@ class TextAdapter(Adapter):
         return build_vocabulary((s for d in self._documents() for s in d.sentences), c.vocabulary_size, c.lower)
 
     def _split(self) -> tuple[np.ndarray, np.ndarray]:
-        """Rows for training and for evaluation: the last sentences of each document are held out."""
+        """Rows for training and for evaluation: the last sentences of each document are held out.
+
+        Those before them may be kept for development: they are in neither.
+        """
         document = self.sentences.document
         _, first, count = np.unique(document, return_index=True, return_counts=True)
-        held = np.zeros(len(document), dtype=bool)
+        trained, held = np.ones(len(document), dtype=bool), np.zeros(len(document), dtype=bool)
         for start, length in zip(first, count, strict=True):
             kept = length - int(self.config.held_out * length)
             held[start + kept : start + length] = True
-        return np.flatnonzero(~held), np.flatnonzero(held)
+            trained[start + kept - int(self.config.development * length) : start + length] = False
+        return np.flatnonzero(trained), np.flatnonzero(held)
 
     def _find_blocks(self) -> list[np.ndarray]:
         """For each document that has a block, the positions in `train_rows` at which one starts."""

@@ -22,6 +22,8 @@ class TextSettings(Settings):
     limit: int | None = Field(None, ge=1, description="use the first sentences only")
     held_out: float = Field(0.05, ge=0, lt=1, description="share of each document's end that is kept for evaluation")
 
+    development: float = Field(0.0, ge=0, lt=1, description="share before it that is neither trained on nor evaluated")
+
     tokenizer: str = Field("words", description="words, a tokenizer.json, a folder, or a name on the Hugging Face Hub")
     vocabulary_size: int = Field(50_000, ge=1, description="most frequent words that are kept; words only")
     lower: bool = Field(False, description="lower-case everything; words only")
@@ -96,6 +98,8 @@ class TextSettings(Settings):
     @model_validator(mode="after")
     def _fits(self) -> "TextSettings":
         problems = []
+        if self.held_out + self.development >= 1:
+            problems.append("held_out and development together leave nothing for training; their sum must be below 1")
         given = self.model_fields_set
         if self.channels != "trained" and self.vectors is None:
             problems.append(f"channels {self.channels!r} needs vectors, a GloVe or word2vec text file")
