@@ -29,10 +29,9 @@ def pages(path: Path) -> Iterator[tuple[str, str]]:
     Raises:
         DataError: where the file cannot be read, is cut off or is no MediaWiki dump.
     """
-    opener = {".bz2": bz2.open, ".gz": gzip.open}.get(path.suffix, open)
     seen = 0
     try:
-        with opener(path, "rb") as file:
+        with _opened(path) as file:
             for title, text in _articles(file):
                 seen += 1
                 yield title, text
@@ -42,6 +41,12 @@ def pages(path: Path) -> Iterator[tuple[str, str]]:
         ) from None
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read, after {seen} articles: {error}") from error
+
+
+def _opened(path: Path) -> IO[bytes]:
+    if path.suffix == ".bz2":
+        return bz2.open(path)
+    return gzip.open(path) if path.suffix == ".gz" else open(path, "rb")  # type: ignore[return-value]
 
 
 def _articles(file: IO[bytes]) -> Iterator[tuple[str, str]]:

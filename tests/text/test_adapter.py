@@ -1,6 +1,7 @@
 """The domain as the trainer sees it: batches, pairs, evaluation, and runs from the command line."""
 
 import json
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,9 @@ import torch
 import dipole
 from dipole.core.ground.errors import ConfigError, DataError
 from dipole.core.ground.seeding import Seeds
+from dipole.core.train.block_losses import BlockShape, block_losses
+from dipole.core.train.loop import RunInterruptedError, train
+from dipole.core.train.recipe import load
 from dipole.text.adapter import TextAdapter
 from dipole.text.config import TextSettings
 from dipole.text.model import expanded
@@ -388,6 +392,58 @@ def test_ranks_share_random_blocks(corpus, tmp_path):
     whole = next(make(corpus, tmp_path, **settings).batches(0))
     parts = [next(make(corpus, tmp_path, rank=r, world_size=2, **settings).batches(0)) for r in range(2)]
     assert torch.equal(torch.cat([part.document for part in parts]), whole.document)
+
+
+def test_the_losses_of_arora_are_measured_on_held_out_blocks(corpus, tmp_path):
+    adapter = make(corpus, tmp_path, encoder="bow", pairs="blocks", block_size=3, losses=True)
+    found = adapter.evaluate(dipole.objective("blocks(k=2)"))
+    rows = adapter.train_rows, adapter.held_rows
+    parts = [part for r in rows for part in (adapter._sides(r)[0], torch.from_numpy(adapter.sentences.document[r]))]
+    expected = block_losses(*parts, BlockShape(3, 2), adapter.seed.probe)
+    assert {f"losses/{name}": value for name, value in expected.items()}.items() <= found.items()
+    assert not [name for name in found if name.startswith("document/mean")]
+    with pytest.raises(ValueError, match="losses are those of held-out sentences"):
+        TextSettings(losses=True, held_out=0.0)
+
+
+def test_a_share_for_development_is_in_neither_part(corpus, tmp_path):
+    adapter = make(corpus, tmp_path, development=0.1)
+    assert set(adapter.train_rows % 30) == set(range(21))
+    assert set(adapter.held_rows % 30) == set(range(24, 30))
+    with pytest.raises(ValueError, match="leave nothing for training"):
+        TextSettings(held_out=0.5, development=0.5)
+
+
+def test_a_run_on_drawn_blocks_is_continued_bit_for_bit(corpus, tmp_path, monkeypatch):
+    recipe = tmp_path / "blocks.toml"
+    text = (
+        RECIPE.format(corpus=corpus).replace("quickthoughts + 0.1*dp", "blocks(k=3)").replace("steps = 4", "steps = 9")
+    )
+    recipe.write_text(text + 'pairs = "blocks"\nblocks = "random"\nblock_size = 3\n')
+    config = load(recipe).config
+    train(config, tmp_path / "whole", quiet=True)
+    embed, count = TextAdapter.embed, iter(range(100))
+
+    def stopping(self, batch):
+        if next(count) == 6:
+            signal.raise_signal(signal.SIGINT)
+        return embed(self, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TextAdapter, "embed", stopping)
+        with pytest.raises(RunInterruptedError, match="checkpoint is saved"):
+            train(config, tmp_path / "parts", quiet=True)
+    assert train(config, tmp_path / "parts", quiet=True).steps == 9
+    whole, parts = (
+        [
+            {key: line[key] for key in ("step", "train/loss") if key in line}
+            for line in map(json.loads, next((tmp_path / name).glob("*/metrics.jsonl")).read_text().splitlines())
+        ]
+        for name in ("whole", "parts")
+    )
+    assert whole == parts
+    models = [next((tmp_path / name).glob("*/model/*.safetensors")).read_bytes() for name in ("whole", "parts")]
+    assert models[0] == models[1]
 
 
 def test_classifiers_tell_all_held_out_sentences(corpus, tmp_path):
