@@ -43,4 +43,5 @@ def distinct(places: Tensor, among: int, count: int, draw: int) -> Tensor:
 
 def _right(numbers: Tensor, bits: int) -> Tensor:
     """A shift that draws zeros in from the left; >> of a negative number draws ones."""
-    return (numbers >> bits) & (2 ** (64 - bits) - 1)
+    shifted: Tensor = (numbers >> bits) & (2 ** (64 - bits) - 1)
+    return shifted
