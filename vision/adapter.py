@@ -12,6 +12,7 @@ from dipole.core.contrast.embedded import Embedded
 from dipole.core.ground.errors import ConfigError, PairsError
 from dipole.core.measure.probes import frozen
 from dipole.core.train.adapter import Adapter, Context
+from dipole.core.train.block_losses import BlockShape
 from dipole.core.train.config import Settings
 from dipole.vision.augment import apply, centre, draw
 from dipole.vision.compatibility import explain
@@ -123,11 +124,13 @@ class VisionAdapter(Adapter):
         self.module.after_step()
 
     def evaluate(self, objective: Any) -> dict[str, float]:
-        results = self._probe(self.module, objective)
+        size = self.config.own_table.size if self.config.method == "blocks" else 1
+        shape = BlockShape.of(objective, size)
+        results = self._probe(self.module, objective, shape)
         if self._untrained is not None:
             if self._baselines is None:
-                untrained = self._probe(self._untrained.to(self.device), None)
-                raw = probe(self.config.probe, *self._labelled(self._pixels), self.seed.probe)
+                untrained = self._probe(self._untrained.to(self.device), None, shape)
+                raw = probe(self.config.probe, *self._labelled(self._pixels), self.seed.probe, shape)
                 self._baselines = {f"untrained/{k}": v for k, v in untrained.items()}
                 self._baselines |= {f"raw/{k}": v for k, v in raw.items()}
             results |= self._baselines
@@ -164,14 +167,14 @@ class VisionAdapter(Adapter):
             seed=self.seed.probe,
         )
 
-    def _probe(self, module: Method, objective: Any) -> dict[str, float]:
+    def _probe(self, module: Method, objective: Any, shape: BlockShape) -> dict[str, float]:
         embedding = self.config.probe.features == "embedding"
 
         def features(images: ImageSet) -> Tensor:
             x = self._extract(module, module.embedding if embedding else module.features, images)
             return x if objective is None or not embedding else objective.transform(x.to(self.device)).cpu()
 
-        return probe(self.config.probe, *self._labelled(features), self.seed.probe)
+        return probe(self.config.probe, *self._labelled(features), self.seed.probe, shape)
 
     def _labelled(self, features: Any) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
         train, test = self.parts.train, self.parts.test

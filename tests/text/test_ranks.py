@@ -15,14 +15,16 @@ from dipole.core.ground.seeding import Seeds
 from dipole.text.adapter import TextAdapter
 from dipole.text.config import TextSettings
 
-# Batches of 14 sentences (7 blocks of 2) are cut unequally by three.
+# Batches of 14 sentences (7 blocks of 2, a sentence and its positive) are cut unequally by three.
 CASES = {
     "window 1, zero": ({"window": 1, "self_logit": "zero"}, "quickthoughts + 0.1*dp"),
     "window 1, drop": ({"window": 1, "self_logit": "drop"}, "infonce"),
     "window 2, zero": ({"window": 2, "self_logit": "zero"}, "dcl"),
     "window 2, drop": ({"window": 2, "self_logit": "drop"}, "cacr(t_pos=1.0, t_neg=2.0)"),
-    "blocks": ({"pairs": "blocks", "block_size": 2}, "blocks"),
-    "pairs in blocks": ({"pairs": "blocks", "block_size": 2}, "infonce + 0.1*dp"),
+    "blocks": ({"pairs": "blocks", "block_size": 1}, "blocks"),
+    "drawn blocks": ({"pairs": "blocks", "block_size": 1}, "blocks(k=4)"),
+    "drawn random blocks": ({"pairs": "blocks", "blocks": "random", "block_size": 1}, "blocks(k=2, loss=hinge)"),
+    "pairs in blocks": ({"pairs": "blocks", "block_size": 1}, "infonce + 0.1*dp"),
 }
 BATCH = 14
 
@@ -124,7 +126,7 @@ def test_a_gather_without_gradient_is_noticed(ranks, single):
 def test_a_block_stays_on_one_rank(corpus):
     """Rows are cut between blocks, sentences wherever; nothing is lost or drawn twice."""
     base = {"corpus": corpus, "encoder": "bow", "word_size": 4, "held_out": 0.0}
-    for settings, unit in (({"pairs": "blocks", "block_size": 2}, 2), ({}, 1)):
+    for settings, unit in (({"pairs": "blocks", "block_size": 1}, 2), ({}, 1)):
         parts = [
             next(
                 TextAdapter(

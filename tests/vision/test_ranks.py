@@ -61,7 +61,7 @@ FRAMEWORKS = {
     "swav": {"method": "swav", "views": 3},
     "swav, small": {"method": "swav", "swav": {"small_views": 2, "small_size": SIDE}},
     "swav, small and queue": {"method": "swav", "negatives": 10, "swav": {"small_views": 1, "small_size": SIDE}},
-    "blocks": {"method": "blocks", "blocks": {"size": 2}},
+    "blocks": {"method": "blocks", "blocks": {"size": 1}},
 }
 OBJECTIVES = (
     "infonce",
@@ -74,6 +74,8 @@ OBJECTIVES = (
 CASES = [
     *itertools.product(FRAMEWORKS, OBJECTIVES),
     ("blocks", "tuple"),
+    ("blocks", "blocks(b=1, k=5, loss=hinge)"),
+    ("blocks", "blocks"),
     ("simclr", "tuple"),
     ("swav", "swav(prototypes=4)"),
 ]
