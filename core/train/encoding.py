@@ -114,25 +114,36 @@ def checkpointed(encoder: nn.Module, forward: Forward, translate: Callable[[Forw
 
 
 def segments(encoder: nn.Module) -> list[nn.Module]:
-    """What is computed again as a piece: the blocks of lists of blocks, and chains, which are cut; else the whole.
+    """What is computed again as a piece: the blocks of lists of blocks, and chains of layers, which are cut.
 
-    A block that holds chains and nothing else that learns (a stage of a ResNet) stands for these.
+    A block that holds blocks and nothing else that learns (a stage of a ResNet) stands for these. Where there is
+    neither, the whole is one piece.
     """
     return _pieces(encoder) or [encoder]
 
 
-def _pieces(module: nn.Module) -> list[nn.Module]:
-    if isinstance(module, nn.Sequential):
+def _pieces(module: nn.Module, deep: bool = True) -> list[nn.Module]:
+    is_chain = isinstance(module, nn.Sequential)
+    if is_chain and not all(
+        map(_is_block, (layer for layer in _flat(module) if any(True for _ in layer.parameters())))
+    ):
         return [module]
-    if not isinstance(module, nn.ModuleList | nn.ModuleDict):
-        return [piece for child in module.children() for piece in _pieces(child)]
+    if not is_chain and not isinstance(module, nn.ModuleList | nn.ModuleDict):
+        return [piece for child in module.children() for piece in _pieces(child, deep)]
     found: list[nn.Module] = []
     for child in module.children():
-        inner = _pieces(child)
+        inner = _pieces(child, deep=False) if deep else []
         covered = {id(p) for piece in inner for p in piece.parameters()}
-        is_whole = all(id(p) in covered for p in child.parameters())
-        found += inner if is_whole else [child] if any(True for _ in child.children()) else []
+        if inner and all(id(p) in covered for p in child.parameters()):
+            found += inner
+        elif _is_block(child):
+            found.append(child)
     return found
+
+
+def _is_block(module: nn.Module) -> bool:
+    """Whether it is made of other modules; a reparametrised layer is not."""
+    return any(name != "parametrizations" for name, _ in module.named_children())
 
 
 def _recomputed(module: nn.Module, forward: Forward, translate: Callable[[Forward], Forward]) -> Forward:

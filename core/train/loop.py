@@ -160,10 +160,11 @@ class Run(Bookkeeping):
                     raise TrainingError(explain_not_finite(self.step + 1, outcome, related, objective, norm))
                 if config.clip is not None:
                     clip_grads_with_norm_(parameters, config.clip, norm, foreach=True)
-                scaler.step(optimizer)
-                scaler.update()
+                # An optimizer that is told to skip by itself (fused SGD) would begin its next step with empty momenta.
                 if is_finite:
+                    optimizer.step()
                     objective.after_step(rate)
+                scaler.update()
                 adapter.after_step()
                 if self._negatives is None:
                     self._count_negatives()

@@ -45,7 +45,9 @@ class TimeFirst(nn.Module):
 class Patches(nn.Module):
     def __init__(self):
         super().__init__()
-        self.net = nn.Sequential(nn.Conv2d(1, 4, 2), nn.Dropout2d(0.3), nn.Flatten(), nn.Linear(8, 6), nn.AlphaDropout(0.2))
+        self.net = nn.Sequential(
+            nn.Conv2d(1, 4, 2), nn.Dropout2d(0.3), nn.Flatten(), nn.Linear(8, 6), nn.AlphaDropout(0.2)
+        )
 
     def forward(self, x):
         return self.net(x.view(-1, 1, 2, 3))
@@ -265,7 +267,7 @@ def test_errors_say_what_to_do():
         step(views()[0])
     with pytest.raises(PairsError, match="labels: only a function `pairs` takes more"):
         step(*views(), labels=torch.arange(ROWS))
-    with pytest.raises(PairsError, match="one number of rows, the instances, .* got 5, 11 rows"):
+    with pytest.raises(PairsError, match=r"one number of rows, the instances, .* got 5, 11 rows"):
         dipole.cached(Tokens(), "infonce", microbatch=4).embed({"ids": torch.zeros(11, 5), "mask": torch.zeros(5, 11)})
     with pytest.raises(PairsError, match="nothing that has rows"):
         step.embed("text")

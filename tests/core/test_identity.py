@@ -131,6 +131,9 @@ def test_defaults_of_version_1() -> None:
         "schedule": "constant",
         "warmup": 0.0,
         "precision": "32",
+        "microbatch": None,
+        "activation_checkpointing": False,
+        "compile": False,
         "log_every": 10,
     }
     filled = TrainConfig(steps=1)
@@ -147,6 +150,7 @@ def test_what_does_not_determine_the_result_is_left_out() -> None:
         {"device": "cpu"},
         {"train": {"steps": 3, "log_every": 1}},
         {"train": {"steps": 3, "checkpoint_every": 1}},
+        {"train": {"steps": 3, "activation_checkpointing": True}},
         {"train": {"steps": 3, "batch_size": 256, "betas": [0.9, 0.999]}},
     ):
         assert configure(**values).hash == base, values
