@@ -123,12 +123,11 @@ def segments(encoder: nn.Module) -> list[nn.Module]:
 
 
 def _pieces(module: nn.Module, deep: bool = True) -> list[nn.Module]:
-    is_chain = isinstance(module, nn.Sequential)
-    if is_chain and not all(
-        map(_is_block, (layer for layer in _flat(module) if any(True for _ in layer.parameters())))
+    if isinstance(module, nn.Sequential) and not all(
+        _is_block(layer) for layer in _flat(module) if any(True for _ in layer.parameters())
     ):
         return [module]
-    if not is_chain and not isinstance(module, nn.ModuleList | nn.ModuleDict):
+    if not isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict):
         return [piece for child in module.children() for piece in _pieces(child, deep)]
     found: list[nn.Module] = []
     for child in module.children():

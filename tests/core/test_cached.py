@@ -175,7 +175,7 @@ def test_autograd_grad_retained_graphs_and_second_derivatives():
     for parameter, once in zip(module.parameters(), found, strict=True):
         assert torch.allclose(parameter.grad, 2 * once, rtol=0, atol=1e-13)
     first = torch.autograd.grad(step(*x), module[0].weight, create_graph=True)[0]
-    with pytest.raises(RuntimeError, match="once_differentiable|does not require grad"):
+    with pytest.raises(RuntimeError, match="once_differentiable"):
         first.sum().backward()
 
 
