@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Unpack
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dipole.core.contrast.embedded import Embedded
 from dipole.core.contrast.pairs import Pairs
@@ -28,7 +28,7 @@ from dipole.text.corpus import Document, labelled_documents, read_documents
 from dipole.text.document_classification import document_accuracy
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoded import Sentences, building, encode_documents, keep
-from dipole.text.model import build_model, expanded
+from dipole.text.model import build_model, clip_each, expanded
 from dipole.text.neighbours import nearest_sentences, neighbour_histogram, next_sentence
 from dipole.text.senteval.tables import six_task_table
 from dipole.text.vocabulary import Tokens, build_vocabulary, load_tokens
@@ -197,6 +197,13 @@ class TextAdapter(Adapter):
             return Embedded(blocks, partial(_blocks, draw=batch.seed))
         rows = {"f": f, "g": g, "document": batch.document, "index": batch.index}
         return Embedded(rows, partial(_neighbours, window=c.window, self_logit=c.self_logit))
+
+    def encoders(self) -> list[nn.Module]:
+        return [side for side in (self.module.f, self.module.g) if side is not None]
+
+    def before_step(self) -> None:
+        if self.config.clip_per_tensor is not None:
+            clip_each(self.module, self.config.clip_per_tensor)
 
     # Evaluation ------------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dipole.core.contrast.embedded import Embedded
 from dipole.core.ground.errors import ConfigError, PairsError
@@ -21,7 +21,7 @@ from dipole.vision.data import load
 from dipole.vision.decoding import Encoded, prefetched
 from dipole.vision.drawing import check_drawing
 from dipole.vision.export import FORMATS, export_as
-from dipole.vision.frameworks.base import Batch, Method, Setup
+from dipole.vision.frameworks.base import Batch, Branch, Method, Setup
 from dipole.vision.image_set import ImageSet
 from dipole.vision.pictures import draw_query, neighbourhood, sharpness
 from dipole.vision.probes import probe
@@ -59,10 +59,11 @@ class VisionAdapter(Adapter):
         self.size = config.augment.size or min(images.images.shape[-2:])
         self.module = config.framework.from_config(config, Setup(images, self.size, self.batch_size, config.encoder))
         self.embedding_dim = self.module.embedding_dim
-        if self.device.type == "cuda":
-            self.module = self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        if config.compile:
-            self.module.compile_branches()
+        self.compiles = config.compile
+        last = config.encoder.channels_last
+        self._layout = torch.channels_last if last or (last is None and self.device.type == "cuda") else None
+        if self._layout is not None:
+            self.module = self.module.to(memory_format=self._layout)  # type: ignore[call-overload]
         # Baselines are probed on the encoder as it was before training.
         self._untrained = copy.deepcopy(self.module) if config.probe.baselines else None
         self._baselines: dict[str, float] | None = None
@@ -94,14 +95,17 @@ class VisionAdapter(Adapter):
                 apply(recipe, pixels, draw(recipe, len(index), height, width, generator)[mine])
                 for recipe in self.config.framework.augmentations(self.config)
             ]
-            if self.device.type == "cuda":
-                views = [view.contiguous(memory_format=torch.channels_last) for view in views]
+            if self._layout is not None:
+                views = [view.contiguous(memory_format=self._layout) for view in views]
             seed = self.seed.stream("augment", "negatives", epoch, step)
             yield Batch(views, None if labels is None else labels[index[mine]].to(self.device), index[mine], seed)
 
     def embed(self, batch: Batch) -> Embedded:
         embedded: Embedded = self.module(batch)
         return embedded
+
+    def encoders(self) -> list[nn.Module]:
+        return [part for part in self.module.modules() if isinstance(part, Branch)]
 
     def fit(self, run: "Run") -> None:
         """Train; where the framework cannot carry the objective, the error says which ones can."""

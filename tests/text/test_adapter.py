@@ -182,6 +182,7 @@ def test_gradients_are_clipped_tensor_by_tensor(corpus, tmp_path):
     free, bound = make(corpus, tmp_path), make(corpus, tmp_path, clip_per_tensor=0.01)
     for adapter in (free, bound):
         (adapter.module(next(adapter.batches(0)).batch)[0] * 100).sum().backward()
+        adapter.before_step()
     for a, b in zip(free.module.parameters(), bound.module.parameters(), strict=True):
         if a.grad is None:
             continue

@@ -11,6 +11,7 @@ from dipole import objective
 from dipole.core.ground.errors import ConfigError, DataError
 from dipole.core.ground.seeding import Seeds, seed_everything
 from dipole.core.measure.probes import state_hash
+from dipole.core.train.model_files import load_weights, save_weights
 from dipole.core.train.recipe import load
 from dipole.vision.adapter import VisionAdapter, VisionConfig
 
@@ -34,6 +35,22 @@ def adapter(batch_size=32, seed=0, rank=0, world_size=1, **settings):
         rank=rank,
         world_size=world_size,
     )
+
+
+def test_channels_last_is_a_matter_of_memory_alone(tmp_path):
+    plain, last = (adapter(encoder={**SMALL["encoder"], "channels_last": asked}) for asked in (None, True))
+    found = []
+    for each, layout in ((plain, torch.contiguous_format), (last, torch.channels_last)):
+        batch = next(each.batches(0))
+        weight = each.module.branch.encoder.stages["conv"][3].weight
+        assert all(tensor.is_contiguous(memory_format=layout) for tensor in (*batch.views, weight))
+        rows = each.embed(batch).rows
+        found.append(torch.stack([rows["view0"], rows["view1"]]))
+        save_weights(tmp_path / str(layout), each.module, None)
+        load_weights(tmp_path / str(layout), each.module, None)
+        assert torch.equal(each.module.branch.encoder.stages["conv"][3].weight, weight)
+    assert torch.allclose(*found, atol=1e-5)
+    load_weights(tmp_path / "torch.channels_last", plain.module, None)
 
 
 def test_batches_depend_on_seed_epoch_and_index_alone():

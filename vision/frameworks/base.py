@@ -174,12 +174,6 @@ class Method(nn.Module):
     def after_step(self) -> None:
         """Update what follows the optimizer."""
 
-    def compile_branches(self) -> None:
-        """Compile every encoder in place; the names of the weights stay."""
-        for part in self.modules():
-            if isinstance(part, Encoder):
-                part.compile()
-
 
 class OneBranch(Method):
     """What the frameworks of one network share: what is used after training is that network's."""
