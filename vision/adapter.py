@@ -18,7 +18,7 @@ from dipole.vision.compatibility import explain
 from dipole.vision.config import VisionConfig
 from dipole.vision.data import load
 from dipole.vision.decoding import Encoded, prefetched
-from dipole.vision.drawing import check_drawing
+from dipole.core.ground.drawing import check_drawing
 from dipole.vision.export import FORMATS, export_as
 from dipole.vision.frameworks.base import Batch, Method, Setup
 from dipole.vision.image_set import ImageSet

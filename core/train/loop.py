@@ -160,6 +160,7 @@ class Run(Bookkeeping):
                     self._count_negatives()
                 self.note_terms(outcome)
                 values = {"train/loss": loss.detach(), "train/grad_norm": norm, "train/lr": rate}
+                values["train/grad_norm_squared"] = norm * norm  # its mean is not the square of the norm's mean
                 self.advance(values | {f"train/loss.{name}": term.value for name, term in outcome.terms.items()})
                 seen += 1
                 if self.step >= self.total_steps:
