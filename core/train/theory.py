@@ -118,7 +118,9 @@ def read_labels(text: str, given: Tensor | None, rows: int) -> Tensor | None:
             f"cannot read labels from {path}: {why(error)}. Allowed: given, blocks:N, or a file with a label per row."
         ) from error
     except ValueError as error:
-        raise DataError(f"cannot read labels from {path}: {error}. Give a .npy of integers, or a label per line.") from error
+        raise DataError(
+            f"cannot read labels from {path}: {error}. Give a .npy of integers, or a label per line."
+        ) from error
     if names.shape != (rows,):
         raise DataError(f"{path} has labels of shape {names.shape}, the run has {rows} rows of features.")
     return torch.from_numpy(names.astype(np.int64))
@@ -142,6 +144,7 @@ def _facts(record: RunRecord, objective: Composite | None, lines: list[dict[str,
         elif isinstance(term, CLLR):
             found |= {"cllr_weight": weight, "alpha": term.alpha}
         elif name == "infonce":
-            losses = [line["train/loss.infonce"] for line in lines if line.get("train/loss.infonce") is not None]
+            logged = [line.get("train/loss.infonce", line.get("train/contrast/infonce")) for line in lines]
+            losses = [loss for loss in logged if loss is not None]
             found |= {"nce": losses[-1]} if losses else {}
     return RunFacts(**found)

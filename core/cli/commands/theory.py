@@ -151,9 +151,7 @@ def _text(report: Report) -> str:
         )
     widths = [max(len(row[column]) for row in table) for column in range(2)]
     lines.append("")
-    lines += [
-        f"{row[3]:<6} {row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]}" for row in table
-    ]
+    lines += [f"{row[3]:<6} {row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]}" for row in table]
     assumed = {each.theorem.key: each.theorem for each in report.inequalities if not each.theorem.always}
     if assumed:
         lines += ["", "* what the theorem assumes is not measured:"]

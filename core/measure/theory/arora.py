@@ -19,9 +19,7 @@ from dipole.core.measure.theory import polynomials
 from dipole.core.measure.theory.expectation import (
     Loss,
     Negatives,
-    absorbed,
     expected,
-    expected_hinge,
     integrate,
     no_margin,
     quadrature,
@@ -294,8 +292,8 @@ def proposition_6_2(block: float, unsupervised: float, tau: float) -> tuple[floa
 def margin(R: float, sigma: float, epsilon: float = 0.1, constant: float | None = None) -> float:
     """gamma = 1 + c' R sigma sqrt( log(R/eps) ) (Arora et al., Lemma 5.1).
 
-    The paper leaves c' open. Without one, gamma = 1 + 2 R sigma sqrt( log( sqrt(pi) R sigma/eps ) ), with which the lemma
-    is proved here: -v exceeds its mean by more than gamma - 1 by at most eps in expectation, as f(x)^T(f(x+) - f(x-))
+    The paper leaves c' open. Without one, gamma = 1 + 2 R sigma sqrt( log( sqrt(pi) R sigma/eps ) ), with which the
+    lemma is proved here: -v exceeds its mean by more than gamma - 1 by at most eps in expectation, as f(x)^T(f(x+) - f(x-))
     has 2 R^2 sigma^2-sub-Gaussian noise given x. A log below 0 counts as 0.
 
     Args:
@@ -374,9 +372,7 @@ def intraclass_deviation(features: Tensor, labels: Tensor) -> float:
     source="Arora et al. 2019, Sec. 4.1, 6.1",
     cost="none",
 )
-def class_collision(
-    labels: Tensor, k: Annotated[int, Range(at_least=1), "negatives"] = 1
-) -> float:
+def class_collision(labels: Tensor, k: Annotated[int, Range(at_least=1), "negatives"] = 1) -> float:
     """Probability that one of k negatives is of the positive's class.
 
     Args:

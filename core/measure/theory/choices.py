@@ -30,7 +30,7 @@ class Choices:
         delta_pos, delta_neg: margin of LMCL's theorems; the run's when None.
 
         Free, as no paper gives them: `constant` (what the O of a bound hides), `rademacher` (the class's complexity),
-        `tuples` (M; the number of points when None), `gamma_constant` (c' of Lemma 5.1; the one derived here when None),
+        `tuples` (M; the number of points when None), `gamma_constant` (c' of Lemma 5.1; the derived one when None),
         `smoothness` (S of CLLR's Theorem 2), `data_constant` (C(X) of CLLR's Theorem 3).
     """
 

@@ -29,13 +29,21 @@ def relative_variance(features: Tensor) -> float:
 
 
 def theorem_3(alpha: float, weight: float, data_constant: float) -> float:
-    """alpha lambda C(X), at most the min-max ratio (CLLR, Theorem 3); the paper gives no formula for C(X): it is free."""
+    """alpha lambda C(X), at most the min-max ratio (CLLR, Theorem 3); C(X) has no formula and is free."""
     return alpha * weight * data_constant
 
 
 def implied_constant(ratio: float, alpha: float, weight: float) -> float:
     """The largest C(X) for which CLLR's Theorem 3 holds of a measured ratio: ratio/(alpha lambda)."""
     return ratio / (alpha * weight) if alpha * weight > 0 else math.inf
+
+
+LOGGED = (
+    ("train/loss", "train/grad_norm_squared"),
+    ("train/contrast_loss", "train/contrast_grad_norm_squared"),  # an agent's, whose other losses are not F
+    ("train/loss", "train/grad_norm"),  # runs of earlier versions
+)
+"""Names under which metrics.jsonl has F and the norm of its gradient."""
 
 
 @dataclass(frozen=True)
@@ -68,18 +76,19 @@ def stationarity(lines: Sequence[Mapping[str, Any]], smoothness: float = 1.0) ->
     gradient, whose square exceeds that of F in expectation. S, the smoothness of F, is free.
 
     Args:
-        lines: with "step", "train/loss", and "train/grad_norm_squared" or "train/grad_norm".
+        lines: with "step" and a pair of `LOGGED`.
         smoothness: S > 0.
 
     Returns:
         None without a logged gradient.
     """
-    seen = [line for line in lines if line.get("train/grad_norm") is not None and line.get("train/loss") is not None]
+    loss, norm = next((names for names in LOGGED if any(line.get(names[1]) is not None for line in lines)), ("", ""))
+    seen = [line for line in lines if line.get(loss) is not None and line.get(norm) is not None]
     if not seen:
         return None
-    squared = all(line.get("train/grad_norm_squared") is not None for line in seen)
-    values = [line["train/grad_norm_squared"] if squared else line["train/grad_norm"] ** 2 for line in seen]
-    losses = [line["train/loss"] for line in seen]
+    squared = norm.endswith("_squared")
+    values = [line[norm] if squared else line[norm] ** 2 for line in seen]
+    losses = [line[loss] for line in seen]
     steps = [int(line["step"]) for line in seen]
     least = torch.tensor(values, dtype=torch.double).cummin(0).values.tolist()
     gradient, descent = math.sqrt(max(values)), losses[0] - min(losses)

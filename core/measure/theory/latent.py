@@ -32,7 +32,7 @@ class Latent:
         Args:
             features: (n, d) f(x).
             labels: (n,) classes; a negative label means none, and the point is left out.
-            prior: "measured" (the classes' shares of the points), "uniform", or (C,) weights in the order of the labels.
+            prior: "measured" (the classes' shares of the points), "uniform", or (C,) weights by ascending label.
 
         Raises:
             DataError: nothing is labelled, or a number is not finite. OptionError: a prior that is none.

@@ -60,9 +60,9 @@ def draw_figure_1(path: Path) -> None:
         axes.axvline(0, color=NEUTRAL, linestyle=":", label="a W without loss")
         axes.scatter([0], [0], color=NEUTRAL, s=30, marker="s", label="f0 of every point", zorder=2)
         axes.set(title=title, xlabel="first coordinate of f1(x), r = 2", ylabel="second coordinate")
-        axes.set_xlim(-2.2, 2.2)
+        axes.set_xlim(-1.8, 4.2)  # room for the legend
         axes.margins(y=0.15)
-        axes.legend(fontsize=7, frameon=False, loc="center right" if column else "upper right")
+        axes.legend(fontsize=7, frameon=False, loc="center right")
         curves: dict[str, list[float]] = {"un": [], "mean": [], "best": []}
         for r in RADII:
             here = make(r)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -52,7 +53,7 @@ class Inequality:
         """Each side is at most the next, up to rounding."""
         values = [value for _, value in self.sides]
         room = TOLERANCE * max(1.0, *(abs(value) for value in values))
-        return all(left <= right + room for left, right in zip(values, values[1:], strict=False))
+        return all(left <= right + room for left, right in pairwise(values))
 
 
 @dataclass
@@ -361,7 +362,7 @@ def _cllr(report: Report, x: Tensor, facts: RunFacts, metrics: Sequence[Mapping[
             report.missing[key] = "all points coincide: no distance to compare"
     way = cllr.stationarity(metrics, c.smoothness)
     if way is None:
-        report.missing["cllr_theorem_2"] = "needs the gradient's norm in metrics.jsonl, which this domain's loop lacks"
+        report.missing["cllr_theorem_2"] = "needs the objective's gradient norm in metrics.jsonl; this run logged none"
         return
     report.add("delta", way.gradient, "largest logged gradient norm")
     report.add("F_0 - F*", way.descent, "first logged loss less the smallest")
