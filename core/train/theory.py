@@ -68,11 +68,13 @@ def theory_of_run(
         if objective is not None:
             place = next(objective.parameters(), features).device
             features = objective.transform(features.to(place)).cpu()
+    projected = features
     if form == "unit" or (form == "auto" and _is_cosine(objective)):
         features = normalize(features)
     classes = read_labels(labels, given, len(features))
     lines = _lines(folder.metrics)
-    return measure(features * scale, classes, choices, facts=_facts(record, objective, lines), metrics=lines)
+    facts = _facts(record, objective, lines)
+    return measure(features * scale, classes, choices, facts=facts, metrics=lines, projected=projected)
 
 
 @contextmanager

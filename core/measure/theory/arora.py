@@ -293,8 +293,8 @@ def margin(R: float, sigma: float, epsilon: float = 0.1, constant: float | None 
     """gamma = 1 + c' R sigma sqrt( log(R/eps) ) (Arora et al., Lemma 5.1).
 
     The paper leaves c' open. Without one, gamma = 1 + 2 R sigma sqrt( log( sqrt(pi) R sigma/eps ) ), with which the
-    lemma is proved here: -v exceeds its mean by more than gamma - 1 by at most eps in expectation, as f(x)^T(f(x+) - f(x-))
-    has 2 R^2 sigma^2-sub-Gaussian noise given x. A log below 0 counts as 0.
+    lemma is proved here: -v exceeds its mean by more than gamma - 1 by at most eps in expectation, as
+    f(x)^T(f(x+) - f(x-)) has 2 R^2 sigma^2-sub-Gaussian noise given x. A log below 0 counts as 0.
 
     Args:
         R: bound of ||f||.

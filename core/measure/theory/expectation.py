@@ -1,7 +1,8 @@
 """Expected hinge and logistic losses of a score against k independent draws, exactly: no tuple is ever enumerated.
 
 A row has scores a_p of positives, all alike, and scores b_q of negatives with masses m_q; a draw is b_q with
-probability m_q and nothing with what is left of 1. Wanted is E[ l({a - b_i}_i over the draws that are something) 1{some draw is} ].
+probability m_q and nothing with what is left of 1. Wanted is E[ l({a - b_i}_i over the draws that
+are something) 1{some draw is} ].
 """
 
 import math

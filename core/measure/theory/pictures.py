@@ -26,7 +26,7 @@ def _save(figure: Figure, path: Path) -> None:
     import matplotlib as mpl
 
     # No date and no random ids: the same numbers give the same bytes.
-    settings = {"svg.hashsalt": "dipole", "svg.fonttype": "none"}
+    settings: Any = {"svg.hashsalt": "dipole", "svg.fonttype": "none"}
     metadata: dict[str, Any] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix, {})
     try:
         with mpl.rc_context(settings):

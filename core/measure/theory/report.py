@@ -124,6 +124,7 @@ def measure(
     *,
     facts: RunFacts | None = None,
     metrics: Sequence[Mapping[str, Any]] = (),
+    projected: Tensor | None = None,
 ) -> Report:
     """Evaluate every theorem that the material allows.
 
@@ -133,6 +134,7 @@ def measure(
         choices: see there.
         facts: what the run's objective and record say.
         metrics: lines of metrics.jsonl.
+        projected: (n, H) L Phi(x) of any length, for CLLR's distances; `features` when None.
 
     Raises:
         DataError: features that are not finite, or fewer than two.
@@ -156,7 +158,7 @@ def measure(
         report.classes = _classes(y)
         _arora(report, Latent.of(x, y, choices.prior))
     _lmcl(report, x, y, facts)
-    _cllr(report, x, facts, metrics)
+    _cllr(report, x if projected is None else projected.detach().cpu().double()[chosen], facts, metrics)
     return report
 
 

@@ -117,4 +117,4 @@ def _minimise(W: Tensor, x: Tensor, y: Tensor, weight: Tensor, loss: str, smooth
         value.backward()
         return value
 
-    optimizer.step(closure)  # type: ignore[no-untyped-call]
+    optimizer.step(closure)
