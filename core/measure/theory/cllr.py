@@ -51,7 +51,7 @@ class Stationarity:
     """How the gradient falls while training (CLLR, Theorem 2).
 
     Attributes:
-        steps: T of each logged line, (n,).
+        steps: T of each logged line in updates, (n,).
         least: running minimum of ||grad F||^2, (n,).
         bound: delta sqrt( 2 S (F_0 - F*)/T ), (n,).
         gradient: delta, the largest logged gradient norm.
@@ -89,7 +89,8 @@ def stationarity(lines: Sequence[Mapping[str, Any]], smoothness: float = 1.0) ->
     squared = norm.endswith("_squared")
     values = [line[norm] if squared else line[norm] ** 2 for line in seen]
     losses = [line[loss] for line in seen]
-    steps = [int(line["step"]) for line in seen]
+    # Where a step is not an update (an agent's steps are the environment's), the loop says how many there were.
+    steps = [int(line.get("train/n_updates") or line["step"]) for line in seen]
     least = torch.tensor(values, dtype=torch.double).cummin(0).values.tolist()
     gradient, descent = math.sqrt(max(values)), losses[0] - min(losses)
     bound = [theorem_2(gradient, smoothness, descent, step) for step in steps]

@@ -120,7 +120,10 @@ def _sides(axes: Axes, report: Report) -> None:
             axes.scatter([value], [row], color=colour, s=18 + 26 * place, zorder=10 - place)
     axes.set_yticks(range(len(shown)), [f"{each.theorem.name}, {each.case}" for each in shown], fontsize=7)
     axes.invert_yaxis()
-    axes.set_xlabel("loss; blue is measured, orange bounds it")
+    # Some bounds are hundreds of times what they bound.
+    axes.set_xscale("symlog", linthresh=1)
+    axes.set_xlim(left=-0.05)
+    axes.set_xlabel("loss; blue is measured, orange bounds it (linear up to 1)")
 
 
 def _margins(axes: Axes, report: Report) -> None:
@@ -146,5 +149,6 @@ def _gradient(axes: Axes, report: Report) -> None:
     axes.loglog(curve["step"], curve["least"], color=MEASURED, label="least ||grad F||^2 so far")
     bound = f"delta sqrt(2 S (F_0 - F*)/T), S = {report.choices.smoothness:g} (free)"
     axes.loglog(curve["step"], curve["bound"], color=BOUND, label=bound)
-    axes.set_xlabel("step T")
+    axes.xaxis.set_minor_formatter("")
+    axes.set_xlabel("update T")
     axes.legend(fontsize=7, frameon=False)
