@@ -371,6 +371,7 @@ def test_points_are_chosen_by_class_where_classes_are_many():
     ("make", "message"),
     [
         (lambda: Choices(k=0), "k must be 1 or more"),
+        (lambda: Choices(tasks=1), "tasks must be 2 or more"),
         (lambda: Choices(confidence=1.0), "between 0 and 1"),
         (lambda: Choices(losses=("softmax",)), "hinge, logistic"),
         (lambda: Latent.of(torch.zeros(2, 2), torch.tensor([0, 1]), "flat"), "measured, uniform"),

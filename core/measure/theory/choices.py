@@ -61,8 +61,9 @@ class Choices:
 
         need("losses", f"of {', '.join(LOSSES)}", bool(self.losses) and set(self.losses) <= set(LOSSES))
         need("prior", f"one of {', '.join(PRIORS)}", self.prior in PRIORS)
-        for name in ("k", "block", "draws", "tasks"):
+        for name in ("k", "block", "draws"):
             need(name, "1 or more", getattr(self, name) >= 1)
+        need("tasks", "2 or more (their spread gives the error)", self.tasks >= 2)
         need("points", "2 or more", self.points >= 2)
         need("tuples", "1 or more", self.tuples is None or self.tuples >= 1)
         need("confidence", "between 0 and 1", 0 < self.confidence < 1)
