@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dipole.core.contrast.embedded import Embedded
+from dipole.core.ground.drawing import check_drawing
 from dipole.core.ground.errors import ConfigError, PairsError
 from dipole.core.measure.probes import frozen
 from dipole.core.train.adapter import Adapter, Context
@@ -19,7 +20,6 @@ from dipole.vision.compatibility import explain
 from dipole.vision.config import VisionConfig
 from dipole.vision.data import load
 from dipole.vision.decoding import Encoded, prefetched
-from dipole.vision.drawing import check_drawing
 from dipole.vision.export import FORMATS, export_as
 from dipole.vision.frameworks.base import Batch, Branch, Method, Setup
 from dipole.vision.image_set import ImageSet

@@ -62,7 +62,7 @@ def _upper_tiles(n: int) -> Iterator[tuple[slice, slice]]:
             yield slice(top, min(top + TILE, n)), slice(left, min(left + TILE, n))
 
 
-def _distances(embeddings: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def pair_distances(embeddings: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield D_ij of pairs i < j with their rows and columns, flat, tile by tile."""
     z = normalize(full_precision(embeddings.detach()))
     for rows, columns in _upper_tiles(len(z)):
@@ -91,7 +91,7 @@ def distance_histogram(
     """
     every_pair(embeddings)
     counts = torch.zeros(2, bins, dtype=torch.long, device=embeddings.device)
-    for distance, i, j in _distances(embeddings):
+    for distance, i, j in pair_distances(embeddings):
         place = (distance * bins).long().clamp_max_(bins - 1)
         same = torch.zeros_like(place) if labels is None else (labels[i] == labels[j]).long().to(place.device)
         counts += torch.bincount(same * bins + place, minlength=2 * bins).view(2, bins)
@@ -155,7 +155,7 @@ def similarity_error(
     """
     mu = (delta_neg - delta_pos) / 2 if mu is None else mu
     sums, counts = embeddings.new_zeros(2, dtype=torch.double), embeddings.new_zeros(2, dtype=torch.double)
-    for distance, i, j in _distances(embeddings):
+    for distance, i, j in pair_distances(embeddings):
         same = (labels[i] == labels[j]).to(distance.device)
         excess = torch.where(same, distance - delta_pos - mu, delta_neg - mu - distance).clamp_min_(0).double()
         for kind, mask in enumerate((~same, same)):
@@ -220,6 +220,11 @@ def min_max_ratio(features: Tensor) -> float:
     Returns:
         The mean over points whose nearest other point does not coincide with them; nan if all do.
     """
+    return float(min_max_ratios(features).mean())
+
+
+def min_max_ratios(features: Tensor) -> Tensor:
+    """(D_max - D_min) / D_min of each point that no other point coincides with; see `min_max_ratio`."""
     x = full_precision(every_pair(features).anchors)
     ratios = []
     for top in range(0, len(x), TILE):
@@ -228,7 +233,7 @@ def min_max_ratio(features: Tensor) -> float:
         nearest = distance.index_put((own, own + top), distance.new_tensor(math.inf)).amin(1)
         apart = nearest > 0
         ratios.append((distance.amax(1)[apart] - nearest[apart]) / nearest[apart])
-    return float(torch.cat(ratios).mean())
+    return torch.cat(ratios)
 
 
 def _positive_cosines(pairs: Pairs) -> Tensor:

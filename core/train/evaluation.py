@@ -12,6 +12,10 @@ from torch import Tensor
 from dipole.core.contrast.gather import relate
 from dipole.core.ground.seeding import Seeds, isolated
 from dipole.core.measure import diagnostics
+from dipole.core.measure.theory import arora
+from dipole.core.measure.theory.choices import Choices
+from dipole.core.measure.theory.latent import Latent, collision
+from dipole.core.measure.theory.report import choose
 from dipole.core.record import Histogram, Number, finite
 
 if TYPE_CHECKING:
@@ -21,6 +25,8 @@ if TYPE_CHECKING:
 
 POINTS = 2000
 """At most this many test points enter the diagnostics, chosen by the probe stream."""
+CLASS_POINTS = 500
+"""At most so many of them enter the losses over pairs of classes."""
 
 
 @dataclass(frozen=True)
@@ -93,12 +99,27 @@ def diagnose(
     if labels is not None and int(known.sum()) > 1:
         by_class = diagnostics.distance_histogram(features[known], labels[known])
         values["similarity_error"] = diagnostics.similarity_error(features[known], labels[known])[0]
+        values |= diagnose_classes(features[known], labels[known])
     return values, Histogram(
         edges=found.edges.tolist(),
         all=found.all.tolist(),
         same=by_class.same.tolist() if by_class and by_class.same is not None else None,
         different=by_class.different.tolist() if by_class and by_class.different is not None else None,
     )
+
+
+def diagnose_classes(features: Tensor, labels: Tensor) -> dict[str, float]:
+    """The terms of Arora's theorems (hinge, one negative), on at most `CLASS_POINTS` labelled points as they are."""
+    chosen = choose(labels, len(features), Choices(points=CLASS_POINTS))
+    points = Latent.of(features[chosen], labels[chosen])
+    if points.classes < 2:
+        return {}
+    return {
+        "class_collision": collision(points.prior),
+        "intraclass_deviation": arora.deviation(points),
+        "unsupervised_loss": arora.unsupervised_loss(points).whole,
+        "mean_classifier_loss": arora.mean_classifier_loss(points),
+    }
 
 
 @torch.no_grad()
