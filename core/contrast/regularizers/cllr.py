@@ -29,7 +29,8 @@ def survives_above(alpha: float) -> float:
 
     Along an eigenvector of E Phi Phi^T with eigenvalue s, a singular value l of L costs s (1 - l^2)^2 + alpha l. That
     is stationary at 0 and where 4 s l (1 - l^2) = alpha, which has a solution only for s >= 3 sqrt(3) / 8 alpha, the
-    greater one at l >= 1 / sqrt(3). The energies sum to E |Phi|^2: at most E |Phi|^2 / survives_above(alpha) directions are kept.
+    greater one at l >= 1 / sqrt(3). The energies sum to E |Phi|^2: no more than E |Phi|^2 / survives_above(alpha)
+    directions are kept.
     """
     return 3 * math.sqrt(3) / 8 * alpha
 
@@ -92,14 +93,14 @@ class CLLR(Objective):
     Args:
         dim: H; taken from the first call (or `objective(..., dim=)`) when none.
         norm: "l21" (column-sparse L) or "nuclear" (low-rank L).
-        alpha: weight of the norm, >= 0. A direction of Phi with energy s is lost where s < 0.65 alpha
-            (`survives_above`), so that alpha means something only beside the scale of Phi.
+        alpha: weight of the norm, >= 0. The nuclear norm loses the directions of Phi whose energy is below 0.65 alpha
+            (`survives_above`), l21 is never less: alpha has to be compared with the mean |Phi|^2.
         solver: "subgradient" is the paper's; "proximal" leaves the norm out of the gradient and applies its proximal
             map after each optimizer step (`after_step`), which reaches exact zeros. Its threshold is that of plain
             gradient descent: under an optimizer that scales gradients (Adam), it weighs the norm differently.
         features: what is reconstructed. "raw" is the paper's Phi, whose scale a loss of dot products holds; a loss of
-            cosines leaves it free, and Phi may shrink until L vanishes. "unit" is Phi / |Phi|, of energy 1: at most
-            1.54 / alpha directions are kept, whatever the scale.
+            cosines leaves it free, and Phi may shrink until L vanishes. "unit" is Phi / |Phi|, of energy 1: the nuclear
+            norm keeps at most 1.54 / alpha directions, whatever the scale.
         tolerance: columns, pivots and singular values of L that are not above this count as zero; absolute.
 
     Features for every downstream use are `transform(Phi)` = L Phi. L starts as the identity.
@@ -193,8 +194,10 @@ class CLLR(Objective):
         rank: singular values of L_hat above the tolerance. columns: those that `prune` keeps, non-zero ones for l21.
         effective_rank: exp of the entropy of L's singular values above the tolerance, as shares. norm: the norm that
         alpha weighs. frobenius, spectral: L's Frobenius norm and largest singular value. from_identity:
-        || L - c I || / || L ||.
+        || L - c I || / || L ||. Nothing while L has no width yet.
         """
+        if isinstance(self.L, UninitializedParameter):
+            return {}
         pruned = self.prune()
         values = singular_values(self.L)
         return {
@@ -214,7 +217,10 @@ class CLLR(Objective):
         error: sum |L^T L Phi - Phi|^2 / sum |Phi|^2, 0 where nothing is lost and 1 where everything is. energy: mean
         |Phi|^2, what alpha has to be compared with. data_rank, data_effective_rank: of the rows L Phi, singular values
         over sqrt(n) that are above the tolerance (the root mean square along a direction) and exp of their entropy.
+        Nothing while L has no width yet.
         """
+        if isinstance(self.L, UninitializedParameter):
+            return {}
         features = self.reconstructed(embeddings.to(self.L.device))
         L = self.L.to(features.dtype)
         energy = features.square().sum()
@@ -228,15 +234,15 @@ class CLLR(Objective):
 
     def remarks(self) -> list[str]:
         """What has become of L where it projects onto nothing, or onto everything alike."""
-        if isinstance(self.L, UninitializedParameter):
-            return []
         found = self.summary()
+        if not found:
+            return []
         if found["spectral"] <= VANISHED:
             return [
                 f"L has vanished (no singular value above {VANISHED:g}): alpha is too large for the energy of the "
                 "features. Lower alpha, or use features=unit with alpha below 1"
             ]
-        if found["from_identity"] <= IDENTITY:
+        if len(self.L) > 1 and found["from_identity"] <= IDENTITY:
             return [
                 f"L is a multiple of the identity (within {IDENTITY:g} of its norm): L Phi has the dimension of Phi. "
                 "Train longer, or change alpha: directions of the features are lost whose energy is below 0.65 alpha"
