@@ -466,17 +466,18 @@ def test_resume_on_a_gpu(blobs: Path, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("term", "said"),
+    ("term", "rate", "said"),
     [
-        ("cllr(alpha=20)", "cllr: L has vanished"),
-        ("cllr(alpha=0)", "cllr: L is a multiple of the identity"),
-        ("cllr(alpha=0.3, features=unit, norm=nuclear, solver=proximal)", None),
+        ("cllr", 0.02, "cllr: L has vanished"),
+        ("cllr(alpha=0)", 0.1, "cllr: L is a multiple of the identity"),
+        ("1*cllr(alpha=0.3, features=unit, norm=nuclear, solver=proximal)", 0.1, None),
     ],
 )
 def test_what_becomes_of_a_projection_is_said_and_recorded_once(
-    blobs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], term: str, said: str | None
+    blobs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], term: str, rate: float, said: str | None
 ) -> None:
-    overrides = (f"objective=infonce + {term}", "train.optimizer=sgd", "train.learning_rate=0.1", "train.momentum=0")
+    overrides = (f"objective=infonce + {term}", "train.optimizer=sgd", f"train.learning_rate={rate}")
+    overrides += ("train.momentum=0",)
     overrides += ("train.steps=150", "train.evaluate_every=50", "train.checkpoint_every=50")
     record = quiet(blobs, *overrides, runs=tmp_path / "runs")
     shown = [line for line in capsys.readouterr().err.splitlines() if "cllr: L" in line]

@@ -13,7 +13,7 @@ from dipole.core.contrast.registry import register
 from dipole.core.contrast.similarity import full_precision, normalize
 from dipole.core.contrast.spectrum import distance_from_identity, effective_rank, singular_values
 
-VANISHED = 0.05
+VANISHED = 0.1
 """L has vanished when no singular value is above this. Where R is stationary those that are not 0 are above 0.577."""
 IDENTITY = 0.05
 """L is a multiple of the identity when this near to one, || L - c I || / || L ||."""
