@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dipole.core.contrast.gather import relate
+from dipole.core.contrast.spectrum import effective_rank
 from dipole.core.ground.seeding import Seeds, isolated
 from dipole.core.measure import diagnostics
 from dipole.core.record import Histogram, Number, finite
@@ -91,7 +92,7 @@ def diagnose(
         "margin_occupancy": diagnostics.margin_occupancy(features),
         "min_max_ratio": diagnostics.min_max_ratio(features),
         "rank": diagnostics.numerical_rank(features),
-        "effective_rank": diagnostics.effective_rank(features),
+        "effective_rank": effective_rank(features),
     }
     known = torch.zeros(len(features), dtype=torch.bool) if labels is None else labels >= 0
     found = diagnostics.distance_histogram(features)
@@ -120,18 +121,14 @@ def diagnose_pairs(several: tuple[Pairs, ...]) -> dict[str, float]:
 
 @torch.no_grad()
 def diagnose_objective(objective: Composite, features: Tensor) -> dict[str, float]:
-    """Collect what the terms say about themselves, alone and on embeddings (n, d), as `<term>.<name>`.
-
-    A term may have `summary()` (the rank of CLLR's L) and `measure(features)` (its reconstruction error), which return
-    numbers by name.
-    """
-    found: dict[str, float] = {}
-    for name, _, term in objective:
-        numbers = getattr(term, "summary", dict)() | (term.measure(features) if hasattr(term, "measure") else {})
-        found |= {f"{name}.{key}": value for key, value in numbers.items()}
-    return found
+    """Collect what the terms say about themselves, alone and on embeddings (n, d), as `<term>.<name>`."""
+    return {
+        f"{name}.{key}": value
+        for name, _, term in objective
+        for key, value in (term.summary() | term.measure(features)).items()
+    }
 
 
 def remarks(objective: Composite) -> list[str]:
-    """What the terms that have `remarks()` want to be known of the state they are in, a sentence each."""
-    return [f"{name}: {text}" for name, _, term in objective for text in getattr(term, "remarks", list)()]
+    """What the terms want to be known of the state they are in, a sentence each."""
+    return [f"{name}: {text}" for name, _, term in objective for text in term.remarks()]
