@@ -72,7 +72,7 @@ SGD = ("train.optimizer=sgd", "train.learning_rate=0.1")
 
 DIGITS = (
     Case("cosine", seeds=3),
-    Case("cosine", PAPER[0], seeds=3),
+    Case("cosine", PAPER[0]),
     Case("cosine", PAPER[0], set=SHORT),
     Case("cosine", PAPER[1]),
     Case("cosine", "norm=nuclear, alpha=1"),
@@ -86,18 +86,16 @@ DIGITS = (
     Case("cosine", unit(0.1), weight=1.0),
     *(Case("cosine", unit(0.1, norm, ", solver=proximal")) for norm in ("nuclear", "l21")),
     *(Case("cosine", unit(0.1, more=more), set=SGD) for more in ("", ", solver=proximal")),
-    Case("dot", seeds=3),
+    Case("dot"),
     *(Case("dot", norm) for norm in PAPER),
     Case("dot", "norm=l21, alpha=1"),
-    Case("dot", "norm=nuclear, alpha=1", seeds=3),
+    Case("dot", "norm=nuclear, alpha=1"),
     Case("dot", "norm=nuclear, alpha=0.3"),
 )
 CIFAR = (
     Case("cosine"),
     Case("cosine", PAPER[1]),
     Case("cosine", unit(0.05)),
-    Case("dot"),
-    Case("dot", "norm=nuclear, alpha=1"),
 )
 SENTENCES = (
     Case("cosine"),
