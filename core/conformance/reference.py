@@ -450,16 +450,18 @@ def singular_values(columns: Sequence[Vector], sweeps: int = 12) -> list[Number]
 
 
 def low_dimensional_reconstruction(
-    case: Case, *, alpha: float, norm: str, solver: str = "subgradient", dim: int | None = None
-) -> Number:
-    """CLLR Eqs. 6-10: mean ||L^T L x - x||^2 + alpha norm(L), features x before normalisation.
+    case: Case, *, alpha: float, norm: str, solver: str = "subgradient", features: str = "raw",
+    tolerance: float = 0.0, dim: int | None = None,
+) -> Number:  # fmt: skip
+    """CLLR Eqs. 6-10: mean ||L^T L x - x||^2 + alpha norm(L), x before normalisation, or with features=unit after it.
 
-    The proximal solver keeps the norm in the value and out of the gradient.
+    The proximal solver keeps the norm in the value and out of the gradient. The tolerance changes no value.
     """
     rows = case.parameters["L"]
     columns = [torch.stack([row[c] for row in rows]) for c in range(len(rows))]
     errors = []
-    for x in case.anchors:
+    for anchor in case.anchors:
+        x = anchor / dot(anchor, anchor).sqrt() if features == "unit" else anchor
         low = [dot(row, x) for row in rows]
         back = torch.stack([total(column[r] * low[r] for r in range(len(rows))) for column in columns])
         errors.append(dot(back - x, back - x))

@@ -14,6 +14,7 @@ from dipole.core.contrast.pairs import Pairs
 from dipole.core.contrast.registry import register
 from dipole.core.contrast.regularizers.dp import Distance
 from dipole.core.contrast.similarity import full_precision, normalize, paired
+from dipole.core.contrast.spectrum import effective_rank
 from dipole.core.contrast.statistics import AnyStatistic, Count, LogSumExp, SoftmaxMean
 from dipole.core.contrast.sweep import TILE, row_statistics
 from dipole.core.ground.errors import PairsError
@@ -295,3 +296,11 @@ def numerical_rank(matrix: Tensor, tolerance: float | None = None) -> int:
     if tolerance is None:
         tolerance = max(matrix.shape) * torch.finfo(values.dtype).eps
     return int((values > tolerance * values.amax()).sum()) if values.numel() and values.amax() > 0 else 0
+
+
+register(
+    "effective_rank",
+    kind="diagnostic",
+    formula="exp( -sum_i p_i log p_i ), p_i = sigma_i / sum_j sigma_j of the singular values",
+    source="Roy & Vetterli 2007",
+)(effective_rank)
