@@ -177,8 +177,11 @@ def test_uniformity():
     assert uniformity(x) == pytest.approx(math.log(sum(kernel) / len(kernel)), abs=1e-6)
     pairs = window()
     a, c = pairs.anchors.numpy(), pairs.candidates.numpy()
-    kernel = [math.exp(-2 * (2 - 2 * cosine(a[i], c[j]))) for i in range(N) for j in range(N) if j != i]
-    assert uniformity(pairs) == pytest.approx(math.log(sum(kernel) / len(kernel)), abs=1e-6)
+    sides = [
+        [math.exp(-2 * (2 - 2 * cosine(z[i], z[j]))) for i in range(N) for j in range(N) if j != i] for z in (a, c)
+    ]  # f and g are two encoders: each is to be uniform
+    expected = sum(math.log(sum(kernel) / len(kernel)) for kernel in sides) / 2
+    assert uniformity(pairs) == pytest.approx(expected, abs=1e-6)
 
 
 def test_mean_distance_and_its_ceiling():
