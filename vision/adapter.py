@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dipole.core.train.loop import Run
 
 CHUNK = 512  # images per forward pass when features are extracted
-DRAWN = 512  # images of a mini-batch in a picture, at most
+DRAWN = 1024  # images of a mini-batch in a picture, at most
 
 
 class VisionAdapter(Adapter):
