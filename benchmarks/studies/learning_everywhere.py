@@ -11,9 +11,10 @@ show of the dot task. What cannot be paired so is refused, and stands in `REFUSE
 import argparse
 import copy
 import functools
+import itertools
 import json
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,10 @@ OBJECTIVES = {
 } | {"cross_entropy": "cross_entropy(classes={classes})", "swav": "swav(prototypes=30)"}
 
 
+SUPERVISED = ("cross_entropy", "tuple")
+"""They learn which document a sentence is from, and are asked for that instead of the next sentence."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """A way to pair a batch: the domain, what its table holds, how long it trains, and which number tells.
@@ -63,15 +68,16 @@ def _images(**framework: Any) -> Layout:
     table = {
         "views": 1 if framework["method"] in ("cmc", "blocks") else 2,
         "encoder": {"name": "small-conv", "width": 8, "projector": "mlp", "hidden": 64, "dim": 64},
-        "augment": {"size": 16, "crop_scale": [0.4, 1.0], "flip": 0.0, "brightness": 0.4, "contrast": 0.4} | dict.fromkeys(GREYS, 0.0),
+        "augment": {"size": 16, "crop_scale": [0.4, 1.0], "flip": 0.0, "brightness": 0.4, "contrast": 0.4}
+        | dict.fromkeys(GREYS, 0.0),
         "probe": {"probes": ["few_shot"]},
     }
-    return Layout("vision", table | framework, "few_shot/accuracy", 100, 128, 3e-3, classes=10)
+    return Layout("vision", table | framework, "few_shot/accuracy", 50, 128, 3e-3, classes=10)
 
 
 def _sentences(metric: str, **pairs: Any) -> Layout:
     table = {"corpus": "pydoc", "encoder": "bow", "word_size": 64, "held_out": 0.1}
-    return Layout("text", table | pairs, metric, 200, 120, 2e-3, classes=1000)
+    return Layout("text", table | pairs, metric, 120, 120, 3e-3, classes=1000)
 
 
 INK, GROUND = (1.0, 0.8, 0.1), (0.1, 0.1, 0.5)  # RGB
@@ -79,15 +85,17 @@ GREYS = ("saturation", "hue", "grey", "blur")  # augmentations that are left out
 LAYOUTS = {
     "simclr": _images(method="simclr"),
     "simclr, queries": _images(method="simclr", views=3, simclr={"negatives": "queries"}),
-    "moco": _images(method="moco", negatives=512, moco={"momentum": 0.95}),
-    "moco, queue alone": _images(method="moco", negatives=512, moco={"momentum": 0.95, "batch_negatives": False}),
+    "moco": replace(_images(method="moco", negatives=512, moco={"momentum": 0.9}), steps=120),
+    "moco, queue alone": replace(
+        _images(method="moco", negatives=512, moco={"momentum": 0.9, "batch_negatives": False}), steps=120
+    ),
     "swav": _images(method="swav"),
     "cmc": replace(_images(method="cmc"), metric="partner@1"),
     "blocks of images": _images(method="blocks"),
     "window": _sentences("next_mrr", self_logit="drop"),
     "window, zero": _sentences("next_mrr", window=2),
     "blocks of sentences": _sentences("document/knn", pairs="blocks", block_size=5),
-    "agent": Layout("rl", {}, "own view@1", 200, 128, 2e-3),
+    "agent": Layout("rl", {}, "own view@1", 150, 128, 2e-3),
 }
 
 _NO_BLOCK = "no anchor has a negative"
@@ -95,46 +103,131 @@ _NO_LABEL = "needs labels"
 REFUSED: dict[tuple[str, str], str] = {}
 
 
-def train(layout: Layout, text: str, seed: int, folder: Path) -> tuple[float, float]:
-    """The layout's number before and after training.
+class Trial:
+    """A layout with its untrained encoder, which every training starts from.
 
-    Raises:
-        DipoleError: if the objective cannot look at such pairs, or would not learn from them (the note of a term).
+    Args:
+        name: of `LAYOUTS`.
+        seed: of everything random.
+        folder: where data are kept between trials.
     """
-    text = text.format(classes=layout.classes or 2)
-    return (_agent if layout.domain == "rl" else _adapter)(layout, text, seed, folder)
+
+    def __init__(self, name: str, seed: int, folder: Path) -> None:
+        self.layout, self.seed, self.folder = LAYOUTS[name], seed, folder
+        self.subject = _Agent(self.layout, seed) if self.layout.domain == "rl" else _Adapted(self.layout, seed, folder)
+        self.untrained: dict[str, float] = {}
+        self.start = copy.deepcopy(self.subject.module.state_dict())
+
+    def train(self, text: str) -> tuple[float, float]:
+        """The layout's number before and after training an objective, a text with {classes} for their number.
+
+        Raises:
+            DipoleError: if the objective cannot look at such pairs, or would not learn from them (a term's note).
+        """
+        layout, subject = self.layout, self.subject
+        supervised = layout.domain == "text" and text.startswith(SUPERVISED)
+        metric = "document/knn" if supervised else layout.metric
+        subject.module.load_state_dict(self.start)
+        if metric not in self.untrained:
+            self.untrained[metric] = subject.measure(metric, None)
+        seed_everything(self.seed)
+        loss_of = objective(text.format(classes=layout.classes or 2), dim=subject.width)
+        subject.check(loss_of)
+        parameters = [p for p in (*subject.module.parameters(), *loss_of.parameters()) if p.requires_grad]
+        optimizer = torch.optim.Adam(parameters, layout.rate)
+        for _, embedded in zip(range(layout.steps), subject.embedded(), strict=False):
+            outcome = loss_of(embedded)
+            for name, term in outcome.terms.items():
+                if term.note:
+                    raise DipoleError(f"{name} stays {term.note}")
+            optimizer.zero_grad()
+            outcome.loss.backward()
+            optimizer.step()
+            loss_of.after_step(layout.rate)
+            subject.after_step()
+        return self.untrained[metric], subject.measure(metric, loss_of)
 
 
-def _adapter(layout: Layout, text: str, seed: int, folder: Path) -> tuple[float, float]:
-    table = dict(layout.settings)
-    if layout.domain == "vision":
-        table["data"] = {"source": str(coloured_digits(folder, "train")), "test": str(coloured_digits(folder, "test"))}
-    recipe = {
-        "name": "learning", "domain": layout.domain, "objective": text, layout.domain: table,
-        "train": {"steps": layout.steps, "batch_size": layout.batch_size, "learning_rate": layout.rate},
-    }  # fmt: skip
-    config = resolve(recipe).config
-    seeds = Seeds(seed)
-    seed_everything(seeds.model)
-    adapter = adapter_class(layout.domain)(
-        config.settings, seed=seeds, device=torch.device("cpu"), workdir=folder, batch_size=layout.batch_size
-    )
-    loss_of = objective(text, dim=adapter.embedding_dim)
+class _Adapted:
+    """Images or sentences, by their domain's adapter."""
 
-    def measure(contrast: Composite | None) -> float:
-        adapter.module.eval()
-        with isolated(seeds.probe), torch.no_grad():
-            found = partner(adapter) if layout.metric == "partner@1" else adapter.evaluate(contrast)[layout.metric]
-        adapter.module.train()
+    def __init__(self, layout: Layout, seed: int, folder: Path) -> None:
+        table = dict(layout.settings)
+        if layout.domain == "vision":
+            table["data"] = {
+                "source": str(coloured_digits(folder, "train")),
+                "test": str(coloured_digits(folder, "test")),
+            }
+        recipe = {
+            "name": "learning", "domain": layout.domain, "objective": "infonce", layout.domain: table,
+            "train": {"steps": layout.steps, "batch_size": layout.batch_size, "learning_rate": layout.rate},
+        }  # fmt: skip
+        self.seeds = Seeds(seed)
+        seed_everything(self.seeds.model)
+        self.adapter: Any = adapter_class(layout.domain)(
+            resolve(recipe).config.settings, seed=self.seeds, device=torch.device("cpu"), workdir=folder,
+            batch_size=layout.batch_size,
+        )  # fmt: skip
+        self.module, self.width = self.adapter.module, self.adapter.embedding_dim
+
+    def check(self, loss_of: Composite) -> None:
+        """Pairs say by themselves what they cannot carry."""
+
+    def embedded(self) -> Iterator[Any]:
+        for epoch in itertools.count():
+            yield from map(self.adapter.embed, self.adapter.batches(epoch))
+
+    def after_step(self) -> None:
+        self.adapter.after_step()
+
+    def measure(self, metric: str, loss_of: Composite | None) -> float:
+        self.module.eval()
+        with isolated(self.seeds.probe), torch.no_grad():
+            found = partner(self.adapter) if metric == "partner@1" else self.adapter.evaluate(loss_of)[metric]
+        self.module.train()
         return float(found)
 
-    before = measure(None)
-    parameters = [p for p in (*adapter.module.parameters(), *loss_of.parameters()) if p.requires_grad]
-    optimizer = torch.optim.Adam(parameters, layout.rate)
-    for _, batch in zip(range(layout.steps), _batches(adapter), strict=False):
-        _step(loss_of, adapter.embed(batch), optimizer, layout.rate)
-        adapter.after_step()
-    return before, measure(loss_of)
+
+class _Agent:
+    """An agent's encoder and its slow copy on crops of observations; asked for an observation by another crop of it."""
+
+    def __init__(self, layout: Layout, seed: int) -> None:
+        self.batch_size, self.width = layout.batch_size, 50
+        self.frames = observations(seed, 1500)
+        seed_everything(seed)
+        encoder = PixelEncoder(DotEnv(28).observation_space, self.width, 24, layers=2, filters=16)
+        slow = copy.deepcopy(encoder).requires_grad_(False)
+        self.module = torch.nn.ModuleDict({"encoder": encoder, "slow": slow})
+        self.seed, self.draw = seed, torch.Generator()
+
+    def check(self, loss_of: Composite) -> None:
+        require_unlabelled(loss_of, self.width, loss_of.positives_wanted or 1, self.batch_size)
+
+    def crops(self, index: Tensor) -> Tensor:
+        top, left = torch.randint(0, 5, (2, len(index)), generator=self.draw)
+        return torch.stack(
+            [self.frames[i, :, t : t + 24, s : s + 24] for i, t, s in zip(index, top, left, strict=True)]
+        )
+
+    def embedded(self) -> Iterator[Pairs]:
+        self.draw.manual_seed(self.seed)
+        while True:
+            index = torch.randperm(1200, generator=self.draw)[: self.batch_size]
+            with torch.no_grad():
+                keys = self.module["slow"](self.crops(index))
+            yield Pairs.cross(self.module["encoder"](self.crops(index)), keys)
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        both = zip(self.module["slow"].parameters(), self.module["encoder"].parameters(), strict=True)
+        for behind, ahead in both:
+            behind.lerp_(ahead, 0.05)
+
+    @torch.no_grad()
+    def measure(self, metric: str, loss_of: Composite | None) -> float:
+        self.draw.manual_seed(self.seed)
+        held = torch.arange(1200, 1500)
+        return own_first(self.module["encoder"](self.crops(held)), self.module["encoder"](self.crops(held)))
 
 
 def partner(adapter: Any) -> float:
@@ -147,57 +240,6 @@ def own_first(one: Tensor, other: Tensor) -> float:
     """Share of rows (n, d) whose nearest row of the other side, by cosine, is the one of the same number."""
     nearest = (normalize(one) @ normalize(other).T).argmax(1)
     return float((nearest.cpu() == torch.arange(len(one))).float().mean())
-
-
-def _batches(adapter: Any) -> Iterable[Any]:
-    epoch = 0
-    while True:
-        yield from adapter.batches(epoch)
-        epoch += 1
-
-
-def _step(loss_of: Composite, embedded: Any, optimizer: torch.optim.Optimizer, rate: float) -> None:
-    outcome = loss_of(embedded)
-    for name, term in outcome.terms.items():
-        if term.note:
-            raise DipoleError(f"{name} stays {term.note}")
-    optimizer.zero_grad()
-    outcome.loss.backward()
-    optimizer.step()
-    loss_of.after_step(rate)
-
-
-def _agent(layout: Layout, text: str, seed: int, folder: Path) -> tuple[float, float]:
-    """The agent's encoder and its slow copy on crops of observations; asked for an observation by another crop."""
-    frames = observations(seed, 1500)
-    seed_everything(seed)
-    loss_of = objective(text, dim=50)
-    require_unlabelled(loss_of, 50, loss_of.positives_wanted or 1, layout.batch_size)
-    space = DotEnv(28).observation_space
-    encoder = PixelEncoder(space, 50, 24, layers=2, filters=16)
-    slow = copy.deepcopy(encoder).requires_grad_(False)
-    draw = torch.Generator().manual_seed(seed)
-
-    def crops(index: Tensor) -> Tensor:
-        top, left = torch.randint(0, 5, (2, len(index)), generator=draw)
-        return torch.stack([frames[i, :, t : t + 24, s : s + 24] for i, t, s in zip(index, top, left, strict=True)])
-
-    def measure() -> float:
-        held = torch.arange(1200, 1500)
-        with torch.no_grad():
-            return own_first(encoder(crops(held)), encoder(crops(held)))
-
-    before = measure()
-    optimizer = torch.optim.Adam([*encoder.parameters(), *loss_of.parameters()], layout.rate)
-    for _ in range(layout.steps):
-        index = torch.randperm(1200, generator=draw)[: layout.batch_size]
-        with torch.no_grad():
-            keys = slow(crops(index))
-        _step(loss_of, Pairs.cross(encoder(crops(index)), keys), optimizer, layout.rate)
-        with torch.no_grad():
-            for behind, ahead in zip(slow.parameters(), encoder.parameters(), strict=True):
-                behind.lerp_(ahead, 0.05)
-    return before, measure()
 
 
 @functools.cache
@@ -238,15 +280,13 @@ def main() -> None:
     torch.set_num_threads(1)
     found: dict[str, dict[str, Any]] = json.loads(arguments.out.read_text()) if arguments.out.is_file() else {}
     with tempfile.TemporaryDirectory() as folder:
-        for layout in arguments.layouts.split(";"):
+        for layout, seed in itertools.product(arguments.layouts.split(";"), arguments.seeds.split(",")):
+            trial = Trial(layout, int(seed), Path(folder))
             for name in arguments.objectives.split(","):
                 cell = found.setdefault(layout, {}).setdefault(name, {})
-                for seed in arguments.seeds.split(","):
-                    if seed in cell:
-                        continue
+                if seed not in cell:
                     try:
-                        values = train(LAYOUTS[layout], OBJECTIVES[name], int(seed), Path(folder))
-                        cell[seed] = [round(value, 4) for value in values]
+                        cell[seed] = [round(value, 4) for value in trial.train(OBJECTIVES[name])]
                     except DipoleError as error:
                         cell[seed] = str(error)
                     print(layout, name, seed, cell[seed], flush=True)

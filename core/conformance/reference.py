@@ -241,7 +241,9 @@ def _within_sides(case: Case) -> list[list[tuple[Vector, Vector]]]:
     for j in case.others:
         mine = owner(j)
         doubles = set() if mine is None or not case.views else set(case.dropped[mine])
-        keys += [(c[j], c[m]) for m in case.others if m != j and (mine is None or owner(m) != mine) and m not in doubles]
+        keys += [
+            (c[j], c[m]) for m in case.others if m != j and (mine is None or owner(m) != mine) and m not in doubles
+        ]
     return [queries] if case.queue else [queries, keys]
 
 

@@ -121,7 +121,9 @@ def test_the_most_that_the_entropy_can_be_is_the_log_of_the_papers_number(tmp_pa
         "vision.probe.probes=['knn']", "vision.probe.baselines=false", "objective=cacr(k=4, t_neg=0.9)",
     ]  # fmt: skip
     for repel, most in (("all", 635), ("queries", 127)):
-        found = train(load("digits-simclr", [*settings, f"vision.simclr.negatives={repel}"]).config, tmp_path, quiet=True)
+        found = train(
+            load("digits-simclr", [*settings, f"vision.simclr.negatives={repel}"]).config, tmp_path, quiet=True
+        )
         assert found.diagnostics["conditional_entropy_maximum"] == pytest.approx(math.log(most), abs=1e-6)
         assert found.diagnostics["conditional_entropy_t_neg"] == 0.9
 

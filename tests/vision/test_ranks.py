@@ -85,7 +85,8 @@ CASES = [
 SHARES = {1: [(12,)], 2: [(6, 6), (8, 4)], 3: [(4, 4, 4), (6, 2, 4)]}
 # cacr(k=2) asks for two positives, and these have one.
 ONE_POSITIVE = (
-    "simclr, 5 negatives", "moco, queue alone", "moco, intra-batch", "cmc", "cmc, bank", "swav, small", "swav, small and queue", "blocks"
+    "simclr, 5 negatives", "moco, queue alone", "moco, intra-batch",
+    "cmc", "cmc, bank", "swav, small", "swav, small and queue", "blocks"
 )  # fmt: skip
 # blocks(k=3) finds no other block here.
 QUEUE_ALONE = (

@@ -65,7 +65,8 @@ class SimCLR(OneBranch):
         if config.negatives is not None and config.negatives > most:
             raise ConfigError(
                 f"vision.negatives: a batch of {setup.batch_size} with {config.count} views has {most} negatives per "
-                f"anchor with vision.simclr.negatives = {repel!r}, fewer than {config.negatives}; raise train.batch_size, or take method = 'moco' with a queue."
+                f"anchor with vision.simclr.negatives = {repel!r}, fewer than {config.negatives}; raise "
+                "train.batch_size, or take method = 'moco' with a queue."
             )
         return cls(setup.build, setup.images.channels, config.encoder.tap, config.negatives, repel)
 
