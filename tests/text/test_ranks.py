@@ -21,6 +21,7 @@ CASES = {
     "window 1, drop": ({"window": 1, "self_logit": "drop"}, "infonce"),
     "window 2, zero": ({"window": 2, "self_logit": "zero"}, "dcl"),
     "window 2, drop": ({"window": 2, "self_logit": "drop"}, "cacr(t_pos=1.0, t_neg=2.0)"),
+    "window, within f and within g": ({"window": 1, "self_logit": "zero"}, "align_uniform"),
     "blocks": ({"pairs": "blocks", "block_size": 2}, "blocks"),
     "pairs in blocks": ({"pairs": "blocks", "block_size": 2}, "infonce + 0.1*dp"),
 }
