@@ -48,6 +48,10 @@ SUPERVISED = ("cross_entropy", "tuple")
 """They learn which document a sentence is from, and are asked for that instead of the next sentence."""
 
 
+SLOW = {"swav": {"steps": 200, "rate": 1e-3}}
+"""What needs more steps at a lower rate on images: its codes mean nothing at first."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """A way to pair a batch: the domain, what its table holds, how long it trains, and which number tells.
@@ -145,6 +149,8 @@ class Trial:
             DipoleError: if the objective cannot look at such pairs, or would not learn from them (a term's note).
         """
         layout, subject = self.layout, self.subject
+        if layout.domain == "vision":
+            layout = replace(layout, **SLOW.get(text.partition("(")[0], {}))
         supervised = layout.domain == "text" and text.startswith(SUPERVISED)
         metric = "document/knn" if supervised else layout.metric
         subject.module.load_state_dict(self.start)
@@ -316,14 +322,23 @@ def main() -> None:
 
 
 def table(found: dict[str, dict[str, Any]]) -> str:
-    """Markdown: the number untrained and after each objective, the mean over the seeds; - where it is refused."""
-    names = list(dict.fromkeys(name for cells in found.values() for name in cells))
-    lines = ["| | untrained | " + " | ".join(names) + " |", "|---" * (len(names) + 2) + "|"]
-    for layout, cells in found.items():
-        values = {n: [v for v in cells.get(n, {}).values() if not isinstance(v, str)] for n in names}
-        start = next(each for each in values.values() if each)
-        shown = [f"{np.mean([after for _, after in each]):.2f}" if each else "-" for each in values.values()]
-        lines.append(f"| {layout} | {np.mean([before for before, _ in start]):.2f} | {' | '.join(shown)} |")
+    """Markdown: the number untrained and after each objective, the mean over the seeds.
+
+    - is refused; an empty cell was not run.
+    """
+    names = [name for name in OBJECTIVES if any(name in cells for cells in found.values())]
+    lines = ["| | " + " | ".join(found) + " |", "|---" * (len(found) + 1) + "|"]
+    starts = [
+        next(v[0] for c in cells.values() for v in c.values() if not isinstance(v, str)) for cells in found.values()
+    ]
+    lines.append("| untrained | " + " | ".join(f"{start:.2f}" for start in starts) + " |")
+    for name in names:
+        shown = []
+        for cells in found.values():
+            values = list(cells.get(name, {}).values())
+            numbers = [value[1] for value in values if not isinstance(value, str)]
+            shown.append(f"{np.mean(numbers):.2f}" if numbers else "-" if values else "")
+        lines.append(f"| {name} | {' | '.join(shown)} |")
     return "\n".join(lines)
 
 
