@@ -98,10 +98,10 @@ LAYOUTS = {
     ),
     "swav": _images(method="swav"),
     "cmc": replace(_images(method="cmc"), metric="partner@1"),
-    "blocks of images": _images(method="blocks"),
+    "blocks of images": _images(method="blocks", blocks={"size": 1}),
     "window": _sentences("next_mrr", self_logit="drop"),
     "window, zero": _sentences("next_mrr", window=2),
-    "blocks of sentences": _sentences("document/knn", pairs="blocks", block_size=5),
+    "blocks of sentences": _sentences("document/knn", pairs="blocks", block_size=4),
     "agent": Layout("rl", {}, "own view@1", 150, 128, 2e-3),
 }
 
@@ -118,6 +118,8 @@ REFUSED = {
 }
 """What cannot be paired so, and what the error says: no blocks among a queue's or the queries, labels that are missing,
 and no negatives where the sentences of a batch are all of one document."""
+BELOW = {("moco", "swav")}
+"""What was run and ended below the untrained encoder."""
 OTHERWISE: dict[tuple[str, str], str] = {}
 """What learns with other options than its defaults alone, and with which."""
 
