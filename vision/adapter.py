@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dipole.core.train.loop import Run
 
 CHUNK = 512  # images per forward pass when features are extracted
-DRAWN = 512  # images of a mini-batch in a picture, at most
+DRAWN = 1024  # images of a mini-batch in a picture, at most
 
 
 class VisionAdapter(Adapter):
@@ -145,15 +145,16 @@ class VisionAdapter(Adapter):
     def draw(self, path: Path, objective: Any, when: str, query: int = 0) -> None:
         """Write the picture of a query in a mini-batch: images with their weights, and a map of the batch.
 
-        The same images and views for every call; two views where the framework has one (CMC splits it into its halves).
+        The same images and views for every call; two views where the framework has one (CMC splits it into its halves),
+        and one more than vision.probe.positives where it is given.
         """
         images, generator = self.parts.pretrain.images, self.seed.torch("probe", "picture")
         index = torch.randperm(len(images), generator=generator)[: min(self.batch_size, DRAWN)]
         pixels, (height, width) = images[index].to(self.device), images.shape[-2:]
-        recipe = self.config.augment
+        recipe, positives = self.config.augment, self.config.probe.positives
         views = [
             apply(recipe, pixels, draw(recipe, len(index), height, width, generator))
-            for _ in range(max(2, self.config.count))
+            for _ in range(max(2, self.config.count) if positives is None else positives + 1)
         ]
         with frozen(self.module):
             found = [self.module.embedding(view) for view in views]

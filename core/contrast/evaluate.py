@@ -28,13 +28,17 @@ if TYPE_CHECKING:
 class Rows:
     """Row statistics of one term by the names it gave them, and what else it may ask about its pairs.
 
-    `pairs` and `x` hold this rank's anchors; `pairs.candidates` and `y` the candidates of all ranks.
+    `pairs` and `x` hold this rank's anchors; `pairs.candidates` and `y` the candidates of all ranks. `further` holds
+    the rows of the pairs that `Objective.further` asked for.
     """
 
-    def __init__(self, pairs: Pairs, x: Tensor, y: Tensor, values: dict[str, Tensor]) -> None:
+    def __init__(
+        self, pairs: Pairs, x: Tensor, y: Tensor, values: dict[str, Tensor], further: tuple[Rows, ...] = ()
+    ) -> None:
         self.pairs = pairs
         self.x = x
         self.y = y
+        self.further = further
         self._values = values
 
     def __getattr__(self, name: str) -> Tensor:
@@ -129,28 +133,39 @@ def _without_autocast(device: str) -> AbstractContextManager[Any]:
 
 
 def _on_pairs(terms: Mapping[str, tuple[float, Objective]], pairs: Pairs, related: Related) -> dict[str, TermValue]:
-    prepared = {name: term.prepare(pairs) for name, (_, term) in terms.items()}
+    # The pairs a term looks at, those of its own anchors first.
+    prepared = {name: (term.prepare(pairs), *term.further(pairs)) for name, (_, term) in terms.items()}
     # Terms that look at the same pairs look at the same narrowed pairs.
-    local = {id(each): related.local(each) for each in prepared.values()}
+    local = {id(each): _share(related, each) for several in prepared.values() for each in several[1:]}
+    local |= {id(several[0]): related.local(several[0]) for several in prepared.values()}
     matrices: dict[object, _Matrix] = {}
-    seen_by: dict[str, _Matrix] = {}
+    seen_by: dict[str, list[_Matrix]] = {}
     asked: dict[str, dict[str, AnyStatistic]] = {}
     for name, (_, term) in terms.items():
-        each = prepared[name]
-        term.build_for(each.anchors)
-        key = id(each), term.projection()
-        if key not in matrices:
-            matrices[key] = _Matrix.of(term, local[id(each)])
+        term.build_for(pairs.anchors)
         asked[name] = term.statistics()
-        matrices[key].wanted += asked[name].values()
-        seen_by[name] = matrices[key]
+        seen_by[name] = []
+        for each in prepared[name]:
+            key = id(each), term.projection()
+            if key not in matrices:
+                matrices[key] = _Matrix.of(term, local[id(each)])
+            matrices[key].wanted += asked[name].values()
+            seen_by[name].append(matrices[key])
     for matrix in matrices.values():
         matrix.sweep()
     values = {}
     for name, (weight, term) in terms.items():
-        value, note = _value(term, prepared[name], seen_by[name], asked[name])
+        value, note = _value(term, prepared[name][0], seen_by[name], asked[name])
         values[name] = TermValue(value, weight, note)
     return values
+
+
+def _share(related: Related, pairs: Pairs) -> Pairs:
+    """This rank's anchors of further pairs; all of them where they do not divide into the rows of the batch.
+
+    A sum over all ranks then counts each anchor as often, in value and gradient, which a mean does not notice.
+    """
+    return pairs if related.own is None or len(pairs.anchors) % related.total else related.local(pairs)
 
 
 class _Matrix:
@@ -201,23 +216,26 @@ class _Matrix:
                 first=self.pairs.first_negative,
             )
 
-    def rows(self, asked: Mapping[str, AnyStatistic]) -> Rows:
+    def rows(self, asked: Mapping[str, AnyStatistic], further: tuple[Rows, ...] = ()) -> Rows:
         named = {name: self.results[statistic] for name, statistic in asked.items()}
-        return Rows(self.pairs, self.x, self.y, named)
+        return Rows(self.pairs, self.x, self.y, named, further)
 
     @cached_property
     def positives(self) -> Tensor:
         return paired(self.x, self.y, self.pairs.positives)
 
 
-def _value(term: Objective, prepared: Pairs, matrix: _Matrix, asked: Mapping[str, AnyStatistic]) -> tuple[Tensor, str]:
+def _value(
+    term: Objective, prepared: Pairs, matrices: list[_Matrix], asked: Mapping[str, AnyStatistic]
+) -> tuple[Tensor, str]:
     """The value of a term, and why it is 0 without being learnt."""
+    matrix = matrices[0]
     # What the global pairs hold decides: ranks must agree on whether they go on to the sums over all of them.
     if term.needs_negatives and not prepared.has_negatives:
         return (matrix.x * 0.0).sum(), "0: no anchor has a negative (every candidate is a positive or dropped)"
     if prepared.positives.shape[1] == 0 and term.is_base():
         return (matrix.x * 0.0).sum(), "0: no anchor has a positive"
-    rows = matrix.rows(asked)
+    rows = matrix.rows(asked, tuple(other.rows(asked) for other in matrices[1:]))
     value = term.loss(matrix.positives if term.similarity is not None else matrix.x, rows)
     if value.ndim:
         if term.needs_negatives and matrix.pairs.known.padded:

@@ -20,7 +20,10 @@ from dipole.core.contrast.spec import caret as caret_under
 from dipole.core.contrast.statistics import AnyStatistic
 from dipole.core.ground.errors import OptionError, PairsError, SpecError
 
-__all__ = ["Composite", "Objective", "Outcome", "Rows", "TermValue", "entry_of", "objective"]
+__all__ = ["SHARPNESS", "Composite", "Objective", "Outcome", "Rows", "TermValue", "entry_of", "objective"]
+
+SHARPNESS = 1.0, 2.0
+"""t_pos and t_neg by which pictures and entropies weigh points where no term says how: CACR's defaults."""
 
 
 def _checking(init: Callable[..., None]) -> Callable[..., None]:
@@ -88,6 +91,13 @@ class Objective(nn.Module):
         keeps the anchors it is given, in their order, and pads the positives of those it leaves out with -1.
         """
         return pairs
+
+    def further(self, pairs: Pairs) -> tuple[Pairs, ...]:
+        """More pairs whose rows it looks at, as `rows.further`: the same statistics of other anchors.
+
+        Like `prepare` it is given those of the global batch; most terms have none.
+        """
+        return ()
 
     def statistics(self) -> dict[str, AnyStatistic]:
         """Row statistics over the negatives, by the name `loss` uses."""
@@ -277,8 +287,8 @@ class Composite(nn.Module):
         return max((term.positives_wanted for _, _, term in self if term.positives_wanted is not None), default=None)
 
     def sharpness(self) -> tuple[float, float]:
-        """(t_pos, t_neg) of the first term that weighs points unequally (`Objective.weights`); else CACR's defaults."""
-        return next((term.weights() for _, _, term in self if any(term.weights())), (1.0, 2.0))
+        """(t_pos, t_neg) of the first term that weighs points unequally (`Objective.weights`); else `SHARPNESS`."""
+        return next((term.weights() for _, _, term in self if any(term.weights())), SHARPNESS)
 
     def after_step(self, learning_rate: float) -> None:
         """Proximal steps of the terms that have one; call it after each optimizer step."""

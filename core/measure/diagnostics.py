@@ -257,12 +257,19 @@ def alignment(pairs: Pairs, alpha: Annotated[float, Range(above=0), "exponent"] 
 @register(
     "uniformity",
     kind="diagnostic",
-    formula="log mean_{i,j} e^{-t ||z_i - z_j||^2} over pairs of different instances",
+    formula="log mean_{i,j} e^{-t ||z_i - z_j||^2} over pairs of different instances that one encoder made",
     source="Wang & Isola 2020",
 )
 def uniformity(pairs: Pairs | Tensor, t: Annotated[float, Range(above=0), "precision"] = 2.0) -> float:
-    """Log of the mean Gaussian potential of different instances; nan if there are none."""
+    """Log of the mean Gaussian potential of different instances, the mean over both encoders where there are two.
+
+    nan if there are no such pairs.
+    """
     pairs = every_pair(pairs) if isinstance(pairs, Tensor) else pairs
+    return float(torch.tensor([_uniformity(side, t) for side in pairs.within_sides()]).mean())
+
+
+def _uniformity(pairs: Pairs, t: float) -> float:
     if not pairs.has_negatives:
         return math.nan
     (potential,) = _statistics(pairs, LogSumExp(2 * t))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dipole.core.contrast.gather import relate
+from dipole.core.contrast.objective import SHARPNESS
 from dipole.core.contrast.spectrum import effective_rank
 from dipole.core.ground.seeding import Seeds, isolated
 from dipole.core.measure import diagnostics
@@ -68,7 +69,7 @@ def evaluate(
             values, histogram = diagnose(features, labels, objective)
             seen = adapter.diagnostic_pairs() if pairs is None else pairs
             if seen is not None:
-                values |= diagnose_pairs(relate(seen).local_pairs)
+                values |= diagnose_pairs(relate(seen).local_pairs, objective)
             if objective is not None:
                 values |= diagnose_objective(objective, features)
     finally:
@@ -130,14 +131,19 @@ def diagnose_classes(features: Tensor, labels: Tensor) -> dict[str, float]:
 
 
 @torch.no_grad()
-def diagnose_pairs(several: tuple[Pairs, ...]) -> dict[str, float]:
-    """Measure one batch of positives and negatives; the mean over the Pairs that it gave."""
+def diagnose_pairs(several: tuple[Pairs, ...], objective: Composite | None = None) -> dict[str, float]:
+    """Measure one batch of positives and negatives; the mean over the Pairs that it gave.
+
+    The entropy is that of the negatives' weights at the objective's own t_neg (`Composite.sharpness`).
+    """
+    t_neg = SHARPNESS[1] if objective is None else objective.sharpness()[1]
     found = [
-        (*diagnostics.conditional_entropy(pairs), diagnostics.alignment(pairs), diagnostics.uniformity(pairs))
+        (*diagnostics.conditional_entropy(pairs, t_neg), diagnostics.alignment(pairs), diagnostics.uniformity(pairs))
         for pairs in several
     ]
     names = ("conditional_entropy", "conditional_entropy_maximum", "alignment", "uniformity")
-    return {name: fmean(values) for name, values in zip(names, zip(*found, strict=True), strict=True)}
+    measured = {name: fmean(values) for name, values in zip(names, zip(*found, strict=True), strict=True)}
+    return measured | {"conditional_entropy_t_neg": t_neg}
 
 
 @torch.no_grad()

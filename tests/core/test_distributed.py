@@ -115,6 +115,7 @@ def cross(a, b, **more):
 
 LAYOUTS = {
     "views": lambda r: Pairs.from_views([r["a"], r["b"]], r["labels"], r["index"]),
+    "queries of three views": lambda r: Pairs.from_views([r["a"], r["b"], r["c"]], r["labels"], r["index"], "queries"),
     "three views": lambda r: Pairs.from_views([r["a"], r["b"], r["c"]], r["labels"]),
     "queue": cross("a", "b", queue_labels=torch.tensor([0, 1, 2, 1])),
     "queue of strangers": cross("a", "b"),
