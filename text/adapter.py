@@ -4,21 +4,22 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Unpack
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dipole.core.contrast.embedded import Embedded
+from dipole.core.contrast.objective import Composite
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.errors import ConfigError, DataError
 from dipole.core.measure.class_tasks import class_tasks
 from dipole.core.measure.probes import knn_probe
-from dipole.core.train.adapter import Adapter, Context
+from dipole.core.train.adapter import Adapter, Context, Sketch
 from dipole.core.train.sampling import ClassBlocks
 from dipole.text import encoders, senteval
 from dipole.text.batching import make_batch
@@ -27,12 +28,18 @@ from dipole.text.corpus import Document, labelled_documents, read_documents
 from dipole.text.document_classification import document_accuracy
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoded import Sentences, building, encode_documents, keep
-from dipole.text.model import build_model, expanded
+from dipole.text.model import build_model, expanded, fixed_table
 from dipole.text.neighbours import nearest_sentences, neighbour_histogram, next_sentence
 from dipole.text.senteval.tables import six_task_table
 from dipole.text.vocabulary import Tokens, build_vocabulary, load_tokens
 
 PROBED = 2000  # sentences of each split that probes and diagnostics look at
+VECTORS = 300  # width that word vectors are taken to have before they are read: GloVe's
+# Settings that the encoders do not depend on, as they are by default.
+_OF_THE_DATA = {
+    name: TextSettings.model_fields[name].default
+    for name in ("corpus", "split", "column", "cache", "limit", "held_out", "senteval", "labelled", "protocol")
+}
 SHOWN = 3  # sentences whose nearest ones are printed
 
 
@@ -57,15 +64,10 @@ class TextAdapter(Adapter):
 
     def __init__(self, config: TextSettings, **context: Unpack[Context]) -> None:
         super().__init__(config, **context)
-        blocks = self.batch_size // config.block_size
-        if config.pairs == "blocks" and (self.batch_size % config.block_size or blocks < self.world_size):
-            raise ConfigError(
-                f"train.batch_size {self.batch_size} must be a multiple of text.block_size {config.block_size}, with a "
-                f"block for each of the {self.world_size} processes"
-            )
+        _check_blocks(config, self.batch_size, self.world_size)
         self.tokens, self.sentences = self._corpus()
         self.train_rows, self.held_rows = self._split()
-        self.module = build_model(config, self.tokens)
+        self.module = build_model(config, len(self.tokens), fixed_table(config, self.tokens))
         self.embedding_dim = self.module.width
         self._class_blocks: ClassBlocks | None = None
         if config.pairs == "blocks" and config.blocks == "random":
@@ -80,6 +82,15 @@ class TextAdapter(Adapter):
                 f"the corpus {config.corpus} leaves {drawn} sentences for training, fewer than "
                 f"train.batch_size {self.batch_size}"
             )
+
+    @classmethod
+    def sketch(cls, config: Any, batch_size: int, world_size: int = 1) -> Sketch | None:
+        _check_blocks(config, batch_size, world_size)
+        if config.transformer is not None or config.tokenizer != "words":
+            return None  # somebody's files say how wide it is
+        blocks = config.block_size if config.pairs == "blocks" else None
+        arguments = (batch_size, blocks, config.window, config.self_logit)
+        return Sketch(_width(config.model_copy(update=_OF_THE_DATA)), _example, arguments)
 
     # Data ------------------------------------------------------------------------------------------------------------
 
@@ -316,6 +327,36 @@ class TextAdapter(Adapter):
         from dipole.text.export import export_sentence_transformer
 
         export_sentence_transformer(self.encoder(objective), folder)
+
+
+def _check_blocks(config: TextSettings, batch_size: int, world_size: int) -> None:
+    blocks = batch_size // config.block_size
+    if config.pairs == "blocks" and (batch_size % config.block_size or blocks < world_size):
+        raise ConfigError(
+            f"train.batch_size {batch_size} must be a multiple of text.block_size {config.block_size}, with a "
+            f"block for each of the {world_size} processes"
+        )
+
+
+@cache
+def _width(config: TextSettings) -> int:
+    """Width of the embedding of encoders that are built for the largest vocabulary that the settings allow."""
+    words = config.vocabulary_size + 1
+    with torch.device("meta"):
+        fixed = None if config.channels == "trained" else nn.Embedding(words, VECTORS)
+        return build_model(config, words, fixed).width
+
+
+def _example(
+    objective: Composite, dim: int, count: int, size: int | None, window: int, self_logit: Literal["zero", "drop"]
+) -> Pairs:
+    """Random rows of so many sentences of two documents, paired as a batch; size: of a block."""
+    rows = {"document": torch.arange(count) * 2 // count, "index": torch.arange(count)}
+    if size is None:
+        rows |= {"f": torch.randn(count, dim), "g": torch.randn(count, dim)}
+        return _neighbours(rows, window, self_logit)
+    rows = {name: values[::size] for name, values in rows.items()}
+    return _blocks({"x": torch.randn(count // size, size, dim), "labels": rows["document"], "index": rows["index"]})
 
 
 def _blocks(rows: dict[str, Tensor]) -> Pairs:
