@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
@@ -240,7 +240,7 @@ class Sized:
 
     @cached_property
     def unmet(self) -> Mapping[str, str]:
-        """What the paper states and these settings do otherwise, by the key of the statement (`published/PAPER.toml`)."""
+        """What these settings do otherwise than the paper states, by the key of the fact in published/PAPER.toml."""
         own = {"suite.seeds": len(self.seeds), "suite.processes": self.scale.processes}
         cells = []
         for row, column, seed in self.cells():
