@@ -8,6 +8,7 @@ import argparse
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass
+from functools import cache
 from pathlib import Path
 
 from dipole.benchmarks.protocol import Paper, papers
@@ -98,7 +99,12 @@ def _published(name: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _suites_of(id_: str) -> list[Suite]:
-    return [suite for name in suites() if (suite := read_suite(name)).published == id_]
+    return [suite for suite in _suites() if suite.published == id_]
+
+
+@cache
+def _suites() -> list[Suite]:
+    return [read_suite(name) for name in suites()]
 
 
 def _of_suite(paper: Paper, suite: Suite, label: str, what: str) -> Row:

@@ -162,7 +162,9 @@ def _equal(value: Any, wanted: Any) -> bool:
     if isinstance(value, list | tuple) and isinstance(wanted, list | tuple):
         return len(value) == len(wanted) and all(map(_equal, value, wanted))
     numbers = (int, float)
-    if isinstance(value, numbers) and isinstance(wanted, numbers) and not isinstance(value, bool):
+    if isinstance(value, bool) or isinstance(wanted, bool):
+        return value is wanted
+    if isinstance(value, numbers) and isinstance(wanted, numbers):
         return abs(value - wanted) <= 1e-9 * max(abs(value), abs(wanted))
     return bool(value == wanted)
 

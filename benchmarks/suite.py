@@ -335,7 +335,7 @@ def read_suite(name: str | Path) -> Suite:
         raise ConfigError(f"{path} is not a suite:\n" + "\n".join(lines)) from error
 
 
-def _deviations(sized: Sized) -> dict[str, str]:
+def _deviations(sized: Sized) -> dict[str, str | int | float]:
     """Where a suite that claims a published table does otherwise than the shipped suite of that table."""
     theirs_path = suites().get(sized.suite.published or "")
     reference = read_suite(theirs_path).scale.get("paper") if theirs_path else None
