@@ -11,7 +11,20 @@ from torch import Tensor
 
 from dipole.core.contrast.checks import check_alike, check_indices, check_matrix, check_row_values, shape_of
 from dipole.core.contrast.embedded import Embedded, Relation
-from dipole.core.contrast.indices import absolute, instances_of, joined, padded, pads_last, relative, repeat, runs_of
+from dipole.core.contrast.indices import (
+    absolute,
+    filled,
+    instances_of,
+    joined,
+    numbers,
+    other_views,
+    padded,
+    pads_last,
+    relative,
+    repeat,
+    repeated_numbers,
+    runs_of,
+)
 from dipole.core.ground.errors import PairsError
 
 NO_VIEW = -1
@@ -114,16 +127,14 @@ class Pairs:
             each = [rows[f"view{number}"] for number in range(len(views))]
             count, batch = len(each), len(each[0])
             z = torch.cat(each)  # (VB, d), view-major
-            own = torch.arange(count * batch, device=z.device).unsqueeze(1)  # (VB, 1)
-            shifts = torch.arange(1, count, device=z.device) * batch
             runs = tuple((number, batch) for number in range(count))
             return cls(
                 z,
                 z,
-                positives=(own + shifts) % (count * batch),  # (VB, V-1)
-                dropped=own,
+                positives=other_views(count, batch, z.device),  # (VB, V-1)
+                dropped=numbers(count * batch, z.device).unsqueeze(1),  # (VB, 1)
                 labels=repeat(rows.get("labels"), count),
-                index=repeat(instances_of(rows, batch, z.device), count),
+                index=repeat(rows["index"], count) if "index" in rows else repeated_numbers(batch, count, z.device),
                 structure=Structure(runs, runs, among=count * batch, fewest=count - 1, mutual=True),
             )
 
@@ -596,7 +607,7 @@ class Pairs:
         if not self.known.padded:
             # Positives lie before the first negative, where there is such a border.
             listed = self.dropped.shape[1] if first else self.excluded.shape[1]
-            return torch.full((len(self.anchors),), free - listed, device=self.anchors.device)
+            return filled(len(self.anchors), free - listed, self.anchors.device)
         # A candidate may be listed twice (as a positive and as dropped): count distinct ones.
         order = self.excluded.sort(1).values
         fresh = torch.ones_like(order, dtype=torch.bool)
