@@ -89,25 +89,28 @@ class _Whole(torch.autograd.Function):
             return *_again(plan, (x, y, positives, excluded), shifts, (near, *grads), ctx.needs_input_grad), *[None] * 3
         tile = ctx.tile.filled(saved[running:])
         upstream = iter(grads)
+        # Where a slope is as symmetric as s, both directions are one product: a third of what adding a transpose costs.
+        both = plan.symmetric and not running
         total: Tensor | None = None  # dL/ds, (A, C)
         for statistic, runs in plan.statistics:
             e = _exp(statistic, tile, next(shifts) if runs else None)
-            for slope in as_tuple(statistic.slopes(tile.s, e)):
+            slopes, factor = slopes_of(statistic, tile.s, e)
+            for slope in slopes:
                 weight = next(upstream)
                 if weight is not None:
-                    total = _plus(total, slope, weight.unsqueeze(1))
+                    weight = (weight if factor == 1 else factor * weight).unsqueeze(1)
+                    weight = weight + weight.T if both else weight
+                    total = slope * weight if total is None else total.addcmul_(slope, weight)
         total = torch.zeros_like(tile.s) if total is None else tile.allowed_(total, 0.0)
         if plan.first:
             total = pad(total, (plan.first, 0))
         if near is not None:
             total.scatter_add_(1, positives, near)
+            if both:
+                total.T.scatter_add_(1, positives, near)
         if plan.symmetric:
-            return (total + total.T) @ x, *[None] * 4
+            return (total if both else total + total.T) @ x, *[None] * 4
         return total @ y, total.T @ x if ctx.needs_input_grad[1] else None, *[None] * 3
-
-
-def _plus(total: Tensor | None, slope: Tensor, weight: Tensor) -> Tensor:
-    return slope * weight if total is None else total.addcmul_(slope, weight)
 
 
 def _top(statistic: Statistic, tile: Tile) -> Tensor:
@@ -186,6 +189,7 @@ def gradients(outputs: Sequence[Tensor], inputs: Sequence[Tensor], grads: Sequen
     return list(torch.autograd.grad(out, inputs, upstream, create_graph=True, materialize_grads=True))
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def whole(
     x: Tensor,
     y: Tensor,
@@ -221,7 +225,7 @@ def whole(
         x, y, positives.clamp_min(0) if padded else positives, excluded, plan
     )
     rest = iter(found)
-    parts = [tuple(islice(rest, number_of_parts(each))) for each in sums]
+    parts = [tuple(islice(rest, len(parts_of(each)))) for each in sums]
     results: dict[AnyStatistic, Tensor] = {each: next(rest) for each in extremes}
     zero = counts.new_zeros((), dtype=x.dtype)
     for (statistic, runs), each in zip(asked, parts, strict=True):
@@ -230,7 +234,14 @@ def whole(
 
 
 @lru_cache(maxsize=256)
-def number_of_parts(statistic: Statistic) -> int:
-    """How many sums it takes."""
-    nothing = torch.zeros(0, 0)
-    return len(as_tuple(statistic.parts(nothing, None if statistic.scale is None else nothing)))
+def parts_of(statistic: Statistic) -> tuple[bool, ...]:
+    """For each of its parts whether that is e itself."""
+    s, e = torch.zeros(0, 0), None if statistic.scale is None else torch.zeros(0, 0)
+    return tuple(part is e for part in as_tuple(statistic.parts(s, e)))
+
+
+def slopes_of(statistic: Statistic, s: Tensor, e: Tensor | None) -> tuple[tuple[Tensor, ...], float]:
+    """The slope of each part, and what all are to be multiplied by: of e itself it is scale e, and e is there."""
+    if statistic.scale is not None and e is not None and all(parts_of(statistic)):
+        return (e,) * len(parts_of(statistic)), statistic.scale
+    return as_tuple(statistic.slopes(s, e)), 1.0

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dipole.core.contrast.dense import LOWEST, SAFE_EXPONENT, gradients, number_of_parts, sums_again
+from dipole.core.contrast.dense import LOWEST, SAFE_EXPONENT, gradients, parts_of, slopes_of, sums_again
 from dipole.core.contrast.statistics import AnyStatistic, Extreme, Statistic, as_tuple
 from dipole.core.contrast.tile import Side, Tile, Tiling, mask_of
 
@@ -67,12 +67,17 @@ class _Term:
         sums[self.slots, side.rows] *= (old - new).exp()
         shifts[self.number, side.rows] = new
 
-    def slopes(self, tile: Tile, grad: Tensor, shifts: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Slopes (R, T) and what each weighs, (R, 1), (1, T) or (R, T); grad (N, A) is that of the sums."""
+    def slopes(self, tile: Tile, grad: Tensor, shifts: Tensor, mirrored: bool) -> Iterator[tuple[Tensor, Tensor]]:
+        """Slopes (R, T) and what each weighs, (R, 1), (1, T) or (R, T); grad (N, A) is that of the sums.
+
+        `mirrored` adds the transpose of a diagonal tile, whose slopes are as symmetric as s without running maxima.
+        """
         for sides in self.groups(tile):
-            slopes = as_tuple(self.statistic.slopes(tile.s, self.exp(tile, sides[0], shifts)))
+            slopes, factor = slopes_of(self.statistic, tile.s, self.exp(tile, sides[0], shifts))
             for upstream, slope in zip(grad[self.slots], slopes, strict=True):
-                weights = [upstream[side.rows].unsqueeze(side.axis) for side in sides]
+                weights = [factor * upstream[side.rows].unsqueeze(side.axis) for side in sides]
+                if mirrored:
+                    weights.append(weights[0].T)
                 yield slope, weights[0] if len(weights) == 1 else weights[0] + weights[1]
 
 
@@ -109,16 +114,18 @@ class _Sweep(torch.autograd.Function):
             return *_again(ctx, x, y, shifts, grad), None, None, None
         dx = torch.zeros_like(x)
         dy = dx if ctx.tiling.symmetric else torch.zeros_like(y) if ctx.needs_input_grad[1] else None
+        running = any(term.running for term in ctx.terms)
         for tile in _filled(ctx.kept, tensors) if ctx.kept else ctx.tiling.tiles(x, y):
+            # On the diagonal of the symmetric case one product serves (i, j) and (j, i).
+            diagonal = ctx.tiling.symmetric and len(tile.sides) == 1
             total: Tensor | None = None  # dL/ds, (R, T)
             for term in ctx.terms:
-                for slope, weight in term.slopes(tile, grad, shifts):
+                for slope, weight in term.slopes(tile, grad, shifts, diagonal and not running):
                     total = slope * weight if total is None else total.addcmul_(slope, weight)
             assert total is not None  # without a sum there is no gradient to come here with
             tile.allowed_(total, 0.0)
-            if ctx.tiling.symmetric and len(tile.sides) == 1:
-                # On the diagonal one product serves (i, j) and (j, i).
-                dx[tile.rows].addmm_(total + total.T, x[tile.rows])
+            if diagonal:
+                dx[tile.rows].addmm_(total + total.T if running else total, x[tile.rows])
                 continue
             dx[tile.rows].addmm_(total, y[tile.columns])
             if dy is not None:
@@ -161,7 +168,7 @@ def _terms(statistics: Sequence[Statistic], x: Tensor, bound: float) -> list[_Te
     terms: list[_Term] = []
     stop = 0
     for number, statistic in enumerate(statistics):
-        start, stop = stop, stop + number_of_parts(statistic)
+        start, stop = stop, stop + len(parts_of(statistic))
         running = statistic.scale is not None and abs(statistic.scale) * bound > SAFE_EXPONENT
         terms.append(_Term(statistic, number, slice(start, stop), running))
     return terms
