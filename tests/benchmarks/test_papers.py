@@ -41,7 +41,7 @@ def test_every_suite_can_be_built(scale):
         ("lmcl-table3", "vision.data.pretrain_split=nothing", "stl10 has no split 'nothing'"),
         ("lmcl-table3", "train.batch_size=200000", "train.batch_size: 200000 is more than the 100000 images of stl10"),
         ("lmcl-table2", "vision.negatives=2000000", "vision.negatives: 2000000 of a memory bank"),
-        ("arora-table2-text", "train.batch_size=401", "train.batch_size 401 must be a multiple of text.block_size 2"),
+        ("arora-table2-text", "train.batch_size=401", "train.batch_size 401 must be a multiple of 3, the sentences of a block"),
         ("lmcl-table5", "rl.image_size=8", "images of 8 pixels are too small for 4 convolutions"),
         ("lmcl-table5", "rl.image_size=101", "image_size must be between 1 and the rendered size 100"),
     ],
