@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
-    """Explain one of them: formula, options, source, cost."""
+    """Explain one of them: formula, options, source, cost, deviations from each paper."""
     parser.add_argument(
         "name",
         metavar="NAME",
@@ -78,6 +78,7 @@ def _show_entry(entry: Entry, as_json: bool) -> None:
         "cost": entry.cost,
         "weight": entry.weight,
         "options": options,
+        "deviations": {paper: list(lines) for paper, lines in entry.deviations.items()},
     }
     if as_json:
         print(json.dumps(facts, indent=2, default=str))
@@ -93,6 +94,9 @@ def _show_entry(entry: Entry, as_json: bool) -> None:
     ):
         if value:
             print(f"{label + ':':<9}{value}")
+    for paper, lines in entry.deviations.items():
+        print(f"\nwhere it differs from {paper}, or decides:" if lines else f"\nnothing differs from {paper}")
+        print(*(f"  - {line}" for line in lines), sep="\n", end="\n" if lines else "")
     if entry.options:
         rows = [
             (

@@ -46,6 +46,12 @@ def log_mean_kernel(
     aliases=("au_cl", "au"),
     formula="w_a mean_{i,p} ||a_i - c_p||^alpha + w_u log mean_{i,j} e^{-t ||z_i - z_j||^2}, within each encoder",
     source="Wang & Isola 2020; CACR Table 2 (AU-CL)",
+    deviations={
+        "CACR": ("AU-CL is listed with a temperature of 0.19 or 0.2; the loss of Wang and Isola has none",),
+        "Wang & Isola 2020": (
+            "alpha = 2, t = 2 and both weights 1 by default; the paper tunes them for each data set",
+        ),
+    },
 )
 class AlignUniform(Objective):
     """Alignment of positives plus uniformity of different instances, both on the unit sphere.

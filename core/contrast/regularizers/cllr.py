@@ -81,6 +81,13 @@ def independent_columns(L: Tensor, tolerance: float) -> Tensor:
     weight=0.1,
     formula="R = mean_i || L^T L Phi(x_i) - Phi(x_i) ||^2 + alpha * norm(L), norm = l21 or nuclear",
     source="CLLR Eqs. 6-10, Algorithm 1; lambda = 0.1, alpha = 10",
+    deviations={
+        "CLLR": (
+            "transpose marks are lost in Eqs. 6 and 7: L^T L is read, by Sec. 2.2",
+            "L is started as the identity: the paper does not say",
+            "solver=proximal is not in the paper: a subgradient reaches no exact zeros",
+        ),
+    },
     cost="rows x dim^2, and a singular value decomposition of L for the nuclear norm; no similarity matrix",
 )
 class CLLR(Objective):
