@@ -139,6 +139,7 @@ class _Matrix:
 
     def __init__(self, pairs: Pairs, x: Tensor, y: Tensor, bound: float | None) -> None:
         self.pairs, self.x, self.y, self.bound = pairs, x, y, bound
+        self.embeddings: tuple[Tensor, Tensor] | None = None
         self.wanted: list[AnyStatistic] = []
         self.results: dict[AnyStatistic, Tensor] = {}
 
@@ -147,7 +148,10 @@ class _Matrix:
         if term.similarity is None:
             x = full_precision(pairs.anchors)
             return cls(pairs, x, x, None)
-        return cls(pairs, *term.project(pairs))
+        matrix = cls(pairs, *term.project(pairs))
+        if term.keeps_directions:
+            matrix.embeddings = pairs.anchors, pairs.candidates
+        return matrix
 
     def sweep(self) -> None:
         if self.wanted:
@@ -160,6 +164,7 @@ class _Matrix:
                 bound=self.bound,
                 symmetric=self.pairs.mutual and self.x is self.y,
                 first=self.pairs.first_negative,
+                embeddings=self.embeddings,
             )
 
     def rows(self, asked: Mapping[str, AnyStatistic]) -> Rows:

@@ -163,8 +163,12 @@ class Objective(nn.Module):
         Cosine and dot products are the same for all terms; a bilinear W, and whatever a term projects by itself, is its
         own.
         """
-        shared = type(self).project is Objective.project and self.similarity != "bilinear"
-        return self.similarity if shared else id(self)
+        return self.similarity if self.keeps_directions else id(self)
+
+    @property
+    def keeps_directions(self) -> bool:
+        """Whether x and y are the embeddings themselves, up to a factor for each row."""
+        return type(self).project is Objective.project and self.similarity != "bilinear"
 
     def forward(self, pairs: Input | Related | Tensor, *views: Tensor) -> Tensor:
         """The scalar loss of this term alone, unweighted."""

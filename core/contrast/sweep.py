@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from dipole.core.contrast import engine
 from dipole.core.contrast.statistics import AnyStatistic, Extreme, Statistic, as_tuple
 from dipole.core.contrast.tile import Side, Tile, Tiling
 
@@ -161,6 +162,7 @@ def row_statistics(
     symmetric: bool = False,
     tile: int | None = None,
     first: int = 0,
+    embeddings: tuple[Tensor, Tensor] | None = None,
 ) -> dict[AnyStatistic, Tensor]:
     """Compute all statistics of the rows of x y^T in one sweep, forward and backward.
 
@@ -173,6 +175,8 @@ def row_statistics(
         symmetric: x is y, `first` is 0, and j is excluded for i exactly if i is for j.
         tile: rows and columns of a tile; by default TILE on a CPU and eight times that on an accelerator.
         first: columns before it take part in no row.
+        embeddings: of which the rows of x and y are multiples, in the dtype they came in; fused kernels multiply those
+            where they are in half precision.
 
     Returns:
         A tensor (A,) for each statistic; indices for `Extreme`.
@@ -180,14 +184,17 @@ def row_statistics(
     on_cpu = x.device.type == "cpu"
     if first:
         y, excluded = y[first:], excluded - first
+        embeddings = embeddings and (embeddings[0], embeddings[1][first:])
     if bound is None:
         bound = float(_longest(x) * _longest(y)) if on_cpu and len(y) else math.inf
     wanted = list(dict.fromkeys(statistics))
     terms = _terms([stat for stat in wanted if isinstance(stat, Statistic)], x, bound)
     extremes = [stat for stat in wanted if isinstance(stat, Extreme)]
     tiling = Tiling(excluded, symmetric, tile or (TILE if on_cpu else 8 * TILE))
+    asked, running = [term.statistic for term in terms], [term.running for term in terms]
     with torch.autocast(x.device.type, enabled=False):
-        sums, shifts, *where = _Sweep.apply(x, y, tiling, terms, extremes)  # type: ignore[no-untyped-call]
+        found = None if tile else engine.sums(x, y, excluded, asked, running, extremes, symmetric, embeddings)
+        sums, shifts, *where = found or _Sweep.apply(x, y, tiling, terms, extremes)  # type: ignore[no-untyped-call]
     results: dict[AnyStatistic, Tensor] = {}
     for extreme, index in zip(extremes, where, strict=True):
         results[extreme] = torch.where(index < 0, index, index + first)
