@@ -7,8 +7,9 @@ do; everything else, float64 and a statistic that no kernel can be made of are s
 from __future__ import annotations
 
 import os
+import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -21,6 +22,7 @@ from dipole.core.contrast.statistics import AnyStatistic, Extreme, Statistic
 from dipole.core.ground.errors import EngineError
 
 VARIABLE = "DIPOLE_ENGINE"
+INTERPRET = "TRITON_INTERPRET"
 ENGINES = ("eager", "triton")
 ALIASES = {"tiles": "eager"}
 
@@ -40,21 +42,36 @@ def wanted() -> str | None:
     name = ALIASES.get(name, name)
     if name and name not in ENGINES:
         raise EngineError(
-            f"{VARIABLE}={os.environ.get(VARIABLE)!r} names no engine; there are {', '.join(ENGINES)} "
+            f"{VARIABLE}={name!r} names no engine; there are {', '.join(ENGINES)} "
             f"({', '.join(f'{a} is {b}' for a, b in ALIASES.items())}). Unset it to let the device decide."
         )
     return name or None
 
 
 @contextmanager
-def using(name: str) -> Iterator[None]:
-    """Inside, sweeps are served by this engine whatever the environment says."""
+def using(name: str | None) -> Iterator[None]:
+    """Inside, sweeps are served by this engine whatever the environment says; None leaves it at that.
+
+    Kernels that are asked for where there is no GPU run in Triton's interpreter.
+
+    Raises:
+        EngineError: if there is no such engine, or it cannot run here.
+    """
+    if name is None:
+        yield
+        return
     _by_hand.append(name)
+    alone = wanted() == "triton" and not torch.cuda.is_available() and "triton" not in sys.modules
+    before = os.environ.get(INTERPRET)
     try:
-        wanted()
+        if alone:  # Triton reads it once, when it is imported
+            os.environ[INTERPRET] = "1"
+        reason_against(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         yield
     finally:
         _by_hand.pop()
+        if alone and before is None:
+            del os.environ[INTERPRET]
 
 
 def reason_against(device: torch.device, dtype: torch.dtype = torch.float32) -> str:
@@ -97,7 +114,7 @@ def cure_without_gpu() -> str:
         return f"{VARIABLE}=triton, but there is no GPU and Triton is not installed: unset it, or {VARIABLE}=eager."
     return (
         f"{VARIABLE}=triton, but torch sees no GPU: unset it, or set {VARIABLE}=eager; to run the kernels slowly on a "
-        "processor, set TRITON_INTERPRET=1 as well before Python starts."
+        f"processor, set {INTERPRET}=1 as well before Python starts."
     )
 
 
@@ -170,6 +187,15 @@ def served() -> int:
 def failures() -> list[str]:
     """What was wrong with the kernels that are not trusted."""
     return [verdict for verdict in _verdicts.values() if verdict]
+
+
+def outlook(statistics: Iterable[AnyStatistic]) -> str:
+    """Which engine serves some statistics where, and why, in a few words."""
+    asked = list(statistics)
+    if not asked:
+        return "none: no row statistics"
+    against = [reason for reason in map(obstacle, asked) if reason]
+    return f"tiles everywhere: {'; '.join(against)}" if against else "kernels on a GPU, tiles on a processor"
 
 
 def triton_version() -> str:

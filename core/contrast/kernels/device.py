@@ -3,6 +3,19 @@
 import triton
 import triton.language as tl
 
+# The interpreter keeps bf16 as bare bits, which its product does not know; in float32 the product is the same.
+WIDEN = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def product(a, b, total, PRECISION: tl.constexpr):
+    """a b + total, accumulated in float32."""
+    if WIDEN:
+        total = tl.dot(a.to(tl.float32), b.to(tl.float32), total, input_precision="ieee")
+    else:
+        total = tl.dot(a, b, total, input_precision=PRECISION)
+    return total
+
 
 @triton.jit
 def load_rows(x, rows, size, first, D: tl.constexpr, WIDTH: tl.constexpr):
@@ -31,7 +44,7 @@ def products(
     for first in range(0, D, BK):
         a = load_rows(x, own, own_size, first, D, BK)
         b = load_rows(y, other, other_size, first, D, BK)
-        s = tl.dot(a, tl.trans(b), s, input_precision=PRECISION)
+        s = product(a, tl.trans(b), s, PRECISION)
     return s
 
 

@@ -40,11 +40,11 @@ class Blocks:
 
 # The first of each is taken untuned; benchmarks choose among them where tuning is allowed.
 FORWARD = {
-    True: (Blocks(128, 64, 64, 4, 3), Blocks(128, 128, 64, 8, 3), Blocks(64, 64, 64, 4, 3)),
-    False: (Blocks(64, 32, 32, 4, 2), Blocks(64, 64, 32, 8, 2), Blocks(32, 32, 32, 4, 2)),
+    True: (Blocks(128, 64, 64, 8, 3), Blocks(128, 128, 64, 8, 3), Blocks(64, 64, 64, 4, 3)),
+    False: (Blocks(32, 32, 32, 4, 2), Blocks(64, 32, 32, 4, 2), Blocks(64, 64, 32, 8, 2)),
 }
 BACKWARD = {
-    True: (Blocks(64, 64, 64, 4, 2), Blocks(128, 64, 64, 8, 2), Blocks(64, 32, 64, 4, 3)),
+    True: (Blocks(128, 64, 64, 8, 2), Blocks(64, 64, 64, 4, 2), Blocks(64, 32, 64, 4, 3)),
     False: (Blocks(32, 32, 32, 4, 2), Blocks(64, 32, 32, 8, 2)),
 }
 # Embeddings up to this width are held whole, wider ones are multiplied a piece at a time.
@@ -67,7 +67,7 @@ def built(text: str) -> Any:
         "LOWEST": triton.language.constexpr(LOWEST),
         "__name__": f"{__name__}.generated",
     }
-    for each in ("load_rows", "products", "listed", "listed_few", "log1p", "expm1", "tanh"):
+    for each in ("load_rows", "product", "products", "listed", "listed_few", "log1p", "expm1", "tanh"):
         namespace[each] = getattr(device, each)
     exec(compile(text, name, "exec"), namespace)
     function = namespace[text[len("def ") : text.index("(")]]

@@ -192,9 +192,9 @@ def backward(summands: Sequence[Summand], side: Side) -> tuple[str, list[float]]
         "    weighed = load_rows(y, other, other_size, part * BD, D, BD)",
         # Half precision holds the similarities' factors exactly; dL/ds has bf16's range in either half precision.
         "if SCALED:",
-        "    acc = tl.dot(total.to(tl.bfloat16), weighed.to(tl.bfloat16), acc)",
+        "    acc = product(total.to(tl.bfloat16), weighed.to(tl.bfloat16), acc, PRECISION)",
         "else:",
-        "    acc = tl.dot(total, weighed, acc, input_precision=PRECISION)",
+        "    acc = product(total, weighed, acc, PRECISION)",
     ]
     before = ["acc = tl.zeros((BM, BD), tl.float32)", *loads["own"]]
     head = f"def {side}({INPUTS}, grad, shifts, out, {COUNTS}{{}}, {SIZES}, BD: tl.constexpr, {FLAGS}):"
@@ -251,7 +251,7 @@ def _visit(before: list[str], anchors: str, loads: list[str], tile: list[str]) -
         "    other = first + tl.arange(0, BN)",
         "    if D <= BK:",
         "        b = load_rows(y, other, other_size, 0, D, BK)",
-        "        s = tl.dot(a, tl.trans(b), input_precision=PRECISION)",
+        "        s = product(a, tl.trans(b), tl.zeros((BM, BN), tl.float32), PRECISION)",
         "    else:",
         "        s = products(x, y, own, other, own_size, other_size, D, BM, BN, BK, PRECISION)",
         "    if SCALED:",
