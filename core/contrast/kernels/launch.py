@@ -19,7 +19,9 @@ from dipole.core.contrast.statistics import Extreme
 
 # The running maximum of a row before its first entry: finite, so that the difference of two is a number.
 LOWEST = -1e30
-COUNTS = ("own_size", "other_size", "width", "steps", "chunk", "own_kind", "other_kind")
+# Maxima of rows that lie closer share an exponential, which is still a normal number then.
+NEAR = 70.0
+COUNTS = ("own_size", "other_size", "width", "steps", "chunk", "start", "end", "own_kind", "other_kind")
 HALF = (torch.bfloat16, torch.float16)
 # Rows of the side that is visited that a program sees at least, where it is split to fill a device.
 SHORTEST = 1024
@@ -47,6 +49,12 @@ BACKWARD = {
     True: (Blocks(128, 64, 64, 8, 2), Blocks(64, 64, 64, 4, 2), Blocks(64, 32, 64, 4, 3)),
     False: (Blocks(32, 32, 32, 4, 2), Blocks(64, 32, 32, 8, 2)),
 }
+# Half of a matrix is cut into square tiles, untuned; smaller ones where more than FEW_SUMS are kept in registers.
+SQUARE = {
+    True: (Blocks(128, 128, 64, 8, 3), Blocks(64, 64, 64, 8, 3)),
+    False: (Blocks(64, 64, 32, 8, 2), Blocks(32, 32, 32, 8, 2)),
+}
+FEW_SUMS = 2
 # Embeddings up to this width are held whole, wider ones are multiplied a piece at a time.
 WHOLE = {True: 128, False: 32}
 INTERPRETED = Blocks(32, 32, 32, 4, 1)
@@ -65,6 +73,7 @@ def built(text: str) -> Any:
     namespace: dict[str, Any] = {
         "tl": triton.language,
         "LOWEST": triton.language.constexpr(LOWEST),
+        "NEAR": triton.language.constexpr(NEAR),
         "__name__": f"{__name__}.generated",
     }
     for each in ("load_rows", "product", "products", "listed", "listed_few", "log1p", "expm1", "tanh"):
@@ -136,17 +145,66 @@ class Sweep:
     def sums(self) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Sums (N, A), their shifts (S, A), and indices (A,)."""
         rows, columns = len(self.x.values), len(self.y.values)
-        text, numbers = forward(self.summands, self.extremes)
-        parts = len(self.summands) and self.summands[-1].stop
-        splits, chunk = self._splits(rows, columns)
-        new = partial(torch.zeros, device=self.x.values.device)
-        sums = new(splits, parts, rows)
-        shifts = new(splits, len(self.summands), rows)
-        best = new(splits, len(self.extremes), rows)
-        where = torch.full((splits, len(self.extremes), rows), -1, dtype=torch.int32, device=sums.device)
-        out = {"sums": sums, "shifts": shifts, "best": best, "where": where}
-        self._launch(text, numbers, FORWARD, self.x, self.y, splits, chunk, out)
-        return _joined(self.summands, sums, shifts, best, where)
+        text, numbers = forward(self.summands, self.extremes, self.symmetric)
+        if self.symmetric:
+            runs = self._circle()
+        else:
+            splits, chunk = self._splits(rows, columns)
+            runs = [(splits, splits, {"chunk": chunk})]
+        total: dict[str, Tensor] = {}
+        for splits, slots, counts in runs:
+            found = self._slots(slots)
+            self._launch(text, numbers, FORWARD, self.x, self.y, splits, counts, found)
+            held = {name: torch.cat([total[name].unsqueeze(0), new]) for name, new in found.items()} if total else found
+            total = _joined(self.summands, **held)
+        return total["sums"], total["shifts"], list(total["where"].long())
+
+    def _slots(self, count: int) -> dict[str, Tensor]:
+        """What a launch writes: `count` shares of every row's sums, shifts and extremes."""
+        rows, parts = len(self.x.values), self.summands[-1].stop if self.summands else 0
+        new = partial(torch.full, device=self.x.values.device)
+        shifts = new((count, len(self.summands), rows), 0.0)
+        for number, each in enumerate(self.summands):
+            if each.running:
+                shifts[:, number] = LOWEST
+        return {
+            "sums": new((count, parts, rows), 0.0),
+            "shifts": shifts,
+            "best": new((count, len(self.extremes), rows), -torch.inf),
+            "where": new((count, len(self.extremes), rows), -1, dtype=torch.int32),
+        }
+
+    def _circle(self) -> list[tuple[int, int, dict[str, int]]]:
+        """Launches that visit half of the matrix: runs of a block's tiles, slots, and the counts they take.
+
+        A tile's share for its other side takes a slot: as many at a time as the embeddings themselves take memory.
+        """
+        rows, width = self.x.values.shape
+        side = (INTERPRETED if interpreted() else self._square).own
+        blocks = -(-rows // side)
+        tiles = blocks // 2 + 1  # to the right of the diagonal, itself included
+        parts = len(self.summands) and self.summands[-1].stop + len(self.summands)
+        at_once = max(8, 2 * width // max(1, parts + 2 * len(self.extremes)))
+        launches = []
+        for start in range(0, tiles, at_once):
+            end = min(start + at_once, tiles)
+            splits = max(1, min(self._processors // blocks, (end - start) // 4))
+            chunk = -(-(end - start) // splits)
+            splits = -(-(end - start) // chunk)
+            launches.append((splits, splits + end - start, {"chunk": chunk, "start": start, "end": end}))
+        return launches
+
+    @property
+    def _square(self) -> Blocks:
+        kept = (self.summands[-1].stop if self.summands else 0) + 2 * len(self.extremes)
+        return SQUARE[self.half][kept > FEW_SUMS]
+
+    @property
+    def _processors(self) -> int:
+        """Programs that run at a time."""
+        if interpreted():
+            return 4
+        return 2 * int(torch.cuda.get_device_properties(self.x.values.device).multi_processor_count)
 
     def gradient(self, side: Side, grad: Tensor, shifts: Tensor) -> Tensor:
         """(A, d) or, for "columns", (C, d): the gradient of the rows of one side, from that of the sums (N, A)."""
@@ -156,7 +214,7 @@ class Sweep:
         splits, chunk = self._splits(rows, len(other.values), -(-width // self._gradient_columns))
         out = torch.zeros(splits, rows, width, device=grad.device)
         given = {"grad": grad.contiguous(), "shifts": shifts.contiguous(), "out": out}
-        self._launch(text, numbers, BACKWARD, own, other, splits, chunk, given)
+        self._launch(text, numbers, BACKWARD, own, other, splits, {"chunk": chunk}, given)
         return out[0] if splits == 1 else out.sum(0)
 
     @property
@@ -165,14 +223,11 @@ class Sweep:
 
     def _splits(self, own: int, other: int, programs: int = 1) -> tuple[int, int]:
         """Into how many runs the side that is visited is cut, so that few rows fill a device; rows of each run."""
-        if interpreted():
-            wanted, shortest, step = 2, 64, 32
-        else:
-            processors = torch.cuda.get_device_properties(self.x.values.device).multi_processor_count
-            wanted, shortest, step = 2 * processors // (-(-own // 128) * programs), SHORTEST, 128
+        shortest, step = (64, 32) if interpreted() else (SHORTEST, 128)
+        wanted = self._processors // (-(-own // step) * programs)
         splits = max(1, min(wanted, other // shortest))
-        chunk = -(-other // (splits * step)) * step
-        return -(-other // chunk), chunk
+        chunk = max(step, -(-other // (splits * step)) * step)
+        return max(1, -(-other // chunk)), chunk
 
     def _launch(
         self,
@@ -182,11 +237,15 @@ class Sweep:
         own: Factors,
         other: Factors,
         splits: int,
-        chunk: int,
+        counts: Mapping[str, int],
         given: Mapping[str, Tensor],
     ) -> None:
         width, listed = own.values.shape[1], self.lists.shape[1]
-        blocks = (INTERPRETED,) if interpreted() else choice[self.half]
+        blocks = choice[self.half]
+        if "end" in counts:
+            blocks = (self._square,)
+        if interpreted():
+            blocks = (INTERPRETED,)
         whole = width <= (32 if interpreted() else WHOLE[self.half])
         flags = {
             "D": width,
@@ -214,7 +273,9 @@ class Sweep:
             "other_size": len(other.values),
             "width": listed,
             "steps": listed.bit_length(),
-            "chunk": chunk,
+            "start": 0,
+            "end": 0,
+            **counts,
             "own_kind": _kind(rows),
             "other_kind": _kind(len(other.values)),
             **{f"k{number}": value for number, value in enumerate(numbers)},
@@ -230,21 +291,18 @@ class Sweep:
 
 def _joined(
     summands: Sequence[Summand], sums: Tensor, shifts: Tensor, best: Tensor, where: Tensor
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """The runs of a row made one, in their order."""
-    index, top = where[0], best[0]
-    for value, place in zip(best[1:], where[1:], strict=True):
-        index, top = torch.where(value > top, place, index), torch.maximum(top, value)
+) -> dict[str, Tensor]:
+    """The shares of a row made one, in their order."""
     if len(sums) == 1:
-        total, shift = sums[0], shifts[0]
-    else:
-        shift = shifts.amax(0)
-        weights = torch.ones_like(sums)
-        for number, each in enumerate(summands):
-            if each.running:
-                weights[:, each.first : each.stop] = (shifts[:, number] - shift[number]).exp().unsqueeze(1)
-        total = (sums * weights).sum(0)
-    return total, shift, list(index.long())
+        return {"sums": sums[0], "shifts": shifts[0], "best": best[0], "where": where[0]}
+    shift = shifts.amax(0)
+    weights = (shifts - shift).exp()
+    kept = [weights[:, number] for number, each in enumerate(summands) for _ in range(each.first, each.stop)]
+    total = (sums * torch.stack(kept, 1)).sum(0) if kept else sums[0]
+    top = best.amax(0)
+    # Of equal ones the first; a share without any has -1.
+    places = torch.where((best == top) & (where >= 0), where, torch.iinfo(where.dtype).max).amin(0)
+    return {"sums": total, "shifts": shift, "best": top, "where": torch.where(top > -torch.inf, places, -1)}
 
 
 def tf32_allowed() -> bool:

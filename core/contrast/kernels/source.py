@@ -1,9 +1,11 @@
 """The text of the kernels of a set of statistics, made from their expressions.
 
-Three kernels share one shape: a program owns BM rows of one side, visits the rows of the other side BN at a time and
+The kernels share one shape: a program owns BM rows of one side, visits the rows of the other side BN at a time and
 keeps what it adds up in registers.
 
     forward   owns anchors, visits candidates; keeps the sums of all statistics
+    half      the same where anchors are the candidates: a tile serves the rows of both its sides, and only the tiles
+              to the right of the diagonal are formed; what it adds to its other side is written out
     rows      owns anchors, visits candidates; keeps the gradient of its anchors
     columns   owns candidates, visits anchors; keeps the gradient of its candidates
     both      rows and columns at once where anchors are the candidates: dL/ds_ij + dL/ds_ji times x_j
@@ -26,7 +28,7 @@ Side = Literal["rows", "columns", "both"]
 LITERAL = (0.0, 1.0, -1.0, 2.0, 0.5)
 INPUTS = "x, y, x_scale, y_scale, lists"
 # The last two only tell sizes apart for which blocks are chosen anew.
-COUNTS = "own_size, other_size, width, steps, chunk, own_kind, other_kind"
+COUNTS = "own_size, other_size, width, steps, chunk, start, end, own_kind, other_kind"
 SIZES = "D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr"
 FLAGS = "SCALED: tl.constexpr, FEW: tl.constexpr, PRECISION: tl.constexpr"
 
@@ -93,13 +95,12 @@ def _contains(node: Node, variable: Node) -> bool:
     return node == variable or any(_contains(each, variable) for each in node.arguments)
 
 
-def forward(summands: Sequence[Summand], extremes: Sequence[Extreme]) -> tuple[str, list[float]]:
-    """The kernel `forward` of some statistics, and the numbers k0, k1, ... that it takes."""
+def forward(summands: Sequence[Summand], extremes: Sequence[Extreme], half: bool = False) -> tuple[str, list[float]]:
+    """The kernel `forward` of some statistics, or `half`; and the numbers k0, k1, ... that it takes."""
     out = Writer()
     exponents = _exponents(summands)
-    before, after = [], []
-    sums = [row for each in summands for row in range(each.first, each.stop)]
-    before += [f"sum{row} = tl.zeros((BM,), tl.float32)" for row in sums]
+    rows = summands[-1].stop if summands else 0
+    before, after = [f"sum{row} = tl.zeros((BM,), tl.float32)" for row in range(rows)], []
     for (scale, running), name in exponents.items():
         power = f"{out.number(scale)} * s"
         if not running:
@@ -107,18 +108,28 @@ def forward(summands: Sequence[Summand], extremes: Sequence[Extreme]) -> tuple[s
             continue
         before.append(f"top_{name} = tl.full((BM,), LOWEST, tl.float32)")
         out.lines += [
-            f"p_{name} = {power}",
-            f"new_{name} = tl.maximum(top_{name}, tl.max(tl.where(allowed, p_{name}, -float('inf')), 1))",
+            f"p_{name} = tl.where(allowed, {power}, -float('inf'))",
+            f"new_{name} = tl.maximum(top_{name}, tl.max(p_{name}, 1))",
             f"shrink_{name} = tl.exp(top_{name} - new_{name})",
             f"top_{name} = new_{name}",
             f"{name} = tl.exp(p_{name} - new_{name}[:, None])",
         ]
-    for each in summands:
+        if half:
+            out.lines += _turned(name)
+    for number, each in enumerate(summands):
         name = exponents.get((each.statistic.scale or 0.0, each.running), "")
         for row, part in enumerate(trace(each.statistic).parts, each.first):
-            added = f"tl.sum(tl.where(allowed, {out.tile(part, name)}, 0.0), 1)"
             kept = f"sum{row} * shrink_{name}" if each.running else f"sum{row}"
-            out.lines.append(f"sum{row} = {kept} + {added}")
+            out.lines.append(f"m{row} = tl.where(allowed, {out.tile(part, name)}, 0.0)")
+            out.lines.append(f"sum{row} = {kept} + tl.sum(m{row}, 1)")
+            if half:
+                turned = f"tl.where(allowed, {out.tile(part, f'f_{name}')}, 0.0)" if each.running else f"m{row}"
+                out.lines.append(_store_turned("sums", row, f"tl.sum({turned}, 0)", rows))
+        if each.running:
+            after.append(_store("shifts", number, f"top_{name}", len(summands)))
+            if half:
+                out.lines.append(_store_turned("shifts", number, f"shift_{name}", len(summands)))
+    after += [_store("sums", row, f"sum{row}", rows) for row in range(rows)]
     for number, extreme in enumerate(extremes):
         before += [
             f"best{number} = tl.full((BM,), -float('inf'), tl.float32)",
@@ -129,19 +140,37 @@ def forward(summands: Sequence[Summand], extremes: Sequence[Extreme]) -> tuple[s
             f"c{number} = tl.where(allowed, {sign}s, -float('inf'))",
             f"t{number} = tl.max(c{number}, 1)",
             f"w{number} = first + tl.argmax(c{number}, 1)",
-            f"where{number} = tl.where(t{number} > best{number}, w{number}, where{number})",
+            # Half of a matrix is not visited in the order of its columns: of equal ones the first is taken.
+            f"u{number} = (t{number} > best{number}) | ((t{number} == best{number}) & (w{number} < where{number}))",
+            f"where{number} = tl.where(u{number}, w{number}, where{number})",
             f"best{number} = tl.maximum(best{number}, t{number})",
         ]
-        after.append(_store("best", number, f"best{number}", len(extremes)))
-        after.append(_store("where", number, f"where{number}", len(extremes)))
-    after += [_store("sums", row, f"sum{row}", len(sums)) for row in sums]
-    for number, each in enumerate(summands):
-        if each.running:
-            name = exponents[each.statistic.scale or 0.0, True]
-            after.append(_store("shifts", number, f"top_{name}", len(summands)))
-    head = f"def forward({INPUTS}, sums, shifts, best, where, {COUNTS}{{}}, {SIZES}, {FLAGS}):"
-    body = ["split = tl.program_id(1)", *_visit(before, "own", [], out.lines), *after]
+        after += [_store(each, number, f"{each}{number}", len(extremes)) for each in ("best", "where")]
+        if half:
+            nothing = f"tl.where(tl.max(c{number}, 0) > -float('inf'), tl.program_id(0) * BM + tl.argmax(c{number}, 0), -1)"
+            out.lines.append(_store_turned("best", number, f"tl.max(c{number}, 0)", len(extremes)))
+            out.lines.append(_store_turned("where", number, nothing, len(extremes)))
+    name, visit = ("half", HALF) if half else ("forward", WHOLE)
+    head = f"def {name}({INPUTS}, sums, shifts, best, where, {COUNTS}{{}}, {SIZES}, {FLAGS}):"
+    body = ["split = tl.program_id(1)", *_visit(before, "own", [], out.lines, visit), *after]
     return _function(head, body, out), out.numbers
+
+
+def _turned(name: str) -> list[str]:
+    """The exponential of a tile for the rows of its other side, f, and the shift of each.
+
+    Where the maxima lie close enough, f is e but for a factor for each row; elsewhere it is formed anew.
+    """
+    return [
+        f"shift_{name} = tl.maximum(tl.max(p_{name}, 0), LOWEST)",
+        f"high_{name} = tl.max(new_{name}, 0)",
+        f"low_{name} = tl.min(tl.where(shift_{name} > LOWEST, shift_{name}, high_{name}), 0)",
+        f"if high_{name} - low_{name} < NEAR:",
+        f"    f_{name} = tl.where(allowed, {name} * tl.exp(new_{name} - high_{name})[:, None], 0.0)",
+        f"    shift_{name} = tl.where(shift_{name} > LOWEST, high_{name}, LOWEST)",
+        "else:",
+        f"    f_{name} = tl.exp(p_{name} - shift_{name}[None, :])",
+    ]
 
 
 def backward(summands: Sequence[Summand], side: Side) -> tuple[str, list[float]]:
@@ -218,6 +247,12 @@ def _exponents(summands: Sequence[Summand]) -> dict[tuple[float, bool], str]:
     return found
 
 
+def _store_turned(target: str, row: int, value: str, rows: int) -> str:
+    """What a tile adds to the rows of its other side has a slot of its own, behind those of the runs."""
+    place = f"((tl.num_programs(1) + k - start) * {rows} + {row}) * own_size"
+    return f"tl.store({target} + {place} + other, {value}, mask=(other < other_size) & (k > 0) & fresh)"
+
+
 def _store(target: str, row: int, value: str, rows: int) -> str:
     return f"tl.store({target} + (split * {rows} + {row}) * own_size + own, {value}, mask=own < own_size)"
 
@@ -231,7 +266,28 @@ def _spread(vector: str, which: str) -> str:
     return f"{vector}[:, None]" if which == "own" else f"{vector}[None, :]"
 
 
-def _visit(before: list[str], anchors: str, loads: list[str], tile: list[str]) -> list[str]:
+# The runs of a side that is visited: from its beginning to its end, or the tiles to the right of the diagonal, around
+# a circle of blocks, so that every program has as many. In an even circle the tiles opposite are met from both ends.
+WHOLE = (
+    "stop = tl.minimum(other_size, (split + 1) * chunk)",
+    "for first in range(split * chunk, stop, BN):",
+    "    other = first + tl.arange(0, BN)",
+    "    allowed = (other < other_size)[None, :]",
+)
+HALF = (
+    "blocks = tl.cdiv(own_size, BM)",
+    "stop = tl.minimum(end, start + (split + 1) * chunk)",
+    "for k in range(start + split * chunk, stop):",
+    "    first = (tl.program_id(0) + k) % blocks * BM",
+    "    other = first + tl.arange(0, BN)",
+    "    fresh = (k * 2 != blocks) | (tl.program_id(0) * 2 < blocks)",
+    "    allowed = (own < own_size)[:, None] & ((other < other_size) & fresh)[None, :]",
+)
+
+
+def _visit(
+    before: list[str], anchors: str, loads: list[str], tile: list[str], visit: Sequence[str] = WHOLE
+) -> list[str]:
     """The loop over the other side; `tile` is what is done with the similarities s of a tile."""
     lists, window, first, size, blocks = (
         ("own", "other", "first", "own_size", "BM, BN, True")
@@ -246,9 +302,7 @@ def _visit(before: list[str], anchors: str, loads: list[str], tile: list[str]) -
         "    r_own = tl.load(x_scale + own, mask=own < own_size, other=0.0)",
         "if D <= BK:",
         "    a = load_rows(x, own, own_size, 0, D, BK)",
-        "stop = tl.minimum(other_size, (split + 1) * chunk)",
-        "for first in range(split * chunk, stop, BN):",
-        "    other = first + tl.arange(0, BN)",
+        *visit,
         "    if D <= BK:",
         "        b = load_rows(y, other, other_size, 0, D, BK)",
         "        s = product(a, tl.trans(b), tl.zeros((BM, BN), tl.float32), PRECISION)",
@@ -257,7 +311,6 @@ def _visit(before: list[str], anchors: str, loads: list[str], tile: list[str]) -
         "    if SCALED:",
         "        r_other = tl.load(y_scale + other, mask=other < other_size, other=0.0)",
         "        s = s * r_own[:, None] * r_other[None, :]",
-        "    allowed = (other < other_size)[None, :]",
         "    if FEW > 0:",
         f"        allowed = allowed & (listed_few({where}, FEW, {blocks}) == 0)",
         "    elif FEW < 0:",
