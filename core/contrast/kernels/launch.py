@@ -93,13 +93,13 @@ def _kind(rows: int) -> int:
 def _tuned(text: str, blocks: tuple[Blocks, ...], width: int, whole: bool) -> Any:
     """The kernel that measures which blocks suit it, once for each kind of sizes; the choice is kept on disk."""
     configs = [
-        triton.Config(_shape(each, width, whole), num_warps=each.warps, num_stages=each.stages) for each in blocks
+        triton.Config(shape(each, width, whole), num_warps=each.warps, num_stages=each.stages) for each in blocks
     ]
     key = ["own_kind", "other_kind", "D", "SCALED", "FEW", "PRECISION"]
     return triton.autotune(configs, key=key, cache_results=True)(built(text))
 
 
-def _shape(blocks: Blocks, width: int, whole: bool) -> dict[str, int]:
+def shape(blocks: Blocks, width: int, whole: bool) -> dict[str, int]:
     return {"BM": blocks.own, "BN": blocks.other, "BK": max(16, _kind(width)) if whole else blocks.columns}
 
 
@@ -195,9 +195,13 @@ class Sweep:
         return launches
 
     @property
+    def kept(self) -> int:
+        """Numbers that a program keeps for each row."""
+        return (self.summands[-1].stop if self.summands else 0) + 2 * len(self.extremes)
+
+    @property
     def _square(self) -> Blocks:
-        kept = (self.summands[-1].stop if self.summands else 0) + 2 * len(self.extremes)
-        return SQUARE[self.half][kept > FEW_SUMS]
+        return SQUARE[self.half][self.kept > FEW_SUMS]
 
     @property
     def _processors(self) -> int:
@@ -211,14 +215,15 @@ class Sweep:
         own, other = (self.y, self.x) if side == "columns" else (self.x, self.y)
         text, numbers = backward(self.summands, side)
         rows, width = own.values.shape
-        splits, chunk = self._splits(rows, len(other.values), -(-width // self._gradient_columns))
+        splits, chunk = self._splits(rows, len(other.values), -(-width // self.gradient_columns))
         out = torch.zeros(splits, rows, width, device=grad.device)
         given = {"grad": grad.contiguous(), "shifts": shifts.contiguous(), "out": out}
         self._launch(text, numbers, BACKWARD, own, other, splits, {"chunk": chunk}, given)
         return out[0] if splits == 1 else out.sum(0)
 
     @property
-    def _gradient_columns(self) -> int:
+    def gradient_columns(self) -> int:
+        """Columns of a gradient that a program adds up."""
         return min(max(16, _kind(self.x.values.shape[1])), 32 if interpreted() else 128)
 
     def _splits(self, own: int, other: int, programs: int = 1) -> tuple[int, int]:
@@ -254,7 +259,7 @@ class Sweep:
             "PRECISION": "tf32" if tf32_allowed() else "ieee",
         }
         if "out" in given:
-            flags["BD"] = self._gradient_columns
+            flags["BD"] = self.gradient_columns
         pieces = -(-width // flags["BD"]) if "out" in given else 1
         rows = len(own.values)
 
@@ -285,8 +290,8 @@ class Sweep:
             _tuned(text, blocks, width, whole)[grid](**arguments)
         else:
             first = blocks[0]
-            shape = _shape(first, width, whole)
-            built(text)[grid](**arguments, **shape, num_warps=first.warps, num_stages=first.stages)
+            form = shape(first, width, whole)
+            built(text)[grid](**arguments, **form, num_warps=first.warps, num_stages=first.stages)
 
 
 def _joined(
