@@ -46,7 +46,7 @@ class _Gradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
         raise RuntimeError(
-            "row statistics are once_differentiable in the triton engine: a second derivative needs DIPOLE_ENGINE=eager."
+            "row statistics are once_differentiable in the triton engine; a second derivative needs DIPOLE_ENGINE=eager"
         )
 
 

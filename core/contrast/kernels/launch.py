@@ -252,7 +252,7 @@ class Sweep:
         if interpreted():
             blocks = (INTERPRETED,)
         whole = width <= (32 if interpreted() else WHOLE[self.half])
-        flags = {
+        flags: dict[str, Any] = {
             "D": width,
             "SCALED": own.scale is not None,
             "FEW": listed if listed <= FEW else -1,

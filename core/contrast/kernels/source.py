@@ -147,7 +147,9 @@ def forward(summands: Sequence[Summand], extremes: Sequence[Extreme], half: bool
         ]
         after += [_store(each, number, f"{each}{number}", len(extremes)) for each in ("best", "where")]
         if half:
-            nothing = f"tl.where(tl.max(c{number}, 0) > -float('inf'), tl.program_id(0) * BM + tl.argmax(c{number}, 0), -1)"
+            nothing = (
+                f"tl.where(tl.max(c{number}, 0) > -float('inf'), tl.program_id(0) * BM + tl.argmax(c{number}, 0), -1)"
+            )
             out.lines.append(_store_turned("best", number, f"tl.max(c{number}, 0)", len(extremes)))
             out.lines.append(_store_turned("where", number, nothing, len(extremes)))
     name, visit = ("half", HALF) if half else ("forward", WHOLE)

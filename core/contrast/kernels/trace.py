@@ -218,7 +218,10 @@ FUNCTIONS: dict[str, Callable[..., Node]] = {
         name: _plain(name)
         for name in ("exp", "log", "log1p", "expm1", "sqrt", "abs", "sin", "cos", "tanh", "sigmoid", "erf", "relu")
     },
-    **{name: _plain(name) for name in ("detach", "maximum", "minimum", "mul", "div", "gt", "ge", "lt", "le", "eq", "ne")},
+    **{
+        name: _plain(name)
+        for name in ("detach", "maximum", "minimum", "mul", "div", "gt", "ge", "lt", "le", "eq", "ne")
+    },
     **{name: _logical(name) for name in ("logical_and", "logical_or", "logical_not")},
     "add": _add,
     "sub": _sub,
