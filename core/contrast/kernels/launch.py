@@ -42,19 +42,17 @@ class Blocks:
 
 # The first of each is taken untuned; benchmarks choose among them where tuning is allowed.
 FORWARD = {
-    True: (Blocks(128, 64, 64, 8, 3), Blocks(128, 128, 64, 8, 3), Blocks(64, 64, 64, 4, 3)),
+    True: (Blocks(64, 64, 64, 8, 3), Blocks(128, 64, 64, 8, 3), Blocks(128, 128, 64, 8, 3)),
     False: (Blocks(32, 32, 32, 4, 2), Blocks(64, 32, 32, 4, 2), Blocks(64, 64, 32, 8, 2)),
 }
 BACKWARD = {
-    True: (Blocks(128, 64, 64, 8, 2), Blocks(64, 64, 64, 4, 2), Blocks(64, 32, 64, 4, 3)),
-    False: (Blocks(32, 32, 32, 4, 2), Blocks(64, 32, 32, 8, 2)),
+    True: (Blocks(64, 32, 64, 8, 2), Blocks(64, 64, 64, 8, 2), Blocks(128, 64, 64, 8, 2)),
+    False: (Blocks(32, 32, 32, 8, 2), Blocks(64, 32, 32, 8, 2)),
 }
-# Half of a matrix is cut into square tiles, untuned; smaller ones where more than FEW_SUMS are kept in registers.
-SQUARE = {
-    True: (Blocks(128, 128, 64, 8, 3), Blocks(64, 64, 64, 8, 3)),
-    False: (Blocks(64, 64, 32, 8, 2), Blocks(32, 32, 32, 8, 2)),
-}
-FEW_SUMS = 2
+# Half of a matrix is cut into square tiles, untuned. More sums than MOST_SUMS would not stay in registers for both
+# sides of a tile; such a set visits the whole matrix.
+SQUARE = {True: (Blocks(64, 64, 64, 8, 3),), False: (Blocks(32, 32, 32, 8, 2),)}
+MOST_SUMS = 6
 # Embeddings up to this width are held whole, wider ones are multiplied a piece at a time.
 WHOLE = {True: 128, False: 32}
 INTERPRETED = Blocks(32, 32, 32, 4, 1)
@@ -145,8 +143,8 @@ class Sweep:
     def sums(self) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Sums (N, A), their shifts (S, A), and indices (A,)."""
         rows, columns = len(self.x.values), len(self.y.values)
-        text, numbers = forward(self.summands, self.extremes, self.symmetric)
-        if self.symmetric:
+        text, numbers = forward(self.summands, self.extremes, self.halved)
+        if self.halved:
             runs = self._circle()
         else:
             splits, chunk = self._splits(rows, columns)
@@ -180,7 +178,7 @@ class Sweep:
         A tile's share for its other side takes a slot: as many at a time as the embeddings themselves take memory.
         """
         rows, width = self.x.values.shape
-        side = (INTERPRETED if interpreted() else self._square).own
+        side = (INTERPRETED if interpreted() else SQUARE[self.half][0]).own
         blocks = -(-rows // side)
         tiles = blocks // 2 + 1  # to the right of the diagonal, itself included
         parts = len(self.summands) and self.summands[-1].stop + len(self.summands)
@@ -200,8 +198,9 @@ class Sweep:
         return (self.summands[-1].stop if self.summands else 0) + 2 * len(self.extremes)
 
     @property
-    def _square(self) -> Blocks:
-        return SQUARE[self.half][self.kept > FEW_SUMS]
+    def halved(self) -> bool:
+        """Whether the forward pass visits half of the matrix."""
+        return self.symmetric and self.kept <= MOST_SUMS
 
     @property
     def _processors(self) -> int:
@@ -248,7 +247,7 @@ class Sweep:
         width, listed = own.values.shape[1], self.lists.shape[1]
         blocks = choice[self.half]
         if "end" in counts:
-            blocks = (self._square,)
+            blocks = SQUARE[self.half]
         if interpreted():
             blocks = (INTERPRETED,)
         whole = width <= (32 if interpreted() else WHOLE[self.half])
