@@ -119,7 +119,10 @@ class Suite(Settings):
     base: str | None = Field(None, description="label of the row that the others are tested against")
     x_label: str = Field("", description="figures over columns: what the columns are, with its unit")
     y_label: str = ""
-    show: tuple[Literal["curves", "histogram", "columns", "entropy", "rank", "scatter"], ...] = ("curves", "histogram")
+    show: tuple[Literal["curves", "histogram", "columns", "entropy", "rank", "scatter", "paths"], ...] = (
+        "curves",
+        "histogram",
+    )
     note: str = ""
     columns: tuple[Column, ...] = ()
     rows: tuple[MethodRow, ...] = ()

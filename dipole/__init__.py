@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dipole.core.conformance.kit import check_objective
+    from dipole.core.contrast.cached import cached
     from dipole.core.contrast.objective import Composite, Objective, Outcome, objective
     from dipole.core.contrast.pairs import Pairs
     from dipole.core.contrast.registry import register
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "cached": "dipole.core.contrast.cached",
     "Composite": "dipole.core.contrast.objective",
     "Objective": "dipole.core.contrast.objective",
     "Outcome": "dipole.core.contrast.objective",
@@ -24,7 +26,17 @@ _HOME = {
     "check_objective": "dipole.core.conformance.kit",
 }
 
-__all__ = ["Composite", "Objective", "Outcome", "Pairs", "__version__", "check_objective", "objective", "register"]
+__all__ = [
+    "Composite",
+    "Objective",
+    "Outcome",
+    "Pairs",
+    "__version__",
+    "cached",
+    "check_objective",
+    "objective",
+    "register",
+]
 
 
 def __getattr__(name: str) -> Any:

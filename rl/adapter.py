@@ -209,6 +209,11 @@ class RLAdapter(Adapter):
 
 def _settings_of(learning_rate: float, precision: str) -> dict[str, Any]:
     """The agent's settings that stand in [train], besides the batch."""
+    if precision == "16-mixed":
+        raise ConfigError(
+            "train.precision: '16-mixed' needs a scaled loss, which the agent's updates do not have; take 'bf16-mixed' "
+            "or '32'."
+        )
     return {"learning_rate": learning_rate, "precision": "float32" if precision == "32" else "bf16"}
 
 

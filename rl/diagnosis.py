@@ -4,14 +4,16 @@ import torch
 
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.measure import diagnostics
+from dipole.core.train.evaluation import diagnose_objective
 from dipole.rl.agent import ContrastiveSAC
 
 
 @torch.no_grad()
 def diagnose(agent: ContrastiveSAC, batch_size: int = 256) -> dict[str, float]:
-    """Embedding diagnostics of one replay batch, as in the other domains; {} while replay is too small.
+    """Embedding diagnostics of one replay batch, as in the other domains, and those of the objective's terms.
 
-    The batch comes from a copy of the sampler's generator, and torch's is put back: training is not disturbed.
+    {} while replay is too small. The batch comes from a copy of the sampler's generator, and torch's is put back:
+    training is not disturbed.
     """
     buffer = agent.replay_buffer
     if agent.contrast is None or len(buffer) < batch_size:
@@ -21,7 +23,7 @@ def diagnose(agent: ContrastiveSAC, batch_size: int = 256) -> dict[str, float]:
     buffer.rng.bit_generator.state = state
     torch.set_rng_state(generator)
     pairs = agent._pairs(batch, agent.policy.encoder(batch.observations))
-    return diagnose_pairs(pairs)
+    return diagnose_pairs(pairs) | diagnose_objective(agent.contrast, pairs.anchors)
 
 
 def diagnose_pairs(pairs: Pairs) -> dict[str, float]:

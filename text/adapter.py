@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Unpack
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dipole.core.contrast.embedded import Embedded
 from dipole.core.contrast.pairs import Pairs
@@ -19,6 +19,7 @@ from dipole.core.ground.errors import ConfigError, DataError
 from dipole.core.measure.class_tasks import class_tasks
 from dipole.core.measure.probes import knn_probe
 from dipole.core.train.adapter import Adapter, Context
+from dipole.core.train.block_losses import BlockShape, block_losses
 from dipole.core.train.sampling import ClassBlocks
 from dipole.text import encoders, senteval
 from dipole.text.batching import make_batch
@@ -27,7 +28,7 @@ from dipole.text.corpus import Document, labelled_documents, read_documents
 from dipole.text.document_classification import document_accuracy
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoded import Sentences, building, encode_documents, keep
-from dipole.text.model import build_model, expanded
+from dipole.text.model import build_model, clip_each, expanded
 from dipole.text.neighbours import nearest_sentences, neighbour_histogram, next_sentence
 from dipole.text.senteval.tables import six_task_table
 from dipole.text.vocabulary import Tokens, build_vocabulary, load_tokens
@@ -43,6 +44,7 @@ class TextBatch:
     batch: encoders.Batch
     document: Tensor  # (B,) long
     index: Tensor  # (B,) long, of each sentence in the corpus
+    seed: int  # of this step's draws
 
 
 class TextAdapter(Adapter):
@@ -57,11 +59,13 @@ class TextAdapter(Adapter):
 
     def __init__(self, config: TextSettings, **context: Unpack[Context]) -> None:
         super().__init__(config, **context)
-        blocks = self.batch_size // config.block_size
-        if config.pairs == "blocks" and (self.batch_size % config.block_size or blocks < self.world_size):
+        blocks, rest = divmod(self.batch_size, self._unit)
+        if config.pairs == "blocks" and (rest or blocks < self.world_size):
             raise ConfigError(
-                f"train.batch_size {self.batch_size} must be a multiple of text.block_size {config.block_size}, with a "
-                f"block for each of the {self.world_size} processes"
+                f"train.batch_size {self.batch_size} must be a multiple of {self._unit}, the sentences of a block "
+                f"(text.block_size {config.block_size} and the one whose positives they are), with a block for each "
+                f"of the {self.world_size} processes; the nearest: "
+                f"{self._unit * max(round(self.batch_size / self._unit), self.world_size)}"
             )
         self.tokens, self.sentences = self._corpus()
         self.train_rows, self.held_rows = self._split()
@@ -70,7 +74,7 @@ class TextAdapter(Adapter):
         self._class_blocks: ClassBlocks | None = None
         if config.pairs == "blocks" and config.blocks == "random":
             documents = self.sentences.document[self.train_rows]
-            self._class_blocks = ClassBlocks(documents, config.block_size, config.block_count, self.seed)
+            self._class_blocks = ClassBlocks(documents, self._unit, config.block_count, self.seed)
         elif config.pairs == "blocks":
             self._block_starts = self._find_blocks()
         drawn = len(self.train_rows) if self._class_blocks is None else len(self._class_blocks)
@@ -119,31 +123,39 @@ class TextAdapter(Adapter):
         return build_vocabulary((s for d in self._documents() for s in d.sentences), c.vocabulary_size, c.lower)
 
     def _split(self) -> tuple[np.ndarray, np.ndarray]:
-        """Rows for training and for evaluation: the last sentences of each document are held out."""
+        """Rows for training and for evaluation: the last sentences of each document are held out.
+
+        Those before them may be kept for development: they are in neither.
+        """
         document = self.sentences.document
         _, first, count = np.unique(document, return_index=True, return_counts=True)
-        held = np.zeros(len(document), dtype=bool)
+        trained, held = np.ones(len(document), dtype=bool), np.zeros(len(document), dtype=bool)
         for start, length in zip(first, count, strict=True):
             kept = length - int(self.config.held_out * length)
             held[start + kept : start + length] = True
-        return np.flatnonzero(~held), np.flatnonzero(held)
+            trained[start + kept - int(self.config.development * length) : start + length] = False
+        return np.flatnonzero(trained), np.flatnonzero(held)
 
-    def _find_blocks(self) -> np.ndarray:
-        """Positions in `train_rows` at which a block of one document starts."""
-        b = self.config.block_size
+    def _find_blocks(self) -> list[np.ndarray]:
+        """For each document that has a block, the positions in `train_rows` at which one starts."""
+        size = self._unit
         document = self.sentences.document[self.train_rows]
-        starts = np.flatnonzero(document[: len(document) - b + 1] == document[b - 1 :])
+        starts = np.flatnonzero(document[: max(0, len(document) - size + 1)] == document[size - 1 :])
         if not len(starts):
             raise DataError(
-                f"no document of {self.config.corpus} has {b} sentences for a block; choose a smaller block_size"
+                f"no document of {self.config.corpus} has {size} sentences for a block; choose a smaller block_size"
             )
-        return starts
+        return np.split(starts, np.flatnonzero(np.diff(document[starts])) + 1)
+
+    @property
+    def _unit(self) -> int:
+        """Sentences that stay together: a block, which is a sentence and its b positives, or one."""
+        return self.config.block_size + 1 if self.config.pairs == "blocks" else 1
 
     def _share(self) -> slice:
         """This rank's rows of a global batch: consecutive sentences, or whole blocks, as equally as they can be cut."""
-        unit = self.config.block_size if self.config.pairs == "blocks" else 1
-        units = self.batch_size // unit
-        start, end = (unit * (units * rank // self.world_size) for rank in (self.rank, self.rank + 1))
+        units = self.batch_size // self._unit
+        start, end = (self._unit * (units * rank // self.world_size) for rank in (self.rank, self.rank + 1))
         return slice(start, end)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[TextBatch]:
@@ -156,7 +168,7 @@ class TextAdapter(Adapter):
             order = draw.permutation(order)
             # Batches begin elsewhere in every epoch, so that no pair of neighbours is cut apart for good.
             offset = int(draw.integers(len(self.train_rows) - self.steps_per_epoch * size + 1))
-        for step in order[start:]:
+        for place, step in enumerate(order[start:], start):
             if self.config.pairs == "window":
                 rows = self.train_rows[offset + step * size : offset + (step + 1) * size][mine]
             elif blocks is not None:
@@ -167,29 +179,31 @@ class TextAdapter(Adapter):
                 make_batch(self.sentences.ids(rows), self.config.chunks).to(self.device),
                 torch.from_numpy(self.sentences.document[rows].astype(np.int64)).to(self.device),
                 torch.from_numpy(rows.astype(np.int64)).to(self.device),
+                self.seed.stream("data", "negatives", epoch, place),
             )
 
     def _draw_blocks(self, epoch: int, step: int) -> np.ndarray:
-        """Rows of blocks of consecutive sentences, each block of another document where there are enough of them."""
-        b = self.config.block_size
-        draw = self.seed.numpy("data", epoch, "blocks", step)
-        shuffled = draw.permutation(self._block_starts)
-        owners = self.sentences.document[self.train_rows[shuffled]]
-        _, first = np.unique(owners, return_index=True)
-        rest = np.setdiff1d(np.arange(len(shuffled)), first, assume_unique=True)
-        chosen = np.concatenate([draw.permutation(first), rest])[: self.batch_size // b]
-        if len(chosen) < self.batch_size // b:
-            chosen = np.concatenate([chosen, draw.integers(len(shuffled), size=self.batch_size // b - len(chosen))])
-        return self.train_rows[(shuffled[chosen][:, None] + np.arange(b)).ravel()]
+        """Rows of blocks of consecutive sentences: of each block first the document is drawn, then where it starts."""
+        draw, found = self.seed.numpy("data", epoch, "blocks", step), self._block_starts
+        owners = draw.integers(len(found), size=self.batch_size // self._unit)
+        starts = np.array([draw.choice(found[owner]) for owner in owners])
+        return self.train_rows[(starts[:, None] + np.arange(self._unit)).ravel()]
 
     def embed(self, batch: TextBatch) -> Embedded:
         f, g = self.module(batch.batch)
-        c, size = self.config, self.config.block_size
+        c, size = self.config, self._unit
         if c.pairs == "blocks":
             blocks = {"x": f.view(-1, size, f.shape[1]), "labels": batch.document[::size], "index": batch.index[::size]}
-            return Embedded(blocks, _blocks)
+            return Embedded(blocks, partial(_blocks, draw=batch.seed))
         rows = {"f": f, "g": g, "document": batch.document, "index": batch.index}
         return Embedded(rows, partial(_neighbours, window=c.window, self_logit=c.self_logit))
+
+    def encoders(self) -> list[nn.Module]:
+        return [side for side in (self.module.f, self.module.g) if side is not None]
+
+    def before_step(self) -> None:
+        if self.config.clip_per_tensor is not None:
+            clip_each(self.module, self.config.clip_per_tensor)
 
     # Evaluation ------------------------------------------------------------------------------------------------------
 
@@ -231,7 +245,7 @@ class TextAdapter(Adapter):
         results.update(next_sentence(f, g, document))
         self._keep_pictures(f, g, document, rows)
         results.update(self._topics(rows, f, objective))
-        if self.config.classifiers:
+        if self.config.classifiers or self.config.losses:
             results.update(self._document_tasks(objective))
         if self.config.labelled is not None:
             labelled = labelled_documents(self.config.labelled, self.config.column)
@@ -267,7 +281,7 @@ class TextAdapter(Adapter):
         return {"document/knn": float(result.accuracy)}
 
     def _document_tasks(self, objective: Any) -> dict[str, float]:
-        """Which document is this sentence from? Arora's classifiers on every training and every held-out sentence."""
+        """Which document is this sentence from? Arora's classifiers and losses on all sentences."""
         c, owner = self.config, self.sentences.document
         parts = [
             (self._sides(rows, objective)[0], torch.from_numpy(owner[rows]))
@@ -275,9 +289,15 @@ class TextAdapter(Adapter):
         ]
         (train, labels), (test, test_labels) = parts
         found = class_tasks(
-            train, labels, test, test_labels, classifiers=c.classifiers, solver=c.solver, seed=self.seed.probe
-        )
-        return {f"document/{name}": value for name, value in found.items()}
+            train, labels, test, test_labels, classifiers=c.classifiers, solver=c.solver,
+            labels_per_class=c.labels_per_class, seed=self.seed.probe,
+        )  # fmt: skip
+        results = {f"document/{name}": value for name, value in found.items()}
+        if c.losses:
+            shape = BlockShape.of(objective, self._unit - 1 or 1)
+            losses = block_losses(train, labels, test, test_labels, shape, self.seed.probe)
+            results |= {f"losses/{name}": value for name, value in losses.items()}
+        return results
 
     def _keep_pictures(self, f: Tensor, g: Tensor, document: Tensor, rows: np.ndarray) -> None:
         """Write the histogram of neighbours' distances and the nearest sentences into the run's folder."""
@@ -318,8 +338,8 @@ class TextAdapter(Adapter):
         export_sentence_transformer(self.encoder(objective), folder)
 
 
-def _blocks(rows: dict[str, Tensor]) -> Pairs:
-    return Pairs.from_blocks(rows["x"], anchors="all", labels=rows["labels"], index=rows["index"])
+def _blocks(rows: dict[str, Tensor], draw: int) -> Pairs:
+    return Pairs.from_blocks(rows["x"], anchors="all", labels=rows["labels"], index=rows["index"], draw=draw)
 
 
 def _neighbours(rows: dict[str, Tensor], window: int, self_logit: Literal["zero", "drop"]) -> Pairs:

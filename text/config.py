@@ -1,6 +1,6 @@
 """The [text] table of a recipe."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -21,6 +21,8 @@ class TextSettings(Settings):
     cache: str | None = Field(None, description="folder for encoded corpora, shared by runs; none keeps them in memory")
     limit: int | None = Field(None, ge=1, description="use the first sentences only")
     held_out: float = Field(0.05, ge=0, lt=1, description="share of each document's end that is kept for evaluation")
+
+    development: float = Field(0.0, ge=0, lt=1, description="share before it that is neither trained on nor evaluated")
 
     tokenizer: str = Field("words", description="words, a tokenizer.json, a folder, or a name on the Hugging Face Hub")
     vocabulary_size: int = Field(50_000, ge=1, description="most frequent words that are kept; words only")
@@ -51,14 +53,14 @@ class TextSettings(Settings):
     self_logit: Literal["zero", "drop"] = Field(
         "zero", description="the sentence itself: a negative of logit 0, or left out"
     )
-    block_size: int = Field(2, ge=2, description="sentences of a block; blocks only")
+    block_size: int = Field(
+        2, ge=1, description="positives of a sentence, b; a block is it and they, b + 1 sentences; blocks only"
+    )
     blocks: Literal["consecutive", "random"] = Field(
         "consecutive", description="blocks only: neighbours, or any sentences of one document (Arora et al.)"
     )
     block_count: int | None = Field(
-        None,
-        ge=1,
-        description="random blocks of each document, drawn once; none: anew in every epoch, each sentence once",
+        None, ge=1, description="random blocks of each document, drawn once; none: anew in every epoch"
     )
     order: Literal["sequential", "shuffled"] = Field(
         "shuffled", description="order of the batches; within a batch sentences are consecutive in any case"
@@ -70,6 +72,12 @@ class TextSettings(Settings):
         (), description="also tell all held-out sentences by their document: trained, mean, few (Arora et al., Table 1)"
     )
     solver: Literal["convex", "sgd", "adam"] = Field("convex", description="of the classifier `trained`")
+    labels_per_class: int = Field(5, ge=1, description="of the classifier `few`")
+    losses: bool = Field(
+        False,
+        description="also the unsupervised loss on blocks of held-out sentences and the supervised loss of the mean "
+        "classifier (Arora et al., Figure 2 (c))",
+    )
     labelled: str | None = Field(
         None,
         description="labelled documents (.jsonl, .parquet, hub:NAME) that a linear classifier is to tell by "
@@ -82,9 +90,16 @@ class TextSettings(Settings):
     protocol: Literal["fast", "senteval-torch", "senteval-sklearn", "skip-thoughts"] = "fast"
     kfold: int = Field(10, ge=2)
 
+    def determining(self) -> dict[str, Any]:
+        """A block held one sentence less once, and its document was not drawn by itself: those are other runs."""
+        found = super().determining()
+        return found | {"blocks_version": 2} if self.pairs == "blocks" else found
+
     @model_validator(mode="after")
     def _fits(self) -> "TextSettings":
         problems = []
+        if self.held_out + self.development >= 1:
+            problems.append("held_out and development together leave nothing for training; their sum must be below 1")
         given = self.model_fields_set
         if self.channels != "trained" and self.vectors is None:
             problems.append(f"channels {self.channels!r} needs vectors, a GloVe or word2vec text file")
@@ -96,6 +111,8 @@ class TextSettings(Settings):
             problems.append("channels has no effect with encoder 'transformer'")
         if self.classifiers and not self.held_out:
             problems.append("classifiers are tested on held-out sentences; set held_out above 0")
+        if self.losses and not self.held_out:
+            problems.append("losses are those of held-out sentences; set held_out above 0")
         if self.tokenizer != "words" and self.vectors is not None:
             problems.append("vectors needs tokenizer 'words'")
         for key, other, value in (

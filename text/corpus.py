@@ -125,7 +125,7 @@ def read_documents(
             raise DataError(f"the folder {path} holds no {', '.join(TEXT[:1] + JSON[:2] + PARQUET)} file")
         for file in files:
             holds = False
-            for document in _file(file, unit, column, encoding) if file.stat().st_size else ():
+            for document in documents_of(file, unit, column, encoding) if file.stat().st_size else ():
                 holds |= bool(document.sentences)
                 yield document
             if not holds and len(files) == 1:
@@ -175,7 +175,8 @@ def labelled_documents(source: str, column: str | None = None) -> Iterator[tuple
                 yield Document(str(row.get("id", number)), sentences), label, is_test
 
 
-def _file(file: Path, unit: Unit, column: str | None, encoding: str) -> Iterator[Document]:
+def documents_of(file: Path, unit: Unit, column: str | None, encoding: str) -> Iterator[Document]:
+    """The documents of one file; what is neither JSON nor parquet is text."""
     if file.name.endswith(PARQUET):
         yield from _rows(_parquet_rows(file), str(file), unit, column)
     elif file.name.endswith(JSON):

@@ -4,7 +4,7 @@ import copy
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dipole.core.ground.errors import DataError
 from dipole.text import encoders
@@ -32,10 +32,7 @@ def build_model(c: TextSettings, tokens: Tokens) -> encoders.SentenceModel:
 
     # The members of a block are all the same kind of thing: one encoder, as in Arora et al.
     single = c.sides == 1 or c.pairs == "blocks"
-    model = encoders.SentenceModel(side(), None if single else side(), c.dropout)
-    if c.clip_per_tensor is not None:
-        _clip_each(model, c.clip_per_tensor)
-    return model
+    return encoders.SentenceModel(side(), None if single else side(), c.dropout)
 
 
 def _fixed_table(c: TextSettings, tokens: Tokens) -> nn.Embedding:
@@ -51,17 +48,12 @@ def _fixed_table(c: TextSettings, tokens: Tokens) -> nn.Embedding:
     return encoders.fixed_table(table, known)
 
 
-def _clip_each(model: nn.Module, limit: float) -> None:
+@torch.no_grad()
+def clip_each(model: nn.Module, limit: float) -> None:
     """Bound the gradient norm of each tensor by itself, as the authors' code does, not of all together."""
-
-    def clip(parameter: Tensor) -> None:
-        gradient = parameter.grad
-        assert gradient is not None  # the hook runs after it was accumulated
-        gradient.mul_(limit / torch.linalg.vector_norm(gradient).clamp_min(limit))
-
     for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(clip)
+        if parameter.grad is not None:
+            parameter.grad.mul_(limit / torch.linalg.vector_norm(parameter.grad).clamp_min(limit))
 
 
 def expanded(model: encoders.SentenceModel, tokens: Tokens, path: str) -> tuple[encoders.SentenceModel, Tokens]:

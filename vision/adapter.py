@@ -6,21 +6,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dipole.core.contrast.embedded import Embedded
+from dipole.core.ground.drawing import check_drawing
 from dipole.core.ground.errors import ConfigError, PairsError
 from dipole.core.measure.probes import frozen
 from dipole.core.train.adapter import Adapter, Context
+from dipole.core.train.block_losses import BlockShape
 from dipole.core.train.config import Settings
 from dipole.vision.augment import apply, centre, draw
 from dipole.vision.compatibility import explain
 from dipole.vision.config import VisionConfig
 from dipole.vision.data import load
 from dipole.vision.decoding import Encoded, prefetched
-from dipole.vision.drawing import check_drawing
 from dipole.vision.export import FORMATS, export_as
-from dipole.vision.frameworks.base import Batch, Method, Setup
+from dipole.vision.frameworks.base import Batch, Branch, Method, Setup
 from dipole.vision.image_set import ImageSet
 from dipole.vision.pictures import draw_query, neighbourhood, sharpness
 from dipole.vision.probes import probe
@@ -58,10 +59,11 @@ class VisionAdapter(Adapter):
         self.size = config.augment.size or min(images.images.shape[-2:])
         self.module = config.framework.from_config(config, Setup(images, self.size, self.batch_size, config.encoder))
         self.embedding_dim = self.module.embedding_dim
-        if self.device.type == "cuda":
-            self.module = self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        if config.compile:
-            self.module.compile_branches()
+        self.compiles = config.compile
+        last = config.encoder.channels_last
+        self._layout = torch.channels_last if last or (last is None and self.device.type == "cuda") else None
+        if self._layout is not None:
+            self.module = self.module.to(memory_format=self._layout)  # type: ignore[call-overload]
         # Baselines are probed on the encoder as it was before training.
         self._untrained = copy.deepcopy(self.module) if config.probe.baselines else None
         self._baselines: dict[str, float] | None = None
@@ -93,14 +95,17 @@ class VisionAdapter(Adapter):
                 apply(recipe, pixels, draw(recipe, len(index), height, width, generator)[mine])
                 for recipe in self.config.framework.augmentations(self.config)
             ]
-            if self.device.type == "cuda":
-                views = [view.contiguous(memory_format=torch.channels_last) for view in views]
+            if self._layout is not None:
+                views = [view.contiguous(memory_format=self._layout) for view in views]
             seed = self.seed.stream("augment", "negatives", epoch, step)
             yield Batch(views, None if labels is None else labels[index[mine]].to(self.device), index[mine], seed)
 
     def embed(self, batch: Batch) -> Embedded:
         embedded: Embedded = self.module(batch)
         return embedded
+
+    def encoders(self) -> list[nn.Module]:
+        return [part for part in self.module.modules() if isinstance(part, Branch)]
 
     def fit(self, run: "Run") -> None:
         """Train; where the framework cannot carry the objective, the error says which ones can."""
@@ -123,11 +128,13 @@ class VisionAdapter(Adapter):
         self.module.after_step()
 
     def evaluate(self, objective: Any) -> dict[str, float]:
-        results = self._probe(self.module, objective)
+        size = self.config.own_table.size if self.config.method == "blocks" else 1
+        shape = BlockShape.of(objective, size)
+        results = self._probe(self.module, objective, shape)
         if self._untrained is not None:
             if self._baselines is None:
-                untrained = self._probe(self._untrained.to(self.device), None)
-                raw = probe(self.config.probe, *self._labelled(self._pixels), self.seed.probe)
+                untrained = self._probe(self._untrained.to(self.device), None, shape)
+                raw = probe(self.config.probe, *self._labelled(self._pixels), self.seed.probe, shape)
                 self._baselines = {f"untrained/{k}": v for k, v in untrained.items()}
                 self._baselines |= {f"raw/{k}": v for k, v in raw.items()}
             results |= self._baselines
@@ -164,14 +171,14 @@ class VisionAdapter(Adapter):
             seed=self.seed.probe,
         )
 
-    def _probe(self, module: Method, objective: Any) -> dict[str, float]:
+    def _probe(self, module: Method, objective: Any, shape: BlockShape) -> dict[str, float]:
         embedding = self.config.probe.features == "embedding"
 
         def features(images: ImageSet) -> Tensor:
             x = self._extract(module, module.embedding if embedding else module.features, images)
             return x if objective is None or not embedding else objective.transform(x.to(self.device)).cpu()
 
-        return probe(self.config.probe, *self._labelled(features), self.seed.probe)
+        return probe(self.config.probe, *self._labelled(features), self.seed.probe, shape)
 
     def _labelled(self, features: Any) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
         train, test = self.parts.train, self.parts.test

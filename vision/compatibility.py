@@ -81,5 +81,8 @@ def explain(
 
 def _setting(name: str, count: int, views: int) -> str:
     """A framework, and what has to be set besides it: the size of a block always, views where they are others."""
-    key = by_name()[name.partition(" ")[0]].positives_key
-    return name if not key or (key == "views" and count == views) else f"{name} ({key} = {count})"
+    method = by_name()[name.partition(" ")[0]]
+    key = method.positives_key
+    if not key or (key == "views" and count == views):
+        return name
+    return f"{name} ({key} = {count if method.counts_anchor else count - 1})"

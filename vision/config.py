@@ -35,7 +35,7 @@ class VisionSettings(Settings):
     negatives: int | None = Field(
         None, ge=1, description="; ".join(_negatives(name, method) for name, method in FRAMEWORKS.items())
     )
-    compile: bool = Field(False, description="compile the encoders (torch.compile)")
+    compile: bool = Field(False, description="the same as train.compile")
     data: DataConfig = DataConfig()
     encoder: EncoderConfig = EncoderConfig()
     augment: AugmentConfig = AugmentConfig()

@@ -3,10 +3,10 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dipole.core.ground.errors import DataError
 from dipole.core.ground.seeding import Seeds
@@ -38,6 +38,10 @@ class DataConfig(Settings):
     )
     train_share: float = Field(0.6, gt=0, lt=1, description="share for training where the source has no test part")
     limit: int | None = Field(None, ge=2, description="at most this many training images, a seeded sample")
+    labelled_per_class: int | None = Field(
+        None, ge=1, description="probes are fitted on so many training images of each class, a seeded sample"
+    )
+    only_labelled: bool = Field(False, description="pretrain on these alone, as a supervised objective would have to")
     imbalance: Literal["none", "linear", "exponential"] = Field(
         "none", description="CACR's rule for the pretraining part"
     )
@@ -49,6 +53,15 @@ class DataConfig(Settings):
     )
     memory: float = Field(4.0, gt=0, description="GB of decoded images; a larger set is decoded batch by batch")
     on_corrupt: Literal["refuse", "skip"] = Field("refuse", description="what to do with a file that cannot be decoded")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.only_labelled and (self.labelled_per_class is None or self.pretrain or self.pretrain_split):
+            raise ValueError(
+                "only_labelled pretrains on the images that labelled_per_class leaves: set that, and neither pretrain "
+                "nor pretrain_split"
+            )
+        return self
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +119,9 @@ def load(config: DataConfig, seed: Seeds) -> Parts:
     if config.limit is not None and config.limit < len(train):
         train = train.take(torch.randperm(len(train), generator=seed.torch("data", "limit"))[: config.limit])
     pretrain = _pretrain(config, decoding, source, train)
+    if config.labelled_per_class is not None:
+        train = few_of_each(train, config.labelled_per_class, seed.torch("data", "labelled"))
+        pretrain = train if config.only_labelled else pretrain
     if config.imbalance != "none":
         pretrain = unbalance(pretrain, config.imbalance, seed.torch("data", "imbalance"))
     return Parts(pretrain, train, test)
@@ -124,6 +140,16 @@ def _pretrain(config: DataConfig, decoding: Decoding, source: Source, train: Ima
             f"{tuple(train.images.shape[1:])}; set vision.data.size to bring both to one."
         )
     return pretrain
+
+
+def few_of_each(images: ImageSet, count: int, generator: torch.Generator) -> ImageSet:
+    """At most `count` images of each class, drawn by the generator; DataError where an image has no class."""
+    labels = images.labels
+    if labels is None or bool((labels < 0).any()):
+        raise DataError(f"{images.name}: vision.data.labelled_per_class needs a label for every image; leave it out.")
+    order = torch.randperm(len(labels), generator=generator)
+    kept = [order[labels[order] == label][:count] for label in labels.unique()]
+    return images.take(torch.cat(kept).sort().values)
 
 
 def unbalance(images: ImageSet, rule: str, generator: torch.Generator) -> ImageSet:

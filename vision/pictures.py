@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dipole.core.ground.drawing import new_figure
 from dipole.core.ground.errors import OptionError
-from dipole.vision.drawing import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,12 +5,14 @@ from typing import Any, Literal
 from pydantic import Field
 from torch import Tensor
 
+from dipole.core.ground.errors import DataError
 from dipole.core.measure.class_tasks import class_tasks
 from dipole.core.measure.probes import few_shot_probe, kmeans_accuracy, knn_probe, linear_probe, mean_classifier
+from dipole.core.train.block_losses import BlockShape, block_losses
 from dipole.core.train.config import Settings
 from dipole.vision.pictures import Projection
 
-Probe = Literal["linear", "few_shot", "kmeans", "knn", "mean", "tasks"]
+Probe = Literal["linear", "few_shot", "kmeans", "knn", "mean", "tasks", "losses"]
 
 
 class ProbeConfig(Settings):
@@ -18,7 +20,8 @@ class ProbeConfig(Settings):
 
     probes: tuple[Probe, ...] = Field(
         ("linear", "few_shot", "kmeans", "knn"),
-        description="what is measured; tasks: Arora's classifiers on tasks of 2, 5, 10 classes and at ranks 1, 5, 10",
+        description="what is measured; tasks: Arora's classifiers on tasks of 2, 5, 10 classes and at ranks 1, 5, 10; "
+        "losses: their unsupervised loss on test blocks and the supervised loss of the mean classifier",
     )
     features: Literal["encoder", "embedding"] = Field(
         "encoder", description="the encoder's tap, or the embedding after the objective's projection (CLLR: L Phi)"
@@ -40,9 +43,15 @@ class ProbeConfig(Settings):
 
 
 def probe(
-    config: ProbeConfig, train_x: Tensor, train_y: Tensor | None, test_x: Tensor, test_y: Tensor | None, seed: int
+    config: ProbeConfig,
+    train_x: Tensor,
+    train_y: Tensor | None,
+    test_x: Tensor,
+    test_y: Tensor | None,
+    seed: int,
+    shape: BlockShape,
 ) -> dict[str, float]:
-    """Numbers of the configured probes on frozen features; k-means clusters the test part."""
+    """Numbers of the configured probes on frozen features; k-means clusters the test part, `shape` is of the losses."""
     data = (train_x, train_y, test_x, test_y)
     found: dict[str, float] = {}
     few: dict[str, Any] = {"labels_per_class": config.labels_per_class, "draws": config.draws, "seed": seed}
@@ -50,6 +59,12 @@ def probe(
         if name == "tasks":
             tasks = class_tasks(*data, solver=config.solver, epochs=config.epochs, **few)
             found |= {f"tasks/{key}": value for key, value in tasks.items()}
+            continue
+        if name == "losses":
+            if train_y is None or test_y is None:
+                raise DataError("the probe 'losses' needs labels; use labelled splits or leave it out")
+            losses = block_losses(train_x, train_y, test_x, test_y, shape, seed)
+            found |= {f"losses/{key}": value for key, value in losses.items()}
             continue
         if name == "linear":
             result = linear_probe(*data, solver=config.solver, epochs=config.epochs, seed=seed)

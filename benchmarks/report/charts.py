@@ -41,6 +41,8 @@ def pictures(results: SuiteResults, runs: Path) -> dict[str, list[Picture]]:
         models = {name: lines[first] for first, name in _models(results, group).items()}
         if "curves" in results.manifest.show:
             curves += [*_curves(group, lines), *_losses(group, models)]
+        if "paths" in results.manifest.show:
+            curves += _paths(group, lines)
         entropy += _entropy(results, group, models)
         ranks += _ranks(results, group, models)
         histograms += _histograms(results, group)
@@ -175,11 +177,33 @@ def _curves(group: Group, curves: Mapping[str, list[dict[str, Curve]]]) -> list[
     for column in group.columns:
         lines = [line for name in _logged(column.metric) for line in _lines(curves, name, column.factor)]
         if any(len(line.x) > 1 for line in lines):
-            unit = f" ({column.unit})" if column.unit else ""
             title = f"{column.name} while training"
-            chart = svg.line_chart(title, "training step", f"{column.name}{unit}", lines)
+            chart = svg.line_chart(title, "training step", _named(column), lines)
             found.append(Picture(chart, f"{title}. Mean over seeds, band of one standard deviation."))
     return found
+
+
+def _paths(group: Group, curves: Mapping[str, list[dict[str, Curve]]]) -> list[Picture]:
+    """The second column over the first while training, a line for each row: mean over seeds at common steps."""
+    if len(group.columns) < 2:
+        return []
+    first, second = group.columns[:2]
+    (over,), (of,) = _logged(first.metric), _logged(second.metric)
+    across = {line.label: line for line in _lines(curves, over, first.factor)}
+    lines = []
+    for line in _lines(curves, of, second.factor):
+        at = dict(zip(across[line.label].x, across[line.label].y, strict=True)) if line.label in across else {}
+        if found := [(at[step], y) for step, y in zip(line.x, line.y, strict=True) if step in at]:
+            lines.append(svg.Line(line.label, [x for x, _ in found], [y for _, y in found]))
+    if not any(len(line.x) > 1 for line in lines):
+        return []
+    title = group.title(f"{second.name} over {first.name}")
+    chart = svg.line_chart(title, _named(first), _named(second), lines)
+    return [Picture(chart, f"{title}, from step to step of training. Mean over seeds.")]
+
+
+def _named(column: ColumnEntry) -> str:
+    return f"{column.name} ({column.unit})" if column.unit else column.name
 
 
 def _losses(group: Group, curves: Mapping[str, list[dict[str, Curve]]]) -> list[Picture]:

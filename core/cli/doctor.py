@@ -100,7 +100,7 @@ def _bfloat16() -> Finding:
     if torch.cuda.is_available():
         if torch.cuda.get_device_capability() >= (8, 0):
             return Finding(name, "ok", "native on the GPU")
-        return Finding(name, "missing", "this GPU emulates it", 'Keep train.precision = "32".')
+        return Finding(name, "missing", "this GPU emulates it", 'Use train.precision = "16-mixed" or "32".')
     try:
         flags = Path("/proc/cpuinfo").read_text()
     except OSError:

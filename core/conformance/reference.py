@@ -32,6 +32,8 @@ class Case:
     views: bool = True
     among: int = 0  # so many anchors, the first ones, are candidates already
     first_negative: int = 0  # candidates before it are nobody's negatives
+    of_block: int = 0  # anchors of each block, block after block; 0: there are no blocks
+    draw: int = 0  # what random choices among blocks depend on
     instances: list[int] = field(default_factory=list)  # of the anchors
     parameters: dict[str, list[Vector]] = field(default_factory=dict)
 
@@ -48,6 +50,8 @@ class Case:
             views=pairs.views,
             among=pairs.known.among,
             first_negative=pairs.first_negative,
+            of_block=pairs.known.of_block,
+            draw=pairs.known.draw,
             instances=list(range(len(pairs.anchors))) if pairs.index is None else pairs.index.tolist(),
             parameters={name: list(value.unbind()) for name, value in (parameters or {}).items()},
         )
@@ -318,11 +322,20 @@ def distance_polarization(case: Case, *, delta_pos: float, delta_neg: float, red
     return total(sums) if reduction == "sum" else mean(sums)
 
 
-def blocks(case: Case, *, b: int | None = None, k: int | None = None, loss: str = "logistic") -> Number:
+def blocks(
+    case: Case,
+    *,
+    b: int | None = None,
+    k: int | None = None,
+    loss: str = "logistic",
+    drawn: Sequence[Sequence[int]] | None = None,
+) -> Number:
     """Arora et al. Eq. 12 (b = 1: Eqs. 4-6): v_m = a . (mu_i - mu_m), logistic in base 2 or hinge.
 
-    mu_i averages the block of anchor i, its first b positives; the block of anchor m is a negative of i if all of its
-    points are negatives of i. k takes the next k such blocks in cyclic order.
+    mu_i averages the block of anchor i, its first b positives. Of blocks, mu_m averages those of the first point of
+    block m, for the k blocks that are `drawn` for each anchor (default: as `block_draw` says), or for all others.
+    Elsewhere the block of anchor m is a negative of i if all of its points are negatives of i, and k takes the next k
+    such blocks in cyclic order.
     """
 
     def block_mean(i: int) -> Vector:
@@ -332,9 +345,17 @@ def blocks(case: Case, *, b: int | None = None, k: int | None = None, loss: str 
     losses = []
     anchors = case.counted()
     for i in anchors:
-        negatives = set(case.negatives(i))
-        cyclic = [m for m in anchors if m > i] + [m for m in anchors if m < i]
-        foreign = [m for m in cyclic if negatives >= set(case.positives[m][:b])][:k]
+        if case.of_block:
+            count = len(case.anchors) // case.of_block
+            if k is None:
+                others = [m for m in range(count) if m != i // case.of_block]
+            else:
+                others = list(drawn[i] if drawn is not None else block_draw(case.draw, i, case.of_block, count, k))
+            foreign = [m * case.of_block for m in others]
+        else:
+            negatives = set(case.negatives(i))
+            cyclic = [m for m in anchors if m > i] + [m for m in anchors if m < i]
+            foreign = [m for m in cyclic if negatives >= set(case.positives[m][:b])][:k]
         v = [dot(case.anchors[i], block_mean(i) - block_mean(m)) for m in foreign]
         if not v:
             losses.append(total([]))
@@ -344,6 +365,25 @@ def blocks(case: Case, *, b: int | None = None, k: int | None = None, loss: str 
             worst = max(1 - x for x in v)
             losses.append(worst if worst > 0 else 0.0 * worst)
     return mean(losses)
+
+
+def block_draw(draw: int, point: int, of_block: int, count: int, k: int) -> list[int]:
+    """The k negative blocks of a point: Floyd's sampling of the other blocks, by splitmix64 in whole numbers."""
+    word, golden = 2**64, 0x9E3779B97F4A7C15
+
+    def mixed(z: int) -> int:
+        z %= word
+        z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % word
+        z = (z ^ z >> 27) * 0x94D049BB133111EB % word
+        return z ^ z >> 31
+
+    start = mixed(point * golden + mixed(draw % 2**63))
+    chosen: list[int] = []
+    for m in range(k):
+        last = count - 1 - k + m
+        number = mixed(start + (m + 1) * golden) % 2**63 % (last + 1)
+        chosen.append(last if number in chosen else number)
+    return [number + (number >= point // of_block) for number in chosen]
 
 
 def co2(
@@ -410,16 +450,18 @@ def singular_values(columns: Sequence[Vector], sweeps: int = 12) -> list[Number]
 
 
 def low_dimensional_reconstruction(
-    case: Case, *, alpha: float, norm: str, solver: str = "subgradient", dim: int | None = None
-) -> Number:
-    """CLLR Eqs. 6-10: mean ||L^T L x - x||^2 + alpha norm(L), features x before normalisation.
+    case: Case, *, alpha: float, norm: str, solver: str = "subgradient", features: str = "raw",
+    tolerance: float = 0.0, dim: int | None = None,
+) -> Number:  # fmt: skip
+    """CLLR Eqs. 6-10: mean ||L^T L x - x||^2 + alpha norm(L), x before normalisation, or with features=unit after it.
 
-    The proximal solver keeps the norm in the value and out of the gradient.
+    The proximal solver keeps the norm in the value and out of the gradient. The tolerance changes no value.
     """
     rows = case.parameters["L"]
     columns = [torch.stack([row[c] for row in rows]) for c in range(len(rows))]
     errors = []
-    for x in case.anchors:
+    for anchor in case.anchors:
+        x = anchor / dot(anchor, anchor).sqrt() if features == "unit" else anchor
         low = [dot(row, x) for row in rows]
         back = torch.stack([total(column[r] * low[r] for r in range(len(rows))) for column in columns])
         errors.append(dot(back - x, back - x))

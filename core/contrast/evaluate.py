@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from dipole.core.contrast.dense import fits, whole
 from dipole.core.contrast.gather import Related
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.contrast.similarity import full_precision, paired
 from dipole.core.contrast.statistics import AnyStatistic
 from dipole.core.contrast.sweep import row_statistics
-from dipole.core.ground.distributed import all_sum
+from dipole.core.ground.distributed import all_sum, world_size
 
 if TYPE_CHECKING:
     from dipole.core.contrast.objective import Objective
@@ -52,7 +54,7 @@ class Rows:
         """Mean over the positives of each anchor: (A, K) -> (A,)."""
         mask = self.pairs.positive_mask
         if mask is None:
-            return values.mean(1)
+            return values.squeeze(1) if values.shape[1] == 1 else values.mean(1)
         return torch.where(mask, values, 0.0).sum(1) / mask.sum(1).clamp_min(1)
 
     def only_positives(self, values: Tensor, fill: float) -> Tensor:
@@ -70,6 +72,8 @@ class Rows:
 
     def mean_over_all(self, values: Tensor) -> Tensor:
         """Mean of (A,) over all anchors, of all ranks."""
+        if world_size() == 1:
+            return values.mean()
         return all_sum(values.sum()) / all_sum(values.new_tensor(float(len(values))))
 
 
@@ -103,10 +107,19 @@ def evaluate(terms: Mapping[str, tuple[float, Objective]], related: Related) -> 
     Raises:
         PairsError: if the pairs cannot carry a term.
     """
-    found = [_on_pairs(terms, pairs, related) for pairs in related.pairs]
+    # Whoever calls under autocast wants half precision in the encoder: a loss keeps the precision of its formula.
+    with _without_autocast(related.pairs[0].anchors.device.type):
+        found = [_on_pairs(terms, pairs, related) for pairs in related.pairs]
     values = {name: _mean([each[name] for each in found]) for name in terms}
-    loss = torch.stack([v.weight * v.value for v in values.values()]).sum()
-    return Outcome(loss, {name: TermValue(v.value.detach(), v.weight, v.note) for name, v in values.items()})
+    weighted = [v.value if v.weight == 1 else v.weight * v.value for v in values.values()]
+    return Outcome(
+        sum(weighted[1:], weighted[0]),
+        {name: TermValue(v.value.detach(), v.weight, v.note) for name, v in values.items()},
+    )
+
+
+def _without_autocast(device: str) -> AbstractContextManager[Any]:
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
 def _on_pairs(terms: Mapping[str, tuple[float, Objective]], pairs: Pairs, related: Related) -> dict[str, TermValue]:
@@ -154,7 +167,22 @@ class _Matrix:
         return matrix
 
     def sweep(self) -> None:
-        if self.wanted:
+        """All statistics that were asked for."""
+        symmetric = self.pairs.mutual and self.x is self.y
+        if self.wanted and fits(len(self.x), len(self.y)):
+            self.positives, self.results = whole(
+                self.x,
+                self.y,
+                self.pairs.positives,
+                self.pairs.excluded,
+                list(dict.fromkeys(self.wanted)),
+                padded=self.pairs.known.padded,
+                first=self.pairs.first_negative,
+                counts=self.pairs.negative_counts,
+                bound=self.bound,
+                symmetric=symmetric,
+            )
+        elif self.wanted:
             self.results = row_statistics(
                 self.x,
                 self.y,
@@ -162,7 +190,7 @@ class _Matrix:
                 self.wanted,
                 counts=self.pairs.negative_counts,
                 bound=self.bound,
-                symmetric=self.pairs.mutual and self.x is self.y,
+                symmetric=symmetric,
                 first=self.pairs.first_negative,
                 embeddings=self.embeddings,
             )
@@ -186,8 +214,9 @@ def _value(term: Objective, prepared: Pairs, matrix: _Matrix, asked: Mapping[str
     rows = matrix.rows(asked)
     value = term.loss(matrix.positives if term.similarity is not None else matrix.x, rows)
     if value.ndim:
-        if term.needs_negatives:
-            value = torch.where(matrix.pairs.negative_counts > 0, value, 0.0)
+        if term.needs_negatives and matrix.pairs.known.padded:
+            # Some anchors may have no negative; where nothing is padded, all have one or none has.
+            value = value.masked_fill(matrix.pairs.negative_counts == 0, 0.0)
         value = rows.mean(value)
     return value, ""
 

@@ -1,7 +1,56 @@
 """Arithmetic of the indices and row values that pairs are made of; nothing here reads a value back from the device."""
 
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import TypeVarTuple
+
 import torch
 from torch import Tensor
+
+Shape = TypeVarTuple("Shape")
+
+
+def remembered(make: Callable[[*Shape], Tensor]) -> Callable[[*Shape], Tensor]:
+    """Indices that shapes alone decide are made once: at 32 rows a tenth of a step. Nobody may write to them.
+
+    What is made inside `torch.inference_mode` could not be used by autograd later; what is made under another mode
+    (fake tensors, a tracing compiler) is nothing to keep.
+    """
+    kept = lru_cache(maxsize=64)(make)
+
+    @wraps(make)
+    def get(*args: *Shape) -> Tensor:
+        if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+            return make(*args)
+        with torch.inference_mode(False):
+            return kept(*args)
+
+    return get
+
+
+@remembered
+def numbers(count: int, device: torch.device) -> Tensor:
+    """0 to count - 1, (count,)."""
+    return torch.arange(count, device=device)
+
+
+@remembered
+def other_views(count: int, batch: int, device: torch.device) -> Tensor:
+    """(count * batch, count - 1) rows of the other views of each row's instance, of views that follow one another."""
+    own = torch.arange(count * batch, device=device).unsqueeze(1)
+    return (own + torch.arange(1, count, device=device) * batch) % (count * batch)
+
+
+@remembered
+def repeated_numbers(count: int, times: int, device: torch.device) -> Tensor:
+    """0 to count - 1, so many times, (times * count,)."""
+    return torch.arange(count, device=device).repeat(times)
+
+
+@remembered
+def filled(count: int, value: int, device: torch.device) -> Tensor:
+    """The same number everywhere, (count,)."""
+    return torch.full((count,), value, device=device)
 
 
 def instances_of(rows: dict[str, Tensor], count: int, device: torch.device) -> Tensor:

@@ -123,6 +123,18 @@ class Objective(nn.Module):
         """Features for downstream use."""
         return features
 
+    def summary(self) -> dict[str, float]:
+        """Numbers of the term itself to log at each evaluation, by name."""
+        return {}
+
+    def measure(self, embeddings: Tensor) -> dict[str, float]:
+        """Numbers of the term on test embeddings (n, d) to log at each evaluation, by name."""
+        return {}
+
+    def remarks(self) -> list[str]:
+        """Sentences for the record on the state in which the term has ended, where that is one to know of."""
+        return []
+
     # What it inherits.
 
     def materialize(self, name: str, shape: tuple[int, ...], init: Callable[[Tensor], Any]) -> None:

@@ -11,7 +11,20 @@ from torch import Tensor
 
 from dipole.core.contrast.checks import check_alike, check_indices, check_matrix, check_row_values, shape_of
 from dipole.core.contrast.embedded import Embedded, Relation
-from dipole.core.contrast.indices import absolute, instances_of, joined, padded, pads_last, relative, repeat, runs_of
+from dipole.core.contrast.indices import (
+    absolute,
+    filled,
+    instances_of,
+    joined,
+    numbers,
+    other_views,
+    padded,
+    pads_last,
+    relative,
+    repeat,
+    repeated_numbers,
+    runs_of,
+)
 from dipole.core.ground.errors import PairsError
 
 NO_VIEW = -1
@@ -30,6 +43,8 @@ class Structure:
         fewest: positives that every anchor has (at the end of a document a neighbour may be missing).
         padded: -1 may stand among positives or dropped, or a candidate may be listed twice.
         mutual: anchors are candidates, and i excludes j exactly if j excludes i.
+        of_block: so many anchors come from each block, block after block; 0 where there are no blocks.
+        draw: the number that random choices among blocks depend on, the same on every rank.
     """
 
     anchor_views: tuple[tuple[int, int], ...]
@@ -39,6 +54,8 @@ class Structure:
     fewest: int | None = None
     padded: bool = False
     mutual: bool = False
+    of_block: int = 0
+    draw: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,16 +131,14 @@ class Pairs:
             each = [rows[f"view{number}"] for number in range(len(views))]
             count, batch = len(each), len(each[0])
             z = torch.cat(each)  # (VB, d), view-major
-            own = torch.arange(count * batch, device=z.device).unsqueeze(1)  # (VB, 1)
-            shifts = torch.arange(1, count, device=z.device) * batch
             runs = tuple((number, batch) for number in range(count))
             return cls(
                 z,
                 z,
-                positives=(own + shifts) % (count * batch),  # (VB, V-1)
-                dropped=own,
+                positives=other_views(count, batch, z.device),  # (VB, V-1)
+                dropped=numbers(count * batch, z.device).unsqueeze(1),  # (VB, 1)
                 labels=repeat(rows.get("labels"), count),
-                index=repeat(instances_of(rows, batch, z.device), count),
+                index=repeat(rows["index"], count) if "index" in rows else repeated_numbers(batch, count, z.device),
                 structure=Structure(runs, runs, among=count * batch, fewest=count - 1, mutual=True),
             )
 
@@ -279,19 +294,24 @@ class Pairs:
         candidates: Literal["points", "means"] = "points",
         labels: Tensor | None = None,
         index: Tensor | None = None,
+        draw: int = 0,
     ) -> "Pairs":
         """Blocks of similar points (Arora et al., Sec. 6.3): a point finds the rest of its own block.
 
+        A block of b in Eq. 12 is x and its b positives: b + 1 points here.
+
         Args:
-            x: (n, b, d), n blocks of b >= 2 points.
-            anchors: "first", one point of each block, or "all", each point in turn.
+            x: (n, b + 1, d), n blocks of 2 points or more.
+            anchors: "first", the first point of each block is x, or "all", each point in turn.
             candidates: "points", all points; or "means", for each block the mean of its points other than the anchor
                 (only with anchors="first").
             labels: (n,) class of each block.
             index: (n,) number of each block in the data set.
+            draw: what an objective that takes some of the other blocks draws them by (`blocks(k=4)`): another number
+                in every step, the same on every rank.
         """
         if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[1] < 2 or not x.is_floating_point():
-            raise PairsError(f"x must be blocks of shape (n, b >= 2, d), got {shape_of(x)}.")
+            raise PairsError(f"x must be blocks of shape (n, b + 1 >= 2, d), got {shape_of(x)}.")
         if anchors not in ("first", "all") or candidates not in ("points", "means"):
             raise PairsError(
                 f"anchors must be 'first' or 'all' and candidates 'points' or 'means', got {anchors!r}, {candidates!r}."
@@ -301,11 +321,11 @@ class Pairs:
 
         def relate(rows: dict[str, Tensor]) -> "Pairs":
             x, classes = rows["x"], rows.get("labels")
-            n, b, width = x.shape
+            n, size, width = x.shape
             instances = instances_of(rows, n, x.device)
             if candidates == "means":
                 own = torch.arange(n, device=x.device).unsqueeze(1)
-                structure = Structure(((0, n),), ((NO_VIEW, n),), fewest=1)
+                structure = Structure(((0, n),), ((NO_VIEW, n),), fewest=1, of_block=1, draw=draw)
                 return cls(
                     x[:, 0],
                     x[:, 1:].mean(1),
@@ -317,15 +337,15 @@ class Pairs:
                     candidate_index=instances,
                     structure=structure,
                 )
-            points = x.reshape(n * b, width)
-            own = torch.arange(n * b, device=x.device).view(n, b, 1)
-            shifts = torch.arange(1, b, device=x.device)
-            # Member m of a block has the other b - 1 members, in cyclic order, as positives.
-            member = torch.arange(b, device=x.device).view(1, b, 1)
-            positives = own - member + (member + shifts) % b  # (n, b, b-1)
-            of_points = None if classes is None else classes.repeat_interleave(b)
-            point_index = instances.repeat_interleave(b)
-            run = ((0, n * b),)
+            points = x.reshape(n * size, width)
+            own = torch.arange(n * size, device=x.device).view(n, size, 1)
+            shifts = torch.arange(1, size, device=x.device)
+            # Member m of a block has the other b members, in cyclic order, as positives.
+            member = torch.arange(size, device=x.device).view(1, size, 1)
+            positives = own - member + (member + shifts) % size  # (n, b+1, b)
+            of_points = None if classes is None else classes.repeat_interleave(size)
+            point_index = instances.repeat_interleave(size)
+            run = ((0, n * size),)
             if anchors == "first":
                 return cls(
                     x[:, 0],
@@ -337,17 +357,17 @@ class Pairs:
                     candidate_labels=of_points,
                     index=instances,
                     candidate_index=point_index,
-                    structure=Structure(((0, n),), run, among=n, fewest=b - 1),
+                    structure=Structure(((0, n),), run, among=n, fewest=size - 1, of_block=1, draw=draw),
                 )
             return cls(
                 points,
                 points,
-                positives.reshape(n * b, b - 1),
-                own.reshape(n * b, 1),
+                positives.flatten(0, 1),
+                own.flatten(0, 1),
                 of_points,
                 views=False,
                 index=point_index,
-                structure=Structure(run, run, among=n * b, fewest=b - 1, mutual=True),
+                structure=Structure(run, run, among=n * size, fewest=size - 1, mutual=True, of_block=size, draw=draw),
             )
 
         return _made({"x": x}, relate, labels, index)
@@ -492,7 +512,7 @@ class Pairs:
             self,
             positives=pads_last(positives),
             views=False,
-            structure=replace(self.known, fewest=None, padded=True, mutual=False),
+            structure=replace(self.known, fewest=None, padded=True, mutual=False, of_block=0),
         )
 
     def without(self, dropped: Tensor, *, distinct: bool = False) -> "Pairs":
@@ -505,7 +525,7 @@ class Pairs:
         return replace(
             self,
             dropped=torch.cat([self.dropped, dropped], 1),
-            structure=replace(self.known, padded=self.known.padded or not distinct, mutual=False),
+            structure=replace(self.known, padded=self.known.padded or not distinct, mutual=False, of_block=0),
         )
 
     def narrow(self, own: slice, total: int) -> "Pairs":
@@ -596,7 +616,7 @@ class Pairs:
         if not self.known.padded:
             # Positives lie before the first negative, where there is such a border.
             listed = self.dropped.shape[1] if first else self.excluded.shape[1]
-            return torch.full((len(self.anchors),), free - listed, device=self.anchors.device)
+            return filled(len(self.anchors), free - listed, self.anchors.device)
         # A candidate may be listed twice (as a positive and as dropped): count distinct ones.
         order = self.excluded.sort(1).values
         fresh = torch.ones_like(order, dtype=torch.bool)

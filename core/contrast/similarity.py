@@ -17,8 +17,8 @@ def full_precision(x: Tensor) -> Tensor:
 
 def normalize(x: Tensor) -> Tensor:
     """Rows of unit length, (n, d); a zero row stays zero and gets no gradient instead of an exploding one."""
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return x * torch.where(norm > _TINY, norm, torch.inf).reciprocal()
+    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x / norm.masked_fill(norm <= _TINY, torch.inf)
 
 
 class _PairedDot(torch.autograd.Function):
@@ -35,9 +35,11 @@ class _PairedDot(torch.autograd.Function):
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
         x, y, index = ctx.saved_tensors
+        if torch.is_grad_enabled():  # somebody will differentiate once more: nothing may be written in place
+            far = (grad.unsqueeze(2) * x.unsqueeze(1)).flatten(0, 1)
+            return (grad.unsqueeze(2) * y[index]).sum(1), torch.zeros_like(y).index_add(0, index.flatten(), far), None
         dx, dy = torch.empty_like(x), torch.zeros_like(y)
         for rows in _PairedDot.chunks(x, index):
             near, g = index[rows], grad[rows]

@@ -75,8 +75,8 @@ class LogSumExp(Statistic):
         return self.scale * e
 
     def finish(self, sums: tuple[Tensor, ...], shift: Tensor, count: Tensor) -> Tensor:
-        some = count > 0
-        return torch.where(some, torch.where(some, sums[0], 1.0).log() + shift, -math.inf)
+        none = count == 0
+        return (sums[0].masked_fill(none, 1.0).log() + shift).masked_fill(none, -math.inf)
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ class SoftmaxMean(Statistic):
         return self.scale * e, torch.addcmul(e, s, e, value=self.scale)
 
     def finish(self, sums: tuple[Tensor, ...], shift: Tensor, count: Tensor) -> Tensor:
-        some = count > 0
-        return torch.where(some, sums[1] / torch.where(some, sums[0], 1.0), 0.0)
+        none = count == 0
+        return (sums[1] / sums[0].masked_fill(none, 1.0)).masked_fill(none, 0.0)
 
 
 @dataclass(frozen=True)

@@ -12,18 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from dipole.core.contrast import engine
+from dipole.core.contrast.dense import LOWEST, SAFE_EXPONENT, gradients, parts_of, slopes_of, sums_again
 from dipole.core.contrast.statistics import AnyStatistic, Extreme, Statistic, as_tuple
-from dipole.core.contrast.tile import Side, Tile, Tiling
+from dipole.core.contrast.tile import Side, Tile, Tiling, mask_of
 
 TILE = 512
 CACHE_BYTES = 32 << 20
-# exp(scale * s) is summed without a running maximum while |scale * s| stays below this.
-SAFE_EXPONENT = 60.0
-# The running maximum of a row before its first entry: finite, so that the difference of two is a number.
-LOWEST = -1e30
 
 
 @dataclass(frozen=True)
@@ -72,12 +68,17 @@ class _Term:
         sums[self.slots, side.rows] *= (old - new).exp()
         shifts[self.number, side.rows] = new
 
-    def slopes(self, tile: Tile, grad: Tensor, shifts: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Slopes (R, T) and what each weighs, (R, 1), (1, T) or (R, T); grad (N, A) is that of the sums."""
+    def slopes(self, tile: Tile, grad: Tensor, shifts: Tensor, mirrored: bool) -> Iterator[tuple[Tensor, Tensor]]:
+        """Slopes (R, T) and what each weighs, (R, 1), (1, T) or (R, T); grad (N, A) is that of the sums.
+
+        `mirrored` adds the transpose of a diagonal tile, whose slopes are as symmetric as s without running maxima.
+        """
         for sides in self.groups(tile):
-            slopes = as_tuple(self.statistic.slopes(tile.s, self.exp(tile, sides[0], shifts)))
+            slopes, factor = slopes_of(self.statistic, tile.s, self.exp(tile, sides[0], shifts))
             for upstream, slope in zip(grad[self.slots], slopes, strict=True):
-                weights = [upstream[side.rows].unsqueeze(side.axis) for side in sides]
+                weights = [factor * upstream[side.rows].unsqueeze(side.axis) for side in sides]
+                if mirrored:
+                    weights.append(weights[0].T)
                 yield slope, weights[0] if len(weights) == 1 else weights[0] + weights[1]
 
 
@@ -102,29 +103,55 @@ class _Sweep(torch.autograd.Function):
                 _add_extreme(extreme, tile, value, index)
             if size <= CACHE_BYTES:
                 kept.append(tile)
-        ctx.tiling, ctx.terms, ctx.kept = tiling, terms, kept
-        ctx.save_for_backward(x, y, shifts)
+        ctx.tiling, ctx.terms, ctx.kept = tiling, terms, [tile.emptied() for tile in kept]
+        ctx.save_for_backward(x, y, shifts, *(tensor for tile in kept for tensor in tile.tensors()))
         ctx.mark_non_differentiable(shifts, *where)
         return sums, shifts, *where
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        x, y, shifts = ctx.saved_tensors
+        x, y, shifts, *tensors = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return *_again(ctx, x, y, shifts, grad), None, None, None
         dx = torch.zeros_like(x)
         dy = dx if ctx.tiling.symmetric else torch.zeros_like(y) if ctx.needs_input_grad[1] else None
-        for tile in ctx.kept or ctx.tiling.tiles(x, y):
+        running = any(term.running for term in ctx.terms)
+        for tile in _filled(ctx.kept, tensors) if ctx.kept else ctx.tiling.tiles(x, y):
+            # On the diagonal of the symmetric case one product serves (i, j) and (j, i).
+            diagonal = ctx.tiling.symmetric and len(tile.sides) == 1
             total: Tensor | None = None  # dL/ds, (R, T)
             for term in ctx.terms:
-                for slope, weight in term.slopes(tile, grad, shifts):
+                for slope, weight in term.slopes(tile, grad, shifts, diagonal and not running):
                     total = slope * weight if total is None else total.addcmul_(slope, weight)
             assert total is not None  # without a sum there is no gradient to come here with
             tile.allowed_(total, 0.0)
-            # A diagonal tile of the symmetric case holds (i, j) and (j, i), so it takes both products as well.
+            if diagonal:
+                dx[tile.rows].addmm_(total + total.T if running else total, x[tile.rows])
+                continue
             dx[tile.rows].addmm_(total, y[tile.columns])
             if dy is not None:
                 dy[tile.columns].addmm_(total.T, x[tile.rows])
         return dx, None if ctx.tiling.symmetric else dy, None, None, None
+
+
+def _filled(tiles: Sequence[Tile], tensors: Sequence[Tensor]) -> Iterator[Tile]:
+    """Kept tiles with the tensors that were saved of them."""
+    start = 0
+    for tile in tiles:
+        stop = start + len(tile.tensors())
+        yield tile.filled(tensors[start:stop])
+        start = stop
+
+
+def _again(ctx: Any, x: Tensor, y: Tensor, shifts: Tensor, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients (A, d), (C, d) as functions that can be differentiated: the whole matrix once more."""
+    symmetric = ctx.tiling.symmetric
+    s = x @ (x if symmetric else y).T
+    mask = mask_of(ctx.tiling.excluded, len(y))
+    sums = [each for term in ctx.terms for each in sums_again(term.statistic, s, mask, shifts[term.number])]
+    inputs = [x] if symmetric or not ctx.needs_input_grad[1] else [x, y]
+    dx, *dy = gradients(sums, inputs, grad.unbind())
+    return dx, dy[0] if dy else None
 
 
 def _add_extreme(extreme: Extreme, tile: Tile, best: Tensor, where: Tensor) -> None:
@@ -142,9 +169,7 @@ def _terms(statistics: Sequence[Statistic], x: Tensor, bound: float) -> list[_Te
     terms: list[_Term] = []
     stop = 0
     for number, statistic in enumerate(statistics):
-        nothing = x.new_zeros(0, 0)
-        parts = as_tuple(statistic.parts(nothing, None if statistic.scale is None else nothing))
-        start, stop = stop, stop + len(parts)
+        start, stop = stop, stop + len(parts_of(statistic))
         running = statistic.scale is not None and abs(statistic.scale) * bound > SAFE_EXPONENT
         terms.append(_Term(statistic, number, slice(start, stop), running))
     return terms
@@ -192,9 +217,8 @@ def row_statistics(
     extremes = [stat for stat in wanted if isinstance(stat, Extreme)]
     tiling = Tiling(excluded, symmetric, tile or (TILE if on_cpu else 8 * TILE))
     asked, running = [term.statistic for term in terms], [term.running for term in terms]
-    with torch.autocast(x.device.type, enabled=False):
-        found = None if tile else engine.sums(x, y, excluded, asked, running, extremes, symmetric, embeddings)
-        sums, shifts, *where = found or _Sweep.apply(x, y, tiling, terms, extremes)  # type: ignore[no-untyped-call]
+    found = None if tile else engine.sums(x, y, excluded, asked, running, extremes, symmetric, embeddings)
+    sums, shifts, *where = found or _Sweep.apply(x, y, tiling, terms, extremes)  # type: ignore[no-untyped-call]
     results: dict[AnyStatistic, Tensor] = {}
     for extreme, index in zip(extremes, where, strict=True):
         results[extreme] = torch.where(index < 0, index, index + first)

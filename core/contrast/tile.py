@@ -1,7 +1,7 @@
 """Tiles of the similarity matrix x y^T, and which entries of them take no part."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -22,8 +22,9 @@ class Tile:
     rows: slice
     columns: slice
     s: Tensor  # (R, T)
-    excluded: Tensor | None  # (R, T) True where an entry takes no part; None where all do
+    excluded: Tensor | None  # (R, T) True where an entry takes no part; None where all do, or where they are listed
     sides: tuple[Side, ...]
+    listed: Tensor | None = None  # (R, E) columns that take no part in each row, none of them padding
     _exp: dict[float, Tensor] = field(default_factory=dict)
 
     def exp(self, scale: float) -> Tensor:
@@ -34,11 +35,30 @@ class Tile:
 
     def allowed(self, values: Tensor, fill: float) -> Tensor:
         """The values (R, T) with a number in place of what is excluded."""
+        if self.listed is not None:
+            return values.scatter(1, self.listed, fill)
         return values if self.excluded is None else values.masked_fill(self.excluded, fill)
 
     def allowed_(self, values: Tensor, fill: float) -> Tensor:
         """The same, written into the values: a copy less, 25 % of a step where one tile is all (B = 256)."""
+        if self.listed is not None:
+            return values.scatter_(1, self.listed, fill)
         return values if self.excluded is None else values.masked_fill_(self.excluded, fill)
+
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """Its tensors, to be saved for a backward pass, which lets go of them when it is done."""
+        return self.s, self.excluded, self.listed, *self._exp.values()
+
+    def emptied(self) -> "Tile":
+        """Where it lies and which exponentials were formed, without the tensors."""
+        nothing = self.s.new_empty(0)
+        return replace(self, s=nothing, excluded=None, listed=None, _exp=dict.fromkeys(self._exp, nothing))
+
+    def filled(self, tensors: Sequence[Tensor]) -> "Tile":
+        """An emptied tile with its `tensors` again; takes as many of them as it had."""
+        s, excluded, listed, *exps = tensors[: 3 + len(self._exp)]
+        exp = dict(zip(self._exp, exps, strict=True))
+        return replace(self, s=s, excluded=excluded, listed=listed, _exp=exp)
 
 
 @dataclass(frozen=True)
@@ -69,12 +89,11 @@ class Tiling:
                 s = x[rows] @ y[columns].T
                 sides = (Side(rows, 1), Side(columns, 0)) if self.symmetric and left > top else (Side(rows, 1),)
                 free = touched is not None and left // self.side not in touched
-                yield Tile(rows, columns, s, None if free else _mask(excluded - left, s), sides)
+                yield Tile(rows, columns, s, None if free else mask_of(excluded - left, s.shape[1]), sides)
 
 
-def _mask(index: Tensor, s: Tensor) -> Tensor:
+def mask_of(index: Tensor, width: int) -> Tensor:
     """True at the listed columns (R, E) of a tile (R, T), (R, T); those outside the tile are left out."""
-    width = s.shape[1]
     inside = (index >= 0) & (index < width)
-    mask = torch.zeros(len(s), width + 1, dtype=torch.bool, device=s.device)
+    mask = torch.zeros(len(index), width + 1, dtype=torch.bool, device=index.device)
     return mask.scatter_(1, torch.where(inside, index, width), True)[:, :width]  # the last column takes the rest

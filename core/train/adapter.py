@@ -5,8 +5,8 @@ The trainer calls, in this order:
     adapter = AdapterClass(config.settings, seed=..., device=..., workdir=..., batch_size=..., rank=..., world_size=...)
     for batch in adapter.batches(epoch, start):
         embedded = adapter.embed(batch)         # inside autocast, gradients on: rows that belong together
-        ... gather over ranks, relate, objective, backward, optimizer step ...
-        adapter.after_step()
+        ... gather over ranks, relate, objective, backward ...
+        adapter.before_step(); optimizer step; adapter.after_step()
     adapter.evaluate(objective)                 # every n epochs and at the end
     adapter.features("test")                    # for diagnostics and pictures
 
@@ -16,7 +16,7 @@ Nothing after `embed` knows the domain.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NotRequired, TypedDict, Unpack
 
@@ -65,6 +65,7 @@ class Adapter(ABC):
         module: everything that is trained except the objective; its weights are what the run saves. Build it on the
             CPU: the trainer seeds the global generators with the `model` stream before the constructor runs and moves
             the module to `device` afterwards. Parameters with requires_grad=False (a momentum encoder) stay as is.
+        compiles: whether the domain's own table asks for what train.compile asks for.
         embedding_dim: width d of the anchors that `embed` returns.
         steps_per_epoch: number of batches that `batches(epoch)` yields on this rank (the same on every rank); 1 where
             there are no epochs.
@@ -79,6 +80,7 @@ class Adapter(ABC):
     module: nn.Module
     embedding_dim: int
     steps_per_epoch: int
+    compiles: bool = False
 
     def __init__(self, config: Any, **context: Unpack[Context]) -> None:
         """Keep the arguments under their names; a domain extends this and builds data and module.
@@ -110,6 +112,18 @@ class Adapter(ABC):
         Return `Embedded`: named rows, and a function that pairs the rows of all ranks. Pairs of a constructor
         (`Pairs.from_views(...)`) do as well, as long as they are not changed afterwards.
         """
+
+    def encoders(self) -> Sequence[nn.Module]:
+        """Return the modules that `embed` calls with rows and that give a row for each; by default `module`.
+
+        train.microbatch calls them with fewer rows at a time, train.activation_checkpointing keeps less of them,
+        train.compile compiles them. What they are called with is tensors, containers of such, or objects that have
+        `len` and `split(size)`; parameters that they do not hold get no gradient in microbatches.
+        """
+        return [self.module]
+
+    def before_step(self) -> None:  # noqa: B027
+        """Change gradients before the optimizer sees them; they are those of the whole batch, of all ranks."""
 
     def after_step(self) -> None:  # noqa: B027
         """Update what follows the optimizer: momentum encoders, queues."""

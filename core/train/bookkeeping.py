@@ -126,6 +126,8 @@ class Bookkeeping(RunState):
             return self._record("done")
         save_weights(self.folder.model, self.adapter.module, self.objective)
         record = self._write_record("done")
+        for line in self._evaluated[1].remarks if self._evaluated is not None else []:
+            self._progress.warn(f"warning: {line}.")
         self.folder.clear_checkpoints()
         self._progress.close(self.step)
         self._progress.note(f"finished {self.step} steps in {duration(self.elapsed)}: {self.folder.path}")

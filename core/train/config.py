@@ -94,14 +94,23 @@ class TrainConfig(Settings):
     clip: float | None = Field(
         default=None, gt=0, description="largest gradient norm (over all parameters); none by default"
     )
-    precision: Literal["32", "bf16-mixed"] = "32"
+    precision: Literal["32", "bf16-mixed", "16-mixed"] = Field(
+        default="32", description="of the encoder; 16-mixed is float16 with loss scaling, for GPUs without bf16"
+    )
+    microbatch: int | None = Field(
+        default=None, ge=1, description="rows that the encoder sees at a time, on each rank; the loss sees all"
+    )
+    activation_checkpointing: bool = Field(
+        default=False, description="keep less of the encoder for the backward pass, and compute it again there"
+    )
+    compile: bool = Field(default=False, description="compile the encoders for training (torch.compile)")
     evaluate_every: int | None = Field(default=None, ge=1, description="period of evaluation; default only at the end")
     checkpoint_every: int | None = Field(
         default=None, ge=1, description="period of checkpoints; default 1 epoch or 1000 steps"
     )
     log_every: int = Field(default=10, ge=1, description="steps per line of metrics.jsonl")
 
-    incidental: ClassVar[frozenset[str]] = frozenset({"checkpoint_every", "log_every"})
+    incidental: ClassVar[frozenset[str]] = frozenset({"checkpoint_every", "log_every", "activation_checkpointing"})
 
     @field_validator("precision", mode="before")
     @classmethod

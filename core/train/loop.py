@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_
 
 from dipole.core.ground.errors import DipoleError, TrainingError
@@ -17,8 +18,9 @@ from dipole.core.train.bookkeeping import Bookkeeping
 from dipole.core.train.build import build
 from dipole.core.train.checkpoint import starting_state
 from dipole.core.train.config import RunConfig
+from dipole.core.train.encoding import Encoding, compiler_problem
 from dipole.core.train.launch import launch, pick_device
-from dipole.core.train.nonfinite import explain_not_finite
+from dipole.core.train.nonfinite import explain_not_finite, overflowed
 from dipole.core.train.optimizer import build_optimizer, learning_rate
 from dipole.core.train.run_folder import DEFAULT_RUNS, RunFolder, locate
 from dipole.core.train.signals import RunInterruptedError
@@ -110,7 +112,8 @@ class Run(Bookkeeping):
             raise RunInterruptedError(message) from None
         except (torch.OutOfMemoryError, MemoryError) as error:
             message = (
-                f"out of memory at step {self.step + 1}: lower train.batch_size, or use a machine with more. ({error})"
+                f"out of memory at step {self.step + 1}: set train.microbatch or train.activation_checkpointing, "
+                f"lower train.batch_size, or use a machine with more. ({error})"
             )
             self._write_record("failed", message)
             raise TrainingError(message) from error
@@ -131,8 +134,9 @@ class Run(Bookkeeping):
         if self._optimizer_state is not None:
             optimizer.load_state_dict(self._optimizer_state)
             self._optimizer_state = None
-        step = Step(adapter, objective, mixed=config.precision != "32")
-        forward, stepper = self.fabric.setup(step, optimizer)
+        scaler = self._scaler
+        step = Step(adapter, objective, Encoding(adapter.encoders(), config, self._compiles()), config.precision)
+        forward = self.fabric.setup_module(step)
         while self.step < self.total_steps:
             epoch, start = divmod(self.step, spe)
             seen = 0
@@ -142,24 +146,35 @@ class Run(Bookkeeping):
                     group["lr"] = rate
                 loss = forward(Opaque(batch))
                 optimizer.zero_grad()
-                self.fabric.backward(loss)
+                self.fabric.backward(scaler.scale(loss))
+                scaler.unscale_(optimizer)
+                adapter.before_step()
                 grads = [p.grad for p in parameters if p.grad is not None]
                 norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
                 outcome, related = step.taken()
                 self._pairs = related.local_pairs
                 # The loop itself waits for the device here alone: nothing may reach the weights unseen. What a
                 # framework or an objective reads from the device for its own sake (labels, counts) comes on top.
-                if not math.isfinite(loss.detach() + norm):
+                is_finite = math.isfinite(loss.detach() + norm)
+                if not is_finite and not overflowed(loss, scaler):
                     raise TrainingError(explain_not_finite(self.step + 1, outcome, related, objective, norm))
                 if config.clip is not None:
                     clip_grads_with_norm_(parameters, config.clip, norm, foreach=True)
-                stepper.step()
-                objective.after_step(rate)
+                # An optimizer that is told to skip by itself (fused SGD) would begin its next step with empty momenta.
+                if is_finite:
+                    optimizer.step()
+                    objective.after_step(rate)
+                scaler.update()
                 adapter.after_step()
                 if self._negatives is None:
                     self._count_negatives()
                 self.note_terms(outcome)
-                values = {"train/loss": loss.detach(), "train/grad_norm": norm, "train/lr": rate}
+                values: dict[str, Tensor | float] = {"train/loss": loss.detach(), "train/lr": rate}
+                if is_finite:
+                    # The mean of squares is not the square of the mean.
+                    values |= {"train/grad_norm": norm, "train/grad_norm_squared": norm * norm}
+                if scaler.is_enabled():
+                    values["train/skipped"] = float(not is_finite)
                 self.advance(values | {f"train/loss.{name}": term.value for name, term in outcome.terms.items()})
                 seen += 1
                 if self.step >= self.total_steps:
@@ -169,3 +184,12 @@ class Run(Bookkeeping):
                     f"epoch {epoch} gave {seen} batches from number {start} on where {spe - start} were announced "
                     f"({type(adapter).__name__}.steps_per_epoch)."
                 )
+
+    def _compiles(self) -> bool:
+        """Whether encoders are compiled: where it is asked for and can be done."""
+        if not (self.config.train.compile or self.adapter.compiles):
+            return False
+        problem = compiler_problem(self.device)
+        if problem:
+            self._progress.warn(f"warning: train.compile: this machine cannot compile, so nothing is ({problem}).")
+        return not problem

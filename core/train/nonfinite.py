@@ -36,6 +36,14 @@ def explain_not_finite(step: int, outcome: Outcome, related: Related, objective:
     )
 
 
+def overflowed(loss: Tensor, scaler: torch.amp.GradScaler) -> bool:
+    """Whether a gradient that is not finite may be so by its scale alone (float16): the step is left out then.
+
+    The scale is halved each time. Below 1 it was not the scale.
+    """
+    return scaler.is_enabled() and math.isfinite(float(loss.detach())) and scaler.get_scale() >= 1
+
+
 def terms_with_bad_gradient(related: Related, objective: Composite) -> Iterator[str]:
     """Names of the terms whose own gradient is not finite."""
     leaves: dict[int, Tensor] = {}

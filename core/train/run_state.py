@@ -47,6 +47,7 @@ class RunState:
         self._evaluated: tuple[int, Evaluated] | None = None
         self._optimizer: torch.optim.Optimizer | None = None
         self._optimizer_state: dict[str, Any] | None = None
+        self._scaler = torch.amp.GradScaler(self.device.type, enabled=config.train.precision == "16-mixed")
         self._began, self._seconds_before = time.monotonic(), 0.0
         batch_size, ranks = config.train.batch_size, fabric.world_size
         if batch_size % ranks:
@@ -84,6 +85,7 @@ class RunState:
             "module": self.adapter.module.state_dict(),
             "objective": self.objective.state_dict() if self.objective is not None else {},
             "optimizer": self._optimizer.state_dict() if self._optimizer is not None else {},
+            "scaler": self._scaler.state_dict(),
             "meter": self._meter.state_dict(),
             "notes": self._notes.state_dict(),
             "negatives": self._negatives,
@@ -105,6 +107,8 @@ class RunState:
         mine = state["ranks"][self.fabric.global_rank]
         self.adapter.load_state_dict(mine["adapter"])
         self._optimizer_state = state["optimizer"]
+        if state.get("scaler"):
+            self._scaler.load_state_dict(state["scaler"])
         self._meter.load_state_dict(state["meter"], self.device)
         if "notes" in state:  # not in a checkpoint of an earlier version
             self._notes.load_state_dict(state["notes"])
@@ -136,7 +140,7 @@ class RunState:
             data=self.adapter.data_info(),
             parameters=sum(p.numel() for m in modules for p in m.parameters() if p.requires_grad),
             negatives_per_anchor=self._negatives,
-            notes=self._notes.lines,
+            notes=[*self._notes.lines, *(found.remarks if found else [])],
             steps=self.step,
             epochs=self.epoch,
             wall_seconds=round(self.elapsed, 3),

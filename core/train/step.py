@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -11,6 +11,10 @@ from torch import Tensor, nn
 from dipole.core.contrast.gather import Related, relate
 from dipole.core.contrast.objective import Composite, Outcome
 from dipole.core.train.adapter import Adapter
+from dipole.core.train.encoding import Encoding
+
+HALF = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+"""What autocast computes the encoder in, by train.precision."""
 
 
 class Opaque:
@@ -25,21 +29,25 @@ class Opaque:
 class Step(nn.Module):
     """Encoder and objective as one module, so that DDP sees one forward pass and all parameters."""
 
-    def __init__(self, adapter: Adapter, objective: Composite, mixed: bool) -> None:
+    def __init__(self, adapter: Adapter, objective: Composite, encoding: Encoding, precision: str) -> None:
         super().__init__()
         self.module = adapter.module
         self.objective = objective
         self._adapter = adapter
-        self._mixed = mixed
+        self._encoding = encoding
+        self._half = HALF.get(precision)
         self._taken: tuple[Outcome, Related] | None = None
 
     def forward(self, batch: Opaque) -> Tensor:
-        related = relate(self._adapter.embed(batch.value))
+        with self._autocast(), self._encoding():
+            related = relate(self._adapter.embed(batch.value))
         # The similarity matrix is where half precision would cost accuracy; the engine widens its inputs itself.
-        with torch.autocast(related.pairs[0].anchors.device.type, enabled=False) if self._mixed else nullcontext():
-            outcome: Outcome = self.objective(related)
+        outcome: Outcome = self.objective(related)
         self._taken = outcome, related
         return outcome.loss
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._half is None else torch.autocast(self._adapter.device.type, self._half)
 
     def taken(self) -> tuple[Outcome, Related]:
         """Hand over the last outcome, keeping no reference to its tensors."""

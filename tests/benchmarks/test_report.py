@@ -444,6 +444,24 @@ def test_columns_of_different_data_are_pictures_of_their_own(runs_folder):
         assert len(across) == 3
 
 
+def test_a_path_is_one_column_over_another_at_common_steps():
+    from dipole.benchmarks.manifest import ColumnEntry
+    from dipole.benchmarks.report.charts import Group, _paths
+
+    names = ("losses/unsupervised", "losses/supervised")
+    columns = [ColumnEntry(name=n, metric=n, factor=1.0, higher_is_better=False, unit="bits") for n in names]
+    over, of = Curve((10, 20, 30), (2.0, 1.5, 1.0)), Curve((10, 20, 30, 40), (0.9, 0.6, 0.5, 0.1))
+    curves = {"m": [{"eval/losses/unsupervised": over, "eval/losses/supervised": of}]}
+    (picture,) = _paths(Group(tuple(columns), ""), curves)
+    assert "losses/supervised (bits)" in picture.svg
+    (points,) = re.findall(r'<polyline class="line c0" points="([^"]+)"', picture.svg)
+    across, down = zip(*(map(float, point.split(",")) for point in points.split()), strict=True)
+    assert list(across) == sorted(across, reverse=True)  # as training goes on, the loss falls
+    assert (across[0] - across[1]) == pytest.approx(across[1] - across[2], abs=0.2)
+    assert (down[1] - down[0]) == pytest.approx(3 * (down[2] - down[1]), abs=0.5)
+    assert _paths(Group((columns[0],), ""), curves) == []
+
+
 def test_a_single_measurement_is_no_curve(runs_folder):
     from dipole.benchmarks.report.charts import pictures
 

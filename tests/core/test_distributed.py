@@ -127,6 +127,7 @@ LAYOUTS = {
     "wide window": lambda r: Pairs.from_window(r["a"], r["b"], r["document"], 2, "zero", r["labels"]),
     "blocks": lambda r: Pairs.from_blocks(torch.stack([r["a"], r["b"], r["c"]], 1), "all", labels=r["labels"]),
     "first of a block": lambda r: Pairs.from_blocks(torch.stack([r["a"], r["b"], r["c"]], 1), labels=r["labels"]),
+    "drawn blocks": lambda r: Pairs.from_blocks(torch.stack([r["a"], r["b"], r["c"]], 1), "all", draw=2**40 + 17),
     "block means": lambda r: Pairs.from_blocks(torch.stack([r["a"], r["b"], r["c"]], 1), "first", "means"),
     "crops": lambda r: Pairs.from_crops([r["a"], r["b"]], [r["c"]], QUEUE, r["labels"], r["index"]),
     "crops of three": lambda r: Pairs.from_crops([r["a"], r["b"], r["c"]], labels=r["labels"]),

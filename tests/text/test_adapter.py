@@ -1,6 +1,7 @@
 """The domain as the trainer sees it: batches, pairs, evaluation, and runs from the command line."""
 
 import json
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,9 @@ import torch
 import dipole
 from dipole.core.ground.errors import ConfigError, DataError
 from dipole.core.ground.seeding import Seeds
+from dipole.core.train.block_losses import BlockShape, block_losses
+from dipole.core.train.loop import RunInterruptedError, train
+from dipole.core.train.recipe import load
 from dipole.text.adapter import TextAdapter
 from dipole.text.config import TextSettings
 from dipole.text.model import expanded
@@ -67,7 +71,7 @@ def test_batches_are_consecutive_and_leave_the_ends_of_documents_out(corpus, tmp
     assert set(adapter.held_rows) == set(range(300)) - set(rows)
 
 
-@pytest.mark.parametrize("pairs", [{}, {"pairs": "blocks", "block_size": 5}])
+@pytest.mark.parametrize("pairs", [{}, {"pairs": "blocks", "block_size": 4}])
 def test_batches_depend_on_seed_and_epoch_alone(corpus, tmp_path, pairs):
     adapter, again = make(corpus, tmp_path, **pairs), make(corpus, tmp_path, **pairs)
     all_of = [restored(b.batch) for b in adapter.batches(3)]
@@ -116,18 +120,45 @@ def test_quick_thoughts_is_the_loss_of_the_authors_code(corpus, tmp_path):
 
 
 def test_blocks_hold_consecutive_sentences_of_one_document(corpus, tmp_path):
-    adapter = make(corpus, tmp_path, pairs="blocks", block_size=5)
+    adapter = make(corpus, tmp_path, pairs="blocks", block_size=4)
     batch = next(adapter.batches(0))
-    blocks = batch.document.view(-1, 5)
-    assert (blocks == blocks[:, :1]).all()
-    assert len(blocks[:, 0].unique()) == 8
+    blocks = batch.index.view(-1, 5)
+    assert torch.equal(blocks - blocks[:, :1], torch.arange(5).expand(8, 5))
+    assert torch.equal(blocks // 30, batch.document.view(-1, 5))
+    assert (batch.document.view(-1, 5) == blocks[:, :1] // 30).all()
     assert adapter.module.g is None
     pairs = paired(adapter, batch)
     assert pairs.positives.shape == (40, 4)
-    with pytest.raises(ConfigError, match="multiple of"):
-        make(corpus, tmp_path, pairs="blocks", block_size=7)
+    with pytest.raises(ConfigError, match=r"multiple of 7.*nearest: 42"):
+        make(corpus, tmp_path, pairs="blocks", block_size=6)
     with pytest.raises(DataError, match="no document"):
-        make(corpus, tmp_path, pairs="blocks", block_size=40)
+        make(corpus, tmp_path, pairs="blocks", block_size=39)
+
+
+@pytest.mark.parametrize("blocks", ["consecutive", "random"])
+def test_negative_blocks_collide_as_independent_classes_do(corpus, tmp_path, blocks):
+    """Arora et al., Sec. 6.1: some c_i^- is c^+ with probability tau_k = 1 - (1 - 1/C)^k."""
+    adapter = make(corpus, tmp_path, encoder="bow", batch_size=24, pairs="blocks", blocks=blocks, block_size=1)
+    for k in (1, 4):
+        objective, collided = dipole.objective(f"blocks(k={k})").terms[0], []
+        for epoch in range(25):
+            for batch in adapter.batches(epoch):
+                prepared = objective.prepare(paired(adapter, batch))
+                owner = batch.document[::2]
+                drawn = objective.negatives(prepared, k) - prepared.first_negative
+                assert all(len(set(row)) == k for row in drawn.tolist())
+                collided.append((owner[drawn] == batch.document.unsqueeze(1)).any(1).double().mean())
+        share, expected = float(torch.stack(collided).mean()), 1 - 0.9**k
+        spread = float(torch.stack(collided).std()) / len(collided) ** 0.5
+        assert abs(share - expected) < 4 * spread
+        assert spread < 0.01
+
+
+def test_negative_blocks_are_drawn_anew_and_again_the_same(corpus, tmp_path):
+    adapter = make(corpus, tmp_path, encoder="bow", pairs="blocks", block_size=1)
+    draws = [[paired(adapter, batch).known.draw for batch in adapter.batches(epoch)] for epoch in range(2)]
+    assert len({*draws[0], *draws[1]}) == 2 * adapter.steps_per_epoch
+    assert [paired(adapter, batch).known.draw for batch in adapter.batches(1, 2)] == draws[1][2:]
 
 
 OBJECTIVES = [
@@ -137,7 +168,7 @@ OBJECTIVES = [
 
 
 @pytest.mark.parametrize("spec", OBJECTIVES)
-@pytest.mark.parametrize("pairs", [{"window": 2}, {"pairs": "blocks"}])
+@pytest.mark.parametrize("pairs", [{"window": 2}, {"pairs": "blocks", "block_size": 3}])
 def test_every_objective_runs_on_neighbours_and_blocks(corpus, tmp_path, spec, pairs):
     adapter = make(corpus, tmp_path, encoder="bow", **pairs)
     loss = dipole.objective(spec, dim=adapter.embedding_dim)
@@ -151,6 +182,7 @@ def test_gradients_are_clipped_tensor_by_tensor(corpus, tmp_path):
     free, bound = make(corpus, tmp_path), make(corpus, tmp_path, clip_per_tensor=0.01)
     for adapter in (free, bound):
         (adapter.module(next(adapter.batches(0)).batch)[0] * 100).sum().backward()
+        adapter.before_step()
     for a, b in zip(free.module.parameters(), bound.module.parameters(), strict=True):
         if a.grad is None:
             continue
@@ -265,22 +297,20 @@ def test_train_eval_and_export_from_the_command_line(corpus, tmp_path, capsys):
     assert model.encode(texts) == pytest.approx(adapter.encoder().encode(texts), abs=1e-5)
 
 
-@pytest.mark.parametrize("size", [2, 5, 10])
+@pytest.mark.parametrize("b", [1, 3, 9])
 @pytest.mark.parametrize("loss", ["logistic", "hinge"])
-def test_the_block_loss_of_sentences_is_equation_12(corpus, tmp_path, size, loss):
-    """Each sentence against the mean of the rest of its block and the means of the other blocks' sentences."""
-    adapter = make(corpus, tmp_path, encoder="bow", pairs="blocks", block_size=size)
+def test_the_block_loss_of_sentences_is_equation_12(corpus, tmp_path, b, loss):
+    """Each sentence against the mean of its b positives, and one mean of b sentences of every other block."""
+    adapter = make(corpus, tmp_path, encoder="bow", pairs="blocks", block_size=b)
     batch = next(adapter.batches(0))
     found = dipole.objective(f"blocks(loss={loss})")(adapter.embed(batch)).loss
-    f = adapter.module(batch.batch)[0].double().detach().view(-1, size, adapter.embedding_dim)
+    f = adapter.module(batch.batch)[0].double().detach().view(-1, b + 1, adapter.embedding_dim)
+    assert len(f) * (b + 1) == 40
     losses = []
     for n in range(len(f)):
-        for i in range(size):
-            rest = [[j for j in range(size) if j != k] for k in range(size)]
-            own = f[n, i] @ f[n, rest[i]].mean(0)
-            # A block's means without each of its own members in turn are the negatives it offers.
-            others = torch.stack([f[m, rest[k]].mean(0) for m in range(len(f)) if m != n for k in range(size)])
-            v = own - others @ f[n, i]
+        for i in range(b + 1):
+            own = f[n, [j for j in range(b + 1) if j != i]].mean(0)
+            v = torch.stack([f[n, i] @ (own - f[m, 1:].mean(0)) for m in range(len(f)) if m != n])
             hinge = (1 - v).max().clamp_min(0)
             losses.append(torch.log2(1 + torch.exp(-v).sum()) if loss == "logistic" else hinge)
     assert found.item() == pytest.approx(float(torch.stack(losses).mean()), rel=1e-5)
@@ -343,7 +373,7 @@ def test_the_recipe_of_quick_thoughts_follows_the_authors(corpus, tmp_path):
 
 
 def test_random_blocks_are_any_sentences_of_one_document(corpus, tmp_path):
-    adapter = make(corpus, tmp_path, pairs="blocks", blocks="random", block_size=5, block_count=6)
+    adapter = make(corpus, tmp_path, pairs="blocks", blocks="random", block_size=4, block_count=6)
     assert adapter.steps_per_epoch == 10 * 6 * 5 // 40
     seen = []
     for batch in adapter.batches(0):
@@ -359,10 +389,62 @@ def test_random_blocks_are_any_sentences_of_one_document(corpus, tmp_path):
 
 
 def test_ranks_share_random_blocks(corpus, tmp_path):
-    settings = {"pairs": "blocks", "blocks": "random", "block_size": 4}
+    settings = {"pairs": "blocks", "blocks": "random", "block_size": 3}
     whole = next(make(corpus, tmp_path, **settings).batches(0))
     parts = [next(make(corpus, tmp_path, rank=r, world_size=2, **settings).batches(0)) for r in range(2)]
     assert torch.equal(torch.cat([part.document for part in parts]), whole.document)
+
+
+def test_the_losses_of_arora_are_measured_on_held_out_blocks(corpus, tmp_path):
+    adapter = make(corpus, tmp_path, encoder="bow", pairs="blocks", block_size=3, losses=True)
+    found = adapter.evaluate(dipole.objective("blocks(k=2)"))
+    rows = adapter.train_rows, adapter.held_rows
+    parts = [part for r in rows for part in (adapter._sides(r)[0], torch.from_numpy(adapter.sentences.document[r]))]
+    expected = block_losses(*parts, BlockShape(3, 2), adapter.seed.probe)
+    assert {f"losses/{name}": value for name, value in expected.items()}.items() <= found.items()
+    assert not [name for name in found if name.startswith("document/mean")]
+    with pytest.raises(ValueError, match="losses are those of held-out sentences"):
+        TextSettings(losses=True, held_out=0.0)
+
+
+def test_a_share_for_development_is_in_neither_part(corpus, tmp_path):
+    adapter = make(corpus, tmp_path, development=0.1)
+    assert set(adapter.train_rows % 30) == set(range(21))
+    assert set(adapter.held_rows % 30) == set(range(24, 30))
+    with pytest.raises(ValueError, match="leave nothing for training"):
+        TextSettings(held_out=0.5, development=0.5)
+
+
+def test_a_run_on_drawn_blocks_is_continued_bit_for_bit(corpus, tmp_path, monkeypatch):
+    recipe = tmp_path / "blocks.toml"
+    text = (
+        RECIPE.format(corpus=corpus).replace("quickthoughts + 0.1*dp", "blocks(k=3)").replace("steps = 4", "steps = 9")
+    )
+    recipe.write_text(text + 'pairs = "blocks"\nblocks = "random"\nblock_size = 3\n')
+    config = load(recipe).config
+    train(config, tmp_path / "whole", quiet=True)
+    embed, count = TextAdapter.embed, iter(range(100))
+
+    def stopping(self, batch):
+        if next(count) == 6:
+            signal.raise_signal(signal.SIGINT)
+        return embed(self, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TextAdapter, "embed", stopping)
+        with pytest.raises(RunInterruptedError, match="checkpoint is saved"):
+            train(config, tmp_path / "parts", quiet=True)
+    assert train(config, tmp_path / "parts", quiet=True).steps == 9
+    whole, parts = (
+        [
+            {key: line[key] for key in ("step", "train/loss") if key in line}
+            for line in map(json.loads, next((tmp_path / name).glob("*/metrics.jsonl")).read_text().splitlines())
+        ]
+        for name in ("whole", "parts")
+    )
+    assert whole == parts
+    models = [next((tmp_path / name).glob("*/model/*.safetensors")).read_bytes() for name in ("whole", "parts")]
+    assert models[0] == models[1]
 
 
 def test_classifiers_tell_all_held_out_sentences(corpus, tmp_path):

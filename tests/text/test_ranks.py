@@ -12,34 +12,46 @@ import torch.multiprocessing as mp
 import dipole
 from dipole.core.contrast import gather
 from dipole.core.ground.seeding import Seeds
+from dipole.core.train.config import TrainConfig
+from dipole.core.train.encoding import Encoding
 from dipole.text.adapter import TextAdapter
 from dipole.text.config import TextSettings
 
-# Batches of 14 sentences (7 blocks of 2) are cut unequally by three.
+# Batches of 14 sentences (7 blocks of 2, a sentence and its positive) are cut unequally by three.
 CASES = {
     "window 1, zero": ({"window": 1, "self_logit": "zero"}, "quickthoughts + 0.1*dp"),
     "window 1, drop": ({"window": 1, "self_logit": "drop"}, "infonce"),
     "window 2, zero": ({"window": 2, "self_logit": "zero"}, "dcl"),
     "window 2, drop": ({"window": 2, "self_logit": "drop"}, "cacr(t_pos=1.0, t_neg=2.0)"),
-    "blocks": ({"pairs": "blocks", "block_size": 2}, "blocks"),
-    "pairs in blocks": ({"pairs": "blocks", "block_size": 2}, "infonce + 0.1*dp"),
+    "blocks": ({"pairs": "blocks", "block_size": 1}, "blocks"),
+    "drawn blocks": ({"pairs": "blocks", "block_size": 1}, "blocks(k=4)"),
+    "drawn random blocks": ({"pairs": "blocks", "blocks": "random", "block_size": 1}, "blocks(k=2, loss=hinge)"),
+    "pairs in blocks": ({"pairs": "blocks", "block_size": 1}, "infonce + 0.1*dp"),
 }
 BATCH = 14
 
 
-def measured(corpus, rank=0, world_size=1):
+def measured(corpus, rank=0, world_size=1, microbatch=None, **other):
     """Loss and the gradients of all parameters, as DistributedDataParallel averages them, for every case."""
     found = {}
     for name, (settings, spec) in CASES.items():
         torch.manual_seed(0)
         adapter = TextAdapter(
-            TextSettings(corpus=corpus, encoder="gru", hidden_size=6, word_size=5, held_out=0.0, **settings),
+            TextSettings(
+                **{"corpus": corpus, "encoder": "gru", "hidden_size": 6, "word_size": 5, "held_out": 0.0}
+                | settings
+                | other
+            ),
             seed=Seeds(0), device=torch.device("cpu"), workdir=Path(), batch_size=BATCH, rank=rank,
             world_size=world_size,
         )  # fmt: skip
         adapter.module.double()
         loss = dipole.objective(spec, dim=adapter.embedding_dim).double()
-        value = loss(adapter.embed(next(adapter.batches(0)))).loss
+        encoding = Encoding(adapter.encoders(), TrainConfig(steps=1, microbatch=microbatch), compiles=False)
+        torch.manual_seed(1)
+        with encoding():
+            embedded = adapter.embed(next(adapter.batches(0)))
+        value = loss(embedded).loss
         value.backward()
         parameters = [p for p in (*adapter.module.parameters(), *loss.parameters()) if p.requires_grad]
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
@@ -68,8 +80,10 @@ def rank_main(rank, world_size, corpus, folder):
 
     gather.gather_rows = wrong
     cut = measured(corpus, rank, world_size)
+    gather.gather_rows = right
+    divided = measured(corpus, rank, world_size, microbatch=2)
     if rank == 0:
-        torch.save((found, cut), os.path.join(folder, "found.pt"))
+        torch.save((found, cut, divided), os.path.join(folder, "found.pt"))
     dist.barrier()  # a rank that leaves early can abort another that still closes its connections
     dist.destroy_process_group()
 
@@ -117,6 +131,30 @@ def test_loss_and_gradients_are_those_of_one_process(ranks, single):
     assert all(max(float(g.abs().max()) for g in gradients) > 1e-6 for _, gradients in single.values())
 
 
+def test_microbatches_on_ranks_are_one_process(ranks, single):
+    assert max(off(ranks[2], single).values()) < 1e-9
+
+
+@pytest.mark.parametrize("microbatch", [1, 3])
+@pytest.mark.parametrize("encoder", ["uni", "combine", "bow", "transformer"])
+def test_microbatches_are_the_undivided_batch(corpus, tmp_path, encoder, microbatch):
+    """With dropout, in the transformer and of the sentence vectors; sentences of unequal length."""
+    settings = {"encoder": encoder} if encoder == "bow" else {"encoder": "gru", "direction": encoder}
+    if encoder == "transformer":
+        from transformers import BertConfig
+
+        config = BertConfig(
+            vocab_size=40, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16,
+            hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3,
+        )  # fmt: skip
+        config.save_pretrained(tmp_path)
+        settings = {"encoder": "transformer", "transformer": str(tmp_path / "config.json")}
+    whole = measured(corpus, dropout=0.2, **settings)
+    divided = measured(corpus, dropout=0.2, microbatch=microbatch, **settings)
+    assert max(off(divided, whole).values()) < 1e-12
+    assert encoder != "transformer" or off(measured(corpus, dropout=0.1, **settings), whole)["blocks"] > 1e-6
+
+
 def test_a_gather_without_gradient_is_noticed(ranks, single):
     assert min(off(ranks[1], single).values()) > 1e-6
 
@@ -124,7 +162,7 @@ def test_a_gather_without_gradient_is_noticed(ranks, single):
 def test_a_block_stays_on_one_rank(corpus):
     """Rows are cut between blocks, sentences wherever; nothing is lost or drawn twice."""
     base = {"corpus": corpus, "encoder": "bow", "word_size": 4, "held_out": 0.0}
-    for settings, unit in (({"pairs": "blocks", "block_size": 2}, 2), ({}, 1)):
+    for settings, unit in (({"pairs": "blocks", "block_size": 1}, 2), ({}, 1)):
         parts = [
             next(
                 TextAdapter(

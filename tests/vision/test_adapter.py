@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from pydantic import ValidationError
 
+from dipole import objective
 from dipole.core.ground.errors import ConfigError, DataError
 from dipole.core.ground.seeding import Seeds, seed_everything
 from dipole.core.measure.probes import state_hash
+from dipole.core.train.model_files import load_weights, save_weights
 from dipole.core.train.recipe import load
 from dipole.vision.adapter import VisionAdapter, VisionConfig
 
@@ -32,6 +35,22 @@ def adapter(batch_size=32, seed=0, rank=0, world_size=1, **settings):
         rank=rank,
         world_size=world_size,
     )
+
+
+def test_channels_last_is_a_matter_of_memory_alone(tmp_path):
+    plain, last = (adapter(encoder={**SMALL["encoder"], "channels_last": asked}) for asked in (None, True))
+    found = []
+    for each, layout in ((plain, torch.contiguous_format), (last, torch.channels_last)):
+        batch = next(each.batches(0))
+        weight = each.module.branch.encoder.stages["conv"][3].weight
+        assert all(tensor.is_contiguous(memory_format=layout) for tensor in (*batch.views, weight))
+        rows = each.embed(batch).rows
+        found.append(torch.stack([rows["view0"], rows["view1"]]))
+        save_weights(tmp_path / str(layout), each.module, None)
+        load_weights(tmp_path / str(layout), each.module, None)
+        assert torch.equal(each.module.branch.encoder.stages["conv"][3].weight, weight)
+    assert torch.allclose(*found, atol=1e-5)
+    load_weights(tmp_path / "torch.channels_last", plain.module, None)
 
 
 def test_batches_depend_on_seed_epoch_and_index_alone():
@@ -140,6 +159,30 @@ def test_training_from_an_encoded_folder(tmp_path):
     for a, b in zip(lazy.batches(0), whole.batches(0), strict=True):
         assert torch.equal(a.views[1], b.views[1])
     assert lazy.evaluate(None) == whole.evaluate(None)
+
+
+def test_the_losses_of_arora_are_a_probe_on_test_images():
+    a = adapter(
+        method="blocks", blocks={"size": 2}, batch_size=12, data={"limit": 300}, probe={"probes": ["losses"]},
+    )  # fmt: skip
+    one, other = (a.evaluate(objective(text)) for text in ("blocks(k=4)", "blocks(b=1, k=1, loss=hinge)"))
+    assert set(one) == {f"losses/{name}" for name in ("unsupervised", "unsupervised_train", "supervised")}
+    assert one["losses/unsupervised"] > one["losses/supervised"] > 0  # classes collide in the first alone
+    assert other["losses/unsupervised"] != one["losses/unsupervised"]
+    assert one == a.evaluate(objective("blocks(k=4)"))
+
+
+def test_labelled_images_can_be_few_and_all_there_is_to_train_on():
+    whole = adapter(data={"limit": 300}).parts
+    for alone in (False, True):
+        parts = adapter(data={"limit": 300, "labelled_per_class": 3, "only_labelled": alone}, batch_size=8).parts
+        assert parts.train.labels.bincount().tolist() == [3] * 10
+        assert len(parts.pretrain) == (30 if alone else 300)
+        assert parts.test.fingerprint == whole.test.fingerprint
+        kept = {image.numpy().tobytes() for image in whole.train.images}
+        assert all(image.numpy().tobytes() in kept for image in parts.train.images)
+    with pytest.raises(ValidationError, match="labelled_per_class"):
+        adapter(data={"only_labelled": True})
 
 
 def test_tasks_of_arora_are_a_probe():

@@ -29,9 +29,9 @@ def test_the_number_of_views_is_part_of_the_cure(tmp_path):
     with pytest.raises(PairsError, match=r"simclr \(views = 5\), moco \(views = 5\)"):
         run(tmp_path, "objective=cacr(k=4)")
     assert run(tmp_path, "objective=cacr(k=4)", "vision.views=5").status == "done"
-    with pytest.raises(PairsError, match=r"blocks \(blocks.size = 5\)"):
-        run(tmp_path, "objective=cacr(k=4)", "vision.method=blocks", "vision.views=1")
-    blocks = ("vision.method=blocks", "vision.views=1", "vision.blocks.size=5", "train.batch_size=30")
+    with pytest.raises(PairsError, match=r"blocks \(blocks.size = 4\)"):
+        run(tmp_path, "objective=cacr(k=4)", "vision.method=blocks", "vision.views=1", "train.batch_size=30")
+    blocks = ("vision.method=blocks", "vision.views=1", "vision.blocks.size=4", "train.batch_size=30")
     assert run(tmp_path, "objective=cacr(k=4)", *blocks).status == "done"
 
 
@@ -63,7 +63,7 @@ def test_two_positives_of_two_crops_are_refused_and_three_views_run(tmp_path):
         ["vision.method=swav", "vision.views=3", "vision.negatives=16"],
         ["vision.method=simclr", "vision.views=3"],
         ["vision.method=moco", "vision.views=3", "vision.negatives=16"],
-        ["vision.method=blocks", "vision.views=1", "vision.blocks.size=3", "train.batch_size=30"],
+        ["vision.method=blocks", "vision.views=1", "vision.blocks.size=2", "train.batch_size=30"],
     ):
         assert run(tmp_path, "objective=cacr(k=2)", *settings).status == "done"
 

@@ -1,5 +1,6 @@
 """Frameworks: who is paired with whom, and what follows the optimizer."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -322,7 +323,7 @@ def test_symmetric_moco_trains_and_queues_the_last_views_keys():
 
 
 def test_blocks_are_images_of_one_class_and_each_others_positives():
-    a = adapter(batch_size=12, method="blocks", blocks={"size": 3, "count": 5})
+    a = adapter(batch_size=12, method="blocks", blocks={"size": 2, "count": 5})
     assert a.steps_per_epoch == 10 * 5 * 3 // 12
     images = a.parts.pretrain
     for batch in a.batches(1):
@@ -338,25 +339,53 @@ def test_blocks_are_images_of_one_class_and_each_others_positives():
         assert torch.equal(pairs.labels, batch.labels)
 
 
-def test_the_block_loss_with_k_negatives_is_equations_4_to_6():
-    """A point, one of its class, and the next four points that are not of its block: log2(1 + sum e^{f(f- - f+)})."""
-    a = adapter(batch_size=14, method="blocks", blocks={"size": 2})
+@pytest.mark.parametrize(("text", "b"), [("blocks(k=4)", 2), ("blocks(b=1, k=4)", 1)])
+def test_the_block_loss_with_k_negatives_is_equation_12(text, b):
+    """A point, b of its class, and b of each of four drawn blocks: log2(1 + sum e^{f(mean f- - mean f+)})."""
+    a = adapter(batch_size=18, method="blocks", blocks={"size": 2})
     batch = next(a.batches(0))
-    found = objective("blocks(b=1, k=4)")(a.embed(batch)).loss
-    f = a.module.branch(batch.views[0]).double().detach()
+    loss = objective(text)
+    found = loss(a.embed(batch)).loss
+    prepared = loss.terms[0].prepare(related(a, batch))
+    drawn = loss.terms[0].negatives(prepared, 4) - prepared.first_negative
+    f = a.module.branch(batch.views[0]).double().detach().view(6, 3, -1)
     losses = []
-    for i in range(14):
-        partner = i ^ 1
-        # The block of anchor j is its partner j ^ 1; blocks that hold a point of i's own are left out.
-        others = [j for j in ((i + step) % 14 for step in range(1, 14)) if j // 2 != i // 2][:4]
-        v = torch.stack([f[i] @ (f[partner] - f[j ^ 1]) for j in others])
+    for n, i in itertools.product(range(6), range(3)):
+        blocks = drawn[3 * n + i].tolist()
+        assert n not in blocks
+        assert len(set(blocks)) == 4
+        own = f[n, [(i + step) % 3 for step in range(1, b + 1)]].mean(0)
+        v = torch.stack([f[n, i] @ (own - f[m, 1 : b + 1].mean(0)) for m in blocks])
         losses.append(torch.log2(1 + torch.exp(-v).sum()))
     assert found.item() == pytest.approx(float(torch.stack(losses).mean()), rel=1e-5)
 
 
+@pytest.mark.parametrize("count", [None, 3])
+def test_negative_blocks_collide_as_independent_classes_do(count):
+    """Arora et al., Sec. 6.1: some c_i^- is c^+ with probability tau_k = 1 - (1 - 1/C)^k; here C = 10."""
+    a = adapter(
+        batch_size=24, method="blocks", blocks={"size": 1, "count": count}, data={"limit": 200},
+        encoder={"name": "linear", "width": 2, "dim": 2},
+    )  # fmt: skip
+    term, draws, collided = objective("blocks(k=4)").terms[0], set(), []
+    for epoch in range(30):
+        for batch in a.batches(epoch):
+            pairs = related(a, batch)
+            draws.add(pairs.known.draw)
+            prepared = term.prepare(pairs)
+            drawn = term.negatives(prepared, 4) - prepared.first_negative
+            assert all(len({n // 2, *blocks}) == 5 for n, blocks in enumerate(drawn.tolist()))
+            collided.append((batch.labels[::2][drawn] == batch.labels.unsqueeze(1)).any(1).double().mean())
+    assert len(draws) == len(collided)
+    assert related(a, next(a.batches(29, 1))).known.draw in draws
+    spread = float(torch.stack(collided).std()) / len(collided) ** 0.5
+    assert spread < 0.02
+    assert abs(float(torch.stack(collided).mean()) - (1 - 0.9**4)) < 4 * spread
+
+
 @pytest.mark.parametrize("text", ["blocks", "cross_entropy(classes=10)", "tuple", "infonce + 0.1*dp", "cacr", "hcl"])
 def test_objectives_learn_from_blocks(text):
-    a = adapter(batch_size=16, method="blocks", blocks={"size": 2})
+    a = adapter(batch_size=16, method="blocks", blocks={"size": 1})
     batch = next(a.batches(0))
     torch.manual_seed(0)
     assert step(a, text, batch).isfinite()
@@ -365,12 +394,13 @@ def test_objectives_learn_from_blocks(text):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"batch_size": 15, "blocks": {"size": 2}}, "multiple of 2"),
-        ({"batch_size": 16, "world_size": 4, "blocks": {"size": 8}}, "multiple of 32"),
-        ({"batch_size": 64, "blocks": {"size": 2, "count": 1}}, "images of all blocks"),
+        ({"batch_size": 16, "blocks": {"size": 2}}, "blocks of 3 images .* multiple of 3"),
+        ({"batch_size": 16, "world_size": 4, "blocks": {"size": 7}}, "multiple of 32"),
+        ({"batch_size": 63, "blocks": {"size": 2, "count": 1}}, "images of all blocks"),
+        ({"blocks": {"size": 0}}, "greater than or equal to 1"),
         ({"views": 2}, "takes views = 1"),
         ({"negatives": 4}, r"blocks\(k=4\)"),
-        ({"method": "simclr", "blocks": {"size": 2}}, "no effect with method 'simclr'"),
+        ({"method": "simclr", "blocks": {"size": 1}}, "no effect with method 'simclr'"),
     ],
 )
 def test_blocks_that_cannot_be_made_are_refused(settings, message):

@@ -17,9 +17,11 @@ from dipole.core.contrast import gather
 from dipole.core.ground.distributed import gather_rows
 from dipole.core.ground.errors import PairsError
 from dipole.core.ground.seeding import Seeds, seed_everything
+from dipole.core.train.config import TrainConfig
+from dipole.core.train.encoding import Encoding
 from dipole.vision.adapter import VisionAdapter
 from dipole.vision.config import VisionConfig
-from dipole.vision.frameworks.base import Batch, Setup
+from dipole.vision.frameworks.base import Batch, Branch, Setup
 from dipole.vision.image_set import ImageSet
 
 BATCH = 16
@@ -61,7 +63,7 @@ FRAMEWORKS = {
     "swav": {"method": "swav", "views": 3},
     "swav, small": {"method": "swav", "swav": {"small_views": 2, "small_size": SIDE}},
     "swav, small and queue": {"method": "swav", "negatives": 10, "swav": {"small_views": 1, "small_size": SIDE}},
-    "blocks": {"method": "blocks", "blocks": {"size": 2}},
+    "blocks": {"method": "blocks", "blocks": {"size": 1}},
 }
 OBJECTIVES = (
     "infonce",
@@ -74,6 +76,8 @@ OBJECTIVES = (
 CASES = [
     *itertools.product(FRAMEWORKS, OBJECTIVES),
     ("blocks", "tuple"),
+    ("blocks", "blocks(b=1, k=5, loss=hinge)"),
+    ("blocks", "blocks"),
     ("simclr", "tuple"),
     ("swav", "swav(prototypes=4)"),
 ]
@@ -104,15 +108,19 @@ def framework(name):
     return module, Batch(views, labels, rows, seed=7)
 
 
-def step(case, own=slice(None)):
+def step(case, own=slice(None), microbatch=None):
     """Loss, gradients and buffers after one step of a case on some images of the batch; why not, where it cannot."""
     name, text = case
     module, batch = framework(name)
     torch.manual_seed(2)
     loss_of = objective(text, dim=5).double()
     mine = Batch([view[own] for view in batch.views], batch.labels[own], batch.rows[own], batch.seed)
+    branches = [part for part in module.modules() if isinstance(part, Branch)]
+    encoding = Encoding(branches, TrainConfig(steps=1, microbatch=microbatch), compiles=False)
     try:
-        outcome = loss_of(module(mine))
+        with encoding():
+            embedded = module(mine)
+        outcome = loss_of(embedded)
     except PairsError as error:
         return {"error": str(error).partition(",")[0]}
     outcome.loss.backward()
@@ -141,6 +149,8 @@ def every_case(rank, file, folder, world_size):
         own = slice(sum(shares[:rank]), sum(shares[: rank + 1]))
         for case in CASES:
             found[(*case, shares)] = step(case, own)
+        for name in FRAMEWORKS:
+            found["in microbatches", name, shares] = step((name, "infonce"), own, microbatch=4)
     for wrong, (attribute, value) in {
         "no gradient": ("gather_rows", own_gradient_alone),
         "local pairs": ("world_size", lambda: 1),
@@ -191,6 +201,23 @@ def test_every_framework_on_ranks_is_one_process(many):
             carried += not any(one["notes"])
     left_out = len(ONE_POSITIVE) + len(QUEUE_ALONE)
     assert carried == (len(CASES) - left_out) * len(SHARES[len(many)])
+
+
+def test_every_framework_in_microbatches_is_the_undivided_batch():
+    """Queues, banks and momentum encoders included."""
+    for case in CASES:
+        whole, divided = step(case), step(case, microbatch=5)
+        assert whole.get("error") == divided.get("error")
+        if "error" not in whole:
+            assert all(value < 1e-12 for value in differences(whole, [divided]).values()), case
+
+
+def test_every_framework_in_microbatches_on_ranks_is_one_process(many):
+    for name in FRAMEWORKS:
+        one = step((name, "infonce"))
+        for shares in SHARES[len(many)]:
+            ranks = [rank["in microbatches", name, shares] for rank in many]
+            assert all(value < 1e-10 for value in differences(one, ranks).values()), (name, shares)
 
 
 @pytest.mark.parametrize(("wrong", "what"), [("no gradient", "gradients"), ("local pairs", "loss")])

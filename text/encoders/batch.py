@@ -20,6 +20,13 @@ class Chunk:
     def to(self, device: torch.device | str) -> "Chunk":
         return Chunk(self.ids.to(device, non_blocking=True), self.lengths)
 
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def split(self, size: int) -> "list[Chunk]":
+        """Consecutive sentences, `size` at a time, as wide as they were."""
+        return [Chunk(*part) for part in zip(self.ids.split(size), self.lengths.split(size), strict=True)]
+
 
 @dataclass(frozen=True)
 class Batch:

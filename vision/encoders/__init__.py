@@ -28,6 +28,9 @@ class EncoderConfig(Settings):
     tap: str | None = Field(
         None, description="the layer that probes see, such as fc7 or pooled; default the encoder's last"
     )
+    channels_last: bool | None = Field(
+        None, description="keep images with their channels last in memory; default on CUDA only"
+    )
     projector: Literal["none", "linear", "mlp"] = Field("mlp", description="what stands between encoder and objective")
     hidden: int | None = Field(None, ge=1, description="mlp projector: hidden units; default the encoder's width")
     dim: int = Field(128, ge=1, description="width of the embedding behind a projector")

@@ -109,7 +109,8 @@ class Method(nn.Module):
         negatives_mean: what vision.negatives is here, as a clause; empty where it has no effect.
         without_negatives: what to set instead, where it has none, as a clause.
         default_negatives: vision.negatives where the recipe gives none.
-        positives_key: what of [vision] sets the number of positives plus one; empty where nothing does.
+        positives_key: what of [vision] sets the number of positives; empty where nothing does.
+        counts_anchor: whether it counts the anchor as well, as the number of views does.
     """
 
     table: ClassVar[type[Settings] | None] = None
@@ -118,6 +119,7 @@ class Method(nn.Module):
     without_negatives: ClassVar[str] = ""
     default_negatives: ClassVar[int | None] = None
     positives_key: ClassVar[str] = "views"
+    counts_anchor: ClassVar[bool] = True
 
     embedding_dim: int
 
@@ -171,12 +173,6 @@ class Method(nn.Module):
 
     def after_step(self) -> None:
         """Update what follows the optimizer."""
-
-    def compile_branches(self) -> None:
-        """Compile every encoder in place; the names of the weights stay."""
-        for part in self.modules():
-            if isinstance(part, Encoder):
-                part.compile()
 
 
 class OneBranch(Method):

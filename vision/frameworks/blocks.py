@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from pydantic import Field
 from torch import Tensor
@@ -24,32 +24,42 @@ if TYPE_CHECKING:
 class BlocksConfig(Settings):
     """The [vision.blocks] table."""
 
-    size: int = Field(2, ge=2, description="images of a block, all of one class")
-    count: int | None = Field(
-        None, ge=1, description="blocks of each class, drawn once; default: anew in every epoch, each image once"
+    defaults_version: ClassVar[int] = 2  # 2: a block holds size + 1 images, its class drawn by itself
+
+    size: int = Field(
+        2, ge=1, description="positives of an image, b; a block is it and they, b + 1 images of one class"
     )
+    count: int | None = Field(
+        None, ge=1, description="blocks of each class, drawn once; default: from all images, in every epoch anew"
+    )
+
+    @property
+    def images(self) -> int:
+        """Images of a block: x and its b positives."""
+        return self.size + 1
 
 
 @register_framework("blocks")
 class Blocks(OneBranch):
     """One network; the images of a block, all of one class, are each other's positives (Arora et al. 2019, Sec. 8.1).
 
-    The batch is blocks of `size` images, one after another. Labels choose the blocks and are carried for supervised
-    references; the block loss does not see them.
+    The batch is blocks of `size` + 1 images, one after another, each of them x in turn and the others its positives.
+    Labels choose the blocks and are carried for supervised references; the block loss does not see them.
     """
 
     table = BlocksConfig
     single = "the images of a block are each other's positives"
     without_negatives = "objectives take their own, as in blocks(k=4)"
     positives_key = "blocks.size"
+    counts_anchor = False
 
-    def __init__(self, build: Build, channels: int, tap: str | None, size: int) -> None:
+    def __init__(self, build: Build, channels: int, tap: str | None, images: int) -> None:
         super().__init__(build, channels, tap)
-        self.size = size
+        self.images = images
 
     @classmethod
     def from_config(cls, config: VisionConfig, setup: Setup) -> Self:
-        return cls(setup.build, setup.images.channels, config.encoder.tap, config.own_table.size)
+        return cls(setup.build, setup.images.channels, config.encoder.tap, config.own_table.images)
 
     @classmethod
     def check_images(cls, images: ImageSet) -> None:
@@ -64,15 +74,16 @@ class Blocks(OneBranch):
         cls, config: VisionConfig, images: ImageSet, batch_size: int, world_size: int, seed: Seeds
     ) -> ClassBlocks:
         table: BlocksConfig = config.own_table
-        if batch_size // world_size % table.size:
+        cls.check_images(images)
+        if batch_size // world_size % table.images:
             whole = "" if world_size == 1 else f" in each of {world_size} processes"
             raise ConfigError(
-                f"train.batch_size: {batch_size} is no whole number of blocks of vision.blocks.size = "
-                f"{table.size} images{whole}; give a multiple of {table.size * world_size}."
+                f"train.batch_size: {batch_size} is no whole number of blocks of {table.images} images (an image and "
+                f"its vision.blocks.size = {table.size} positives){whole}; give a multiple of "
+                f"{table.images * world_size}."
             )
-        cls.check_images(images)
         assert images.labels is not None
-        blocks = ClassBlocks(images.labels.numpy(), table.size, table.count, seed)
+        blocks = ClassBlocks(images.labels.numpy(), table.images, table.count, seed)
         if len(blocks) < batch_size:
             raise ConfigError(
                 f"train.batch_size: {batch_size} is more than the {len(blocks)} images of all blocks; "
@@ -93,9 +104,11 @@ class Blocks(OneBranch):
         (view,) = batch.views
         z = self.branch(view)
         # A row is a block; its index is that of its first image.
-        rows = {name: values[:: self.size] for name, values in instances(batch, z).items()}
+        rows = {name: values[:: self.images] for name, values in instances(batch, z).items()}
 
         def relate(rows: dict[str, Tensor]) -> Pairs:
-            return Pairs.from_blocks(rows["block"], "all", labels=rows.get("labels"), index=rows["index"])
+            return Pairs.from_blocks(
+                rows["block"], "all", labels=rows.get("labels"), index=rows["index"], draw=batch.seed
+            )
 
-        return Embedded({"block": z.view(-1, self.size, z.shape[1]), **rows}, relate)
+        return Embedded({"block": z.view(-1, self.images, z.shape[1]), **rows}, relate)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from dipole.core.contrast.draws import distinct
 from dipole.core.contrast.objective import Objective, Rows
 from dipole.core.contrast.options import Range
 from dipole.core.contrast.pairs import NO_VIEW, Pairs, Structure
@@ -33,22 +34,29 @@ class Blocks(Objective):
         v_m = f(x)^T ( (1/b) sum_{i=1..b} f(x_i^+) - (1/b) sum_{i=1..b} f(x_mi^-) )
         logistic: L = log2(1 + sum_m e^{-v_m});   hinge: L = max(0, 1 + max_m(-v_m))
 
-    The negative blocks of an anchor are the positives of the other anchors, unless the two share a point. Embeddings
-    are not normalised; bound their norm by R in the encoder.
+    Of blocks (`Pairs.from_blocks`), a block of b is x and its b positives, and a negative block is the mean of b points
+    of another block of the batch of all ranks: of the positives of its first point. The k negative blocks of a point
+    are drawn from the other blocks without replacement, anew for every point and step. Blocks whose classes were drawn
+    independently from rho so give k negatives of independent classes c_m^- ~ rho, as Eq. 5 has them; a block drawn
+    twice would be one draw of a class that counts twice. Class collision is 1 - (1 - 1/C)^k for C classes as likely.
+
+    Where there are no blocks (views, a queue, windows), the block of an anchor is its positives and its negative blocks
+    are those of the other anchors, unless the two share a point; k takes the next ones in cyclic order and draws
+    nothing. Embeddings are not normalised; bound their norm by R in the encoder.
 
     Args:
-        b: block size, the first b positives of each anchor; all of them when none. b = 1 is L_un (Eqs. 4-6).
-        k: number of negative blocks, the next ones in cyclic order; all when none.
+        b: block size, the first b positives of each point; all of them when none. b = 1 is L_un (Eqs. 4-6).
+        k: number of negative blocks; all other blocks when none, one mean each.
         loss: "logistic" (base 2, so that no separation costs 1) or "hinge".
 
     Raises:
-        PairsError: if an anchor has fewer than b positives, or there are fewer than k other blocks.
+        PairsError: if a point has fewer than b positives, or there are fewer than k other blocks.
     """
 
     def __init__(
         self,
         b: Annotated[int | None, Range(at_least=1), "block size; none for all positives"] = None,
-        k: Annotated[int | None, Range(at_least=1), "negative blocks; none for all"] = None,
+        k: Annotated[int | None, Range(at_least=1), "negative blocks, drawn from the batch; none for all"] = None,
         loss: Annotated[Literal["logistic", "hinge"], "loss of the margins v"] = "logistic",
     ) -> None:
         super().__init__("dot")
@@ -62,6 +70,8 @@ class Blocks(Objective):
             if self.b > pairs.fewest:
                 raise PairsError(f"blocks(b={self.b}) needs {self.b} positives for each anchor, got {pairs.fewest}.")
             index = index[:, : self.b]
+        if pairs.known.of_block:
+            return self._of_blocks(pairs, index)
         listed = (index >= 0).unsqueeze(2)
         means = (pairs.candidates[index.clamp_min(0)] * listed).sum(1) / listed.sum(1).clamp_min(1)  # (A, d)
         own = torch.arange(len(index), device=index.device).unsqueeze(1)
@@ -75,30 +85,29 @@ class Blocks(Objective):
             place = has.cumsum(0) - 1
             means, own = means[has], torch.where(has, place, -1).unsqueeze(1)
             dropped = torch.where(dropped < 0, -1, place[dropped])
-        found = replace(
-            pairs,
-            candidates=means,
-            positives=own,
-            dropped=dropped,
-            candidate_labels=None,
-            candidate_index=None,
-            structure=Structure(
-                pairs.known.anchor_views,
-                ((NO_VIEW, len(means)),),
-                first_negative=len(means) if alone else 0,
-                fewest=1,
-                padded=True,
-            ),
-        )
+        found = _of_means(pairs, means, own, dropped, len(means) if alone else 0, padded=True)
         if self.k is not None and not alone and len(means):
             # Of all ranks' anchors: ranks must agree on whether they go on.
-            free = int(found.negative_counts[own.squeeze(1) >= 0].min())
-            if free < self.k:
-                raise PairsError(
-                    f"blocks(k={self.k}) needs {self.k} other blocks, an anchor has only {free}: "
-                    "use larger batches or a smaller k."
-                )
+            self._check_others(int(found.negative_counts[own.squeeze(1) >= 0].min()))
         return found
+
+    def _of_blocks(self, pairs: Pairs, index: Tensor) -> Pairs:
+        """Means of the points' own positives, (A, d), which are nobody's negatives; after them one of each block."""
+        size = pairs.known.of_block
+        own = torch.arange(len(index), device=index.device).unsqueeze(1)  # (A, 1)
+        means = pairs.candidates[index].mean(1)
+        others = means[::size]  # (n, d)
+        if self.k is not None:
+            self._check_others(len(others) - 1)
+        block = len(means) + own // size
+        return _of_means(pairs, torch.cat([means, others]), own, block, len(means), padded=False)
+
+    def _check_others(self, free: int) -> None:
+        if self.k is not None and free < self.k:
+            raise PairsError(
+                f"blocks(k={self.k}) needs {self.k} other blocks, an anchor has only {free}: "
+                "use larger batches or a smaller k."
+            )
 
     @property
     def positives_wanted(self) -> int | None:
@@ -112,11 +121,56 @@ class Blocks(Objective):
     def loss(self, positive: Tensor, rows: Rows) -> Tensor:
         own = positive[:, 0]
         if self.k is not None:
-            near = rows.similarity(next_blocks(rows.pairs, self.k))  # (A, k)
+            near = rows.similarity(self.negatives(rows.pairs, self.k))  # (A, k)
             return logistic(torch.logsumexp(near, 1) - own) if self.kind == "logistic" else hinge(near.amax(1) - own)
         if self.kind == "logistic":
             return logistic(rows.negatives - own)
         return hinge(rows.similarity(rows.nearest.unsqueeze(1)).squeeze(1) - own)
+
+    @staticmethod
+    def negatives(pairs: Pairs, k: int) -> Tensor:
+        """(A, k) candidates of prepared pairs that are negatives: drawn of blocks, else the next ones."""
+        if not pairs.known.of_block:
+            return next_blocks(pairs, k)
+        return pairs.first_negative + drawn_blocks(
+            pairs.positives.squeeze(1), pairs.first_negative, pairs.known.of_block, k, pairs.known.draw
+        )
+
+
+def _of_means(pairs: Pairs, means: Tensor, own: Tensor, dropped: Tensor, first_negative: int, padded: bool) -> Pairs:
+    """The same anchors with means as candidates, their own one the only positive."""
+    known = pairs.known
+    return replace(
+        pairs,
+        candidates=means,
+        positives=own,
+        dropped=dropped,
+        candidate_labels=None,
+        candidate_index=None,
+        structure=Structure(
+            known.anchor_views,
+            ((NO_VIEW, len(means)),),
+            first_negative=first_negative,
+            fewest=1,
+            padded=padded,
+            of_block=known.of_block,
+            draw=known.draw,
+        ),
+    )
+
+
+def drawn_blocks(points: Tensor, count: int, of_block: int, k: int, draw: int) -> Tensor:
+    """(A, k) numbers of the negative blocks of points: other blocks than their own, each set equally likely.
+
+    Args:
+        points: (A,) numbers of points of the batch of all ranks, block after block.
+        count: points of that batch; it has count / of_block blocks.
+        of_block: points of a block.
+        k: negative blocks, less than there are blocks.
+        draw: the step's number; the choice depends on it, the point and the numbers of blocks alone.
+    """
+    other = distinct(points, count // of_block - 1, k, draw)
+    return other + (other >= (points // of_block).unsqueeze(1))
 
 
 def logistic(log_sum: Tensor) -> Tensor:

@@ -1,0 +1,101 @@
+"""Peak memory and time of a training step, undivided, in microbatches and with activation checkpointing.
+
+    python -m dipole.benchmarks.speed.memory [--images 128] [--sentences 512] [--microbatch 32] [--device cuda]
+
+A step is the forward and backward pass of two views through an encoder and InfoNCE over all of them: ResNet-18 with the
+CIFAR stem on 32 x 32 pixels, and a BERT of 4 layers of width 256 on sentences of 32 tokens. Every line is a fresh
+process on one thread in float32. Memory is the peak above what the process held before the step: of the device where
+it is CUDA, else of the process.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from typing import Any
+
+WAYS = {
+    "undivided": {},
+    "activation_checkpointing": {"activation_checkpointing": True},
+    "microbatch": {"microbatch": True},
+    "both": {"microbatch": True, "activation_checkpointing": True},
+}
+
+
+def resnet(rows: int, device: str) -> tuple[Any, list[Any]]:
+    """An encoder, and two views for it."""
+    import torch
+
+    from dipole.vision.encoders import EncoderConfig, build_encoder
+
+    encoder = build_encoder(EncoderConfig(name="resnet18"), 3, 32).to(device)
+    return encoder, [torch.rand(rows, 3, 32, 32, device=device) for _ in range(2)]
+
+
+def bert(rows: int, device: str) -> tuple[Any, list[Any]]:
+    """The same of sentences."""
+    import torch
+
+    from dipole.text.encoders import small_transformer
+    from dipole.text.encoders.batch import Chunk
+
+    encoder = small_transformer(1000, 256, 4, 4, "mean").to(device)
+    lengths = torch.full((rows,), 32)
+    return encoder, [Chunk(torch.randint(1000, (rows, 32), device=device), lengths) for _ in range(2)]
+
+
+SUBJECTS = {"resnet18": resnet, "bert": bert}
+
+
+def measure(subject: str, rows: int, microbatch: int, way: str, device: str) -> dict[str, float]:
+    """One step in this process: seconds and peak MB."""
+    import torch
+
+    import dipole
+    from dipole.core.train.config import TrainConfig
+    from dipole.core.train.encoding import Encoding
+
+    torch.set_num_threads(1)
+    encoder, views = SUBJECTS[subject](rows, device)
+    settings = WAYS[way] | ({"microbatch": microbatch} if "microbatch" in WAYS[way] else {})
+    encoding = Encoding([encoder], TrainConfig(steps=1, **settings), compiles=False)
+    loss = dipole.objective("infonce")
+    cuda = device.startswith("cuda")
+    before = torch.cuda.memory_allocated() / 1024 if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    began = time.process_time()
+    with encoding():
+        embeddings = [encoder(view) for view in views]
+    loss(*embeddings).loss.backward()
+    seconds = time.process_time() - began
+    after = torch.cuda.max_memory_allocated() / 1024 if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"seconds": seconds, "megabytes": (after - before) / 1024}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--images", type=int, default=128, help="of a batch; two views of each")
+    parser.add_argument("--sentences", type=int, default=512, help="of a batch; two views of each")
+    parser.add_argument("--microbatch", type=int, default=32, help="rows at a time")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--one", nargs=2, metavar=("SUBJECT", "WAY"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    rows = {"resnet18": options.images, "bert": options.sentences}
+    if options.one:
+        subject, way = options.one
+        print(json.dumps(measure(subject, rows[subject], options.microbatch, way, options.device)))
+        return
+    print("| encoder | rows of a view | way | peak MB | processor seconds |\n|---|---|---|---|---|")
+    for subject in SUBJECTS:
+        for way in WAYS:
+            command = [sys.executable, "-m", "dipole.benchmarks.speed.memory", *sys.argv[1:], "--one", subject, way]
+            found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            print(
+                f"| {subject} | {rows[subject]} | {way} | {found['megabytes']:.0f} | {found['seconds']:.1f} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Large batches in a small memory for a module of one's own: the encoder sees some rows at a time, the loss all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from dipole.core.contrast.evaluate import Outcome
+from dipole.core.contrast.objective import objective as build_objective
+from dipole.core.ground.errors import OptionError, PairsError
+from dipole.core.ground.microbatch import Draws, instead, microbatched
+
+
+class Cached(nn.Module):
+    """An encoder and an objective with the gradient of the whole batch; see `cached`."""
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        objective: nn.Module | Callable[..., Any],
+        microbatch: int,
+        pairs: Callable[..., Any] | None = None,
+        draws: Draws = "batch",
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.objective = objective
+        self.microbatch = microbatch
+        self._pairs = pairs
+        self._draws = draws
+
+    def embed(self, view: Any) -> Any:
+        """What the encoder makes of all rows of one view, `microbatch` rows at a time."""
+        # DistributedDataParallel sees one forward pass and, in the backward pass, each parameter's gradient once.
+        inner = self.encoder.module if isinstance(self.encoder, DistributedDataParallel) else self.encoder
+        with instead(inner, microbatched(inner, self.microbatch, self._draws)):
+            return self.encoder(view)
+
+    def forward(self, *views: Any, **given: Any) -> Tensor:
+        """The scalar loss of a batch; `loss.backward()` runs the encoder again, microbatch by microbatch.
+
+        Args:
+            views: what the encoder is called with, once for each; a list or tuple alone stands for its elements.
+            given: passed on to `pairs` (labels, indices).
+        """
+        if len(views) == 1 and isinstance(views[0], list | tuple):
+            views = tuple(views[0])
+        embeddings = [self.embed(view) for view in views]
+        if self._pairs is not None:
+            found = self.objective(self._pairs(*embeddings, **given))
+        elif given:
+            raise PairsError(f"{', '.join(given)}: only a function `pairs` takes more than views; give one to cached.")
+        elif len(embeddings) < 2:
+            raise PairsError(
+                f"cached was called with {len(embeddings)} view, which alone has no positives: give two or more, or "
+                "`pairs`, a function from embeddings to Pairs such as lambda z: Pairs.from_blocks(z.view(-1, 2, d))."
+            )
+        else:
+            found = self.objective(*embeddings)
+        return found.loss if isinstance(found, Outcome) else found
+
+
+def cached(
+    encoder: nn.Module,
+    objective: nn.Module | Callable[..., Any] | str,
+    *,
+    microbatch: int,
+    pairs: Callable[..., Any] | None = None,
+    draws: Draws = "batch",
+) -> Cached:
+    """Join an encoder and an objective so that memory grows with `microbatch` and the loss sees the whole batch.
+
+        step = cached(encoder, objective("infonce(temperature=0.1)"), microbatch=32)
+        loss = step(view1, view2)       # each (B, ...), B as large as the loss should see
+        loss.backward()
+
+    The gradient is that of `objective(encoder(view1), encoder(view2))`: embeddings are computed without a graph, the
+    loss gives their gradient, and the encoder runs a second time on each microbatch (Gao et al. 2021, Sec. 3.2).
+    Buffers are updated once; batch norm takes its statistics from a microbatch. Second derivatives are refused.
+
+    Args:
+        encoder: takes a view, a tensor (B, ...) or a mapping, list or tuple of such, and returns embeddings (B, d).
+            It may be wrapped in DistributedDataParallel, or `cached(...)` itself may be.
+        objective: from `dipole.objective`, its text, or any function of embeddings that returns a scalar.
+        microbatch: rows that the encoder sees at a time, >= 1.
+        pairs: makes of the embeddings what the objective takes, `Pairs` or `Embedded`; default the embeddings
+            themselves, as views.
+        draws: "batch": dropout masks are those of the undivided batch from the same seed, for which the masks of the
+            whole batch are drawn with every microbatch. "microbatch": every microbatch draws its own, as in a loop
+            over them; cheaper from some dozens of microbatches on. Both passes draw the same either way.
+
+    Returns:
+        A module with the parameters of both.
+
+    Raises:
+        OptionError: encoder, microbatch or draws are none of these. PairsError: from a call, where rows do not fit.
+
+    Source: Gao et al. 2021 (GradCache), who call backward twice; here the second pass is part of the one that the
+    caller starts, so that hooks, loss scaling and gradient synchronisation see each parameter's gradient once.
+    """
+    if not isinstance(encoder, nn.Module):
+        raise OptionError(f"cached: encoder must be a torch.nn.Module, got {type(encoder).__name__}.")
+    if isinstance(microbatch, bool) or not isinstance(microbatch, int) or microbatch < 1:
+        raise OptionError(f"cached: microbatch must be a whole number >= 1, got {microbatch!r}.")
+    if draws not in ("batch", "microbatch"):
+        raise OptionError(f"cached: draws must be 'batch' or 'microbatch', got {draws!r}.")
+    built = build_objective(objective) if isinstance(objective, str) else objective
+    return Cached(encoder, built, microbatch, pairs, draws)

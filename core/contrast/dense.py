@@ -1,0 +1,247 @@
+"""A matrix that fits the cache, formed as a whole: the statistics of its rows and its positives in one step.
+
+Below some hundred rows a step costs what its calls cost, not what its numbers cost; here are as few as can be.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from dipole.core.contrast.statistics import AnyStatistic, Extreme, Statistic, as_tuple
+from dipole.core.contrast.tile import Side, Tile, mask_of
+
+# Entries of a matrix that is formed as a whole: 4 MB in float32.
+LARGEST = 1 << 20
+# exp(scale * s) is summed without a maximum while |scale * s| stays below this.
+SAFE_EXPONENT = 60.0
+# The maximum of a row that has no entry: finite, so that the difference of two is a number.
+LOWEST = -1e30
+
+
+def fits(anchors: int, candidates: int) -> bool:
+    """Whether a matrix (A, C) is formed as a whole."""
+    return anchors * candidates <= LARGEST
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is asked of a matrix besides its numbers.
+
+    Args:
+        statistics: each with whether the row's maximum is subtracted in its exponent.
+        extremes: whose places are wanted.
+        padded: -1 may stand among the excluded, or a column twice.
+        first: columns before it take part in no row.
+        symmetric: x is y, and exclusion is mutual.
+    """
+
+    statistics: tuple[tuple[Statistic, bool], ...]
+    extremes: tuple[Extreme, ...]
+    padded: bool
+    first: int
+    symmetric: bool
+
+    def tile(self, s: Tensor, excluded: Tensor) -> Tile:
+        """The matrix (A, C - first) as a tile."""
+        rows, columns = slice(0, len(s)), slice(0, s.shape[1])
+        sides = (Side(rows, 1),)
+        if self.padded or self.first:
+            return Tile(rows, columns, s, mask_of(excluded - self.first, s.shape[1]), sides)
+        return Tile(rows, columns, s, None, sides, excluded)
+
+
+class _Whole(torch.autograd.Function):
+    """Similarities of positives (A, K); then sums of statistics, places of extremes and shifts, (A,) each."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, positives: Tensor, excluded: Tensor, plan: _Plan) -> tuple[Tensor, ...]:
+        matrix = x @ y.T
+        tile = plan.tile(matrix[:, plan.first :] if plan.first else matrix, excluded)
+        sums, shifts = [], []
+        for statistic, runs in plan.statistics:
+            shift = _top(statistic, tile) if runs else None
+            e = _exp(statistic, tile, shift)
+            for part in as_tuple(statistic.parts(tile.s, e)):
+                sums.append((part if part is e else tile.allowed(part, 0.0)).sum(1))
+            if shift is not None:
+                shifts.append(shift)
+        ctx.plan, ctx.tile = plan, tile.emptied()
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, y, positives, excluded, *shifts, *tile.tensors())
+        places = [_place(each, tile, plan.first) for each in plan.extremes]
+        ctx.mark_non_differentiable(*places, *shifts)
+        return matrix.gather(1, positives), *sums, *places, *shifts
+
+    @staticmethod
+    def backward(ctx: Any, near: Tensor | None, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        plan: _Plan = ctx.plan
+        x, y, positives, excluded, *saved = ctx.saved_tensors
+        running = sum(runs for _, runs in plan.statistics)
+        shifts = iter(saved[:running])
+        if torch.is_grad_enabled():
+            return *_again(plan, (x, y, positives, excluded), shifts, (near, *grads), ctx.needs_input_grad), *[None] * 3
+        tile = ctx.tile.filled(saved[running:])
+        upstream = iter(grads)
+        # Where a slope is as symmetric as s, both directions are one product: a third of what adding a transpose costs.
+        both = plan.symmetric and not running
+        total: Tensor | None = None  # dL/ds, (A, C)
+        for statistic, runs in plan.statistics:
+            e = _exp(statistic, tile, next(shifts) if runs else None)
+            slopes, factor = slopes_of(statistic, tile.s, e)
+            for slope in slopes:
+                weight = next(upstream)
+                if weight is not None:
+                    weight = (weight if factor == 1 else factor * weight).unsqueeze(1)
+                    weight = weight + weight.T if both else weight
+                    total = slope * weight if total is None else total.addcmul_(slope, weight)
+        total = torch.zeros_like(tile.s) if total is None else tile.allowed_(total, 0.0)
+        if plan.first:
+            total = pad(total, (plan.first, 0))
+        if near is not None:
+            total.scatter_add_(1, positives, near)
+            if both:
+                total.T.scatter_add_(1, positives, near)
+        if plan.symmetric:
+            return (total if both else total + total.T) @ x, *[None] * 4
+        return total @ y, total.T @ x if ctx.needs_input_grad[1] else None, *[None] * 3
+
+
+def _top(statistic: Statistic, tile: Tile) -> Tensor:
+    """The largest exponent of each row, (A,); LOWEST in a row where all is excluded."""
+    scale = statistic.scale
+    assert scale is not None
+    if not tile.s.shape[1]:
+        return tile.s.new_full((len(tile.s),), LOWEST)
+    if scale > 0:
+        return (scale * tile.allowed(tile.s, -math.inf).amax(1)).clamp_min_(LOWEST)
+    return (scale * tile.allowed(tile.s, math.inf).amin(1)).clamp_min_(LOWEST)
+
+
+def _exp(statistic: Statistic, tile: Tile, shift: Tensor | None) -> Tensor | None:
+    """e^{scale s - shift}, (A, C), 0 where excluded; None without a scale."""
+    if statistic.scale is None:
+        return None
+    if shift is None:
+        return tile.exp(statistic.scale)
+    return tile.allowed_((statistic.scale * tile.s).sub_(shift.unsqueeze(1)).exp_(), 0.0)
+
+
+def _place(extreme: Extreme, tile: Tile, first: int) -> Tensor:
+    """(A,) column of the largest or smallest entry that takes part; -1 in a row without one."""
+    if not tile.s.shape[1]:
+        return torch.full((len(tile.s),), -1, device=tile.s.device)
+    top, place = tile.allowed(tile.s if extreme.largest else -tile.s, -math.inf).max(1)
+    return torch.where(top > -math.inf, place + first, -1)
+
+
+def sums_again(statistic: Statistic, s: Tensor, mask: Tensor, shift: Tensor | None) -> list[Tensor]:
+    """The sums (A,) of a statistic from a matrix (A, C) by functions that can be differentiated any number of times.
+
+    Args:
+        statistic: what is summed.
+        s: (A, C) similarities, with gradient.
+        mask: (A, C) True where an entry takes no part.
+        shift: (A,) subtracted in the exponent, a constant; None is 0.
+    """
+    s = s.masked_fill(mask, 0.0)  # whatever stands there: an infinite part would leave 0 times infinity behind
+    e = None
+    if statistic.scale is not None:
+        exponent = statistic.scale * s if shift is None else statistic.scale * s - shift.unsqueeze(1)
+        e = exponent.masked_fill(mask, 0.0).exp()
+    return [part.masked_fill(mask, 0.0).sum(1) for part in as_tuple(statistic.parts(s, e))]
+
+
+def _again(
+    plan: _Plan,
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor],
+    shifts: Iterator[Tensor],
+    grads: Sequence[Tensor | None],
+    needed: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients (A, d), (C, d) as functions that can be differentiated again."""
+    x, y, positives, excluded = inputs
+    matrix = x @ (x if plan.symmetric else y).T
+    s = matrix[:, plan.first :]
+    mask = mask_of(excluded - plan.first, s.shape[1])
+    outputs = [matrix.gather(1, positives)]
+    for statistic, runs in plan.statistics:
+        outputs += sums_again(statistic, s, mask, next(shifts) if runs else None)
+    wanted = [x] if plan.symmetric else [each for each, need in zip((x, y), needed, strict=False) if need]
+    found = gradients(outputs, wanted, grads)
+    if plan.symmetric:
+        return found[0], None
+    return found.pop(0) if needed[0] else None, found.pop(0) if needed[1] else None
+
+
+def gradients(outputs: Sequence[Tensor], inputs: Sequence[Tensor], grads: Sequence[Tensor | None]) -> list[Tensor]:
+    """dL/d inputs from dL/d outputs, itself differentiable; outputs that the inputs do not reach add nothing."""
+    used = [(out, grad) for out, grad in zip(outputs, grads, strict=False) if grad is not None and out.requires_grad]
+    if not used:
+        return [torch.zeros_like(each) for each in inputs]
+    out, upstream = zip(*used, strict=True)
+    return list(torch.autograd.grad(out, inputs, upstream, create_graph=True, materialize_grads=True))
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def whole(
+    x: Tensor,
+    y: Tensor,
+    positives: Tensor,
+    excluded: Tensor,
+    statistics: Sequence[AnyStatistic],
+    *,
+    padded: bool,
+    first: int,
+    counts: Tensor,
+    bound: float | None,
+    symmetric: bool,
+) -> tuple[Tensor, dict[AnyStatistic, Tensor]]:
+    """Similarities of positives, (A, K), and all statistics of the rows of x y^T, with gradient.
+
+    Args:
+        x: (A, d); y: (C, d); the same tensor if `symmetric`.
+        positives: (A, K) columns; padding is read as column 0.
+        excluded: (A, E) columns that take no part in a row.
+        statistics: what is wanted, each once.
+        padded: -1 may stand among positives or excluded, or a column twice.
+        first: columns before it take part in no row.
+        counts: (A,) number of columns that take part in each row.
+        bound: largest |x_i . y_j| that can occur; None if unknown.
+        symmetric: x is y, and j is excluded for i exactly if i is for j.
+    """
+    unbounded = math.inf if bound is None else bound
+    sums = [each for each in statistics if isinstance(each, Statistic)]
+    extremes = tuple(each for each in statistics if isinstance(each, Extreme))
+    asked = tuple((each, each.scale is not None and abs(each.scale) * unbounded > SAFE_EXPONENT) for each in sums)
+    plan = _Plan(asked, extremes, padded, first, symmetric)
+    near, *found = _Whole.apply(  # type: ignore[no-untyped-call]
+        x, y, positives.clamp_min(0) if padded else positives, excluded, plan
+    )
+    rest = iter(found)
+    parts = [tuple(islice(rest, len(parts_of(each)))) for each in sums]
+    results: dict[AnyStatistic, Tensor] = {each: next(rest) for each in extremes}
+    zero = counts.new_zeros((), dtype=x.dtype)
+    for (statistic, runs), each in zip(asked, parts, strict=True):
+        results[statistic] = statistic.finish(each, next(rest) if runs else zero, counts)
+    return near, results
+
+
+@lru_cache(maxsize=256)
+def parts_of(statistic: Statistic) -> tuple[bool, ...]:
+    """For each of its parts whether that is e itself."""
+    s, e = torch.zeros(0, 0), None if statistic.scale is None else torch.zeros(0, 0)
+    return tuple(part is e for part in as_tuple(statistic.parts(s, e)))
+
+
+def slopes_of(statistic: Statistic, s: Tensor, e: Tensor | None) -> tuple[tuple[Tensor, ...], float]:
+    """The slope of each part, and what all are to be multiplied by: of e itself it is scale e, and e is there."""
+    if statistic.scale is not None and e is not None and all(parts_of(statistic)):
+        return (e,) * len(parts_of(statistic)), statistic.scale
+    return as_tuple(statistic.slopes(s, e)), 1.0

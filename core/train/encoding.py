@@ -1,0 +1,216 @@
+"""How the encoders are run in a training step: in microbatches, with less kept for the backward pass, compiled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from itertools import chain, pairwise
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from dipole.core.ground.errors import ConfigError
+from dipole.core.ground.microbatch import instead, microbatched, own_forward
+from dipole.core.ground.replay import Moment
+from dipole.core.train.config import TrainConfig
+
+Forward = Callable[..., Any]
+
+
+class Encoding:
+    """Stands in for the forward passes of encoders inside `with encoding():`, and nowhere else.
+
+    Outside of it (evaluation, export, saved weights, copies) the modules are as the domain built them.
+
+    Args:
+        encoders: modules that take rows and give a row for each (`Adapter.encoders`).
+        config: microbatch, activation_checkpointing and compile are looked at.
+        compiles: whether to compile.
+    """
+
+    def __init__(self, encoders: Iterable[nn.Module], config: TrainConfig, compiles: bool) -> None:
+        self._forwards: list[tuple[nn.Module, Forward]] = []
+        self._asked = [
+            name
+            for name, is_on in (
+                ("microbatch", config.microbatch is not None),
+                ("activation_checkpointing", config.activation_checkpointing),
+                ("compile", compiles),
+            )
+            if is_on
+        ]
+        self._was_used = False
+        for encoder in encoders if self._asked else ():
+            forward, translate = own_forward(encoder), _compiled if compiles else _as_it_is
+            if config.activation_checkpointing:
+                forward = checkpointed(encoder, forward, translate)
+            else:
+                forward = translate(forward)
+            if config.microbatch is not None:
+                # What is compiled cannot be watched while it draws.
+                forward = microbatched(encoder, config.microbatch, "microbatch" if compiles else "batch", forward)
+            self._forwards.append((encoder, self._noting(forward)))
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Run a block in which the encoders are called.
+
+        Raises:
+            ConfigError: none was called although something was asked of them.
+        """
+        with ExitStack() as stack:
+            for encoder, forward in self._forwards:
+                stack.enter_context(instead(encoder, forward))
+            yield
+        if self._asked and not self._was_used:
+            raise ConfigError(
+                f"train.{self._asked[0]}: has no effect in this domain, as its embed calls none of the modules that "
+                "Adapter.encoders names; leave it out, or let encoders return those that embed calls."
+            )
+
+    def _noting(self, forward: Forward) -> Forward:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            self._was_used = True
+            return forward(*args, **kwargs)
+
+        return noted
+
+
+def _compiled(forward: Forward) -> Forward:
+    # Random numbers as without compiling, so that a second pass draws those of the first.
+    return torch.compile(forward, options={"fallback_random": True})
+
+
+def _as_it_is(forward: Forward) -> Forward:
+    return forward
+
+
+def checkpointed(encoder: nn.Module, forward: Forward, translate: Callable[[Forward], Forward] = _as_it_is) -> Forward:
+    """The same forward pass that keeps the inputs of its segments alone and computes the rest again for the gradient.
+
+    Random numbers and buffers are replayed, so that values, gradients and running statistics stay as they are, bit for
+    bit (Chen et al. 2016).
+
+    Args:
+        encoder: the module.
+        forward: its forward pass.
+        translate: is applied to the forward pass of every segment (compiling).
+    """
+    parts = segments(encoder)
+    if parts == [encoder]:
+        return _recomputed(encoder, forward, translate)
+    replaced = [(part, _recomputed(part, own_forward(part), translate)) for part in parts]
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with ExitStack() as stack:
+            for part, recomputed in replaced:
+                stack.enter_context(instead(part, recomputed))
+            return forward(*args, **kwargs)
+
+    return run
+
+
+def segments(encoder: nn.Module) -> list[nn.Module]:
+    """What is computed again as a piece: the blocks of lists of blocks, and chains of layers, which are cut.
+
+    A block that holds blocks and nothing else that learns (a stage of a ResNet) stands for these. Where there is
+    neither, the whole is one piece.
+    """
+    return _pieces(encoder) or [encoder]
+
+
+def _pieces(module: nn.Module, deep: bool = True) -> list[nn.Module]:
+    if isinstance(module, nn.Sequential) and not all(
+        _is_block(layer) for layer in _flat(module) if any(True for _ in layer.parameters())
+    ):
+        return [module]
+    if not isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict):
+        return [piece for child in module.children() for piece in _pieces(child, deep)]
+    found: list[nn.Module] = []
+    for child in module.children():
+        inner = _pieces(child, deep=False) if deep else []
+        covered = {id(p) for piece in inner for p in piece.parameters()}
+        if inner and all(id(p) in covered for p in child.parameters()):
+            found += inner
+        elif _is_block(child):
+            found.append(child)
+    return found
+
+
+def _is_block(module: nn.Module) -> bool:
+    """Whether it is made of other modules; a reparametrised layer is not."""
+    return any(name != "parametrizations" for name, _ in module.named_children())
+
+
+def _recomputed(module: nn.Module, forward: Forward, translate: Callable[[Forward], Forward]) -> Forward:
+    if isinstance(module, nn.Sequential):
+        groups = [_recomputed(piece, piece.forward, translate) for piece in _cut(module)]
+
+        def in_turn(x: Any) -> Any:
+            for group in groups:
+                x = group(x)
+            return x
+
+        return in_turn
+    device = next(chain(module.parameters(), module.buffers()), torch.empty(0)).device
+    translated = translate(forward)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return translated(*args, **kwargs)
+        began = Moment(module, device)
+        return checkpoint(
+            translated,
+            *args,
+            use_reentrant=False,
+            preserve_rng_state=False,
+            context_fn=lambda: (nullcontext(), began.again()),
+            **kwargs,
+        )
+
+    return run
+
+
+def _cut(layers: nn.Sequential) -> list[_Piece]:
+    """A chain of n layers as about sqrt(n) pieces; a layer that works in place stays with the one before it."""
+    flat = list(_flat(layers))
+    size = math.isqrt(len(flat) - 1) + 1
+    free = [place for place, layer in enumerate(flat) if not getattr(layer, "inplace", False)]
+    cuts = [0]
+    for place in free:
+        if place >= cuts[-1] + size:
+            cuts.append(place)
+    return [_Piece(flat[start:end]) for start, end in pairwise([*cuts, len(flat)])]
+
+
+def _flat(layers: nn.Sequential) -> Iterator[nn.Module]:
+    for layer in layers:
+        if type(layer) is nn.Sequential:
+            yield from _flat(layer)
+        else:
+            yield layer
+
+
+class _Piece(nn.Module):
+    """Consecutive layers of a chain."""
+
+    def __init__(self, layers: list[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: Any) -> Any:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def compiler_problem(device: torch.device) -> str:
+    """Why nothing can be compiled for a device, in one line; empty where it works."""
+    try:
+        torch.compile(torch.square, fullgraph=True)(torch.ones(2, device=device))
+    except Exception as error:
+        return str(error).strip().partition("\n")[0] or type(error).__name__
+    return ""

@@ -1,0 +1,152 @@
+"""Matrices formed as a whole: equal to tiles, differentiable twice, at ease under autocast, and let go afterwards."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import dipole
+from dipole.core.contrast import dense, sweep
+from dipole.core.contrast.pairs import Pairs
+from dipole.core.contrast.registry import registry
+from dipole.core.ground.errors import DipoleError
+
+SPECS = [entry.name for entry in registry.entries() if entry.kind != "diagnostic"] + [
+    "infonce(temperature=0.01)",
+    "infonce(similarity=bilinear)",
+    "cacr(positive_weights=uniform, negative_weights=uniform)",
+    "cacr(cost=rbf)",
+    "triplet(mode=hardest)",
+    "infonce + 0.1*dp + 0.01*cllr",
+]
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+
+
+def layouts(z):
+    """Pairs of every constructor from six rows of each of three matrices."""
+    f, g, h = z
+    labels = torch.tensor([0, 0, 1, 1, 2, 2])
+    yield "views", Pairs.from_views([f, g, h], labels)
+    yield "cross", Pairs.cross(f, g, queue=h.detach(), intra_batch=True, labels=labels, queue_labels=labels)
+    yield "queue alone", Pairs.cross(f, g, queue=h.detach(), batch_negatives=False)
+    dropped = torch.tensor([[1, -1], [-1, -1], [3, 2], [2, 2], [0, -1], [-1, 4]])
+    yield "dropped", Pairs.cross(f, g, dropped=dropped)
+    yield "window", Pairs.from_window(f, g, torch.tensor([0, 0, 0, 0, 1, 1]), self_logit="zero")
+    yield "blocks", Pairs.from_blocks(torch.stack([f, g, h], 1), anchors="all", labels=labels)
+    yield "crops", Pairs.from_crops([f, g], [h])
+
+
+def outcome(spec, z, name):
+    """Loss and gradients on one layout; None where it cannot carry the spec."""
+    torch.manual_seed(0)
+    loss = dipole.objective(spec, dim=z[0].shape[1]).double()
+    try:
+        value = loss(dict(layouts(z))[name]).loss
+    except DipoleError:
+        return None
+    inputs = [*z, *loss.parameters()]
+    return value, torch.autograd.grad(value, inputs, allow_unused=True, materialize_grads=True)
+
+
+@pytest.mark.parametrize("name", [name for name, _ in layouts([draw(6, 4, seed=n) for n in range(3)])])
+def test_the_whole_matrix_gives_what_tiles_give(name, monkeypatch):
+    z = [draw(6, 4, seed=n) for n in range(3)]
+    seen = 0
+    for spec in SPECS:
+        monkeypatch.setattr(dense, "LARGEST", 1 << 20)
+        whole = outcome(spec, z, name)
+        monkeypatch.setattr(dense, "LARGEST", 0)
+        monkeypatch.setattr(sweep, "TILE", 4)
+        tiled = outcome(spec, z, name)
+        assert (whole is None) == (tiled is None)
+        if whole is not None and tiled is not None:
+            seen += 1
+            torch.testing.assert_close(whole, tiled, rtol=1e-11, atol=1e-11, msg=lambda text: f"{spec}: {text}")  # noqa: B023
+    assert seen > 8
+
+
+@pytest.mark.parametrize("largest", [1 << 20, 0], ids=["whole", "tiles"])
+# SwAV's codes are targets, taken as constants: its gradient is no derivative of one function.
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec != "swav"])
+def test_a_second_derivative_is_that_of_the_gradient(spec, largest, monkeypatch):
+    """Finite differences of the gradient; a penalty on it, or a Hessian, is otherwise silently wrong."""
+    monkeypatch.setattr(dense, "LARGEST", largest)
+    monkeypatch.setattr(sweep, "TILE", 4)
+    z = [draw(6, 4, seed=n) for n in range(3)]
+    name = "blocks" if spec in ("tuple", "blocks") else "views"
+    torch.manual_seed(0)
+    loss = dipole.objective(spec, dim=4).double()
+    with torch.no_grad():
+        for parameter in loss.parameters():  # CLLR's L and bilinear's W start as the identity
+            parameter += 0.1 * torch.randn_like(parameter)
+
+    def gradient(*z):
+        value = loss(dict(layouts(z))[name]).loss
+        return torch.cat(torch.autograd.grad(value, z, create_graph=True, materialize_grads=True), 1)
+
+    direction = [draw(6, 4, seed=10 + n).detach() for n in range(3)]
+    probe = draw(6, 12, seed=20).detach()
+    found = torch.autograd.grad((gradient(*z) * probe).sum(), z, materialize_grads=True)
+    along = sum(float((slope * way).sum()) for slope, way in zip(found, direction, strict=True))
+    step = 1e-6
+    ahead, behind = (
+        gradient(*[(x + sign * step * way).detach().requires_grad_() for x, way in zip(z, direction, strict=True)])
+        for sign in (1, -1)
+    )
+    measured = float(((ahead - behind).detach() * probe).sum()) / (2 * step)
+    assert along == pytest.approx(measured, rel=1e-5, abs=1e-7)
+    assert abs(measured) > 1e-4
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_autocast_around_the_loss_changes_nothing(spec):
+    z = [draw(6, 4, seed=n).detach().float().requires_grad_() for n in range(3)]
+    name = "blocks" if spec in ("tuple", "blocks") else "views"
+
+    def measured(cast):
+        torch.manual_seed(0)
+        loss = dipole.objective(spec, dim=4)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=cast):
+            value = loss(dict(layouts(z))[name]).loss
+        return value, torch.autograd.grad(value, z, materialize_grads=True)
+
+    torch.testing.assert_close(measured(True), measured(False), rtol=0, atol=0)
+
+
+KEEP = """
+import resource, sys, torch, dipole
+torch.set_num_threads(1)
+loss, kept = dipole.objective("infonce + 0.1*dp"), []
+z = [torch.randn(%d, 32, requires_grad=True) for _ in range(2)]
+for step in range(13):
+    outcome = loss(*z)
+    outcome.loss.backward()
+    kept.append(outcome.loss)
+    if step == 2:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+
+
+@pytest.mark.parametrize("rows", [500, 1024], ids=["whole", "tiles"])
+def test_a_kept_loss_keeps_no_matrix(rows):
+    grown = subprocess.run([sys.executable, "-c", KEEP % rows], capture_output=True, text=True, check=True)
+    # Ten matrices, with their exponentials, are 80 MB for 1,000 rows and 160 MB for 2,048, by halves.
+    assert float(grown.stdout) < 50
+
+
+def test_places_of_the_largest_and_smallest_entries(monkeypatch):
+    """CO2 and hardest triplets ask for them; a row without an entry has none."""
+    x = draw(5, 3)
+    pairs = Pairs.cross(x, x.detach().flip(0), dropped=torch.arange(5).repeat(5, 1)[:, :3])
+    for spec in ("triplet(mode=hardest)", "co2"):
+        both = []
+        for largest in (1 << 20, 0):
+            monkeypatch.setattr(dense, "LARGEST", largest)
+            value = dipole.objective(spec)(pairs).loss
+            both.append((value, torch.autograd.grad(value, x)))
+        torch.testing.assert_close(*both)

@@ -1,0 +1,348 @@
+"""Settings that change how the encoder is run, not what is learnt: microbatches, activation checkpointing, float16."""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import dipole
+from dipole.core.ground.errors import ConfigError, TrainingError
+from dipole.core.train import encoding as encoding_module
+from dipole.core.train.config import TrainConfig
+from dipole.core.train.encoding import Encoding, segments
+from dipole.core.train.loop import train
+from dipole.core.train.recipe import load
+
+
+def quiet(recipe: Path, *overrides: str, runs: Path, **options):
+    return train(load(recipe, list(overrides)).config, runs, quiet=True, **options)
+
+
+def lines(runs: Path) -> list[dict[str, float]]:
+    (path,) = runs.glob("*/metrics.jsonl")
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k != "time"} for line in found if "train/loss" in line]
+
+
+def weights(runs: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    (path,) = runs.glob("*/model/module.safetensors")
+    return load_file(path)
+
+
+# Runs ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_in_microbatches_learns_what_the_undivided_run_learns(blobs: Path, tmp_path: Path) -> None:
+    """The encoder has dropout."""
+    seen: list[int] = []
+
+    def watch(module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+        if torch.is_grad_enabled() and module.training:
+            seen.append(len(args[0]))
+
+    quiet(blobs, "train.log_every=1", runs=tmp_path / "whole")
+    handle = nn.modules.module.register_module_forward_pre_hook(
+        lambda module, args: watch(module, args) if isinstance(module, nn.Dropout) else None
+    )
+    try:
+        quiet(blobs, "train.log_every=1", "train.microbatch=5", runs=tmp_path / "divided")
+    finally:
+        handle.remove()
+    assert max(seen) == 5
+    whole, divided = lines(tmp_path / "whole"), lines(tmp_path / "divided")
+    for a, b in zip(whole, divided, strict=True):
+        assert a == pytest.approx(b, rel=1e-4, abs=1e-6)
+    for name, tensor in weights(tmp_path / "whole").items():
+        assert torch.allclose(tensor, weights(tmp_path / "divided")[name], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [("train.microbatch=5", "blobs.queue=24"), ("train.activation_checkpointing=true",), ("train.precision=16-mixed",)],
+)
+def test_resume_is_bit_exact(blobs: Path, tmp_path: Path, settings: tuple[str, ...], monkeypatch) -> None:
+    import blobs_domain
+
+    settings = (*settings, "train.log_every=1", "train.checkpoint_every=4")
+    quiet(blobs, *settings, runs=tmp_path / "once")
+    count = 0
+
+    def fail(index: int) -> None:
+        nonlocal count
+        count += 1
+        if count == 8:
+            raise RuntimeError("stopped")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(blobs_domain.BlobsAdapter, "on_batch", staticmethod(fail))
+        with pytest.raises(RuntimeError, match="stopped"):
+            quiet(blobs, *settings, runs=tmp_path / "twice")
+    quiet(blobs, *settings, runs=tmp_path / "twice")
+    assert lines(tmp_path / "once") == lines(tmp_path / "twice")
+    for name, tensor in weights(tmp_path / "once").items():
+        assert torch.equal(tensor, weights(tmp_path / "twice")[name]), name
+
+
+def test_activation_checkpointing_changes_no_bit_and_names_the_same_run(blobs: Path, tmp_path: Path) -> None:
+    quiet(blobs, "train.log_every=1", runs=tmp_path / "kept")
+    quiet(blobs, "train.log_every=1", "train.activation_checkpointing=true", runs=tmp_path / "again")
+    assert lines(tmp_path / "kept") == lines(tmp_path / "again")
+    for name, tensor in weights(tmp_path / "kept").items():
+        assert torch.equal(tensor, weights(tmp_path / "again")[name]), name
+
+
+def test_what_changes_bits_names_another_run(blobs: Path) -> None:
+    base = load(blobs, []).config.hash
+    for setting in ("train.microbatch=4", "train.compile=true", "train.precision=16-mixed"):
+        assert load(blobs, [setting]).config.hash != base, setting
+    assert load(blobs, ["train.activation_checkpointing=true"]).config.hash == base
+
+
+def test_a_setting_that_reaches_no_encoder_is_refused(blobs: Path, tmp_path: Path, monkeypatch) -> None:
+    import blobs_domain
+
+    monkeypatch.setattr(blobs_domain.BlobsAdapter, "encoders", lambda self: [nn.Linear(1, 1)])
+    with pytest.raises(ConfigError, match=r"train.microbatch: has no effect in this domain, .*Adapter.encoders"):
+        quiet(blobs, "train.microbatch=4", runs=tmp_path)
+
+
+def test_the_reinforcement_learner_refuses_them() -> None:
+    for setting in ("train.microbatch=4", "train.activation_checkpointing=true", "train.compile=true"):
+        with pytest.raises(ConfigError, match="has no effect in the domain 'rl'"):
+            load("dot", [setting])
+    from dipole.rl.adapter import _settings_of
+
+    with pytest.raises(ConfigError, match=r"train.precision: '16-mixed' .* take 'bf16-mixed'"):
+        _settings_of(1e-3, "16-mixed")
+
+
+# float16 -------------------------------------------------------------------------------------------------------------
+
+
+def test_float16_computes_in_float16_and_scales_the_loss(blobs: Path, tmp_path: Path, monkeypatch) -> None:
+    import blobs_domain
+
+    seen: list[tuple[torch.dtype, float]] = []
+
+    def spoil(z: torch.Tensor) -> torch.Tensor:
+        if z.requires_grad:
+            z.register_hook(lambda grad: seen.append((z.dtype, float(grad.abs().max()))))
+        return z
+
+    monkeypatch.setattr(blobs_domain.BlobsAdapter, "spoil", staticmethod(spoil))
+    quiet(blobs, "train.precision=16-mixed", "train.log_every=1", runs=tmp_path / "half")
+    dtypes, largest = zip(*seen, strict=True)
+    assert set(dtypes) == {torch.float16}
+    seen.clear()
+    quiet(blobs, "train.log_every=1", runs=tmp_path / "full")
+    assert largest[0] == pytest.approx(65536 * seen[0][1], rel=0.05)
+    for half, full in zip(lines(tmp_path / "half"), lines(tmp_path / "full"), strict=True):
+        assert half["train/skipped"] == 0
+        assert half["train/loss"] == pytest.approx(full["train/loss"], rel=0.03)
+        assert half["train/grad_norm"] == pytest.approx(full["train/grad_norm"], rel=0.1)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "lars", "sgd"])
+def test_an_overflow_of_the_scale_leaves_the_step_out(blobs: Path, tmp_path: Path, monkeypatch, optimizer: str) -> None:
+    """Steep gradients overflow float16 under the first scales; each skipped step halves the scale until they fit."""
+    import blobs_domain
+
+    monkeypatch.setattr(blobs_domain.BlobsAdapter, "spoil", staticmethod(_Steep.apply))
+    overrides = (
+        "train.precision=16-mixed",
+        "train.log_every=1",
+        f"train.optimizer={optimizer}",
+        "train.learning_rate=1e-6",
+    )
+    quiet(blobs, *overrides, runs=tmp_path)
+    found = lines(tmp_path)
+    skipped = [line["train/skipped"] for line in found]
+    assert skipped[0] == 1, skipped
+    assert 0 in skipped[:8]
+    assert all("train/grad_norm" in line or line["train/skipped"] for line in found)
+
+
+class _Steep(torch.autograd.Function):
+    """The identity, with a gradient thirty times as large."""
+
+    @staticmethod
+    def forward(ctx, z):
+        return z.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 30
+
+
+def test_a_gradient_that_no_scale_cures_is_an_error(blobs: Path, tmp_path: Path, monkeypatch) -> None:
+    import blobs_domain
+
+    class Broken(_Steep):
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * float("inf")
+
+    monkeypatch.setattr(blobs_domain.BlobsAdapter, "spoil", staticmethod(Broken.apply))
+    with pytest.raises(TrainingError, match=r"step 18: the gradient norm is nan while the loss is finite"):
+        quiet(blobs, "train.precision=16-mixed", "train.steps=40", runs=tmp_path)
+    monkeypatch.setattr(blobs_domain.BlobsAdapter, "spoil", staticmethod(lambda z: z * float("nan")))
+    with pytest.raises(TrainingError, match="step 1: the loss is not finite"):
+        quiet(blobs, "train.precision=16-mixed", "train.steps=41", runs=tmp_path)
+
+
+# Activation checkpointing --------------------------------------------------------------------------------------------
+
+
+class Recorded(nn.Module):
+    """A chain with a layer in place after a random one, spectral norm, and a mask that the batch shares."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.chain = nn.Sequential(
+            nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Dropout(0.4),
+            nn.ReLU(inplace=True), nn.utils.parametrizations.spectral_norm(nn.Conv2d(4, 4, 3)),
+            nn.BatchNorm2d(4, momentum=None), nn.Dropout2d(0.2), nn.Flatten(),
+        )  # fmt: skip
+        self.head = nn.Linear(4 * 6 * 6, 5)
+
+    def forward(self, x):
+        return self.head(self.chain(x))
+
+
+def transformer():
+    from dipole.text.encoders import small_transformer
+
+    torch.manual_seed(0)
+    encoder = small_transformer(30, 8, 4, 2, "mean")
+    for module in encoder.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.3
+    return encoder
+
+
+def vision_encoder(name: str, size: int = 16):
+    from dipole.vision.encoders import EncoderConfig, build_encoder
+
+    torch.manual_seed(0)
+    return build_encoder(EncoderConfig(name=name, width=4), 3, size, 0.125)
+
+
+def gru():
+    from dipole.text.encoders import trained_table, word_gru
+
+    torch.manual_seed(0)
+    return word_gru(trained_table(30, 6), 8, "combine")
+
+
+def recorded():
+    torch.manual_seed(0)
+    return Recorded()
+
+
+def images():
+    return torch.rand(6, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def sentences():
+    from dipole.text.batching import pad
+
+    draw = torch.Generator().manual_seed(1)
+    return pad([torch.randint(1, 30, (length,), generator=draw).numpy() for length in (9, 8, 8, 5, 3, 2)])
+
+
+ENCODERS = {
+    "chain": (recorded, images, 1),
+    "small-conv": (lambda: vision_encoder("small-conv"), images, 2),
+    "resnet18": (lambda: vision_encoder("resnet18"), images, 8),
+    "transformer": (transformer, sentences, 4),
+    "gru": (gru, sentences, 1),
+}
+
+
+@pytest.mark.parametrize("microbatch", [None, 4])
+@pytest.mark.parametrize("name", ENCODERS)
+def test_checkpointing_is_exact_to_the_bit(name: str, microbatch: int | None) -> None:
+    """Values, gradients, running statistics and the random numbers that come next, in microbatches too."""
+    build, inputs, pieces = ENCODERS[name]
+    found = []
+    for activation_checkpointing in (False, True):
+        encoder, x = build(), inputs()
+        assert len(segments(encoder)) == pieces
+        names = list(encoder.state_dict())
+        config = TrainConfig(steps=1, microbatch=microbatch, activation_checkpointing=activation_checkpointing)
+        run = Encoding([encoder], config, compiles=False)
+        torch.manual_seed(3)
+        with run():
+            z = encoder(x)
+        torch.rand(7)  # what is drawn before the backward pass must not matter
+        z.square().sum().backward()
+        gradients = [torch.zeros(()) if p.grad is None else p.grad for p in encoder.parameters()]
+        found.append([z.detach(), *gradients, *encoder.buffers(), torch.rand(4)])
+        assert list(encoder.state_dict()) == names
+        assert all("forward" not in module.__dict__ for module in encoder.modules())
+        copy.deepcopy(encoder)
+    for kept, again in zip(*found, strict=True):
+        assert torch.equal(kept, again)
+
+
+def test_less_is_kept_for_the_backward_pass() -> None:
+    """Bytes that autograd keeps, counted tensor by tensor."""
+
+    def kept(encoder: nn.Module, x, on: bool) -> int:
+        storages: dict[int, int] = {}
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        run = Encoding([encoder], TrainConfig(steps=1, activation_checkpointing=on), compiles=False)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), run():
+            encoder(x)
+        own = {p.untyped_storage().data_ptr() for p in encoder.parameters()}
+        return sum(size for place, size in storages.items() if place not in own)
+
+    for name, (build, inputs, _) in ENCODERS.items():
+        if name != "chain":
+            assert kept(build(), inputs(), True) < 0.6 * kept(build(), inputs(), False), name
+
+
+# Compiling -----------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_compiler_the_run_goes_on_and_says_so(blobs: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    def broken(function, **options):
+        def call(*args):
+            raise RuntimeError("No working C++ compiler found in cxx: (None, 'g++')\nmore lines")
+
+        return call
+
+    monkeypatch.setattr(encoding_module.torch, "compile", broken)
+    record = train(load(blobs, ["train.compile=true"]).config, tmp_path / "runs")
+    assert record.status == "done"
+    told = capsys.readouterr()
+    text = " ".join((told.out + told.err).split())
+    assert "train.compile: this machine cannot compile, so nothing is (No working C++ compiler found" in text
+    assert "more lines" not in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [(), ("train.microbatch=6",), ("train.activation_checkpointing=true",)])
+def test_a_compiled_run_is_the_eager_one_to_rounding(blobs: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
+    overrides = ("train.log_every=1", "blobs.dropout=0.0")
+    quiet(blobs, *overrides, runs=tmp_path / "eager")
+    quiet(blobs, *overrides, *more, "train.compile=true", runs=tmp_path / "compiled")
+    for a, b in zip(lines(tmp_path / "eager"), lines(tmp_path / "compiled"), strict=True):
+        assert a == pytest.approx(b, rel=1e-3, abs=1e-5)
+    assert list(weights(tmp_path / "eager")) == list(weights(tmp_path / "compiled"))
+
+
+def test_nothing_is_done_where_nothing_is_asked() -> None:
+    encoder = nn.Linear(3, 2)
+    with Encoding([encoder], TrainConfig(steps=1), compiles=False)():
+        assert "forward" not in encoder.__dict__
+    assert dipole.cached(encoder, "infonce", microbatch=2).encoder is encoder

@@ -1,0 +1,151 @@
+"""Wiki-3029 out of dumps, folders and lines: which articles and sentences, the same every time, whole or not at all."""
+
+import bz2
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dipole.core.cli import main
+from dipole.core.ground.errors import DataError
+from dipole.text.corpus import read_documents
+from dipole.text.wiki3029 import build
+from dipole.text.wiki_markup import is_dump, prose
+
+WIKI = Path(__file__).parents[2] / "../shared/data/wiki_blocks/wikitext2_articles.jsonl.gz"
+
+
+def sentence(article, number):
+    return f"Article {article} says that number {number} follows the one before it."
+
+
+def dump(path, lengths, cut=None):
+    """A dump as MediaWiki writes it, with a redirect, a talk page and an article of each length."""
+    page = (
+        "<page><title>{}</title><ns>{}</ns><id>1</id>{}<revision><id>2</id><contributor><username>x</username>"
+        '</contributor><text bytes="9" xml:space="preserve">{}</text></revision></page>'
+    )
+    parts = [
+        '<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" xml:lang="en"><siteinfo><namespaces>'
+        '<namespace key="6" case="first-letter">Datei</namespace></namespaces></siteinfo>',
+        page.format("Redirect", 0, '<redirect title="A0" />', "#REDIRECT [[A0]]"),
+        page.format("Talk:A0", 1, "", " ".join(sentence("talk", i) for i in range(99))),
+    ]
+    for article, length in enumerate(lengths):
+        body = "{{Infobox|a={{b}}}}\n'''A''' [[Datei:x.jpg|thumb|a [[link]] in it]] "
+        lines = "\n".join(sentence(article, i) for i in range(length))
+        parts.append(
+            page.format(f"A{article}", 0, "", body + lines + "\n== Notes ==\n* a list of things and of others")
+        )
+    data = ("\n".join(parts) + "\n</mediawiki>\n").encode()
+    data = bz2.compress(data[:cut]) if path.suffix == ".bz2" else data[:cut]
+    path.write_bytes(data)
+    return path
+
+
+def rows(path):
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+@pytest.mark.parametrize("name", ["wiki.xml", "wiki-pages-articles1.xml-p1p99.bz2"])
+def test_a_dump(tmp_path, name, capsys):
+    source = dump(tmp_path / name, [30, 9, 12, 30, 25])
+    assert is_dump(source)
+    out = tmp_path / "out" / "wiki.jsonl.gz"
+    assert main(["data", "wiki3029", str(source), str(out), "--articles", "3", "--sentences", "12"]) == 0
+    assert "3 articles of 12 sentences, drawn from 4 that are long enough, of 5" in capsys.readouterr().out
+    found = rows(out)
+    assert len(found) == 3
+    for row in found:
+        article = row["id"].removeprefix("A")
+        assert article in "0234"
+        assert len(set(row["sentences"])) == len(row["sentences"]) == 12
+        assert all(s.removeprefix("A ").startswith(f"Article {article} says") for s in row["sentences"])
+    # What the recipe reads.
+    assert [len(d.sentences) for d in read_documents(str(out))] == [12, 12, 12]
+
+
+def test_the_seed_and_the_articles_alone_decide(tmp_path):
+    source = dump(tmp_path / "wiki.xml", [20] * 12)
+    first, second, other = (tmp_path / f"{n}.jsonl.gz" for n in "abc")
+    for out, seed in ((first, 0), (second, 0), (other, 1)):
+        build(source, out, articles=5, sentences=10, seed=seed)
+    assert first.read_bytes() == second.read_bytes()
+    assert {r["id"] for r in rows(first)} != {r["id"] for r in rows(other)}
+    # Every article is as likely as another, whatever its place.
+    taken = np.zeros(12)
+    for seed in range(60):
+        build(source, other, articles=3, sentences=5, seed=seed)
+        for row in rows(other):
+            taken[int(row["id"][1:])] += 1
+    assert ((taken - 15) ** 2 / 15).sum() < 11 + 5 * 22**0.5
+
+
+def test_a_folder_in_any_order_and_lines(tmp_path):
+    folder = tmp_path / "articles"
+    (folder / "deeper").mkdir(parents=True)
+    (folder / "one.txt").write_text(" ".join(sentence(1, i) for i in range(20)))
+    (folder / "deeper" / "two").write_text("\n".join(sentence(2, i) for i in range(20)))
+    (folder / "empty.txt").write_text("")
+    (folder / ".hidden").write_text("x")
+    articles = [{"id": n, "text": " ".join(sentence(n, i) for i in range(20))} for n in (3, 4)]
+    (folder / "more.jsonl").write_text("\n".join(map(json.dumps, articles)))
+    out = tmp_path / "a.jsonl"
+    for unit in ("documents", "sentences"):
+        if unit == "sentences":
+            (folder / "one.txt").unlink()
+        built = build(folder, out, articles=3, sentences=15, unit=unit)
+        assert built.taken == 3
+        assert {r["id"] for r in rows(out)} <= {"one.txt", "deeper/two", "more.jsonl: 3", "more.jsonl: 4"}
+
+
+def test_what_cannot_be_done_is_said_and_nothing_is_written(tmp_path, capsys):
+    source, out = dump(tmp_path / "wiki.xml", [30, 9]), tmp_path / "out.jsonl"
+    with pytest.raises(DataError, match=r"1 of 2 articles have 20 different .* and 3029 are wanted.*--articles"):
+        build(source, out, sentences=20)
+    with pytest.raises(DataError, match="nothing is at"):
+        build(tmp_path / "none", out)
+    with pytest.raises(DataError, match=r"must be named NAME\.jsonl"):
+        build(source, tmp_path / "out.txt")
+    for name in ("cut.xml", "cut.xml.bz2"):
+        with pytest.raises(DataError, match=r"no complete MediaWiki dump.*after 1 articles"):
+            build(dump(tmp_path / name, [30, 30], cut=-400), out)
+    packed = dump(tmp_path / "whole.xml.bz2", [300])
+    packed.write_bytes(packed.read_bytes()[:-30])
+    with pytest.raises(DataError, match="cannot be read"):
+        build(packed, out)
+    (tmp_path / "other.xml").write_text("<html><body/></html>")
+    with pytest.raises(DataError, match="first element is <html>"):
+        build(tmp_path / "other.xml", out)
+    assert not out.exists()
+    assert main(["data", "wiki3029", str(source), str(out), "--sentences", "20"]) == 1
+    assert "are wanted" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("'''Bold''' and ''italic''.", "Bold and italic."),
+        ("See [[Town]] and [[Town|a town]] [http://x.org here] [http://x.org].", "See Town and a town here ."),
+        ("A<ref name=x>note {{cite}}</ref> b<ref name=y /> c.<!-- no -->", "A b c."),
+        ("{{a|{{b|{{c}}}}}}Text.\n{| class=x\n| {| inner |}\n|}\nMore.", "Text.\n\nMore."),
+        ("[[File:x.png|thumb|with [[a link]] in]]Words [[Category:Towns]]", "Words"),
+        ("== Head ==\n* item\n# item\n: item\nPara &amp; more<br />end", "Para & more end"),
+        ("__NOTOC__ Left { over [[ brackets", "Left { over [[ brackets"),
+    ],
+)
+def test_markup_is_left_out(text, expected):
+    assert prose(text) == expected
+
+
+@pytest.mark.skipif(not WIKI.is_file(), reason="shared articles are not here")
+def test_real_articles(tmp_path):
+    out = tmp_path / "wiki.jsonl.gz"
+    built = build(WIKI.resolve(), out, articles=20, sentences=40)
+    assert built.read == 641
+    assert built.long_enough > 400
+    assert [len(row["sentences"]) for row in rows(out)] == [40] * 20

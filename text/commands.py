@@ -1,0 +1,57 @@
+"""`dipole data`: arguments only; nothing heavy is imported before it runs."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+Runner = Callable[[argparse.Namespace], int]
+
+
+def data(parser: argparse.ArgumentParser) -> Runner:
+    """Build a corpus that a paper describes and nobody ships."""
+    parser.add_argument("corpus", choices=("wiki3029",), help="wiki3029: articles as classes (Arora et al., Sec. 8)")
+    parser.add_argument(
+        "source", type=Path, metavar="SOURCE",
+        help="a MediaWiki dump (.xml, .xml.bz2, .xml.gz), a file of articles (.jsonl, .jsonl.gz, .parquet), or a "
+        "folder of such files or of articles as text",
+    )  # fmt: skip
+    parser.add_argument("out", type=Path, metavar="OUT", help="the file to write: NAME.jsonl or NAME.jsonl.gz")
+    parser.add_argument("--articles", type=_positive, default=3029, metavar="N", help="articles (default: 3029)")
+    parser.add_argument(
+        "--sentences", type=_positive, default=200, metavar="M", help="sentences of each article (default: 200)"
+    )
+    parser.add_argument(
+        "--words", type=_positive, default=4, metavar="W", help="words of a sentence, at least (default: 4)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="which articles and sentences are taken (default: 0)")
+    parser.add_argument(
+        "--lines", action="store_true", help="a line of a text file is a sentence; default: text to be cut into them"
+    )
+    parser.add_argument("--encoding", default="utf-8", help="of text files (default: utf-8)")
+    return _data
+
+
+def _data(arguments: argparse.Namespace) -> int:
+    from dipole.text.wiki3029 import build
+
+    built = build(
+        arguments.source,
+        arguments.out,
+        articles=arguments.articles,
+        sentences=arguments.sentences,
+        words=arguments.words,
+        seed=arguments.seed,
+        unit="sentences" if arguments.lines else "documents",
+        encoding=arguments.encoding,
+    )
+    print(
+        f"{arguments.out}: {built.taken} articles of {arguments.sentences} sentences, drawn from {built.long_enough} "
+        f"that are long enough, of {built.read}"
+    )
+    return 0
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
+    return int(text)
