@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from dipole.core.contrast import engine
 from dipole.core.contrast.dense import fits, whole
 from dipole.core.contrast.gather import Related
 from dipole.core.contrast.pairs import Pairs
+from dipole.core.contrast.ring import Circling, projected, round_paired, round_statistics
 from dipole.core.contrast.similarity import full_precision, paired
 from dipole.core.contrast.statistics import AnyStatistic
 from dipole.core.contrast.sweep import row_statistics
+from dipole.core.contrast.travelling import Travelling
 from dipole.core.ground.distributed import all_sum, world_size
 
 if TYPE_CHECKING:
@@ -48,6 +51,8 @@ class Rows:
 
     def similarity(self, index: Tensor) -> Tensor:
         """Similarities (A, n) with the listed candidates, with gradient."""
+        if isinstance(self.y, Circling):
+            return round_paired(self.x, self.y, index)
         return paired(self.x, self.y, index)
 
     def over_positives(self, values: Tensor) -> Tensor:
@@ -119,7 +124,9 @@ def evaluate(terms: Mapping[str, tuple[float, Objective]], related: Related) -> 
 
 
 def _without_autocast(device: str) -> AbstractContextManager[Any]:
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+    # Tensors without contents (meta) have no autocast.
+    on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return torch.autocast(device, enabled=False) if on else nullcontext()
 
 
 def _on_pairs(terms: Mapping[str, tuple[float, Objective]], pairs: Pairs, related: Related) -> dict[str, TermValue]:
@@ -161,15 +168,20 @@ class _Matrix:
         if term.similarity is None:
             x = full_precision(pairs.anchors)
             return cls(pairs, x, x, None)
-        matrix = cls(pairs, *term.project(pairs))
-        if term.keeps_directions:
+        if term.by_row and isinstance(pairs.candidates, Travelling):
+            return cls(pairs, *projected(term, pairs))
+        x, y, bound = term.project(pairs)
+        matrix = cls(pairs, x, y.everywhere() if isinstance(y, Travelling) else y, bound)
+        if term.keeps_directions and not isinstance(pairs.candidates, Travelling):
             matrix.embeddings = pairs.anchors, pairs.candidates
         return matrix
 
     def sweep(self) -> None:
         """All statistics that were asked for."""
         symmetric = self.pairs.mutual and self.x is self.y
-        if self.wanted and fits(len(self.x), len(self.y)):
+        if isinstance(self.y, Circling):
+            self.results, self.positives = round_statistics(self.x, self.y, self.pairs, self.wanted, self.bound)
+        elif self.wanted and fits(len(self.x), len(self.y)) and engine.wanted() != "triton":
             self.positives, self.results = whole(
                 self.x,
                 self.y,

@@ -58,6 +58,8 @@ class Objective(nn.Module):
     """
 
     needs_negatives: ClassVar[bool] = True
+    sees_candidates: ClassVar[bool] = False
+    """It looks at the rows of all candidates themselves, so that a ring would be of no use: they are gathered."""
     given: dict[str, Any]
     similarity: str | None
 
@@ -178,9 +180,14 @@ class Objective(nn.Module):
         return self.similarity if self.keeps_directions else id(self)
 
     @property
+    def by_row(self) -> bool:
+        """Whether it projects each row by itself, wherever the row lies."""
+        return type(self).project is Objective.project
+
+    @property
     def keeps_directions(self) -> bool:
         """Whether x and y are the embeddings themselves, up to a factor for each row."""
-        return type(self).project is Objective.project and self.similarity != "bilinear"
+        return self.by_row and self.similarity != "bilinear"
 
     def forward(self, pairs: Input | Related | Tensor, *views: Tensor) -> Tensor:
         """The scalar loss of this term alone, unweighted."""
@@ -219,10 +226,14 @@ class Composite(nn.Module):
     Args:
         terms: objectives and regularizers.
         weights: one for each term; by default the entry's own (1, or the paper's lambda for a regularizer).
+        ring: under several ranks let candidates travel round a ring instead of gathering them on every rank.
     """
 
-    def __init__(self, terms: Sequence[Objective], weights: Sequence[float] | None = None) -> None:
+    ring = False
+
+    def __init__(self, terms: Sequence[Objective], weights: Sequence[float] | None = None, ring: bool = False) -> None:
         super().__init__()
+        self.ring = ring
         self.terms = nn.ModuleList(terms)
         self.weights = list(weights) if weights is not None else [entry_of(term).weight for term in terms]
         names = [term.registered_name() for term in terms]
@@ -259,7 +270,11 @@ class Composite(nn.Module):
             pairs = Pairs.from_views([pairs, *views])
         elif views:
             raise PairsError("give either Pairs or views, not both.")
-        return evaluate({name: (weight, term) for name, weight, term in self}, relate(pairs))
+        return evaluate({name: (weight, term) for name, weight, term in self}, self.relate(pairs))
+
+    def relate(self, pairs: Input | Related) -> Related:
+        """Pairs of all ranks' rows; candidates travel if `ring` says so and no term looks at the rows themselves."""
+        return relate(pairs, self.ring and not any(term.sees_candidates for _, _, term in self))
 
     @property
     def positives_wanted(self) -> int | None:
@@ -291,13 +306,14 @@ def entry_of(term: Objective) -> Entry:
     return registry.get(term.registered_name())
 
 
-def objective(text: str, dim: int | None = None) -> Composite:
+def objective(text: str, dim: int | None = None, ring: bool = False) -> Composite:
     """Build an objective from text such as `infonce(temperature=0.5) + 0.1*dp(delta_pos=0.1, delta_neg=0.5)`.
 
     Args:
         text: weighted sum of registered names with options; see `dipole list` and `dipole show NAME`.
         dim: width of the embeddings. Needed before an optimizer is built if a term has parameters (bilinear
             similarity, prototypes, CLLR's L); otherwise they are created at the first call.
+        ring: as in `Composite`.
 
     Returns:
         A module: `objective(pairs)` or `objective(z1, z2)` gives an `Outcome` with `.loss` and `.terms`.
@@ -332,5 +348,5 @@ def objective(text: str, dim: int | None = None) -> Composite:
             )
         terms.append(built)
         weights.append(entry.weight if term.weight is None else term.weight)
-    composite = Composite(terms, weights)
+    composite = Composite(terms, weights, ring)
     return composite.build(dim) if dim is not None else composite

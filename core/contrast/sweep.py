@@ -23,7 +23,7 @@ CACHE_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
-class _Term:
+class Term:
     """A statistic in the sweep: its rows of `shifts` and `sums`, and whether it needs a running maximum."""
 
     statistic: Statistic
@@ -87,7 +87,7 @@ class _Sweep(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, y: Tensor, tiling: Tiling, terms: list[_Term], extremes: list[Extreme]
+        ctx: Any, x: Tensor, y: Tensor, tiling: Tiling, terms: list[Term], extremes: list[Extreme]
     ) -> tuple[Tensor, ...]:
         sums = x.new_zeros(terms[-1].slots.stop if terms else 0, len(x))
         shifts = torch.stack([x.new_full((len(x),), LOWEST if t.running else 0.0) for t in terms] or [x.new_zeros(0)])
@@ -100,7 +100,7 @@ class _Sweep(torch.autograd.Function):
             for term in terms:
                 term.add(tile, sums, shifts)
             for extreme, value, index in zip(extremes, best, where, strict=True):
-                _add_extreme(extreme, tile, value, index)
+                add_extreme(extreme, tile, value, index)
             if size <= CACHE_BYTES:
                 kept.append(tile)
         ctx.tiling, ctx.terms, ctx.kept = tiling, terms, [tile.emptied() for tile in kept]
@@ -119,12 +119,7 @@ class _Sweep(torch.autograd.Function):
         for tile in _filled(ctx.kept, tensors) if ctx.kept else ctx.tiling.tiles(x, y):
             # On the diagonal of the symmetric case one product serves (i, j) and (j, i).
             diagonal = ctx.tiling.symmetric and len(tile.sides) == 1
-            total: Tensor | None = None  # dL/ds, (R, T)
-            for term in ctx.terms:
-                for slope, weight in term.slopes(tile, grad, shifts, diagonal and not running):
-                    total = slope * weight if total is None else total.addcmul_(slope, weight)
-            assert total is not None  # without a sum there is no gradient to come here with
-            tile.allowed_(total, 0.0)
+            total = slope_of(tile, ctx.terms, grad, shifts, diagonal and not running)
             if diagonal:
                 dx[tile.rows].addmm_(total + total.T if running else total, x[tile.rows])
                 continue
@@ -132,6 +127,16 @@ class _Sweep(torch.autograd.Function):
             if dy is not None:
                 dy[tile.columns].addmm_(total.T, x[tile.rows])
         return dx, None if ctx.tiling.symmetric else dy, None, None, None
+
+
+def slope_of(tile: Tile, terms: Sequence[Term], grad: Tensor, shifts: Tensor, mirrored: bool = False) -> Tensor:
+    """dL/ds of a tile, (R, T), from the gradient (N, A) of the sums; 0 where excluded."""
+    total: Tensor | None = None
+    for term in terms:
+        for slope, weight in term.slopes(tile, grad, shifts, mirrored):
+            total = slope * weight if total is None else total.addcmul_(slope, weight)
+    assert total is not None  # without a sum there is no gradient to come here with
+    return tile.allowed_(total, 0.0)
 
 
 def _filled(tiles: Sequence[Tile], tensors: Sequence[Tensor]) -> Iterator[Tile]:
@@ -154,7 +159,7 @@ def _again(ctx: Any, x: Tensor, y: Tensor, shifts: Tensor, grad: Tensor) -> tupl
     return dx, dy[0] if dy else None
 
 
-def _add_extreme(extreme: Extreme, tile: Tile, best: Tensor, where: Tensor) -> None:
+def add_extreme(extreme: Extreme, tile: Tile, best: Tensor, where: Tensor) -> None:
     """Update the best value (A,) and its column (A,) of the rows a tile serves."""
     values = tile.allowed(tile.s if extreme.largest else -tile.s, -math.inf)
     for side in tile.sides:
@@ -165,13 +170,13 @@ def _add_extreme(extreme: Extreme, tile: Tile, best: Tensor, where: Tensor) -> N
         where[side.rows] = torch.where(better, place + first, where[side.rows])
 
 
-def _terms(statistics: Sequence[Statistic], x: Tensor, bound: float) -> list[_Term]:
-    terms: list[_Term] = []
+def terms_of(statistics: Sequence[Statistic], x: Tensor, bound: float) -> list[Term]:
+    terms: list[Term] = []
     stop = 0
     for number, statistic in enumerate(statistics):
         start, stop = stop, stop + len(parts_of(statistic))
         running = statistic.scale is not None and abs(statistic.scale) * bound > SAFE_EXPONENT
-        terms.append(_Term(statistic, number, slice(start, stop), running))
+        terms.append(Term(statistic, number, slice(start, stop), running))
     return terms
 
 
@@ -211,9 +216,9 @@ def row_statistics(
         y, excluded = y[first:], excluded - first
         embeddings = embeddings and (embeddings[0], embeddings[1][first:])
     if bound is None:
-        bound = float(_longest(x) * _longest(y)) if on_cpu and len(y) else math.inf
+        bound = float(longest(x) * longest(y)) if on_cpu and len(y) else math.inf
     wanted = list(dict.fromkeys(statistics))
-    terms = _terms([stat for stat in wanted if isinstance(stat, Statistic)], x, bound)
+    terms = terms_of([stat for stat in wanted if isinstance(stat, Statistic)], x, bound)
     extremes = [stat for stat in wanted if isinstance(stat, Extreme)]
     tiling = Tiling(excluded, symmetric, tile or (TILE if on_cpu else 8 * TILE))
     asked, running = [term.statistic for term in terms], [term.running for term in terms]
@@ -227,6 +232,6 @@ def row_statistics(
     return results
 
 
-def _longest(x: Tensor) -> Tensor:
+def longest(x: Tensor) -> Tensor:
     length: Tensor = torch.linalg.vector_norm(x.detach(), dim=1).max()
     return length

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dipole.core.contrast.gather import at_hand
 from dipole.core.contrast.objective import Outcome
 from dipole.core.ground.distributed import alone
 from dipole.core.ground.errors import DipoleError
@@ -98,10 +99,11 @@ class Bookkeeping(RunState):
     def evaluate(self) -> Evaluated | None:
         """Probe the encoder as it is, log and return the numbers (None on ranks other than 0)."""
         found = None
+        pairs = None if self._pairs is None else tuple(map(at_hand, self._pairs))
         if self.fabric.is_global_zero:
             self._progress.status("evaluating")
             with alone():
-                found = evaluate(self.adapter, self.objective, self.seeds, self._pairs)
+                found = evaluate(self.adapter, self.objective, self.seeds, pairs)
             self._evaluated = (self.step, found)
             self.log(found.as_metrics())
             shown = [f"{name} {number(value)}" for name, value in list(found.results.items())[:SHOWN]]

@@ -34,4 +34,4 @@ def build(
     if config.objective == "none":
         return adapter, None
     seed_everything(seeds.stream("model", "objective"))
-    return adapter, objective(config.objective, dim=adapter.embedding_dim).to(device)
+    return adapter, objective(config.objective, dim=adapter.embedding_dim, ring=config.train.ring).to(device)

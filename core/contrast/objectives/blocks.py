@@ -53,6 +53,8 @@ class Blocks(Objective):
         PairsError: if a point has fewer than b positives, or there are fewer than k other blocks.
     """
 
+    sees_candidates = True
+
     def __init__(
         self,
         b: Annotated[int | None, Range(at_least=1), "block size; none for all positives"] = None,

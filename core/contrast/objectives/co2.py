@@ -42,6 +42,8 @@ class CO2(Objective):
     Source: equations of the paper; the similarities of the positive use the candidates' side for both arguments.
     """
 
+    sees_candidates = True
+
     def __init__(
         self,
         temperature: Temperature = 0.5,

@@ -47,6 +47,7 @@ class SwAV(Objective):
     """
 
     needs_negatives = False
+    sees_candidates = True
 
     def __init__(
         self,
