@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from dipole.core.contrast import engine
 from dipole.core.contrast.dense import fits, whole
 from dipole.core.contrast.gather import Related
 from dipole.core.contrast.pairs import Pairs
@@ -173,6 +174,7 @@ class _Matrix:
 
     def __init__(self, pairs: Pairs, x: Tensor, y: Tensor, bound: float | None) -> None:
         self.pairs, self.x, self.y, self.bound = pairs, x, y, bound
+        self.embeddings: tuple[Tensor, Tensor] | None = None
         self.wanted: list[AnyStatistic] = []
         self.results: dict[AnyStatistic, Tensor] = {}
 
@@ -184,14 +186,17 @@ class _Matrix:
         if term.by_row and isinstance(pairs.candidates, Travelling):
             return cls(pairs, *projected(term, pairs))
         x, y, bound = term.project(pairs)
-        return cls(pairs, x, y.everywhere() if isinstance(y, Travelling) else y, bound)
+        matrix = cls(pairs, x, y.everywhere() if isinstance(y, Travelling) else y, bound)
+        if term.keeps_directions and not isinstance(pairs.candidates, Travelling):
+            matrix.embeddings = pairs.anchors, pairs.candidates
+        return matrix
 
     def sweep(self) -> None:
         """All statistics that were asked for."""
         symmetric = self.pairs.mutual and self.x is self.y
         if isinstance(self.y, Circling):
             self.results, self.positives = round_statistics(self.x, self.y, self.pairs, self.wanted, self.bound)
-        elif self.wanted and fits(len(self.x), len(self.y)):
+        elif self.wanted and fits(len(self.x), len(self.y)) and engine.wanted() != "triton":
             self.positives, self.results = whole(
                 self.x,
                 self.y,
@@ -214,6 +219,7 @@ class _Matrix:
                 bound=self.bound,
                 symmetric=symmetric,
                 first=self.pairs.first_negative,
+                embeddings=self.embeddings,
             )
 
     def rows(self, asked: Mapping[str, AnyStatistic], further: tuple[Rows, ...] = ()) -> Rows:

@@ -187,12 +187,17 @@ class Objective(nn.Module):
         Cosine and dot products are the same for all terms; a bilinear W, and whatever a term projects by itself, is its
         own.
         """
-        return self.similarity if self.by_row and self.similarity != "bilinear" else id(self)
+        return self.similarity if self.keeps_directions else id(self)
 
     @property
     def by_row(self) -> bool:
         """Whether it projects each row by itself, wherever the row lies."""
         return type(self).project is Objective.project
+
+    @property
+    def keeps_directions(self) -> bool:
+        """Whether x and y are the embeddings themselves, up to a factor for each row."""
+        return self.by_row and self.similarity != "bilinear"
 
     def forward(self, pairs: Input | Related | Tensor, *views: Tensor) -> Tensor:
         """The scalar loss of this term alone, unweighted."""

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dipole.core.contrast import engine
 from dipole.core.contrast.dense import LOWEST, SAFE_EXPONENT, gradients, parts_of, slopes_of, sums_again
 from dipole.core.contrast.statistics import AnyStatistic, Extreme, Statistic, as_tuple
 from dipole.core.contrast.tile import Side, Tile, Tiling, mask_of
@@ -191,6 +192,7 @@ def row_statistics(
     symmetric: bool = False,
     tile: int | None = None,
     first: int = 0,
+    embeddings: tuple[Tensor, Tensor] | None = None,
 ) -> dict[AnyStatistic, Tensor]:
     """Compute all statistics of the rows of x y^T in one sweep, forward and backward.
 
@@ -203,6 +205,8 @@ def row_statistics(
         symmetric: x is y, `first` is 0, and j is excluded for i exactly if i is for j.
         tile: rows and columns of a tile; by default TILE on a CPU and eight times that on an accelerator.
         first: columns before it take part in no row.
+        embeddings: of which the rows of x and y are multiples, in the dtype they came in; fused kernels multiply those
+            where they are in half precision.
 
     Returns:
         A tensor (A,) for each statistic; indices for `Extreme`.
@@ -210,13 +214,16 @@ def row_statistics(
     on_cpu = x.device.type == "cpu"
     if first:
         y, excluded = y[first:], excluded - first
+        embeddings = embeddings and (embeddings[0], embeddings[1][first:])
     if bound is None:
         bound = float(longest(x) * longest(y)) if on_cpu and len(y) else math.inf
     wanted = list(dict.fromkeys(statistics))
     terms = terms_of([stat for stat in wanted if isinstance(stat, Statistic)], x, bound)
     extremes = [stat for stat in wanted if isinstance(stat, Extreme)]
     tiling = Tiling(excluded, symmetric, tile or (TILE if on_cpu else 8 * TILE))
-    sums, shifts, *where = _Sweep.apply(x, y, tiling, terms, extremes)  # type: ignore[no-untyped-call]
+    asked, running = [term.statistic for term in terms], [term.running for term in terms]
+    found = None if tile else engine.sums(x, y, excluded, asked, running, extremes, symmetric, embeddings)
+    sums, shifts, *where = found or _Sweep.apply(x, y, tiling, terms, extremes)  # type: ignore[no-untyped-call]
     results: dict[AnyStatistic, Tensor] = {}
     for extreme, index in zip(extremes, where, strict=True):
         results[extreme] = torch.where(index < 0, index, index + first)

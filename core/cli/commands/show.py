@@ -76,6 +76,7 @@ def _show_entry(entry: Entry, as_json: bool) -> None:
         "formula": entry.formula,
         "source": entry.source,
         "cost": entry.cost,
+        "engine": _engine(entry),
         "weight": entry.weight,
         "options": options,
         "deviations": {paper: list(lines) for paper, lines in entry.deviations.items()},
@@ -89,6 +90,7 @@ def _show_entry(entry: Entry, as_json: bool) -> None:
     for label, value in (
         ("source", entry.source),
         ("cost", entry.cost),
+        ("engine", facts["engine"]),
         ("aliases", ", ".join(entry.aliases)),
         ("weight", f"{entry.weight:g} when none is written" if entry.kind == "regularizer" else ""),
     ):
@@ -110,6 +112,20 @@ def _show_entry(entry: Entry, as_json: bool) -> None:
         ]
         print()
         _print_rows([("option", "type", "default", "range", ""), *rows])
+
+
+def _engine(entry: Entry) -> str:
+    """Which engine serves its row statistics, at its default options."""
+    from dipole.core.contrast.engine import outlook
+    from dipole.core.contrast.objective import Objective
+    from dipole.core.ground.errors import OptionError
+
+    if not (isinstance(entry.target, type) and issubclass(entry.target, Objective)):
+        return ""
+    try:
+        return outlook(entry.target().statistics().values())
+    except OptionError:  # an option without a default
+        return ""
 
 
 def _show_table(name: str, table: type[Settings], as_json: bool) -> None:
