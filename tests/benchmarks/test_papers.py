@@ -44,7 +44,7 @@ def test_every_suite_can_be_built(scale):
         (
             "arora-table2-text",
             "train.batch_size=401",
-            "train.batch_size 401 must be a multiple of 3, the sentences of a block",
+            "train.batch_size 401 must be a multiple of 3",
         ),
         ("lmcl-table5", "rl.image_size=8", "images of 8 pixels are too small for 4 convolutions"),
         ("lmcl-table5", "rl.image_size=101", "image_size must be between 1 and the rendered size 100"),
