@@ -152,7 +152,8 @@ class Suite(Settings):
                 problems.append(f"scale {name!r} names a seed twice")
             settings = (
                 *scale.set,
-                *chain.from_iterable(row.set for row in (*rows, *scale.change.values())),
+                *chain.from_iterable(row.set for row in rows),
+                *chain.from_iterable(change.set for change in scale.change.values()),
                 *chain.from_iterable(c.set for c in columns),
             )
             problems += [f"set: {text!r} is not of the form key=value" for text in settings if "=" not in text]

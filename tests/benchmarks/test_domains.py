@@ -50,6 +50,13 @@ def test_the_histogram_counts_the_distances_of_all_pairs(measured, domain):
     assert evaluated.diagnostics["mean_distance"] == pytest.approx(distance.mean(), abs=1e-4)
 
 
+def test_distances_of_neighbouring_sentences_stand_beside_those_of_all_others(measured):
+    histogram = measured["text"][0].histogram
+    assert 0 < sum(histogram.correct) < sum(histogram.incorrect)
+    assert 0 <= measured["text"][0].diagnostics["pair_error"] <= 0.5
+    assert measured["vision"][0].histogram.correct is None
+
+
 @pytest.mark.parametrize("domain", SMALL)
 def test_the_rank_is_that_of_the_matrix_of_embeddings(measured, domain):
     evaluated, x, _ = measured[domain]

@@ -20,9 +20,9 @@ from dipole.core.measure.diagnostics import (
     mean_distance,
     mean_distance_ceiling,
     min_max_ratio,
-    pair_histogram,
     mutual_information,
     numerical_rank,
+    pair_histogram,
     similarity_error,
     uniformity,
 )

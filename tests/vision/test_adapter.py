@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from pydantic import ValidationError
 
 from dipole import objective
@@ -15,6 +16,7 @@ from dipole.core.train.model_files import load_weights, save_weights
 from dipole.core.train.recipe import load
 from dipole.vision.adapter import VisionAdapter, VisionConfig
 from dipole.vision.augment import AugmentConfig, augment
+from dipole.vision.decoding import Encoded
 
 SMALL = {
     "encoder": {"name": "small-conv", "width": 4, "dim": 8},
@@ -238,6 +240,22 @@ def test_the_linear_probe_on_random_crops_is_that_of_a_plain_loop(what):
     assert accuracy == pytest.approx(right.float().mean().item(), abs=1.5 / len(test))
     if what == "raw":
         assert accuracy > 0.3  # of ten classes
+
+
+def test_crops_of_images_that_stay_encoded_are_the_same(tmp_path):
+    draw = torch.Generator().manual_seed(1)
+    for split in ("train", "test"):
+        for name in ("a", "b"):
+            (tmp_path / split / name).mkdir(parents=True)
+            for number in range(8):
+                pixels = torch.randint(256, (12, 12, 3), dtype=torch.uint8, generator=draw)
+                Image.fromarray(pixels.numpy()).save(tmp_path / split / name / f"{number}.png")
+    table = {"source": str(tmp_path), "size": 12}
+    probe = {**CROPS, "epochs": 2, "crops": {}}
+    whole = adapter(data=table, probe=probe, batch_size=4)
+    lazy = adapter(data={**table, "memory": 1e-6}, probe=probe, batch_size=4)
+    assert isinstance(lazy.parts.train.images, Encoded)
+    assert whole.evaluate(None) == lazy.evaluate(None)
 
 
 def test_baselines_and_a_projection_are_probed_on_crops_as_well():
