@@ -149,8 +149,6 @@ def test_misspelt_settings_are_named_together():
 
 
 def test_training_from_an_encoded_folder(tmp_path):
-    from PIL import Image
-
     pixels = torch.randint(0, 256, (24, 8, 8, 3), generator=torch.Generator().manual_seed(0)).byte().numpy()
     for i, image in enumerate(pixels):
         folder = tmp_path / f"class{i % 2}"
