@@ -70,7 +70,7 @@ def evaluate(
             told = adapter.held_out_pairs(objective)
             if told is not None:
                 shown = diagnostics.pair_histogram(told)
-                values["pair_error"] = shown.error
+                results |= finite({"pair_error": shown.error})
                 both = {"correct": shown.correct.tolist(), "incorrect": shown.incorrect.tolist()}
                 histogram = Histogram(**histogram.model_dump() | both)
             seen = adapter.diagnostic_pairs() if pairs is None else pairs
