@@ -119,7 +119,9 @@ def evaluate(terms: Mapping[str, tuple[float, Objective]], related: Related) -> 
 
 
 def _without_autocast(device: str) -> AbstractContextManager[Any]:
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+    # Tensors without numbers ("meta") have no autocast, and asking for its state is an error.
+    on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return torch.autocast(device, enabled=False) if on else nullcontext()
 
 
 def _on_pairs(terms: Mapping[str, tuple[float, Objective]], pairs: Pairs, related: Related) -> dict[str, TermValue]:
