@@ -43,6 +43,7 @@ class Structure:
         fewest: positives that every anchor has (at the end of a document a neighbour may be missing).
         padded: -1 may stand among positives or dropped, or a candidate may be listed twice.
         mutual: anchors are candidates, and i excludes j exactly if j excludes i.
+        queue: so many candidates are past embeddings of a queue; they stand behind those of the batch.
         of_block: so many anchors come from each block, block after block; 0 where there are no blocks.
         draw: the number that random choices among blocks depend on, the same on every rank.
     """
@@ -54,6 +55,7 @@ class Structure:
     fewest: int | None = None
     padded: bool = False
     mutual: bool = False
+    queue: int = 0
     of_block: int = 0
     draw: int = 0
 
@@ -114,17 +116,31 @@ class Pairs:
     # Constructors ----------------------------------------------------------------------------------------------------
 
     @classmethod
-    def from_views(cls, views: Sequence[Tensor], labels: Tensor | None = None, index: Tensor | None = None) -> "Pairs":
-        """SimCLR with any number of views: each row is an anchor, its other views are its positives.
+    def from_views(
+        cls,
+        views: Sequence[Tensor],
+        labels: Tensor | None = None,
+        index: Tensor | None = None,
+        negatives: Literal["all", "queries"] = "all",
+    ) -> "Pairs":
+        """SimCLR with any number of views: the other views of a row's instance are its positives.
 
         Args:
             views: V >= 2 tensors (B, d), row b of each a view of instance b.
             labels: (B,) class of each instance.
             index: (B,) index of each instance in the data set.
+            negatives: "all": every row is an anchor, and all views of the other instances are its negatives,
+                V (B - 1) of them; "queries": the first views alone are anchors, and those of the other instances their
+                negatives, B - 1 of them (CACR Sec. 3.2).
         """
         if isinstance(views, Tensor) or len(views) < 2:
             raise PairsError("from_views needs a list of at least two views, each (B, d).")
+        if negatives not in ("all", "queries"):
+            raise PairsError(f"negatives must be 'all' or 'queries', got {negatives!r}.")
         check_alike(views)
+        if negatives == "queries":
+            keys = torch.stack(list(views[1:]), 1)
+            return cls.cross(views[0], keys, None, True, labels, batch_negatives=False, index=index)
         rows = {f"view{number}": view for number, view in enumerate(views)}
 
         def relate(rows: dict[str, Tensor]) -> "Pairs":
@@ -216,6 +232,7 @@ class Pairs:
                     first_negative=first,
                     fewest=count,
                     padded=dropped is not None,
+                    queue=behind,
                 ),
             )
             return pairs.with_intra_batch() if intra_batch else pairs
@@ -433,6 +450,7 @@ class Pairs:
                     among=big * batch,
                     fewest=big - 1,
                     padded=True,
+                    queue=behind,
                 ),
             )
 
@@ -494,6 +512,51 @@ class Pairs:
                 mutual=False,
             ),
         )
+
+    def within_sides(self) -> tuple["Pairs", ...]:
+        """Pairs of different instances within each side, where anchors and candidates come from two encoders.
+
+        The first has the anchors and positives as they are; its negatives are the other anchors, and the rows of a
+        queue, which are past embeddings of a copy of the anchors' encoder (Wang & Isola's code for MoCo; CACR
+        App. C.2). The second, where there is no queue, has the candidates as anchors, which repel each other; it has
+        no positives. Where one encoder made both sides they are these pairs alone. To be asked of all ranks' pairs.
+        """
+        known, count = self.known, len(self.anchors)
+        of_anchors = {view for view, _ in known.anchor_views}
+        runs = tuple(run for run in known.candidate_views if run[0] != NO_VIEW and run[0] not in of_anchors)
+        if not runs:
+            return (self,)
+        total = sum(length for _, length in runs)  # they stand before all other candidates
+        widened = self.with_intra_batch()
+        queries = replace(
+            widened,
+            views=True,  # neighbours are on the other side: the positives are no pairs of this one
+            structure=replace(widened.known, first_negative=total if known.queue else len(widened.candidates) - count),
+        )
+        paired_rows = self.structure is not None and self.views  # key k of query b is candidate k B + b
+        doubles = self.dropped if paired_rows and known.padded else self.dropped[:, :0]
+        if doubles.shape[1]:
+            # What is a duplicate of the instance on the other side is one on this side.
+            behind = len(widened.candidates) - count
+            mates = torch.where((doubles >= 0) & (doubles < total), doubles % count + behind, -1)
+            queries = queries.without(mates)
+        if known.queue:
+            return (queries,)
+        row = torch.arange(total, device=self.candidates.device).unsqueeze(1)
+        own = row % count + torch.arange(len(runs), device=row.device) * count if paired_rows else row
+        doubles = torch.where(doubles < total, doubles, -1).repeat(total // count if doubles.shape[1] else 0, 1)
+        keys = self.candidates[:total]
+        side = Pairs(
+            keys,
+            keys,
+            positives=own[:, :0],
+            dropped=torch.cat([own, doubles], 1) if doubles.shape[1] else own,
+            index=None if self.candidate_index is None else self.candidate_index[:total],
+            structure=Structure(
+                runs, runs, among=total, fewest=0, padded=doubles.shape[1] > 0, mutual=not doubles.shape[1]
+            ),
+        )
+        return (queries, side) if side.has_negatives else (queries,)
 
     def first_positives(self, count: int) -> "Pairs":
         """Keep `count` positives of each anchor; the others are dropped, not made negatives."""

@@ -23,6 +23,7 @@ CASES = {
     "window 1, drop": ({"window": 1, "self_logit": "drop"}, "infonce"),
     "window 2, zero": ({"window": 2, "self_logit": "zero"}, "dcl"),
     "window 2, drop": ({"window": 2, "self_logit": "drop"}, "cacr(t_pos=1.0, t_neg=2.0)"),
+    "window, within f and within g": ({"window": 1, "self_logit": "zero"}, "align_uniform"),
     "blocks": ({"pairs": "blocks", "block_size": 1}, "blocks"),
     "drawn blocks": ({"pairs": "blocks", "block_size": 1}, "blocks(k=4)"),
     "drawn random blocks": ({"pairs": "blocks", "blocks": "random", "block_size": 1}, "blocks(k=2, loss=hinge)"),
