@@ -21,11 +21,11 @@ FREE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"
 KERNELS = {"masked_fill": 2, "slice_backward": 2, "select_backward": 2, "index_add": 2, "scatter": 2, "logsumexp": 5}
 # The place of the left factor of a product among the arguments.
 PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
-# Exponentials for each number of the first argument.
+# An exponential for each number of the first argument.
 EXPONENTIALS = {
-    name: 1.0
-    for name in ("exp", "exp2", "expm1", "sigmoid", "softplus", "softplus_backward", "_softmax", "_log_softmax")
-} | {"logsumexp": 1.0, "_log_softmax_backward_data": 1.0}
+    "exp", "exp2", "expm1", "sigmoid", "softplus", "softplus_backward", "logsumexp",
+    "_softmax", "_log_softmax", "_log_softmax_backward_data",
+}  # fmt: skip
 # Of their first argument only what the indices name is touched.
 INDEXED = {"scatter_", "scatter_add_", "index_add_", "index_put_", "gather", "index", "index_select"}
 # These write their first argument without reading it.
@@ -62,7 +62,7 @@ def _step(name: str, args: Sequence[Any], out: Any, kernels: int) -> Step:
     outputs = [each for each in tree_leaves(out) if isinstance(each, Tensor)]
     plain = name.rstrip("_") if not name.startswith("_") else name
     flops, precision = _products(plain, args)
-    exponentials = EXPONENTIALS.get(plain, 0.0) * (tensors[0].numel() if tensors else 0)
+    exponentials = float(tensors[0].numel()) if plain in EXPONENTIALS else 0.0
     return Step(flops, _touched(name, tensors, outputs) / kernels, exponentials / kernels, precision)
 
 
@@ -96,4 +96,3 @@ def size(tensor: Tensor) -> int:
     for extent, stride in zip(tensor.shape, tensor.stride(), strict=True):
         held *= extent if stride else min(extent, 1)
     return held * tensor.element_size()
-

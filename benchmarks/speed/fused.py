@@ -122,15 +122,12 @@ def _half(matrix: Matrix, summands: Sequence[Summand], parts: int) -> Work:
     return work
 
 
-def _visited(
-    matrix: Matrix, summands: Sequence[Summand], entries: int, programs: int, slots: int, parts: int
-) -> Step:
+def _visited(matrix: Matrix, summands: Sequence[Summand], entries: int, programs: int, slots: int, parts: int) -> Step:
     """A launch of the forward kernel."""
     exponents = {(each.scale, each.running) for each in summands if each.scale is not None}
     return Step(
         flops=2 * matrix.width * entries,
-        bytes=_read(matrix, matrix.anchors, matrix.candidates, programs)
-        + slots * _share(matrix, len(summands), parts),
+        bytes=_read(matrix, matrix.anchors, matrix.candidates, programs) + slots * _share(matrix, len(summands), parts),
         exponentials=len(exponents) * entries,
         precision=matrix.precision,
     )
@@ -159,6 +156,7 @@ def _shares(matrix: Matrix, summands: Sequence[Summand], parts: int, slots: int,
                 work[Step(bytes=2 * held * numbers * row)] += 1  # one after the other
     if held == 1:
         return work
+    work[Step(bytes=4)] += 2  # numbers that stand for no place
     if summands:
         work[Step(bytes=held * shifts * row)] += 1  # the largest shift
         work[Step(bytes=2 * held * shifts * row)] += 1  # what each lies below it
@@ -197,6 +195,7 @@ def _gradient(matrix: Matrix, summands: Sequence[Summand], own: int, other: int,
     work = Counter(
         [
             Step(bytes=written),  # zeros
+            Step(bytes=4 * len(summands) * matrix.anchors),  # the gradient of the shifts, which is none
             Step(
                 flops=(pieces + 1) * 2 * width * entries,
                 bytes=_read(matrix, own, other, programs) + given + written,

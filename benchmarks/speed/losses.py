@@ -65,12 +65,12 @@ def _find(file: str, peers: Path | None) -> Path | None:
     return next((Path(p) / file for p in [peers, *sys.path] if p and (Path(p) / file).is_file()), None)
 
 
-def _load_lightly(name: str, peers: Path | None) -> Any:
-    """Load one loss file without its package, whose import needs torchvision."""
+def load_lightly(name: str, peers: Path | None, options: dict[str, Any] | None = None) -> Any:
+    """Load one loss file without its package, whose import needs torchvision; the loss with other options than ours."""
     import importlib.util
     import types
 
-    file, cls, options = LIGHTLY[name]
+    file, cls, usual = LIGHTLY[name]
     path = _find(file, peers)
     assert path is not None
     for package in ("lightly", "lightly.loss", "lightly.models", "lightly.models.modules", "lightly.utils"):
@@ -84,7 +84,7 @@ def _load_lightly(name: str, peers: Path | None) -> Any:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return getattr(module, cls)(**options)
+    return getattr(module, cls)(**(usual | (options or {})))
 
 
 def _build(name: str, batch: int, peers: Path | None) -> tuple[Callable[[list[Any]], Any], int, int]:
@@ -111,7 +111,7 @@ def _build(name: str, batch: int, peers: Path | None) -> tuple[Callable[[list[An
         loss = NTXentLoss(temperature=0.5)
         labels = torch.arange(batch).repeat(2)
         return lambda z: loss(torch.cat(z), labels), views, rows
-    peer = _load_lightly(name, peers)
+    peer = load_lightly(name, peers)
     return lambda z: peer(z[0], z[1]), views, rows
 
 

@@ -111,14 +111,12 @@ def _asked(case: Case) -> tuple[list[AnyStatistic], Pairs, Tensor, float | None]
     terms = [term for _, _, term in loss]
     statistics = list(dict.fromkeys(each for term in terms for each in term.statistics().values()))
     alone = len({term.projection() for term in terms}) == 1 and all(term.prepare(pairs) is pairs for term in terms)
-    if not statistics or not alone or terms[0].similarity is None:
+    if not statistics or not alone or terms[0].similarity != terms[0].projection():
         raise ModelError(
-            f"the model covers losses whose terms ask for statistics of one matrix of two views; {case.loss!r} is "
-            "none. Such are infonce, dcl, hcl, cacr, align_uniform, triplet and their sums with dp."
+            "the model covers losses whose terms ask for statistics of one matrix of cosines or dot products of two "
+            f"views; {case.loss!r} is none. Such are infonce, dcl, hcl, cacr, align_uniform, triplet, sums with dp."
         )
-    x, y, bound = terms[0].project(pairs)
-    if x is not y:
-        raise ModelError(f"the model covers losses of a symmetric similarity; that of {case.loss!r} is not.")
+    x, _, bound = terms[0].project(pairs)
     return statistics, pairs, x.detach().requires_grad_(), bound
 
 
