@@ -327,7 +327,11 @@ def test_what_a_kernel_cannot_say_is_left_to_tiles(function, reason):
     assert reason in engine.outlook([Sum(), Plain(function)])
 
 
-@pytest.mark.parametrize("statistic", [*EVERYTHING[:7], Plain(sigmoid_loss), Plain(piecewise)], ids=str)
+@pytest.mark.parametrize(
+    "statistic",
+    [*EVERYTHING[:7], Plain(sigmoid_loss), Plain(piecewise)],
+    ids=lambda each: getattr(getattr(each, "function", each), "__name__", str(each)),
+)
 def test_an_expression_is_the_function_it_was_made_of(statistic):
     from dipole.core.contrast.kernels.expression import compute
 

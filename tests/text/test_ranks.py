@@ -153,7 +153,7 @@ def test_microbatches_are_the_undivided_batch(corpus, tmp_path, encoder, microba
     whole = measured(corpus, dropout=0.2, **settings)
     divided = measured(corpus, dropout=0.2, microbatch=microbatch, **settings)
     assert max(off(divided, whole).values()) < 1e-12
-    assert encoder != "transformer" or off(measured(corpus, dropout=0.1, **settings), whole)["blocks"] > 1e-6
+    assert encoder != "transformer" or off(measured(corpus, dropout=0.8, **settings), whole)["blocks"] > 1e-6
 
 
 def test_a_gather_without_gradient_is_noticed(ranks, single):
