@@ -156,8 +156,8 @@ def attempt(job: Job) -> dict[str, Any]:
     except Exception as error:  # of somebody's library: a result like any other
         return {"error": f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"}
     finally:
-        gc.collect()
         if torch.cuda.is_available():
+            gc.collect()
             torch.cuda.empty_cache()
 
 
@@ -242,6 +242,11 @@ def table_of_measured(report: dict[str, Any]) -> str:
     return "\n\n".join(texts)
 
 
+def figure(value: float) -> str:
+    """Three digits, never an exponent of ten where the number is large."""
+    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
+
+
 def table_of_modelled(rows: Sequence[dict[str, Any]], devices: Sequence[str]) -> str:
     """Counts and least times on every device, then of some devices what each part takes."""
     texts = ["MODELLED, not measured: a step forward and backward, and the least milliseconds at peak rates"]
@@ -252,15 +257,15 @@ def table_of_modelled(rows: Sequence[dict[str, Any]], devices: Sequence[str]) ->
     head = ["loss", "rows", "d", "dtype", "engine"]
     lines = [
         [
-            *case(row), row["launches"], f"{row['flops'] / 1e12:.3g}", f"{row['bytes'] / 1e9:.3g}",
-            f"{row['exponentials'] / 1e9:.3g}", *(f"{row['milliseconds'][name]['at least']:.3g}" for name in DEVICES),
+            *case(row), row["launches"], figure(row['flops'] / 1e12), figure(row['bytes'] / 1e9),
+            figure(row['exponentials'] / 1e9), *(figure(row['milliseconds'][name]['at least']) for name in DEVICES),
         ]
         for row in rows
     ]  # fmt: skip
     counts = ["launches", "TFLOP", "GB", "10^9 exp"]
     texts.append(markdown([*head, *counts, *(f"{name} ms" for name in DEVICES)], lines))
     for name in devices:
-        parts = [[*case(row), *(f"{each:.3g}" for each in row["milliseconds"][name].values())] for row in rows]
+        parts = [[*case(row), *(figure(each) for each in row["milliseconds"][name].values())] for row in rows]
         device = DEVICES[name]
         texts.append(
             f"{name}: {device.bf16 / 1e12:g} TFLOP/s bf16, {device.tf32 / 1e12:g} TF32, {device.float32 / 1e12:g} "
