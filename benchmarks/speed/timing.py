@@ -32,7 +32,7 @@ def elapsed(run: Callable[[], Any], device: torch.device) -> float:
 
 
 def measured(fresh: Callable[[], Any], run: Callable[[Any], Any], device: torch.device) -> dict[str, float]:
-    """Least and median milliseconds of `run(fresh())`, without what `fresh` takes; peak memory of a GPU above before.
+    """Least and median milliseconds of `run(fresh())`, without what `fresh` takes; peak memory of a GPU above that.
 
     Every repeat has inputs of its own. The first calls compile, choose blocks and fill the allocator: they are told
     apart, as `first_ms`, and count for nothing else.
@@ -40,20 +40,19 @@ def measured(fresh: Callable[[], Any], run: Callable[[Any], Any], device: torch.
     given = fresh()
     first = elapsed(lambda: run(given), device)
     given = fresh()
-    second = elapsed(lambda: run(given), device)
     cuda = device.type == "cuda"
     if cuda:
         torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device) if cuda else 0
+    second = elapsed(lambda: run(given), device)
+    peak = {"peak_mb": (torch.cuda.max_memory_allocated(device) - before) / 1e6} if cuda else {}
     times: list[float] = []
     fewest = FEWEST if second < 1e3 * SLOW else 1
     for _ in range(max(fewest, min(MOST, round(1e3 * SECONDS / max(second, 1e-3))))):
         given = fresh()
         times.append(elapsed(lambda given=given: run(given), device))  # type: ignore[misc]
     found = {"ms": min(times), "median_ms": statistics.median(times), "first_ms": first, "repeats": len(times)}
-    if cuda:
-        found["peak_mb"] = (torch.cuda.max_memory_allocated(device) - before) / 1e6
-    return found
+    return found | peak
 
 
 def rates(device: torch.device) -> dict[str, float]:
