@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from dipole.core.contrast.objective import Objective
 
 
+NO_NEGATIVES = "0: no anchor has a negative (every candidate is a positive or dropped)"
+
+
 class Rows:
     """Row statistics of one term by the names it gave them, and what else it may ask about its pairs.
 
@@ -74,7 +77,7 @@ class Rows:
         """Mean of (A,) over all anchors, of all ranks."""
         if world_size() == 1:
             return values.mean()
-        return all_sum(values.sum()) / all_sum(values.new_tensor(float(len(values))))
+        return all_sum(values.sum()) / all_sum(values.new_full((), float(len(values))))
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,8 @@ def evaluate(terms: Mapping[str, tuple[float, Objective]], related: Related) -> 
 
 
 def _without_autocast(device: str) -> AbstractContextManager[Any]:
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+    known = torch.amp.is_autocast_available(device)
+    return torch.autocast(device, enabled=False) if known and torch.is_autocast_enabled(device) else nullcontext()
 
 
 def _on_pairs(terms: Mapping[str, tuple[float, Objective]], pairs: Pairs, related: Related) -> dict[str, TermValue]:
@@ -202,8 +206,8 @@ class _Matrix:
 def _value(term: Objective, prepared: Pairs, matrix: _Matrix, asked: Mapping[str, AnyStatistic]) -> tuple[Tensor, str]:
     """The value of a term, and why it is 0 without being learnt."""
     # What the global pairs hold decides: ranks must agree on whether they go on to the sums over all of them.
-    if term.needs_negatives and not prepared.has_negatives:
-        return (matrix.x * 0.0).sum(), "0: no anchor has a negative (every candidate is a positive or dropped)"
+    if term.needs_negatives and prepared.has_negatives is False:
+        return (matrix.x * 0.0).sum(), NO_NEGATIVES
     if prepared.positives.shape[1] == 0 and term.is_base():
         return (matrix.x * 0.0).sum(), "0: no anchor has a positive"
     rows = matrix.rows(asked)
@@ -213,6 +217,9 @@ def _value(term: Objective, prepared: Pairs, matrix: _Matrix, asked: Mapping[str
             # Some anchors may have no negative; where nothing is padded, all have one or none has.
             value = value.masked_fill(matrix.pairs.negative_counts == 0, 0.0)
         value = rows.mean(value)
+    elif term.needs_negatives and prepared.has_negatives is None and not bool((prepared.negative_counts > 0).any()):
+        # A finished scalar cannot be masked. Lists as long as the candidates are the one case that asks the device.
+        return (matrix.x * 0.0).sum(), NO_NEGATIVES
     return value, ""
 
 

@@ -257,7 +257,7 @@ def alignment(pairs: Pairs, alpha: Annotated[float, Range(above=0), "exponent"] 
 def uniformity(pairs: Pairs | Tensor, t: Annotated[float, Range(above=0), "precision"] = 2.0) -> float:
     """Log of the mean Gaussian potential of different instances; nan if there are none."""
     pairs = every_pair(pairs) if isinstance(pairs, Tensor) else pairs
-    if not pairs.has_negatives:
+    if not bool((pairs.negative_counts > 0).any()):
         return math.nan
     (potential,) = _statistics(pairs, LogSumExp(2 * t))
     positive = _positive_cosines(pairs) if pairs.positives.shape[1] else pairs.anchors[:, :0]
