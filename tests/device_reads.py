@@ -46,6 +46,9 @@ class _Operations(TorchDispatchMode):
         kwargs = kwargs or {}
         name = function.overloadpacket.__name__
         given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        if given and kwargs.get("device") != META and all(each.device.type == "cpu" for each in given):
+            # What the host was given to know (lengths of sentences); nothing of the device can have come there.
+            return function(*args, **kwargs)
         if name in WAITS or (name == "repeat_interleave" and function._overloadname == "Tensor"):
             raise WaitError(f"{function} waits for the device")
         if name in ("index", "index_put", "index_put_", "_index_put_impl_"):
@@ -55,6 +58,8 @@ class _Operations(TorchDispatchMode):
         if name in ("copy_", "_to_copy") and len({each.device for each in given} | {kwargs.get("device") or META}) > 1:
             raise WaitError(f"{function} copies between {sorted({str(each.device) for each in given})} and meta")
         found = function(*args, **kwargs)
+        if name == "_pack_padded_sequence":  # takes its lengths from the host
+            return found
         for each in (*given, *tree_leaves(found)):
             # A number of the host in place of a tensor is an argument of the kernel.
             if isinstance(each, Tensor) and each.device != META and each.ndim and each.numel():

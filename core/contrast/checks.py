@@ -50,7 +50,7 @@ def check_numbers(numbers: Tensor, low: int, high: int | None, problem: Callable
         return
     if numbers.device.type in ("cuda", "meta"):
         inside = (numbers >= low).all() if high is None else ((numbers >= low) & (numbers <= high)).all()
-        torch._assert_async(inside, f"numbers outside {low}..{'' if high is None else high}: {problem(low - 1, low - 1)}")
+        torch._assert_async(inside, f"a number is out of range; of one too small: {problem(low - 1, low - 1)}")
         return
     smallest, largest = int(numbers.min()), int(numbers.max())
     if smallest < low or (high is not None and largest > high):

@@ -11,6 +11,7 @@ from torch import Tensor
 from dipole.core.contrast.embedded import Embedded
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.errors import ConfigError
+from dipole.core.ground.transfer import generator
 from dipole.vision.frameworks.base import (
     Batch,
     Build,
@@ -73,6 +74,7 @@ class SimCLR(OneBranch):
 def keep_negatives(pairs: Pairs, count: int, seed: int) -> Pairs:
     """Drop random negatives of every anchor until `count` are left; LMCL and CLLR vary this number (Fig. 4)."""
     anchors, candidates = len(pairs.anchors), len(pairs.candidates)
-    rank = torch.rand(anchors, candidates, generator=torch.Generator().manual_seed(seed)).to(pairs.anchors.device)
+    device = pairs.anchors.device
+    rank = torch.rand(anchors, candidates, generator=generator(seed, device), device=device)
     rank.scatter_(1, pairs.excluded, 2.0)  # behind all negatives
     return pairs.without(rank.argsort(1)[:, count : candidates - pairs.excluded.shape[1]], distinct=True)

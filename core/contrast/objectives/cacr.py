@@ -11,7 +11,6 @@ from dipole.core.contrast.pairs import Pairs
 from dipole.core.contrast.registry import register
 from dipole.core.contrast.statistics import AnyStatistic, LogSumExp, SoftmaxMean, Sum
 from dipole.core.ground.distributed import log_mean_exp
-from dipole.core.ground.errors import PairsError
 
 Weights = Literal["contrastive", "uniform", "reversed"]
 _SIGN: dict[str, float] = {"contrastive": 1.0, "uniform": 0.0, "reversed": -1.0}
