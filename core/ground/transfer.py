@@ -22,6 +22,27 @@ def sent(x: Tensor, device: torch.device) -> Tensor:
     return x.to(device, non_blocking=True)
 
 
+class Fetched:
+    """A tensor on its way from the device; reading it waits for that one alone, not for what was begun after it."""
+
+    def __init__(self, x: Tensor) -> None:
+        import torch
+
+        self._event: Any = None
+        if x.device.type == "cuda":
+            self._there = torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x.detach(), non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+        else:
+            self._there = x.detach().clone()
+
+    def read(self) -> Tensor:
+        """The values, on the host."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._there.cpu()
+
+
 def constant(values: tuple[Any, ...], like: Tensor) -> Tensor:
     """Numbers as a tensor of the device and dtype of another, sent there once. Nobody may write to it."""
     return _constant(values, like.dtype, like.device)
