@@ -72,3 +72,14 @@ def no_reads() -> Iterator[None]:
     """Raise `WaitError` for what would wait for the device that meta tensors stand for."""
     with _Calls(), _Operations():
         yield
+
+
+@contextmanager
+def no_cuda_waits() -> Iterator[None]:
+    """Raise RuntimeError where the host would wait for CUDA: what the stand-in stands for."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

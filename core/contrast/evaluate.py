@@ -111,7 +111,7 @@ def evaluate(terms: Mapping[str, tuple[float, Objective]], related: Related) -> 
         PairsError: if the pairs cannot carry a term.
     """
     # Whoever calls under autocast wants half precision in the encoder: a loss keeps the precision of its formula.
-    with _without_autocast(related.pairs[0].anchors.device.type):
+    with without_autocast(related.pairs[0].anchors.device.type):
         found = [_on_pairs(terms, pairs, related) for pairs in related.pairs]
     values = {name: _mean([each[name] for each in found]) for name in terms}
     weighted = [v.value if v.weight == 1 else v.weight * v.value for v in values.values()]
@@ -121,9 +121,14 @@ def evaluate(terms: Mapping[str, tuple[float, Objective]], related: Related) -> 
     )
 
 
-def _without_autocast(device: str) -> AbstractContextManager[Any]:
-    known = torch.amp.is_autocast_available(device)
-    return torch.autocast(device, enabled=False) if known and torch.is_autocast_enabled(device) else nullcontext()
+def autocast_enabled(device: str) -> bool:
+    """Whether operations on a kind of device run in lower precision; False where it knows no autocast (meta)."""
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
+def without_autocast(device: str) -> AbstractContextManager[Any]:
+    """Compute in the precision of the tensors, whoever calls."""
+    return torch.autocast(device, enabled=False) if autocast_enabled(device) else nullcontext()
 
 
 def _on_pairs(terms: Mapping[str, tuple[float, Objective]], pairs: Pairs, related: Related) -> dict[str, TermValue]:

@@ -18,7 +18,7 @@ from dipole.vision.frameworks.base import Batch
 from dipole.vision.frameworks.cmc import lab
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from device_reads import META, no_reads
+from device_reads import META, no_cuda_waits, no_reads
 
 SMALL = {"encoder": {"name": "small-conv", "width": 4, "dim": 8}, "augment": {"size": 8}}
 SETTINGS = {
@@ -84,3 +84,30 @@ def test_what_was_drawn_goes_to_the_device_in_one_piece() -> None:
     assert packed.order == drawn.order
     for name in ("box", "flip", "hue", "sigma"):
         assert getattr(packed, name).shape == getattr(drawn, name).shape
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_a_step_on_a_gpu_waits_for_nothing(settings: dict, colour: dict[str, str], tmp_path: Path) -> None:
+    """Batches over pinned memory, augmentation, encoder, loss, optimizer, and what follows it."""
+    config = VisionConfig.model_validate_json(json.dumps({**SMALL, "data": colour, **settings}))
+    seed_everything(0)
+    device = torch.device("cuda")
+    size = 18 if config.method == "blocks" else 16
+    adapter = VisionAdapter(config, seed=Seeds(0), device=device, workdir=tmp_path, batch_size=size)
+    adapter.module.to(device).train()
+    term = objective("infonce + dp", dim=adapter.embedding_dim).to(device)
+    parameters = [p for p in [*adapter.module.parameters(), *term.parameters()] if p.requires_grad]
+    optimizer = torch.optim.Adam(parameters, 0.1, fused=True)
+
+    def step(batch: Batch) -> None:
+        term(adapter.embed(batch)).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        adapter.after_step()
+
+    batches = [each for epoch in range(2) for each in adapter.batches(epoch)]
+    step(batches[0])
+    with no_cuda_waits():
+        step(batches[1])
