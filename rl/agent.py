@@ -519,7 +519,8 @@ class ContrastiveSAC(SAC):
 
     def _check_gradient(self, name: str, parameters: list[Tensor], pairs: Pairs | None) -> None:
         having = [parameter for parameter in parameters if parameter.grad is not None]
-        norms = torch.stack(torch._foreach_norm([parameter.grad for parameter in having], float("inf")))
+        gradients = [parameter.grad for parameter in having if parameter.grad is not None]
+        norms = torch.stack(torch._foreach_norm(gradients, float("inf")))
         self._watch(Watched(name, norms, having, pairs))
 
     def _trouble(self, watched: Watched, where: str) -> str:
@@ -554,8 +555,8 @@ class ContrastiveSAC(SAC):
 
     def _excluded_save_params(self) -> list[str]:
         own = ("_augment", "_given", "outcome", "encoder_optimizer", "contrast_optimizer")
-        own += ("_watched", "_bad", "_unread", "_logged")
-        return [*super()._excluded_save_params(), *own]
+        unread = ("_watched", "_bad", "_unread", "_logged")
+        return [*super()._excluded_save_params(), *own, *unread]
 
     @classmethod
     def load(cls, path: Any, *arguments: Any, objective: Objective | Composite | None = None, **settings: Any) -> Self:
