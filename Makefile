@@ -31,10 +31,11 @@ slow: $(INSTALLED) ## the tests that take minutes
 gpu: $(INSTALLED) ## the tests that need an accelerator
 	$(BIN)/python -m pytest -m gpu
 
-lint: $(INSTALLED) ## ruff, and who imports whom
+lint: $(INSTALLED) ## ruff, who imports whom, and whether docs/papers.md is what the suites say
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m dipole.benchmarks.papers --check
 
 types: $(INSTALLED) ## mypy
 	$(BIN)/mypy -p dipole

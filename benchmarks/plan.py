@@ -1,4 +1,4 @@
-"""Before anything is run: how many jobs, how long by earlier records, and how many seeds a difference needs."""
+"""Before anything is run: how many jobs, how long by earlier records, what cannot be built, and how many seeds."""
 
 import json
 from collections import defaultdict
@@ -14,8 +14,10 @@ from dipole.benchmarks.report import published
 from dipole.benchmarks.report.comparison import margin
 from dipole.benchmarks.report.results import measure
 from dipole.benchmarks.statistics import seeds_needed
-from dipole.benchmarks.suite import Job, Sized
+from dipole.benchmarks.suite import Cell, Job, Sized
+from dipole.core.ground.errors import DipoleError
 from dipole.core.record import RunRecord
+from dipole.core.train.build import construct
 from dipole.core.train.config import RunConfig
 
 
@@ -63,6 +65,19 @@ class SeedsLine:
 
 
 @dataclass(frozen=True)
+class Fault:
+    """Why runs cannot be built, and the cells they are of."""
+
+    message: str
+    cells: tuple[Cell, ...]
+
+    def __str__(self) -> str:
+        first, more = self.cells[0], len(self.cells) - 1
+        others = f" and {more} more {'cell' if more == 1 else 'cells'}" if more else ""
+        return f"row {first.row!r}, column {first.column!r}, seed {first.seed}{others}: {self.message}"
+
+
+@dataclass(frozen=True)
 class Plan:
     """What `--plan` prints."""
 
@@ -73,6 +88,17 @@ class Plan:
     guessed: int
     slots: int
     seeds: tuple[SeedsLine, ...]
+
+
+def faults(jobs: Sequence[Job], processes: int) -> tuple[Fault, ...]:
+    """What of the jobs cannot be built as it is set: encoder, taps and objective of each, without data or memory."""
+    found: dict[str, list[Cell]] = defaultdict(list)
+    for job in jobs:
+        try:
+            construct(job.config, processes)
+        except DipoleError as error:
+            found[" ".join(str(error).split())].extend(job.cells)
+    return tuple(Fault(message, tuple(cells)) for message, cells in found.items())
 
 
 def make_plan(

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
+from dipole.benchmarks.protocol import deviations, leaves, tuples
 from dipole.benchmarks.report import published
 from dipole.benchmarks.run_records import run_name
 from dipole.core.ground.errors import ConfigError, nearest
@@ -231,12 +232,26 @@ class Sized:
     def protocol(self) -> Mapping[str, str | int | float]:
         """What is done otherwise than in the paper; empty means the paper's protocol.
 
-        A suite that says nothing of the kind is held against the shipped one at scale paper: nobody gets the verdict
-        of a published table by leaving the differences out.
+        A suite that says nothing of the kind is held against the shipped one at scale paper, and at that scale every
+        suite against what the paper states: nobody gets the verdict of a published table by leaving differences out.
         """
         changed = [text for text in self.overrides if _key(text) not in PLACES]
         said = self.scale.protocol | ({"changed by --set": ", ".join(changed)} if changed else {})
-        return said if said or self.suite.published is None else _deviations(self)
+        if self.suite.published is None:
+            return said
+        return {**(self.unmet if self.name == "paper" else {}), **(said or _deviations(self))}
+
+    @cached_property
+    def unmet(self) -> Mapping[str, str]:
+        """What these settings do otherwise than the paper states, by the key of the fact in published/PAPER.toml."""
+        own = {"suite.seeds": len(self.seeds), "suite.processes": self.scale.processes}
+        cells = []
+        for row, column, seed in self.cells():
+            if seed == self.seeds[0] and not row.control:
+                config = self.configured(row, *self.place(row, column, seed))
+                told = own | {"suite.rows": row.label, "suite.metric": column.metric_of(row)}
+                cells.append((row.label, column.name, leaves(config) | told))
+        return deviations(self.suite.published or "", cells)
 
     def columns_of(self, row: MethodRow) -> tuple[Column, ...]:
         return tuple(c for c in self.columns if row.columns is None or c.name in row.columns)
@@ -251,6 +266,16 @@ class Sized:
             for column in self.columns_of(row):
                 for seed in self.seeds:
                     yield row, column, seed
+
+    def configured(self, row: MethodRow, recipe: str, overrides: tuple[str, ...]) -> RunConfig:
+        """The configuration of a place, made once."""
+        if (recipe, overrides) not in self._configured:
+            self._configured[recipe, overrides] = load(recipe, overrides).config
+        return self._configured[recipe, overrides].model_copy(update={"name": f"{self.suite.name}/{row.label}"})
+
+    @cached_property
+    def _configured(self) -> dict[tuple[str, tuple[str, ...]], RunConfig]:
+        return {}
 
     def place(self, row: MethodRow, column: Column, seed: int) -> tuple[str, tuple[str, ...]]:
         """Recipe and overrides of a cell's run; later settings win: scale, column, row, --set, objective, seed."""
@@ -272,7 +297,7 @@ class Sized:
             place = self.place(row, column, seed)
             if place not in known:
                 try:
-                    config = _configure(self, row, *place)
+                    config = self.configured(row, *place)
                     known[place] = config, config.hash
                 except ConfigError as error:
                     problems.setdefault(str(error), {})[f"row {row.label!r}, column {column.name!r}"] = None
@@ -303,7 +328,7 @@ def read_suite(name: str | Path) -> Suite:
             "one (`dipole list suites`) or the path of a suite file."
         )
     try:
-        return Suite.model_validate(_tuples(tomllib.loads(path.read_text(encoding="utf-8"))))
+        return Suite.model_validate(tuples(tomllib.loads(path.read_text(encoding="utf-8"))))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {why(error)}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -313,12 +338,7 @@ def read_suite(name: str | Path) -> Suite:
         raise ConfigError(f"{path} is not a suite:\n" + "\n".join(lines)) from error
 
 
-def _configure(sized: Sized, row: MethodRow, recipe: str, overrides: Sequence[str]) -> RunConfig:
-    config = load(recipe, overrides).config
-    return config.model_copy(update={"name": f"{sized.suite.name}/{row.label}"})
-
-
-def _deviations(sized: Sized) -> dict[str, str]:
+def _deviations(sized: Sized) -> dict[str, str | int | float]:
     """Where a suite that claims a published table does otherwise than the shipped suite of that table."""
     theirs_path = suites().get(sized.suite.published or "")
     reference = read_suite(theirs_path).scale.get("paper") if theirs_path else None
@@ -337,27 +357,15 @@ def _deviations(sized: Sized) -> dict[str, str]:
         if (mine, column.factor) != (printed, measured.factor):
             found.setdefault("metric", {})[f"{mine} in place of {printed}"] = None
         if sized.place(row, column, seed) != paper.place(theirs, measured, seed):
-            ours = _leaves(_configure(sized, row, *sized.place(row, column, seed)))
-            wanted = _leaves(_configure(paper, theirs, *paper.place(theirs, measured, seed)))
+            ours = leaves(sized.configured(row, *sized.place(row, column, seed)))
+            wanted = leaves(paper.configured(theirs, *paper.place(theirs, measured, seed)))
             for key in sorted(ours.keys() | wanted.keys()):
                 if ours.get(key) != wanted.get(key) and key not in (*PLACES, "name", "description"):
                     found.setdefault(key, {})[f"{ours.get(key)} in place of {wanted.get(key)}"] = None
     if sized.scale.processes != reference.processes:
         found["processes"] = {f"{sized.scale.processes} in place of {reference.processes}": None}
-    return {key: "; ".join(values) for key, values in found.items()}
-
-
-def _leaves(config: RunConfig) -> dict[str, Any]:
-    """Settings by dotted path."""
-
-    def walk(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
-        if isinstance(value, Mapping):
-            for key, each in value.items():
-                yield from walk(f"{prefix}.{key}" if prefix else key, each)
-        else:
-            yield prefix, value
-
-    return dict(walk("", config.model_dump(mode="json")))
+    # What the shipped suite says of itself holds of a copy, too.
+    return {**paper.protocol, **{key: "; ".join(values) for key, values in found.items()}} if paper != sized else {}
 
 
 def _some(places: Sequence[str]) -> str:
@@ -376,10 +384,3 @@ def _last_wins(overrides: Sequence[str]) -> tuple[str, ...]:
         key, _, value = text.partition("=")
         values[key.strip()] = value.strip()
     return tuple(f"{key}={value}" for key, value in values.items())
-
-
-def _tuples(value: object) -> object:
-    """TOML arrays as tuples: the suite models are strict and frozen."""
-    if isinstance(value, dict):
-        return {key: _tuples(each) for key, each in value.items()}
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value

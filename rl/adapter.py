@@ -7,7 +7,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
@@ -19,15 +19,17 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from torch import Tensor, nn
 
+from dipole.core.contrast.objective import Composite
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.errors import ConfigError
 from dipole.core.measure.intervals import interquartile_mean
-from dipole.core.train.adapter import Adapter, Context
+from dipole.core.train.adapter import Adapter, Context, Sketch
 from dipole.core.train.config import Settings
-from dipole.rl import snapshots
+from dipole.rl import augmentation, snapshots
 from dipole.rl.agent import ContrastiveSAC
 from dipole.rl.config import RLConfig
 from dipole.rl.contrast import bilinear_terms, start_bilinear
+from dipole.rl.encoder import PixelEncoder
 from dipole.rl.envs.registry import find, make_env
 from dipole.rl.envs.running.faults import guarded
 from dipole.rl.envs.running.workers import WorkerVecEnv
@@ -88,6 +90,18 @@ class RLAdapter(Adapter):
         self._observations: list[np.ndarray] = []
         self._pending: Path | None = None
 
+    @classmethod
+    def sketch(cls, config: Any, batch_size: int, world_size: int = 1) -> Sketch:
+        # No environment is made: an encoder wants the size of its images alone.
+        rendered = config.size or find(config.task).default("size")
+        if rendered is not None:
+            channels = 3 * config.frame_stack
+            seen = augmentation.resolve(
+                config.augmentation, channels, rendered, config.image_size, config.crop_inclusive
+            )
+            _build_encoder(channels, rendered, config.features, seen.size, config.layers, config.filters)
+        return Sketch(config.features, _example, (batch_size, config.positives))
+
     def _environments(self) -> VecEnv:
         make = [partial(find(self.config.task).make, **self.config.environment()) for _ in range(self.config.envs)]
         return WorkerVecEnv(make) if self.config.workers else DummyVecEnv(make)  # type: ignore[arg-type]
@@ -106,7 +120,7 @@ class RLAdapter(Adapter):
         first = agent.num_timesteps == 0
         while agent.environment_steps < run.total_steps:
             rest = -(-(run.total_steps - agent.environment_steps) // repeat)
-            agent.learn(rest, callback=callback, log_interval=None, reset_num_timesteps=first)  # type: ignore[arg-type]
+            agent.learn(rest, callback=callback, log_interval=None, reset_num_timesteps=first)
             first = False
         callback.report()
 
@@ -215,6 +229,20 @@ def _settings_of(learning_rate: float, precision: str) -> dict[str, Any]:
             "or '32'."
         )
     return {"learning_rate": learning_rate, "precision": "float32" if precision == "32" else "bf16"}
+
+
+@cache
+def _build_encoder(channels: int, rendered: int, features: int, seen: int, layers: int, filters: int) -> None:
+    with torch.device("meta"):
+        PixelEncoder(
+            gymnasium.spaces.Box(0, 255, (channels, rendered, rendered), np.uint8), features, seen, layers, filters
+        )
+
+
+def _example(objective: Composite, dim: int, count: int, positives: int | None) -> Pairs:
+    """Random anchors and keys of so many observations, paired as the agent pairs them."""
+    keys = positives or objective.positives_wanted or 1
+    return Pairs.cross(torch.randn(count, dim), torch.randn(count, keys, dim))
 
 
 class _Temperature(nn.Module):

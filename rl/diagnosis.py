@@ -2,16 +2,19 @@
 
 import torch
 
+from dipole.core.contrast.objective import SHARPNESS
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.measure import diagnostics
+from dipole.core.train.evaluation import diagnose_objective
 from dipole.rl.agent import ContrastiveSAC
 
 
 @torch.no_grad()
 def diagnose(agent: ContrastiveSAC, batch_size: int = 256) -> dict[str, float]:
-    """Embedding diagnostics of one replay batch, as in the other domains; {} while replay is too small.
+    """Embedding diagnostics of one replay batch, as in the other domains, and those of the objective's terms.
 
-    The batch comes from a copy of the sampler's generator, and torch's is put back: training is not disturbed.
+    {} while replay is too small. The batch comes from a copy of the sampler's generator, and torch's is put back:
+    training is not disturbed.
     """
     buffer = agent.replay_buffer
     if agent.contrast is None or len(buffer) < batch_size:
@@ -21,12 +24,16 @@ def diagnose(agent: ContrastiveSAC, batch_size: int = 256) -> dict[str, float]:
     buffer.rng.bit_generator.state = state
     torch.set_rng_state(generator)
     pairs = agent._pairs(batch, agent.policy.encoder(batch.observations))
-    return diagnose_pairs(pairs)
+    t_neg = agent.contrast.sharpness()[1]
+    return diagnose_pairs(pairs, t_neg) | diagnose_objective(agent.contrast, pairs.anchors)
 
 
-def diagnose_pairs(pairs: Pairs) -> dict[str, float]:
-    """Alignment, uniformity, mean distance, margin occupancy, rank and conditional entropy of anchors and keys."""
-    entropy, maximum = diagnostics.conditional_entropy(pairs)
+def diagnose_pairs(pairs: Pairs, t_neg: float = SHARPNESS[1]) -> dict[str, float]:
+    """Alignment, uniformity, mean distance, margin occupancy, rank and conditional entropy of anchors and keys.
+
+    t_neg: sharpness of the negatives' weights whose entropy it is; an objective's own is `Composite.sharpness`.
+    """
+    entropy, maximum = diagnostics.conditional_entropy(pairs, t_neg)
     return {
         "alignment": diagnostics.alignment(pairs),
         "uniformity": diagnostics.uniformity(pairs),
@@ -35,4 +42,5 @@ def diagnose_pairs(pairs: Pairs) -> dict[str, float]:
         "rank": float(diagnostics.numerical_rank(pairs.anchors)),
         "conditional_entropy": float(entropy),
         "conditional_entropy_maximum": float(maximum),
+        "conditional_entropy_t_neg": t_neg,
     }

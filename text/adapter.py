@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Unpack
@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from dipole.core.contrast.embedded import Embedded
+from dipole.core.contrast.objective import Composite
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.errors import ConfigError, DataError
 from dipole.core.ground.transfer import ahead, sent
 from dipole.core.measure.class_tasks import class_tasks
 from dipole.core.measure.probes import knn_probe
-from dipole.core.train.adapter import Adapter, Context
+from dipole.core.train.adapter import Adapter, Context, Sketch
 from dipole.core.train.block_losses import BlockShape, block_losses
 from dipole.core.train.sampling import ClassBlocks
 from dipole.text import encoders, senteval
@@ -29,12 +30,18 @@ from dipole.text.corpus import Document, labelled_documents, read_documents
 from dipole.text.document_classification import document_accuracy
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoded import Sentences, building, encode_documents, keep
-from dipole.text.model import build_model, clip_each, expanded
+from dipole.text.model import build_model, clip_each, expanded, fixed_table
 from dipole.text.neighbours import nearest_sentences, neighbour_histogram, next_sentence
 from dipole.text.senteval.tables import six_task_table
 from dipole.text.vocabulary import Tokens, build_vocabulary, load_tokens
 
 PROBED = 2000  # sentences of each split that probes and diagnostics look at
+VECTORS = 300  # width that word vectors are taken to have before they are read: GloVe's
+# Settings that the encoders do not depend on, as they are by default.
+_OF_THE_DATA = {
+    name: TextSettings.model_fields[name].default
+    for name in ("corpus", "split", "column", "cache", "limit", "held_out", "senteval", "labelled", "protocol")
+}
 SHOWN = 3  # sentences whose nearest ones are printed
 
 
@@ -60,17 +67,10 @@ class TextAdapter(Adapter):
 
     def __init__(self, config: TextSettings, **context: Unpack[Context]) -> None:
         super().__init__(config, **context)
-        blocks, rest = divmod(self.batch_size, self._unit)
-        if config.pairs == "blocks" and (rest or blocks < self.world_size):
-            raise ConfigError(
-                f"train.batch_size {self.batch_size} must be a multiple of {self._unit}, the sentences of a block "
-                f"(text.block_size {config.block_size} and the one whose positives they are), with a block for each "
-                f"of the {self.world_size} processes; the nearest: "
-                f"{self._unit * max(round(self.batch_size / self._unit), self.world_size)}"
-            )
+        _check_blocks(config, self.batch_size, self.world_size)
         self.tokens, self.sentences = self._corpus()
         self.train_rows, self.held_rows = self._split()
-        self.module = build_model(config, self.tokens)
+        self.module = build_model(config, len(self.tokens), fixed_table(config, self.tokens))
         self.embedding_dim = self.module.width
         self._class_blocks: ClassBlocks | None = None
         if config.pairs == "blocks" and config.blocks == "random":
@@ -85,6 +85,15 @@ class TextAdapter(Adapter):
                 f"the corpus {config.corpus} leaves {drawn} sentences for training, fewer than "
                 f"train.batch_size {self.batch_size}"
             )
+
+    @classmethod
+    def sketch(cls, config: Any, batch_size: int, world_size: int = 1) -> Sketch | None:
+        _check_blocks(config, batch_size, world_size)
+        if config.transformer is not None or config.tokenizer != "words":
+            return None  # somebody's files say how wide it is
+        blocks = _unit_of(config) if config.pairs == "blocks" else None
+        arguments = (batch_size, blocks, config.window, config.self_logit)
+        return Sketch(_width(config.model_copy(update=_OF_THE_DATA)), _example, arguments)
 
     # Data ------------------------------------------------------------------------------------------------------------
 
@@ -151,7 +160,7 @@ class TextAdapter(Adapter):
     @property
     def _unit(self) -> int:
         """Sentences that stay together: a block, which is a sentence and its b positives, or one."""
-        return self.config.block_size + 1 if self.config.pairs == "blocks" else 1
+        return _unit_of(self.config)
 
     def _share(self) -> slice:
         """This rank's rows of a global batch: consecutive sentences, or whole blocks, as equally as they can be cut."""
@@ -342,6 +351,44 @@ class TextAdapter(Adapter):
         from dipole.text.export import export_sentence_transformer
 
         export_sentence_transformer(self.encoder(objective), folder)
+
+
+def _unit_of(config: TextSettings) -> int:
+    """Sentences that are drawn together: x and its positives."""
+    return config.block_size + 1 if config.pairs == "blocks" else 1
+
+
+def _check_blocks(config: TextSettings, batch_size: int, world_size: int) -> None:
+    unit = _unit_of(config)
+    blocks, rest = divmod(batch_size, unit)
+    if config.pairs == "blocks" and (rest or blocks < world_size):
+        raise ConfigError(
+            f"train.batch_size {batch_size} must be a multiple of {unit}, the sentences of a block "
+            f"(text.block_size {config.block_size} and the one whose positives they are), with a block for each "
+            f"of the {world_size} processes; the nearest: {unit * max(round(batch_size / unit), world_size)}"
+        )
+
+
+@cache
+def _width(config: TextSettings) -> int:
+    """Width of the embedding of encoders that are built for the largest vocabulary that the settings allow."""
+    words = config.vocabulary_size + 1
+    with torch.device("meta"):
+        fixed = None if config.channels == "trained" else nn.Embedding(words, VECTORS)
+        return build_model(config, words, fixed).width
+
+
+def _example(
+    objective: Composite, dim: int, count: int, size: int | None, window: int, self_logit: Literal["zero", "drop"]
+) -> Pairs:
+    """Random rows of so many sentences of two documents, paired as a batch; size: of a block."""
+    rows = {"document": torch.arange(count) * 2 // count, "index": torch.arange(count)}
+    if size is None:
+        rows |= {"f": torch.randn(count, dim), "g": torch.randn(count, dim)}
+        return _neighbours(rows, window, self_logit)
+    rows = {name: values[::size] for name, values in rows.items()}
+    rows = {name: values[: count // size] for name, values in rows.items()}
+    return _blocks({**rows, "x": torch.randn(count // size, size, dim), "labels": rows["document"]}, draw=0)
 
 
 def _blocks(rows: dict[str, Tensor], draw: int) -> Pairs:

@@ -12,18 +12,17 @@ from dipole.text.config import TextSettings
 from dipole.text.vocabulary import Tokens, expand, read_vectors, words_vocabulary
 
 
-def build_model(c: TextSettings, tokens: Tokens) -> encoders.SentenceModel:
-    """f and g with new weights; word vectors that are not learned are read from the file the settings name."""
-    fixed = _fixed_table(c, tokens) if c.channels != "trained" else None
+def build_model(c: TextSettings, words: int, fixed: nn.Embedding | None) -> encoders.SentenceModel:
+    """f and g with new weights for a vocabulary of so many words; `fixed`: the word vectors that are not learned."""
 
     def side() -> encoders.Part:
         if c.encoder == "transformer":
             if c.transformer is not None:
-                return encoders.build_transformer(c.transformer, c.pooling, len(tokens))
-            return encoders.small_transformer(len(tokens), c.hidden_size, c.layers, c.heads, c.pooling)
+                return encoders.build_transformer(c.transformer, c.pooling, words)
+            return encoders.small_transformer(words, c.hidden_size, c.layers, c.heads, c.pooling)
         tables = [fixed] if fixed is not None else []
         if c.channels != "fixed":
-            tables.append(encoders.trained_table(len(tokens), c.word_size))
+            tables.append(encoders.trained_table(words, c.word_size))
         parts: list[encoders.Part] = [
             encoders.BagOfWords(table) if c.encoder == "bow" else encoders.word_gru(table, c.hidden_size, c.direction)
             for table in tables
@@ -35,7 +34,10 @@ def build_model(c: TextSettings, tokens: Tokens) -> encoders.SentenceModel:
     return encoders.SentenceModel(side(), None if single else side(), c.dropout)
 
 
-def _fixed_table(c: TextSettings, tokens: Tokens) -> nn.Embedding:
+def fixed_table(c: TextSettings, tokens: Tokens) -> nn.Embedding | None:
+    """The word vectors that are not learned, from the file that the settings name; None where all are learned."""
+    if c.channels == "trained":
+        return None
     assert c.vectors is not None  # the configuration has checked it
     words, vectors = read_vectors(c.vectors, tokens.index)
     table = torch.zeros(len(tokens), vectors.shape[1])

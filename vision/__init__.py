@@ -8,6 +8,7 @@ forward(
     {
         "carry": "compatibility",
         "detectron": "export.detectron2",
+        "drawing": "dipole.core.ground.drawing",
         "evaluation": "probes",
         "methods": "frameworks",
         "picture": "pictures",

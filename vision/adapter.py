@@ -1,7 +1,9 @@
 """Vision as the trainer sees it: data, views, a framework and the probes."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
@@ -9,29 +11,32 @@ import torch
 from torch import Tensor, nn
 
 from dipole.core.contrast.embedded import Embedded
+from dipole.core.ground.drawing import check_drawing
 from dipole.core.ground.errors import ConfigError, PairsError
+from dipole.core.ground.seeding import Seeds
 from dipole.core.ground.transfer import ahead, sent
 from dipole.core.measure.probes import frozen
-from dipole.core.train.adapter import Adapter, Context
+from dipole.core.train.adapter import Adapter, Context, Sketch
 from dipole.core.train.block_losses import BlockShape
 from dipole.core.train.config import Settings
-from dipole.vision.augment import apply, centre, draw
-from dipole.vision.compatibility import explain
+from dipole.vision.augment import AugmentConfig, apply, centre, draw
+from dipole.vision.compatibility import example, explain
 from dipole.vision.config import VisionConfig
-from dipole.vision.data import load
+from dipole.vision.data import DataConfig, expected, load
 from dipole.vision.decoding import Encoded
-from dipole.vision.drawing import check_drawing
+from dipole.vision.encoders import Encoder, build_encoder
 from dipole.vision.export import FORMATS, export_as
-from dipole.vision.frameworks.base import Batch, Branch, Method, Setup
+from dipole.vision.frameworks.base import Batch, Branch, Method, Order, Setup
 from dipole.vision.image_set import ImageSet
 from dipole.vision.pictures import draw_query, neighbourhood, sharpness
-from dipole.vision.probes import probe
+from dipole.vision.probes import ProbeConfig, probe
 
 if TYPE_CHECKING:
     from dipole.core.train.loop import Run
 
 CHUNK = 512  # images per forward pass when features are extracted
-DRAWN = 512  # images of a mini-batch in a picture, at most
+EXAMPLE = 512  # images of the batch that an objective is tried on in a plan, at most
+DRAWN = 1024  # images of a mini-batch in a picture, at most
 
 
 class VisionAdapter(Adapter):
@@ -50,15 +55,9 @@ class VisionAdapter(Adapter):
             check_drawing()  # before the first epoch, not after it
         self.parts = load(config.data, self.seed)
         images = self.parts.pretrain
-        self._order = config.framework.order(config, images, self.batch_size, self.world_size, self.seed)
+        self._order = _order(config, images, self.batch_size, self.world_size, self.seed)
         self.steps_per_epoch = len(self._order) // self.batch_size
-        if self.steps_per_epoch < 1:
-            raise ConfigError(
-                f"train.batch_size: {self.batch_size} is more than the {len(images)} images of {images.name}; "
-                f"give 2 to {len(images)}."
-            )
-        self.size = config.augment.size or min(images.images.shape[-2:])
-        self.module = config.framework.from_config(config, Setup(images, self.size, self.batch_size, config.encoder))
+        self.size, self.module = _module(config, images, self.batch_size)
         self.embedding_dim = self.module.embedding_dim
         self.compiles = config.compile
         last = config.encoder.channels_last
@@ -69,6 +68,19 @@ class VisionAdapter(Adapter):
         self._untrained = copy.deepcopy(self.module) if config.probe.baselines else None
         self._baselines: dict[str, float] | None = None
         self._step = 0  # of the batch that was handed out last, from 1
+
+    @classmethod
+    def sketch(cls, config: Any, batch_size: int, world_size: int = 1) -> Sketch:
+        if config.probe.picture:
+            check_drawing()
+        # What the networks do not depend on is left out, so that runs that differ in it alone share one.
+        images = _expected(config.data, config.augment.size)
+        _order(config, images, batch_size, world_size, Seeds(0))
+        told = {"probe": ProbeConfig(), "augment": AugmentConfig(size=config.augment.size), "data": DataConfig()}
+        width = _width(config.model_copy(update=told), images, batch_size)
+        key = config.framework.positives_key or "views"
+        views = config.count if key == "views" else attrgetter(key)(config) + (not config.framework.counts_anchor)
+        return Sketch(width, example, (config.method, views, min(batch_size, EXAMPLE)))
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         batches = self._batches(epoch, start)
@@ -147,15 +159,16 @@ class VisionAdapter(Adapter):
     def draw(self, path: Path, objective: Any, when: str, query: int = 0) -> None:
         """Write the picture of a query in a mini-batch: images with their weights, and a map of the batch.
 
-        The same images and views for every call; two views where the framework has one (CMC splits it into its halves).
+        The same images and views for every call; two views where the framework has one (CMC splits it into its halves),
+        and one more than vision.probe.positives where it is given.
         """
         images, generator = self.parts.pretrain.images, self.seed.torch("probe", "picture")
         index = torch.randperm(len(images), generator=generator)[: min(self.batch_size, DRAWN)]
         pixels, (height, width) = images[index].to(self.device), images.shape[-2:]
-        recipe = self.config.augment
+        recipe, positives = self.config.augment, self.config.probe.positives
         views = [
             apply(recipe, pixels, draw(recipe, len(index), height, width, generator))
-            for _ in range(max(2, self.config.count))
+            for _ in range(max(2, self.config.count) if positives is None else positives + 1)
         ]
         with frozen(self.module):
             found = [self.module.embedding(view) for view in views]
@@ -204,3 +217,36 @@ class VisionAdapter(Adapter):
 
     def export(self, to: str, folder: Path, record: Any, objective: Any = None) -> None:
         export_as(to, self, folder, record, objective)
+
+
+def _order(config: VisionConfig, images: ImageSet, batch_size: int, world_size: int, seed: Seeds) -> Order:
+    order = config.framework.order(config, images, batch_size, world_size, seed)
+    if len(order) < batch_size:
+        raise ConfigError(
+            f"train.batch_size: {batch_size} is more than the {len(images)} images of {images.name}; "
+            f"give 2 to {len(images)}."
+        )
+    return order
+
+
+def _module(
+    config: VisionConfig, images: ImageSet, batch_size: int, make: Callable[..., Encoder] = build_encoder
+) -> tuple[int, Method]:
+    """Side of the views in pixels, and the framework with its networks."""
+    size = config.augment.size or min(images.images.shape[-2:])
+    return size, config.framework.from_config(config, Setup(images, size, batch_size, config.encoder, make))
+
+
+@cache
+def _expected(config: DataConfig, side: int | None) -> ImageSet:
+    return expected(config, Seeds(0), side)
+
+
+@cache
+def _width(config: VisionConfig, images: ImageSet, batch_size: int) -> int:
+    """Width of the embedding of networks that are built without memory for what is known of the data."""
+    with torch.device("meta"):
+        return _module(config, images, batch_size, _encoder)[1].embedding_dim
+
+
+_encoder = cache(build_encoder)  # of plans alone: frameworks share what is never trained

@@ -46,6 +46,14 @@ def carriers(
     return found
 
 
+def example(objective: Composite, dim: int, method: str, views: int, batch_size: int) -> Related:
+    """Random rows of so many images, paired as a framework pairs a batch; of two classes."""
+    labels = (torch.arange(batch_size) % 2).sort().values
+    framework = by_name()[method]
+    found = framework.samples(views, batch_size, lambda *shape: torch.randn(*shape, dim), labels)
+    return next(iter(found))[1]
+
+
 def _trains_on(method: type[Method], images: ImageSet) -> bool:
     try:
         method.check_images(images)

@@ -66,6 +66,12 @@ class VisionSettings(Settings):
             object.__setattr__(self, self.method, method.table())
         return self
 
+    def determining(self) -> dict[str, Any]:
+        found = super().determining()
+        if found.get(DEFAULT) == {}:
+            del found[DEFAULT]  # runs from before it had a table keep their names
+        return found
+
     @property
     def framework(self) -> type[Method]:
         """The class of the method."""

@@ -13,7 +13,7 @@ from dipole.core.ground.seeding import Seeds
 from dipole.core.train.config import Settings
 from dipole.vision.class_lists import read_classes
 from dipole.vision.image_set import ImageSet
-from dipole.vision.sources import Decoding, Source, described, open_source
+from dipole.vision.sources import Decoding, Known, Source, described, known, open_source
 
 IMBALANCE_BINS = 10
 
@@ -87,6 +87,36 @@ class Parts:
             "std": std,
             "skipped": sorted({name for part in parts.values() for name in part.broken()}),
         }
+
+
+def expected(config: DataConfig, seed: Seeds, side: int | None = None) -> ImageSet:
+    """The images of pretraining as far as they are known without them: on the meta device, with their labels.
+
+    A source of unknown size is taken for ImageNet's: 1,281 images of each class.
+
+    side: of the images where neither the settings nor the source say it.
+    """
+    source = config.source if config.pretrain is None else config.pretrain
+    classes = config.classes if config.pretrain is None else config.pretrain_classes
+    split = config.pretrain_split or config.train_split
+    count = len(read_classes(classes)) if classes else 1000
+    facts = known(source) or Known(3, side or 256, count, {split: 1281 * count})
+
+    def stand_in(split: str) -> ImageSet:
+        total, pixels = facts.splits[split], config.size or facts.side
+        images = torch.empty(total, facts.channels, pixels, pixels, dtype=torch.uint8, device="meta")
+        labels = None if split in facts.unlabelled else torch.arange(total) % facts.classes
+        return ImageSet(source, images, labels)
+
+    images = Source(source, tuple(facts.splits), stand_in).read(split)
+    if config.pretrain is None and config.pretrain_split is None:
+        held_out = config.test is None and config.test_split not in facts.splits and known(source) is not None
+        most = min(config.limit or len(images), round(config.train_share * len(images)) if held_out else len(images))
+        images = images.take(torch.arange(most)) if most < len(images) else images
+    if config.imbalance != "none":
+        images = unbalance(images, config.imbalance, seed.torch("data", "imbalance"))
+    vars(images)["statistics"] = [0.5] * images.channels, [0.25] * images.channels
+    return images
 
 
 def load(config: DataConfig, seed: Seeds) -> Parts:

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dipole.core.contrast.objective import SHARPNESS
+from dipole.core.ground.drawing import new_figure
 from dipole.core.ground.errors import OptionError
-from dipole.vision.drawing import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
     from dipole.core.contrast.objective import Composite
 
 SHOWN = 4  # so many negatives of greatest and of least weight stand beside the query (CACR Fig. 6)
-QUERY, POSITIVE = "#1a1a1a", "#d1603d"
+# The colours, the range and the circle of radius t_neg are CACR's (Fig. 7).
+QUERY, POSITIVE, NEGATIVES = "#2a9d3a", "#2f5fd0", "Reds"
+REACH = 10.0  # the map shows so much of t-SNE's plane in each direction from the query
 
 Projection = Literal["tsne", "pca"]
 
@@ -27,12 +30,13 @@ Projection = Literal["tsne", "pca"]
 class Neighbourhood:
     """What a query sees: rows of `points` (1 + K + M, d) of unit length, the query first, then positives, negatives.
 
-    positives (K,), negatives (M,): the weights pi+ and pi-, each with sum 1.
+    positives (K,), negatives (M,): the weights pi+ and pi-, each with sum 1; t_neg: the sharpness of pi-.
     """
 
     points: Tensor
     positives: Tensor
     negatives: Tensor
+    t_neg: float = 2.0
 
 
 def neighbourhood(views: Sequence[Tensor], query: int = 0, t_pos: float = 1.0, t_neg: float = 2.0) -> Neighbourhood:
@@ -62,12 +66,13 @@ def neighbourhood(views: Sequence[Tensor], query: int = 0, t_pos: float = 1.0, t
         torch.cat([anchor[None], positives, negatives]),
         torch.softmax(t_pos * (2 - 2 * positives @ anchor), 0),
         torch.softmax(-t_neg * (2 - 2 * negatives @ anchor), 0),
+        t_neg,
     )
 
 
 def sharpness(objective: "Composite | None") -> tuple[float, float]:
     """t_pos and t_neg of the first term that weighs points unequally; CACR's defaults 1 and 2 where none does."""
-    return (1.0, 2.0) if objective is None else objective.sharpness()
+    return SHARPNESS if objective is None else objective.sharpness()
 
 
 def flat(points: Tensor, projection: Projection = "tsne", seed: int = 0) -> Tensor:
@@ -84,6 +89,12 @@ def flat(points: Tensor, projection: Projection = "tsne", seed: int = 0) -> Tens
     )
 
 
+def around(points: Tensor, projection: Projection) -> tuple[Tensor, float]:
+    """Coordinates (n, 2) from the first point, the query, and how far the map shows them in each direction."""
+    points = points - points[:1]
+    return points, REACH if projection == "tsne" else 1.05 * float(points.abs().max()) or 1.0
+
+
 def draw_query(
     images: Sequence[Tensor],
     found: Neighbourhood,
@@ -95,6 +106,8 @@ def draw_query(
     seed: int = 0,
 ) -> None:
     """Write a picture: above the images with their weights (CACR Fig. 6), below the map of the batch (CACR Fig. 7).
+
+    The query is in the middle of the map; of t-SNE's plane [-10, 10] in both directions is shown, as in the paper.
 
     Args:
         images: K + 1 views (B, C, H, W) in [0, 1], as those whose embeddings made `found`.
@@ -126,28 +139,34 @@ def draw_query(
             axis.imshow(picture.numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
             axis.set_title(text, fontsize=7)
     axis = below.subplots()
-    _scatter(axis, flat(found.points, projection, seed), found)
+    points, reach = around(flat(found.points, projection, seed), projection)
+    _scatter(axis, points, found, reach)
+    inside = int((points[1:].abs() <= reach).all(1).sum())
     name = {"tsne": "t-SNE", "pca": "principal component"}[projection]
-    axis.set_xlabel(f"{name} 1 (no unit)")
+    axis.set_xlabel(f"{name} 1, from the query (no unit); {inside} of {len(points) - 1} samples are in this range")
     axis.set_ylabel(f"{name} 2 (no unit)")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
 
 
-def _scatter(axis: "Axes", points: Tensor, found: Neighbourhood) -> None:
+def _scatter(axis: "Axes", points: Tensor, found: Neighbourhood, reach: float) -> None:
     count = len(found.positives)
     x, y = points.T.numpy()
     # The same number of times the mean weight is the same size and colour in every picture.
     relative = (found.negatives * len(found.negatives)).cpu().numpy()
     cloud = axis.scatter(
-        x[1 + count :], y[1 + count :], c=relative, s=14, cmap="viridis", vmin=0, vmax=4, label="negatives"
+        x[1 + count :], y[1 + count :], c=relative, s=14, cmap=NEGATIVES, vmin=-1, vmax=4, label="negatives"
     )
-    size = 40 * count * found.positives.cpu().numpy()
+    size = 60 * count * found.positives.cpu().numpy()
     axis.scatter(
         x[1 : 1 + count], y[1 : 1 + count], s=size, marker="^", color=POSITIVE, edgecolor="white", label="positives"
     )
-    axis.scatter(x[:1], y[:1], s=110, marker="*", color=QUERY, edgecolor="white", label="query")
+    axis.scatter(x[:1], y[:1], s=150, marker="*", color=QUERY, edgecolor="white", label="query")
+    turn = torch.linspace(0, 2 * torch.pi, 181)
+    circle = found.t_neg * torch.stack([turn.cos(), turn.sin()])
+    axis.plot(*circle.numpy(), color="black", linestyle="--", linewidth=0.8, label=f"radius t_neg = {found.t_neg:g}")
+    axis.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
     assert axis.figure is not None
     axis.figure.colorbar(cloud, ax=axis, extend="max", label="weight of a negative, times their number")
     axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(loc="upper left", bbox_to_anchor=(0, 1.12), ncols=3, frameon=False, fontsize=8)
+    axis.legend(loc="upper left", bbox_to_anchor=(0, 1.12), ncols=4, frameon=False, fontsize=8)

@@ -10,6 +10,7 @@ from dipole.core.measure.class_tasks import class_tasks
 from dipole.core.measure.probes import few_shot_probe, kmeans_accuracy, knn_probe, linear_probe, mean_classifier
 from dipole.core.train.block_losses import BlockShape, block_losses
 from dipole.core.train.config import Settings
+from dipole.vision.frameworks.base import MOST_VIEWS
 from dipole.vision.pictures import Projection
 
 Probe = Literal["linear", "few_shot", "kmeans", "knn", "mean", "tasks", "losses"]
@@ -37,6 +38,9 @@ class ProbeConfig(Settings):
     inits: int = Field(10, ge=1, description="starts of k-means; the best by inertia counts")
     picture: bool = Field(
         False, description="also write pictures/step-N.png: a query with its positives and negatives (CACR Fig. 6, 7)"
+    )
+    positives: int | None = Field(
+        None, ge=1, le=MOST_VIEWS - 1, description="of that picture's query; default: as many as it is trained with"
     )
     projection: Projection = Field("tsne", description="of that picture's map")
     baselines: bool = Field(False, description="also probe the untrained encoder and the raw pixels")

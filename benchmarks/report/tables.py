@@ -190,8 +190,8 @@ def aggregate_table(results: SuiteResults) -> ReportTable | None:
 
 def diagnostics_table(results: SuiteResults) -> ReportTable | None:
     """Geometry of the test embeddings, by row and group of runs."""
-    names = ("mean_distance", "margin_occupancy", "min_max_ratio", "rank", "alignment", "uniformity",
-             "conditional_entropy", "conditional_entropy_maximum")  # fmt: skip
+    names = ("mean_distance", "margin_occupancy", "min_max_ratio", "rank", "effective_rank", "alignment",
+             "uniformity", "conditional_entropy", "conditional_entropy_maximum")  # fmt: skip
     rows, seen = [], set()
     for row in results.rows:
         for column in results.columns:

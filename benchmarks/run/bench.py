@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dipole.benchmarks.manifest import manifest, write_manifest
-from dipole.benchmarks.plan import Estimator, make_plan
+from dipole.benchmarks.plan import Estimator, faults, make_plan
 from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.run.engines import Engine, LocalEngine, PoolEngine
 from dipole.benchmarks.run.tasks import Result, Task
@@ -37,7 +37,7 @@ def bench(
     seeds: int | None = None,
     console: Console | None = None,
 ) -> int:
-    """Run what is missing of a suite; the exit code is 1 if a job failed.
+    """Run what is missing of a suite; the exit code is 1 if a job failed, or could not be built where only planned.
 
     Args:
         name: a shipped suite or the path of a suite file.
@@ -45,7 +45,7 @@ def bench(
         runs: folder of runs; it is created.
         engine: "local" processes or a "ray" cluster.
         jobs, threads: jobs at a time and threads per job; default what the machine has.
-        plan_only: print the number of jobs, the estimated time and the seeds needed, and stop.
+        plan_only: print the number of jobs, the estimated time, the seeds needed and what cannot be built, and stop.
         effect: the difference that the plan's number of seeds is to show, in units of the columns.
         overrides: settings over those of every run, such as where data lie.
         seeds: number of seeds in place of the scale's own.
@@ -59,7 +59,10 @@ def bench(
     slots = chosen.slots if chosen else jobs or 1
     if plan_only:
         print_plan(console, sized, make_plan(sized, wanted, records, slots, effect))
-        return 0
+        found = faults(wanted, sized.scale.processes)
+        for fault in found:
+            say(console, f"cannot run: {fault}")
+        return 1 if found else 0
     assert chosen is not None
     try:
         runs.mkdir(parents=True, exist_ok=True)
@@ -76,7 +79,10 @@ def bench(
 def plan_all(
     scale: ScaleName, runs: Path, jobs: int | None, threads: int | None, console: Console | None = None
 ) -> int:
-    """Print a line per shipped suite: runs, how many of them are finished, estimated time."""
+    """Print a line per shipped suite: runs, how many of them are finished, estimated time; then what cannot be built.
+
+    The exit code is 1 if there is anything of that kind.
+    """
     console = console or Console()
     records = collect(runs).done if runs.is_dir() else {}
     estimator, slots = Estimator(records.values()), LocalEngine(jobs, threads).slots
@@ -84,16 +90,21 @@ def plan_all(
     for name in ("suite", "runs", "finished", "estimated time"):
         table.add_column(name, justify="left" if name == "suite" else "right")
     every: dict[str, RunConfig] = {}
+    problems = []
     for name in suites():
         suite = read_suite(name)
         if scale in suite.scale:
-            wanted = {job.hash: job.config for job in suite.at(scale).jobs(runs)}
+            planned = suite.at(scale).jobs(runs)
+            problems += [f"{name}: {fault}" for fault in faults(planned, suite.scale[scale].processes)]
+            wanted = {job.hash: job.config for job in planned}
             every |= wanted
             table.add_row(name, *_plan_line(wanted, records, estimator, slots))
     table.add_section()
     table.add_row("all (shared runs once)", *_plan_line(every, records, estimator, slots))
     console.print(table)
-    return 0
+    for problem in problems:
+        say(console, f"cannot run: {problem}")
+    return 1 if problems else 0
 
 
 def _plan_line(

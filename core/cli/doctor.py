@@ -73,6 +73,7 @@ def _torch() -> Iterator[Finding]:
         yield Finding("threads", "ok", text)
     yield _gpu()
     yield _bfloat16()
+    yield _engine()
 
 
 def _gpu() -> Finding:
@@ -107,6 +108,22 @@ def _bfloat16() -> Finding:
     if re.search(r"\b(amx_bf16|avx512_bf16|bf16)\b", flags):
         return Finding(name, "ok", "native on the processor")
     return Finding(name, "missing", "this processor emulates it, slowly", 'Keep train.precision = "32".')
+
+
+def _engine() -> Finding:
+    """Which engine serves the sweeps of the objectives here, its self-check, and how fast it is."""
+    from dipole.core.contrast import engine, pace
+
+    try:
+        measured = pace.measure()
+    except DipoleError as error:
+        what, _, cure = str(error).partition(": ")
+        return Finding("engine", "missing", what, cure or what)
+    detail = f"{measured.engine}; {measured.rows} rows x {measured.width} take {measured.milliseconds:.3g} ms"
+    if measured.failures:
+        cure = f"Report it; {engine.VARIABLE}=eager silences the warning. Tiles serve instead."
+        return Finding("engine", "missing", f"{detail}; self-check of kernels: {measured.failures}", cure)
+    return Finding("engine", "ok", f"{detail}; {measured.check}")
 
 
 def _packages() -> Iterator[Finding]:

@@ -17,7 +17,7 @@ from torch.autograd.gradcheck import GradcheckError, gradcheck
 
 from dipole.core.conformance.layouts import VIEWS, Layout, Leaves, hard_pairs, two_views
 from dipole.core.conformance.subjects import Result, Subject, parameters_of
-from dipole.core.contrast import dense, sweep
+from dipole.core.contrast import dense, engine, sweep
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.errors import DipoleError
 
@@ -261,6 +261,45 @@ def survives_float16(subject: Subject) -> str:
 def survives_bfloat16(subject: Subject) -> str:
     """With bfloat16 inputs, random at temperature 0.05 and hard at 0.01, it is finite and close to float64."""
     return _half(subject, torch.bfloat16)
+
+
+@check("kernels")
+def kernels_match(subject: Subject) -> str:
+    """With the triton engine: float32 and bfloat16 on every layout, computed by kernels, are close to float64."""
+    if engine.wanted() != "triton":
+        raise Skipped("tiles serve; the engine triton runs its kernels")
+    if not subject.takes_pairs:
+        raise Skipped("a loss of its own does not ask for row statistics")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    asked = [each for _, _, term in subject.make() for each in term.statistics().values()]
+    against = [reason for reason in map(engine.obstacle, asked) if reason]
+    if not asked or against:
+        raise Skipped(f"served by {engine.outlook(asked)}")
+    before, worst, refused = engine.served(), 0.0, []
+    for layout in subject.layouts:
+        for dtype, limits in ((torch.float32, (SINGLE, SINGLE)), (torch.bfloat16, (HALF_VALUE, HALF_GRADIENT))):
+            leaves = {name: leaf.detach().to(device).requires_grad_() for name, leaf in layout.leaves(dtype).items()}
+            try:
+                with device:
+                    found = subject.result(subject.make(layout, torch.float32).to(device), layout, leaves)
+            except DipoleError:
+                refused.append(layout.name)
+                break
+            exact = {name: leaf.detach().cpu().double().requires_grad_() for name, leaf in leaves.items()}
+            true = subject.result(subject.make(layout), layout, exact, subject.truth)
+            found = Result(found.value.cpu(), {n: None if g is None else g.cpu() for n, g in found.gradients.items()})
+            demand_finite(found, f"{layout.name} in {str(dtype).removeprefix('torch.')}")
+            for what, size, limit in zip(
+                ("value", "gradient"), (value_error(found, true), gradient_error(found, true)), limits, strict=True
+            ):
+                if not size <= limit:
+                    raise Failed(f"{what} is off by {size:.2g} on {layout.name} in {dtype}")
+                worst = max(worst, size if dtype == torch.float32 else 0.0)
+    if engine.failures() or engine.served() == before:
+        raise Failed("; ".join(engine.failures()) or "kernels served no sweep")
+    served = engine.served() - before
+    note = f"; refuses {', '.join(refused)}" if refused else ""
+    return f"{served} sweeps, off by at most {worst:.1g} in float32{note}"
 
 
 @check("identical points")

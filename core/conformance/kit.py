@@ -21,6 +21,7 @@ from typing import Any
 from dipole.core.conformance.checks import CHECKS, Check, Failed, Skipped
 from dipole.core.conformance.report import CheckResult, Report, run
 from dipole.core.conformance.subjects import Subject, foreign, native, unregistered
+from dipole.core.contrast import engine as engines
 from dipole.core.contrast.objective import Composite, Objective
 from dipole.core.contrast.registry import registry
 from dipole.core.ground.errors import OptionError, SpecError, nearest
@@ -51,6 +52,7 @@ def check_objective(
     reference: str | None = None,
     slow: bool = False,
     only: Iterable[str] | None = None,
+    engine: str | None = None,
 ) -> Report:
     """Run the conformance checks on one loss.
 
@@ -63,14 +65,18 @@ def check_objective(
             finite differences and its low precision against itself in float64.
         slow: also run the checks that take more than a few seconds (code generation by torch.compile).
         only: names of checks; all when left out.
+        engine: what serves the sweeps of row statistics, "eager" or "triton"; by default what serves them anyway.
+            Kernels run on the GPU, or in Triton's interpreter where there is none.
 
     Returns:
         A Report: `.ok`, `.rows`, `.table()`.
 
     Raises:
         SpecError: if the text, the path, an option or a check's name is wrong.
+        EngineError: if there is no such engine, or it cannot run here.
     """
-    return run(subject_of(target, options=options, reference=reference), chosen(slow, only))
+    with engines.using(engine):
+        return run(subject_of(target, options=options, reference=reference), chosen(slow, only))
 
 
 def chosen(slow: bool = False, only: Iterable[str] | None = None) -> list[Check]:

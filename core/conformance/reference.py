@@ -35,11 +35,17 @@ class Case:
     of_block: int = 0  # anchors of each block, block after block; 0: there are no blocks
     draw: int = 0  # what random choices among blocks depend on
     instances: list[int] = field(default_factory=list)  # of the anchors
+    others: list[int] = field(default_factory=list)  # candidates that another encoder made than the anchors
+    candidate_instances: list[int] | None = None
+    queue: list[int] = field(default_factory=list)  # candidates that are past embeddings
     parameters: dict[str, list[Vector]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, pairs: Pairs, parameters: dict[str, Tensor] | None = None) -> Case:
         """Unpack `pairs` (float64) and parameters by name into lists; gradients flow back to the tensors given."""
+        views = pairs.candidate_view.tolist()
+        of_anchors = {-1, *pairs.view.tolist()}
+        strangers = [j for j, view in enumerate(views) if view == -1]
         return cls(
             anchors=list(pairs.anchors.unbind()),
             candidates=list(pairs.candidates.unbind()),
@@ -53,6 +59,9 @@ class Case:
             of_block=pairs.known.of_block,
             draw=pairs.known.draw,
             instances=list(range(len(pairs.anchors))) if pairs.index is None else pairs.index.tolist(),
+            others=[j for j, view in enumerate(views) if view not in of_anchors],
+            candidate_instances=None if pairs.candidate_index is None else pairs.candidate_index.tolist(),
+            queue=strangers if pairs.known.queue else [],
             parameters={name: list(value.unbind()) for name, value in (parameters or {}).items()},
         )
 
@@ -196,17 +205,50 @@ def hcl(case: Case, *, temperature: float, rho: float, beta: float, similarity: 
 
 
 def align_uniform(case: Case, *, alpha: float, t: float, align_weight: float, uniform_weight: float) -> Number:
-    """Wang & Isola 2020: E ||a - p||^alpha and log E e^{-t ||z_i - z_j||^2} over pairs of different instances."""
-    aligned, potentials = [], []
+    """Wang & Isola 2020: E ||a - p||^alpha and log E e^{-t ||z_i - z_j||^2} over pairs of different instances.
+
+    Of two encoders each has its uniformity, and their mean counts; a queue belongs to the anchors' encoder, and then
+    they alone have one.
+    """
+    aligned = []
     for i in range(len(case.anchors)):
         a = case.anchors[i]
         d_pos = [squared_distance(a, case.candidates[p]) for p in case.positives[i]]
         if d_pos:
             aligned.append(mean([d.pow(alpha / 2) for d in d_pos]))
-        others = case.negatives(i) + ([] if case.views else case.positives[i])
-        potentials += [(-t * squared_distance(a, case.candidates[j])).exp() for j in others]
-    uniformity = mean(potentials).log() if potentials else total([])
-    return align_weight * mean(aligned) + uniform_weight * uniformity
+    sides = []
+    for pairs in _within_sides(case):
+        potentials = [(-t * squared_distance(x, y)).exp() for x, y in pairs]
+        if potentials:
+            sides.append(mean(potentials).log())
+    return align_weight * mean(aligned) + uniform_weight * mean(sides)
+
+
+def _within_sides(case: Case) -> list[list[tuple[Vector, Vector]]]:
+    """Ordered pairs of different instances, for each encoder that the embeddings come from."""
+    a, c = case.anchors, case.candidates
+    if not case.others:
+        return [
+            [(a[i], c[j]) for i in range(len(a)) for j in case.negatives(i) + ([] if case.views else case.positives[i])]
+        ]
+    of = case.candidate_instances
+
+    def owner(j: int) -> int | None:
+        """The anchor whose instance a candidate is."""
+        return None if of is None or of[j] not in case.instances else case.instances.index(of[j])
+
+    queries, keys = [], []
+    for i in range(len(a)):
+        doubles = {owner(j) for j in case.dropped[i] if j in case.others} - {None}
+        queries += [(a[i], a[k]) for k in range(len(a)) if k != i and k not in doubles]
+        queries += [(a[i], c[j]) for j in case.queue if j not in case.dropped[i]]
+    for j in case.others:
+        mine = owner(j)
+        doubles = set() if mine is None or not case.views else set(case.dropped[mine])
+        keys += [
+            (c[j], c[m]) for m in case.others if m != j and (mine is None or owner(m) != mine) and m not in doubles
+        ]
+    return [queries] if case.queue else [queries, keys]
 
 
 def _conditional(distances: Sequence[Number], temperature: float, kind: str, contrastive_sign: float) -> list[Number]:
@@ -450,16 +492,18 @@ def singular_values(columns: Sequence[Vector], sweeps: int = 12) -> list[Number]
 
 
 def low_dimensional_reconstruction(
-    case: Case, *, alpha: float, norm: str, solver: str = "subgradient", dim: int | None = None
-) -> Number:
-    """CLLR Eqs. 6-10: mean ||L^T L x - x||^2 + alpha norm(L), features x before normalisation.
+    case: Case, *, alpha: float, norm: str, solver: str = "subgradient", features: str = "raw",
+    tolerance: float = 0.0, dim: int | None = None,
+) -> Number:  # fmt: skip
+    """CLLR Eqs. 6-10: mean ||L^T L x - x||^2 + alpha norm(L), x before normalisation, or with features=unit after it.
 
-    The proximal solver keeps the norm in the value and out of the gradient.
+    The proximal solver keeps the norm in the value and out of the gradient. The tolerance changes no value.
     """
     rows = case.parameters["L"]
     columns = [torch.stack([row[c] for row in rows]) for c in range(len(rows))]
     errors = []
-    for x in case.anchors:
+    for anchor in case.anchors:
+        x = anchor / dot(anchor, anchor).sqrt() if features == "unit" else anchor
         low = [dot(row, x) for row in rows]
         back = torch.stack([total(column[r] * low[r] for r in range(len(rows))) for column in columns])
         errors.append(dot(back - x, back - x))

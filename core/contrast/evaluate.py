@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from dipole.core.contrast import engine
 from dipole.core.contrast.dense import fits, whole
 from dipole.core.contrast.gather import Related
 from dipole.core.contrast.pairs import Pairs
+from dipole.core.contrast.ring import Circling, projected, round_paired, round_statistics
 from dipole.core.contrast.similarity import full_precision, paired
 from dipole.core.contrast.statistics import AnyStatistic
 from dipole.core.contrast.sweep import row_statistics
+from dipole.core.contrast.travelling import Travelling
 from dipole.core.ground.distributed import all_sum, world_size
 
 if TYPE_CHECKING:
@@ -29,13 +32,17 @@ NO_NEGATIVES = "0: no anchor has a negative (every candidate is a positive or dr
 class Rows:
     """Row statistics of one term by the names it gave them, and what else it may ask about its pairs.
 
-    `pairs` and `x` hold this rank's anchors; `pairs.candidates` and `y` the candidates of all ranks.
+    `pairs` and `x` hold this rank's anchors; `pairs.candidates` and `y` the candidates of all ranks. `further` holds
+    the rows of the pairs that `Objective.further` asked for.
     """
 
-    def __init__(self, pairs: Pairs, x: Tensor, y: Tensor, values: dict[str, Tensor]) -> None:
+    def __init__(
+        self, pairs: Pairs, x: Tensor, y: Tensor, values: dict[str, Tensor], further: tuple[Rows, ...] = ()
+    ) -> None:
         self.pairs = pairs
         self.x = x
         self.y = y
+        self.further = further
         self._values = values
 
     def __getattr__(self, name: str) -> Tensor:
@@ -51,6 +58,8 @@ class Rows:
 
     def similarity(self, index: Tensor) -> Tensor:
         """Similarities (A, n) with the listed candidates, with gradient."""
+        if isinstance(self.y, Circling):
+            return round_paired(self.x, self.y, index)
         return paired(self.x, self.y, index)
 
     def over_positives(self, values: Tensor) -> Tensor:
@@ -132,28 +141,39 @@ def without_autocast(device: str) -> AbstractContextManager[Any]:
 
 
 def _on_pairs(terms: Mapping[str, tuple[float, Objective]], pairs: Pairs, related: Related) -> dict[str, TermValue]:
-    prepared = {name: term.prepare(pairs) for name, (_, term) in terms.items()}
+    # The pairs a term looks at, those of its own anchors first.
+    prepared = {name: (term.prepare(pairs), *term.further(pairs)) for name, (_, term) in terms.items()}
     # Terms that look at the same pairs look at the same narrowed pairs.
-    local = {id(each): related.local(each) for each in prepared.values()}
+    local = {id(each): _share(related, each) for several in prepared.values() for each in several[1:]}
+    local |= {id(several[0]): related.local(several[0]) for several in prepared.values()}
     matrices: dict[object, _Matrix] = {}
-    seen_by: dict[str, _Matrix] = {}
+    seen_by: dict[str, list[_Matrix]] = {}
     asked: dict[str, dict[str, AnyStatistic]] = {}
     for name, (_, term) in terms.items():
-        each = prepared[name]
-        term.build_for(each.anchors)
-        key = id(each), term.projection()
-        if key not in matrices:
-            matrices[key] = _Matrix.of(term, local[id(each)])
+        term.build_for(pairs.anchors)
         asked[name] = term.statistics()
-        matrices[key].wanted += asked[name].values()
-        seen_by[name] = matrices[key]
+        seen_by[name] = []
+        for each in prepared[name]:
+            key = id(each), term.projection()
+            if key not in matrices:
+                matrices[key] = _Matrix.of(term, local[id(each)])
+            matrices[key].wanted += asked[name].values()
+            seen_by[name].append(matrices[key])
     for matrix in matrices.values():
         matrix.sweep()
     values = {}
     for name, (weight, term) in terms.items():
-        value, note = _value(term, prepared[name], seen_by[name], asked[name])
+        value, note = _value(term, prepared[name][0], seen_by[name], asked[name])
         values[name] = TermValue(value, weight, note)
     return values
+
+
+def _share(related: Related, pairs: Pairs) -> Pairs:
+    """This rank's anchors of further pairs; all of them where they do not divide into the rows of the batch.
+
+    A sum over all ranks then counts each anchor as often, in value and gradient, which a mean does not notice.
+    """
+    return pairs if related.own is None or len(pairs.anchors) % related.total else related.local(pairs)
 
 
 class _Matrix:
@@ -161,6 +181,7 @@ class _Matrix:
 
     def __init__(self, pairs: Pairs, x: Tensor, y: Tensor, bound: float | None) -> None:
         self.pairs, self.x, self.y, self.bound = pairs, x, y, bound
+        self.embeddings: tuple[Tensor, Tensor] | None = None
         self.wanted: list[AnyStatistic] = []
         self.results: dict[AnyStatistic, Tensor] = {}
 
@@ -169,12 +190,20 @@ class _Matrix:
         if term.similarity is None:
             x = full_precision(pairs.anchors)
             return cls(pairs, x, x, None)
-        return cls(pairs, *term.project(pairs))
+        if term.by_row and isinstance(pairs.candidates, Travelling):
+            return cls(pairs, *projected(term, pairs))
+        x, y, bound = term.project(pairs)
+        matrix = cls(pairs, x, y.everywhere() if isinstance(y, Travelling) else y, bound)
+        if term.keeps_directions and not isinstance(pairs.candidates, Travelling):
+            matrix.embeddings = pairs.anchors, pairs.candidates
+        return matrix
 
     def sweep(self) -> None:
         """All statistics that were asked for."""
         symmetric = self.pairs.mutual and self.x is self.y
-        if self.wanted and fits(len(self.x), len(self.y)):
+        if isinstance(self.y, Circling):
+            self.results, self.positives = round_statistics(self.x, self.y, self.pairs, self.wanted, self.bound)
+        elif self.wanted and fits(len(self.x), len(self.y)) and engine.wanted() != "triton":
             self.positives, self.results = whole(
                 self.x,
                 self.y,
@@ -197,25 +226,29 @@ class _Matrix:
                 bound=self.bound,
                 symmetric=symmetric,
                 first=self.pairs.first_negative,
+                embeddings=self.embeddings,
             )
 
-    def rows(self, asked: Mapping[str, AnyStatistic]) -> Rows:
+    def rows(self, asked: Mapping[str, AnyStatistic], further: tuple[Rows, ...] = ()) -> Rows:
         named = {name: self.results[statistic] for name, statistic in asked.items()}
-        return Rows(self.pairs, self.x, self.y, named)
+        return Rows(self.pairs, self.x, self.y, named, further)
 
     @cached_property
     def positives(self) -> Tensor:
         return paired(self.x, self.y, self.pairs.positives)
 
 
-def _value(term: Objective, prepared: Pairs, matrix: _Matrix, asked: Mapping[str, AnyStatistic]) -> tuple[Tensor, str]:
+def _value(
+    term: Objective, prepared: Pairs, matrices: list[_Matrix], asked: Mapping[str, AnyStatistic]
+) -> tuple[Tensor, str]:
     """The value of a term, and why it is 0 without being learnt."""
+    matrix = matrices[0]
     # What the global pairs hold decides: ranks must agree on whether they go on to the sums over all of them.
     if term.needs_negatives and prepared.has_negatives is False:
         return (matrix.x * 0.0).sum(), NO_NEGATIVES
     if prepared.positives.shape[1] == 0 and term.is_base():
         return (matrix.x * 0.0).sum(), "0: no anchor has a positive"
-    rows = matrix.rows(asked)
+    rows = matrix.rows(asked, tuple(other.rows(asked) for other in matrices[1:]))
     value = term.loss(matrix.positives if term.similarity is not None else matrix.x, rows)
     if value.ndim:
         if term.needs_negatives and matrix.pairs.known.padded:

@@ -1,17 +1,22 @@
-"""Gather first, pair afterwards: the pairs of all ranks' rows, and which of their anchors are this rank's."""
+"""Gather first, pair afterwards: the pairs of all ranks' rows, and which of their anchors are this rank's.
+
+With a ring, the rows of embeddings are not gathered: pairs are made of stand-ins (`travelling`), this rank's anchors
+are the rows it has, and the candidates come by when they are needed (`ring`).
+"""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from dipole.core.contrast.checks import shape_of
-from dipole.core.contrast.embedded import Embedded
+from dipole.core.contrast.embedded import Embedded, Relation
 from dipole.core.contrast.pairs import Pairs
+from dipole.core.contrast.travelling import Shares, Travelling
 from dipole.core.ground.distributed import all_numbers, gather_rows, rank, world_size
 from dipole.core.ground.errors import PairsError
 
@@ -26,11 +31,13 @@ class Related:
         pairs: one or several, each of all ranks' rows.
         own: this rank's rows among `total`; None in a single process.
         total: rows of the global batch.
+        sizes: rows of each rank.
     """
 
     pairs: tuple[Pairs, ...]
     own: slice | None = None
     total: int = 0
+    sizes: tuple[int, ...] = ()
 
     def local(self, pairs: Pairs) -> Pairs:
         """The same pairs with this rank's anchors alone."""
@@ -41,7 +48,23 @@ class Related:
                 f"{len(pairs.anchors)} anchors were made of a batch of {self.total} rows over all ranks; a "
                 "relation or a term that leaves anchors out must keep their rows and pad their positives with -1."
             )
-        return pairs.narrow(self.own, self.total)
+        narrow = pairs.narrow(self.own, self.total)
+        if not isinstance(narrow.anchors, Travelling):
+            return narrow
+        candidates = narrow.candidates
+        if pairs.mutual and isinstance(candidates, Travelling):
+            candidates = self._square(pairs, candidates, narrow.anchors.places)
+        return replace(narrow, anchors=narrow.anchors.here(), candidates=candidates)
+
+    def _square(self, pairs: Pairs, candidates: Travelling, anchors: Tensor) -> Travelling:
+        """The candidates, which are the anchors, with what is listed for the rows of every rank."""
+        if not torch.equal(candidates.places[candidates.shares.owner(candidates.places) == rank()], anchors):
+            return candidates
+        starts = [sum(self.sizes[:number]) for number in range(len(self.sizes))]
+        every = [slice(start, start + size) for start, size in zip(starts, self.sizes, strict=True)]
+        known = Travelling(candidates.shares, candidates.places, candidates.dtype)
+        known.lists = tuple(pairs.narrow(rows, self.total).positives for rows in every)
+        return known
 
     @property
     def local_pairs(self) -> tuple[Pairs, ...]:
@@ -49,11 +72,15 @@ class Related:
         return tuple(map(self.local, self.pairs))
 
 
-def relate(embedded: Input | Related) -> Related:
+def relate(embedded: Input | Related, ring: bool = False) -> Related:
     """Gather the rows of all ranks and pair them; in a single process just pair them.
 
     Pairs that a constructor made of this rank's rows are made again of all ranks' rows. Of pairs whose indices are
     somebody's own, anchors and candidates are gathered and the indices moved.
+
+    Args:
+        embedded: what this rank gives; every rank must give the same kinds of rows.
+        ring: leave embeddings where they are, to let them travel when similarities are asked for.
 
     Raises:
         PairsError: if the rows do not fit together, on every rank, or on several ranks a constructor's pairs were
@@ -61,20 +88,85 @@ def relate(embedded: Input | Related) -> Related:
     """
     if isinstance(embedded, Related):
         return embedded
-    if isinstance(embedded, Sequence):
-        return _joined([relate(each) for each in _several(embedded)])
     if world_size() == 1:
-        return Related(_several(embedded.relate(_rows(embedded)) if isinstance(embedded, Embedded) else embedded))
-    if isinstance(embedded, Pairs):
-        embedded = embedded.source or _by_hand(embedded)
-    rows, sizes = _agreed(embedded)
+        if isinstance(embedded, Embedded):
+            return Related(_paired(embedded.relate, _rows(embedded)))
+        return Related(_several(embedded))
+    parts, sizes = _agreed(embedded, ring)
     start = sum(sizes[: rank()])
-    gathered = {name: gather_rows(_equally_wide(row), sizes) for name, row in rows.items()}
-    return Related(_several(embedded.relate(gathered)), slice(start, start + sizes[rank()]), sum(sizes))
+    pairs = tuple(each for part in parts for each in part.of_all(sizes, ring))
+    return Related(pairs, slice(start, start + sizes[rank()]), sum(sizes), tuple(sizes))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What this rank gives for one or several Pairs.
+
+    Args:
+        rows: of its instances.
+        relate: pairs them.
+        apart: rows that are counted for themselves, candidates that are not the anchors.
+        indices: names of the rows that index `apart`, or the instances where there are none.
+    """
+
+    rows: Mapping[str, Tensor]
+    relate: Relation
+    apart: Mapping[str, Tensor]
+    indices: tuple[str, ...] = ()
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        every = [*self.rows.items(), *self.apart.items()]
+        return {name: f"{row.dtype} {'list' if _is_list(row) else tuple(row.shape[1:])}" for name, row in every}
+
+    def of_all(self, sizes: list[int], ring: bool) -> tuple[Pairs, ...]:
+        """Pairs of the rows of all ranks; with a ring, embeddings stay where they are."""
+        shares = Shares()
+        lists = [name for name, row in self.rows.items() if _is_list(row)]
+        counted = [self.rows[name].shape[1] for name in lists]
+        counted += [len(next(iter(self.apart.values())))] if self.apart else []
+        # Lists are as long on every rank, and the rows apart as many as there are.
+        of_ranks = list(zip(*all_numbers(counted), strict=True)) if counted else []
+        widest = dict(zip(lists, map(max, of_ranks), strict=False))
+        apart = list(of_ranks[-1]) if self.apart else sizes
+        found: dict[str, Tensor] = {}
+        for name, row in [*self.rows.items(), *self.apart.items()]:
+            if name in self.indices:
+                row = torch.where(row < 0, row, row + sum(apart[: rank()]))
+            if name in widest:
+                row = torch.cat([row, row.new_full((len(row), widest[name] - row.shape[1]), -1)], 1)
+            counts = apart if name in self.apart else sizes
+            travels = ring and row.is_floating_point() and row.ndim > 1
+            found[name] = shares.add(row, counts) if travels else gather_rows(row, counts)
+        return _paired(self.relate, found)
+
+
+def at_hand(pairs: Pairs) -> Pairs:
+    """The same pairs with their candidates gathered if they travel, for one rank to look at; a collective."""
+    if not isinstance(pairs.candidates, Travelling):
+        return pairs
+    with torch.no_grad():
+        return replace(pairs, candidates=pairs.candidates.everywhere())
+
+
+def _paired(relate: Relation, rows: dict[str, Tensor]) -> tuple[Pairs, ...]:
+    try:
+        return _several(relate(rows))
+    except KeyError as error:
+        if not error.args or not isinstance(error.args[0], str) or error.args[0] in rows:
+            raise
+        raise PairsError(
+            f"relate asks for rows {error.args[0]!r}, but Embedded.rows has {', '.join(map(repr, rows))} alone."
+        ) from None
 
 
 def _rows(embedded: Embedded) -> dict[str, Tensor]:
     """What it holds, without what is None."""
+    if not isinstance(embedded.rows, Mapping):
+        raise PairsError(
+            "Embedded.rows must be a mapping of names to tensors that have a row for each instance, "
+            f"got {type(embedded.rows).__name__}."
+        )
     rows = {name: row for name, row in embedded.rows.items() if row is not None}
     found = ", ".join(f"{name} {shape_of(row)}" for name, row in rows.items()) or "none"
     if not rows or not all(isinstance(row, Tensor) and row.ndim for row in rows.values()):
@@ -84,30 +176,45 @@ def _rows(embedded: Embedded) -> dict[str, Tensor]:
     return rows
 
 
-def _agreed(embedded: Embedded) -> tuple[dict[str, Tensor], list[int]]:
-    """Rows of this rank, and how many each rank has; a fault on one rank is an error on all, and nobody waits."""
+def _agreed(given: Input, ring: bool) -> tuple[list[_Part], list[int]]:
+    """What this rank gives, and how many rows each rank has; a fault on one rank is an error on all, nobody waits."""
     fault: PairsError | None = None
+    parts: list[_Part] = []
     try:
-        rows = _rows(embedded)
+        parts = _parts(given)
     except PairsError as error:
-        fault, rows = error, {name: row for name, row in embedded.rows.items() if isinstance(row, Tensor)}
-        if not rows:
-            raise
-    like = next(iter(rows.values()))
-    kinds = {name: f"{row.dtype} {'list' if _is_list(row) else tuple(row.shape[1:])}" for name, row in rows.items()}
-    mine = [-1 if fault else len(like), zlib.crc32(repr(kinds).encode())]
-    sizes, kind_of = zip(*all_numbers(mine, like.device), strict=True)
+        fault = error
+    kinds = [part.kinds for part in parts]
+    mine = [-1 if fault else _count(parts[0]), zlib.crc32(repr((kinds, ring)).encode())]
+    sizes, kind_of = zip(*all_numbers(mine), strict=True)
     if fault:
         raise fault
     if min(sizes) < 1:
-        wrong = [number for number, size in enumerate(sizes) if size < 1]
-        raise PairsError(f"the rows of rank {wrong[0]} do not fit together, or it has none; every rank needs a row.")
+        wrong = next(number for number, size in enumerate(sizes) if size < 1)
+        raise PairsError(f"the rows of rank {wrong} do not fit together, or it has none; every rank needs a row.")
     if len(set(kind_of)) > 1:
+        shown = "; ".join(", ".join(f"{name} {kind}" for name, kind in each.items()) for each in kinds)
         raise PairsError(
-            "every rank must give the same rows, in one order, of one dtype and width, but they differ; "
-            f"rank {rank()} has {', '.join(f'{name} {kind}' for name, kind in kinds.items())}."
+            "every rank must give as many Pairs, made of the same rows in one order, of one dtype and width, all or "
+            f"none of them in a ring, but they differ; rank {rank()} has {len(parts)}: {shown}."
         )
-    return rows, list(sizes)
+    return parts, list(sizes)
+
+
+def _parts(given: Input) -> list[_Part]:
+    if isinstance(given, Embedded):
+        return [_Part(_rows(given), given.relate, {})]
+    parts = [
+        _by_hand(pairs) if pairs.source is None else _Part(_rows(pairs.source), pairs.source.relate, {})
+        for pairs in _several(given)
+    ]
+    if len({_count(part) for part in parts}) != 1:
+        raise PairsError("a tuple of Pairs under several ranks must be made of batches of one size.")
+    return parts
+
+
+def _count(part: _Part) -> int:
+    return len(next(iter(part.rows.values())))
 
 
 def _several(pairs: Pairs | Sequence[Pairs]) -> tuple[Pairs, ...]:
@@ -117,25 +224,11 @@ def _several(pairs: Pairs | Sequence[Pairs]) -> tuple[Pairs, ...]:
     return found
 
 
-def _joined(parts: list[Related]) -> Related:
-    if len({(part.total, part.own and part.own.start) for part in parts}) != 1:
-        raise PairsError("a tuple of Pairs under several ranks must be made of batches of one size.")
-    return replace(parts[0], pairs=tuple(pairs for part in parts for pairs in part.pairs))
-
-
-def _equally_wide(row: Tensor) -> Tensor:
-    """Lists of indices are as long on every rank, filled up with -1."""
-    if not _is_list(row):
-        return row
-    missing = max(width for (width,) in all_numbers([row.shape[1]], row.device)) - row.shape[1]
-    return torch.cat([row, row.new_full((len(row), missing), -1)], 1) if missing else row
-
-
 def _is_list(row: Tensor) -> bool:
     return row.ndim == 2 and not row.is_floating_point()
 
 
-def _by_hand(pairs: Pairs) -> Embedded:
+def _by_hand(pairs: Pairs) -> _Part:
     """Anchors, their lists and the candidates of every rank; all candidates are taken for the rank's own."""
     if pairs.structure is not None:
         raise PairsError(
@@ -143,28 +236,16 @@ def _by_hand(pairs: Pairs) -> Embedded:
             "all ranks' rows are seen: Embedded(rows, lambda rows: Pairs.cross(...).without(...))."
         )
     square = pairs.anchors is pairs.candidates
-    whole = {"candidates": pairs.candidates, "labels": pairs.candidate_labels}
-    held, sizes = _agreed(Embedded(whole, lambda rows: pairs))
-    offset = sum(sizes[: rank()])
-    candidates = pairs.candidates if square else gather_rows(pairs.candidates, sizes)
-    labels = gather_rows(held["labels"], sizes) if "labels" in held else None
-
-    def moved(index: Tensor) -> Tensor:
-        return torch.where(index < 0, index, index + offset)
-
-    rows = {"anchors": pairs.anchors, "positives": moved(pairs.positives), "dropped": moved(pairs.dropped)}
-    if pairs.labels is not None:
-        rows["labels"] = pairs.labels
+    rows = {name: getattr(pairs, name) for name in ("anchors", "positives", "dropped", "labels", "index")}
+    apart = {name: getattr(pairs, name) for name in ("candidates", "candidate_labels", "candidate_index")}
+    if square:
+        del apart["candidates"]
 
     def relate(rows: dict[str, Tensor]) -> Pairs:
-        return Pairs(
-            rows["anchors"],
-            rows["anchors"] if square else candidates,
-            rows["positives"],
-            rows["dropped"],
-            rows.get("labels"),
-            pairs.views,
-            candidate_labels=labels,
-        )
+        return Pairs(**{"candidates": rows["anchors"], **rows}, views=pairs.views)  # type: ignore[arg-type]
 
-    return Embedded(rows, relate)
+    return _Part(_there(rows), relate, _there(apart), ("positives", "dropped"))
+
+
+def _there(rows: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+    return {name: row for name, row in rows.items() if row is not None}

@@ -20,7 +20,10 @@ from dipole.core.contrast.spec import caret as caret_under
 from dipole.core.contrast.statistics import AnyStatistic
 from dipole.core.ground.errors import OptionError, PairsError, SpecError
 
-__all__ = ["Composite", "Objective", "Outcome", "Rows", "TermValue", "entry_of", "objective"]
+__all__ = ["SHARPNESS", "Composite", "Objective", "Outcome", "Rows", "TermValue", "entry_of", "objective"]
+
+SHARPNESS = 1.0, 2.0
+"""t_pos and t_neg by which pictures and entropies weigh points where no term says how: CACR's defaults."""
 
 
 def _checking(init: Callable[..., None]) -> Callable[..., None]:
@@ -58,6 +61,8 @@ class Objective(nn.Module):
     """
 
     needs_negatives: ClassVar[bool] = True
+    sees_candidates: ClassVar[bool] = False
+    """It looks at the rows of all candidates themselves, so that a ring would be of no use: they are gathered."""
     given: dict[str, Any]
     similarity: str | None
 
@@ -86,6 +91,13 @@ class Objective(nn.Module):
         keeps the anchors it is given, in their order, and pads the positives of those it leaves out with -1.
         """
         return pairs
+
+    def further(self, pairs: Pairs) -> tuple[Pairs, ...]:
+        """More pairs whose rows it looks at, as `rows.further`: the same statistics of other anchors.
+
+        Like `prepare` it is given those of the global batch; most terms have none.
+        """
+        return ()
 
     def statistics(self) -> dict[str, AnyStatistic]:
         """Row statistics over the negatives, by the name `loss` uses."""
@@ -122,6 +134,18 @@ class Objective(nn.Module):
     def transform(self, features: Tensor) -> Tensor:
         """Features for downstream use."""
         return features
+
+    def summary(self) -> dict[str, float]:
+        """Numbers of the term itself to log at each evaluation, by name."""
+        return {}
+
+    def measure(self, embeddings: Tensor) -> dict[str, float]:
+        """Numbers of the term on test embeddings (n, d) to log at each evaluation, by name."""
+        return {}
+
+    def remarks(self) -> list[str]:
+        """Sentences for the record on the state in which the term has ended, where that is one to know of."""
+        return []
 
     # What it inherits.
 
@@ -163,8 +187,17 @@ class Objective(nn.Module):
         Cosine and dot products are the same for all terms; a bilinear W, and whatever a term projects by itself, is its
         own.
         """
-        shared = type(self).project is Objective.project and self.similarity != "bilinear"
-        return self.similarity if shared else id(self)
+        return self.similarity if self.keeps_directions else id(self)
+
+    @property
+    def by_row(self) -> bool:
+        """Whether it projects each row by itself, wherever the row lies."""
+        return type(self).project is Objective.project
+
+    @property
+    def keeps_directions(self) -> bool:
+        """Whether x and y are the embeddings themselves, up to a factor for each row."""
+        return self.by_row and self.similarity != "bilinear"
 
     def forward(self, pairs: Input | Related | Tensor, *views: Tensor) -> Tensor:
         """The scalar loss of this term alone, unweighted."""
@@ -203,10 +236,14 @@ class Composite(nn.Module):
     Args:
         terms: objectives and regularizers.
         weights: one for each term; by default the entry's own (1, or the paper's lambda for a regularizer).
+        ring: under several ranks let candidates travel round a ring instead of gathering them on every rank.
     """
 
-    def __init__(self, terms: Sequence[Objective], weights: Sequence[float] | None = None) -> None:
+    ring = False
+
+    def __init__(self, terms: Sequence[Objective], weights: Sequence[float] | None = None, ring: bool = False) -> None:
         super().__init__()
+        self.ring = ring
         self.terms = nn.ModuleList(terms)
         self.weights = list(weights) if weights is not None else [entry_of(term).weight for term in terms]
         names = [term.registered_name() for term in terms]
@@ -243,7 +280,11 @@ class Composite(nn.Module):
             pairs = Pairs.from_views([pairs, *views])
         elif views:
             raise PairsError("give either Pairs or views, not both.")
-        return evaluate({name: (weight, term) for name, weight, term in self}, relate(pairs))
+        return evaluate({name: (weight, term) for name, weight, term in self}, self.relate(pairs))
+
+    def relate(self, pairs: Input | Related) -> Related:
+        """Pairs of all ranks' rows; candidates travel if `ring` says so and no term looks at the rows themselves."""
+        return relate(pairs, self.ring and not any(term.sees_candidates for _, _, term in self))
 
     @property
     def positives_wanted(self) -> int | None:
@@ -251,8 +292,8 @@ class Composite(nn.Module):
         return max((term.positives_wanted for _, _, term in self if term.positives_wanted is not None), default=None)
 
     def sharpness(self) -> tuple[float, float]:
-        """(t_pos, t_neg) of the first term that weighs points unequally (`Objective.weights`); else CACR's defaults."""
-        return next((term.weights() for _, _, term in self if any(term.weights())), (1.0, 2.0))
+        """(t_pos, t_neg) of the first term that weighs points unequally (`Objective.weights`); else `SHARPNESS`."""
+        return next((term.weights() for _, _, term in self if any(term.weights())), SHARPNESS)
 
     def after_step(self, learning_rate: float) -> None:
         """Proximal steps of the terms that have one; call it after each optimizer step."""
@@ -275,13 +316,14 @@ def entry_of(term: Objective) -> Entry:
     return registry.get(term.registered_name())
 
 
-def objective(text: str, dim: int | None = None) -> Composite:
+def objective(text: str, dim: int | None = None, ring: bool = False) -> Composite:
     """Build an objective from text such as `infonce(temperature=0.5) + 0.1*dp(delta_pos=0.1, delta_neg=0.5)`.
 
     Args:
         text: weighted sum of registered names with options; see `dipole list` and `dipole show NAME`.
         dim: width of the embeddings. Needed before an optimizer is built if a term has parameters (bilinear
             similarity, prototypes, CLLR's L); otherwise they are created at the first call.
+        ring: as in `Composite`.
 
     Returns:
         A module: `objective(pairs)` or `objective(z1, z2)` gives an `Outcome` with `.loss` and `.terms`.
@@ -316,5 +358,5 @@ def objective(text: str, dim: int | None = None) -> Composite:
             )
         terms.append(built)
         weights.append(entry.weight if term.weight is None else term.weight)
-    composite = Composite(terms, weights)
+    composite = Composite(terms, weights, ring)
     return composite.build(dim) if dim is not None else composite

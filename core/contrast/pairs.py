@@ -52,6 +52,7 @@ class Structure:
         padded: -1 may stand among positives or dropped, or a candidate may be listed twice.
         mutual: anchors are candidates, and i excludes j exactly if j excludes i.
         shared: a candidate is a positive of so many anchors at most; None where that is unknown.
+        queue: so many candidates are past embeddings of a queue; they stand behind those of the batch.
         of_block: so many anchors come from each block, block after block; 0 where there are no blocks.
         draw: the number that random choices among blocks depend on, the same on every rank.
     """
@@ -64,6 +65,7 @@ class Structure:
     padded: bool = False
     mutual: bool = False
     shared: int | None = None
+    queue: int = 0
     of_block: int = 0
     draw: int = 0
 
@@ -124,17 +126,31 @@ class Pairs:
     # Constructors ----------------------------------------------------------------------------------------------------
 
     @classmethod
-    def from_views(cls, views: Sequence[Tensor], labels: Tensor | None = None, index: Tensor | None = None) -> "Pairs":
-        """SimCLR with any number of views: each row is an anchor, its other views are its positives.
+    def from_views(
+        cls,
+        views: Sequence[Tensor],
+        labels: Tensor | None = None,
+        index: Tensor | None = None,
+        negatives: Literal["all", "queries"] = "all",
+    ) -> "Pairs":
+        """SimCLR with any number of views: the other views of a row's instance are its positives.
 
         Args:
             views: V >= 2 tensors (B, d), row b of each a view of instance b.
             labels: (B,) class of each instance.
             index: (B,) index of each instance in the data set.
+            negatives: "all": every row is an anchor, and all views of the other instances are its negatives,
+                V (B - 1) of them; "queries": the first views alone are anchors, and those of the other instances their
+                negatives, B - 1 of them (CACR Sec. 3.2).
         """
         if isinstance(views, Tensor) or len(views) < 2:
             raise PairsError("from_views needs a list of at least two views, each (B, d).")
+        if negatives not in ("all", "queries"):
+            raise PairsError(f"negatives must be 'all' or 'queries', got {negatives!r}.")
         check_alike(views)
+        if negatives == "queries":
+            keys = torch.stack(list(views[1:]), 1)
+            return cls.cross(views[0], keys, None, True, labels, batch_negatives=False, index=index)
         rows = {f"view{number}": view for number, view in enumerate(views)}
 
         def relate(rows: dict[str, Tensor]) -> "Pairs":
@@ -227,6 +243,7 @@ class Pairs:
                     fewest=count,
                     padded=dropped is not None,
                     shared=1,
+                    queue=behind,
                 ),
             )
             return pairs.with_intra_batch() if intra_batch else pairs
@@ -448,6 +465,7 @@ class Pairs:
                     fewest=big - 1,
                     padded=True,
                     shared=every - 1,
+                    queue=behind,
                 ),
             )
 
@@ -509,6 +527,51 @@ class Pairs:
                 mutual=False,
             ),
         )
+
+    def within_sides(self) -> tuple["Pairs", ...]:
+        """Pairs of different instances within each side, where anchors and candidates come from two encoders.
+
+        The first has the anchors and positives as they are; its negatives are the other anchors, and the rows of a
+        queue, which are past embeddings of a copy of the anchors' encoder (Wang & Isola's code for MoCo; CACR
+        App. C.2). The second, where there is no queue, has the candidates as anchors, which repel each other; it has
+        no positives. Where one encoder made both sides they are these pairs alone. To be asked of all ranks' pairs.
+        """
+        known, count = self.known, len(self.anchors)
+        of_anchors = {view for view, _ in known.anchor_views}
+        runs = tuple(run for run in known.candidate_views if run[0] != NO_VIEW and run[0] not in of_anchors)
+        if not runs:
+            return (self,)
+        total = sum(length for _, length in runs)  # they stand before all other candidates
+        widened = self.with_intra_batch()
+        queries = replace(
+            widened,
+            views=True,  # neighbours are on the other side: the positives are no pairs of this one
+            structure=replace(widened.known, first_negative=total if known.queue else len(widened.candidates) - count),
+        )
+        paired_rows = self.structure is not None and self.views  # key k of query b is candidate k B + b
+        doubles = self.dropped if paired_rows and known.padded else self.dropped[:, :0]
+        if doubles.shape[1]:
+            # What is a duplicate of the instance on the other side is one on this side.
+            behind = len(widened.candidates) - count
+            mates = torch.where((doubles >= 0) & (doubles < total), doubles % count + behind, -1)
+            queries = queries.without(mates)
+        if known.queue:
+            return (queries,)
+        row = torch.arange(total, device=self.candidates.device).unsqueeze(1)
+        own = row % count + torch.arange(len(runs), device=row.device) * count if paired_rows else row
+        doubles = torch.where(doubles < total, doubles, -1).repeat(total // count if doubles.shape[1] else 0, 1)
+        keys = self.candidates[:total]
+        side = Pairs(
+            keys,
+            keys,
+            positives=own[:, :0],
+            dropped=torch.cat([own, doubles], 1) if doubles.shape[1] else own,
+            index=None if self.candidate_index is None else self.candidate_index[:total],
+            structure=Structure(
+                runs, runs, among=total, fewest=0, padded=doubles.shape[1] > 0, mutual=not doubles.shape[1]
+            ),
+        )
+        return (queries,) if side.has_negatives is False else (queries, side)
 
     def first_positives(self, count: int) -> "Pairs":
         """Keep `count` positives of each anchor; the others are dropped, not made negatives."""
@@ -652,11 +715,10 @@ class Pairs:
         """True if any anchor has a negative; None if the shapes leave it open and reading would wait for a device."""
         first = self.first_negative
         free = len(self.candidates) - first
-        if not self.known.padded:
-            # Positives lie before the first negative, where there is such a border.
-            return free > (self.dropped if first else self.excluded).shape[1]
-        if free == 0 or free > self.excluded.shape[1]:
-            return free > 0
+        # Positives lie before the first negative, where there is such a border.
+        listed = (self.dropped if first else self.excluded).shape[1]
+        if not self.known.padded or free == 0 or free > listed:
+            return free > listed
         return bool((self.negative_counts > 0).any()) if reads_at_once(self.anchors) else None
 
     def negative_mask(self) -> Tensor:

@@ -6,7 +6,7 @@ the entry-point group `dipole.objectives` (each entry point names a module or cl
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -37,6 +37,7 @@ class Entry:
     weight: float
     aliases: tuple[str, ...] = ()
     options: tuple[Option, ...] = field(default=(), repr=False)
+    deviations: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -70,6 +71,7 @@ class Registry:
         cost: str = "one pass over the similarity matrix; memory linear in the number of rows",
         weight: float = 1.0,
         aliases: tuple[str, ...] = (),
+        deviations: Mapping[str, tuple[str, ...]] | None = None,
     ) -> Callable[[Target], Target]:
         """Decorate a class or function to make it known under `name`.
 
@@ -81,6 +83,7 @@ class Registry:
             cost: what one evaluation costs in time and memory.
             weight: the weight a term gets when none is written (the paper's lambda for a regularizer).
             aliases: other names for the same entry.
+            deviations: paper -> what is done otherwise than it says, or decided where it says nothing; () for nothing.
 
         Raises:
             RegistryError: if the name or an alias is taken by another class.
@@ -99,6 +102,7 @@ class Registry:
                 weight=weight,
                 aliases=tuple(canonical_name(alias) for alias in aliases),
                 options=options_of(target.__init__ if inspect.isclass(target) else target),
+                deviations=deviations or {},
             )
             self._add(entry)
             return target

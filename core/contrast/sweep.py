@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dipole.core.contrast import engine
 from dipole.core.contrast.dense import LOWEST, SAFE_EXPONENT, gradients, parts_of, slopes_of, sums_again
 from dipole.core.contrast.statistics import AnyStatistic, Extreme, Statistic, as_tuple
 from dipole.core.contrast.tile import Side, Tile, Tiling, mask_of
@@ -22,7 +23,7 @@ CACHE_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
-class _Term:
+class Term:
     """A statistic in the sweep: its rows of `shifts` and `sums`, and whether it needs a running maximum."""
 
     statistic: Statistic
@@ -86,7 +87,7 @@ class _Sweep(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, y: Tensor, tiling: Tiling, terms: list[_Term], extremes: list[Extreme]
+        ctx: Any, x: Tensor, y: Tensor, tiling: Tiling, terms: list[Term], extremes: list[Extreme]
     ) -> tuple[Tensor, ...]:
         sums = x.new_zeros(terms[-1].slots.stop if terms else 0, len(x))
         shifts = torch.stack([x.new_full((len(x),), LOWEST if t.running else 0.0) for t in terms] or [x.new_zeros(0)])
@@ -99,7 +100,7 @@ class _Sweep(torch.autograd.Function):
             for term in terms:
                 term.add(tile, sums, shifts)
             for extreme, value, index in zip(extremes, best, where, strict=True):
-                _add_extreme(extreme, tile, value, index)
+                add_extreme(extreme, tile, value, index)
             if size <= CACHE_BYTES:
                 kept.append(tile)
         ctx.tiling, ctx.terms, ctx.kept = tiling, terms, [tile.emptied() for tile in kept]
@@ -118,12 +119,7 @@ class _Sweep(torch.autograd.Function):
         for tile in _filled(ctx.kept, tensors) if ctx.kept else ctx.tiling.tiles(x, y):
             # On the diagonal of the symmetric case one product serves (i, j) and (j, i).
             diagonal = ctx.tiling.symmetric and len(tile.sides) == 1
-            total: Tensor | None = None  # dL/ds, (R, T)
-            for term in ctx.terms:
-                for slope, weight in term.slopes(tile, grad, shifts, diagonal and not running):
-                    total = slope * weight if total is None else total.addcmul_(slope, weight)
-            assert total is not None  # without a sum there is no gradient to come here with
-            tile.allowed_(total, 0.0)
+            total = slope_of(tile, ctx.terms, grad, shifts, diagonal and not running)
             if diagonal:
                 dx[tile.rows].addmm_(total + total.T if running else total, x[tile.rows])
                 continue
@@ -131,6 +127,16 @@ class _Sweep(torch.autograd.Function):
             if dy is not None:
                 dy[tile.columns].addmm_(total.T, x[tile.rows])
         return dx, None if ctx.tiling.symmetric else dy, None, None, None
+
+
+def slope_of(tile: Tile, terms: Sequence[Term], grad: Tensor, shifts: Tensor, mirrored: bool = False) -> Tensor:
+    """dL/ds of a tile, (R, T), from the gradient (N, A) of the sums; 0 where excluded."""
+    total: Tensor | None = None
+    for term in terms:
+        for slope, weight in term.slopes(tile, grad, shifts, mirrored):
+            total = slope * weight if total is None else total.addcmul_(slope, weight)
+    assert total is not None  # without a sum there is no gradient to come here with
+    return tile.allowed_(total, 0.0)
 
 
 def _filled(tiles: Sequence[Tile], tensors: Sequence[Tensor]) -> Iterator[Tile]:
@@ -153,7 +159,7 @@ def _again(ctx: Any, x: Tensor, y: Tensor, shifts: Tensor, grad: Tensor) -> tupl
     return dx, dy[0] if dy else None
 
 
-def _add_extreme(extreme: Extreme, tile: Tile, best: Tensor, where: Tensor) -> None:
+def add_extreme(extreme: Extreme, tile: Tile, best: Tensor, where: Tensor) -> None:
     """Update the best value (A,) and its column (A,) of the rows a tile serves."""
     values = tile.allowed(tile.s if extreme.largest else -tile.s, -math.inf)
     for side in tile.sides:
@@ -164,13 +170,13 @@ def _add_extreme(extreme: Extreme, tile: Tile, best: Tensor, where: Tensor) -> N
         where[side.rows] = torch.where(better, place + first, where[side.rows])
 
 
-def _terms(statistics: Sequence[Statistic], x: Tensor, bound: float) -> list[_Term]:
-    terms: list[_Term] = []
+def terms_of(statistics: Sequence[Statistic], x: Tensor, bound: float) -> list[Term]:
+    terms: list[Term] = []
     stop = 0
     for number, statistic in enumerate(statistics):
         start, stop = stop, stop + len(parts_of(statistic))
         running = statistic.scale is not None and abs(statistic.scale) * bound > SAFE_EXPONENT
-        terms.append(_Term(statistic, number, slice(start, stop), running))
+        terms.append(Term(statistic, number, slice(start, stop), running))
     return terms
 
 
@@ -186,6 +192,7 @@ def row_statistics(
     symmetric: bool = False,
     tile: int | None = None,
     first: int = 0,
+    embeddings: tuple[Tensor, Tensor] | None = None,
 ) -> dict[AnyStatistic, Tensor]:
     """Compute all statistics of the rows of x y^T in one sweep, forward and backward.
 
@@ -198,6 +205,8 @@ def row_statistics(
         symmetric: x is y, `first` is 0, and j is excluded for i exactly if i is for j.
         tile: rows and columns of a tile; by default TILE on a CPU and eight times that on an accelerator.
         first: columns before it take part in no row.
+        embeddings: of which the rows of x and y are multiples, in the dtype they came in; fused kernels multiply those
+            where they are in half precision.
 
     Returns:
         A tensor (A,) for each statistic; indices for `Extreme`.
@@ -205,13 +214,16 @@ def row_statistics(
     on_cpu = x.device.type == "cpu"
     if first:
         y, excluded = y[first:], excluded - first
+        embeddings = embeddings and (embeddings[0], embeddings[1][first:])
     if bound is None:
-        bound = float(_longest(x) * _longest(y)) if on_cpu and len(y) else math.inf
+        bound = float(longest(x) * longest(y)) if on_cpu and len(y) else math.inf
     wanted = list(dict.fromkeys(statistics))
-    terms = _terms([stat for stat in wanted if isinstance(stat, Statistic)], x, bound)
+    terms = terms_of([stat for stat in wanted if isinstance(stat, Statistic)], x, bound)
     extremes = [stat for stat in wanted if isinstance(stat, Extreme)]
     tiling = Tiling(excluded, symmetric, tile or (TILE if on_cpu else 8 * TILE))
-    sums, shifts, *where = _Sweep.apply(x, y, tiling, terms, extremes)  # type: ignore[no-untyped-call]
+    asked, running = [term.statistic for term in terms], [term.running for term in terms]
+    found = None if tile else engine.sums(x, y, excluded, asked, running, extremes, symmetric, embeddings)
+    sums, shifts, *where = found or _Sweep.apply(x, y, tiling, terms, extremes)  # type: ignore[no-untyped-call]
     results: dict[AnyStatistic, Tensor] = {}
     for extreme, index in zip(extremes, where, strict=True):
         results[extreme] = torch.where(index < 0, index, index + first)
@@ -220,6 +232,6 @@ def row_statistics(
     return results
 
 
-def _longest(x: Tensor) -> Tensor:
+def longest(x: Tensor) -> Tensor:
     length: Tensor = torch.linalg.vector_norm(x.detach(), dim=1).max()
     return length

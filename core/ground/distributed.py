@@ -4,6 +4,7 @@ Every rank forms the same global loss; the backward of each collective adds the 
 that DistributedDataParallel takes afterwards is then the gradient of the global loss.
 """
 
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 _alone = False
+# The group of CPU tensors that belongs to a default group, as long as that lives.
+_cpu_groups: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
 
 
 def world_size() -> int:
@@ -66,29 +69,96 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        grad = grad.contiguous().clone()
-        dist.all_reduce(grad)
-        return grad.split(ctx.sizes)[dist.get_rank()], None
+        return reduce_scatter(grad, ctx.sizes), None
 
 
-def all_numbers(numbers: Sequence[int], device: torch.device) -> list[list[int]]:
-    """The same few integers of every rank, in rank order."""
-    mine = torch.tensor(numbers, device=device)
+def reduce_scatter(values: Tensor, sizes: Sequence[int]) -> Tensor:
+    """This rank's share of the sum over ranks of values (sum of sizes, ...); each rank's rows stand in rank order."""
+    if dist.get_backend() == "mpi":  # the only backend of PyTorch's own without the collective
+        total = values.contiguous().clone()
+        dist.all_reduce(total)
+        own: Tensor = total.split(list(sizes))[dist.get_rank()]
+        return own.clone()
+    parts = [part.contiguous() for part in values.split(list(sizes))]
+    mine = torch.empty_like(parts[dist.get_rank()])
+    dist.reduce_scatter(mine, parts)
+    return mine
+
+
+def all_numbers(numbers: Sequence[int]) -> list[list[int]]:
+    """The same few integers of every rank, in rank order; they go from host to host, and no device is waited for."""
+    mine = torch.tensor(numbers)
     found = [torch.empty_like(mine) for _ in range(world_size())]
-    dist.all_gather(found, mine)
+    dist.all_gather(found, mine, group=_of_hosts())
     rows: list[list[int]] = torch.stack(found).tolist()
     return rows
 
 
+def _of_hosts() -> Any:
+    """A group that takes CPU tensors: the default one, or one of the same ranks besides it.
+
+    The first call makes it, so every rank must make that call.
+    """
+    world = dist.group.WORLD
+    if "cpu:" in dist.get_backend_config():
+        return world
+    if world not in _cpu_groups:
+        _cpu_groups[world] = dist.new_group(backend="gloo")
+    return _cpu_groups[world]
+
+
 def row_counts(rows: Tensor) -> list[int]:
     """Number of rows that each rank holds."""
-    return [count for (count,) in all_numbers([len(rows)], rows.device)]
+    return [count for (count,) in all_numbers([len(rows)])]
 
 
 def gather_rows(rows: Tensor, sizes: list[int]) -> Tensor:
     """Rows of all ranks in rank order, (sum of sizes, ...); the gradient flows back to the rank each row came from."""
     gathered: Tensor = _Gather.apply(rows, sizes)  # type: ignore[no-untyped-call]
     return gathered
+
+
+class Exchange:
+    """Rows on their way to one rank while others arrive from another; the tensors are the network's until `wait`.
+
+    Args:
+        sent: contiguous.
+        to: rank that gets it.
+        received: contiguous, of the shape and dtype of what comes.
+        source: rank it comes from.
+    """
+
+    def __init__(self, sent: Tensor, to: int, received: Tensor, source: int) -> None:
+        self._sent, self._received = sent, received
+        ways = [dist.P2POp(dist.isend, sent, to), dist.P2POp(dist.irecv, received, source)]
+        self._works = dist.batch_isend_irecv(ways)
+
+    def wait(self) -> Tensor:
+        """What came."""
+        for work in self._works:
+            work.wait()
+        return self._received
+
+
+def round_trip(mine: Tensor, sizes: Sequence[int], hops: int) -> Iterator[tuple[int, Tensor]]:
+    """(rank, its rows): this rank's own first, then those of the next ranks, each under way while one is looked at.
+
+    Args:
+        mine: (sizes[rank], ...) contiguous.
+        sizes: rows of each rank.
+        hops: how many other ranks' rows come by, from 0 to all.
+    """
+    ranks, me = len(sizes), dist.get_rank()
+    rows = mine
+    for hop in range(hops + 1):
+        owner = (me + hop) % ranks
+        coming = None
+        if hop < hops:
+            received = mine.new_empty(sizes[(owner + 1) % ranks], *mine.shape[1:])
+            coming = Exchange(rows, (me - 1) % ranks, received, (me + 1) % ranks)
+        yield owner, rows
+        if coming is not None:
+            rows = coming.wait()
 
 
 def all_sum(values: Tensor) -> Tensor:
@@ -99,10 +169,16 @@ def all_sum(values: Tensor) -> Tensor:
     return total
 
 
-def log_mean_exp(logs: Tensor, counts: Tensor) -> Tensor:
-    """log( sum_i e^{logs_i} / sum_i counts_i ) over the rows of all ranks; scalar with gradient."""
-    top = logs.detach().max()
+def all_max(values: Tensor) -> Tensor:
+    """Maximum over ranks, without gradient."""
+    top = values.detach().clone()
     if world_size() > 1:
         dist.all_reduce(top, op=dist.ReduceOp.MAX)
+    return top
+
+
+def log_mean_exp(logs: Tensor, counts: Tensor) -> Tensor:
+    """log( sum_i e^{logs_i} / sum_i counts_i ) over the rows of all ranks; scalar with gradient."""
+    top = all_max(logs.detach().max())
     total = all_sum((logs - top).exp().sum())
     return total.log() + top - all_sum(counts.sum().to(logs.dtype)).log()

@@ -32,6 +32,10 @@ class ConfigError(DipoleError, ValueError):
     """A recipe or a --set override is wrong."""
 
 
+class EngineError(DipoleError, RuntimeError):
+    """An engine was asked for that there is none of, or that cannot run here."""
+
+
 class DataError(DipoleError, ValueError):
     """A data set is missing, empty or damaged."""
 

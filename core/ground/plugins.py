@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import Distribution, EntryPoint, entry_points
 from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any
@@ -66,7 +66,13 @@ def _installed() -> tuple[tuple[str, int], ...]:
 
 def package(point: EntryPoint) -> str:
     """The name of the distribution that declares an entry point."""
-    return point.dist.name if point.dist else "(no package)"
+    return _name(point.dist) if point.dist else "(no package)"
+
+
+@lru_cache(maxsize=256)
+def _name(found: Distribution) -> str:
+    """Kept, as each look reads all of the metadata; a suite asks thousands of times."""
+    return found.name
 
 
 def distribution(point: EntryPoint) -> str:

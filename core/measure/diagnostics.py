@@ -14,6 +14,7 @@ from dipole.core.contrast.pairs import Pairs
 from dipole.core.contrast.registry import register
 from dipole.core.contrast.regularizers.dp import Distance
 from dipole.core.contrast.similarity import full_precision, normalize, paired
+from dipole.core.contrast.spectrum import effective_rank
 from dipole.core.contrast.statistics import AnyStatistic, Count, LogSumExp, SoftmaxMean
 from dipole.core.contrast.sweep import TILE, row_statistics
 from dipole.core.ground.errors import PairsError
@@ -62,7 +63,7 @@ def _upper_tiles(n: int) -> Iterator[tuple[slice, slice]]:
             yield slice(top, min(top + TILE, n)), slice(left, min(left + TILE, n))
 
 
-def _distances(embeddings: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def pair_distances(embeddings: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield D_ij of pairs i < j with their rows and columns, flat, tile by tile."""
     z = normalize(full_precision(embeddings.detach()))
     for rows, columns in _upper_tiles(len(z)):
@@ -91,7 +92,7 @@ def distance_histogram(
     """
     every_pair(embeddings)
     counts = torch.zeros(2, bins, dtype=torch.long, device=embeddings.device)
-    for distance, i, j in _distances(embeddings):
+    for distance, i, j in pair_distances(embeddings):
         place = (distance * bins).long().clamp_max_(bins - 1)
         same = torch.zeros_like(place) if labels is None else (labels[i] == labels[j]).long().to(place.device)
         counts += torch.bincount(same * bins + place, minlength=2 * bins).view(2, bins)
@@ -155,7 +156,7 @@ def similarity_error(
     """
     mu = (delta_neg - delta_pos) / 2 if mu is None else mu
     sums, counts = embeddings.new_zeros(2, dtype=torch.double), embeddings.new_zeros(2, dtype=torch.double)
-    for distance, i, j in _distances(embeddings):
+    for distance, i, j in pair_distances(embeddings):
         same = (labels[i] == labels[j]).to(distance.device)
         excess = torch.where(same, distance - delta_pos - mu, delta_neg - mu - distance).clamp_min_(0).double()
         for kind, mask in enumerate((~same, same)):
@@ -220,6 +221,11 @@ def min_max_ratio(features: Tensor) -> float:
     Returns:
         The mean over points whose nearest other point does not coincide with them; nan if all do.
     """
+    return float(min_max_ratios(features).mean())
+
+
+def min_max_ratios(features: Tensor) -> Tensor:
+    """(D_max - D_min) / D_min of each point that no other point coincides with; see `min_max_ratio`."""
     x = full_precision(every_pair(features).anchors)
     ratios = []
     for top in range(0, len(x), TILE):
@@ -228,7 +234,7 @@ def min_max_ratio(features: Tensor) -> float:
         nearest = distance.index_put((own, own + top), distance.new_tensor(math.inf)).amin(1)
         apart = nearest > 0
         ratios.append((distance.amax(1)[apart] - nearest[apart]) / nearest[apart])
-    return float(torch.cat(ratios).mean())
+    return torch.cat(ratios)
 
 
 def _positive_cosines(pairs: Pairs) -> Tensor:
@@ -251,12 +257,19 @@ def alignment(pairs: Pairs, alpha: Annotated[float, Range(above=0), "exponent"] 
 @register(
     "uniformity",
     kind="diagnostic",
-    formula="log mean_{i,j} e^{-t ||z_i - z_j||^2} over pairs of different instances",
+    formula="log mean_{i,j} e^{-t ||z_i - z_j||^2} over pairs of different instances that one encoder made",
     source="Wang & Isola 2020",
 )
 def uniformity(pairs: Pairs | Tensor, t: Annotated[float, Range(above=0), "precision"] = 2.0) -> float:
-    """Log of the mean Gaussian potential of different instances; nan if there are none."""
+    """Log of the mean Gaussian potential of different instances, the mean over both encoders where there are two.
+
+    nan if there are no such pairs.
+    """
     pairs = every_pair(pairs) if isinstance(pairs, Tensor) else pairs
+    return float(torch.tensor([_uniformity(side, t) for side in pairs.within_sides()]).mean())
+
+
+def _uniformity(pairs: Pairs, t: float) -> float:
     if not bool((pairs.negative_counts > 0).any()):
         return math.nan
     (potential,) = _statistics(pairs, LogSumExp(2 * t))
@@ -290,3 +303,11 @@ def numerical_rank(matrix: Tensor, tolerance: float | None = None) -> int:
     if tolerance is None:
         tolerance = max(matrix.shape) * torch.finfo(values.dtype).eps
     return int((values > tolerance * values.amax()).sum()) if values.numel() and values.amax() > 0 else 0
+
+
+register(
+    "effective_rank",
+    kind="diagnostic",
+    formula="exp( -sum_i p_i log p_i ), p_i = sigma_i / sum_j sigma_j of the singular values",
+    source="Roy & Vetterli 2007",
+)(effective_rank)

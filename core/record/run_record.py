@@ -105,7 +105,9 @@ class RunRecord(Part):
     data: dict[str, Any]
     parameters: int = Field(description="trained numbers, those of the objective included")
     negatives_per_anchor: Number = None
-    notes: list[str] = Field(default_factory=list, description="terms that were 0 at every step, and why")
+    notes: list[str] = Field(
+        default_factory=list, description="terms that were 0 at every step, and why; what became of a term"
+    )
     steps: int = 0
     epochs: float = 0.0
     wall_seconds: float = 0.0

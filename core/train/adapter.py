@@ -16,9 +16,9 @@ Nothing after `embed` knows the domain.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NotRequired, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NotRequired, TypedDict, Unpack
 
 from dipole.core.train.config import Settings
 
@@ -48,6 +48,20 @@ class Context(TypedDict):
     batch_size: int
     rank: NotRequired[int]
     world_size: NotRequired[int]
+
+
+class Sketch(NamedTuple):
+    """What a domain knows of a run without its data.
+
+    Attributes:
+        width: of the embedding.
+        related: an objective, a width and `arguments` -> random rows, related as those of a batch.
+        arguments: of `related`; equal ones give equal pairs.
+    """
+
+    width: int
+    related: Callable[..., Pairs | tuple[Pairs, ...]]
+    arguments: tuple[Hashable, ...] = ()
 
 
 class Adapter(ABC):
@@ -96,6 +110,18 @@ class Adapter(ABC):
         self.batch_size = context["batch_size"]
         self.rank = context.get("rank", 0)
         self.world_size = context.get("world_size", 1)
+
+    @classmethod
+    def sketch(cls, config: Any, batch_size: int, world_size: int = 1) -> Sketch | None:
+        """Build the networks of a run as its settings say, for `dipole bench --plan`; None where a domain cannot.
+
+        Nothing is read: sizes of data that are not there are those that the settings let one expect. Networks are built
+        on the meta device, on which tensors have a shape and no memory.
+
+        Raises:
+            ConfigError: where the run could not be built either.
+        """
+        return None
 
     @abstractmethod
     def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dipole.core.contrast.gather import at_hand
 from dipole.core.contrast.objective import Outcome
 from dipole.core.ground.distributed import alone
 from dipole.core.ground.errors import DipoleError
@@ -103,10 +104,11 @@ class Bookkeeping(RunState):
         """Probe the encoder as it is, log and return the numbers (None on ranks other than 0)."""
         self.settle()
         found = None
+        pairs = None if self._pairs is None else tuple(map(at_hand, self._pairs))
         if self.fabric.is_global_zero:
             self._progress.status("evaluating")
             with alone():
-                found = evaluate(self.adapter, self.objective, self.seeds, self._pairs)
+                found = evaluate(self.adapter, self.objective, self.seeds, pairs)
             self._evaluated = (self.step, found)
             self.log(found.as_metrics())
             shown = [f"{name} {number(value)}" for name, value in list(found.results.items())[:SHOWN]]
@@ -132,6 +134,8 @@ class Bookkeeping(RunState):
             return self._record("done")
         save_weights(self.folder.model, self.adapter.module, self.objective)
         record = self._write_record("done")
+        for line in self._evaluated[1].remarks if self._evaluated is not None else []:
+            self._progress.warn(f"warning: {line}.")
         self.folder.clear_checkpoints()
         self._progress.close(self.step)
         self._progress.note(f"finished {self.step} steps in {duration(self.elapsed)}: {self.folder.path}")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
+from functools import cache
+from typing import Any
+
 import torch
 
 from dipole.core.contrast.objective import Composite, objective
@@ -10,6 +14,8 @@ from dipole.core.train.adapter import Adapter
 from dipole.core.train.config import RunConfig
 from dipole.core.train.domains import adapter_class
 from dipole.core.train.run_folder import RunFolder
+
+NARROW = 8  # width of the random rows that an objective is tried on
 
 
 def build(
@@ -34,4 +40,37 @@ def build(
     if config.objective == "none":
         return adapter, None
     seed_everything(seeds.stream("model", "objective"))
-    return adapter, objective(config.objective, dim=adapter.embedding_dim).to(device)
+    return adapter, objective(config.objective, dim=adapter.embedding_dim, ring=config.train.ring).to(device)
+
+
+def construct(config: RunConfig, world_size: int = 1) -> None:
+    """Build what a run would train, without its data, memory or time: encoder, taps and objective.
+
+    The objective is also given random rows that are paired as the run's are. Where a domain has no `sketch`, the
+    objective's text alone is tried. What was tried once is remembered.
+
+    Raises:
+        DipoleError: what stops the run before its first step.
+    """
+    domain = adapter_class(config.domain)
+    sketch = domain.sketch(config.settings, config.train.batch_size, world_size)
+    if config.objective == "none":
+        return
+    _build_objective(config.objective, None if sketch is None else sketch.width)
+    if sketch is not None:
+        _relate(config.objective, sketch.related, sketch.arguments)
+
+
+@cache
+def _build_objective(text: str, width: int | None) -> None:
+    with torch.device("meta"):
+        objective(text, width)
+
+
+@cache
+@torch.no_grad()
+def _relate(text: str, related: Callable[..., Any], arguments: tuple[Hashable, ...]) -> None:
+    # Whether pairs suffice does not depend on the width; the cost of L or of prototypes does.
+    with torch.random.fork_rng(devices=[]):
+        built = objective(text, NARROW)
+        built(related(built, NARROW, *arguments))

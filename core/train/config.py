@@ -104,6 +104,10 @@ class TrainConfig(Settings):
         default=False, description="keep less of the encoder for the backward pass, and compute it again there"
     )
     compile: bool = Field(default=False, description="compile the encoders for training (torch.compile)")
+    ring: bool = Field(
+        default=False,
+        description="several ranks: candidates travel round a ring instead of being gathered on every rank",
+    )
     evaluate_every: int | None = Field(default=None, ge=1, description="period of evaluation; default only at the end")
     checkpoint_every: int | None = Field(
         default=None, ge=1, description="period of checkpoints; default 1 epoch or 1000 steps"

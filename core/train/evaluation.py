@@ -10,8 +10,14 @@ import torch
 from torch import Tensor
 
 from dipole.core.contrast.gather import relate
+from dipole.core.contrast.objective import SHARPNESS
+from dipole.core.contrast.spectrum import effective_rank
 from dipole.core.ground.seeding import Seeds, isolated
 from dipole.core.measure import diagnostics
+from dipole.core.measure.theory import arora
+from dipole.core.measure.theory.choices import Choices
+from dipole.core.measure.theory.latent import Latent, collision
+from dipole.core.measure.theory.report import choose
 from dipole.core.record import Histogram, Number, finite
 
 if TYPE_CHECKING:
@@ -21,15 +27,18 @@ if TYPE_CHECKING:
 
 POINTS = 2000
 """At most this many test points enter the diagnostics, chosen by the probe stream."""
+CLASS_POINTS = 500
+"""At most so many of them enter the losses over pairs of classes."""
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Numbers of one evaluation."""
+    """Numbers of one evaluation, and what the terms remark about themselves."""
 
     results: dict[str, Number]
     diagnostics: dict[str, Number] = field(default_factory=dict)
     histogram: Histogram | None = None
+    remarks: list[str] = field(default_factory=list)
 
     def as_metrics(self) -> dict[str, Number]:
         return {
@@ -56,28 +65,32 @@ def evaluate(
     try:
         with isolated(seeds.probe):
             results = finite(adapter.evaluate(objective))
-            features, labels = adapter.features("test")
-            values, histogram = diagnose(features, labels, objective, seeds)
+            features, labels = some_points(*adapter.features("test"), seeds)
+            values, histogram = diagnose(features, labels, objective)
             seen = adapter.diagnostic_pairs() if pairs is None else pairs
             if seen is not None:
-                values |= diagnose_pairs(relate(seen).local_pairs)
+                values |= diagnose_pairs(relate(seen).local_pairs, objective)
             if objective is not None:
-                values |= diagnose_objective(objective)
+                values |= diagnose_objective(objective, features)
     finally:
         for module, mode in zip(modules, modes, strict=True):
             module.train(mode)
-    return Evaluated(results, finite(values), histogram)
+    return Evaluated(results, finite(values), histogram, [] if objective is None else remarks(objective))
+
+
+def some_points(features: Tensor, labels: Tensor | None, seeds: Seeds) -> tuple[Tensor, Tensor | None]:
+    """At most `POINTS` of the embeddings (n, d), in single precision, with their labels."""
+    if len(features) > POINTS:
+        chosen = torch.from_numpy(seeds.numpy("probe", "points").permutation(len(features))[:POINTS])
+        features, labels = features[chosen], None if labels is None else labels[chosen]
+    return features.float(), labels
 
 
 @torch.no_grad()
 def diagnose(
-    features: Tensor, labels: Tensor | None, objective: Composite | None, seeds: Seeds
+    features: Tensor, labels: Tensor | None, objective: Composite | None
 ) -> tuple[dict[str, float], Histogram]:
     """Measure the geometry of frozen embeddings (n, d); a negative label means none."""
-    if len(features) > POINTS:
-        chosen = torch.from_numpy(seeds.numpy("probe", "points").permutation(len(features))[:POINTS])
-        features, labels = features[chosen], None if labels is None else labels[chosen]
-    features = features.float()
     if objective is not None:
         device = next(objective.parameters(), features).device
         features = objective.transform(features.to(device)).cpu()
@@ -86,6 +99,7 @@ def diagnose(
         "margin_occupancy": diagnostics.margin_occupancy(features),
         "min_max_ratio": diagnostics.min_max_ratio(features),
         "rank": diagnostics.numerical_rank(features),
+        "effective_rank": effective_rank(features),
     }
     known = torch.zeros(len(features), dtype=torch.bool) if labels is None else labels >= 0
     found = diagnostics.distance_histogram(features)
@@ -93,6 +107,7 @@ def diagnose(
     if labels is not None and int(known.sum()) > 1:
         by_class = diagnostics.distance_histogram(features[known], labels[known])
         values["similarity_error"] = diagnostics.similarity_error(features[known], labels[known])[0]
+        values |= diagnose_classes(features[known], labels[known])
     return values, Histogram(
         edges=found.edges.tolist(),
         all=found.all.tolist(),
@@ -101,19 +116,46 @@ def diagnose(
     )
 
 
+def diagnose_classes(features: Tensor, labels: Tensor) -> dict[str, float]:
+    """The terms of Arora's theorems (hinge, one negative), on at most `CLASS_POINTS` labelled points as they are."""
+    chosen = choose(labels, len(features), Choices(points=CLASS_POINTS))
+    points = Latent.of(features[chosen], labels[chosen])
+    if points.classes < 2:
+        return {}
+    return {
+        "class_collision": collision(points.prior),
+        "intraclass_deviation": arora.deviation(points),
+        "unsupervised_loss": arora.unsupervised_loss(points).whole,
+        "mean_classifier_loss": arora.mean_classifier_loss(points),
+    }
+
+
 @torch.no_grad()
-def diagnose_pairs(several: tuple[Pairs, ...]) -> dict[str, float]:
-    """Measure one batch of positives and negatives; the mean over the Pairs that it gave."""
+def diagnose_pairs(several: tuple[Pairs, ...], objective: Composite | None = None) -> dict[str, float]:
+    """Measure one batch of positives and negatives; the mean over the Pairs that it gave.
+
+    The entropy is that of the negatives' weights at the objective's own t_neg (`Composite.sharpness`).
+    """
+    t_neg = SHARPNESS[1] if objective is None else objective.sharpness()[1]
     found = [
-        (*diagnostics.conditional_entropy(pairs), diagnostics.alignment(pairs), diagnostics.uniformity(pairs))
+        (*diagnostics.conditional_entropy(pairs, t_neg), diagnostics.alignment(pairs), diagnostics.uniformity(pairs))
         for pairs in several
     ]
     names = ("conditional_entropy", "conditional_entropy_maximum", "alignment", "uniformity")
-    return {name: fmean(values) for name, values in zip(names, zip(*found, strict=True), strict=True)}
+    measured = {name: fmean(values) for name, values in zip(names, zip(*found, strict=True), strict=True)}
+    return measured | {"conditional_entropy_t_neg": t_neg}
 
 
-def diagnose_objective(objective: Composite) -> dict[str, float]:
-    """Collect what the terms say about themselves (the rank of CLLR's L), as `<term>.<name>`."""
+@torch.no_grad()
+def diagnose_objective(objective: Composite, features: Tensor) -> dict[str, float]:
+    """Collect what the terms say about themselves, alone and on embeddings (n, d), as `<term>.<name>`."""
     return {
-        f"{name}.{key}": value for name, _, term in objective for key, value in getattr(term, "summary", dict)().items()
+        f"{name}.{key}": value
+        for name, _, term in objective
+        for key, value in (term.summary() | term.measure(features)).items()
     }
+
+
+def remarks(objective: Composite) -> list[str]:
+    """What the terms want to be known of the state they are in, a sentence each."""
+    return [f"{name}: {text}" for name, _, term in objective for text in term.remarks()]

@@ -181,7 +181,8 @@ class Run(Bookkeeping):
                 self.note_terms(outcome)
                 values: dict[str, Tensor | float] = {"train/loss": loss.detach(), "train/lr": rate}
                 if is_finite:
-                    values["train/grad_norm"] = norm
+                    # The mean of squares is not the square of the mean.
+                    values |= {"train/grad_norm": norm, "train/grad_norm_squared": norm * norm}
                 if scaler.is_enabled():
                     values["train/skipped"] = float(not is_finite)
                 self.advance(values | {f"train/loss.{name}": term.value for name, term in outcome.terms.items()})

@@ -140,7 +140,7 @@ class RunState:
             data=self.adapter.data_info(),
             parameters=sum(p.numel() for m in modules for p in m.parameters() if p.requires_grad),
             negatives_per_anchor=self._negatives,
-            notes=self._notes.lines,
+            notes=[*self._notes.lines, *(found.remarks if found else [])],
             steps=self.step,
             epochs=self.epoch,
             wall_seconds=round(self.elapsed, 3),

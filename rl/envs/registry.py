@@ -44,6 +44,12 @@ class Environment:
         named = (each.name for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD))
         return tuple(name for name in named if name not in self.fixed)
 
+    def default(self, setting: str) -> Any:
+        """What a keyword is where nobody gives it; None where the factory has no such keyword."""
+        if setting in self.fixed or setting not in self.settings:
+            return self.fixed.get(setting)
+        return inspect.signature(self.factory).parameters[setting].default
+
     @property
     def code(self) -> Callable[..., Any]:
         """The class or function that makes it, also of an id of gymnasium's."""

@@ -1,10 +1,13 @@
 """CLLR beyond its value: proximal steps reach zeros, pruning keeps what the papers keep, features are projected."""
 
+import numpy as np
 import pytest
 import torch
 
 import dipole
-from dipole.core.contrast.regularizers.cllr import shrink_columns, shrink_spectrum
+from dipole.core.contrast.regularizers.cllr import reconstruction, shrink_columns, shrink_spectrum, survives_above
+from dipole.core.contrast.spectrum import distance_from_identity, effective_rank
+from dipole.core.train.evaluation import diagnose_objective
 
 
 @pytest.mark.parametrize(
@@ -60,7 +63,7 @@ def test_prune():
     with torch.no_grad():
         columns.L.copy_(torch.diag(torch.tensor([1.0, 0.0, 2.0, 1e-7])))
     assert columns.prune().shape == (4, 2)
-    assert columns.summary() == {"rank": 2.0, "columns": 2.0}
+    assert columns.summary().items() >= {"rank": 2.0, "columns": 2.0}.items()
 
     dependent = dipole.objective("infonce+cllr(dim=4, norm=nuclear)").terms[1]
     with torch.no_grad():
@@ -95,3 +98,99 @@ def test_parameters_without_dim_are_created_at_the_first_call_and_then_trained()
     assert fresh.state_dict() == {}
     fresh.load_state_dict(objective.state_dict())
     assert torch.equal(fresh(z, z).loss, objective(z, z).loss)
+
+
+def with_projection(options, L):
+    term = dipole.objective(f"infonce+cllr(dim={len(L)}, {options})").terms[1]
+    with torch.no_grad():
+        term.L.copy_(L)
+    return term
+
+
+@pytest.mark.parametrize("norm", ["l21", "nuclear"])
+def test_what_is_small_is_nothing_however_small_the_rest(norm):
+    """L that shrinks as a whole loses its rank; what counts as zero is a length, not a share of the longest column."""
+    shrunk = with_projection(f"norm={norm}", 9e-4 * torch.eye(6))
+    assert shrunk.summary().items() >= {"rank": 0.0, "columns": 0.0, "effective_rank": 0.0}.items()
+    mixed = with_projection(f"norm={norm}", torch.diag(torch.tensor([100.0, 0.5, 0.03, 0.009])))
+    assert mixed.summary()["rank"] == mixed.summary()["columns"] == 3
+    assert int((mixed.prune(0.1).norm(dim=0) > 0).sum()) == 2
+    coarse = with_projection(f"norm={norm}, tolerance=0.1", mixed.L.detach())
+    assert coarse.summary()["rank"] == coarse.summary()["columns"] == 2
+    fine = with_projection(f"norm={norm}, tolerance=1e-5", 9e-4 * torch.eye(6))
+    assert fine.summary()["rank"] == 6
+
+
+def test_effective_rank_against_numpy():
+    x = torch.randn(9, 5, generator=torch.Generator().manual_seed(0))
+    values = np.linalg.svd(x.numpy().astype(np.float64), compute_uv=False)
+    share = values / values.sum()
+    assert effective_rank(x) == pytest.approx(np.exp(-(share * np.log(share)).sum()), rel=1e-6)
+    assert effective_rank(7 * x) == pytest.approx(effective_rank(x), rel=1e-6)
+    assert effective_rank(torch.eye(5)) == pytest.approx(5)
+    assert effective_rank(x[:, :1] @ x[:1]) == pytest.approx(1, abs=1e-3)
+    assert effective_rank(torch.zeros(3, 4)) == 0
+    assert effective_rank(torch.diag(torch.tensor([1.0, 1.0, 1e-3])), tolerance=0.01) == pytest.approx(2)
+    assert np.isnan(effective_rank(torch.full((2, 2), float("inf"))))
+
+
+def test_distance_from_identity():
+    assert distance_from_identity(-0.3 * torch.eye(5)) == pytest.approx(0, abs=1e-7)
+    swap = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+    assert distance_from_identity(swap) == pytest.approx(1)
+    assert distance_from_identity(torch.diag(torch.tensor([1.0, 3.0]))) == pytest.approx((2 / 10) ** 0.5)
+
+
+def test_numbers_of_the_projection_are_logged_beside_those_of_the_features():
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(40, 3, generator=generator) @ torch.randn(3, 6, generator=generator)
+    objective = dipole.objective("infonce + 0.1*cllr(dim=6, norm=nuclear)")
+    with torch.no_grad():
+        objective.terms[1].L.copy_(torch.diag(torch.tensor([0.9, 0.8, 0.0, 0.0, 0.0, 0.0])))
+    found = diagnose_objective(objective, x)
+    L, rows = objective.terms[1].L.detach().double().numpy(), x.double().numpy()
+    lost = sum(np.square(L.T @ L @ row - row).sum() for row in rows)
+    assert found["cllr.error"] == pytest.approx(lost / np.square(rows).sum(), rel=1e-5)
+    assert found["cllr.energy"] == pytest.approx(np.mean([row @ row for row in rows]), rel=1e-5)
+    assert found["cllr.data_rank"] == np.linalg.matrix_rank(rows @ L.T) == 2
+    assert found["cllr.data_effective_rank"] == pytest.approx(effective_rank(x @ objective.terms[1].L.T), rel=1e-4)
+    assert found["cllr.norm"] == pytest.approx(1.7)
+    assert found["cllr.frobenius"] == pytest.approx((0.81 + 0.64) ** 0.5)
+    assert found["cllr.spectral"] == pytest.approx(0.9)
+
+
+def test_features_of_unit_length_have_no_scale():
+    x = torch.randn(12, 5, generator=torch.Generator().manual_seed(2)).double()
+    L = torch.randn(5, 5, generator=torch.Generator().manual_seed(3)).double()
+    term = with_projection("features=unit, alpha=0", L).double()
+    z = x / x.norm(dim=1, keepdim=True)
+    assert term(x, x).item() == pytest.approx(float(reconstruction(L, z).mean()))
+    assert term(1000 * x, 1000 * x).item() == pytest.approx(term(x, x).item())
+    torch.testing.assert_close(term.transform(x), x @ L.T)  # what is used downstream stays linear in Phi
+
+
+@pytest.mark.parametrize("norm", ["nuclear", "l21"])
+def test_a_direction_is_kept_by_its_energy_against_alpha(norm):
+    """Descent from the identity: energies above 3 sqrt(3)/8 alpha keep their direction, those below lose it."""
+    alpha = 2.0
+    energy = survives_above(alpha) * torch.tensor([0.1, 0.9, 1.1, 4.0]).double()
+    x = torch.diag((4 * energy).sqrt())  # four rows; their mean outer product is diag(energy)
+    if norm == "nuclear":
+        x = x @ torch.linalg.qr(torch.randn(4, 4, generator=torch.Generator().manual_seed(0)).double())[0]
+    term = with_projection(f"norm={norm}, alpha={alpha}, solver=proximal", torch.eye(4)).double()
+    rate = 0.02
+    for _ in range(800):
+        (gradient,) = torch.autograd.grad(reconstruction(term.L, x).mean(), [term.L])
+        with torch.no_grad():
+            term.L -= rate * gradient
+        term.after_step(rate, 1.0)
+    values = torch.linalg.svdvals(term.L.detach())
+    assert term.summary()["rank"] == 2
+    assert float(values[1]) > 3**-0.5
+    assert float(values[2]) < 1e-12
+    # What is kept is where 4 s l (1 - l^2) = alpha.
+    torch.testing.assert_close(
+        4 * energy[[3, 2]] * values[:2] * (1 - values[:2] ** 2), torch.full((2,), alpha).double()
+    )
+    if norm == "nuclear":
+        assert term.summary()["rank"] <= term.measure(x)["energy"] / survives_above(alpha)

@@ -48,6 +48,7 @@ SPECS = [
     "dp(reduction=sum)",
     "cllr(norm=nuclear, alpha=0.5)",
     "cllr(solver=proximal)",
+    "cllr(norm=nuclear, alpha=0.05, features=unit)",
     "0.5*infonce + 0.3*cacr + 0.1*dp + 0.1*cllr",
 ]
 CYCLIC = ["blocks(k=1)", "blocks(b=1, k=2, loss=hinge)"]

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
+import dipole
 from dipole.core.contrast import sweep
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.errors import PairsError
@@ -24,6 +25,7 @@ from dipole.core.measure.diagnostics import (
     similarity_error,
     uniformity,
 )
+from dipole.core.train.evaluation import diagnose_pairs
 
 N, WIDTH = 11, 4
 
@@ -177,8 +179,11 @@ def test_uniformity():
     assert uniformity(x) == pytest.approx(math.log(sum(kernel) / len(kernel)), abs=1e-6)
     pairs = window()
     a, c = pairs.anchors.numpy(), pairs.candidates.numpy()
-    kernel = [math.exp(-2 * (2 - 2 * cosine(a[i], c[j]))) for i in range(N) for j in range(N) if j != i]
-    assert uniformity(pairs) == pytest.approx(math.log(sum(kernel) / len(kernel)), abs=1e-6)
+    sides = [
+        [math.exp(-2 * (2 - 2 * cosine(z[i], z[j]))) for i in range(N) for j in range(N) if j != i] for z in (a, c)
+    ]  # f and g are two encoders: each is to be uniform
+    expected = sum(math.log(sum(kernel) / len(kernel)) for kernel in sides) / 2
+    assert uniformity(pairs) == pytest.approx(expected, abs=1e-6)
 
 
 def test_mean_distance_and_its_ceiling():
@@ -209,3 +214,21 @@ def test_one_point_is_refused():
     for measure in (mean_distance, min_max_ratio, distance_histogram, conditional_entropy):
         with pytest.raises(PairsError, match="n >= 2"):
             measure(normalize(points()[:1]))
+
+
+@pytest.mark.parametrize(
+    ("text", "t_neg"),
+    [("cacr(k=1, t_neg=3)", 3.0), ("infonce + 0.5*cacr(t_neg=0.9)", 0.9), ("infonce", 2.0), (None, 2.0)],
+)
+def test_the_entropy_of_a_run_is_at_its_own_sharpness(text, t_neg):
+    """CACR Fig. 3-5: each row weighs its negatives by its own t_neg; CACR's default where an objective has none."""
+    pairs = Pairs.from_views([points(), points(1)], negatives="queries")
+    found = diagnose_pairs((pairs,), None if text is None else dipole.objective(text))
+    z = pairs.anchors / pairs.anchors.norm(dim=1, keepdim=True)
+    entropies = []
+    for i in range(N):
+        weights = [math.exp(-t_neg * float((z[i] - z[j]).square().sum())) for j in range(N) if j != i]
+        entropies.append(-sum(w / sum(weights) * math.log(w / sum(weights)) for w in weights))
+    assert found["conditional_entropy"] == pytest.approx(sum(entropies) / N, abs=1e-5)
+    assert found["conditional_entropy_maximum"] == pytest.approx(math.log(N - 1))
+    assert found["conditional_entropy_t_neg"] == t_neg

@@ -115,6 +115,7 @@ def cross(a, b, **more):
 
 LAYOUTS = {
     "views": lambda r: Pairs.from_views([r["a"], r["b"]], r["labels"], r["index"]),
+    "queries of three views": lambda r: Pairs.from_views([r["a"], r["b"], r["c"]], r["labels"], r["index"], "queries"),
     "three views": lambda r: Pairs.from_views([r["a"], r["b"], r["c"]], r["labels"]),
     "queue": cross("a", "b", queue_labels=torch.tensor([0, 1, 2, 1])),
     "queue of strangers": cross("a", "b"),
@@ -245,6 +246,11 @@ def given_wrongly(rank):
     yield "changed", Pairs.cross(a, b, queue, batch_negatives=False).without(torch.full((4, 1), -1))
     yield "none at all", Embedded({}, views_of)
     yield "nonsense", Embedded({"a": a, "b": b}, lambda rows: rows["a"])
+    yield "several on one rank", tuple(Pairs.cross(a, b) for _ in range(1 + rank))
+    yield "batches of several sizes", tuple(Pairs.cross(each, each) for each in (a, b[: 4 - rank]))
+    yield "no mapping", Embedded([a, b] if rank else {"a": a, "b": b}, views_of)
+    yield "a name that is not there", Embedded({"a": a, "c": b}, views_of)
+    yield "no pairs at all", "pairs" if rank else Pairs.cross(a, b)
 
 
 def wrong_main(rank, file, results):
@@ -271,6 +277,14 @@ def test_what_one_rank_gives_wrongly_is_an_error_on_all(tmp_path):
     assert "(2,)" in second["one width"]
     assert "rank 0" in second["a row"]
     assert "Embedded(" in first["changed"]
+    assert "as many Pairs" in first["several on one rank"]
+    assert "has 2: " in second["several on one rank"]
+    assert "rank 1" in first["batches of several sizes"]
+    assert "one size" in second["batches of several sizes"]
+    assert "mapping" in second["no mapping"]
+    assert "'b'" in first["a name that is not there"]
+    assert "'a', 'c'" in second["a name that is not there"]
+    assert "got str" in second["no pairs at all"]
 
 
 def test_rows_are_checked_in_one_process_alike():
@@ -279,6 +293,10 @@ def test_rows_are_checked_in_one_process_alike():
     torch.testing.assert_close(term(Embedded({"a": a, "b": b, "labels": None}, views_of)).loss, term(a, b).loss)
     with pytest.raises(PairsError, match="labels list"):
         term(Embedded({"a": a, "b": b, "labels": [0, 1, 2, 3]}, views_of))
+    with pytest.raises(PairsError, match="mapping of names to tensors"):
+        term(Embedded([a, b], views_of))
+    with pytest.raises(PairsError, match=r"rows 'b', but Embedded\.rows has 'a' alone"):
+        term(Embedded({"a": a}, views_of))
 
 
 def test_a_gather_without_gradient_would_be_noticed():

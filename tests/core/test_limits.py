@@ -10,6 +10,7 @@ import dipole
 from dipole.core.conformance.reference import Case, uaur
 from dipole.core.contrast import dense, sweep
 from dipole.core.contrast.pairs import Pairs
+from dipole.core.measure.diagnostics import alignment, uniformity
 
 SIZES = st.tuples(st.integers(2, 6), st.integers(2, 4), st.integers(2, 5), st.integers(0, 10_000))
 quick = settings(max_examples=15, deadline=None)
@@ -233,3 +234,29 @@ def test_weights_of_terms_add_up():
     torch.testing.assert_close(mixed, 0.3 * a + 2 * b)
     # A regularizer written without a weight takes its paper's.
     agree("infonce + dp", "infonce + 0.1*dp", leaves, pairs)
+
+
+def in_pairs(f, g):
+    """Documents of two sentences each: a sentence has one neighbour."""
+    return Pairs.from_window(f, g, torch.arange(len(f)) // 2)
+
+
+@pytest.mark.parametrize("layout", [in_pairs, Pairs.cross])
+def test_two_encoders_do_not_end_at_two_opposite_points(layout):
+    """Uniformity is taken within each encoder: all f at one point and all g opposite is not what align_uniform wants.
+
+    Repelling across the two alone, log e^{-2 * 4} + 4 = -4 there is below what any aligned embedding reaches.
+    """
+    f, g = (z.detach().requires_grad_() for z in embeddings(8, 2, 3, 0))
+    point = torch.tensor([[1.0, 0.0, 0.0]], dtype=f.dtype).expand(8, 3)
+    term = dipole.objective("align_uniform")
+    assert float(term(layout(point, -point)).loss) == pytest.approx(4.0)  # alignment 4, uniformity 0
+    optimizer = torch.optim.Adam([f, g], 0.05)
+    for _ in range(300):
+        optimizer.zero_grad()
+        term(layout(f, g)).loss.backward()
+        optimizer.step()
+    pairs = layout(f.detach(), g.detach())
+    assert float(term(pairs).loss) < -1.5
+    assert alignment(pairs) < 0.1
+    assert uniformity(pairs) < -1.5

@@ -43,6 +43,46 @@ def test_keys_of_a_query_are_its_own():
     assert torch.equal(pairs.candidates[pairs.positives], keys)
 
 
+@pytest.mark.parametrize("views", [2, 5])
+def test_queries_repel_queries_alone(views):
+    """CACR Sec. 3.2: M anchors, K positives and M - 1 negatives each, the other instances' queries."""
+    z, labels, index = torch.randn(views, 6, 3), torch.arange(6) % 2, torch.randperm(6)
+    pairs = Pairs.from_views(list(z), labels, index, negatives="queries")
+    assert torch.equal(pairs.anchors, z[0])
+    assert pairs.negative_counts.tolist() == [5] * 6
+    for i in range(6):
+        assert torch.equal(pairs.candidates[pairs.positives[i]], z[1:, i])
+        assert torch.equal(pairs.candidates[pairs.negative_mask()[i]], z[0][torch.arange(6) != i])
+    assert torch.equal(pairs.labels, labels)
+    assert torch.equal(pairs.candidate_index[pairs.positives], index.unsqueeze(1).expand(6, views - 1))
+    with pytest.raises(PairsError, match="'all' or 'queries', got 'others'"):
+        Pairs.from_views(list(z), negatives="others")
+
+
+def test_two_encoders_are_two_sides_and_one_is_one():
+    document = torch.tensor([0, 0, 0, 1, 1])
+    f, g, queue = torch.randn(5, 3), torch.randn(5, 3), torch.randn(4, 3)
+    for mode in ("drop", "zero"):
+        first, second = Pairs.from_window(f, g, document, self_logit=mode).within_sides()
+        assert first.negative_counts.tolist() == second.negative_counts.tolist() == [4] * 5  # neighbours too
+        assert torch.equal(first.candidates[first.negative_mask()[1]], f[[0, 2, 3, 4]])
+        assert torch.equal(second.candidates[second.negative_mask()[1]], g[[0, 2, 3, 4]])
+    keys = torch.stack([g, 2 * g], 1)
+    first, second = Pairs.cross(f, keys, dropped=torch.tensor([[2], [-1], [5], [-1], [-1]])).within_sides()
+    # Key 0 of query 2 is no negative of query 0: the two are one instance, on both sides; key 1 of query 0, of query 2.
+    assert first.negative_counts.tolist() == [3, 4, 3, 4, 4]
+    assert second.negative_mask()[0].nonzero().flatten().tolist() == [1, 3, 4, 6, 7, 8, 9]
+    assert second.negative_counts.tolist() == [7, 8, 7, 8, 8] * 2
+    (queries,) = Pairs.cross(f, g, queue).within_sides()
+    assert queries.negative_counts.tolist() == [8] * 5
+    assert torch.equal(queries.candidates[queries.negative_mask()[0]], torch.cat([queue, f[1:]]))
+    for one in (
+        Pairs.from_views([f, g]), Pairs.from_crops([f, g], [f], queue), Pairs.of_points(f),
+        Pairs.from_blocks(torch.randn(3, 2, 4)), Pairs.from_blocks(torch.randn(3, 2, 4), "all"),
+    ):  # fmt: skip
+        assert one.within_sides() == (one,)
+
+
 def test_window_stays_inside_documents():
     document = torch.tensor([0, 0, 0, 1, 1, 2])
     pairs = Pairs.from_window(torch.randn(6, 3), torch.randn(6, 3), document, window=2)

@@ -463,3 +463,30 @@ def test_resume_on_a_gpu(blobs: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     first, second = weights(tmp_path / "whole"), weights(tmp_path / "parts")
     for name, tensor in first.items():
         torch.testing.assert_close(second[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("term", "rate", "said"),
+    [
+        ("cllr", 0.02, "cllr: L has vanished"),
+        ("cllr(alpha=0)", 0.1, "cllr: L is a multiple of the identity"),
+        ("1*cllr(alpha=0.3, features=unit, norm=nuclear, solver=proximal)", 0.1, None),
+    ],
+)
+def test_what_becomes_of_a_projection_is_said_and_recorded_once(
+    blobs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], term: str, rate: float, said: str | None
+) -> None:
+    overrides = (f"objective=infonce + {term}", "train.optimizer=sgd", f"train.learning_rate={rate}")
+    overrides += ("train.momentum=0",)
+    overrides += ("train.steps=150", "train.evaluate_every=50", "train.checkpoint_every=50")
+    record = quiet(blobs, *overrides, runs=tmp_path / "runs")
+    shown = [line for line in capsys.readouterr().err.splitlines() if "cllr: L" in line]
+    assert len(shown) == len(record.notes) == (said is not None)
+    assert all(line.startswith(f"warning: {said}") for line in shown)
+    assert all(note.startswith(str(said)) for note in record.notes)
+    found = record.diagnostics
+    assert {"effective_rank", "cllr.effective_rank", "cllr.norm", "cllr.error", "cllr.data_rank"} <= found.keys()
+    assert "diag/cllr.effective_rank" in read_metrics(RunFolder(tmp_path / "runs" / record.hash).metrics)[-1]
+    if said is None:
+        assert 0 < found["cllr.rank"] < 8
+        assert found["cllr.effective_rank"] < 8

@@ -23,6 +23,7 @@ CASES = {
     "window 1, drop": ({"window": 1, "self_logit": "drop"}, "infonce"),
     "window 2, zero": ({"window": 2, "self_logit": "zero"}, "dcl"),
     "window 2, drop": ({"window": 2, "self_logit": "drop"}, "cacr(t_pos=1.0, t_neg=2.0)"),
+    "window, within f and within g": ({"window": 1, "self_logit": "zero"}, "align_uniform"),
     "blocks": ({"pairs": "blocks", "block_size": 1}, "blocks"),
     "drawn blocks": ({"pairs": "blocks", "block_size": 1}, "blocks(k=4)"),
     "drawn random blocks": ({"pairs": "blocks", "blocks": "random", "block_size": 1}, "blocks(k=2, loss=hinge)"),
@@ -152,7 +153,7 @@ def test_microbatches_are_the_undivided_batch(corpus, tmp_path, encoder, microba
     whole = measured(corpus, dropout=0.2, **settings)
     divided = measured(corpus, dropout=0.2, microbatch=microbatch, **settings)
     assert max(off(divided, whole).values()) < 1e-12
-    assert encoder != "transformer" or off(measured(corpus, dropout=0.1, **settings), whole)["blocks"] > 1e-6
+    assert encoder != "transformer" or off(measured(corpus, dropout=0.8, **settings), whole)["blocks"] > 1e-6
 
 
 def test_a_gather_without_gradient_is_noticed(ranks, single):

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,57 @@ def test_kept_negatives_are_uniform():
     assert counts[0] == counts[6] == 0
     rest = counts[[1, 2, 3, 4, 5, 7, 8, 9, 10, 11]]
     assert (rest - 120).abs().max() < 40  # binomial(300, 0.4): standard deviation 8.5
+
+
+@pytest.mark.parametrize(("repel", "anchors"), [("queries", [16]), ("in-turn", [16, 16, 16])])
+def test_simclr_with_the_negatives_of_cacr(repel, anchors):
+    """CACR Sec. 3.2: M - 1 negatives, the other images' samples of the query's own view."""
+    a = adapter(views=3, simclr={"negatives": repel})
+    batch = next(iter(a.batches(0)))
+    found = related(a, batch)
+    several = found if isinstance(found, tuple) else (found,)
+    assert [len(pairs.anchors) for pairs in several] == anchors
+    with torch.no_grad():
+        views = a.module.branch(torch.cat(batch.views)).chunk(3)
+    for number, pairs in enumerate(several):
+        assert pairs.negative_counts.tolist() == [15] * 16
+        torch.testing.assert_close(pairs.anchors, views[number])
+        torch.testing.assert_close(pairs.candidates[negatives(pairs, 3)], views[number][torch.arange(16) != 3])
+    assert torch.isfinite(step(a, "cacr(k=2)", batch))
+    fewer = adapter(views=3, negatives=6, simclr={"negatives": repel})
+    found = related(fewer, batch)
+    for pairs in found if isinstance(found, tuple) else (found,):
+        assert pairs.negative_mask().sum(1).tolist() == [6] * 16
+    with pytest.raises(ConfigError, match="has 15 negatives per anchor"):
+        adapter(views=3, negatives=16, simclr={"negatives": repel})
+
+
+def test_the_most_that_the_entropy_can_be_is_the_log_of_the_papers_number(tmp_path):
+    """CACR Fig. 3: log 127 for K = 4 at M = 128, where all views of the other images would be 635."""
+    from dipole.core.train.loop import train
+    from dipole.core.train.recipe import load
+
+    settings = [
+        "train.batch_size=128", "train.epochs=", "train.steps=1", "vision.views=5", "vision.encoder.width=4",
+        "vision.probe.probes=['knn']", "vision.probe.baselines=false", "objective=cacr(k=4, t_neg=0.9)",
+    ]  # fmt: skip
+    for repel, most in (("all", 635), ("queries", 127)):
+        found = train(
+            load("digits-simclr", [*settings, f"vision.simclr.negatives={repel}"]).config, tmp_path, quiet=True
+        )
+        assert found.diagnostics["conditional_entropy_maximum"] == pytest.approx(math.log(most), abs=1e-6)
+        assert found.diagnostics["conditional_entropy_t_neg"] == 0.9
+
+
+def test_moco_whose_queue_alone_repels():
+    """He et al. 2020: the keys of the batch are nobody's negatives; by default they are, and not with `symmetric`."""
+    batch = next(iter(adapter().batches(0)))
+    counts = {}
+    for more in ({}, {"batch_negatives": False}, {"symmetric": True}, {"symmetric": True, "batch_negatives": True}):
+        found = related(adapter(method="moco", negatives=40, moco=more), batch)
+        first = found[0] if isinstance(found, tuple) else found
+        counts[str(more)] = int(first.negative_counts[0])
+    assert list(counts.values()) == [55, 40, 40, 55]
 
 
 def test_moco_pairs_queries_with_keys_of_a_slow_copy():

@@ -11,7 +11,9 @@ import torch
 from dipole import objective
 from dipole.core.cli import main
 from dipole.core.ground.errors import OptionError
-from dipole.vision.pictures import flat, neighbourhood, sharpness
+from dipole.core.train.loop import train
+from dipole.core.train.recipe import load
+from dipole.vision.pictures import around, flat, neighbourhood, sharpness
 
 
 def test_weights_equal_the_papers_sums():
@@ -36,6 +38,35 @@ def test_weights_equal_the_papers_sums():
 def test_sharpness_is_that_of_the_objective():
     assert sharpness(objective("0.5*infonce + cacr(t_pos=2, t_neg=0.9)")) == (2, 0.9)
     assert sharpness(objective("infonce")) == sharpness(None) == (1.0, 2.0)
+
+
+def test_the_query_is_in_the_middle_of_the_map():
+    points = torch.randn(9, 2, generator=torch.Generator().manual_seed(0)) + 5
+    moved, reach = around(points, "tsne")
+    assert reach == 10  # CACR: samples in [-10, 10] on both axes
+    assert moved[0].tolist() == [0, 0]
+    torch.testing.assert_close(torch.cdist(moved, moved), torch.cdist(points, points))
+    _, reach = around(points, "pca")
+    assert reach == pytest.approx(1.05 * float((points - points[0]).abs().max()))
+
+
+def test_a_query_may_have_more_positives_than_it_is_trained_with(tmp_path, monkeypatch):
+    """CACR Fig. 7 shows four, also of the encoder that was trained with one."""
+    from dipole.vision import adapter
+
+    drawn = []
+    monkeypatch.setattr(adapter, "draw_query", lambda views, found, *_, **__: drawn.append((views, found)))
+    settings = [
+        "vision.data.limit=64", "train.batch_size=32", "train.epochs=", "train.steps=1", "vision.encoder.width=4",
+        "vision.probe.probes=['knn']", "vision.probe.baselines=false", "vision.probe.picture=true",
+        "vision.probe.positives=4", "objective=cacr(k=1, t_neg=3)",
+    ]  # fmt: skip
+    train(load("digits-simclr", settings).config, tmp_path, quiet=True)
+    ((views, found),) = drawn
+    assert len(views) == 5
+    assert found.positives.shape == (4,)
+    assert found.negatives.shape == (31,)
+    assert found.t_neg == 3
 
 
 def test_the_plane_of_principal_components_keeps_what_lies_in_a_plane():

@@ -54,7 +54,11 @@ IMAGES, SIDE = 12, 4
 FRAMEWORKS = {
     "simclr": {"method": "simclr", "views": 3},
     "simclr, 5 negatives": {"method": "simclr", "negatives": 5},
+    "simclr, queries": {"method": "simclr", "views": 3, "simclr": {"negatives": "queries"}},
+    "simclr, in turn": {"method": "simclr", "views": 3, "simclr": {"negatives": "in-turn"}},
+    "simclr, 4 in turn": {"method": "simclr", "views": 3, "negatives": 4, "simclr": {"negatives": "in-turn"}},
     "moco": {"method": "moco", "negatives": 9, "views": 3},
+    "moco, queue alone": {"method": "moco", "negatives": 9, "moco": {"batch_negatives": False}},
     "moco, intra-batch": {"method": "moco", "negatives": 9, "moco": {"intra_batch": True}},
     "moco, symmetric": {"method": "moco", "negatives": 9, "views": 3, "moco": {"symmetric": True}},
     "moco, both": {"method": "moco", "negatives": 9, "views": 3, "moco": {"symmetric": True, "intra_batch": True}},
@@ -72,6 +76,7 @@ OBJECTIVES = (
     "cacr(k=2, intra_batch=true)",
     "blocks(k=3)",
     "hcl",
+    "align_uniform",
 )
 CASES = [
     *itertools.product(FRAMEWORKS, OBJECTIVES),
@@ -84,10 +89,14 @@ CASES = [
 SHARES = {1: [(12,)], 2: [(6, 6), (8, 4)], 3: [(4, 4, 4), (6, 2, 4)]}
 # cacr(k=2) asks for two positives, and these have one.
 ONE_POSITIVE = (
-    "simclr, 5 negatives", "moco, intra-batch", "cmc", "cmc, bank", "swav, small", "swav, small and queue", "blocks"
+    "simclr, 5 negatives", "moco, queue alone", "moco, intra-batch",
+    "cmc", "cmc, bank", "swav, small", "swav, small and queue", "blocks"
 )  # fmt: skip
 # blocks(k=3) finds no other block here.
-QUEUE_ALONE = ("moco, symmetric", "moco, both", "cmc, bank")
+QUEUE_ALONE = (
+    "moco, queue alone", "moco, symmetric", "moco, both", "cmc, bank", "simclr, queries", "simclr, in turn",
+    "simclr, 4 in turn",
+)  # fmt: skip
 
 
 def framework(name):

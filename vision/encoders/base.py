@@ -31,9 +31,9 @@ class Encoder(nn.Module):
         self.register_buffer("mean", torch.zeros(channels))
         self.register_buffer("std", torch.ones(channels))
 
-    def set_statistics(self, mean: list[float], std: list[float]) -> None:
-        self.get_buffer("mean").copy_(torch.tensor(mean))
-        self.get_buffer("std").copy_(torch.tensor(std))
+    def set_statistics(self, mean: list[float] | Tensor, std: list[float] | Tensor) -> None:
+        self.get_buffer("mean").copy_(torch.as_tensor(mean))
+        self.get_buffer("std").copy_(torch.as_tensor(std))
 
     def normalize(self, images: Tensor) -> Tensor:
         return (images - self.get_buffer("mean")[:, None, None]) / self.get_buffer("std")[:, None, None]

@@ -69,17 +69,19 @@ class Shuffled:
 class Setup:
     """What a framework is built for.
 
-    images: those of pretraining; size: side of the views in pixels; batch_size: images of a step over all ranks.
+    images: those of pretraining; size: side of the views in pixels; batch_size: images of a step over all ranks;
+    make: what builds an encoder of a table.
     """
 
     images: ImageSet
     size: int
     batch_size: int
     encoder: EncoderConfig
+    make: Callable[..., Encoder] = build_encoder
 
     def build(self, channels: int, share: float = 1.0) -> tuple[Encoder, nn.Module, int]:
         """Encoder of a share of its width and projector for so many channels, and the width of the embedding."""
-        encoder = build_encoder(self.encoder, channels, self.size, share)
+        encoder = self.make(self.encoder, channels, self.size, share)
         if channels == self.images.channels:
             encoder.set_statistics(*self.images.statistics)
         return encoder, *build_projector(self.encoder, encoder.taps[encoder.last])

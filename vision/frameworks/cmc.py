@@ -110,7 +110,7 @@ class CMC(Method):
         """Mean and standard deviation of L, a and b from RGB images in [0, 1]."""
         for branch, half in zip((self.light, self.colour), self.halves(images), strict=True):
             std, mean = torch.std_mean(half, (0, 2, 3))
-            branch.encoder.set_statistics(mean.tolist(), std.clamp_min(1e-3).tolist())
+            branch.encoder.set_statistics(mean, std.clamp_min(1e-3))
 
     def forward(self, batch: Batch) -> Embedded:
         (view,) = batch.views

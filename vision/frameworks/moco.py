@@ -28,9 +28,17 @@ class MoCoConfig(Settings):
 
     momentum: float = Field(0.999, ge=0, lt=1, description="of the key encoder")
     intra_batch: bool = Field(False, description="the other queries are negatives too (CACR App. C.2)")
-    symmetric: bool = Field(
-        False, description="every view is a query in turn, and no key of the batch is a negative (CACR Algorithm 3)"
+    symmetric: bool = Field(False, description="every view is a query in turn (CACR Algorithm 3)")
+    batch_negatives: bool | None = Field(
+        None,
+        description="the other images' keys are negatives besides the queue; He et al. and CACR: false. "
+        "Default: true, and false with symmetric",
     )
+
+    @property
+    def keys_repel(self) -> bool:
+        """Whether the other images' keys of the batch are negatives."""
+        return not self.symmetric if self.batch_negatives is None else self.batch_negatives
 
 
 @register_framework("moco")
@@ -42,8 +50,9 @@ class MoCo(Method):
     the key batch is shuffled over them, so that batch norm gives no hint of who belongs together. The queue starts with
     random unit vectors, as in the authors' code.
 
+    batch_negatives: the other images' keys are negatives besides the queue; the queue alone repels in He et al. 2020.
     symmetric: CACR Algorithm 3: every view is a query in turn and has the keys of the image's other views as positives;
-    its negatives are the queue alone and, with intra_batch, the other queries of its view, of all ranks.
+    its negatives are the queue (alone, by default) and, with intra_batch, the other queries of its view, of all ranks.
     """
 
     table = MoCoConfig
@@ -59,6 +68,7 @@ class MoCo(Method):
         momentum: float,
         intra_batch: bool,
         symmetric: bool = False,
+        batch_negatives: bool = True,
     ) -> None:
         super().__init__()
         encoder, projector, self.embedding_dim = build(channels)
@@ -68,6 +78,7 @@ class MoCo(Method):
         self.momentum = momentum
         self.intra_batch = intra_batch
         self.symmetric = symmetric
+        self.batch_negatives = batch_negatives
         self._fresh: Tensor | None = None
 
     @classmethod
@@ -82,6 +93,7 @@ class MoCo(Method):
             table.momentum,
             table.intra_batch,
             table.symmetric,
+            table.keys_repel,
         )
 
     @classmethod
@@ -100,15 +112,18 @@ class MoCo(Method):
             keys = [self._keys(view, batch.seed + n).to(queries[0].dtype) for n, view in enumerate(answering)]
         self._fresh = keys[-1]
         queue = self.queue.get_buffer("rows").to(queries[0].dtype)
-        symmetric, intra_batch = self.symmetric, self.intra_batch
+        symmetric, intra_batch, batch_negatives = self.symmetric, self.intra_batch, self.batch_negatives
 
         def relate(rows: dict[str, Tensor]) -> Related:
             labels, index = rows.get("labels"), rows["index"]
             queries = [rows[f"query{number}"] for number in range(len(asked))]
             keys = [rows[f"key{number}"] for number in range(len(answering))]
             if symmetric:
-                return every_view_in_turn(queries, keys, queue, intra_batch, labels, index)
-            return Pairs.cross(queries[0], torch.stack(keys, 1), queue, intra_batch, labels, index=index)
+                return every_view_in_turn(queries, keys, queue, intra_batch, labels, index, batch_negatives)
+            several = torch.stack(keys, 1)
+            return Pairs.cross(
+                queries[0], several, queue, intra_batch, labels, batch_negatives=batch_negatives, index=index
+            )
 
         rows = {f"query{number}": query for number, query in enumerate(queries)}
         rows |= {f"key{number}": key for number, key in enumerate(keys)}
@@ -151,10 +166,12 @@ def every_view_in_turn(
     intra_batch: bool,
     labels: Tensor | None = None,
     index: Tensor | None = None,
+    batch_negatives: bool = False,
 ) -> tuple[Pairs, ...]:
     """Pairs of CACR Algorithm 3 for queries and keys, V of (B, d) each, and a queue (Q, d) of negatives: V of them.
 
-    Source: CACR Algorithm 3. There a rank's queries see those of the same rank; here those of the whole batch.
+    Source: CACR Algorithm 3, which has no `batch_negatives`. There a rank's queries see those of the same rank; here
+    those of the whole batch.
     """
     return tuple(
         Pairs.cross(
@@ -163,7 +180,7 @@ def every_view_in_turn(
             queue,
             intra_batch,
             labels,
-            batch_negatives=False,
+            batch_negatives=batch_negatives,
             index=index,
         )
         for number, query in enumerate(queries)

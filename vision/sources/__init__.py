@@ -4,9 +4,9 @@ from pathlib import Path
 
 from dipole.core.ground.errors import DataError, nearest
 from dipole.core.ground.plugins import import_all
-from dipole.vision.sources.base import READERS, Classes, Decoding, Source, register_source
+from dipole.vision.sources.base import READERS, Classes, Decoding, Known, Source, register_source
 
-__all__ = ["Decoding", "Source", "described", "open_source", "register_source"]
+__all__ = ["Decoding", "Known", "Source", "described", "known", "open_source", "register_source"]
 
 import_all(__name__)
 
@@ -28,3 +28,8 @@ def described() -> str:
     """Everything that can be read, in words."""
     names = [name for reader in READERS.values() for name in reader.names]
     return ", ".join([*names, *(reader.reads for reader in READERS.values() if reader.reads)])
+
+
+def known(source: str) -> Known | None:
+    """What is known of a data set by its name, without looking for it."""
+    return next((reader.known[source] for reader in READERS.values() if source in reader.known), None)

@@ -1,7 +1,7 @@
 """What a source of images is: how one is recognised, opened and read, split by split."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dipole.core.ground.errors import DataError, nearest
@@ -19,6 +19,17 @@ class Decoding:
     size: int | None = None
     on_corrupt: OnCorrupt = "refuse"
     memory: float = 4e9
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of a data set before it is read; `splits`: images of each, those in `unlabelled` without labels."""
+
+    channels: int
+    side: int
+    classes: int
+    splits: Mapping[str, int]
+    unlabelled: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -51,6 +62,7 @@ class Reader:
     names: tuple[str, ...]
     matches: Callable[[str, Path], bool]
     general: bool
+    known: Mapping[str, Known] = field(default_factory=dict)
 
 
 READERS: Entries[Reader] = Entries("a source")
@@ -62,6 +74,7 @@ def register_source(
     names: tuple[str, ...] = (),
     matches: Callable[[str, Path], bool] | None = None,
     general: bool = False,
+    known: Mapping[str, Known] | None = None,
 ) -> Callable[[Opener], Opener]:
     """Make `open(text, decoding, classes)` a reader of what vision.data.source may name. Nothing is decoded before a
     split of the `Source` that it returns is read.
@@ -71,11 +84,12 @@ def register_source(
         names: data sets that are known by name.
         matches: whether a text, which may be a path, is one of its own; by default one of `names`.
         general: asked after all others, because it would take what is more specifically theirs.
+        known: of those names whose sizes are known without reading them.
     """
 
     def decorate(open_: Opener) -> Opener:
         own = matches or (lambda text, path: text in names)
-        READERS.add(f"{open_.__module__}.{open_.__qualname__}", Reader(open_, reads, names, own, general))
+        READERS.add(f"{open_.__module__}.{open_.__qualname__}", Reader(open_, reads, names, own, general, known or {}))
         return open_
 
     return decorate

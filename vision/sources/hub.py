@@ -5,10 +5,15 @@ from pathlib import Path
 from dipole.core.ground.errors import DataError
 from dipole.core.ground.hub import without_retry_messages
 from dipole.vision.image_set import ImageSet
-from dipole.vision.sources.base import Classes, Decoding, Source, register_source
+from dipole.vision.sources.base import Classes, Decoding, Known, Source, register_source
 from dipole.vision.sources.tables import from_table
 
 HUB = {"cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100", "stl10": "jxie/stl10"}
+SIZES = {
+    "cifar10": Known(3, 32, 10, {"train": 50_000, "test": 10_000}),
+    "cifar100": Known(3, 32, 100, {"train": 50_000, "test": 10_000}),
+    "stl10": Known(3, 96, 10, {"train": 5000, "test": 8000, "unlabeled": 100_000}, frozenset({"unlabeled"})),
+}
 
 
 def is_hub_id(source: str, path: Path) -> bool:
@@ -16,7 +21,7 @@ def is_hub_id(source: str, path: Path) -> bool:
     return (source in HUB or named) and not path.exists()
 
 
-@register_source("a Hub id owner/name", names=tuple(HUB), matches=is_hub_id, general=True)
+@register_source("a Hub id owner/name", names=tuple(HUB), matches=is_hub_id, general=True, known=SIZES)
 def hub(source: str, options: Decoding, wanted: Classes) -> Source:
     """A data set of the Hugging Face Hub, or of its cache when offline."""
     from datasets import get_dataset_split_names, load_dataset

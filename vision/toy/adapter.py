@@ -14,7 +14,7 @@ from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.errors import ConfigError
 from dipole.core.ground.files import atomic_write
 from dipole.core.measure.probes import kmeans_accuracy
-from dipole.core.train.adapter import Adapter, Context
+from dipole.core.train.adapter import Adapter, Context, Sketch
 from dipole.core.train.config import Settings
 from dipole.vision.encoders import EncoderConfig, build_encoder
 from dipole.vision.toy.planar import SETS
@@ -59,6 +59,10 @@ class ToyAdapter(Adapter):
         self.steps_per_epoch = config.points // self.batch_size
         self.embedding_dim = 2
         self.module = build_encoder(EncoderConfig(name="linear", width=2, projector="none"), channels=2, size=1)
+
+    @classmethod
+    def sketch(cls, config: Any, batch_size: int, world_size: int = 1) -> Sketch:
+        return Sketch(2, _example, (batch_size,))
 
     @property
     def _matrix(self) -> Tensor:
@@ -124,3 +128,7 @@ class ToyAdapter(Adapter):
             "fingerprint": hashlib.sha256(content).hexdigest(),
             "sizes": {"train": len(self.points), "test": len(self.points)},
         }
+
+
+def _example(objective: "Composite", dim: int, count: int) -> Pairs:
+    return Pairs.cross(torch.randn(count, dim), torch.randn(count, dim))

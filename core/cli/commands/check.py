@@ -26,12 +26,21 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
     )
     parser.add_argument("--only", metavar="CHECK", nargs="+", help="names of checks to run (default: all)")
     parser.add_argument("--slow", action="store_true", help="also the checks that take more than a few seconds")
+    parser.add_argument(
+        "--engine",
+        metavar="NAME",
+        help="what serves the row statistics: eager, or triton (its kernels on the GPU, or interpreted without one)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON list")
 
     def run(arguments: argparse.Namespace) -> int:
         if arguments.all == (arguments.target is not None):
             parser.error("give either TARGET or --all")
-        return _run(arguments)
+        # Before anything else: Triton's interpreter is chosen when Triton is imported.
+        from dipole.core.contrast import engine
+
+        with engine.using(arguments.engine):
+            return _run(arguments)
 
     return run
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
-    """Explain one of them: formula, options, source, cost."""
+    """Explain one of them: formula, options, source, cost, deviations from each paper."""
     parser.add_argument(
         "name",
         metavar="NAME",
@@ -76,8 +76,10 @@ def _show_entry(entry: Entry, as_json: bool) -> None:
         "formula": entry.formula,
         "source": entry.source,
         "cost": entry.cost,
+        "engine": _engine(entry),
         "weight": entry.weight,
         "options": options,
+        "deviations": {paper: list(lines) for paper, lines in entry.deviations.items()},
     }
     if as_json:
         print(json.dumps(facts, indent=2, default=str))
@@ -88,11 +90,15 @@ def _show_entry(entry: Entry, as_json: bool) -> None:
     for label, value in (
         ("source", entry.source),
         ("cost", entry.cost),
+        ("engine", facts["engine"]),
         ("aliases", ", ".join(entry.aliases)),
         ("weight", f"{entry.weight:g} when none is written" if entry.kind == "regularizer" else ""),
     ):
         if value:
             print(f"{label + ':':<9}{value}")
+    for paper, lines in entry.deviations.items():
+        print(f"\nwhere it differs from {paper}, or decides:" if lines else f"\nnothing differs from {paper}")
+        print(*(f"  - {line}" for line in lines), sep="\n", end="\n" if lines else "")
     if entry.options:
         rows = [
             (
@@ -106,6 +112,20 @@ def _show_entry(entry: Entry, as_json: bool) -> None:
         ]
         print()
         _print_rows([("option", "type", "default", "range", ""), *rows])
+
+
+def _engine(entry: Entry) -> str:
+    """Which engine serves its row statistics, at its default options."""
+    from dipole.core.contrast.engine import outlook
+    from dipole.core.contrast.objective import Objective
+    from dipole.core.ground.errors import OptionError
+
+    if not (isinstance(entry.target, type) and issubclass(entry.target, Objective)):
+        return ""
+    try:
+        return outlook(entry.target().statistics().values())
+    except OptionError:  # an option without a default
+        return ""
 
 
 def _show_table(name: str, table: type[Settings], as_json: bool) -> None:

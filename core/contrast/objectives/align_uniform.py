@@ -7,6 +7,7 @@ from torch import Tensor
 
 from dipole.core.contrast.objective import Objective, Rows
 from dipole.core.contrast.options import Range
+from dipole.core.contrast.pairs import Pairs
 from dipole.core.contrast.registry import register
 from dipole.core.contrast.statistics import AnyStatistic, LogSumExp
 from dipole.core.ground.distributed import log_mean_exp
@@ -43,16 +44,26 @@ def log_mean_kernel(
 @register(
     "align_uniform",
     aliases=("au_cl", "au"),
-    formula="w_a mean_{i,p} ||a_i - c_p||^alpha + w_u log mean_{i,j} e^{-t ||z_i - z_j||^2}",
+    formula="w_a mean_{i,p} ||a_i - c_p||^alpha + w_u log mean_{i,j} e^{-t ||z_i - z_j||^2}, within each encoder",
     source="Wang & Isola 2020; CACR Table 2 (AU-CL)",
+    deviations={
+        "CACR": ("AU-CL is listed with a temperature of 0.19 or 0.2; the loss of Wang and Isola has none",),
+        "Wang & Isola 2020": (
+            "alpha = 2, t = 2 and both weights 1 by default; the paper tunes them for each data set",
+        ),
+    },
 )
 class AlignUniform(Objective):
     """Alignment of positives plus uniformity of different instances, both on the unit sphere.
 
     Formula (Wang & Isola 2020):
         align   = mean_{i, p in P(i)} ||a_i - c_p||_2^alpha
-        uniform = log mean_{i,j} e^{-t ||z_i - z_j||^2}, over pairs of different instances
+        uniform = log mean_{i,j} e^{-t ||z_i - z_j||^2}, over pairs of different instances that one encoder made
         L = align_weight * align + uniform_weight * uniform
+
+    Two encoders (Quick Thoughts' f and g, the halves of CMC, queries and keys) have a uniformity each, and their mean
+    counts: pairs across them would be farthest apart at f = -g, each of them a single point. The rows of a queue belong
+    to the queries, and the keys of the batch then have no uniformity: so do the authors for MoCo.
 
     Args:
         alpha: exponent of the alignment distance, > 0.
@@ -74,11 +85,19 @@ class AlignUniform(Objective):
         self.align_weight = align_weight
         self.uniform_weight = uniform_weight
 
+    def prepare(self, pairs: Pairs) -> Pairs:
+        return pairs.within_sides()[0]
+
+    def further(self, pairs: Pairs) -> tuple[Pairs, ...]:
+        return pairs.within_sides()[1:]
+
     def statistics(self) -> dict[str, AnyStatistic]:
         return {"potential": LogSumExp(2 * self.t)}
 
     def loss(self, positive: Tensor, rows: Rows) -> Tensor:
         alignment = rows.mean(rows.over_positives(align(positive, self.alpha)))
         pairs = rows.pairs
-        uniformity = log_mean_kernel(rows.potential, rows.count, positive, pairs.positive_mask, pairs.views, self.t)
-        return self.align_weight * alignment + self.uniform_weight * uniformity
+        of_sides = [log_mean_kernel(rows.potential, rows.count, positive, pairs.positive_mask, pairs.views, self.t)]
+        for side in rows.further:
+            of_sides.append(log_mean_exp(side.potential, side.count) - 2 * self.t)
+        return self.align_weight * alignment + self.uniform_weight * torch.stack(of_sides).mean()

@@ -27,6 +27,12 @@ from dipole.core.ground.errors import PairsError
     formula="v_m = f(x)^T ( mean_i f(x_i^+) - mean_i f(x_mi^-) ); "
     "L = log2(1 + sum_m e^{-v_m}) or max(0, 1 + max_m -v_m)",
     source="Arora et al. 2019, Sec. 6.3, Eq. 12; b = 1: Eqs. 4-6",
+    deviations={
+        "Arora et al. 2019": (
+            "logistic losses are to base 2, so that no separation costs 1, as Lemma 4.3 needs",
+            "the norm of embeddings is bounded by R in the theory: it is the encoder's, nothing bounds it here",
+        ),
+    },
 )
 class Blocks(Objective):
     """Block contrast: a point against the mean of its own block and the means of other blocks.
@@ -53,6 +59,8 @@ class Blocks(Objective):
     Raises:
         PairsError: if a point has fewer than b positives, or there are fewer than k other blocks.
     """
+
+    sees_candidates = True
 
     def __init__(
         self,

@@ -30,6 +30,15 @@ def attraction(positive: Tensor, cost: Tensor, sharpness: float, detach: bool, r
     "cacr",
     formula="mean_i sum_p pi+_ip c_ip - mean_i sum_j pi-_ij c_ij, pi+ ~ e^{+t_pos d2_ip}, pi- ~ e^{-t_neg d2_ij}",
     source="CACR Eqs. 2-5, 11-14, App. B.5, C.2, Algorithm 3, Table 8",
+    deviations={
+        "CACR": (
+            "t_pos of Eq. 2 and t_neg of Eq. 4 are 1.0 and 2.0 by default, the values of App. C.2; small images have "
+            "others (App. C.1)",
+            "t of the radial basis function (Eq. 13) is not stated: 2.0",
+            "Algorithm 3 stops the gradient of the positives' weights, Eqs. 2 and 3 do not: detach_weights, off by "
+            "default",
+        ),
+    },
 )
 class CACR(Objective):
     """Contrastive attraction and repulsion with conditional weights among positives and among negatives.

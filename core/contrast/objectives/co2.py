@@ -24,6 +24,10 @@ def symmetric_kl(p_logits: Tensor, q_logits: Tensor, allowed: Tensor) -> Tensor:
     "co2",
     formula="L_i = infonce_i + weight * ( KL(p_i | q_i) + KL(q_i | p_i) ) / 2, p_i, q_i softmaxes over N(i)",
     source="Wei et al. 2021",
+    deviations={
+        "CLLR": ("settings are those of Wei et al.",),
+        "Wei et al. 2021": ("similarities of the positive have the candidates' side for both arguments",),
+    },
     cost="two dense (A, C) matrices: memory quadratic in the batch",
 )
 class CO2(Objective):
@@ -41,6 +45,8 @@ class CO2(Objective):
 
     Source: equations of the paper; the similarities of the positive use the candidates' side for both arguments.
     """
+
+    sees_candidates = True
 
     def __init__(
         self,

@@ -40,6 +40,13 @@ def debiased(log_sum: Tensor, positive: Tensor, count: Tensor, rho: float, log_f
     formula="G_i = max( (sum_j e^{s_ij/tau} - rho M e^{s_ip/tau}) / (1 - rho), M e^{-1/tau} ); "
     "L_i = -log( e^{s_ip/tau} / (e^{s_ip/tau} + G_i) )",
     source="Chuang et al. 2020; LMCL Sec. 5",
+    deviations={
+        "LMCL": ("no value of rho or temperature is stated: those of the authors of DCL, 0.1 and 0.5",),
+        "CLLR": ("as for LMCL",),
+        "Chuang et al. 2020": (
+            "unbounded similarities have no floor in the paper: the row's smallest takes the place of -1",
+        ),
+    },
 )
 class DCL(Objective):
     """Debiased contrastive loss: removes the expected share of same-class points from the negatives.

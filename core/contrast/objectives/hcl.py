@@ -17,6 +17,12 @@ from dipole.core.contrast.statistics import AnyStatistic, LogSumExp
     aliases=("hard_negatives", "hn_cl"),
     formula="w_ij = e^{beta s_ij/tau} / mean_k e^{beta s_ik/tau}; G_i as in dcl with w_ij e^{s_ij/tau}",
     source="Robinson et al. 2021; LMCL Sec. 5",
+    deviations={
+        "LMCL": ("no value of beta, rho or temperature is stated: 1, 0.1 and 0.5",),
+        "CACR": ("HN-CL: rho is not stated, 0.1",),
+        "CLLR": ("as for LMCL",),
+        "Robinson et al. 2021": ("the weights carry gradient, as in the authors' code",),
+    },
 )
 class HCL(DCL):
     """Hard-negative contrastive loss: negatives near the anchor weigh more, by importance sampling.

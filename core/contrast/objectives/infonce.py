@@ -33,6 +33,18 @@ def joint_softmax(positive: Tensor, log_negatives: Tensor, rows: Rows) -> Tensor
     aliases=("nt_xent", "ntxent"),
     formula="L_i = mean_{p in P(i)} -log( e^{s_ip/tau} / ( e^{s_ip/tau} + sum_{j in N(i)} e^{s_ij/tau} ) )",
     source="LMCL Eq. 1; CACR Eq. 1; NT-Xent of Chen et al. 2020; bilinear: CURL agent of Laskin et al. 2020",
+    deviations={
+        "LMCL": (
+            "Eq. 1 has raw dot products of unit vectors and no temperature: cosine and temperature 0.5 by default; "
+            "similarity=dot, temperature=1 is Eq. 1",
+        ),
+        "CACR": (
+            "Eq. 1 in the K x (1 against M) form of CMC: the mean over the K positives; joint=true is one softmax",
+        ),
+        "CLLR": (
+            "Eq. 1 leaves embeddings as they are, its scale not free: cosine by default; similarity=dot is the paper's",
+        ),
+    },
 )
 class InfoNCE(Objective):
     """InfoNCE (NT-Xent): each positive against all negatives; with K positives the mean over them.
@@ -75,6 +87,10 @@ class InfoNCE(Objective):
     aliases=("qt", "quick_thoughts"),
     formula="L_i = log( sum_{j in P(i) + N(i)} e^{a_i . c_j} ) - mean_{p in P(i)} a_i . c_p",
     source="Logeswaran & Lee 2018; LMCL Sec. 5.3",
+    deviations={
+        "LMCL": (),
+        "CLLR": (),
+    },
 )
 class QuickThoughts(InfoNCE):
     """Quick Thoughts: the neighbours of a sentence in one softmax with a uniform target, raw dot products.

@@ -27,6 +27,13 @@ def sinkhorn(scores: Tensor, epsilon: float, iterations: int) -> Tensor:
     "swav",
     formula="L_i = mean_{p in P(i)} -sum_k q_pk log softmax_k( z_i . v_k / tau ), q by Sinkhorn-Knopp",
     source="Caron et al. 2020",
+    deviations={
+        "LMCL": ("settings are those of Caron et al.",),
+        "CLLR": ("settings are those of Caron et al.",),
+        "Caron et al. 2020": (
+            "codes of all candidates are computed together, in the authors' code those of each crop",
+        ),
+    },
     cost="rows x prototypes; no similarity matrix of rows",
 )
 class SwAV(Objective):
@@ -47,6 +54,7 @@ class SwAV(Objective):
     """
 
     needs_negatives = False
+    sees_candidates = True
 
     def __init__(
         self,

@@ -16,6 +16,12 @@ from dipole.core.ground.errors import PairsError
     aliases=("supervised", "n_tuple"),
     formula="L_i = mean_{p: y_p = y_i} -log( e^{s_ip/tau} / ( e^{s_ip/tau} + sum_{j: y_j != y_i} e^{s_ij/tau} ) )",
     source="LMCL Eq. 2, Fig. 2(b); Sohn 2016",
+    deviations={
+        "LMCL": (
+            "Eq. 2 has raw dot products of unit vectors and no temperature: 0.5 by default",
+            "Eq. 2 has one positive: the mean over all of the class",
+        ),
+    },
     cost="one pass; the lists of positives take (rows x largest class) entries",
 )
 class Tuple(InfoNCE):

@@ -27,6 +27,13 @@ def polarization(similarity: Tensor, delta_pos: float, delta_neg: float) -> Tens
     weight=0.1,
     formula="R = mean_i sum_j | min( (D_ij - delta_pos)(D_ij - delta_neg), 0 ) |, D = (1 - cos) / 2",
     source="LMCL Eqs. 6-10; lambda = 0.1 (Sec. 5)",
+    deviations={
+        "LMCL": (
+            "Eq. 10 leaves its first index free: the sum over j is averaged over anchors; reduction=mean and sum are "
+            "the other readings",
+            "a view and its own augmentation are no pair: the paper's pairs are of original instances",
+        ),
+    },
 )
 class DP(Objective):
     """Distance polarization: penalises distances inside the margin (delta_pos, delta_neg).

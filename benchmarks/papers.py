@@ -1,0 +1,155 @@
+"""`docs/papers.md`: a row per table, figure and theorem of the papers, made from the suites and what they say.
+
+python -m dipole.benchmarks.papers            writes it
+python -m dipole.benchmarks.papers --check    says whether it is as it would be written, and writes nothing
+"""
+
+import argparse
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import astuple, dataclass
+from functools import cache
+from pathlib import Path
+
+from dipole.benchmarks.protocol import Paper, papers
+from dipole.benchmarks.report import published
+from dipole.benchmarks.suite import Suite, read_suite, suites
+from dipole.core.ground.files import atomic_write
+from dipole.core.measure.theory.theorems import ARORA, CLLR, LMCL, THEOREMS, Theorem
+
+PAGE = Path("docs/papers.md")
+TITLES = {
+    "arora": "Arora et al. 2019: A Theoretical Analysis of Contrastive Unsupervised Representation Learning",
+    "lmcl": "LMCL: Large-Margin Contrastive Learning with Distance Polarization Regularizer",
+    "cacr": "CACR: Contrastive Attraction and Contrastive Repulsion for Representation Learning",
+    "cllr": "CLLR: Learning Contrastive Embedding in Low-Dimensional Space",
+}
+SHORT = {ARORA: "arora", LMCL: "lmcl", CLLR: "cllr"}
+HEAD = ("", "what", "where", "what differs", "why", "how to run")
+INTRODUCTION = """# The papers, row by row
+
+Every table, figure and theorem of the four papers: where it is here, what is done otherwise, why, and the command. The
+page is made from the suites, from what the papers state of their settings (`benchmarks/published/*.toml`) and from the
+list of theorems (`core/measure/theory/theorems.py`): edit those and run `python -m dipole.benchmarks.papers`.
+
+What differs is what scale `paper` does otherwise; `dipole bench SUITE` alone runs scale `small`, whose differences
+stand in the suite (`dipole show SUITE`). Cells of a suite with differences are never said to agree or to differ with
+printed numbers. An empty field means that nothing is known to differ."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the page; `name` as the paper has it."""
+
+    name: str
+    what: str
+    where: str
+    differs: str = ""
+    why: str = ""
+    run: str = ""
+
+    def order(self) -> tuple[int, str, list[int]]:
+        """Tables, figures, then the others, each by number."""
+        kind = next((place for place, word in enumerate(("Table", "Figure")) if self.name.startswith(word)), 2)
+        return kind, "" if kind < 2 else self.name, [int(number) for number in re.findall(r"\d+", self.name)]
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [INTRODUCTION]
+    for name in (paper for paper in published.PAPERS if paper in papers()):
+        lines = ["| " + " | ".join(HEAD) + " |", "|---" * len(HEAD) + "|"]
+        lines += ["| " + " | ".join(map(_cell, astuple(row))) + " |" for row in sorted(rows(name), key=Row.order)]
+        parts.append(f"## {TITLES[name]}\n\n" + "\n".join(lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def rows(name: str) -> Iterator[Row]:
+    """The lines of a paper, in no order."""
+    paper = papers()[name]
+    for id_, label, what in _published(name):
+        for suite in _suites_of(id_):
+            yield _of_suite(paper, suite, label, what)
+    for item in paper.items:
+        yield Row(item.name, item.what, item.where, item.differs, item.why, f"`{item.run}`" if item.run else "")
+    for theorem in THEOREMS:
+        if SHORT[theorem.paper] == name:
+            yield _of_theorem(theorem)
+
+
+def not_shown(name: str) -> list[str]:
+    """Tables and figures of a paper that no suite and no item is of."""
+    others = [item.name for item in papers()[name].items]
+    others += [theorem.name for theorem in THEOREMS if SHORT[theorem.paper] == name]
+    return [
+        id_
+        for id_, label, _ in _published(name)
+        if not _suites_of(id_) and not any(other.startswith(label) for other in others)
+    ]
+
+
+def _published(name: str) -> Iterator[tuple[str, str, str]]:
+    """Id, name in the paper, and content of its tables and figures."""
+    for table in published.tables().values():
+        if table.paper == name:
+            yield table.id, table.paper_table, table.caption
+    for figure in published.figures().values():
+        if figure.paper == name:
+            yield figure.id, "Figure " + figure.id.rpartition("figure")[2], figure.plotted
+
+
+def _suites_of(id_: str) -> list[Suite]:
+    return [suite for suite in _suites() if suite.published == id_]
+
+
+@cache
+def _suites() -> list[Suite]:
+    return [read_suite(name) for name in suites()]
+
+
+def _of_suite(paper: Paper, suite: Suite, label: str, what: str) -> Row:
+    scale = suite.scale.get("paper")
+    said = scale.protocol if scale else {"scale": "no scale `paper`"}
+    sized = suite.at("paper" if scale else "small")
+    measured = dict.fromkeys(f"`{column.metric_of(row)}`" for row, column, _ in sized.cells())
+    seeds = f", {len(sized.seeds)} seeds" if len(sized.seeds) > 1 else ""
+    where = f"suite `{suite.name}`: {', '.join(measured)}{seeds}"
+    differs = "; ".join(f"{key}: {value}" for key, value in said.items())
+    why = "; ".join(dict.fromkeys(f"{key}: {reason}" for key in said if (reason := paper.why(key))))
+    run = " or ".join(f"`dipole bench {suite.name}{_option(name)}`" for name in suite.scale)
+    return Row(label, what, where, differs, why, run)
+
+
+def _option(scale: str) -> str:
+    return "" if scale == "small" else f" --scale {scale}"
+
+
+def _of_theorem(theorem: Theorem) -> Row:
+    differs = "free here: " + ", ".join(theorem.free) if theorem.free else ""
+    reasons = [theorem.assumption, "the paper gives no value" if theorem.free else ""]
+    where = f"`dipole theory`, `{theorem.key}`: " + ", ".join(f"`{name}`" for name in theorem.functions)
+    why = "; ".join(filter(None, reasons))
+    return Row(theorem.name, f"`{theorem.statement}`", where, differs, why, f"`{theorem.run}`")
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
+
+
+def main(arguments: Iterable[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m dipole.benchmarks.papers", description=page.__doc__)
+    parser.add_argument("page", nargs="?", type=Path, default=PAGE, help=f"default {PAGE}")
+    parser.add_argument("--check", action="store_true", help="exit code 1 where the page is not as it would be written")
+    given = parser.parse_args(None if arguments is None else list(arguments))
+    text = page()
+    if not given.check:
+        atomic_write(given.page, text)
+        return 0
+    if given.page.is_file() and given.page.read_text(encoding="utf-8") == text:
+        return 0
+    print(f"{given.page} is not what the suites say: run `python -m dipole.benchmarks.papers`.")
+    return 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,184 @@
+"""What the papers state of their experiments, held against a suite: which of it the suite does otherwise.
+
+The statements are data: `facts` in `published/PAPER.toml`, each with the section and the sentence it stands in, the
+published tables it is of, and the settings that meet it.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from functools import cache
+from typing import Any
+
+from pydantic import Field
+
+from dipole.core.contrast.registry import registry
+from dipole.core.contrast.spec import parse
+from dipole.core.train.config import RunConfig, Settings
+from dipole.core.train.shipped import shipped
+
+
+class Fact(Settings):
+    """A statement of a paper on some cells of its tables.
+
+    Without `settings`, it is met where `by` says how; a fact with neither is a deviation wherever it applies.
+    """
+
+    key: str = Field(description="what a suite's protocol calls the deviation from it")
+    section: str
+    sentence: int = Field(ge=1, description="of the section, the paragraph in brackets, the caption or the algorithm")
+    states: str
+    tables: tuple[str, ...] = Field(min_length=1, description="ids of published tables and figures; patterns")
+    rows: tuple[str, ...] = Field(("*",), description="labels; patterns, in which a square bracket is no set")
+    columns: tuple[str, ...] = ("*",)
+    when: dict[str, str] = Field(default_factory=dict, description="only in cells with such settings; patterns")
+    settings: dict[str, Any] = Field(default_factory=dict, description="dotted name -> value or rule, see `differs`")
+    by: str = Field("", description="what meets it where no setting says it")
+    why: str = Field("", description="why it is not met")
+
+    def covers(self, row: str, column: str, found: Mapping[str, Any]) -> bool:
+        """Whether it is about a cell with these settings."""
+        return (
+            _any(row, self.rows)
+            and _any(column, self.columns)
+            and all(key in found and fnmatchcase(str(found[key]), wanted) for key, wanted in self.when.items())
+        )
+
+
+class Choice(Settings):
+    """Entries of protocols on what a paper leaves open."""
+
+    keys: tuple[str, ...] = Field(min_length=1)
+    why: str
+
+
+class Item(Settings):
+    """A theorem, or a table or figure that no suite fills."""
+
+    name: str
+    what: str
+    where: str
+    differs: str = ""
+    why: str = ""
+    run: str = ""
+
+
+class Paper(Settings):
+    """What is known of a paper's experiments besides its numbers."""
+
+    facts: tuple[Fact, ...] = ()
+    choices: tuple[Choice, ...] = ()
+    items: tuple[Item, ...] = ()
+
+    def why(self, key: str) -> str:
+        """The reason for an entry of a protocol; empty where none is known."""
+        reasons = [fact.why for fact in self.facts if fact.key == key and fact.why]
+        return next(iter([*reasons, *(choice.why for choice in self.choices if key in choice.keys)]), "")
+
+
+@cache
+def papers() -> Mapping[str, Paper]:
+    """What each paper states, by its short name."""
+    texts = {name: path.read_text(encoding="utf-8") for name, path in shipped("published").items()}
+    return {name: Paper.model_validate(tuples(tomllib.loads(text))) for name, text in texts.items()}
+
+
+def facts_of(published: str) -> tuple[Fact, ...]:
+    """The statements on a published table or figure."""
+    every = (fact for paper in papers().values() for fact in paper.facts)
+    return tuple(fact for fact in every if any(fnmatchcase(published, pattern) for pattern in fact.tables))
+
+
+def deviations(published: str, cells: Iterable[tuple[str, str, Mapping[str, Any]]]) -> dict[str, str]:
+    """Key of each statement that is not met -> what is done otherwise.
+
+    Args:
+        published: id of a table or figure.
+        cells: row, column and settings (`leaves`) of each.
+    """
+    cells = list(cells)
+    found: dict[str, dict[str, None]] = {}
+    for fact in facts_of(published):
+        covered = [settings for row, column, settings in cells if fact.covers(row, column, settings)]
+        if not covered or (fact.by and not fact.settings):
+            continue
+        if not fact.settings:
+            found.setdefault(fact.key, {})[fact.why or "not done"] = None
+        for key, wanted in fact.settings.items():
+            for difference in differs(key, wanted, covered):
+                found.setdefault(fact.key, {})[difference] = None
+    return {key: "; ".join(differences) for key, differences in found.items()}
+
+
+def differs(key: str, wanted: Any, cells: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Where a setting is not what a paper states, in words.
+
+    wanted: a value; or {each}: all of these over the cells, and no other; {per, factor}: the factor times another
+    setting; {absent = true}: not set.
+    """
+    values = [cell.get(key) for cell in cells]
+    if not isinstance(wanted, dict):
+        odd = [(value, wanted) for value in values if not _equal(value, wanted)]
+    elif "each" in wanted:
+        odd = [(value, wanted["each"]) for value in values if not any(_equal(value, one) for one in wanted["each"])]
+        missing = [one for one in wanted["each"] if not any(_equal(value, one) for value in values)]
+        odd += [("nothing", one) for one in missing]
+    elif "per" in wanted:
+        due = [cell.get(wanted["per"], 0) * wanted["factor"] for cell in cells]
+        odd = [(value, one) for value, one in zip(values, due, strict=True) if not _equal(value, one)]
+    else:
+        odd = [(value, "nothing") for value in values if value is not None]
+    for value, stated in odd:
+        yield f"{key}: {_shown(value)} in place of {_shown(stated)}"
+
+
+def leaves(config: RunConfig) -> dict[str, Any]:
+    """Settings by dotted path; options of the objective's terms as objective.NAME.OPTION, and their weights."""
+
+    def walk(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+        if isinstance(value, Mapping):
+            for key, each in value.items():
+                yield from walk(f"{prefix}.{key}" if prefix else key, each)
+        else:
+            yield prefix, value
+
+    return dict(walk("", config.model_dump(mode="json"))) | _options(config.objective)
+
+
+def _options(text: str) -> dict[str, Any]:
+    if text == "none":
+        return {}
+    found: dict[str, Any] = {}
+    for term in parse(text):
+        entry = registry.get(term.name)
+        weight = entry.weight if term.weight is None else term.weight
+        values = entry.defaults | dict(term.options) | {"weight": weight}
+        found |= {f"objective.{entry.name}.{option}": value for option, value in values.items()}
+    return found
+
+
+def _equal(value: Any, wanted: Any) -> bool:
+    if isinstance(value, list | tuple) and isinstance(wanted, list | tuple):
+        return len(value) == len(wanted) and all(map(_equal, value, wanted))
+    numbers = (int, float)
+    if isinstance(value, bool) or isinstance(wanted, bool):
+        return value is wanted
+    if isinstance(value, numbers) and isinstance(wanted, numbers):
+        return abs(value - wanted) <= 1e-9 * max(abs(value), abs(wanted))
+    return bool(value == wanted)
+
+
+def _any(text: str, patterns: Iterable[str]) -> bool:
+    return any(re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), text) for pattern in patterns)
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is None else ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def tuples(value: object) -> object:
+    """TOML arrays as tuples: the models are strict and frozen."""
+    if isinstance(value, dict):
+        return {key: tuples(each) for key, each in value.items()}
+    return tuple(map(tuples, value)) if isinstance(value, list) else value

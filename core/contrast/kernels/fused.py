@@ -1,0 +1,95 @@
+"""The sweep by kernels, as autograd sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dipole.core.contrast.kernels.launch import HALF, Factors, Sweep
+from dipole.core.contrast.kernels.source import Summand
+from dipole.core.contrast.statistics import Extreme
+
+
+class _Fused(torch.autograd.Function):
+    """(sums (N, A), shifts (S, A), indices (A,) ...), as the sweep over tiles gives them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, sweep: Sweep) -> tuple[Tensor, ...]:
+        sums, shifts, where = sweep.sums()
+        ctx.sweep = sweep
+        ctx.save_for_backward(x, y, shifts)
+        ctx.mark_non_differentiable(shifts, *where)
+        return sums, shifts, *where
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        x, y, shifts = ctx.saved_tensors
+        candidates = ctx.needs_input_grad[1] and not ctx.sweep.symmetric
+        dx, dy = _Gradient.apply(x, y, grad, shifts, ctx.sweep, candidates)  # type: ignore[no-untyped-call]
+        return dx, dy, None
+
+
+class _Gradient(torch.autograd.Function):
+    """The gradient of the sums, which has none itself: a second derivative is an error, never a silent zero."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, y: Tensor, grad: Tensor, shifts: Tensor, sweep: Sweep, candidates: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        if sweep.symmetric:
+            return sweep.gradient("both", grad, shifts), None
+        return sweep.gradient("rows", grad, shifts), sweep.gradient("columns", grad, shifts) if candidates else None
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise RuntimeError(
+            "row statistics are once_differentiable in the triton engine; a second derivative needs DIPOLE_ENGINE=eager"
+        )
+
+
+def fused(
+    x: Tensor,
+    y: Tensor,
+    excluded: Tensor,
+    summands: Sequence[Summand],
+    extremes: Sequence[Extreme],
+    symmetric: bool,
+    embeddings: tuple[Tensor, Tensor] | None = None,
+    tune: bool = False,
+) -> tuple[Tensor, ...]:
+    """(sums (N, A), shifts (S, A), indices (A,) ...) of the similarities x y^T, with gradient.
+
+    Args:
+        x: (A, d) and
+        y: (C, d), in float32.
+        excluded: (A, E) columns that take no part in a row; those outside the matrix are ignored.
+        summands: the statistics with a sum.
+        extremes: the statistics with an index.
+        symmetric: x is y, and exclusion is mutual.
+        embeddings: of which the rows of x and y are multiples; where they are in half precision their products are
+            taken, which are exact, and the factors are multiplied in afterwards.
+        tune: choose blocks by measuring.
+    """
+    lists = excluded.sort(1).values.to(torch.int32)
+    factors = _factors(x, y, embeddings)
+    sweep = Sweep(*factors, lists, symmetric, tuple(summands), tuple(extremes), tune)
+    found: tuple[Tensor, ...] = _Fused.apply(x, y, sweep)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _factors(x: Tensor, y: Tensor, embeddings: tuple[Tensor, Tensor] | None) -> tuple[Factors, Factors]:
+    x, y = x.detach(), y.detach()
+    if embeddings is None or any(each.dtype not in HALF for each in embeddings):
+        own = Factors(x.contiguous())
+        return own, own if x is y else Factors(y.contiguous())
+    own = _scaled(x, embeddings[0].detach())
+    return own, own if embeddings[1] is embeddings[0] else _scaled(y, embeddings[1].detach())
+
+
+def _scaled(x: Tensor, raw: Tensor) -> Factors:
+    length = torch.linalg.vector_norm(raw, dim=1, dtype=torch.float32)
+    scale = torch.linalg.vector_norm(x, dim=1) / torch.where(length > 0, length, torch.inf)
+    return Factors(raw.contiguous(), scale)

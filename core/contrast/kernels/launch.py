@@ -1,0 +1,314 @@
+"""Kernels built and launched: one for the forward pass of a matrix, one or two for the backward pass."""
+
+from __future__ import annotations
+
+import hashlib
+import linecache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from dipole.core.contrast.kernels import device
+from dipole.core.contrast.kernels.source import Side, Summand, backward, forward
+from dipole.core.contrast.statistics import Extreme
+
+# The running maximum of a row before its first entry: finite, so that the difference of two is a number.
+LOWEST = -1e30
+# Maxima of rows that lie closer share an exponential, which is still a normal number then.
+NEAR = 70.0
+COUNTS = ("own_size", "other_size", "width", "steps", "chunk", "start", "end", "own_kind", "other_kind")
+HALF = (torch.bfloat16, torch.float16)
+# Rows of the side that is visited that a program sees at least, where it is split to fill a device.
+SHORTEST = 1024
+# Lists up to this length are compared entry by entry where one of them meets a tile.
+FEW = 8
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The shape of a program: rows it owns, rows it visits at a time, columns of a product, warps, stages."""
+
+    own: int
+    other: int
+    columns: int
+    warps: int
+    stages: int
+
+
+# The first of each is taken untuned; benchmarks choose among them where tuning is allowed.
+FORWARD = {
+    True: (Blocks(64, 64, 64, 8, 3), Blocks(128, 64, 64, 8, 3), Blocks(128, 128, 64, 8, 3)),
+    False: (Blocks(32, 32, 32, 4, 2), Blocks(64, 32, 32, 4, 2), Blocks(64, 64, 32, 8, 2)),
+}
+BACKWARD = {
+    True: (Blocks(64, 32, 64, 8, 2), Blocks(64, 64, 64, 8, 2), Blocks(128, 64, 64, 8, 2)),
+    False: (Blocks(32, 32, 32, 8, 2), Blocks(64, 32, 32, 8, 2)),
+}
+# Half of a matrix is cut into square tiles, untuned. More sums than MOST_SUMS would not stay in registers for both
+# sides of a tile; such a set visits the whole matrix.
+SQUARE = {True: (Blocks(64, 64, 64, 8, 3),), False: (Blocks(32, 32, 32, 8, 2),)}
+MOST_SUMS = 6
+# Embeddings up to this width are held whole, wider ones are multiplied a piece at a time.
+WHOLE = {True: 128, False: 32}
+INTERPRETED = Blocks(32, 32, 32, 4, 1)
+
+
+def interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter, on a CPU."""
+    return bool(triton.knobs.runtime.interpret)
+
+
+@lru_cache(maxsize=64)
+def built(text: str) -> Any:
+    """The Triton function of a source text; its lines are where a debugger and Triton look for them."""
+    name = f"<dipole kernel {hashlib.sha256(text.encode()).hexdigest()[:12]}>"
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    namespace: dict[str, Any] = {
+        "tl": triton.language,
+        "LOWEST": triton.language.constexpr(LOWEST),
+        "NEAR": triton.language.constexpr(NEAR),
+        "__name__": f"{__name__}.generated",
+    }
+    for each in ("load_rows", "product", "products", "listed", "listed_few", "log1p", "expm1", "tanh"):
+        namespace[each] = getattr(device, each)
+    exec(compile(text, name, "exec"), namespace)
+    function = namespace[text[len("def ") : text.index("(")]]
+    numbers = [word for word in function.__code__.co_varnames[: function.__code__.co_argcount] if word[0] == "k"]
+    return triton.jit(function, do_not_specialize=[*COUNTS, *numbers])
+
+
+def _kind(rows: int) -> int:
+    """Rows rounded up to a power of two: sizes of one kind share a choice of blocks."""
+    return 1 << max(0, rows - 1).bit_length()
+
+
+@lru_cache(maxsize=64)
+def _tuned(text: str, blocks: tuple[Blocks, ...], width: int, whole: bool) -> Any:
+    """The kernel that measures which blocks suit it, once for each kind of sizes; the choice is kept on disk."""
+    configs = [
+        triton.Config(shape(each, width, whole), num_warps=each.warps, num_stages=each.stages) for each in blocks
+    ]
+    key = ["own_kind", "other_kind", "D", "SCALED", "FEW", "PRECISION"]
+    return triton.autotune(configs, key=key, cache_results=True)(built(text))
+
+
+def shape(blocks: Blocks, width: int, whole: bool) -> dict[str, int]:
+    return {"BM": blocks.own, "BN": blocks.other, "BK": max(16, _kind(width)) if whole else blocks.columns}
+
+
+@dataclass(frozen=True)
+class Factors:
+    """One side of the similarities as the kernels read it: s_ij = x_scale_i y_scale_j (x_i . y_j).
+
+    Args:
+        values: (n, d), contiguous; in half precision what the encoder gave, not its normalised rows.
+        scale: (n,) in float32; None for 1.
+    """
+
+    values: Tensor
+    scale: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What the kernels need to know of a matrix and of what is asked of it.
+
+    Args:
+        x: factors of the anchors.
+        y: factors of the candidates.
+        lists: (A, E) candidates that take no part, ascending in each row, int32.
+        symmetric: x is y, and exclusion is mutual.
+        summands: statistics with a sum.
+        extremes: statistics with an index.
+        tune: choose blocks by measuring; otherwise the first are taken, so that every run adds up in one order.
+    """
+
+    x: Factors
+    y: Factors
+    lists: Tensor
+    symmetric: bool
+    summands: tuple[Summand, ...]
+    extremes: tuple[Extreme, ...]
+    tune: bool = False
+
+    @property
+    def half(self) -> bool:
+        return self.x.values.dtype in HALF
+
+    def sums(self) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Sums (N, A), their shifts (S, A), and indices (A,)."""
+        rows, columns = len(self.x.values), len(self.y.values)
+        text, numbers = forward(self.summands, self.extremes, self.halved)
+        if self.halved:
+            runs = self._circle()
+        else:
+            splits, chunk = self._splits(rows, columns)
+            runs = [(splits, splits, {"chunk": chunk})]
+        total: dict[str, Tensor] = {}
+        for splits, slots, counts in runs:
+            found = self._slots(slots)
+            self._launch(text, numbers, FORWARD, self.x, self.y, splits, counts, found)
+            held = {name: torch.cat([total[name].unsqueeze(0), new]) for name, new in found.items()} if total else found
+            total = _joined(self.summands, **held)
+        return total["sums"], total["shifts"], list(total["where"].long())
+
+    def _slots(self, count: int) -> dict[str, Tensor]:
+        """What a launch writes: `count` shares of every row's sums, shifts and extremes."""
+        rows, parts = len(self.x.values), self.summands[-1].stop if self.summands else 0
+        new = partial(torch.full, device=self.x.values.device)
+        shifts = new((count, len(self.summands), rows), 0.0)
+        for number, each in enumerate(self.summands):
+            if each.running:
+                shifts[:, number] = LOWEST
+        return {
+            "sums": new((count, parts, rows), 0.0),
+            "shifts": shifts,
+            "best": new((count, len(self.extremes), rows), -torch.inf),
+            "where": new((count, len(self.extremes), rows), -1, dtype=torch.int32),
+        }
+
+    def _circle(self) -> list[tuple[int, int, dict[str, int]]]:
+        """Launches that visit half of the matrix: runs of a block's tiles, slots, and the counts they take.
+
+        A tile's share for its other side takes a slot: as many at a time as the embeddings themselves take memory.
+        """
+        rows, width = self.x.values.shape
+        side = (INTERPRETED if interpreted() else SQUARE[self.half][0]).own
+        blocks = -(-rows // side)
+        tiles = blocks // 2 + 1  # to the right of the diagonal, itself included
+        parts = len(self.summands) and self.summands[-1].stop + len(self.summands)
+        at_once = max(8, 2 * width // max(1, parts + 2 * len(self.extremes)))
+        launches = []
+        for start in range(0, tiles, at_once):
+            end = min(start + at_once, tiles)
+            splits = max(1, min(self._processors // blocks, (end - start) // 4))
+            chunk = -(-(end - start) // splits)
+            splits = -(-(end - start) // chunk)
+            launches.append((splits, splits + end - start, {"chunk": chunk, "start": start, "end": end}))
+        return launches
+
+    @property
+    def kept(self) -> int:
+        """Numbers that a program keeps for each row."""
+        return (self.summands[-1].stop if self.summands else 0) + 2 * len(self.extremes)
+
+    @property
+    def halved(self) -> bool:
+        """Whether the forward pass visits half of the matrix."""
+        return self.symmetric and self.kept <= MOST_SUMS
+
+    @property
+    def _processors(self) -> int:
+        """Programs that run at a time."""
+        if interpreted():
+            return 4
+        return 2 * int(torch.cuda.get_device_properties(self.x.values.device).multi_processor_count)
+
+    def gradient(self, side: Side, grad: Tensor, shifts: Tensor) -> Tensor:
+        """(A, d) or, for "columns", (C, d): the gradient of the rows of one side, from that of the sums (N, A)."""
+        own, other = (self.y, self.x) if side == "columns" else (self.x, self.y)
+        text, numbers = backward(self.summands, side)
+        rows, width = own.values.shape
+        splits, chunk = self._splits(rows, len(other.values), -(-width // self.gradient_columns))
+        out = torch.zeros(splits, rows, width, device=grad.device)
+        given = {"grad": grad.contiguous(), "shifts": shifts.contiguous(), "out": out}
+        self._launch(text, numbers, BACKWARD, own, other, splits, {"chunk": chunk}, given)
+        return out[0] if splits == 1 else out.sum(0)
+
+    @property
+    def gradient_columns(self) -> int:
+        """Columns of a gradient that a program adds up."""
+        return min(max(16, _kind(self.x.values.shape[1])), 32 if interpreted() else 128)
+
+    def _splits(self, own: int, other: int, programs: int = 1) -> tuple[int, int]:
+        """Into how many runs the side that is visited is cut, so that few rows fill a device; rows of each run."""
+        shortest, step = (64, 32) if interpreted() else (SHORTEST, 128)
+        wanted = self._processors // (-(-own // step) * programs)
+        splits = max(1, min(wanted, other // shortest))
+        chunk = max(step, -(-other // (splits * step)) * step)
+        return max(1, -(-other // chunk)), chunk
+
+    def _launch(
+        self,
+        text: str,
+        numbers: Sequence[float],
+        choice: Mapping[bool, tuple[Blocks, ...]],
+        own: Factors,
+        other: Factors,
+        splits: int,
+        counts: Mapping[str, int],
+        given: Mapping[str, Tensor],
+    ) -> None:
+        width, listed = own.values.shape[1], self.lists.shape[1]
+        blocks = choice[self.half]
+        if "end" in counts:
+            blocks = SQUARE[self.half]
+        if interpreted():
+            blocks = (INTERPRETED,)
+        whole = width <= (32 if interpreted() else WHOLE[self.half])
+        flags: dict[str, Any] = {
+            "D": width,
+            "SCALED": own.scale is not None,
+            "FEW": listed if listed <= FEW else -1,
+            "PRECISION": "tf32" if tf32_allowed() else "ieee",
+        }
+        if "out" in given:
+            flags["BD"] = self.gradient_columns
+        pieces = -(-width // flags["BD"]) if "out" in given else 1
+        rows = len(own.values)
+
+        def grid(meta: Mapping[str, int]) -> tuple[int, ...]:
+            programs = triton.cdiv(rows, meta["BM"])
+            return (programs, pieces, splits) if "out" in given else (programs, splits)
+
+        arguments: dict[str, Any] = {
+            "x": own.values,
+            "y": other.values,
+            "x_scale": own.scale,
+            "y_scale": other.scale,
+            "lists": self.lists,
+            **given,
+            "own_size": rows,
+            "other_size": len(other.values),
+            "width": listed,
+            "steps": listed.bit_length(),
+            "start": 0,
+            "end": 0,
+            **counts,
+            "own_kind": _kind(rows),
+            "other_kind": _kind(len(other.values)),
+            **{f"k{number}": value for number, value in enumerate(numbers)},
+            **flags,
+        }
+        if self.tune and len(blocks) > 1:
+            _tuned(text, blocks, width, whole)[grid](**arguments)
+        else:
+            first = blocks[0]
+            form = shape(first, width, whole)
+            built(text)[grid](**arguments, **form, num_warps=first.warps, num_stages=first.stages)
+
+
+def _joined(
+    summands: Sequence[Summand], sums: Tensor, shifts: Tensor, best: Tensor, where: Tensor
+) -> dict[str, Tensor]:
+    """The shares of a row made one, in their order."""
+    if len(sums) == 1:
+        return {"sums": sums[0], "shifts": shifts[0], "best": best[0], "where": where[0]}
+    shift = shifts.amax(0)
+    weights = (shifts - shift).exp()
+    kept = [weights[:, number] for number, each in enumerate(summands) for _ in range(each.first, each.stop)]
+    total = (sums * torch.stack(kept, 1)).sum(0) if kept else sums[0]
+    top = best.amax(0)
+    # Of equal ones the first; a share without any has -1.
+    places = torch.where((best == top) & (where >= 0), where, torch.iinfo(where.dtype).max).amin(0)
+    return {"sums": total, "shifts": shift, "best": top, "where": torch.where(top > -torch.inf, places, -1)}
+
+
+def tf32_allowed() -> bool:
+    """Whether PyTorch's own switch lets float32 products be rounded to TF32."""
+    return torch.backends.cuda.matmul.fp32_precision == "tf32" or torch.get_float32_matmul_precision() != "highest"

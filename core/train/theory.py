@@ -1,0 +1,152 @@
+"""The theorems of the papers on a finished run: its features, its labels, what its objective and metrics say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dipole.core.contrast.regularizers.cllr import CLLR
+from dipole.core.contrast.regularizers.dp import DP
+from dipole.core.contrast.similarity import normalize
+from dipole.core.ground.errors import DataError, OptionError, RecordError
+from dipole.core.ground.files import why
+from dipole.core.ground.seeding import Seeds, isolated
+from dipole.core.measure.theory.choices import Choices, RunFacts
+from dipole.core.measure.theory.report import Report, measure
+from dipole.core.train.trained_run import load_run
+
+if TYPE_CHECKING:
+    from dipole.core.contrast.objective import Composite
+    from dipole.core.record import RunRecord
+    from dipole.core.train.run_folder import RunFolder
+
+Form = Literal["auto", "raw", "unit"]
+FORMS: tuple[Form, ...] = ("auto", "raw", "unit")
+
+
+def theory_of_run(
+    folder: RunFolder,
+    choices: Choices | None = None,
+    *,
+    device: str | None = None,
+    split: str = "test",
+    labels: str = "given",
+    form: Form = "auto",
+    scale: float = 1.0,
+) -> Report:
+    """Evaluate every theorem on a finished run.
+
+    Args:
+        folder: the run.
+        choices: options of the theorems.
+        device: as `load_run`.
+        split: "train" or "test" features of the domain.
+        labels: "given", the domain's; "blocks:N", N rows in a row are a class; or a file: .npy, or a label per line.
+        form: features as they are ("raw"), on the unit sphere ("unit"), or as the objective sees them ("auto": on the
+            sphere where every similarity is a cosine).
+        scale: features times this.
+
+    Raises:
+        RecordError: the run is not finished. OptionError, DataError: each says what is allowed.
+    """
+    if form not in FORMS:
+        raise OptionError(f"unknown form {form!r} of features. Allowed: {', '.join(FORMS)}.", "form")
+    if not 0 < scale < float("inf"):
+        raise OptionError(f"scale must be above 0, got {scale:g}.", "scale")
+    record, adapter, objective = load_run(folder, device)
+    modules = [module for module in (adapter.module, objective) if module is not None]
+    with _resting(modules), isolated(Seeds(record.seed).probe), torch.no_grad():
+        features, given = adapter.features(split)
+        features = features.float()
+        if objective is not None:
+            place = next(objective.parameters(), features).device
+            features = objective.transform(features.to(place)).cpu()
+    projected = features
+    if form == "unit" or (form == "auto" and _is_cosine(objective)):
+        features = normalize(features)
+    classes = read_labels(labels, given, len(features))
+    lines = _lines(folder.metrics)
+    facts = _facts(record, objective, lines)
+    return measure(features * scale, classes, choices, facts=facts, metrics=lines, projected=projected)
+
+
+@contextmanager
+def _resting(modules: list[Any]) -> Iterator[None]:
+    modes = [module.training for module in modules]
+    for module in modules:
+        module.eval()
+    try:
+        yield
+    finally:
+        for module, mode in zip(modules, modes, strict=True):
+            module.train(mode)
+
+
+def _is_cosine(objective: Composite | None) -> bool:
+    if objective is None:
+        return False
+    kinds = {term.similarity for _, _, term in objective if term.similarity is not None}
+    return kinds == {"cosine"}
+
+
+def read_labels(text: str, given: Tensor | None, rows: int) -> Tensor | None:
+    """Classes of the rows: "given", "blocks:N" or the path of a file, see `theory_of_run`."""
+    if text == "given":
+        return given
+    if text.startswith("blocks:"):
+        size = text.removeprefix("blocks:")
+        if not size.isdecimal() or int(size) < 1:
+            raise OptionError(f"--labels blocks:N takes N >= 1 rows as a class, got {text!r}.", "labels")
+        return torch.arange(rows) // int(size)
+    path = Path(text)
+    try:
+        found = np.load(path) if path.suffix == ".npy" else path.read_text(encoding="utf-8").split()
+        values = np.asarray(found)
+        names = values if values.dtype.kind in "iu" else None
+        if names is None:
+            try:
+                names = values.astype(np.int64)
+            except ValueError:
+                names = np.unique(values, return_inverse=True)[1]
+    except OSError as error:
+        raise DataError(
+            f"cannot read labels from {path}: {why(error)}. Allowed: given, blocks:N, or a file with a label per row."
+        ) from error
+    except ValueError as error:
+        raise DataError(
+            f"cannot read labels from {path}: {error}. Give a .npy of integers, or a label per line."
+        ) from error
+    if names.shape != (rows,):
+        raise DataError(f"{path} has labels of shape {names.shape}, the run has {rows} rows of features.")
+    return torch.from_numpy(names.astype(np.int64))
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        return []
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, ValueError) as error:
+        raise RecordError(f"cannot read {path}: {error}") from error
+
+
+def _facts(record: RunRecord, objective: Composite | None, lines: list[dict[str, Any]]) -> RunFacts:
+    found: dict[str, Any] = {"negatives": record.negatives_per_anchor}
+    for name, weight, term in objective or ():
+        if isinstance(term, DP):
+            found |= {"dp_weight": weight, "delta_pos": term.delta_pos, "delta_neg": term.delta_neg}
+            found |= {"reduction": term.reduction}
+        elif isinstance(term, CLLR):
+            found |= {"cllr_weight": weight, "alpha": term.alpha}
+        elif name == "infonce":
+            logged = [line.get("train/loss.infonce", line.get("train/contrast/infonce")) for line in lines]
+            losses = [loss for loss in logged if loss is not None]
+            found |= {"nce": losses[-1]} if losses else {}
+    return RunFacts(**found)

@@ -1,0 +1,478 @@
+"""The fused kernels on a machine without a GPU: interpreted against tiles and loops, and compiled for three of them.
+
+Triton decides when it is imported whether it interprets, so both happen in processes of their own.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import warnings
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import softplus
+
+from dipole.core.conformance.kit import all_subjects
+from dipole.core.contrast import engine
+from dipole.core.contrast.kernels.trace import Untraceable, trace
+from dipole.core.contrast.pairs import Pairs
+from dipole.core.contrast.statistics import Between, Count, Extreme, LogSumExp, SoftmaxMean, Statistic, Sum
+from dipole.core.contrast.sweep import row_statistics
+
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+
+EVERYTHING = [
+    LogSumExp(2.0),
+    LogSumExp(100.0),
+    SoftmaxMean(4.0),
+    SoftmaxMean(-120.0),
+    Sum(),
+    Between(0.0, 0.8),
+    Count(-0.2, 0.4),
+    Extreme(),
+    Extreme(largest=False),
+]
+
+
+MANY = [
+    LogSumExp(2.0),
+    LogSumExp(100.0),
+    SoftmaxMean(4.0),
+    Between(0.0, 0.8),
+    SoftmaxMean(-120.0),
+    Sum(),
+    Count(-0.2, 0.4),
+]
+
+
+@dataclass(frozen=True)
+class Plain(Statistic):
+    """sum_j of a function of s."""
+
+    function: object
+
+    def parts(self, s, e):
+        return self.function(s)
+
+
+def sigmoid_loss(s):
+    return softplus(10 * s - 3)
+
+
+def piecewise(s):
+    return torch.where(s > 0.3, s.square(), s.abs().clamp(0.05, 0.2) / 2) + torch.tanh(s) - (1.5 + s).log()
+
+
+# Processes ------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _process(environment):
+    """A function that calls functions of this module in a process that was started with these variables."""
+    with ProcessPoolExecutor(1, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("DIPOLE_ENGINE", "TRITON_INTERPRET"):
+                patch.delenv(name, raising=False)
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            pool.submit(os.getpid).result()
+        yield lambda function, *args: pool.submit(function, *args).result()
+
+
+@pytest.fixture(scope="module")
+def interpreted():
+    """Calls a function of this module where kernels are interpreted."""
+    with _process({"TRITON_INTERPRET": "1", "DIPOLE_ENGINE": "triton"}) as call:
+        yield call
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """Calls a function of this module where kernels are compiled."""
+    with _process({}) as call:
+        yield call
+
+
+# Interpreted ----------------------------------------------------------------------------------------------------------
+
+
+def rows(count, width, seed, dtype=torch.float32):
+    return torch.randn(count, width, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def unit(*args):
+    return torch.nn.functional.normalize(rows(*args), dim=1)
+
+
+def matrices(name):
+    """x, y, excluded, counts, symmetric, first."""
+    if name == "symmetric":  # four blocks of 16 rows, the last not full
+        pairs = Pairs.from_views([unit(29, 13, 0), unit(29, 13, 1)])
+        return pairs.anchors, pairs.candidates, pairs.excluded, pairs.negative_counts, True, 0
+    if name == "rectangular":  # wider than a piece of a product, and two runs of candidates
+        pairs = Pairs.cross(unit(17, 37, 0), unit(17, 37, 1), unit(62, 37, 2))
+        return pairs.anchors, pairs.candidates, pairs.excluded, pairs.negative_counts, False, 0
+    if name == "lists":  # longer lists than are compared one by one, repeated and padded; a row without a negative
+        x = unit(19, 5, 3)
+        excluded = torch.randint(-1, 19, (19, 12), generator=torch.Generator().manual_seed(4))
+        excluded = torch.cat([excluded, torch.full((19, 10), -1)], 1)
+        excluded[7, :19] = torch.arange(19)
+        counts = torch.tensor([19 - len(set(row) - {-1}) for row in excluded.tolist()])
+        return x, x, excluded, counts, False, 0
+    if name == "none excluded":
+        return unit(3, 1, 5), unit(21, 1, 6), torch.zeros(3, 0, dtype=torch.long), torch.full((3,), 21), False, 0
+    assert name == "first"
+    excluded = torch.tensor([[i, 8 + i, -1] for i in range(9)])
+    counts = torch.full((9,), 21 - 7) - torch.tensor([int(i >= 7) + 1 for i in range(9)])
+    return unit(9, 7, 7), unit(21, 7, 8), excluded, counts, False, 7
+
+
+def swept(name, dtype, statistics, kernels):
+    x, y, excluded, counts, symmetric, first = matrices(name)
+    own = y is x
+    x = x.to(dtype).requires_grad_()
+    y = x if own else y.to(dtype).requires_grad_()
+    with engine.using("triton" if kernels else "eager"):
+        before = engine.served()
+        found = row_statistics(x, y, excluded, statistics, counts=counts, bound=1.0, symmetric=symmetric, first=first)
+        assert engine.served() == before + kernels, engine.failures()
+        source = torch.Generator().manual_seed(9)
+        loss = 0.0
+        for statistic in statistics:
+            if not isinstance(statistic, Extreme | Count):
+                value = torch.where(counts > 0, found[statistic], 0.0)
+                loss = loss + (
+                    torch.rand(len(x), generator=source).to(dtype) * value
+                ).sum() / value.detach().norm().clamp_min(1)
+        gradients = torch.autograd.grad(loss, [x] if y is x else [x, y])
+    return [found[statistic].detach() for statistic in statistics], gradients
+
+
+def compare(name, statistics, side=16):
+    """A symmetric matrix is visited whole for many sums and by halves for few."""
+    from dipole.core.contrast.kernels import launch
+
+    launch.INTERPRETED = launch.Blocks(side, side, 16, 4, 1)
+    for ours, theirs in zip(
+        swept(name, torch.float32, statistics, True), swept(name, torch.float64, statistics, False), strict=True
+    ):
+        for one, other in zip(ours, theirs, strict=True):
+            if one.is_floating_point():
+                torch.testing.assert_close(one, other.float(), rtol=2e-4, atol=2e-5)
+            else:
+                assert torch.equal(one, other)
+
+
+@needs_triton
+@pytest.mark.parametrize("name", ["symmetric", "rectangular", "lists", "none excluded", "first"])
+def test_kernels_equal_tiles_in_float64(interpreted, name):
+    interpreted(compare, name, EVERYTHING)
+
+
+@needs_triton
+@pytest.mark.parametrize("statistics", [[LogSumExp(100.0), Extreme()], [SoftmaxMean(-120.0), Sum(), LogSumExp(400.0)]])
+def test_half_of_a_symmetric_matrix_is_enough(interpreted, statistics):
+    interpreted(compare, "symmetric", statistics)
+
+
+@needs_triton
+def test_a_statistic_that_has_parts_alone_gets_kernels(interpreted):
+    interpreted(compare, "symmetric", [Plain(sigmoid_loss), Plain(piecewise), LogSumExp(100.0)], 32)
+
+
+def bits(name):
+    first, second = (swept(name, torch.float32, EVERYTHING, True) for _ in range(2))
+    return all(
+        torch.equal(a, b) for one, other in zip(first, second, strict=True) for a, b in zip(one, other, strict=True)
+    )
+
+
+@needs_triton
+def test_kernels_give_the_same_bits_again(interpreted):
+    assert interpreted(bits, "symmetric")
+
+
+def outcome(text):
+    """The worst error of an objective by kernels on every layout of pairs, as `dipole check` finds it."""
+    from dipole.core.conformance.kit import check_objective
+
+    row = check_objective(text, only=["kernels"]).rows[0]
+    return row.outcome, row.detail
+
+
+NO_STATISTICS = {"swav", "cllr"}
+QUICK = {"infonce", "triplet", *NO_STATISTICS}
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            pytest.param(name, marks=[] if name in QUICK | NO_STATISTICS else [pytest.mark.slow])
+            for name in all_subjects()
+        ),
+        "infonce(temperature=0.01) + 0.1*dp + dcl(similarity=dot)",
+    ],
+)
+def test_objectives_by_kernels_equal_their_loops_on_every_layout(interpreted, text):
+    outcome_of, detail = interpreted(outcome, text)
+    assert outcome_of == ("-" if text in NO_STATISTICS else "ok"), detail
+
+
+def empty_and_refused():
+    import dipole
+
+    x = unit(4, 3, 0).requires_grad_()
+    everything = torch.arange(4).repeat(4, 1)
+    wanted = [LogSumExp(2.0), LogSumExp(200.0), SoftmaxMean(2.0), Sum(), Extreme()]
+    none = torch.zeros(4, dtype=torch.long)
+    found = row_statistics(x, x, everything, wanted, counts=none, bound=1.0, symmetric=True)
+    assert (found[wanted[0]] == -torch.inf).all()
+    assert (found[wanted[1]] == -torch.inf).all()
+    assert (found[wanted[4]] == -1).all()
+    (found[wanted[2]].sum() + found[wanted[3]].sum()).backward()
+    assert (x.grad == 0).all()
+    # Nobody is a negative of anybody, and no column is left.
+    gone = row_statistics(x, x, everything[:, :0], [Sum(), Extreme()], counts=none, bound=1.0, first=4)
+    assert (gone[Sum()] == 0).all()
+    assert (gone[Extreme()] == -1).all()
+    value = dipole.objective("dp")(unit(6, 4, 1).requires_grad_(), z := unit(6, 4, 2).requires_grad_()).loss
+    (gradient,) = torch.autograd.grad(value, z, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.square().sum().backward()
+
+
+@needs_triton
+def test_rows_without_negatives_and_second_derivatives(interpreted):
+    interpreted(empty_and_refused)
+
+
+def half_inputs(dtype):
+    import dipole
+
+    leaves = [rows(7, 24, seed, dtype).requires_grad_() for seed in (0, 1)]
+    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    objective = dipole.objective("infonce(temperature=0.02) + 0.1*dp")
+    before = engine.served()
+    ours, theirs = objective(*leaves).loss, objective(*exact).loss
+    assert engine.served() == before + 1
+    ours.backward()
+    theirs.backward()
+    gradient = max(float((a.grad.double() - b.grad).norm() / b.grad.norm()) for a, b in zip(leaves, exact, strict=True))
+    return float(abs(ours - theirs) / theirs), gradient
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_is_multiplied_as_it_came(interpreted, dtype):
+    value, gradient = interpreted(half_inputs, dtype)
+    assert value < 1e-5  # the products of half-precision numbers are exact: rounded rows would be 1e-3 off
+    assert gradient < 0.01
+
+
+def broken():
+    from dipole.core.contrast.kernels import launch
+
+    correct = launch.Sweep.sums
+    launch.Sweep.sums = lambda self: (correct(self)[0] * 1.01, *correct(self)[1:])
+    x, own = unit(6, 9, 0), torch.arange(6).unsqueeze(1)
+    try:
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                found = row_statistics(
+                    x, x, own, [SoftmaxMean(3.0), Sum()], counts=torch.full((6,), 5), bound=1.0, symmetric=True
+                )[Sum()]
+    finally:
+        launch.Sweep.sums = correct
+    torch.testing.assert_close(found, (x @ x.T).fill_diagonal_(0).sum(1))
+    return [str(each.message) for each in seen]
+
+
+@needs_triton
+def test_kernels_that_compute_something_else_are_not_trusted(interpreted):
+    (message,) = interpreted(broken)
+    assert "self-check" in message
+    assert "Sum() is off" in message
+    assert "eager tiles" in message
+
+
+# What has no kernel ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda s: s - s.mean(), "'mean'"),
+        (lambda s: torch.softmax(s, 1), "'softmax'"),
+        (lambda s: s if s > 0 else -s, "value"),
+        (lambda s: s + torch.ones(3), "Tensor"),
+        (lambda s: s.mul_(2), "writes"),
+        (lambda s: s * float(torch.rand(())), "something else"),
+    ],
+)
+def test_what_a_kernel_cannot_say_is_left_to_tiles(function, reason):
+    with pytest.raises(Untraceable, match=reason):
+        trace(Plain(function))
+    assert reason in engine.outlook([Sum(), Plain(function)])
+
+
+@pytest.mark.parametrize(
+    "statistic",
+    [*EVERYTHING[:7], Plain(sigmoid_loss), Plain(piecewise)],
+    ids=lambda each: getattr(getattr(each, "function", each), "__name__", str(each)),
+)
+def test_an_expression_is_the_function_it_was_made_of(statistic):
+    from dipole.core.contrast.kernels.expression import compute
+
+    s = torch.linspace(-0.99, 0.98, 40, dtype=torch.float64).requires_grad_()
+    e = None if statistic.scale is None else (statistic.scale * (s - 1)).exp()
+    parts = statistic.parts(s, e)
+    for part, made, slope in zip(
+        parts if isinstance(parts, tuple) else (parts,), trace(statistic).parts, trace(statistic).slopes, strict=True
+    ):
+        torch.testing.assert_close(compute(made, s, e), part)
+        (true,) = torch.autograd.grad(part.sum(), s, retain_graph=True) if part.requires_grad else (torch.zeros(40),)
+        torch.testing.assert_close(compute(slope, s, e).detach(), true.double())
+
+
+# Compiled -------------------------------------------------------------------------------------------------------------
+
+
+def machine_code(kind, many, half, width, architecture):
+    """What the compiler says of a kernel: stack and local memory of the machine code, and its PTX."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from dipole.core.contrast.kernels import launch, source
+
+    statistics = MANY[: 4 if kind == "half" else None] if many else [LogSumExp(2.0)]
+    summands = source.summed(statistics, [abs(each.scale or 0) > 60 for each in statistics])
+    if kind in ("forward", "half"):
+        text, _ = source.forward(summands, [], kind == "half")
+    else:
+        text, _ = source.backward(summands, kind)
+    sweep = launch.Sweep(*[launch.Factors(torch.zeros(1, width))] * 2, torch.zeros(1, 2), True, summands, ())
+    blocks = {"forward": launch.FORWARD, "half": launch.SQUARE}.get(kind, launch.BACKWARD)[half]
+    chosen = blocks[0]
+    assert kind != "half" or sweep.halved
+    function, element = launch.built(text), "*bf16" if half else "*fp32"
+    constants = launch.shape(chosen, width, width <= launch.WHOLE[half])
+    constants |= {"D": width, "SCALED": half, "FEW": 2, "PRECISION": "ieee"}
+    if "BD" in function.arg_names:
+        constants["BD"] = sweep.gradient_columns
+    pointers = {"x": element, "y": element, "lists": "*i32", "where": "*i32"}
+    for name in ("x_scale", "y_scale", "sums", "shifts", "best", "grad", "out"):
+        pointers[name] = "*fp32"
+    signature = {
+        name: "constexpr" if name in constants else pointers.get(name, "fp32" if name[0] == "k" else "i32")
+        for name in function.arg_names
+    }
+    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(function.arg_names) if name in pointers}
+    built = triton.compile(
+        ASTSource(function, signature, constants, aligned),
+        target=GPUTarget("cuda", architecture, 32),
+        options={"num_warps": chosen.warps, "num_stages": chosen.stages},
+    )
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(built.asm["cubin"])
+        file.flush()
+        tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+        told = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    usage = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", told)}
+    return usage, built.metadata.shared, built.asm["ptx"]
+
+
+TENSOR_CORES = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
+KINDS = ("forward", "half", "rows", "columns", "both")
+REPRESENTATIVE = [("half", True, 80), ("forward", False, 90), ("columns", False, 100)]
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("kind", "many", "architecture"),
+    [
+        pytest.param(kind, many, arch, marks=[] if (kind, many, arch) in REPRESENTATIVE else [pytest.mark.slow])
+        for kind in KINDS
+        for many in (False, True)
+        for arch in TENSOR_CORES
+    ],
+)
+@pytest.mark.parametrize("width", [128, pytest.param(768, marks=pytest.mark.slow)])
+def test_bf16_kernels_use_tensor_cores_and_do_not_spill(compiled, kind, many, architecture, width):
+    usage, shared, ptx = compiled(machine_code, kind, many, True, width, architecture)
+    assert usage["LOCAL"] == 0
+    assert usage["STACK"] == 0
+    assert TENSOR_CORES[architecture] in ptx
+    assert not re.search(r"\batom\.", ptx)
+    assert not re.search(r"\bred\.", ptx)
+    assert shared <= {80: 163, 90: 227, 100: 227}[architecture] * 1024
+
+
+@needs_triton
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS])
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("architecture", TENSOR_CORES)
+def test_float32_kernels_multiply_in_full_and_do_not_spill(compiled, kind, many, architecture):
+    usage, _, ptx = compiled(machine_code, kind, many, False, 128, architecture)
+    assert usage["LOCAL"] == 0
+    assert usage["STACK"] <= 16  # a pointer or two of the loop
+    assert "tf32" not in ptx
+
+
+# The choice -----------------------------------------------------------------------------------------------------------
+
+
+def run(*arguments, **environment):
+    clean = {k: v for k, v in os.environ.items() if k not in ("DIPOLE_ENGINE", "TRITON_INTERPRET")}
+    return subprocess.run(
+        [sys.executable, "-m", "dipole.core.cli", *arguments],
+        capture_output=True,
+        text=True,
+        env=clean | environment,
+    )
+
+
+@needs_triton
+def test_check_runs_with_kernels():
+    done = run("check", "--engine", "triton", "dp", "--only", "kernels", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (report,) = json.loads(done.stdout)
+    (row,) = report["checks"]
+    assert row["outcome"] == "ok"
+    assert "sweeps" in row["detail"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_kernels_without_a_gpu_are_refused_in_one_message(monkeypatch):
+    monkeypatch.setenv("DIPOLE_ENGINE", "triton")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    x, own = unit(4, 3, 0), torch.arange(4).unsqueeze(1)
+    with pytest.raises(engine.EngineError, match=r"no GPU.*DIPOLE_ENGINE=eager"):
+        row_statistics(x, x, own, [Sum()], counts=torch.full((4,), 3), symmetric=True)
+
+
+def test_an_engine_that_is_none_is_refused(monkeypatch):
+    monkeypatch.setenv("DIPOLE_ENGINE", "tritn")
+    with pytest.raises(engine.EngineError, match="'tritn' names no engine; there are eager, triton"):
+        engine.wanted()
+    for name in ("eager", "tiles", "EAGER"):
+        monkeypatch.setenv("DIPOLE_ENGINE", name)
+        assert engine.wanted() == "eager"
+
+
+def test_a_processor_and_float64_are_served_by_tiles(monkeypatch):
+    monkeypatch.delenv("DIPOLE_ENGINE", raising=False)
+    assert "processor" in engine.reason_against(torch.device("cpu"))
+    assert engine.reason_against(torch.device("meta"))

@@ -1,0 +1,417 @@
+"""The theorems: against enumeration of every tuple, and as inequalities on whatever features."""
+
+import itertools
+import json
+import math
+from dataclasses import asdict
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.datasets import load_digits
+from torch import nn
+
+from dipole.core.contrast.registry import registry
+from dipole.core.ground.errors import DataError, OptionError
+from dipole.core.measure.diagnostics import similarity_error
+from dipole.core.measure.theory import arora, cllr, counterexamples, lmcl, polynomials
+from dipole.core.measure.theory.choices import Choices, RunFacts
+from dipole.core.measure.theory.expectation import expected, margin_loss
+from dipole.core.measure.theory.latent import Latent, collision, full_collision, some_collision
+from dipole.core.measure.theory.report import choose, measure
+from dipole.core.measure.theory.theorems import THEOREMS
+from dipole.core.measure.theory.trained import trained_loss
+
+LOSSES = ("hinge", "logistic")
+LABELS = torch.tensor([0, 1, 2, 0, 1, 0, 2])
+
+
+def small(scale: float = 1.3) -> Latent:
+    generator = torch.Generator().manual_seed(0)
+    return Latent.of(scale * torch.randn(7, 3, generator=generator, dtype=torch.float64), LABELS)
+
+
+def l_of(loss: str, margins: list[float]) -> float:
+    """l(v) of the paper, Section 2."""
+    if loss == "hinge":
+        return max(0.0, 1 + max(-v for v in margins))
+    return math.log2(1 + sum(math.exp(-v) for v in margins))
+
+
+def tuples(points: Latent, k: int):
+    """Every (x, x+, x_1^-.., their classes) with its probability."""
+    rho, spans = points.prior.tolist(), [range(s.start, s.stop) for s in points.spans]
+    where = [(c, i) for c, span in enumerate(spans) for i in span]
+    for c, span in enumerate(spans):
+        for x, p in itertools.product(span, span):
+            for negatives in itertools.product(where, repeat=k):
+                chance = rho[c] / len(span) ** 2
+                for cn, _ in negatives:
+                    chance *= rho[cn] / len(spans[cn])
+                yield chance, c, x, p, negatives
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_the_unsupervised_loss_is_that_of_every_tuple(loss, k):
+    points = small()
+    s = points.scores.tolist()
+    whole = different = same = has_different = has_same = 0.0
+    for chance, c, x, p, negatives in tuples(points, k):
+        v = [s[x][p] - s[x][q] for _, q in negatives]
+        apart = [each for each, (cn, _) in zip(v, negatives, strict=True) if cn != c]
+        near = [each for each, (cn, _) in zip(v, negatives, strict=True) if cn == c]
+        whole += chance * l_of(loss, v)
+        if apart:
+            different, has_different = different + chance * l_of(loss, apart), has_different + chance
+        if near:
+            same, has_same = same + chance * l_of(loss, near), has_same + chance
+    found = arora.unsupervised_loss(points, loss, k)
+    assert found.whole == pytest.approx(whole, abs=1e-11)
+    assert found.different == pytest.approx(different / has_different, abs=1e-11)
+    assert found.same == pytest.approx(same / has_same, abs=1e-11)
+    assert some_collision(points.prior, k) == pytest.approx(has_same, abs=1e-12)
+    assert full_collision(points.prior, k) == pytest.approx(1 - has_different, abs=1e-12)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(("k", "tasks"), [(1, "collision"), (3, "collision"), (1, "distinct"), (2, "distinct")])
+def test_the_mean_classifier_is_that_of_every_task(loss, k, tasks):
+    points = small()
+    rho, f = points.prior.tolist(), points.features
+    total = weight = 0.0
+    for classes in itertools.product(range(3), repeat=k + 1):
+        first, others = classes[0], sorted(set(classes[1:]))
+        if first in others or (tasks == "distinct" and len(others) < k):
+            continue
+        chance = math.prod(rho[c] for c in classes)
+        rows = f[points.spans[first]]
+        mu = [f[span].mean(0) for span in points.spans]
+        losses = [l_of(loss, [float(x @ (mu[first] - mu[c])) for c in others]) for x in rows]
+        total, weight = total + chance * sum(losses) / len(losses), weight + chance
+    assert arora.mean_classifier_loss(points, loss, k, tasks) == pytest.approx(total / weight, abs=1e-11)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_blocks_of_two_are_those_of_every_tuple_on_average(loss):
+    points = Latent.of(torch.tensor([[1.0, 0.5], [-0.5, 1.0], [0.2, -1.0], [-1.0, 0.1]]), torch.tensor([0, 0, 1, 1]))
+    s, total = points.scores.tolist(), 0.0
+    for c, d in itertools.product(range(2), range(2)):
+        own, other = ([0, 1], [2, 3])[c], ([0, 1], [2, 3])[d]
+        for x, p, q, m, n in itertools.product(own, own, own, other, other):
+            total += 0.25 / 32 * l_of(loss, [(s[x][p] + s[x][q] - s[x][m] - s[x][n]) / 2])
+    found = arora.block_loss(points, loss, b=2, draws=400)
+    assert found.whole == pytest.approx(total, abs=max(4 * found.error, 1e-3))
+
+
+def test_a_block_of_one_is_the_unsupervised_loss():
+    points = small()
+    for loss in LOSSES:
+        assert arora.block_loss(points, loss, b=1).whole == pytest.approx(arora.unsupervised_loss(points, loss).whole)
+
+
+def test_decomposition_and_least_value():
+    points = small()
+    tau = collision(points.prior)
+    for loss in LOSSES:
+        found = arora.unsupervised_loss(points, loss)
+        assert found.whole == pytest.approx(tau * found.same + (1 - tau) * found.different)
+        assert found.same >= 1 - 1e-12  # by Jensen, Sec. 4.2
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_scores_far_apart_keep_their_digits(loss):
+    """Scores of 1,500 leave the quadrature, and 1e3 off the origin must cost hinge no digits."""
+    generator = torch.Generator().manual_seed(1)
+    a, b = (scale * torch.randn(4, 6, generator=generator, dtype=torch.float64) for scale in (700.0, 700.0))
+    mass = torch.full((1, 6), 1 / 6, dtype=torch.float64)
+    wanted = [sum(l_of(loss, [min(p - q, 700.0) if p > q else p - q]) if p - q > -700 else
+                  (1 + q - p if loss == "hinge" else (q - p) / math.log(2))
+                  for p in row.tolist() for q in other.tolist()) / 36
+              for row, other in zip(a, b, strict=True)]  # fmt: skip
+    assert expected(loss, a, b, mass)[0].tolist() == pytest.approx(wanted, rel=1e-12)
+    if loss == "logistic":
+        with pytest.raises(OptionError, match="spread"):
+            expected(loss, a, b, mass, 2)
+    shifted = expected("hinge", a / 700 + 1e3, b / 700 + 1e3, mass, 3)
+    assert torch.allclose(shifted, expected("hinge", a / 700, b / 700, mass, 3), atol=1e-11)
+
+
+def every_inequality(points: Latent, loss: str, k: int, b: int) -> list[tuple[str, float, float]]:
+    """(name, smaller side, larger side) as Arora et al. prove them, with Gen_M = 0."""
+    tau, s = collision(points.prior), arora.deviation(points)
+    un, many = arora.unsupervised_loss(points, loss), arora.unsupervised_loss(points, loss, k)
+    mean = arora.mean_classifier_loss(points, loss)
+    middle, right = arora.proposition_6_2(arora.block_loss(points, loss, b, draws=2).whole, un.whole, tau)
+    of_k = arora.mean_classifier_loss(points, loss, k)
+    return [
+        ("4.3", mean, arora.lemma_4_3(un.whole, tau)),
+        ("4.4", un.same, arora.lemma_4_4(loss, s)),
+        ("4.5", mean, arora.theorem_4_5(loss, un.different, s, tau)),
+        ("6.2, left", mean, middle),
+        ("6.2, right", middle, right),
+        ("4.3 of k", of_k, arora.lemma_4_3_of_k(loss, k, many.whole, points.prior)),
+        ("6.1", of_k, arora.theorem_6_1(loss, k, many.different, s, points.prior)),
+    ] + (
+        [("5.1", un.different, arora.lemma_5_1(points, arora.margin(arora.radius(points), arora.spread(points))))]
+        if loss == "hinge"
+        else []
+    )
+
+
+def assert_hold(points: Latent, loss: str, k: int = 3, b: int = 3) -> None:
+    for name, smaller, larger in every_inequality(points, loss, k, b):
+        assert smaller <= larger + 1e-9 * max(1.0, abs(larger)), (name, loss, smaller, larger)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    counts=st.lists(st.integers(1, 6), min_size=2, max_size=6),
+    width=st.integers(1, 8),
+    scale=st.floats(0.01, 6),
+    k=st.integers(1, 6),
+    b=st.integers(1, 6),
+    pull=st.floats(0, 3),
+    uniform=st.booleans(),
+    seed=st.integers(0, 10_000),
+    loss=st.sampled_from(LOSSES),
+)
+def test_every_inequality_holds_on_any_features(counts, width, scale, k, b, pull, uniform, seed, loss):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    centres = pull * torch.randn(len(counts), width, generator=generator)
+    x = scale * (torch.randn(len(labels), width, generator=generator) + centres[labels])
+    assert_hold(Latent.of(x, labels, "uniform" if uniform else "measured"), loss, k, b)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("unit", [False, True])
+def test_the_inequalities_hold_on_digits_and_random_networks(loss, unit):
+    images, labels = load_digits(return_X_y=True)
+    chosen = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))[:300]
+    x, y = torch.from_numpy(images)[chosen].float() / 16, torch.from_numpy(labels)[chosen]
+    keep = (y > 2) | (torch.arange(len(y)) % 5 == 0)  # classes of unequal shares
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 12)).eval()
+    for features in (x, network(x).detach() * 3):
+        features = nn.functional.normalize(features, dim=1) if unit else features
+        assert_hold(Latent.of(features[keep], y[keep]), loss, k=4, b=5)
+
+
+def test_sides_tell_wrong_sides_apart():
+    """A bound that is reached, and one that would break if tau were taken for another prior."""
+    points = Latent.of(torch.tensor([[1.0], [-1.0]]).double(), torch.tensor([0, 1]))
+    un, tau = arora.unsupervised_loss(points), collision(points.prior)
+    assert arora.lemma_4_3(un.whole, tau) == pytest.approx(arora.mean_classifier_loss(points))  # one point per class
+    skewed = Latent.of(torch.tensor([[1.0], [-1.0]]).double(), torch.tensor([0, 1]), torch.tensor([9.0, 1.0]))
+    assert arora.lemma_4_3(arora.unsupervised_loss(skewed).whole, 0.9) < arora.mean_classifier_loss(skewed)
+
+
+def test_trained_classifier_between_the_infimum_and_the_mean():
+    points = small()
+    for loss in LOSSES:
+        found = trained_loss(points, loss)
+        assert (found.tasks, found.of, found.error) == (3, 3, 0.0)
+        assert 0 <= found.loss <= arora.mean_classifier_loss(points, loss)
+    apart = Latent.of(torch.tensor([[1.0, 0.0], [0.9, 0.1], [-1.0, 0.0]]).double() / 10, torch.tensor([0, 0, 1]))
+    assert trained_loss(apart, "hinge").loss < 1e-6 < 0.9 < arora.mean_classifier_loss(apart)  # separable: inf is 0
+    same = Latent.of(torch.ones(4, 2).double(), torch.tensor([0, 0, 1, 1]))
+    assert trained_loss(same, "logistic").loss == pytest.approx(1)  # nothing to tell apart: l(0)
+
+
+def test_the_hinge_optimum_is_that_of_a_linear_program():
+    from scipy.optimize import linprog
+
+    generator = torch.Generator().manual_seed(3)
+    x, y = torch.randn(24, 2, generator=generator).double(), torch.arange(24) % 2
+    points = Latent.of(x, y)
+    sign = torch.where(torch.arange(24) < 12, 1.0, -1.0).double()
+    rows = torch.cat([-sign[:, None] * points.features, -torch.eye(24)], 1)  # 1 - y w^T x <= xi
+    cost = torch.cat([torch.zeros(2), torch.full((24,), 1 / 24)])
+    best = linprog(cost.numpy(), rows.numpy(), [-1.0] * 24, bounds=[(None, None)] * 2 + [(0, None)] * 24).fun
+    assert trained_loss(points).loss == pytest.approx(best, abs=2e-3)
+
+
+def test_drawn_tasks_come_as_often_as_their_classes_share():
+    from dipole.core.measure.theory.trained import _draw_tasks
+
+    prior = torch.tensor([0.5, 0.3, 0.1, 0.1])
+    drawn = _draw_tasks(prior, 1, 4000, seed=0)
+    chances = {pair: float(prior[list(pair)].prod()) for pair in itertools.combinations(range(4), 2)}
+    total = sum(chances.values())
+    for pair, chance in chances.items():
+        assert drawn.count(pair) / 4000 == pytest.approx(chance / total, abs=0.03)
+
+
+def test_polynomials_against_subsets_and_draws():
+    p = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
+    for k in (1, 2, 3):
+        wanted = sum(math.prod(s) for s in itertools.combinations(p.tolist(), k))
+        assert float(polynomials.elementary(p, k)) == pytest.approx(wanted)
+        prefixes = polynomials.elementary_prefixes(p.unsqueeze(0), k)[0].tolist()
+        assert prefixes == pytest.approx([float(polynomials.elementary(p[:n], k)) for n in range(1, 5)])
+        g = torch.rand(1, 4, 2, dtype=torch.float64)
+        drawn = sum(
+            math.prod(float(p[c]) for c in each) * g[0, sorted(set(each))].prod(0)
+            for each in itertools.product(range(4), repeat=k)
+        )
+        assert torch.allclose(polynomials.draws(p, g, k)[0], drawn)
+
+
+def test_deviation_is_the_formula():
+    points = small()
+    parts = []
+    for span in points.spans:
+        x = points.features[span]
+        covariance = torch.cov(x.T, correction=0)
+        parts.append(math.sqrt(float(torch.linalg.eigvalsh(covariance)[-1])) * float(x.norm(dim=1).mean()))
+    nu = points.prior.square() / points.prior.square().sum()
+    assert arora.deviation(points) == pytest.approx(sum(w * v for w, v in zip(nu.tolist(), parts, strict=True)))
+
+
+def test_constants_and_orders():
+    assert arora.collision_constant("hinge") == pytest.approx(0.7071, abs=1e-4)
+    assert arora.collision_constant("logistic") == pytest.approx(0.7071 / math.log(2), abs=1e-4)
+    first, later = (arora.generalization(2.0, 0.0, m, 0.95) for m in (100, 400))
+    assert first == pytest.approx(4 * math.sqrt(math.log(20) / 100))
+    assert later == pytest.approx(first / 2)
+    assert arora.generalization(2.0, 50.0, 100, 0.95, 3.0) == pytest.approx(3 * (1.0 + first))
+    assert arora.margin(1.0, 0.5, 0.1, constant=2.0) == pytest.approx(1 + math.sqrt(math.log(10)))
+    uniform = torch.full((10,), 0.1, dtype=torch.float64)
+    assert some_collision(uniform, 8) == pytest.approx(1 - 0.9**8)
+    assert lmcl.generalization(1, 10, 5.0) == pytest.approx(math.sqrt(2) * 0.5)  # log^2(1) = 0
+    assert cllr.theorem_2(2.0, 8.0, 1.0, 4) == pytest.approx(4.0)
+
+
+def test_figure_1_the_unsupervised_loss_picks_the_wrong_map():
+    for make, mean_is_bad in ((counterexamples.mean_is_bad, True), (counterexamples.high_variance, False)):
+        f1, f0 = make(3.0), counterexamples.nothing(make(3.0))
+        assert arora.unsupervised_loss(f0).whole == 1
+        assert arora.unsupervised_loss(f1).whole > 2
+        assert trained_loss(f1).loss < 1e-6 < trained_loss(f0).loss
+        assert (arora.mean_classifier_loss(f1) > 1) == mean_is_bad
+        assert (arora.deviation(f1) == 0) == mean_is_bad
+        larger = arora.unsupervised_loss(make(6.0)).whole / arora.unsupervised_loss(f1).whole
+        assert 3 < larger < 5  # grows with r^2
+
+
+def test_lmcl_parts_against_loops():
+    x, y = small().features, LABELS.sort().values
+    z = nn.functional.normalize(x, dim=1)
+    d = {(i, j): float((1 - z[i] @ z[j]) / 2) for i in range(7) for j in range(i + 1, 7)}
+    g = [abs(min((v - 0.1) * (v - 0.5), 0)) for v in d.values()]
+    assert lmcl.regularizer(x, 0.1, 0.5, "mean") == pytest.approx(sum(g) / 21)
+    assert lmcl.regularizer(x, 0.1, 0.5) == pytest.approx(2 * sum(g) / 7)  # mean over anchors of sums over the others
+    assert lmcl.regularizer(x, 0.1, 0.5, "sum") == pytest.approx(2 * sum(g))
+    within, between = lmcl.separation(x, y)
+    assert within == pytest.approx(max(v for (i, j), v in d.items() if y[i] == y[j]))
+    assert between == pytest.approx(min(v for (i, j), v in d.items() if y[i] != y[j]))
+    mu, nearest = lmcl.coverage(x, 11)
+    assert nearest.tolist() == pytest.approx([min(abs(v - m) for v in d.values()) for m in mu.tolist()], abs=1e-7)
+    assert lmcl.proof_delta_pos(x, y) == pytest.approx(sorted(d.values())[5 - 1])  # 3 + 1 + 1 pairs share a class
+    assert lmcl.class_ratio(y) == pytest.approx(5 / 4 / 3)
+
+
+def test_theorem_2_of_lmcl_is_met_by_its_own_construction():
+    y = torch.tensor([0, 0, 1, 2, 2])
+    assert lmcl.separation(torch.eye(4)[y], y) == (0.0, 0.5)
+    assert similarity_error(torch.eye(4)[y], y)[0] == 0
+
+
+def test_stationarity_from_lines():
+    lines = [
+        {"step": 1, "train/loss": 3.0, "train/grad_norm": 2.0, "train/grad_norm_squared": 5.0},
+        {"step": 1, "eval/x": 1.0},
+        {"step": 4, "train/loss": 1.0, "train/grad_norm": 1.0, "train/grad_norm_squared": 1.5},
+        {"step": 9, "train/loss": 2.0, "train/grad_norm": 2.0, "train/grad_norm_squared": 4.5},
+    ]
+    way = cllr.stationarity(lines, smoothness=2.0)
+    assert way is not None
+    assert (way.steps, way.least, way.descent, way.gradient) == ([1, 4, 9], [5.0, 1.5, 1.5], 2.0, math.sqrt(5))
+    assert way.bound == pytest.approx([math.sqrt(5) * math.sqrt(8 / t) for t in (1, 4, 9)])
+    # With the smallest S that it says, the bound is met everywhere and once exactly.
+    tight = cllr.stationarity(lines, way.implied_smoothness)
+    rooms = [bound - least for bound, least in zip(tight.bound, tight.least, strict=True)]
+    assert min(rooms) == pytest.approx(0, abs=1e-12)
+    old = [{key: value for key, value in line.items() if not key.endswith("squared")} for line in lines]
+    assert cllr.stationarity(old).least == [4.0, 1.0, 1.0]
+    assert cllr.stationarity([{"step": 1, "train/loss": 1.0}]) is None
+
+
+def test_report_has_every_theorem_or_says_why_not():
+    x, y = torch.randn(60, 8, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 5
+    found = measure(x, y, Choices(k=2, tasks=5), facts=RunFacts(nce=2.0, negatives=10, cllr_weight=0.1, alpha=10))
+    keys = {each.key for each in found.inequalities} | found.missing.keys()
+    assert {each.key for each in THEOREMS} - keys <= {"figure_1", "lmcl_theorem_1", "cllr_theorem_1"}  # no two sides
+    assert found.value("coverage") > 0
+    assert found.value("var[D/E D]") > 0
+    assert not found.broken
+    json.dumps(found.as_dict(), allow_nan=False)
+    without = measure(x, None)
+    assert {each.key for each in THEOREMS if "labels" in each.needs} <= without.missing.keys()
+    assert {"lmcl_eq_5", "lmcl_theorem_3"} == {each.key for each in without.inequalities}
+    one = measure(x, torch.zeros(60).long())
+    assert "two classes" in one.missing["lemma_4_3"]
+    wide = measure(100 * x, y, Choices(losses=("logistic",), k=2))
+    assert "spread" in wide.missing["theorem_6_1 (logistic)"]
+    assert any(each.key == "lemma_4_3" for each in wide.inequalities)
+
+
+def test_points_are_chosen_by_class_where_classes_are_many():
+    labels = torch.arange(900) % 300
+    rows = choose(labels, 900, Choices(points=60))
+    assert len(labels[rows].unique()) == 6
+    assert len(rows) == 18
+    assert torch.equal(choose(labels, 900, Choices(points=1000)), torch.arange(900))
+    assert torch.equal(choose(torch.tensor([0, -1, 1]), 3, Choices()), torch.tensor([0, 2]))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Choices(k=0), "k must be 1 or more"),
+        (lambda: Choices(tasks=1), "tasks must be 2 or more"),
+        (lambda: Choices(confidence=1.0), "between 0 and 1"),
+        (lambda: Choices(losses=("softmax",)), "hinge, logistic"),
+        (lambda: Latent.of(torch.zeros(2, 2), torch.tensor([0, 1]), "flat"), "measured, uniform"),
+        (lambda: Latent.of(torch.zeros(2, 2), torch.tensor([0, 1]), torch.ones(3)), "each of the 2 classes"),
+        (lambda: Latent.of(torch.zeros(2, 2), torch.tensor([-1, -1])), "no point has a label"),
+        (lambda: Latent.of(torch.full((2, 2), torch.nan), torch.tensor([0, 1])), "not finite"),
+        (lambda: measure(torch.zeros(1, 2), None), "n >= 2"),
+        (lambda: arora.mean_classifier_loss(small(), "hinge", 3, "distinct"), "needs as many"),
+        (lambda: arora.block_loss(small(), b=0), "b >= 1"),
+    ],
+)
+def test_mistakes_are_one_message(make, message):
+    with pytest.raises((OptionError, DataError), match=message):
+        make()
+
+
+def test_diagnostics_are_listed_and_agree():
+    points = small()
+    labels = torch.repeat_interleave(torch.arange(3), points.counts)
+    values = {
+        "unsupervised_loss": arora.unsupervised_loss(points, "logistic", 2).whole,
+        "mean_classifier_loss": arora.mean_classifier_loss(points, "logistic", 2),
+    }
+    for name, value in values.items():
+        entry = registry.get(name)
+        assert entry.kind == "diagnostic"
+        assert entry.target(points.features, labels, loss="logistic", k=2) == pytest.approx(value)
+    assert registry.get("class_collision").target(labels) == pytest.approx(collision(points.prior))
+    assert registry.get("intraclass_deviation").target(points.features, labels) == arora.deviation(points)
+
+
+def test_theorems_name_what_exists():
+    from importlib import import_module
+
+    for theorem in THEOREMS:
+        assert asdict(theorem)["assumption"] or theorem.always, theorem.name
+        for function in theorem.functions:
+            path = function if function.startswith("dipole.") else f"dipole.core.measure.theory.{function}"
+            module, _, name = path.rpartition(".")
+            assert callable(getattr(import_module(module), name)), path
+        for free in theorem.free:
+            assert free in Choices.__dataclass_fields__, free
+    assert margin_loss("hinge", torch.zeros(3, 2)).tolist() == [1.0] * 3

@@ -1,0 +1,59 @@
+"""Arora's inequalities on sentences: made-up topics, and the articles of the shared data."""
+
+import gzip
+import json
+
+import pytest
+import torch
+from sklearn.feature_extraction.text import HashingVectorizer
+from torch import nn
+
+from dipole.core.measure.theory.choices import Choices
+from dipole.core.measure.theory.report import measure
+
+ALWAYS = {"lemma_4_3", "theorem_4_1", "lemma_4_4", "theorem_4_5", "lemma_5_1", "theorem_6_1", "proposition_6_2"}
+
+
+def embedded(sentences: list[str], width: int, seed: int = 0) -> torch.Tensor:
+    """A random network on hashed bags of words."""
+    bags = HashingVectorizer(n_features=512, alternate_sign=False).transform(sentences)
+    torch.manual_seed(seed)
+    network = nn.Sequential(nn.Linear(512, 64), nn.Tanh(), nn.Linear(64, width)).eval()
+    with torch.no_grad():
+        return 4 * network(torch.from_numpy(bags.toarray()).float())
+
+
+def assert_all_hold(features: torch.Tensor, labels: torch.Tensor, choices: Choices) -> None:
+    found = measure(features, labels, choices)
+    assert {each.key for each in found.inequalities} >= ALWAYS
+    assert not found.broken, found.broken
+
+
+def test_made_up_sentences_of_topics_of_unequal_size():
+    topics = {
+        "sea": "waves ships salt tide wind",
+        "bread": "flour oven yeast crust salt",
+        "chess": "king rook pawn wind",
+    }
+    sentences, labels = [], []
+    for place, (topic, words) in enumerate(topics.items()):
+        words = words.split()
+        for i in range(6 + 5 * place):
+            sentences.append(f"the {topic} has {words[i % len(words)]} and {words[(i * 3 + 1) % len(words)]} {i}")
+            labels.append(place)
+    assert_all_hold(embedded(sentences, 16), torch.tensor(labels), Choices(k=2, block=3, tasks=3, draws=2))
+
+
+@pytest.mark.parametrize("unit", [False, True])
+def test_wiki_articles(shared_data, unit):
+    """An article is a latent class, and the shares are those of the articles' lengths."""
+    sentences, labels = [], []
+    with gzip.open(shared_data / "wiki_blocks" / "wikitext2_articles.jsonl.gz", "rt", encoding="utf-8") as lines:
+        for place, line in zip(range(20), lines, strict=False):
+            taken = json.loads(line)["sentences"][::9]
+            sentences += taken
+            labels += [place] * len(taken)
+    features = embedded(sentences, 32)
+    features = nn.functional.normalize(features, dim=1) if unit else features
+    assert len(set(torch.tensor(labels).unique(return_counts=True)[1].tolist())) > 3
+    assert_all_hold(features, torch.tensor(labels), Choices(k=8, block=5, tasks=2, draws=2, points=240))
