@@ -421,7 +421,7 @@ class ContrastiveSAC(SAC):
         self._descend("contrastive", outcome.loss, optimizers, pairs)
         gradients = [p.grad for o in optimizers for g in o.param_groups for p in g["params"] if p.grad is not None]
         norms = torch.stack(torch._foreach_norm(gradients))
-        logs["contrast_grad_norm_squared"] = float(norms.square().sum())
+        logs["contrast_grad_norm_squared"] = self._read(norms.square().sum())
         self._after_contrast()
 
     def _joint_step(self, batch: FrameBatch, observations: Maps, target: Tensor, contrasting: bool, logs: Logs) -> Maps:
