@@ -17,6 +17,7 @@ from dipole.core.contrast.embedded import Embedded
 from dipole.core.contrast.objective import Composite
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.errors import ConfigError, DataError
+from dipole.core.ground.transfer import ahead, sent
 from dipole.core.measure.class_tasks import class_tasks
 from dipole.core.measure.probes import knn_probe
 from dipole.core.train.adapter import Adapter, Context, Sketch
@@ -169,6 +170,10 @@ class TextAdapter(Adapter):
         return slice(start, end)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[TextBatch]:
+        batches = self._batches(epoch, start)
+        return ahead(batches, self.device) if self.device.type == "cuda" else batches
+
+    def _batches(self, epoch: int, start: int) -> Iterator[TextBatch]:
         size, mine = self.batch_size, self._share()
         order = np.arange(self.steps_per_epoch)
         offset = 0
@@ -185,10 +190,11 @@ class TextAdapter(Adapter):
                 rows = blocks[step * size : (step + 1) * size][mine]
             else:
                 rows = self._draw_blocks(epoch, step)[mine]
+            batch = make_batch(self.sentences.ids(rows), self.config.chunks)
             yield TextBatch(
-                make_batch(self.sentences.ids(rows), self.config.chunks).to(self.device),
-                torch.from_numpy(self.sentences.document[rows].astype(np.int64)).to(self.device),
-                torch.from_numpy(rows.astype(np.int64)).to(self.device),
+                (batch.pin_memory() if self.device.type == "cuda" else batch).to(self.device),
+                sent(torch.from_numpy(self.sentences.document[rows].astype(np.int64)), self.device),
+                sent(torch.from_numpy(rows.astype(np.int64)), self.device),
                 self.seed.stream("data", "negatives", epoch, place),
             )
 

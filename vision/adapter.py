@@ -14,6 +14,7 @@ from dipole.core.contrast.embedded import Embedded
 from dipole.core.ground.drawing import check_drawing
 from dipole.core.ground.errors import ConfigError, PairsError
 from dipole.core.ground.seeding import Seeds
+from dipole.core.ground.transfer import ahead, sent
 from dipole.core.measure.probes import ProbeResult, frozen, linear_probe_on_views
 from dipole.core.train.adapter import Adapter, Context, Sketch
 from dipole.core.train.block_losses import BlockShape
@@ -23,7 +24,7 @@ from dipole.vision.compatibility import example, explain
 from dipole.vision.config import VisionConfig
 from dipole.vision.crops import Crops
 from dipole.vision.data import DataConfig, expected, load
-from dipole.vision.decoding import Encoded, prefetched
+from dipole.vision.decoding import Encoded
 from dipole.vision.encoders import Encoder, build_encoder
 from dipole.vision.export import FORMATS, export_as
 from dipole.vision.frameworks.base import Batch, Branch, Method, Order, Setup
@@ -84,8 +85,8 @@ class VisionAdapter(Adapter):
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         batches = self._batches(epoch, start)
-        if isinstance(self.parts.pretrain.images, Encoded):
-            batches = prefetched(batches)
+        if isinstance(self.parts.pretrain.images, Encoded) or self.device.type == "cuda":
+            batches = ahead(batches, self.device)
         for step, batch in enumerate(batches, epoch * self.steps_per_epoch + start + 1):
             self._step = step
             yield batch
@@ -102,7 +103,7 @@ class VisionAdapter(Adapter):
             index = order[step * self.batch_size : (step + 1) * self.batch_size]
             # Parameters are drawn for the whole batch, so that any number of ranks sees the same views.
             generator = self.seed.torch("augment", epoch, step)
-            pixels = images.images[index[mine]].to(self.device, non_blocking=True)
+            pixels = sent(images.images[index[mine]], self.device)
             height, width = images.images.shape[-2:]
             views = [
                 apply(recipe, pixels, draw(recipe, len(index), height, width, generator)[mine])
@@ -111,7 +112,8 @@ class VisionAdapter(Adapter):
             if self._layout is not None:
                 views = [view.contiguous(memory_format=self._layout) for view in views]
             seed = self.seed.stream("augment", "negatives", epoch, step)
-            yield Batch(views, None if labels is None else labels[index[mine]].to(self.device), index[mine], seed)
+            classes = None if labels is None else sent(labels[index[mine]], self.device)
+            yield Batch(views, classes, sent(index[mine], self.device), seed)
 
     def embed(self, batch: Batch) -> Embedded:
         embedded: Embedded = self.module(batch)

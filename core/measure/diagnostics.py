@@ -317,7 +317,7 @@ def uniformity(pairs: Pairs | Tensor, t: Annotated[float, Range(above=0), "preci
 
 
 def _uniformity(pairs: Pairs, t: float) -> float:
-    if not pairs.has_negatives:
+    if not bool((pairs.negative_counts > 0).any()):
         return math.nan
     (potential,) = _statistics(pairs, LogSumExp(2 * t))
     positive = _positive_cosines(pairs) if pairs.positives.shape[1] else pairs.anchors[:, :0]
