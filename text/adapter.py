@@ -35,6 +35,7 @@ from dipole.text.senteval.tables import six_task_table
 from dipole.text.vocabulary import Tokens, build_vocabulary, load_tokens
 
 PROBED = 2000  # sentences of each split that probes and diagnostics look at
+PAIRED = 1000  # of them whose distances to each other are shown, at most
 VECTORS = 300  # width that word vectors are taken to have before they are read: GloVe's
 # Settings that the encoders do not depend on, as they are by default.
 _OF_THE_DATA = {
@@ -246,6 +247,14 @@ class TextAdapter(Adapter):
         rows = self._probe_rows(split)
         return self._sides(rows)[0], torch.from_numpy(self.sentences.document[rows].astype(np.int64))
 
+    def held_out_pairs(self, objective: Any) -> Pairs | None:
+        """Sentences and their neighbours among held-out sentences."""
+        rows = self._probe_rows("test")[:PAIRED]
+        document = torch.from_numpy(self.sentences.document[rows].astype(np.int64))
+        if len(rows) < 2 or not bool((document[:-1] == document[1:]).any()):
+            return None
+        return Pairs.from_window(*self._sides(rows, objective), document)
+
     def evaluate(self, objective: Any) -> dict[str, float]:
         results: dict[str, float] = {}
         rows = self._probe_rows("test")
@@ -310,7 +319,7 @@ class TextAdapter(Adapter):
 
     def _keep_pictures(self, f: Tensor, g: Tensor, document: Tensor, rows: np.ndarray) -> None:
         """Write the histogram of neighbours' distances and the nearest sentences into the run's folder."""
-        shown = neighbour_histogram(f[:1000], g[:1000], document[:1000])
+        shown = neighbour_histogram(f[:PAIRED], g[:PAIRED], document[:PAIRED])
         values = {"edges": shown.edges, "correct": shown.correct, "incorrect": shown.incorrect}
         text = json.dumps({name: [round(float(v), 6) for v in value] for name, value in values.items()})
         (self.workdir / "neighbour_distances.json").write_text(text + "\n")

@@ -14,13 +14,14 @@ from dipole.core.contrast.embedded import Embedded
 from dipole.core.ground.drawing import check_drawing
 from dipole.core.ground.errors import ConfigError, PairsError
 from dipole.core.ground.seeding import Seeds
-from dipole.core.measure.probes import frozen
+from dipole.core.measure.probes import ProbeResult, frozen, linear_probe_on_views
 from dipole.core.train.adapter import Adapter, Context, Sketch
 from dipole.core.train.block_losses import BlockShape
 from dipole.core.train.config import Settings
 from dipole.vision.augment import AugmentConfig, apply, centre, draw
 from dipole.vision.compatibility import example, explain
 from dipole.vision.config import VisionConfig
+from dipole.vision.crops import Crops
 from dipole.vision.data import DataConfig, expected, load
 from dipole.vision.decoding import Encoded, prefetched
 from dipole.vision.encoders import Encoder, build_encoder
@@ -146,7 +147,8 @@ class VisionAdapter(Adapter):
         if self._untrained is not None:
             if self._baselines is None:
                 untrained = self._probe(self._untrained.to(self.device), None, shape)
-                raw = probe(self.config.probe, *self._labelled(self._pixels), self.seed.probe, shape)
+                on_crops = self._on_crops(self.module, lambda view: view)
+                raw = probe(self.config.probe, *self._labelled(self._pixels), self.seed.probe, shape, on_crops)
                 self._baselines = {f"untrained/{k}": v for k, v in untrained.items()}
                 self._baselines |= {f"raw/{k}": v for k, v in raw.items()}
             results |= self._baselines
@@ -191,7 +193,32 @@ class VisionAdapter(Adapter):
             x = self._extract(module, module.embedding if embedding else module.features, images)
             return x if objective is None or not embedding else objective.transform(x.to(self.device)).cpu()
 
-        return probe(self.config.probe, *self._labelled(features), self.seed.probe, shape)
+        def read(view: Tensor) -> Tensor:
+            if not embedding:
+                return module.features(view)
+            return module.embedding(view) if objective is None else objective.transform(module.embedding(view))
+
+        on_crops = self._on_crops(module, read)
+        return probe(self.config.probe, *self._labelled(features), self.seed.probe, shape, on_crops)
+
+    def _on_crops(self, module: Method, read: Callable[[Tensor], Tensor]) -> Callable[[], ProbeResult] | None:
+        """What trains a linear probe on random crops as a network reads them; None where that is not asked for."""
+        config, crops = self.config.probe, self.config.probe.crops
+        if crops is None:
+            return None
+        train, test = self.parts.train, self.parts.test
+        rows = Crops(train.images, crops.augment(self.size), read, self.seed, self.device)
+
+        def result() -> ProbeResult:
+            with frozen(module):
+                tested = [
+                    read(centre(part.to(self.device), self.size, crops.centre)).flatten(1)
+                    for part in test.images.split(CHUNK)
+                ]
+                x = torch.cat(tested)
+                return linear_probe_on_views(rows, train.labels, x, test.labels, config.descent, self.seed.probe)
+
+        return result
 
     def _labelled(self, features: Any) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
         train, test = self.parts.train, self.parts.test

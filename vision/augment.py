@@ -298,11 +298,14 @@ def augment(config: AugmentConfig, images: Tensor, generator: torch.Generator) -
     return apply(config, images, draw(config, len(images), height, width, generator))
 
 
-def centre(images: Tensor, size: int) -> Tensor:
-    """The view for evaluation: the largest centred square, resized to size x size, float in [0, 1]."""
+def centre(images: Tensor, size: int, share: float = 1.0) -> Tensor:
+    """The view for evaluation: a centred square, resized to size x size, float in [0, 1].
+
+    share: its side over the images' shorter one; by default it is the largest square.
+    """
     height, width = images.shape[-2:]
-    if height == width == size:
+    side = max(1, round(share * min(height, width)))
+    if height == width == size == side:
         return unit(images)
-    side = min(height, width)
     box = torch.tensor([(height - side) // 2, (width - side) // 2, side, side], dtype=torch.float32)
     return resized_crop(unit(images), box.to(images.device).expand(len(images), -1), size)
