@@ -69,7 +69,8 @@ def rows(name: str) -> Iterator[Row]:
     paper = papers()[name]
     for id_, label, what in _published(name):
         for suite in _suites_of(id_):
-            yield _of_suite(paper, suite, label, what)
+            part = suite.name.removeprefix(id_)  # "c" of the suite of Figure 2 (c)
+            yield _of_suite(paper, suite, f"{label} ({part})" if part and suite.name != part else label, what)
     for item in paper.items:
         yield Row(item.name, item.what, item.where, item.differs, item.why, f"`{item.run}`" if item.run else "")
     for theorem in THEOREMS:

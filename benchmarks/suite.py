@@ -109,7 +109,7 @@ class Change(Settings):
 class Scale(Settings):
     """Where and how often: a recipe, settings over it, seeds, and what differs from the paper's protocol."""
 
-    seeds: tuple[int, ...] = Field(min_length=1)
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
     recipe: str | None = None
     processes: int = Field(1, ge=1, description="processes per run, started through torchrun if more than one")
     shared_process: bool = Field(
@@ -288,10 +288,13 @@ class Sized:
                     yield row, column, seed
 
     def configured(self, row: MethodRow, recipe: str, overrides: tuple[str, ...]) -> RunConfig:
-        """The configuration of a place, made once."""
-        if (recipe, overrides) not in self._configured:
-            self._configured[recipe, overrides] = load(recipe, overrides).config
-        return self._configured[recipe, overrides].model_copy(update={"name": f"{self.suite.name}/{row.label}"})
+        """The configuration of a place; those that differ in the seed alone are read once."""
+        rest = tuple(text for text in overrides if _key(text) != "seed")
+        if (recipe, rest) not in self._configured:
+            self._configured[recipe, rest] = load(recipe, overrides).config
+        seed = next(int(text.partition("=")[2]) for text in overrides if _key(text) == "seed")  # `place` gives one
+        update = {"name": f"{self.suite.name}/{row.label}", "seed": seed}
+        return self._configured[recipe, rest].model_copy(update=update)
 
     @cached_property
     def _configured(self) -> dict[tuple[str, tuple[str, ...]], RunConfig]:

@@ -107,6 +107,11 @@ def test_a_suite_that_is_silent_gets_no_verdict(paper_scale):
             assert set(sized.protocol) <= set(small.at("small").protocol)
 
 
+@pytest.mark.parametrize("name", ["lmcl-table5", "cllr-table4"])
+def test_options_that_no_paper_names_are_said_of_the_control_tasks(name):
+    assert any("rho" in key for key in read_suite(name).at("paper").protocol)
+
+
 def test_a_deviation_is_told_in_words():
     cells = [("SimCLR (CL)", "STL-10", {"vision.data.source": "stl10", "vision.method": "simclr"})]
     found = deviations("cacr-table6", cells)
@@ -147,6 +152,9 @@ def test_the_page_of_the_papers_is_what_the_suites_say(tmp_path, capsys):
 def test_every_table_figure_and_theorem_has_a_row():
     assert [page.not_shown(paper) for paper in published.PAPERS] == [[], [], [], []]
     text = page.page()
+    for paper in published.PAPERS:
+        names = [row.name for row in page.rows(paper)]
+        assert len(set(names)) == len(names), paper
     for name in (
         "Lemma 4.3",
         "Theorem 6.1",

@@ -16,6 +16,7 @@ from dipole.benchmarks.run_records import collect
 from dipole.benchmarks.suite import read_suite, suites
 from dipole.core.cli import main
 from dipole.core.ground.errors import ConfigError
+from dipole.core.train.recipe import load
 
 SUITE = """
 name = "mine"
@@ -110,6 +111,7 @@ def test_a_setting_that_is_wrong_everywhere_is_reported_once(suite_file):
         ('base = "plain"', 'base = "plane"', "plain"),
         ('columns = ["linear", "knn"]', 'columns = ["lineer"]', "linear"),
         ("seeds = [0, 1]", "seeds = []", "seeds"),
+        ("seeds = [0, 1]", "seeds = [0, -1]", "greater than or equal to 0"),
         ('title = "Two objectives on digits"', 'titel = "x"', "titel"),
         ('name = "mine"', 'name = "mine"\npublished = "lmcl-table9"', "lmcl-table9"),
         ('method = "plain"', 'method = "polarized"', "twice"),
@@ -239,6 +241,14 @@ def test_a_control_row_stands_beside_the_papers_numbers_with_a_dash():
     printed = {row[0].text: row[3].text for row in sheet.rows}
     assert printed["crop only"] == "-"
     assert printed["CURL"] not in ("", "-")
+
+
+def test_runs_that_differ_in_the_seed_alone_are_read_once(suite_file):
+    jobs = read_suite(suite_file).at("small", seeds=3).jobs()
+    assert len({id(job.config.settings) for job in jobs}) == len(jobs) / 3
+    for job in jobs:
+        alone = load(job.recipe, job.overrides).config
+        assert (alone.hash, alone.seed) == (job.hash, job.config.seed)
 
 
 def test_seeds_of_the_command_replace_those_of_the_scale(suite_file):
