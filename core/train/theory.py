@@ -107,25 +107,36 @@ def read_labels(text: str, given: Tensor | None, rows: int) -> Tensor | None:
         return torch.arange(rows) // int(size)
     path = Path(text)
     try:
-        found = np.load(path) if path.suffix == ".npy" else path.read_text(encoding="utf-8").split()
-        values = np.asarray(found)
-        names = values if values.dtype.kind in "iu" else None
-        if names is None:
-            try:
-                names = values.astype(np.int64)
-            except ValueError:
-                names = np.unique(values, return_inverse=True)[1]
+        if path.suffix == ".npy":
+            found = np.load(path)
+        else:
+            written = path.read_text(encoding="utf-8")
+            lines = [line.strip() for line in written.rstrip().splitlines()]  # a name may have spaces
+            found = np.asarray(lines if len(lines) == rows else written.split())
     except OSError as error:
         raise DataError(
-            f"cannot read labels from {path}: {why(error)}. Allowed: given, blocks:N, or a file with a label per row."
+            f"cannot read labels from {path}: {why(error)} Allowed: given, blocks:N, or a file with a label per row."
         ) from error
-    except ValueError as error:
+    except (ValueError, EOFError) as error:
         raise DataError(
             f"cannot read labels from {path}: {error}. Give a .npy of integers, or a label per line."
         ) from error
-    if names.shape != (rows,):
-        raise DataError(f"{path} has labels of shape {names.shape}, the run has {rows} rows of features.")
-    return torch.from_numpy(names.astype(np.int64))
+    if found.shape != (rows,):
+        raise DataError(f"{path} has labels of shape {found.shape}, the run has {rows} rows of features.")
+    return torch.from_numpy(_classes(found))
+
+
+def _classes(names: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Integers as they are (below 0: no label); anything else by its place among the different names, NaN as none."""
+    if names.dtype.kind not in "fiub":
+        try:
+            names = np.asarray([int(name) for name in names.tolist()])
+        except ValueError:
+            return np.unique(names, return_inverse=True)[1]
+    if np.can_cast(names.dtype, np.int64):
+        return names.astype(np.int64)
+    codes = np.unique(names, return_inverse=True)[1]
+    return np.where(names == names, codes, -1)  # NaN differs from itself
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -1,10 +1,13 @@
 """The theorems: against enumeration of every tuple, and as inequalities on whatever features."""
 
+import argparse
 import itertools
 import json
 import math
+import shlex
 from dataclasses import asdict
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,6 +15,7 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 from torch import nn
 
+from dipole.core.cli.commands.theory import configure
 from dipole.core.contrast.registry import registry
 from dipole.core.ground.errors import DataError, OptionError
 from dipole.core.measure.diagnostics import similarity_error
@@ -22,6 +26,7 @@ from dipole.core.measure.theory.latent import Latent, collision, full_collision,
 from dipole.core.measure.theory.report import choose, measure
 from dipole.core.measure.theory.theorems import THEOREMS
 from dipole.core.measure.theory.trained import trained_loss
+from dipole.core.train.theory import read_labels
 
 LOSSES = ("hinge", "logistic")
 LABELS = torch.tensor([0, 1, 2, 0, 1, 0, 2])
@@ -259,6 +264,16 @@ def test_polynomials_against_subsets_and_draws():
         assert torch.allclose(polynomials.draws(p, g, k)[0], drawn)
 
 
+@pytest.mark.parametrize("k", [30, 200])
+def test_many_negatives_of_few_classes(k):
+    """More negatives than a factorial in integers holds."""
+    p, g = torch.tensor([0.7, 0.3], dtype=torch.float64), torch.tensor([[[0.2], [0.9]]], dtype=torch.float64)
+    wanted = 0.7**k * 0.2 + 0.3**k * 0.9 + (1 - 0.7**k - 0.3**k) * 0.18
+    assert float(polynomials.draws(p, g, k)) == pytest.approx(wanted, abs=1e-13)
+    for loss in LOSSES:
+        assert_hold(small(), loss, k=k)
+
+
 def test_deviation_is_the_formula():
     points = small()
     parts = []
@@ -371,6 +386,7 @@ def test_points_are_chosen_by_class_where_classes_are_many():
     ("make", "message"),
     [
         (lambda: Choices(k=0), "k must be 1 or more"),
+        (lambda: Choices(seed=10**20), "seed must be between"),
         (lambda: Choices(tasks=1), "tasks must be 2 or more"),
         (lambda: Choices(confidence=1.0), "between 0 and 1"),
         (lambda: Choices(losses=("softmax",)), "hinge, logistic"),
@@ -379,6 +395,8 @@ def test_points_are_chosen_by_class_where_classes_are_many():
         (lambda: Latent.of(torch.zeros(2, 2), torch.tensor([-1, -1])), "no point has a label"),
         (lambda: Latent.of(torch.full((2, 2), torch.nan), torch.tensor([0, 1])), "not finite"),
         (lambda: measure(torch.zeros(1, 2), None), "n >= 2"),
+        (lambda: measure(torch.ones(4, 2), torch.tensor([0, 1])), "needs a label"),
+        (lambda: measure(torch.full((4, 2), 1e160, dtype=torch.double), torch.arange(4) % 2), "overflow"),
         (lambda: arora.mean_classifier_loss(small(), "hinge", 3, "distinct"), "needs as many"),
         (lambda: arora.block_loss(small(), b=0), "b >= 1"),
     ],
@@ -412,6 +430,38 @@ def test_theorems_name_what_exists():
             path = function if function.startswith("dipole.") else f"dipole.core.measure.theory.{function}"
             module, _, name = path.rpartition(".")
             assert callable(getattr(import_module(module), name)), path
+        words = shlex.split(theorem.run)
+        assert words[:2] == ["dipole", "theory"]
+        parser = argparse.ArgumentParser(allow_abbrev=False)
+        configure(parser)
+        parser.parse_args(words[2:])  # exits on an option that there is not
         for free in theorem.free:
             assert free in Choices.__dataclass_fields__, free
     assert margin_loss("hinge", torch.zeros(3, 2)).tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "wanted"),
+    [
+        ("names.txt", "New York\nParis\nNew York\n", [0, 1, 0]),
+        ("one_line.txt", "3 1 3", [3, 1, 3]),
+        ("unknown.txt", "-1\n5\n5\n", [-1, 5, 5]),
+        ("hashes.txt", f"{2**64 - 1}\n1\n1\n", [1, 0, 0]),
+        ("float.npy", [1.5, 1.7, math.nan], [0, 1, -1]),
+        ("unsigned.npy", np.array([2**64 - 1, 1, 1], dtype=np.uint64), [1, 0, 0]),
+        ("names.npy", ["a", "b", "a"], [0, 1, 0]),
+    ],
+)
+def test_labels_of_any_kind_keep_their_classes_apart(tmp_path, name, content, wanted):
+    path = tmp_path / name
+    if path.suffix == ".npy":
+        np.save(path, np.asarray(content))
+    else:
+        path.write_text(content)
+    assert read_labels(str(path), None, 3).tolist() == wanted
+
+
+def test_an_empty_file_of_labels_is_one_message(tmp_path):
+    (tmp_path / "empty.npy").write_bytes(b"")
+    with pytest.raises(DataError, match="cannot read labels"):
+        read_labels(str(tmp_path / "empty.npy"), None, 3)

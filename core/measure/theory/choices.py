@@ -65,6 +65,7 @@ class Choices:
             need(name, "1 or more", getattr(self, name) >= 1)
         need("tasks", "2 or more (their spread gives the error)", self.tasks >= 2)
         need("points", "2 or more", self.points >= 2)
+        need("seed", "between 0 and 2^63 - 1", 0 <= self.seed < 2**63)
         need("tuples", "1 or more", self.tuples is None or self.tuples >= 1)
         need("confidence", "between 0 and 1", 0 < self.confidence < 1)
         need("epsilon", "above 0", 0 < self.epsilon < math.inf)

@@ -23,7 +23,7 @@ STEP = 0.3
 TAIL = 38.0
 """The quadrature leaves out what is below e^{-TAIL}."""
 NODES = 4096
-"""Scores that are spread wider than so many nodes reach (1,150) are not integrated."""
+"""Scores that are spread wider than so many nodes reach (1,190) are not integrated."""
 CHUNK = 1 << 21  # entries of an (m, n, G) block
 
 

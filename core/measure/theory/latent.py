@@ -10,6 +10,20 @@ from torch import Tensor
 
 from dipole.core.ground.errors import DataError, OptionError
 
+LARGEST = 1e100
+"""Features above this are refused: sums of the products of a few of them leave float64."""
+
+
+def check_numbers(features: Tensor) -> None:
+    """Raises DataError where features (n, d) are not finite, or so large that their scores are not."""
+    if not bool(features.isfinite().all()):
+        raise DataError("features are not finite: the model has diverged, or they are damaged.")
+    if len(features) and float(features.abs().max()) > LARGEST:
+        raise DataError(
+            f"features reach {float(features.abs().max()):.3g}, and products of them overflow: take unit features, "
+            f"or a scale that keeps them below {LARGEST:g}."
+        )
+
 
 @dataclass(frozen=True)
 class Latent:
@@ -35,7 +49,7 @@ class Latent:
             prior: "measured" (the classes' shares of the points), "uniform", or (C,) weights by ascending label.
 
         Raises:
-            DataError: nothing is labelled, or a number is not finite. OptionError: a prior that is none.
+            DataError: nothing is labelled, or a number is not finite or too large. OptionError: a prior that is none.
         """
         if features.ndim != 2 or len(features) != len(labels):
             raise DataError(
@@ -45,8 +59,7 @@ class Latent:
         x, y = features.detach()[known.to(features.device)].double().cpu(), labels.cpu()[known]
         if not len(x):
             raise DataError("no point has a label (>= 0): the classes of these theorems are the labels.")
-        if not bool(x.isfinite().all()):
-            raise DataError("features are not finite: the model has diverged, or they are damaged.")
+        check_numbers(x)
         order = y.argsort(stable=True)
         counts = y.unique(return_counts=True)[1]
         if isinstance(prior, Tensor):
@@ -55,7 +68,7 @@ class Latent:
             weights = counts.double() if prior == "measured" else torch.ones(len(counts), dtype=torch.double)
         else:
             raise OptionError(f"unknown prior {prior!r}. Allowed: measured, uniform.", "prior")
-        if weights.shape != counts.shape or not bool((weights > 0).all()):
+        if weights.shape != counts.shape or not bool(((weights > 0) & weights.isfinite()).all()):
             raise OptionError(
                 f"a prior has a weight above 0 for each of the {len(counts)} classes, got {tuple(weights.shape)}.",
                 "prior",

@@ -29,22 +29,29 @@ def elementary_prefixes(p: Tensor, k: int) -> Tensor:
 def draws(p: Tensor, g: Tensor, k: int) -> Tensor:
     """E prod of g over the distinct values among k independent draws from p.
 
-    It is k! [t^k] prod_c ( 1 + g_c (e^{p_c t} - 1) ).
+    It is k! [t^k] prod_c ( 1 + g_c (e^{p_c t} - 1) ), and the coefficient is Cauchy's mean over the circle |t| = k,
+    where the product is at most e^k: k! e^k / k^k is about sqrt(2 pi k), so few digits cancel, for any k.
 
     Args:
         p: (n,) probabilities.
-        g: (m, n, G) factors.
+        g: (m, n, G) factors in [0, 1].
         k: draws.
 
     Returns:
         (m, G).
     """
-    sums = [torch.ones_like(g[:, 0])] + [torch.zeros_like(g[:, 0]) for _ in range(k)]
+    points = 2 * k + 32  # what is left out is at most prod_{j <= points} k/(k + j)
+    angle = 2 * math.pi / points * torch.arange(points // 2 + 1, dtype=p.dtype)  # the other half is conjugate
+    t = torch.polar(torch.full_like(angle, k), angle)
+    twice = torch.full_like(angle, 2.0)
+    twice[0] = twice[-1] = 1.0
+    value = (twice / points * torch.polar(torch.full_like(angle, _scale(k)), -k * angle)).expand(*g[:, 0].shape, -1)
     for c, share in enumerate(p.tolist()):
-        terms = [share**j / math.factorial(j) for j in range(k + 1)]
-        for size in range(k, 0, -1):
-            seen = terms[1] * sums[size - 1]
-            for j in range(2, size + 1):
-                seen = seen + terms[j] * sums[size - j]
-            sums[size] = sums[size] + g[:, c] * seen
-    return sums[k] * math.factorial(k)
+        # e^{-p_c k} each, which is e^{-k} in all and keeps the product at most 1
+        value = value * (math.exp(-share * k) * (1 + g[:, c].unsqueeze(-1) * torch.expm1(share * t)))
+    return value.sum(-1).real
+
+
+def _scale(k: int) -> float:
+    """k! e^k / k^k."""
+    return math.exp(math.lgamma(k + 1) + k - k * math.log(k))

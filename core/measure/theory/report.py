@@ -15,7 +15,7 @@ from dipole.core.ground.errors import DataError, OptionError
 from dipole.core.measure import diagnostics
 from dipole.core.measure.theory import arora, cllr, lmcl
 from dipole.core.measure.theory.choices import Choices, RunFacts
-from dipole.core.measure.theory.latent import Latent, collision, full_collision, some_collision
+from dipole.core.measure.theory.latent import Latent, check_numbers, collision, full_collision, some_collision
 from dipole.core.measure.theory.theorems import THEOREMS, Theorem
 from dipole.core.measure.theory.trained import trained_loss
 
@@ -108,7 +108,10 @@ class Report:
                 }
                 for each in self.inequalities
             ],
-            "curves": self.curves,
+            "curves": {
+                key: {name: [_json(value) for value in values] for name, values in curve.items()}
+                for key, curve in self.curves.items()
+            },
             "missing": self.missing,
         }  # fmt: skip
 
@@ -137,14 +140,15 @@ def measure(
         projected: (n, H) L Phi(x) of any length, for CLLR's distances; `features` when None.
 
     Raises:
-        DataError: features that are not finite, or fewer than two.
+        DataError: features that are not finite, too large, or fewer than two; labels of another number.
     """
     choices, facts = choices or Choices(), facts or RunFacts()
     features = features.detach().cpu().double()
     if features.ndim != 2 or len(features) < 2:
         raise DataError(f"the theorems need features (n >= 2, d), got {tuple(features.shape)}.")
-    if not bool(features.isfinite().all()):
-        raise DataError("features are not finite: the model has diverged, or they are damaged.")
+    check_numbers(features)
+    if labels is not None and labels.shape != (len(features),):
+        raise DataError(f"each of the {len(features)} points needs a label, got labels {tuple(labels.shape)}.")
     report = Report(choices)
     chosen = choose(labels, len(features), choices)
     x, y = features[chosen], None if labels is None else labels.cpu()[chosen]
@@ -189,7 +193,9 @@ def _arora(report: Report, points: Latent) -> None:
     if points.classes < 2:
         for theorem in THEOREMS:
             if theorem.paper == "Arora et al. 2019" and "labels" in theorem.needs:
-                report.missing[theorem.key] = "needs two classes: with one, tau = 1 and every bound is 0/0"
+                report.missing[theorem.key] = (
+                    "needs two classes (a label below 0 is none): with one, tau = 1 and every bound is 0/0"
+                )
         return
     c = report.choices
     tau = report.add("tau", collision(points.prior), "chance that two classes are the same")
