@@ -117,7 +117,7 @@ def read_labels(text: str, given: Tensor | None, rows: int) -> Tensor | None:
                 names = np.unique(values, return_inverse=True)[1]
     except OSError as error:
         raise DataError(
-            f"cannot read labels from {path}: {why(error)}. Allowed: given, blocks:N, or a file with a label per row."
+            f"cannot read labels from {path}: {why(error)} Allowed: given, blocks:N, or a file with a label per row."
         ) from error
     except ValueError as error:
         raise DataError(

@@ -46,7 +46,7 @@ THEOREMS: tuple[Theorem, ...] = (
         always=True,
         assumption="measured for the trained f itself on the points at hand, where Gen_M >= 0 is only added",
         free=("constant", "rademacher"),
-        run="dipole theory RUN --confidence 0.95 --constant 1 --rademacher 0",
+        run="dipole theory RUN --delta 0.05 --constant 1 --rademacher 0",
     ),
     Theorem(
         ARORA,
@@ -170,7 +170,7 @@ THEOREMS: tuple[Theorem, ...] = (
         always=False,
         assumption="f minimises L_NCE + lambda R1; the O hides a constant, and Rad_H(lambda) has no number",
         free=("constant", "rademacher"),
-        run="dipole theory RUN --confidence 0.95 --constant 1 --rademacher 0",
+        run="dipole theory RUN --delta 0.05 --constant 1 --rademacher 0",
     ),
     Theorem(
         CLLR,
