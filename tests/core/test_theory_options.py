@@ -26,5 +26,5 @@ def test_delta_is_a_probability(delta, capsys):
 
 
 def test_a_picture_is_refused_before_the_run_is_looked_up(capsys):
-    assert main(["theory", "no such run", "--picture", "x.bmp"]) == 1
+    assert main(["theory", "no such run", "--picture", "x.bmp"]) == 2
     assert "a picture ends in .svg, .png, .pdf, got 'x.bmp'" in capsys.readouterr().err
