@@ -40,6 +40,7 @@ from dipole.rl.replay import FrameBatch
 if TYPE_CHECKING:
     from dipole.core.train.loop import Run
 
+_PRECISIONS = {"32": "float32", "bf16-mixed": "bf16"}  # of [train] -> of the agent, whose updates scale no loss
 _KEPT = 512  # observations of the last evaluation whose features go into diagnostics and pictures
 
 
@@ -51,6 +52,7 @@ class RLAdapter(Adapter):
     train_fields: ClassVar[frozenset[str]] = frozenset(
         {"steps", "batch_size", "learning_rate", "precision", "evaluate_every", "checkpoint_every", "log_every"}
     )
+    precisions: ClassVar[tuple[str, ...]] = tuple(_PRECISIONS)
     objective_optional: ClassVar[bool] = True
     export_formats: ClassVar[tuple[str, ...]] = ("sb3",)
 
@@ -223,12 +225,7 @@ class RLAdapter(Adapter):
 
 def _settings_of(learning_rate: float, precision: str) -> dict[str, Any]:
     """The agent's settings that stand in [train], besides the batch."""
-    if precision == "16-mixed":
-        raise ConfigError(
-            "train.precision: '16-mixed' needs a scaled loss, which the agent's updates do not have; take 'bf16-mixed' "
-            "or '32'."
-        )
-    return {"learning_rate": learning_rate, "precision": "float32" if precision == "32" else "bf16"}
+    return {"learning_rate": learning_rate, "precision": _PRECISIONS[precision]}
 
 
 @cache

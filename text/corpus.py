@@ -189,6 +189,10 @@ def documents_of(file: Path, unit: Unit, column: str | None, encoding: str) -> I
                 f"{file} is not {encoding}: byte {error.start} is {error.object[error.start]:#04x}. "
                 f"Say text.encoding, for example 'latin-1' or 'cp1252'."
             ) from None
+        except LookupError:
+            raise DataError(
+                f"{file}: there is no encoding {encoding!r}; 'utf-8', 'latin-1' and 'cp1252' are the usual ones."
+            ) from None
         except OSError as error:
             raise DataError(f"{file} cannot be read: {error.strerror}") from error
         text = text.removeprefix("\ufeff")  # a byte-order mark is no word

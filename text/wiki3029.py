@@ -59,6 +59,8 @@ def build(
     """
     if not out.name.endswith((".jsonl", ".jsonl.gz")):
         raise DataError(f"{out} must be named NAME.jsonl or NAME.jsonl.gz.")
+    if out.is_dir():
+        raise DataError(f"{out} is a folder; give the name of a file to write.")
     # The articles with the largest numbers of their own, smallest first: no more than are wanted are ever held.
     kept: list[tuple[int, str, list[str]]] = []
     read = long_enough = 0
@@ -92,7 +94,9 @@ def _documents(source: Path, unit: Unit, encoding: str) -> Iterator[Document]:
         raise DataError(f"nothing is at {source}. Give a MediaWiki dump, a file of articles, or a folder of them.")
     files = [source] if source.is_file() else sorted(p for p in source.rglob("*") if p.is_file() and _is_visible(p))
     if not files:
-        raise DataError(f"the folder {source} holds no file")
+        raise DataError(
+            f"the folder {source} holds no file. Give a MediaWiki dump, a file of articles, or a folder of them."
+        )
     for file in files:
         if is_dump(file):
             yield from (Document(title, split_sentences(text)) for title, text in pages(file))

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dipole.core.contrast.evaluate import Outcome
+from dipole.core.contrast.objective import Composite
 from dipole.core.contrast.objective import objective as build_objective
 from dipole.core.ground.errors import OptionError, PairsError
 from dipole.core.ground.microbatch import Draws, instead, microbatched
@@ -53,10 +54,16 @@ class Cached(nn.Module):
             found = self.objective(self._pairs(*embeddings, **given))
         elif given:
             raise PairsError(f"{', '.join(given)}: only a function `pairs` takes more than views; give one to cached.")
+        elif isinstance(self.objective, Composite) and not all(isinstance(each, Tensor) for each in embeddings):
+            raise PairsError(
+                f"{type(self.encoder).__name__} returned a {type(embeddings[0]).__name__}, not embeddings (rows, d): "
+                "give `pairs`, a function from what it returns to Pairs such as lambda z: Pairs.cross(*z)."
+            )
         elif len(embeddings) < 2:
             raise PairsError(
-                f"cached was called with {len(embeddings)} view, which alone has no positives: give two or more, or "
-                "`pairs`, a function from embeddings to Pairs such as lambda z: Pairs.from_blocks(z.view(-1, 2, d))."
+                f"cached was called with {'one view, which alone' if embeddings else 'no view, which'} has no "
+                "positives: give two or more, or `pairs`, a function from embeddings to Pairs such as "
+                "lambda z: Pairs.from_blocks(z.view(-1, 2, d))."
             )
         else:
             found = self.objective(*embeddings)
@@ -96,13 +103,22 @@ def cached(
         A module with the parameters of both.
 
     Raises:
-        OptionError: encoder, microbatch or draws are none of these. PairsError: from a call, where rows do not fit.
+        OptionError: an argument is none of these. PairsError: from a call, where rows do not fit.
 
     Source: Gao et al. 2021 (GradCache), who call backward twice; here the second pass is part of the one that the
     caller starts, so that hooks, loss scaling and gradient synchronisation see each parameter's gradient once.
     """
     if not isinstance(encoder, nn.Module):
-        raise OptionError(f"cached: encoder must be a torch.nn.Module, got {type(encoder).__name__}.")
+        raise OptionError(
+            f"cached: encoder must be a torch.nn.Module, got {type(encoder).__name__}. Several encoders are one module "
+            "whose forward pass calls each of them."
+        )
+    if not isinstance(objective, str) and not callable(objective):
+        raise OptionError(
+            f"cached: objective must be an objective, its text or a function of embeddings, got {objective!r}."
+        )
+    if pairs is not None and not callable(pairs):
+        raise OptionError(f"cached: pairs must be a function from embeddings to Pairs, got {pairs!r}.")
     if isinstance(microbatch, bool) or not isinstance(microbatch, int) or microbatch < 1:
         raise OptionError(f"cached: microbatch must be a whole number >= 1, got {microbatch!r}.")
     if draws not in ("batch", "microbatch"):

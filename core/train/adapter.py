@@ -72,6 +72,7 @@ class Adapter(ABC):
         config_model: the `Settings` subclass of that table; it says which of its keys identify a run
             (`Settings.determining`, `Settings.incidental`).
         train_fields: the keys of [train] that have an effect here; None means all. Setting another is an error.
+        precisions: the values of train.precision that its loop can compute in; None means all.
         objective_optional: whether `objective = "none"` is allowed (a control without contrast).
         export_formats: what `dipole export RUN --to FORMAT` can write.
 
@@ -88,6 +89,7 @@ class Adapter(ABC):
     domain: ClassVar[str]
     config_model: ClassVar[type[Settings]]
     train_fields: ClassVar[frozenset[str] | None] = None
+    precisions: ClassVar[tuple[str, ...] | None] = None
     objective_optional: ClassVar[bool] = False
     export_formats: ClassVar[tuple[str, ...]] = ()
 

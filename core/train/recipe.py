@@ -117,6 +117,11 @@ def resolve(recipe: Mapping[str, Any], overrides: Iterable[str] = ()) -> Resolve
         problems.extend(describe(error, model, skip=skip))
     if config is not None and adapter is not None:
         problems.extend(_without_effect(config.train, domain, adapter.train_fields))
+        if adapter.precisions is not None and config.train.precision not in adapter.precisions:
+            problems.append(
+                f"train.precision: {config.train.precision!r} is not possible in the domain {domain!r}. "
+                f"Allowed: {', '.join(adapter.precisions)}."
+            )
         if config.objective == "none" and not adapter.objective_optional:
             problems.append(f"objective: 'none' is not possible in the domain {domain!r}.")
     if problems or config is None:

@@ -223,6 +223,37 @@ def test_mappings_labels_and_pairs_by_a_function():
     assert torch.allclose(divided.table.weight.grad, whole.table.weight.grad, rtol=0, atol=1e-14)
 
 
+class Towers(nn.Module):
+    """Two encoders, one for queries and one for documents."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.query = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.Linear(8, 4)).double()
+        self.document = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.Linear(8, 4)).double()
+
+    def forward(self, both):
+        return self.query(both[0]), self.document(both[1])
+
+
+@pytest.mark.parametrize("microbatch", [1, 4, 64])
+def test_two_encoders_are_one_module_that_returns_both(microbatch):
+    def pairs(both):
+        return Pairs.cross(both[0], both[1])
+
+    loss = dipole.objective("infonce")
+    whole, x = Towers(), views()
+    expected = measured(lambda: loss(pairs(whole(x))).loss, whole, x)
+    divided, y = Towers(), views()
+    step = dipole.cached(divided, loss, microbatch=microbatch, pairs=pairs)
+    assert_alike(measured(lambda: step(dict(enumerate(y))), divided, y), expected)
+    without = dipole.cached(divided, loss, microbatch=microbatch)
+    with pytest.raises(PairsError, match=r"Towers returned a tuple, not embeddings .* lambda z: Pairs.cross"):
+        without(dict(enumerate(y)))
+    own = dipole.cached(divided, lambda a, b: (a[0] * b[1]).sum(), microbatch=microbatch)
+    assert own(dict(enumerate(y)), dict(enumerate(y))).ndim == 0
+
+
 def test_a_loss_of_ones_own_and_parameters_of_the_objective():
     whole, x = encoder(), views()
     own = lambda a, b: nn.functional.cross_entropy(a @ b.T, torch.arange(ROWS))  # noqa: E731
@@ -275,9 +306,20 @@ def test_errors_say_what_to_do():
         dipole.cached(lambda x: x, "infonce", microbatch=4)
     with pytest.raises(OptionError, match="draws must be 'batch' or 'microbatch', got 'rows'"):
         dipole.cached(encoder(), "infonce", microbatch=4, draws="rows")
+    for wrong in (-1, True, 2.0, "x", None):
+        with pytest.raises(OptionError, match=r"microbatch must be a whole number >= 1, got "):
+            dipole.cached(encoder(), "infonce", microbatch=wrong)
+    with pytest.raises(OptionError, match=r"got list\. Several encoders are one module"):
+        dipole.cached([encoder(), encoder()], "infonce", microbatch=4)
+    with pytest.raises(OptionError, match=r"objective must be an objective, .* got None"):
+        dipole.cached(encoder(), None, microbatch=4)
+    with pytest.raises(OptionError, match="pairs must be a function from embeddings to Pairs, got 'cross'"):
+        dipole.cached(encoder(), "infonce", microbatch=4, pairs="cross")
     step = dipole.cached(encoder(), "infonce", microbatch=4)
-    with pytest.raises(PairsError, match=r"called with 1 view, .* or `pairs`"):
+    with pytest.raises(PairsError, match=r"called with one view, which alone has no positives: .* or `pairs`"):
         step(views()[0])
+    with pytest.raises(PairsError, match=r"called with no view, which has no positives"):
+        step()
     with pytest.raises(PairsError, match="labels: only a function `pairs` takes more"):
         step(*views(), labels=torch.arange(ROWS))
     with pytest.raises(PairsError, match=r"one number of rows, the instances, .* got 5, 11 rows"):

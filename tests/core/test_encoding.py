@@ -115,10 +115,9 @@ def test_the_reinforcement_learner_refuses_them() -> None:
     for setting in ("train.microbatch=4", "train.activation_checkpointing=true", "train.compile=true"):
         with pytest.raises(ConfigError, match="has no effect in the domain 'rl'"):
             load("dot", [setting])
-    from dipole.rl.adapter import _settings_of
-
-    with pytest.raises(ConfigError, match=r"train.precision: '16-mixed' .* take 'bf16-mixed'"):
-        _settings_of(1e-3, "16-mixed")
+    with pytest.raises(ConfigError, match=r"'16-mixed' is not possible .*'rl'. Allowed: 32, bf16-mixed"):
+        load("dot", ["train.precision=16-mixed"])
+    assert load("dot", ["train.precision=bf16-mixed"]).config.train.precision == "bf16-mixed"
 
 
 # float16 -------------------------------------------------------------------------------------------------------------

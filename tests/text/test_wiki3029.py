@@ -103,6 +103,15 @@ def test_a_folder_in_any_order_and_lines(tmp_path):
         assert {r["id"] for r in rows(out)} <= {"one.txt", "deeper/two", "more.jsonl: 3", "more.jsonl: 4"}
 
 
+def test_an_encoding_that_is_none_and_a_folder_as_output(tmp_path):
+    (tmp_path / "a.txt").write_text("A sentence of five words.")
+    with pytest.raises(DataError, match="there is no encoding 'klingon'"):
+        build(tmp_path / "a.txt", tmp_path / "o.jsonl", encoding="klingon")
+    (tmp_path / "folder.jsonl").mkdir()
+    with pytest.raises(DataError, match=r"folder.jsonl is a folder; give the name of a file"):
+        build(tmp_path / "nothing", tmp_path / "folder.jsonl")
+
+
 def test_what_cannot_be_done_is_said_and_nothing_is_written(tmp_path, capsys):
     source, out = dump(tmp_path / "wiki.xml", [30, 9]), tmp_path / "out.jsonl"
     with pytest.raises(DataError, match=r"1 of 2 articles have 20 different .* and 3029 are wanted.*--articles"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,7 +57,9 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
     margins.add_argument("--mu", type=float, help="slack of Theorem 3 (default: half the margin)")
 
     free = parser.add_argument_group("free: no paper gives them")
-    free.add_argument("--delta", type=float, default=0.05, help="bounds hold with probability 1 - delta (default 0.05)")
+    free.add_argument(
+        "--delta", type=_share, default=0.05, help="bounds hold with probability 1 - delta (default 0.05)"
+    )
     free.add_argument("--constant", type=float, default=1.0, help="what the O of Gen_M hides (default 1)")
     free.add_argument("--rademacher", type=float, default=0.0, help="complexity of the class (default 0: left out)")
     free.add_argument("--tuples", type=int, help="M of Gen_M (default: the number of points)")
@@ -64,6 +67,13 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
     free.add_argument("--smoothness", type=float, default=1.0, help="S of CLLR Theorem 2 (default 1)")
     free.add_argument("--data-constant", type=float, default=1.0, help="C(X) of CLLR Theorem 3 (default 1)")
     return run
+
+
+def _share(text: str) -> float:
+    with suppress(ValueError):
+        if 0 < float(text) < 1:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"must be between 0 and 1, got {text!r}")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -83,6 +93,10 @@ def run(arguments: argparse.Namespace) -> int:
 
     from dipole.core.train.run_folder import find_run
 
+    if arguments.picture is not None:
+        from dipole.core.measure.theory.pictures import check_name
+
+        check_name(arguments.picture)
     folder = find_run(arguments.run, arguments.runs)
 
     from dipole.core.measure.theory.choices import LOSSES, Choices

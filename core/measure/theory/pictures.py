@@ -20,9 +20,14 @@ FORMATS = (".svg", ".png", ".pdf")
 RADII = [0.25 * step for step in range(2, 17)]  # r of Figure 1
 
 
-def _save(figure: Figure, path: Path) -> None:
+def check_name(path: Path) -> None:
+    """OptionError where a picture of this name cannot be written: said before anything is computed."""
     if path.suffix not in FORMATS:
         raise OptionError(f"a picture ends in {', '.join(FORMATS)}, got {path.name!r}.")
+
+
+def _save(figure: Figure, path: Path) -> None:
+    check_name(path)
     import matplotlib as mpl
 
     # No date and no random ids: the same numbers give the same bytes.

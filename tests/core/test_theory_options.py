@@ -1,0 +1,30 @@
+"""What `dipole theory` is asked before it reads a run."""
+
+import argparse
+
+import pytest
+
+from dipole.core.cli import main
+from dipole.core.cli.commands.theory import configure
+from dipole.core.measure.theory.theorems import THEOREMS
+
+
+@pytest.mark.parametrize("theorem", THEOREMS, ids=lambda theorem: theorem.key)
+def test_the_command_of_every_theorem_is_one(theorem):
+    parser = argparse.ArgumentParser()
+    configure(parser)
+    for line in theorem.run.split(";"):
+        program, command, *arguments = line.split()
+        assert (program, command) == ("dipole", "theory")
+        parser.parse_args(arguments)
+
+
+@pytest.mark.parametrize("delta", ["2", "0", "-1", "nan", "x"])
+def test_delta_is_a_probability(delta, capsys):
+    assert main(["theory", "RUN", f"--delta={delta}"]) == 2
+    assert f"--delta: must be between 0 and 1, got '{delta}'" in capsys.readouterr().err
+
+
+def test_a_picture_is_refused_before_the_run_is_looked_up(capsys):
+    assert main(["theory", "no such run", "--picture", "x.bmp"]) == 2
+    assert "a picture ends in .svg, .png, .pdf, got 'x.bmp'" in capsys.readouterr().err
