@@ -77,6 +77,11 @@ LAYOUTS = (
         lambda queries, keys, queue: Pairs.cross(queries, keys, queue, batch_negatives=False),
     ),
     Layout(
+        "bank of keys",
+        {"queries": (4, WIDTH), "keys": (4, WIDTH), "bank": (5, WIDTH)},
+        lambda queries, keys, bank: Pairs.cross(queries, keys, bank, batch_negatives=False, queue_of="keys"),
+    ),
+    Layout(
         "crops",
         {"a": (3, WIDTH), "b": (3, WIDTH), "c": (3, WIDTH), "queue": (4, WIDTH)},
         lambda a, b, c, queue: Pairs.from_crops([a, b], [c], queue),

@@ -38,6 +38,7 @@ class Case:
     others: list[int] = field(default_factory=list)  # candidates that another encoder made than the anchors
     candidate_instances: list[int] | None = None
     queue: list[int] = field(default_factory=list)  # candidates that are past embeddings
+    queue_of_keys: bool = False  # the candidates' encoder made them, not the anchors'
     parameters: dict[str, list[Vector]] = field(default_factory=dict)
 
     @classmethod
@@ -62,6 +63,7 @@ class Case:
             others=[j for j, view in enumerate(views) if view not in of_anchors],
             candidate_instances=None if pairs.candidate_index is None else pairs.candidate_index.tolist(),
             queue=strangers if pairs.known.queue else [],
+            queue_of_keys=pairs.known.queue_of_keys,
             parameters={name: list(value.unbind()) for name, value in (parameters or {}).items()},
         )
 
@@ -207,8 +209,8 @@ def hcl(case: Case, *, temperature: float, rho: float, beta: float, similarity: 
 def align_uniform(case: Case, *, alpha: float, t: float, align_weight: float, uniform_weight: float) -> Number:
     """Wang & Isola 2020: E ||a - p||^alpha and log E e^{-t ||z_i - z_j||^2} over pairs of different instances.
 
-    Of two encoders each has its uniformity, and their mean counts; a queue belongs to the anchors' encoder, and then
-    they alone have one.
+    Of two encoders each has its uniformity, and their mean counts; where a queue belongs to the anchors' encoder, they
+    alone have one.
     """
     aligned = []
     for i in range(len(case.anchors)):
@@ -238,17 +240,19 @@ def _within_sides(case: Case) -> list[list[tuple[Vector, Vector]]]:
         return None if of is None or of[j] not in case.instances else case.instances.index(of[j])
 
     queries, keys = [], []
+    of_queries, of_keys = ([], case.queue) if case.queue_of_keys else (case.queue, [])
     for i in range(len(a)):
         doubles = {owner(j) for j in case.dropped[i] if j in case.others} - {None}
         queries += [(a[i], a[k]) for k in range(len(a)) if k != i and k not in doubles]
-        queries += [(a[i], c[j]) for j in case.queue if j not in case.dropped[i]]
+        queries += [(a[i], c[j]) for j in of_queries if j not in case.dropped[i]]
     for j in case.others:
         mine = owner(j)
         doubles = set() if mine is None or not case.views else set(case.dropped[mine])
         keys += [
             (c[j], c[m]) for m in case.others if m != j and (mine is None or owner(m) != mine) and m not in doubles
         ]
-    return [queries] if case.queue else [queries, keys]
+        keys += [(c[j], c[m]) for m in of_keys if m not in doubles]
+    return [queries] if of_queries else [queries, keys]
 
 
 def _conditional(distances: Sequence[Number], temperature: float, kind: str, contrastive_sign: float) -> list[Number]:

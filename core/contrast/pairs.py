@@ -53,6 +53,7 @@ class Structure:
         mutual: anchors are candidates, and i excludes j exactly if j excludes i.
         shared: a candidate is a positive of so many anchors at most; None where that is unknown.
         queue: so many candidates are past embeddings of a queue; they stand behind those of the batch.
+        queue_of_keys: the encoder of the keys made them; else that of the anchors, or a copy of it.
         of_block: so many anchors come from each block, block after block; 0 where there are no blocks.
         draw: the number that random choices among blocks depend on, the same on every rank.
     """
@@ -66,6 +67,7 @@ class Structure:
     mutual: bool = False
     shared: int | None = None
     queue: int = 0
+    queue_of_keys: bool = False
     of_block: int = 0
     draw: int = 0
 
@@ -182,6 +184,7 @@ class Pairs:
         *,
         batch_negatives: bool = True,
         queue_labels: Tensor | None = None,
+        queue_of: Literal["queries", "keys"] = "queries",
         index: Tensor | None = None,
     ) -> "Pairs":
         """One direction between two encoders: MoCo, CMC, the CURL agent.
@@ -197,9 +200,13 @@ class Pairs:
             batch_negatives: False leaves the keys of the other queries out: negatives are the queue and, with
                 `intra_batch`, the other queries (CACR Algorithm 3; a memory bank).
             queue_labels: (Q,) class of each row of the queue.
+            queue_of: whose encoder made the queue: "queries", that of the queries or a copy of it (MoCo), or "keys",
+                another one (the other half's memory bank in CMC). For objectives that look within a side.
             index: (B,) index of each query in the data set.
         """
         check_matrix("queries", queries)
+        if queue_of not in ("queries", "keys"):
+            raise PairsError(f"queue_of must be 'queries' or 'keys', got {queue_of!r}.")
         batch = len(queries)
         if isinstance(keys, Tensor) and keys.ndim == 2:
             keys = keys.unsqueeze(1)
@@ -244,6 +251,7 @@ class Pairs:
                     padded=dropped is not None,
                     shared=1,
                     queue=behind,
+                    queue_of_keys=behind > 0 and queue_of == "keys",
                 ),
             )
             return pairs.with_intra_batch() if intra_batch else pairs
@@ -532,9 +540,10 @@ class Pairs:
         """Pairs of different instances within each side, where anchors and candidates come from two encoders.
 
         The first has the anchors and positives as they are; its negatives are the other anchors, and the rows of a
-        queue, which are past embeddings of a copy of the anchors' encoder (Wang & Isola's code for MoCo; CACR
-        App. C.2). The second, where there is no queue, has the candidates as anchors, which repel each other; it has
-        no positives. Where one encoder made both sides they are these pairs alone. To be asked of all ranks' pairs.
+        queue of theirs, which are past embeddings of a copy of the anchors' encoder (Wang & Isola's code for MoCo; CACR
+        App. C.2). The second, where there is no such queue, has the candidates as anchors, which repel each other and
+        are repelled by a queue of their own encoder (the memory bank of the other half in CMC); it has no positives.
+        Where one encoder made both sides they are these pairs alone. To be asked of all ranks' pairs.
         """
         known, count = self.known, len(self.anchors)
         of_anchors = {view for view, _ in known.anchor_views}
@@ -542,33 +551,44 @@ class Pairs:
         if not runs:
             return (self,)
         total = sum(length for _, length in runs)  # they stand before all other candidates
+        behind = known.queue if known.queue_of_keys else 0
         widened = self.with_intra_batch()
+        of_queries = known.queue > behind
         queries = replace(
             widened,
             views=True,  # neighbours are on the other side: the positives are no pairs of this one
-            structure=replace(widened.known, first_negative=total if known.queue else len(widened.candidates) - count),
+            structure=replace(widened.known, first_negative=total if of_queries else len(widened.candidates) - count),
         )
         paired_rows = self.structure is not None and self.views  # key k of query b is candidate k B + b
         doubles = self.dropped if paired_rows and known.padded else self.dropped[:, :0]
         if doubles.shape[1]:
             # What is a duplicate of the instance on the other side is one on this side.
-            behind = len(widened.candidates) - count
-            mates = torch.where((doubles >= 0) & (doubles < total), doubles % count + behind, -1)
+            first = len(widened.candidates) - count
+            mates = torch.where((doubles >= 0) & (doubles < total), doubles % count + first, -1)
             queries = queries.without(mates)
-        if known.queue:
+        if of_queries:
             return (queries,)
         row = torch.arange(total, device=self.candidates.device).unsqueeze(1)
         own = row % count + torch.arange(len(runs), device=row.device) * count if paired_rows else row
-        doubles = torch.where(doubles < total, doubles, -1).repeat(total // count if doubles.shape[1] else 0, 1)
+        doubles = torch.where(doubles < total + behind, doubles, -1)
+        doubles = doubles.repeat(total // count if doubles.shape[1] else 0, 1)
         keys = self.candidates[:total]
+        index = self.candidate_index
         side = Pairs(
             keys,
-            keys,
+            self.candidates[: total + behind] if behind else keys,
             positives=own[:, :0],
             dropped=torch.cat([own, doubles], 1) if doubles.shape[1] else own,
-            index=None if self.candidate_index is None else self.candidate_index[:total],
+            index=None if index is None else index[:total],
+            candidate_index=None if index is None else index[: total + behind],
             structure=Structure(
-                runs, runs, among=total, fewest=0, padded=doubles.shape[1] > 0, mutual=not doubles.shape[1]
+                runs,
+                (*runs, (NO_VIEW, behind)) if behind else runs,
+                among=total,
+                fewest=0,
+                padded=doubles.shape[1] > 0,
+                mutual=not doubles.shape[1] and not behind,
+                queue=behind,
             ),
         )
         return (queries,) if side.has_negatives is False else (queries, side)

@@ -1,7 +1,10 @@
 """Pairs: who is whose positive, and one clear error for everything that does not fit."""
 
+import math
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dipole
@@ -76,11 +79,44 @@ def test_two_encoders_are_two_sides_and_one_is_one():
     (queries,) = Pairs.cross(f, g, queue).within_sides()
     assert queries.negative_counts.tolist() == [8] * 5
     assert torch.equal(queries.candidates[queries.negative_mask()[0]], torch.cat([queue, f[1:]]))
+    queries, bank = Pairs.cross(
+        f, g, queue, dropped=torch.tensor([[6], [-1], [3], [-1], [-1]]), queue_of="keys"
+    ).within_sides()
+    assert queries.negative_counts.tolist() == [4, 4, 3, 4, 4]
+    assert torch.equal(queries.candidates[queries.negative_mask()[0]], f[1:])
+    assert bank.negative_counts.tolist() == [7, 8, 7, 8, 8]  # the row of the bank that query 0 drops, key 3 for query 2
+    assert torch.equal(bank.candidates[bank.negative_mask()[0]], torch.cat([g[1:], queue[[0, 2, 3]]]))
+    with pytest.raises(PairsError, match="queue_of must be 'queries' or 'keys', got 'both'"):
+        Pairs.cross(f, g, queue, queue_of="both")
     for one in (
         Pairs.from_views([f, g]), Pairs.from_crops([f, g], [f], queue), Pairs.of_points(f),
         Pairs.from_blocks(torch.randn(3, 2, 4)), Pairs.from_blocks(torch.randn(3, 2, 4), "all"),
     ):  # fmt: skip
         assert one.within_sides() == (one,)
+
+
+def test_uniformity_under_a_bank_of_the_keys_stays_within_each_side():
+    """CMC's memory bank of the other half: the queries are not repelled by it, and f = -g is no solution."""
+    f, g, bank = (F.normalize(torch.randn(n, 4, dtype=torch.double), dim=1).requires_grad_() for n in (6, 6, 9))
+
+    def kernel(x, y):
+        return math.exp(-2 * float((x - y).detach().square().sum()))
+
+    found = dipole.objective("align_uniform")(Pairs.cross(f, g, bank, batch_negatives=False, queue_of="keys")).loss
+    near = sum(float((x - y).detach().square().sum()) for x, y in zip(f, g, strict=True)) / 6
+    of_f = [kernel(f[i], f[j]) for i in range(6) for j in range(6) if i != j]
+    of_g = [kernel(g[i], g[j]) for i in range(6) for j in range(6) if i != j] + [kernel(x, y) for x in g for y in bank]
+    expected = near + sum(math.log(sum(each) / len(each)) for each in (of_f, of_g)) / 2
+    assert float(found.detach()) == pytest.approx(expected, rel=1e-12)
+    point = torch.ones(6, 4, dtype=torch.double)
+    opposite, apart = (
+        dipole.objective("align_uniform(align_weight=0)")(
+            Pairs.cross(x, -x, -x[:3], batch_negatives=False, queue_of="keys")
+        ).loss
+        for x in (point, f.detach())
+    )
+    assert float(opposite) == pytest.approx(0)  # the worst that uniformity can be
+    assert float(apart) < -0.5
 
 
 def test_window_stays_inside_documents():

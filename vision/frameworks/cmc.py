@@ -163,7 +163,7 @@ def both_directions(
     memory (2, Q, d): with it, negatives are the other half's memory instead of the batch.
     """
     of_light, of_colour = (None, None) if memory is None else memory
-    cross = partial(Pairs.cross, labels=labels, index=index, batch_negatives=memory is None)
+    cross = partial(Pairs.cross, labels=labels, index=index, batch_negatives=memory is None, queue_of="keys")
     return cross(light, colour, of_colour), cross(colour, light, of_light)
 
 

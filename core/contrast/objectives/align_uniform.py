@@ -62,8 +62,9 @@ class AlignUniform(Objective):
         L = align_weight * align + uniform_weight * uniform
 
     Two encoders (Quick Thoughts' f and g, the halves of CMC, queries and keys) have a uniformity each, and their mean
-    counts: pairs across them would be farthest apart at f = -g, each of them a single point. The rows of a queue belong
-    to the queries, and the keys of the batch then have no uniformity: so do the authors for MoCo.
+    counts: pairs across them would be farthest apart at f = -g, each of them a single point. The rows of MoCo's queue
+    belong to the queries, and the keys of the batch then have no uniformity: so do the authors. Those of CMC's memory
+    bank belong to the half that made them (`Pairs.cross(queue_of="keys")`).
 
     Args:
         alpha: exponent of the alignment distance, > 0.

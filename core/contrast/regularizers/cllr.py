@@ -86,6 +86,8 @@ def independent_columns(L: Tensor, tolerance: float) -> Tensor:
             "transpose marks are lost in Eqs. 6 and 7: L^T L is read, by Sec. 2.2",
             "L is started as the identity: the paper does not say",
             "solver=proximal is not in the paper: a subgradient reaches no exact zeros",
+            "features=unit is not in the paper, at whose alpha L vanishes or stays a multiple of the identity",
+            "what counts as a zero column is not said: not above an absolute tolerance",
         ),
     },
     cost="rows x dim^2, and a singular value decomposition of L for the nuclear norm; no similarity matrix",
