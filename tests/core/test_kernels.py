@@ -179,6 +179,12 @@ def test_kernels_equal_tiles_in_float64(interpreted, name):
 
 
 @needs_triton
+@pytest.mark.parametrize("name", ["symmetric", "rectangular", "none excluded"])
+def test_slopes_that_are_the_same_everywhere_fill_a_tile(interpreted, name):
+    interpreted(compare, name, [Sum()])
+
+
+@needs_triton
 @pytest.mark.parametrize("statistics", [[LogSumExp(100.0), Extreme()], [SoftmaxMean(-120.0), Sum(), LogSumExp(400.0)]])
 def test_half_of_a_symmetric_matrix_is_enough(interpreted, statistics):
     interpreted(compare, "symmetric", statistics)
@@ -229,9 +235,7 @@ def test_objectives_by_kernels_equal_their_loops_on_every_layout(interpreted, te
     assert outcome_of == ("-" if text in NO_STATISTICS else "ok"), detail
 
 
-def empty_and_refused():
-    import dipole
-
+def empty():
     x = unit(4, 3, 0).requires_grad_()
     everything = torch.arange(4).repeat(4, 1)
     wanted = [LogSumExp(2.0), LogSumExp(200.0), SoftmaxMean(2.0), Sum(), Extreme()]
@@ -246,15 +250,41 @@ def empty_and_refused():
     gone = row_statistics(x, x, everything[:, :0], [Sum(), Extreme()], counts=none, bound=1.0, first=4)
     assert (gone[Sum()] == 0).all()
     assert (gone[Extreme()] == -1).all()
-    value = dipole.objective("dp")(unit(6, 4, 1).requires_grad_(), z := unit(6, 4, 2).requires_grad_()).loss
-    (gradient,) = torch.autograd.grad(value, z, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        gradient.square().sum().backward()
+    assert not engine.failures()
 
 
 @needs_triton
-def test_rows_without_negatives_and_second_derivatives(interpreted):
-    interpreted(empty_and_refused)
+def test_rows_without_negatives(interpreted):
+    interpreted(empty)
+
+
+def penalty(text, dtype, layout):
+    """The derivative of a loss plus a penalty on its gradient, as WGAN-GP and Hessian products need it."""
+    import dipole
+
+    x, y, queue = (rows(7, 5, seed).to(dtype).requires_grad_() for seed in (1, 2, 3))
+    before = engine.served()
+    loss = dipole.objective(text).to(dtype)
+    value = loss(x, y).loss if layout == "views" else loss(Pairs.cross(x, y, queue=queue, dropped=DROPPED)).loss
+    assert (engine.served() > before) == (dtype == torch.float32)
+    leaves = [x, y] if layout == "views" else [x, y, queue]
+    first = torch.autograd.grad(value, leaves, create_graph=True)
+    return torch.autograd.grad(value + sum(each.square().sum() for each in first), leaves)
+
+
+DROPPED = torch.tensor([[0, 1, -1]] * 7)
+
+
+def second_derivatives(text, layout):
+    for ours, theirs in zip(penalty(text, torch.float32, layout), penalty(text, torch.float64, layout), strict=True):
+        torch.testing.assert_close(ours, theirs.float(), rtol=1e-3, atol=1e-4 * float(theirs.abs().max()))
+
+
+@needs_triton
+@pytest.mark.parametrize("layout", ["views", "queue"])
+@pytest.mark.parametrize("text", ["dp", "infonce(temperature=0.05) + 0.1*dp", "triplet"])
+def test_second_derivatives_are_those_of_tiles(interpreted, text, layout):
+    interpreted(second_derivatives, text, layout)
 
 
 def half_inputs(dtype):
@@ -289,12 +319,11 @@ def broken():
     try:
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
-            for _ in range(2):
-                found = row_statistics(
-                    x, x, own, [SoftmaxMean(3.0), Sum()], counts=torch.full((6,), 5), bound=1.0, symmetric=True
-                )[Sum()]
+            for wanted in ([SoftmaxMean(3.0), Sum()], [SoftmaxMean(3.0), Sum()], [Sum()]):
+                found = row_statistics(x, x, own, wanted, counts=torch.full((6,), 5), bound=1.0, symmetric=True)[Sum()]
     finally:
         launch.Sweep.sums = correct
+    assert len(engine.failures()) == 2
     torch.testing.assert_close(found, (x @ x.T).fill_diagonal_(0).sum(1))
     return [str(each.message) for each in seen]
 
@@ -470,6 +499,25 @@ def test_an_engine_that_is_none_is_refused(monkeypatch):
     for name in ("eager", "tiles", "EAGER"):
         monkeypatch.setenv("DIPOLE_ENGINE", name)
         assert engine.wanted() == "eager"
+
+
+def test_rounding_to_tf32_follows_every_switch_of_pytorch():
+    from dipole.core.contrast.kernels.launch import tf32_allowed
+
+    matmul, before = torch.backends.cuda.matmul, torch.get_float32_matmul_precision()
+    try:
+        for allow, forbid in [
+            (lambda: torch.set_float32_matmul_precision("high"), lambda: torch.set_float32_matmul_precision("highest")),
+            (lambda: setattr(matmul, "allow_tf32", True), lambda: setattr(matmul, "allow_tf32", False)),
+            (lambda: setattr(matmul, "fp32_precision", "tf32"), lambda: setattr(matmul, "fp32_precision", "ieee")),
+            (lambda: torch.set_float32_matmul_precision("high"), lambda: setattr(matmul, "fp32_precision", "ieee")),
+        ]:
+            allow()
+            assert tf32_allowed()
+            forbid()
+            assert not tf32_allowed()
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def test_a_processor_and_float64_are_served_by_tiles(monkeypatch):

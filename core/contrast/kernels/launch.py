@@ -311,4 +311,4 @@ def _joined(
 
 def tf32_allowed() -> bool:
     """Whether PyTorch's own switch lets float32 products be rounded to TF32."""
-    return torch.backends.cuda.matmul.fp32_precision == "tf32" or torch.get_float32_matmul_precision() != "highest"
+    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")  # the older switches set it too
