@@ -378,7 +378,7 @@ def test_an_expression_is_the_function_it_was_made_of(statistic):
 # Compiled -------------------------------------------------------------------------------------------------------------
 
 
-def machine_code(kind, many, half, width, architecture):
+def machine_code(kind, many, half, width, architecture, candidate=0):
     """What the compiler says of a kernel: stack and local memory of the machine code, and its PTX."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -394,7 +394,7 @@ def machine_code(kind, many, half, width, architecture):
         text, _ = source.backward(summands, kind)
     sweep = launch.Sweep(*[launch.Factors(torch.zeros(1, width))] * 2, torch.zeros(1, 2), True, summands, ())
     blocks = {"forward": launch.FORWARD, "half": launch.SQUARE}.get(kind, launch.BACKWARD)[half]
-    chosen = blocks[0]
+    chosen = [each for each in blocks if each.sums >= sweep.kept][candidate]
     assert kind != "half" or sweep.halved
     function, element = launch.built(text), "*bf16" if half else "*fp32"
     constants = launch.shape(chosen, width, width <= launch.WHOLE[half])
@@ -450,13 +450,33 @@ def test_bf16_kernels_use_tensor_cores_and_do_not_spill(compiled, kind, many, ar
 
 
 @needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "half", "many", "candidate"),
+    [
+        *[("forward", True, many, 1) for many in (False, True)],
+        ("forward", True, False, 2),
+        *[("forward", False, many, 1) for many in (False, True)],
+        *[(kind, True, many, 1) for kind in ("rows", "columns", "both") for many in (False, True)],
+    ],
+)
+@pytest.mark.parametrize("architecture", TENSOR_CORES)
+def test_blocks_that_tuning_may_choose_do_not_spill(compiled, kind, half, many, candidate, architecture):
+    usage, shared, _ = compiled(machine_code, kind, many, half, 128, architecture, candidate)
+    assert usage["LOCAL"] == 0
+    assert usage["STACK"] == 0
+    assert shared <= {80: 163, 90: 227, 100: 227}[architecture] * 1024
+
+
+@needs_triton
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS])
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("architecture", TENSOR_CORES)
 def test_float32_kernels_multiply_in_full_and_do_not_spill(compiled, kind, many, architecture):
     usage, _, ptx = compiled(machine_code, kind, many, False, 128, architecture)
     assert usage["LOCAL"] == 0
-    assert usage["STACK"] <= 16  # a pointer or two of the loop
+    # A pointer or two of the loop.
+    assert usage["STACK"] <= (16 if (kind, many, architecture) == ("columns", False, 100) else 0)
     assert "tf32" not in ptx
 
 
