@@ -93,6 +93,19 @@ class MethodRow(Settings):
         return published.row_label(self.method, self.group)
 
 
+class Change(Settings):
+    """What a row has at one scale in place of its own; `set` comes after that of the row."""
+
+    recipe: str | None = None
+    objective: str | None = None
+    set: tuple[str, ...] = ()
+
+    def of(self, row: MethodRow) -> MethodRow:
+        """The row with this in place of its own."""
+        told = self.model_dump(exclude_none=True, exclude={"set"})
+        return row.model_copy(update={**told, "set": (*row.set, *self.set)})
+
+
 class Scale(Settings):
     """Where and how often: a recipe, settings over it, seeds, and what differs from the paper's protocol."""
 
@@ -105,6 +118,7 @@ class Scale(Settings):
     set: tuple[str, ...] = ()
     columns: tuple[Column, ...] | None = Field(None, description="in place of the suite's columns")
     rows: tuple[MethodRow, ...] | None = Field(None, description="in place of the suite's rows")
+    change: dict[str, Change] = Field(default_factory=dict, description="label of a row -> what it has at this scale")
     protocol: dict[str, str | int | float] = Field(
         default_factory=dict, description="what is done otherwise than in the paper; empty means the paper's protocol"
     )
@@ -120,7 +134,7 @@ class Suite(Settings):
     base: str | None = Field(None, description="label of the row that the others are tested against")
     x_label: str = Field("", description="figures over columns: what the columns are, with its unit")
     y_label: str = ""
-    show: tuple[Literal["curves", "histogram", "columns", "entropy", "rank", "scatter", "paths"], ...] = (
+    show: tuple[Literal["curves", "histogram", "columns", "entropy", "rank", "scatter", "paths", "pairs"], ...] = (
         "curves",
         "histogram",
     )
@@ -139,6 +153,7 @@ class Suite(Settings):
             settings = (
                 *scale.set,
                 *chain.from_iterable(row.set for row in rows),
+                *chain.from_iterable(change.set for change in scale.change.values()),
                 *chain.from_iterable(c.set for c in columns),
             )
             problems += [f"set: {text!r} is not of the form key=value" for text in settings if "=" not in text]
@@ -147,6 +162,8 @@ class Suite(Settings):
                 problems.append(f"scale {name!r} has no rows or no columns")
             if len(set(labels)) < len(labels) or len(set(names)) < len(names):
                 problems.append(f"scale {name!r} names a row or a column twice")
+            odd = [label for label in scale.change if label not in labels]
+            problems += [f"change: {label!r} is no row of scale {name!r}.{nearest(label, labels)}" for label in odd]
             for base in (self.base, *(row.base for row in rows)):
                 if base is not None and base not in labels:
                     problems.append(f"base {base!r} is no row of scale {name!r}.{nearest(base, labels)}")
@@ -222,7 +239,10 @@ class Sized:
 
     @property
     def rows(self) -> tuple[MethodRow, ...]:
-        return self.scale.rows or self.suite.rows
+        change = self.scale.change
+        return tuple(
+            change[row.label].of(row) if row.label in change else row for row in self.scale.rows or self.suite.rows
+        )
 
     @property
     def columns(self) -> tuple[Column, ...]:

@@ -4,6 +4,7 @@ import pathlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
 import gymnasium
@@ -16,12 +17,15 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from torch import Tensor
 
+from dipole.core.contrast.evaluate import without_autocast
 from dipole.core.contrast.gather import relate
 from dipole.core.contrast.objective import Composite, Objective, Outcome
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.errors import ConfigError, DipoleError, SpecError, TrainingError
 from dipole.core.ground.files import replacing
+from dipole.core.ground.transfer import Fetched, sent
 from dipole.core.train.nonfinite import terms_with_bad_gradient
+from dipole.core.train.optimizer import skip_if
 from dipole.rl import settings as presets
 from dipole.rl.arguments import check_seed, check_whole, plain
 from dipole.rl.augmentation import Augmentation, resolve
@@ -36,6 +40,27 @@ _SB3 = (
     "action_noise", "replay_buffer_class", "replay_buffer_kwargs", "stats_window_size", "tensorboard_log", "verbose",
     "seed", "device",
 )  # fmt: skip
+
+Logs = dict[str, float | Tensor]
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What must be finite: a loss (), or norms (n,) of the gradients of parameters, and the pairs they come from."""
+
+    name: str
+    values: Tensor
+    parameters: list[Tensor] | None = None
+    pairs: Pairs | None = None
+
+
+@dataclass(frozen=True)
+class Unread:
+    """An update whose numbers are on their way to the host: whether any is bad, then the largest of each watched."""
+
+    where: str
+    watched: list[Watched]
+    found: Fetched
 
 
 class ContrastiveSAC(SAC):
@@ -100,6 +125,10 @@ class ContrastiveSAC(SAC):
         self.environment_steps = 0
         self.faults: list[dict[str, Any]] = []
         self.outcome: Outcome | None = None
+        self._watched: list[Watched] = []
+        self._bad: Tensor | None = None
+        self._unread: Unread | None = None
+        self._logged: tuple[list[str], Fetched] | None = None
         self.encoder_optimizer: torch.optim.Adam | None = None
         self.contrast_optimizer: torch.optim.Adam | None = None
         if isinstance(policy, str) and policy != "CnnPolicy":
@@ -243,15 +272,24 @@ class ContrastiveSAC(SAC):
         """Sample and update `gradient_steps` times (SB3 calls it)."""
         self.policy.set_training_mode(True)
         self._set_learning_rates()
-        values: dict[str, list[float]] = {}
+        values: dict[str, list[float | Tensor]] = {}
         for _ in range(gradient_steps):
             batch = self.replay_buffer.sample_views(
                 batch_size, self._augment, self._positives, env=self._vec_normalize_env
             )
             for name, value in self.update(batch).items():
                 values.setdefault(name, []).append(value)
-        for name, each in values.items():
-            self.logger.record(f"train/{name}", float(np.mean(each)))
+        if not self._reads_late:
+            for name, each in values.items():
+                self.logger.record(f"train/{name}", float(np.mean(each)))  # type: ignore[arg-type]
+        elif values:
+            # Those of the call before: they have arrived by now.
+            for name, value in (
+                zip(self._logged[0], self._logged[1].read().tolist(), strict=True) if self._logged else ()
+            ):
+                self.logger.record(f"train/{name}", value)
+            means = [torch.stack(each).mean() for each in values.values()]  # type: ignore[arg-type]
+            self._logged = list(values), Fetched(torch.stack(means))
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
 
     def _set_learning_rates(self) -> None:
@@ -267,16 +305,40 @@ class ContrastiveSAC(SAC):
             for group in optimizer.param_groups if optimizer is not None else ():
                 group["lr"] = value
 
-    def update(self, batch: FrameBatch) -> dict[str, float]:
-        """One update on a batch; returns what it logs.
+    def learn(self, *arguments: Any, **settings: Any) -> Self:
+        """Train as SB3 does."""
+        super().learn(*arguments, **settings)
+        self.settle()
+        return self
+
+    @property
+    def _reads_late(self) -> bool:
+        """Whether losses stay on the device, and what is not finite is told an update late."""
+        return self.device.type in ("cuda", "meta")
+
+    def settle(self) -> None:
+        """Raise TrainingError if the last update left a step out; at once, where updates tell nothing themselves."""
+        unread, self._unread = self._unread, None
+        if unread is None:
+            return
+        bad, *norms = unread.found.read().tolist()
+        if bad:
+            for each, worst in zip(unread.watched, norms, strict=True):
+                if not np.isfinite(worst):
+                    raise TrainingError(self._trouble(each, unread.where))
+
+    def update(self, batch: FrameBatch) -> dict[str, float | Tensor]:
+        """One update on a batch; returns what it logs: numbers, on a GPU scalar tensors that nobody has waited for.
 
         Raises:
-            TrainingError: if a loss or gradient is not finite; raised before the step it would have spoilt.
+            TrainingError: if a loss or gradient is not finite; raised before the step it would have spoilt. On a GPU
+                such a step is left out there, and the next update raises before its first step (or `settle` does).
         """
         chosen, number = self.settings, self._n_updates
+        self._watched, self._bad = [], None
         act = number % chosen.actor_every == 0
         contrasting = self.policy.contrast is not None and number % chosen.contrast_every == 0
-        logs: dict[str, float] = {}
+        logs: Logs = {}
         with self._autocast():
             target = self._target(batch)
             observations = self.policy.encoder.prepare(batch.observations)
@@ -296,12 +358,18 @@ class ContrastiveSAC(SAC):
             if contrasting and not chosen.joint_backward:
                 assert convolved is not None
                 self._contrast_step(batch, self.policy.encoder.head(convolved), logs)
+        if self._bad is not None:
+            worst = [each.values.abs().amax().float() for each in self._watched]
+            found = Fetched(torch.stack([self._bad.float(), *worst]))
+            self._unread = Unread(self._where(), self._watched, found)
         self._n_updates += 1
         return logs
 
     @contextmanager
     def _autocast(self) -> Iterator[None]:
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.precision == "bf16"):
+        device = self.device.type
+        half = self.settings.precision == "bf16"
+        with torch.autocast(device, torch.bfloat16) if half else without_autocast(device):
             yield
 
     @torch.no_grad()
@@ -322,14 +390,14 @@ class ContrastiveSAC(SAC):
         loss = (q - target).square().mean(0).sum()
         return 0.5 * loss if self.settings.twin_loss == "half" else loss
 
-    def _critic_step(self, batch: FrameBatch, observations: Maps, target: Tensor, logs: dict[str, float]) -> None:
+    def _critic_step(self, batch: FrameBatch, observations: Maps, target: Tensor, logs: Logs) -> None:
         encoder = self.policy.encoder
         with torch.set_grad_enabled(not self.settings.detach_encoder):
             convolved = encoder.convolve(observations)
         loss = self._critic_loss(encoder.head(convolved), batch, target)
         logs["critic_loss"] = self._descend("critic", loss, [self.critic.optimizer])
 
-    def _actor_step(self, convolved: Maps, logs: dict[str, float]) -> None:
+    def _actor_step(self, convolved: Maps, logs: Logs) -> None:
         assert self.log_ent_coef is not None
         assert isinstance(self.ent_coef_optimizer, torch.optim.Adam)
         assert isinstance(self.target_entropy, float)
@@ -344,27 +412,25 @@ class ContrastiveSAC(SAC):
         logs["actor_loss"] = self._descend("actor", loss, [actor.optimizer])
         temperature = (self.log_ent_coef.exp() * (-log_density - self.target_entropy).detach()).mean()
         logs["ent_coef_loss"] = self._descend("temperature", temperature, [self.ent_coef_optimizer])
-        logs["ent_coef"], logs["entropy"] = float(alpha), -float(log_density.detach().mean())
+        logs["ent_coef"], logs["entropy"] = self._read(alpha), -self._read(log_density.detach().mean())
 
-    def _contrast_step(self, batch: FrameBatch, anchors: Tensor, logs: dict[str, float]) -> None:
+    def _contrast_step(self, batch: FrameBatch, anchors: Tensor, logs: Logs) -> None:
         pairs = self._pairs(batch, anchors)
         outcome = self._outcome(pairs, logs)
         optimizers = [each for each in (self.encoder_optimizer, self.contrast_optimizer) if each is not None]
         self._descend("contrastive", outcome.loss, optimizers, pairs)
         gradients = [p.grad for o in optimizers for g in o.param_groups for p in g["params"] if p.grad is not None]
         norms = torch.stack(torch._foreach_norm(gradients))
-        logs["contrast_grad_norm_squared"] = float(norms.square().sum())
+        logs["contrast_grad_norm_squared"] = self._read(norms.square().sum())
         self._after_contrast()
 
-    def _joint_step(
-        self, batch: FrameBatch, observations: Maps, target: Tensor, contrasting: bool, logs: dict[str, float]
-    ) -> Maps:
+    def _joint_step(self, batch: FrameBatch, observations: Maps, target: Tensor, contrasting: bool, logs: Logs) -> Maps:
         encoder = self.policy.encoder
         convolved = encoder.convolve(observations)
         features = encoder.head(convolved)
         kept = encoder.head(detached(convolved)) if self.settings.detach_encoder else features
         loss = self._critic_loss(kept, batch, target)
-        logs["critic_loss"] = float(loss.detach())
+        logs["critic_loss"] = self._read(loss.detach())
         optimizers: list[torch.optim.Optimizer] = [self.critic.optimizer]
         pairs = None
         if contrasting:
@@ -385,17 +451,16 @@ class ContrastiveSAC(SAC):
             following = self.policy.key_encoder
             keys = following.head(following.convolve(batch.positives.flatten(0, 1))).view(size, count, -1)
         dropped = duplicates(batch.stacks, count) if self.settings.exclude_duplicates else None
-        return Pairs.cross(anchors, keys, dropped=None if dropped is None else dropped.to(anchors.device))
+        return Pairs.cross(anchors, keys, dropped=None if dropped is None else sent(dropped, anchors.device))
 
-    def _outcome(self, pairs: Pairs, logs: dict[str, float]) -> Outcome:
+    def _outcome(self, pairs: Pairs, logs: Logs) -> Outcome:
         assert self.policy.contrast is not None
-        with torch.autocast(self.device.type, enabled=False):
+        with without_autocast(self.device.type):
             outcome: Outcome = self.policy.contrast(pairs)
         for name, term in outcome.terms.items():
             self._check_loss(name, term.value)
-            logs[f"contrast/{name}"] = float(term)
-        self._check_loss("contrastive", outcome.loss.detach())
-        logs["contrast_loss"] = float(outcome.loss.detach())
+            logs[f"contrast/{name}"] = self._read(term.value)
+        logs["contrast_loss"] = self._check_loss("contrastive", outcome.loss.detach())
         self.outcome = Outcome(outcome.loss.detach(), outcome.terms)
         return outcome
 
@@ -416,7 +481,7 @@ class ContrastiveSAC(SAC):
 
     def _descend(
         self, name: str, loss: Tensor, optimizers: Sequence[torch.optim.Optimizer], pairs: Pairs | None = None
-    ) -> float:
+    ) -> float | Tensor:
         """Backward and step, unless loss or gradient is not finite."""
         value = self._check_loss(name, loss.detach())
         parameters = list({id(p): p for o in optimizers for g in o.param_groups for p in g["params"]}.values())
@@ -426,41 +491,61 @@ class ContrastiveSAC(SAC):
         wanted = [parameter for parameter in parameters if parameter.requires_grad]
         loss.backward(inputs=wanted)
         self._check_gradient(name, wanted, pairs)
+        self.settle()  # the update before, ahead of the first step of this one
         for optimizer in optimizers:
+            if self._bad is not None:
+                skip_if(optimizer, self._bad)
             optimizer.step()
         return value
 
     def _where(self) -> str:
         return f"at update {self._n_updates} ({self.environment_steps} environment steps)"
 
-    def _check_loss(self, name: str, loss: Tensor) -> float:
-        value = float(loss)
-        if not np.isfinite(value):
-            raise TrainingError(
-                f"the {name} loss is {value} {self._where()}; the step was not taken. Lower the learning rate, or look "
-                "at the rewards and observations of the environment."
-            )
+    def _read(self, value: Tensor) -> float | Tensor:
+        """The number, or on a GPU the tensor that nobody waits for."""
+        return value.detach() if self._reads_late else float(value)
+
+    def _watch(self, watched: Watched) -> None:
+        """Raise if it is not finite; on a GPU let every step from here on leave itself out."""
+        fine = watched.values.isfinite().all()
+        if self._reads_late:
+            self._watched.append(watched)
+            self._bad = ~fine if self._bad is None else self._bad | ~fine
+        elif not bool(fine):
+            raise TrainingError(self._trouble(watched, self._where()))
+
+    def _check_loss(self, name: str, loss: Tensor) -> float | Tensor:
+        value = self._read(loss)
+        if isinstance(value, Tensor) or not np.isfinite(value):
+            self._watch(Watched(name, loss.detach()))
         return value
 
     def _check_gradient(self, name: str, parameters: list[Tensor], pairs: Pairs | None) -> None:
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        having = [parameter for parameter in parameters if parameter.grad is not None]
+        gradients = [parameter.grad for parameter in having if parameter.grad is not None]
         norms = torch.stack(torch._foreach_norm(gradients, float("inf")))
-        if bool(torch.isfinite(norms).all()):
-            return
+        self._watch(Watched(name, norms, having, pairs))
+
+    def _trouble(self, watched: Watched, where: str) -> str:
+        """What is not finite, where it comes from, and what helps; this runs once, so it may read."""
+        if watched.parameters is None:
+            return (
+                f"the {watched.name} loss is {float(watched.values)} {where}; the step was not taken. Lower the "
+                "learning rate, or look at the rewards and observations of the environment."
+            )
         names = {id(parameter): label for label, parameter in self.policy.named_parameters()}
+        fine = watched.values.isfinite().tolist()
         guilty = [
-            names.get(id(p), "the temperature")
-            for p in parameters
-            if p.grad is not None and not p.grad.isfinite().all()
+            names.get(id(p), "the temperature") for p, good in zip(watched.parameters, fine, strict=True) if not good
         ]
         terms: list[str] = []
-        if self.policy.contrast is not None and pairs is not None:
-            terms = list(terms_with_bad_gradient(relate(pairs), self.policy.contrast))
+        if self.policy.contrast is not None and watched.pairs is not None:
+            terms = list(terms_with_bad_gradient(relate(watched.pairs), self.policy.contrast))
         source = f" It comes from the term {', '.join(terms)}." if terms else ""
-        for parameter in parameters:
+        for parameter in watched.parameters:
             parameter.grad = None
-        raise TrainingError(
-            f"the gradient of the {name} loss is not finite {self._where()}, first in {guilty[0]}; the step was not "
+        return (
+            f"the gradient of the {watched.name} loss is not finite {where}, first in {guilty[0]}; the step was not "
             f"taken.{source} Lower the learning rate, or use precision='float32'."
         )
 
@@ -473,7 +558,8 @@ class ContrastiveSAC(SAC):
 
     def _excluded_save_params(self) -> list[str]:
         own = ("_augment", "_given", "outcome", "encoder_optimizer", "contrast_optimizer")
-        return [*super()._excluded_save_params(), *own]
+        unread = ("_watched", "_bad", "_unread", "_logged")
+        return [*super()._excluded_save_params(), *own, *unread]
 
     @classmethod
     def load(cls, path: Any, *arguments: Any, objective: Objective | Composite | None = None, **settings: Any) -> Self:
@@ -508,6 +594,7 @@ class ContrastiveSAC(SAC):
 
         Replay and generators are not in it; see `snapshots.save` for everything a bit-exact continuation needs.
         """
+        self.settle()
         if not isinstance(path, (str, pathlib.Path)):
             super().save(path, exclude, include)
             return

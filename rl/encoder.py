@@ -8,6 +8,7 @@ from gymnasium import spaces
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import Tensor, nn
 
+from dipole.core.contrast.evaluate import autocast_enabled
 from dipole.core.ground.errors import ConfigError
 
 Maps = tuple[Tensor, ...]
@@ -63,7 +64,7 @@ class PixelEncoder(BaseFeaturesExtractor):
     def prepare(self, images: Tensor) -> Maps:
         """Images (B, C, size, size) with values 0..255 -> chunks of rows with values 0..1, as the convolutions want."""
         dtype = self.fc.weight.dtype
-        if torch.is_autocast_enabled(images.device.type):
+        if autocast_enabled(images.device.type):
             dtype = torch.get_autocast_dtype(images.device.type)
         chunk = self.chunk if self.chunk and images.device.type == "cpu" else len(images)
         # The layout is changed while a pixel is still one byte. The copy keeps images that are floats as they are.

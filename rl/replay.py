@@ -19,6 +19,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor
 
 from dipole.core.ground.errors import ConfigError, TrainingError
+from dipole.core.ground.transfer import sent
 from dipole.rl.augmentation import Augmentation
 from dipole.rl.memory import require_bytes
 
@@ -51,7 +52,7 @@ class Frames:
 
     def _merge(self, picked: NDArray[np.uint8]) -> Tensor:
         batch, k, channels, *size = picked.shape
-        return torch.from_numpy(picked.reshape(batch, k * channels, *size)).to(self.device, non_blocking=True)
+        return sent(torch.from_numpy(picked.reshape(batch, k * channels, *size)), self.device)
 
     def used(self, rows: int) -> NDArray[np.uint8]:
         """The first `rows` slots of every environment, for saving."""
@@ -70,7 +71,7 @@ class DeviceFrames(Frames):
         self.data = torch.empty(shape, dtype=torch.uint8, device=device)  # type: ignore[assignment]
 
     def write(self, env: int, slot: int, frame: NDArray[np.uint8]) -> None:
-        self.data[env, slot] = torch.from_numpy(np.ascontiguousarray(frame)).to(self.device)
+        self.data[env, slot] = sent(torch.from_numpy(np.ascontiguousarray(frame)), self.device)
 
     def stacks(self, env: NDArray[Any], slots: NDArray[Any]) -> Tensor:
         return self.data[self._index(env)[:, None], self._index(slots)].flatten(1, 2)
@@ -83,7 +84,7 @@ class DeviceFrames(Frames):
         return view[index[0], index[1], :, index[2], index[3]].flatten(1, 2)
 
     def _index(self, values: NDArray[Any]) -> Tensor:
-        return torch.as_tensor(values, dtype=torch.long).to(self.device)
+        return sent(torch.as_tensor(values, dtype=torch.long), self.device)
 
     def used(self, rows: int) -> NDArray[np.uint8]:
         return self.data[:, :rows].cpu().numpy()  # type: ignore[attr-defined]
@@ -343,7 +344,7 @@ class FrameReplayBuffer(ReplayBuffer):
         )
 
     def _tensor(self, array: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+        return sent(torch.from_numpy(np.ascontiguousarray(array)), self.device)
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()

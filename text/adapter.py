@@ -17,6 +17,7 @@ from dipole.core.contrast.embedded import Embedded
 from dipole.core.contrast.objective import Composite
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.errors import ConfigError, DataError
+from dipole.core.ground.transfer import ahead, sent
 from dipole.core.measure.class_tasks import class_tasks
 from dipole.core.measure.probes import knn_probe
 from dipole.core.train.adapter import Adapter, Context, Sketch
@@ -35,6 +36,7 @@ from dipole.text.senteval.tables import six_task_table
 from dipole.text.vocabulary import Tokens, build_vocabulary, load_tokens
 
 PROBED = 2000  # sentences of each split that probes and diagnostics look at
+PAIRED = 1000  # of them whose distances to each other are shown, at most
 VECTORS = 300  # width that word vectors are taken to have before they are read: GloVe's
 # Settings that the encoders do not depend on, as they are by default.
 _OF_THE_DATA = {
@@ -168,6 +170,10 @@ class TextAdapter(Adapter):
         return slice(start, end)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[TextBatch]:
+        batches = self._batches(epoch, start)
+        return ahead(batches, self.device) if self.device.type == "cuda" else batches
+
+    def _batches(self, epoch: int, start: int) -> Iterator[TextBatch]:
         size, mine = self.batch_size, self._share()
         order = np.arange(self.steps_per_epoch)
         offset = 0
@@ -184,10 +190,11 @@ class TextAdapter(Adapter):
                 rows = blocks[step * size : (step + 1) * size][mine]
             else:
                 rows = self._draw_blocks(epoch, step)[mine]
+            batch = make_batch(self.sentences.ids(rows), self.config.chunks)
             yield TextBatch(
-                make_batch(self.sentences.ids(rows), self.config.chunks).to(self.device),
-                torch.from_numpy(self.sentences.document[rows].astype(np.int64)).to(self.device),
-                torch.from_numpy(rows.astype(np.int64)).to(self.device),
+                (batch.pin_memory() if self.device.type == "cuda" else batch).to(self.device),
+                sent(torch.from_numpy(self.sentences.document[rows].astype(np.int64)), self.device),
+                sent(torch.from_numpy(rows.astype(np.int64)), self.device),
                 self.seed.stream("data", "negatives", epoch, place),
             )
 
@@ -245,6 +252,14 @@ class TextAdapter(Adapter):
     def features(self, split: str) -> tuple[Tensor, Tensor | None]:
         rows = self._probe_rows(split)
         return self._sides(rows)[0], torch.from_numpy(self.sentences.document[rows].astype(np.int64))
+
+    def held_out_pairs(self, objective: Any) -> Pairs | None:
+        """Sentences and their neighbours among held-out sentences."""
+        rows = self._probe_rows("test")[:PAIRED]
+        document = torch.from_numpy(self.sentences.document[rows].astype(np.int64))
+        if len(rows) < 2 or not bool((document[:-1] == document[1:]).any()):
+            return None
+        return Pairs.from_window(*self._sides(rows, objective), document)
 
     def evaluate(self, objective: Any) -> dict[str, float]:
         results: dict[str, float] = {}
@@ -310,7 +325,7 @@ class TextAdapter(Adapter):
 
     def _keep_pictures(self, f: Tensor, g: Tensor, document: Tensor, rows: np.ndarray) -> None:
         """Write the histogram of neighbours' distances and the nearest sentences into the run's folder."""
-        shown = neighbour_histogram(f[:1000], g[:1000], document[:1000])
+        shown = neighbour_histogram(f[:PAIRED], g[:PAIRED], document[:PAIRED])
         values = {"edges": shown.edges, "correct": shown.correct, "incorrect": shown.incorrect}
         text = json.dumps({name: [round(float(v), 6) for v in value] for name, value in values.items()})
         (self.workdir / "neighbour_distances.json").write_text(text + "\n")

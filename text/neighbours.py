@@ -7,7 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dipole.core.contrast.pairs import Pairs
 from dipole.core.contrast.similarity import normalize
+from dipole.core.measure.diagnostics import pair_histogram
 
 
 @dataclass(frozen=True)
@@ -46,18 +48,9 @@ def next_sentence(f: Tensor, g: Tensor, document: Tensor) -> dict[str, float]:
 
 def neighbour_histogram(f: Tensor, g: Tensor, document: Tensor, bins: int = 50) -> Histogram:
     """Distances of f(sentence) to g of its neighbours, and to g of all other sentences (LMCL, Fig. 5)."""
-    distance = ((1 - normalize(f.float()) @ normalize(g.float()).T) / 2).clamp(0, 1)
-    n = len(f)
-    position = torch.arange(n)
-    near = (position[:, None] - position[None]).abs() == 1
-    near &= document[:, None] == document[None]
-    other = ~near & ~torch.eye(n, dtype=torch.bool)
-    edges = np.linspace(0, 1, bins + 1)
-    shares = []
-    for chosen in (near, other):
-        counts, _ = np.histogram(distance[chosen].numpy(), edges)
-        shares.append(counts / max(1, counts.sum()))
-    return Histogram(edges, *shares)
+    found = pair_histogram(Pairs.from_window(f, g, document), bins)
+    shares = [(counts / counts.sum().clamp_min(1)).numpy() for counts in (found.correct, found.incorrect)]
+    return Histogram(found.edges.numpy(), *shares)
 
 
 def nearest_sentences(queries: Sequence[int], vectors: np.ndarray, texts: Sequence[str], count: int = 5) -> str:

@@ -14,15 +14,17 @@ from dipole.core.contrast.embedded import Embedded
 from dipole.core.ground.drawing import check_drawing
 from dipole.core.ground.errors import ConfigError, PairsError
 from dipole.core.ground.seeding import Seeds
-from dipole.core.measure.probes import frozen
+from dipole.core.ground.transfer import ahead, sent
+from dipole.core.measure.probes import ProbeResult, frozen, linear_probe_on_views
 from dipole.core.train.adapter import Adapter, Context, Sketch
 from dipole.core.train.block_losses import BlockShape
 from dipole.core.train.config import Settings
 from dipole.vision.augment import AugmentConfig, apply, centre, draw
 from dipole.vision.compatibility import example, explain
 from dipole.vision.config import VisionConfig
+from dipole.vision.crops import Crops
 from dipole.vision.data import DataConfig, expected, load
-from dipole.vision.decoding import Encoded, prefetched
+from dipole.vision.decoding import Encoded
 from dipole.vision.encoders import Encoder, build_encoder
 from dipole.vision.export import FORMATS, export_as
 from dipole.vision.frameworks.base import Batch, Branch, Method, Order, Setup
@@ -83,8 +85,8 @@ class VisionAdapter(Adapter):
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         batches = self._batches(epoch, start)
-        if isinstance(self.parts.pretrain.images, Encoded):
-            batches = prefetched(batches)
+        if isinstance(self.parts.pretrain.images, Encoded) or self.device.type == "cuda":
+            batches = ahead(batches, self.device)
         for step, batch in enumerate(batches, epoch * self.steps_per_epoch + start + 1):
             self._step = step
             yield batch
@@ -101,7 +103,7 @@ class VisionAdapter(Adapter):
             index = order[step * self.batch_size : (step + 1) * self.batch_size]
             # Parameters are drawn for the whole batch, so that any number of ranks sees the same views.
             generator = self.seed.torch("augment", epoch, step)
-            pixels = images.images[index[mine]].to(self.device, non_blocking=True)
+            pixels = sent(images.images[index[mine]], self.device)
             height, width = images.images.shape[-2:]
             views = [
                 apply(recipe, pixels, draw(recipe, len(index), height, width, generator)[mine])
@@ -110,7 +112,8 @@ class VisionAdapter(Adapter):
             if self._layout is not None:
                 views = [view.contiguous(memory_format=self._layout) for view in views]
             seed = self.seed.stream("augment", "negatives", epoch, step)
-            yield Batch(views, None if labels is None else labels[index[mine]].to(self.device), index[mine], seed)
+            classes = None if labels is None else sent(labels[index[mine]], self.device)
+            yield Batch(views, classes, sent(index[mine], self.device), seed)
 
     def embed(self, batch: Batch) -> Embedded:
         embedded: Embedded = self.module(batch)
@@ -146,7 +149,8 @@ class VisionAdapter(Adapter):
         if self._untrained is not None:
             if self._baselines is None:
                 untrained = self._probe(self._untrained.to(self.device), None, shape)
-                raw = probe(self.config.probe, *self._labelled(self._pixels), self.seed.probe, shape)
+                on_crops = self._on_crops(self.module, lambda view: view)
+                raw = probe(self.config.probe, *self._labelled(self._pixels), self.seed.probe, shape, on_crops)
                 self._baselines = {f"untrained/{k}": v for k, v in untrained.items()}
                 self._baselines |= {f"raw/{k}": v for k, v in raw.items()}
             results |= self._baselines
@@ -191,7 +195,32 @@ class VisionAdapter(Adapter):
             x = self._extract(module, module.embedding if embedding else module.features, images)
             return x if objective is None or not embedding else objective.transform(x.to(self.device)).cpu()
 
-        return probe(self.config.probe, *self._labelled(features), self.seed.probe, shape)
+        def read(view: Tensor) -> Tensor:
+            if not embedding:
+                return module.features(view)
+            return module.embedding(view) if objective is None else objective.transform(module.embedding(view))
+
+        on_crops = self._on_crops(module, read)
+        return probe(self.config.probe, *self._labelled(features), self.seed.probe, shape, on_crops)
+
+    def _on_crops(self, module: Method, read: Callable[[Tensor], Tensor]) -> Callable[[], ProbeResult] | None:
+        """What trains a linear probe on random crops as a network reads them; None where that is not asked for."""
+        config, crops = self.config.probe, self.config.probe.crops
+        if crops is None:
+            return None
+        train, test = self.parts.train, self.parts.test
+        rows = Crops(train.images, crops.augment(self.size), read, self.seed, self.device)
+
+        def result() -> ProbeResult:
+            with frozen(module):
+                tested = [
+                    read(centre(part.to(self.device), self.size, crops.centre)).flatten(1)
+                    for part in test.images.split(CHUNK)
+                ]
+                x = torch.cat(tested)
+                return linear_probe_on_views(rows, train.labels, x, test.labels, config.descent, self.seed.probe)
+
+        return result
 
     def _labelled(self, features: Any) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
         train, test = self.parts.train, self.parts.test

@@ -13,6 +13,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from dipole.core.ground.transfer import constant, sent
 from dipole.core.train.config import Settings
 
 LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, the greyscale weights of Pillow and torchvision
@@ -86,8 +87,12 @@ class Parameters:
         )
 
     def to(self, device: torch.device) -> "Parameters":
-        moved = {f.name: getattr(self, f.name).to(device, non_blocking=True) for f in fields(self) if f.name != "order"}
-        return Parameters(**moved, order=self.order)
+        if self.box.device == device:
+            return self
+        names = [f.name for f in fields(self) if f.name not in ("box", "order")]
+        packed = torch.cat([self.box, torch.stack([getattr(self, name) for name in names], 1)], 1)  # one copy for all
+        box, *columns = sent(packed, device).split([4] + [1] * len(names), 1)
+        return Parameters(box=box, **dict(zip(names, (each[:, 0] for each in columns), strict=True)), order=self.order)
 
 
 def draw(config: AugmentConfig, n: int, height: int, width: int, generator: torch.Generator) -> Parameters:
@@ -193,7 +198,7 @@ def adjust_contrast_(images: Tensor, factor: Tensor) -> Tensor:
     """Blend every image with its mean luma: factor x + (1 - factor) mean, in place, clamped to [0, 1]."""
     mean = images.mean((2, 3))
     if images.shape[1] == 3:
-        mean = (mean * mean.new_tensor(LUMA)).sum(1, keepdim=True)
+        mean = (mean * constant(LUMA, mean)).sum(1, keepdim=True)
     offset = (1 - factor[:, None]) * mean
     return images.mul_(factor[:, None, None, None]).add_(offset[:, :, None, None]).clamp_(0, 1)
 
@@ -298,11 +303,14 @@ def augment(config: AugmentConfig, images: Tensor, generator: torch.Generator) -
     return apply(config, images, draw(config, len(images), height, width, generator))
 
 
-def centre(images: Tensor, size: int) -> Tensor:
-    """The view for evaluation: the largest centred square, resized to size x size, float in [0, 1]."""
+def centre(images: Tensor, size: int, share: float = 1.0) -> Tensor:
+    """The view for evaluation: a centred square, resized to size x size, float in [0, 1].
+
+    share: its side over the images' shorter one; by default it is the largest square.
+    """
     height, width = images.shape[-2:]
-    if height == width == size:
+    side = max(1, round(share * min(height, width)))
+    if height == width == size == side:
         return unit(images)
-    side = min(height, width)
     box = torch.tensor([(height - side) // 2, (width - side) // 2, side, side], dtype=torch.float32)
     return resized_crop(unit(images), box.to(images.device).expand(len(images), -1), size)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 import torch
@@ -16,10 +16,11 @@ from PIL import Image
 from torch import Tensor
 
 from dipole.core.ground.errors import DataError
+from dipole.core.ground.transfer import ahead
 
 OnCorrupt = Literal["refuse", "skip"]
 PROBED = 1000  # images whose bytes enter the fingerprint
-T = TypeVar("T")
+prefetched = ahead  # its name in earlier versions
 
 
 def decode(data: bytes, size: int | None) -> np.ndarray:
@@ -115,12 +116,3 @@ class Encoded:
         for row in rows[:: max(1, len(rows) // PROBED)]:
             digest.update(self.read(row))
         return digest.hexdigest()
-
-
-def prefetched(items: Iterator[T]) -> Iterator[T]:
-    """The same items, each made by a thread while the one before is in use."""
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        future = pool.submit(next, items, None)
-        while (item := future.result()) is not None:
-            future = pool.submit(next, items, None)
-            yield item

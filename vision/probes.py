@@ -1,19 +1,55 @@
 """Which probes a run is judged by, and their settings."""
 
-from typing import Any, Literal
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from dipole.core.ground.errors import DataError
 from dipole.core.measure.class_tasks import class_tasks
-from dipole.core.measure.probes import few_shot_probe, kmeans_accuracy, knn_probe, linear_probe, mean_classifier
+from dipole.core.measure.descent import Descent
+from dipole.core.measure.probes import (
+    ProbeResult,
+    few_shot_probe,
+    kmeans_accuracy,
+    knn_probe,
+    linear_probe,
+    mean_classifier,
+)
 from dipole.core.train.block_losses import BlockShape, block_losses
 from dipole.core.train.config import Settings
+from dipole.vision.augment import AugmentConfig, Probability, Range
 from dipole.vision.frameworks.base import MOST_VIEWS
 from dipole.vision.pictures import Projection
 
 Probe = Literal["linear", "few_shot", "kmeans", "knn", "mean", "tasks", "losses"]
+
+
+class CropsConfig(Settings):
+    """The [vision.probe.crops] table: the linear probe sees a new random crop of every image in every epoch.
+
+    The defaults are those of the cited protocols (He et al., Tian et al., Wang & Isola and Caron et al., all 2020).
+    """
+
+    scale: Range = Field((0.08, 1.0), description="range of the crop's share of the area")
+    ratio: Range = Field((3 / 4, 4 / 3), description="range of its width / height")
+    flip: Probability = Field(0.5, description="probability of a horizontal flip")
+    centre: float = Field(
+        1.0, gt=0, le=1, description="side of the centred square that it is tested on, as a share: 0.875 is 224 of 256"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self.augment(4)
+        return self
+
+    def augment(self, size: int) -> AugmentConfig:
+        """The augmentation of views of `size` pixels."""
+        return AugmentConfig(
+            size=size, crop_scale=self.scale, crop_ratio=self.ratio, flip=self.flip, jitter=0.0, grey=0.0, blur=0.0
+        )
 
 
 class ProbeConfig(Settings):
@@ -31,6 +67,17 @@ class ProbeConfig(Settings):
         "convex", description="of the linear probe and of the tasks' trained layer; sgd, adam: the papers'"
     )
     epochs: int = Field(100, ge=1, description="of the solvers sgd and adam")
+    batch_size: int | None = Field(None, ge=1, description="of the linear probe; default 256 with sgd, 128 with adam")
+    learning_rate: float | None = Field(None, gt=0, description="of the same; default 30 with sgd, 1e-3 with adam")
+    weight_decay: float = Field(0.0, ge=0, description="of the same")
+    schedule: Literal["step", "cosine"] = Field("step", description="of the same")
+    milestones: tuple[int, ...] | None = Field(
+        None, description="of the same: epochs at which the rate is multiplied by decay; default 60 % and 80 % of them"
+    )
+    decay: float | None = Field(None, gt=0, le=1, description="of the same; default 0.1 with sgd, 0.2 with adam")
+    crops: CropsConfig | None = Field(
+        None, description="train the linear probe on random crops, solvers sgd and adam; default on fixed features"
+    )
     labels_per_class: int = Field(5, ge=1, description="of the few-shot probe and of the tasks' few-label means")
     draws: int = Field(5, ge=1, description="of the same two")
     neighbours: int = Field(20, ge=1, description="of the kNN probe")
@@ -45,6 +92,30 @@ class ProbeConfig(Settings):
     projection: Projection = Field("tsne", description="of that picture's map")
     baselines: bool = Field(False, description="also probe the untrained encoder and the raw pixels")
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        stepwise = ("batch_size", "learning_rate", "weight_decay", "schedule", "milestones", "decay", "crops")
+        given = [name for name in stepwise if getattr(self, name) != type(self).model_fields[name].default]
+        problems = []
+        if given and self.solver == "convex":
+            cure = f"choose sgd or adam, or --set vision.probe.{given[0]}="
+            problems.append(f"{', '.join(given)}: no effect with solver 'convex'; {cure}")
+        if self.schedule == "cosine" and (self.milestones or self.decay):
+            problems.append("milestones and decay have no effect with schedule 'cosine'; use schedule 'step'")
+        if self.milestones is not None and not all(a < b for a, b in pairwise((0, *self.milestones))):
+            problems.append(f"milestones must be increasing epochs, such as [60, 80], got {list(self.milestones)}")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    @property
+    def descent(self) -> Descent:
+        """How the linear probe is trained by steps."""
+        return Descent(
+            self.solver, self.epochs, self.batch_size, self.learning_rate, self.weight_decay, self.schedule,
+            self.milestones, self.decay,
+        )  # fmt: skip
+
 
 def probe(
     config: ProbeConfig,
@@ -54,8 +125,12 @@ def probe(
     test_y: Tensor | None,
     seed: int,
     shape: BlockShape,
+    on_crops: Callable[[], ProbeResult] | None = None,
 ) -> dict[str, float]:
-    """Numbers of the configured probes on frozen features; k-means clusters the test part, `shape` is of the losses."""
+    """Numbers of the configured probes on frozen features; k-means clusters the test part, `shape` is of the losses.
+
+    on_crops: what makes the linear probe where it is trained on random crops.
+    """
     data = (train_x, train_y, test_x, test_y)
     found: dict[str, float] = {}
     few: dict[str, Any] = {"labels_per_class": config.labels_per_class, "draws": config.draws, "seed": seed}
@@ -71,7 +146,7 @@ def probe(
             found |= {f"losses/{key}": value for key, value in losses.items()}
             continue
         if name == "linear":
-            result = linear_probe(*data, solver=config.solver, epochs=config.epochs, seed=seed)
+            result = _linear(config, data, seed) if on_crops is None else on_crops()
         elif name == "few_shot":
             result = few_shot_probe(*data, **few)
         elif name == "kmeans":
@@ -82,3 +157,11 @@ def probe(
             result = mean_classifier(*data)
         found |= result.metrics(name)
     return found
+
+
+def _linear(config: ProbeConfig, data: tuple[Any, ...], seed: int) -> ProbeResult:
+    how = config.descent
+    return linear_probe(
+        *data, solver=how.solver, l2=how.weight_decay or None, epochs=how.epochs, batch_size=how.batch_size,
+        learning_rate=how.learning_rate, schedule=how.schedule, milestones=how.milestones, decay=how.decay, seed=seed,
+    )  # fmt: skip

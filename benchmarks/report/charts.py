@@ -247,24 +247,29 @@ def _entropy(results: SuiteResults, group: Group, curves: Mapping[str, list[dict
     return [Picture(chart, f"{title}, on a training batch; higher means that the negatives are used more evenly.")]
 
 
+CLASSES = (("same", "same class"), ("different", "different class"), ("all", "all pairs"))
+NEIGHBOURS = (("correct", "correct (positives)"), ("incorrect", "incorrect (negatives)"))
+
+
 def _histograms(results: SuiteResults, group: Group) -> list[Picture]:
-    if "histogram" not in results.manifest.show:
-        return []
+    """Distances by class, or of positives and negatives that the data name (`show` says "pairs")."""
+    kinds = {"histogram": (CLASSES, "test embeddings"), "pairs": (NEIGHBOURS, "held-out anchors and candidates")}
     found = []
-    for first, name in _models(results, group).items():
-        records = results.runs_of(first, group.columns[0].name)
-        series = _mean_histogram([record for record in records if record.histogram is not None])
-        if series:
-            title = group.title(name)
-            chart = svg.histogram(title, "distance D = (1 - cosine) / 2", "density (1 / distance)", series)
-            found.append(Picture(chart, f"{title} (test embeddings)"))
+    for kind in (kind for kind in kinds if kind in results.manifest.show):
+        parts, of = kinds[kind]
+        for first, name in _models(results, group).items():
+            records = results.runs_of(first, group.columns[0].name)
+            if series := _mean_histogram([record for record in records if record.histogram is not None], parts):
+                title = group.title(name)
+                chart = svg.histogram(title, "distance D = (1 - cosine) / 2", "density (1 / distance)", series)
+                found.append(Picture(chart, f"{title} ({of})"))
     return found
 
 
-def _mean_histogram(records: Sequence[RunRecord]) -> list[svg.Steps]:
-    """Mean over seeds of the density of pair distances, by class where labels are known."""
+def _mean_histogram(records: Sequence[RunRecord], parts: Sequence[tuple[str, str]]) -> list[svg.Steps]:
+    """Mean over seeds of the density of pair distances, in parts; all pairs only where there is no other part."""
     series: list[svg.Steps] = []
-    for kind, label in (("same", "same class"), ("different", "different class"), ("all", "all pairs")):
+    for kind, label in parts:
         densities = []
         for record in records:
             assert record.histogram is not None

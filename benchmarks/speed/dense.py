@@ -14,9 +14,9 @@ def _matrix(views: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """Cosines (N, N) of all views, the indices (N, K) of positives, and the mask (N, N) of negatives."""
     z = F.normalize(torch.cat(list(views)), dim=1)
     n, batch = len(z), len(views[0])
-    own = torch.arange(n)
-    positives = (own.unsqueeze(1) + torch.arange(1, len(views)) * batch) % n
-    negative = torch.ones(n, n, dtype=torch.bool)
+    own = torch.arange(n, device=z.device)
+    positives = (own.unsqueeze(1) + torch.arange(1, len(views), device=z.device) * batch) % n
+    negative = torch.ones(n, n, dtype=torch.bool, device=z.device)
     negative[own, own] = False
     negative.scatter_(1, positives, False)
     return z @ z.T, positives, negative
@@ -27,7 +27,7 @@ def infonce(views: Sequence[Tensor], temperature: float = 0.5) -> Tensor:
         z = F.normalize(torch.cat(list(views)), dim=1)
         logits = (z @ z.T / temperature).fill_diagonal_(-math.inf)
         batch = len(views[0])
-        return F.cross_entropy(logits, (torch.arange(2 * batch) + batch) % (2 * batch))
+        return F.cross_entropy(logits, (torch.arange(2 * batch, device=z.device) + batch) % (2 * batch))
     s, positives, negative = _matrix(views)
     log_sum = torch.where(negative, s / temperature, -math.inf).logsumexp(1, keepdim=True)
     return F.softplus(log_sum - s.gather(1, positives) / temperature).mean()
@@ -37,6 +37,11 @@ def polarization(s: Tensor, negative: Tensor) -> Tensor:
     distance = (1 - s) / 2
     g = ((distance - 0.1) * (distance - 0.5)).clamp_max(0).abs()
     return torch.where(negative, g, 0.0).sum(1).mean()
+
+
+def sharp(views: Sequence[Tensor]) -> Tensor:
+    """InfoNCE at temperature 0.01, where exponents need the maximum of their row."""
+    return infonce(views, 0.01)
 
 
 def infonce_dp(views: Sequence[Tensor]) -> Tensor:
@@ -95,10 +100,10 @@ def co2(views: Sequence[Tensor]) -> Tensor:
 def blocks(views: Sequence[Tensor]) -> Tensor:
     x = torch.cat(list(views))
     n, batch = len(x), len(views[0])
-    own = torch.arange(n)
+    own = torch.arange(n, device=x.device)
     positives = (own + batch) % n
     v = x @ x[positives].T  # column m is the block of anchor m
-    related = torch.zeros(n, n, dtype=torch.bool)
+    related = torch.zeros(n, n, dtype=torch.bool, device=x.device)
     related[own, own] = related[own, positives] = True
     log_sum = torch.where(related, -math.inf, v).logsumexp(1)
     return F.softplus(log_sum - v.diagonal()).mean() / math.log(2)

@@ -1,6 +1,7 @@
 """Time and memory of the losses, forward and backward, ours against dense PyTorch and against other libraries.
 
-    python -m dipole.benchmarks.speed.losses [--peers DIR] [--batches 256,1024,4096,8192] [--threads 1,all] [--out FILE]
+    python -m dipole.benchmarks.speed.losses [--peers DIR] [--batches 16,64,256,1024,4096,8192] [--threads 1,all]
+                                             [--out FILE]
 
 Every measurement runs in a fresh process, float32, d = 128, two views of B points (2B rows). Memory is the peak above
 what the process held after its imports. With one thread the time is processor time, otherwise wall time; the median
@@ -64,12 +65,12 @@ def _find(file: str, peers: Path | None) -> Path | None:
     return next((Path(p) / file for p in [peers, *sys.path] if p and (Path(p) / file).is_file()), None)
 
 
-def _load_lightly(name: str, peers: Path | None) -> Any:
-    """Load one loss file without its package, whose import needs torchvision."""
+def load_lightly(name: str, peers: Path | None, options: dict[str, Any] | None = None) -> Any:
+    """Load one loss file without its package, whose import needs torchvision; the loss with other options than ours."""
     import importlib.util
     import types
 
-    file, cls, options = LIGHTLY[name]
+    file, cls, usual = LIGHTLY[name]
     path = _find(file, peers)
     assert path is not None
     for package in ("lightly", "lightly.loss", "lightly.models", "lightly.models.modules", "lightly.utils"):
@@ -83,7 +84,7 @@ def _load_lightly(name: str, peers: Path | None) -> Any:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return getattr(module, cls)(**options)
+    return getattr(module, cls)(**(usual | (options or {})))
 
 
 def _build(name: str, batch: int, peers: Path | None) -> tuple[Callable[[list[Any]], Any], int, int]:
@@ -110,7 +111,7 @@ def _build(name: str, batch: int, peers: Path | None) -> tuple[Callable[[list[An
         loss = NTXentLoss(temperature=0.5)
         labels = torch.arange(batch).repeat(2)
         return lambda z: loss(torch.cat(z), labels), views, rows
-    peer = _load_lightly(name, peers)
+    peer = load_lightly(name, peers)
     return lambda z: peer(z[0], z[1]), views, rows
 
 
@@ -139,7 +140,9 @@ def child(name: str, batch: int, threads: int, rounds: int, peers: Path | None) 
     if first < SLOW:
         start = clock()
         step()
-    repeat = max(1, min(50, round(1.0 / (clock() - start))))
+    took = max(clock() - start, 1e-4)
+    # At 16 pairs 50 steps are a few milliseconds, hardly more than what else a process does meanwhile.
+    repeat = max(1, min(50, round(1.0 / took)), min(1000, round(0.2 / took)))
     print(json.dumps({"ready": True}), flush=True)
     for _ in range(rounds):
         sys.stdin.readline()
@@ -233,7 +236,7 @@ def main() -> None:
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", type=Path, help="folder with lightly and pytorch-metric-learning")
-    parser.add_argument("--batches", default="256,1024,4096,8192", help="points per view, separated by commas")
+    parser.add_argument("--batches", default="16,64,256,1024,4096,8192", help="points per view, separated by commas")
     parser.add_argument("--threads", default="1,all", help="numbers of threads, separated by commas")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", help="measure only subjects whose name matches this regular expression")

@@ -91,13 +91,13 @@ def fill_sb3(buffer: Any, transitions: int = STORED) -> None:
     )
 
 
-def ours(batch_size: int, **settings: Any) -> Any:
+def ours(batch_size: int, device: str = "cpu", stored: int = STORED, **settings: Any) -> Any:
     from dipole.rl import ContrastiveSAC
 
     agent = ContrastiveSAC(
-        "CnnPolicy", pixel_env(), buffer_size=STORED, batch_size=batch_size, device="cpu", seed=0, **settings
+        "CnnPolicy", pixel_env(), buffer_size=stored, batch_size=batch_size, device=device, seed=0, **settings
     )
-    fill_sb3(agent.replay_buffer)
+    fill_sb3(agent.replay_buffer, stored)
     return agent
 
 

@@ -238,25 +238,27 @@ def distribution(size: int, calls: int, keep: Callable[[str, dict[str, float]], 
         keep(name, {"p": p, "distance": largest, "images": len(a)})
 
 
-def step(name: str, options: argparse.Namespace, device: torch.device) -> dict[str, float]:
-    """Milliseconds of an encoder's forward and backward pass, and of a whole SimCLR step with two views."""
+def simclr(
+    name: str, *, batch: int, size: int, device: torch.device, bf16: bool, compiles: bool
+) -> dict[str, Callable[[], None]]:
+    """An encoder's forward and backward pass on 2 x `batch` images, and the whole SimCLR step of `batch` images."""
     config = EncoderConfig(name=name)
-    encoder = build_encoder(config, 3, options.size).to(device)
+    encoder = build_encoder(config, 3, size).to(device)
     projector, _ = build_projector(config, encoder.taps[encoder.last])
     projector.to(device)
     if device.type == "cuda":
         encoder.to(memory_format=torch.channels_last)
-    if options.compile:
+    if compiles:
         encoder.compile()
     recipe, generator = A.AugmentConfig(), torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (options.batch, 3, options.size, options.size), dtype=torch.uint8, device=device)
+    images = torch.randint(0, 256, (batch, 3, size, size), dtype=torch.uint8, device=device)
     loss_of = objective("infonce(temperature=0.5)")
     parameters = [*encoder.parameters(), *projector.parameters()]
     optimizer = torch.optim.SGD(parameters, 0.01, momentum=0.9, fused=True)
     memory = torch.channels_last if device.type == "cuda" else torch.contiguous_format
-    ready = torch.rand(2 * options.batch, 3, options.size, options.size, device=device).contiguous(memory_format=memory)
-    mixed = torch.autocast(device.type, torch.bfloat16, enabled=options.bf16)
-    weight = torch.rand(2 * options.batch, encoder.taps[encoder.last], device=device)
+    ready = torch.rand(2 * batch, 3, size, size, device=device).contiguous(memory_format=memory)
+    mixed = torch.autocast(device.type, torch.bfloat16, enabled=bf16)
+    weight = torch.rand(2 * batch, encoder.taps[encoder.last], device=device)
 
     def alone() -> None:
         with mixed:
@@ -272,7 +274,15 @@ def step(name: str, options: argparse.Namespace, device: torch.device) -> dict[s
         optimizer.step()
         optimizer.zero_grad()
 
-    found = medians({"encoder": alone, "step": whole}, device, max(3, options.rounds // 3))
+    return {"encoder": alone, "step": whole}
+
+
+def step(name: str, options: argparse.Namespace, device: torch.device) -> dict[str, float]:
+    """Milliseconds of an encoder's forward and backward pass, and of a whole SimCLR step with two views."""
+    subjects = simclr(
+        name, batch=options.batch, size=options.size, device=device, bf16=options.bf16, compiles=options.compile
+    )
+    found = medians(subjects, device, max(3, options.rounds // 3))
     alone_ms, whole_ms = found["encoder"], found["step"]
     print(f"SimCLR step, {name}, 2 x {options.batch} views of {options.size} x {options.size}")
     print(

@@ -48,7 +48,7 @@ SUPERVISED = ("cross_entropy", "tuple")
 """They learn which document a sentence is from, and are asked for that instead of the next sentence."""
 
 
-SLOW = {"swav": {"steps": 200, "rate": 1e-3}}
+SLOW: dict[str, dict[str, Any]] = {"swav": {"steps": 200, "rate": 1e-3}}
 """What needs more steps at a lower rate on images: its codes mean nothing at first."""
 
 

@@ -1,6 +1,6 @@
 """What embeddings, indices and labels must look like before they are paired; one error for what does not fit."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -36,18 +36,39 @@ def check_alike(views: Sequence[Tensor], name: str = "views") -> None:
             raise PairsError(f"{name}[{number}] must have {len(views[0])} rows like {name}[0], got {len(view)}.")
 
 
-def check_indices(name: str, index: Tensor, anchors: Tensor, candidates: int, read: bool = True) -> None:
+def reads_at_once(x: Tensor) -> bool:
+    """Whether a value can be read without waiting: an accelerator would have to finish everything before it."""
+    return x.device.type == "cpu"
+
+
+def check_numbers(numbers: Tensor, low: int, high: int | None, problem: Callable[[int, int], str]) -> None:
+    """Raise PairsError(problem(smallest, largest)) where integers lie outside low..high.
+
+    CUDA does not wait for the answer: the device itself stops with the message of what would be too small.
+    """
+    if not numbers.numel():
+        return
+    if numbers.device.type in ("cuda", "meta"):
+        inside = (numbers >= low).all() if high is None else ((numbers >= low) & (numbers <= high)).all()
+        torch._assert_async(inside, f"a number is out of range; of one too small: {problem(low - 1, low - 1)}")
+        return
+    smallest, largest = int(numbers.min()), int(numbers.max())
+    if smallest < low or (high is not None and largest > high):
+        raise PairsError(problem(smallest, largest))
+
+
+def check_indices(name: str, index: Tensor, anchors: Tensor, candidates: int) -> None:
     if not isinstance(index, Tensor) or index.dtype != torch.long or index.ndim != 2 or len(index) != len(anchors):
         got = f"{index.dtype} of shape {tuple(index.shape)}" if isinstance(index, Tensor) else type(index).__name__
         raise PairsError(f"{name} must be torch.long of shape (anchors = {len(anchors)}, any), got {got}.")
     if index.device != anchors.device:
         raise PairsError(f"{name} and anchors must have the same device, got {index.device} and {anchors.device}.")
-    # A constructor of ours does not read indices back from an accelerator.
-    if (index.is_cpu or read) and index.numel() and (int(index.min()) < -1 or int(index.max()) >= candidates):
-        raise PairsError(
-            f"{name} must index the {candidates} candidates (0 to {candidates - 1}, -1 pads), "
-            f"got {int(index.min())} to {int(index.max())}."
-        )
+
+    def problem(low: int, high: int) -> str:
+        allowed = f"(0 to {candidates - 1}, -1 pads)"
+        return f"{name} must index the {candidates} candidates {allowed}, got {low} to {high}."
+
+    check_numbers(index, -1, candidates - 1, problem)
 
 
 def check_row_values(labels: Tensor | None, rows: int, name: str = "labels") -> None:

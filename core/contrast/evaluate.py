@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from dipole.core.contrast.objective import Objective
 
 
+NO_NEGATIVES = "0: no anchor has a negative (every candidate is a positive or dropped)"
+
+
 class Rows:
     """Row statistics of one term by the names it gave them, and what else it may ask about its pairs.
 
@@ -83,7 +86,7 @@ class Rows:
         """Mean of (A,) over all anchors, of all ranks."""
         if world_size() == 1:
             return values.mean()
-        return all_sum(values.sum()) / all_sum(values.new_tensor(float(len(values))))
+        return all_sum(values.sum()) / all_sum(values.new_full((), float(len(values))))
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,7 @@ def evaluate(terms: Mapping[str, tuple[float, Objective]], related: Related) -> 
         PairsError: if the pairs cannot carry a term.
     """
     # Whoever calls under autocast wants half precision in the encoder: a loss keeps the precision of its formula.
-    with _without_autocast(related.pairs[0].anchors.device.type):
+    with without_autocast(related.pairs[0].anchors.device.type):
         found = []
         for pairs in related.pairs:  # no comprehension: torch.compile cannot resume in one that walks over a tuple
             found.append(_on_pairs(terms, pairs, related))
@@ -129,10 +132,14 @@ def evaluate(terms: Mapping[str, tuple[float, Objective]], related: Related) -> 
     )
 
 
-def _without_autocast(device: str) -> AbstractContextManager[Any]:
-    # Tensors without contents (meta) have no autocast.
-    on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    return torch.autocast(device, enabled=False) if on else nullcontext()
+def autocast_enabled(device: str) -> bool:
+    """Whether operations on a kind of device run in lower precision; False where it knows no autocast (meta)."""
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
+def without_autocast(device: str) -> AbstractContextManager[Any]:
+    """Compute in the precision of the tensors, whoever calls."""
+    return torch.autocast(device, enabled=False) if autocast_enabled(device) else nullcontext()
 
 
 def _on_pairs(terms: Mapping[str, tuple[float, Objective]], pairs: Pairs, related: Related) -> dict[str, TermValue]:
@@ -239,8 +246,8 @@ def _value(
     """The value of a term, and why it is 0 without being learnt."""
     matrix = matrices[0]
     # What the global pairs hold decides: ranks must agree on whether they go on to the sums over all of them.
-    if term.needs_negatives and not prepared.has_negatives:
-        return (matrix.x * 0.0).sum(), "0: no anchor has a negative (every candidate is a positive or dropped)"
+    if term.needs_negatives and prepared.has_negatives is False:
+        return (matrix.x * 0.0).sum(), NO_NEGATIVES
     if prepared.positives.shape[1] == 0 and term.is_base():
         return (matrix.x * 0.0).sum(), "0: no anchor has a positive"
     rows = matrix.rows(asked, tuple(other.rows(asked) for other in matrices[1:]))
@@ -250,6 +257,9 @@ def _value(
             # Some anchors may have no negative; where nothing is padded, all have one or none has.
             value = value.masked_fill(matrix.pairs.negative_counts == 0, 0.0)
         value = rows.mean(value)
+    elif term.needs_negatives and prepared.has_negatives is None and not bool((prepared.negative_counts > 0).any()):
+        # A finished scalar cannot be masked. Lists as long as the candidates are the one case that asks the device.
+        return (matrix.x * 0.0).sum(), NO_NEGATIVES
     return value, ""
 
 

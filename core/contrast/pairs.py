@@ -1,6 +1,6 @@
 """Who is an anchor, a candidate, a positive, or dropped: the only thing an objective sees."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from numbers import Integral
@@ -9,7 +9,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dipole.core.contrast.checks import check_alike, check_indices, check_matrix, check_row_values, shape_of
+from dipole.core.contrast.checks import (
+    check_alike,
+    check_indices,
+    check_matrix,
+    check_numbers,
+    check_row_values,
+    reads_at_once,
+    shape_of,
+)
 from dipole.core.contrast.embedded import Embedded, Relation
 from dipole.core.contrast.indices import (
     absolute,
@@ -43,6 +51,7 @@ class Structure:
         fewest: positives that every anchor has (at the end of a document a neighbour may be missing).
         padded: -1 may stand among positives or dropped, or a candidate may be listed twice.
         mutual: anchors are candidates, and i excludes j exactly if j excludes i.
+        shared: a candidate is a positive of so many anchors at most; None where that is unknown.
         queue: so many candidates are past embeddings of a queue; they stand behind those of the batch.
         of_block: so many anchors come from each block, block after block; 0 where there are no blocks.
         draw: the number that random choices among blocks depend on, the same on every rank.
@@ -55,6 +64,7 @@ class Structure:
     fewest: int | None = None
     padded: bool = False
     mutual: bool = False
+    shared: int | None = None
     queue: int = 0
     of_block: int = 0
     draw: int = 0
@@ -155,7 +165,7 @@ class Pairs:
                 dropped=numbers(count * batch, z.device).unsqueeze(1),  # (VB, 1)
                 labels=repeat(rows.get("labels"), count),
                 index=repeat(rows["index"], count) if "index" in rows else repeated_numbers(batch, count, z.device),
-                structure=Structure(runs, runs, among=count * batch, fewest=count - 1, mutual=True),
+                structure=Structure(runs, runs, among=count * batch, fewest=count - 1, mutual=True, shared=count - 1),
             )
 
         return _made(rows, relate, labels, index)
@@ -205,7 +215,7 @@ class Pairs:
         count, behind = keys.shape[1], 0 if queue is None else len(queue)
         rows = {"queries": queries, "keys": keys}
         if dropped is not None:
-            check_indices("dropped", dropped, queries, count * batch + behind, read=False)
+            check_indices("dropped", dropped, queries, count * batch + behind)
             rows |= relative(dropped, batch, count)
 
         def relate(rows: dict[str, Tensor]) -> "Pairs":
@@ -232,6 +242,7 @@ class Pairs:
                     first_negative=first,
                     fewest=count,
                     padded=dropped is not None,
+                    shared=1,
                     queue=behind,
                 ),
             )
@@ -298,6 +309,7 @@ class Pairs:
                     ((1, batch), (NO_VIEW, 1)) if zero else ((1, batch),),
                     fewest=2 * int(window),
                     padded=True,
+                    shared=2 * int(window),
                 ),
             )
 
@@ -342,7 +354,7 @@ class Pairs:
             instances = instances_of(rows, n, x.device)
             if candidates == "means":
                 own = torch.arange(n, device=x.device).unsqueeze(1)
-                structure = Structure(((0, n),), ((NO_VIEW, n),), fewest=1, of_block=1, draw=draw)
+                structure = Structure(((0, n),), ((NO_VIEW, n),), fewest=1, shared=1, of_block=1, draw=draw)
                 return cls(
                     x[:, 0],
                     x[:, 1:].mean(1),
@@ -374,7 +386,7 @@ class Pairs:
                     candidate_labels=of_points,
                     index=instances,
                     candidate_index=point_index,
-                    structure=Structure(((0, n),), run, among=n, fewest=size - 1, of_block=1, draw=draw),
+                    structure=Structure(((0, n),), run, among=n, fewest=size - 1, shared=1, of_block=1, draw=draw),
                 )
             return cls(
                 points,
@@ -384,7 +396,9 @@ class Pairs:
                 of_points,
                 views=False,
                 index=point_index,
-                structure=Structure(run, run, among=n * size, fewest=size - 1, mutual=True, of_block=size, draw=draw),
+                structure=Structure(
+                    run, run, among=n * size, fewest=size - 1, mutual=True, shared=size - 1, of_block=size, draw=draw
+                ),
             )
 
         return _made({"x": x}, relate, labels, index)
@@ -450,6 +464,7 @@ class Pairs:
                     among=big * batch,
                     fewest=big - 1,
                     padded=True,
+                    shared=every - 1,
                     queue=behind,
                 ),
             )
@@ -471,7 +486,7 @@ class Pairs:
                 positives=own[:, :0],
                 dropped=own,
                 index=own.squeeze(1),
-                structure=Structure(run, run, among=len(points), fewest=0, mutual=True),
+                structure=Structure(run, run, among=len(points), fewest=0, mutual=True, shared=0),
             )
 
         return _made({"points": points}, relate, None, None)
@@ -556,7 +571,7 @@ class Pairs:
                 runs, runs, among=total, fewest=0, padded=doubles.shape[1] > 0, mutual=not doubles.shape[1]
             ),
         )
-        return (queries, side) if side.has_negatives else (queries,)
+        return (queries,) if side.has_negatives is False else (queries, side)
 
     def first_positives(self, count: int) -> "Pairs":
         """Keep `count` positives of each anchor; the others are dropped, not made negatives."""
@@ -575,7 +590,7 @@ class Pairs:
             self,
             positives=pads_last(positives),
             views=False,
-            structure=replace(self.known, fewest=None, padded=True, mutual=False, of_block=0),
+            structure=replace(self.known, fewest=None, padded=True, mutual=False, shared=None, of_block=0),
         )
 
     def without(self, dropped: Tensor, *, distinct: bool = False) -> "Pairs":
@@ -661,6 +676,15 @@ class Pairs:
         some = counts[counts > 0]
         return int(some.min()) if len(some) else 0
 
+    def check_positives(self, count: int, problem: Callable[[int], str]) -> None:
+        """Raise PairsError(problem(fewest)) where an anchor that has positives has fewer than `count`."""
+        if self.known.fewest is not None or reads_at_once(self.anchors):
+            if self.fewest < count:
+                raise PairsError(problem(self.fewest))
+            return
+        counts = (self.positives >= 0).sum(1)
+        check_numbers(torch.where(counts > 0, counts, count), count, None, lambda low, high: problem(low))
+
     @cached_property
     def excluded(self) -> Tensor:
         """(A, K+E) candidates that are no negatives of the anchor; -1 pads."""
@@ -687,12 +711,15 @@ class Pairs:
         return free - (fresh & (order >= first)).sum(1)
 
     @cached_property
-    def has_negatives(self) -> bool:
-        """True if any anchor has a negative; asks the device only if the shapes leave it open."""
-        free = len(self.candidates) - self.first_negative
-        if free == 0 or free > self.excluded.shape[1]:
-            return free > 0
-        return bool((self.negative_counts > 0).any())
+    def has_negatives(self) -> bool | None:
+        """True if any anchor has a negative; None if the shapes leave it open and reading would wait for a device."""
+        first = self.first_negative
+        free = len(self.candidates) - first
+        # Positives lie before the first negative, where there is such a border.
+        listed = (self.dropped if first else self.excluded).shape[1]
+        if not self.known.padded or free == 0 or free > listed:
+            return free > listed
+        return bool((self.negative_counts > 0).any()) if reads_at_once(self.anchors) else None
 
     def negative_mask(self) -> Tensor:
         """(A, C) True at the negatives of each anchor: the whole matrix, for what cannot do without."""

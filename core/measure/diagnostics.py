@@ -32,6 +32,21 @@ class Histogram:
     different: Tensor | None
 
 
+@dataclass(frozen=True)
+class PairHistogram:
+    """Counts of D_ij, (bins,), over pairs that are positives (`correct`) and negatives (`incorrect`)."""
+
+    edges: Tensor  # (bins + 1,)
+    correct: Tensor
+    incorrect: Tensor
+
+    @property
+    def error(self) -> float:
+        """Least mean of both shares on the wrong side of a distance at an edge of the bins; nan if a kind is absent."""
+        near, far = (torch.cat([x.new_zeros(1), x.cumsum(0)]) / x.sum() for x in (self.correct, self.incorrect))
+        return float(((1 - near + far) / 2).min())
+
+
 def every_pair(embeddings: Tensor) -> Pairs:
     """All points as anchors and candidates without positives: each other point is a negative."""
     if not isinstance(embeddings, Tensor) or embeddings.ndim != 2 or len(embeddings) < 2:
@@ -99,6 +114,38 @@ def distance_histogram(
     edges = torch.linspace(0, 1, bins + 1)
     known = labels is not None
     return Histogram(edges, counts.sum(0), counts[1] if known else None, counts[0] if known else None)
+
+
+@register(
+    "pair_histogram",
+    kind="diagnostic",
+    formula="histogram of D_ip = (1 - cos_ip) / 2 over positives p (correct) and over negatives (incorrect)",
+    source="LMCL Fig. 5; CLLR Fig. 3",
+)
+@torch.no_grad()
+def pair_histogram(pairs: Pairs, bins: Annotated[int, Range(at_least=1), "bins"] = 50) -> PairHistogram:
+    """Histograms of the normalised distances of an anchor to its positives and to its negatives.
+
+    Args:
+        pairs: anchors with positives and negatives.
+        bins: equal bins of [0, 1].
+
+    Source: the figures' two histograms are called correct and incorrect, and no text says of what; this is our reading.
+    """
+
+    def counts(distance: Tensor) -> Tensor:
+        place = (distance.clamp(0, 1) * bins).long().clamp_max_(bins - 1)
+        return torch.bincount(place, minlength=bins).cpu()
+
+    x = normalize(full_precision(pairs.anchors.detach()))
+    y = normalize(full_precision(pairs.candidates.detach()))
+    correct = (1 - paired(x, y, pairs.positives)) / 2
+    incorrect = torch.zeros(bins, dtype=torch.long)
+    negative = pairs.negative_mask()
+    for top in range(0, len(x), TILE):
+        rows = slice(top, top + TILE)
+        incorrect += counts(((1 - x[rows] @ y.T) / 2)[negative[rows]])
+    return PairHistogram(torch.linspace(0, 1, bins + 1), counts(correct[pairs.positives >= 0]), incorrect)
 
 
 @register(
@@ -270,7 +317,7 @@ def uniformity(pairs: Pairs | Tensor, t: Annotated[float, Range(above=0), "preci
 
 
 def _uniformity(pairs: Pairs, t: float) -> float:
-    if not pairs.has_negatives:
+    if not bool((pairs.negative_counts > 0).any()):
         return math.nan
     (potential,) = _statistics(pairs, LogSumExp(2 * t))
     positive = _positive_cosines(pairs) if pairs.positives.shape[1] else pairs.anchors[:, :0]

@@ -5,9 +5,9 @@ rows with a negative label (unlabelled images) are left out. Everything is seede
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from dipole.core.ground.errors import DataError, OptionError, TrainingError, nearest
+from dipole.core.measure.descent import Descent, Rows, descend
 from dipole.core.measure.logistic import fit_softmax
 
 SOLVERS = ("convex", "sgd", "adam")
@@ -76,12 +77,16 @@ class ProbeResult:
 
 
 @dataclass(frozen=True)
-class _Split:
-    train_x: Tensor  # (n, d) float32
+class _Labels:
     train_y: Tensor  # (n,) in 0..C-1
-    test_x: Tensor
     test_y: Tensor  # -1 for a class that the training part lacks: always wrong
     classes: Tensor  # (C,) the labels behind 0..C-1
+
+
+@dataclass(frozen=True)
+class _Split(_Labels):
+    train_x: Tensor  # (n, d) float32
+    test_x: Tensor
 
 
 def _features(x: Any, name: str) -> Tensor:
@@ -95,15 +100,16 @@ def _features(x: Any, name: str) -> Tensor:
     return tensor
 
 
-def _labels(y: Any, x: Tensor, name: str) -> Tensor:
+def _labels(y: Any, rows: int | None, device: torch.device, name: str) -> Tensor:
     if y is None:
         raise DataError(f"{name} is missing: this probe needs labels; use a labelled split or switch the probe off")
     tensor = torch.as_tensor(y).detach()
-    if tensor.is_floating_point() or tensor.ndim != 1 or len(tensor) != len(x):
+    rows = len(tensor) if rows is None else rows
+    if tensor.is_floating_point() or tensor.ndim != 1 or len(tensor) != rows:
         raise DataError(
-            f"{name} must be {len(x)} integers, one per row, got {tensor.dtype} of shape {tuple(tensor.shape)}"
+            f"{name} must be {rows} integers, one per row, got {tensor.dtype} of shape {tuple(tensor.shape)}"
         )
-    return tensor.long().to(x.device)
+    return tensor.long().to(device)
 
 
 def _split(train_x: Any, train_y: Any, test_x: Any, test_y: Any) -> _Split:
@@ -111,30 +117,34 @@ def _split(train_x: Any, train_y: Any, test_x: Any, test_y: Any) -> _Split:
     if a.shape[1] != b.shape[1]:
         raise DataError(f"train_x has {a.shape[1]} features and test_x {b.shape[1]}; both must come from one encoder")
     b = b.to(a.device)
-    p, q = _labels(train_y, a, "train_y"), _labels(test_y, b, "test_y")
+    p, q = _labels(train_y, len(a), a.device, "train_y"), _labels(test_y, len(b), b.device, "test_y")
     a, p = a[p >= 0], p[p >= 0]
     b, q = b[q >= 0], q[q >= 0]
-    if not len(a) or not len(b):
+    known = _known(p, q)
+    return _Split(known.train_y, known.test_y, known.classes, a, b)
+
+
+def _known(train_y: Tensor, test_y: Tensor) -> _Labels:
+    if not len(train_y) or not len(test_y):
         raise DataError(
-            f"a probe needs labelled points in both parts, got {len(a)} for training and {len(b)} for testing"
+            "a probe needs labelled points in both parts, "
+            f"got {len(train_y)} for training and {len(test_y)} for testing"
         )
-    classes, p = p.unique(return_inverse=True)
+    classes, train_y = train_y.unique(return_inverse=True)
     if len(classes) < 2:
         raise DataError(f"a probe needs two classes or more; every training label is {int(classes[0])}")
-    place = torch.searchsorted(classes, q).clamp_max(len(classes) - 1)
-    return _Split(a, p, b, torch.where(classes[place] == q, place, -1), classes)
+    place = torch.searchsorted(classes, test_y).clamp_max(len(classes) - 1)
+    return _Labels(train_y, torch.where(classes[place] == test_y, place, -1), classes)
 
 
 def _standardize(split: _Split) -> _Split:
     """Zero mean and unit variance per feature, by the training part; a constant feature stays 0."""
     mean, std = split.train_x.mean(0), split.train_x.std(0, correction=0)
     scale = torch.where(std > 1e-6 * std.max().clamp_min(1e-30), 1 / std, 0)
-    return _Split(
-        (split.train_x - mean) * scale, split.train_y, (split.test_x - mean) * scale, split.test_y, split.classes
-    )
+    return replace(split, train_x=(split.train_x - mean) * scale, test_x=(split.test_x - mean) * scale)
 
 
-def _result(split: _Split, scores: Tensor, **extra: Any) -> ProbeResult:
+def _result(split: _Labels, scores: Tensor, **extra: Any) -> ProbeResult:
     top5 = None
     if len(split.classes) > 5:
         top5 = (scores.topk(5, 1).indices == split.test_y[:, None]).any(1).float().mean().item()
@@ -160,15 +170,16 @@ def linear_probe(
     epochs: int = 100,
     batch_size: int | None = None,
     learning_rate: float | None = None,
+    schedule: str = "step",
+    milestones: tuple[int, ...] | None = None,
+    decay: float | None = None,
     seed: int = 0,
 ) -> ProbeResult:
     """Accuracy of a linear softmax classifier trained on frozen features.
 
     solver "convex": the minimum of mean cross-entropy + l2/2 ||W||^2 (the bias is free), see `fit_softmax`. l2 None
     takes 1/n, which is scikit-learn's C = 1.
-    solver "adam": CACR App. C.1 (Wang & Isola): learning rate 1e-3, betas (0.5, 0.999), batch 128, times 0.2 after 60 %
-    and 80 % of the epochs. solver "sgd": CACR App. C.2 (MoCo): learning rate 30, momentum 0.9, batch 256, times 0.1 at
-    the same places. l2 is their weight decay, 0 unless given.
+    solver "adam", "sgd": the schedules of CACR App. C.1 and C.2, see `Descent`; l2 is their weight decay, 0 by default.
     standardize: features to zero mean and unit variance by the training part; None: for "convex" only, as the papers'
     schedules take features as they are.
     Raises DataError for missing labels, a single class or features that are not finite.
@@ -183,45 +194,47 @@ def linear_probe(
     if solver == "convex":
         weight, bias, converged = fit_softmax(split.train_x, split.train_y, len(split.classes), l2)
         return _result(split, split.test_x.double() @ weight.T + bias, converged=converged)
-    scores = _descend(split, solver, l2 or 0.0, epochs, batch_size, learning_rate, seed)
-    return _result(split, scores)
+    how = Descent(solver, epochs, batch_size, learning_rate, l2 or 0.0, schedule, milestones, decay)
+    x = split.train_x
+    layer = descend(
+        lambda _, batches: (x[index.to(x.device)] for index in batches),
+        split.train_y,
+        len(split.classes),
+        x.shape[1],
+        how,
+        seed,
+    )
+    with torch.no_grad():
+        return _result(split, layer(split.test_x))
 
 
-def _descend(
-    split: _Split,
-    solver: str,
-    weight_decay: float,
-    epochs: int,
-    batch_size: int | None,
-    learning_rate: float | None,
-    seed: int,
-) -> Tensor:
-    x, y = split.train_x, split.train_y
-    layer = nn.Linear(x.shape[1], len(split.classes), device=x.device)
-    nn.init.zeros_(layer.bias)
-    generator = torch.Generator().manual_seed(seed)
+def linear_probe_on_views(
+    rows: Rows, train_y: Any, test_x: Any, test_y: Any, how: Descent, seed: int = 0
+) -> ProbeResult:
+    """Accuracy of a linear softmax classifier trained on features of random views, as the vision papers train it.
+
+    Args:
+        rows: gives the features of numbered training points for an epoch; unlabelled ones are never asked for.
+        train_y: (n,) labels of the training points.
+        test_x: (m, d) features of the test points, on the device of those of `rows`.
+        test_y: (m,) their labels.
+        how: solver and schedule.
+        seed: of order and first weights.
+
+    Raises:
+        DataError: for missing labels, a single class or features that are not finite.
+    """
+    x = _features(test_x, "test_x")
+    p, q = _labels(train_y, None, x.device, "train_y"), _labels(test_y, len(x), x.device, "test_y")
+    asked = (p >= 0).nonzero().squeeze(1).cpu()
+    x, known = x[q >= 0], _known(p[p >= 0], q[q >= 0])
+
+    def of_known(epoch: int, batches: Sequence[Tensor]) -> Iterator[Tensor]:
+        return (_features(seen, "train_x") for seen in rows(epoch, [asked[index] for index in batches]))
+
+    layer = descend(of_known, known.train_y, len(known.classes), x.shape[1], how, seed)
     with torch.no_grad():
-        layer.weight.copy_(torch.randn(layer.weight.shape, generator=generator) * 0.01)
-    optimizer: torch.optim.Optimizer
-    if solver == "adam":
-        optimizer = torch.optim.Adam(
-            layer.parameters(), learning_rate or 1e-3, betas=(0.5, 0.999), weight_decay=weight_decay
-        )
-        batch_size, decay = batch_size or 128, 0.2
-    else:
-        optimizer = torch.optim.SGD(layer.parameters(), learning_rate or 30.0, momentum=0.9, weight_decay=weight_decay)
-        batch_size, decay = batch_size or 256, 0.1
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [round(0.6 * epochs), round(0.8 * epochs)], gamma=decay)
-    with torch.enable_grad():
-        for _ in range(epochs):
-            for index in torch.randperm(len(x), generator=generator).to(x.device).split(batch_size):
-                optimizer.zero_grad()
-                F.cross_entropy(layer(x[index]), y[index]).backward()
-                optimizer.step()
-            schedule.step()
-    with torch.no_grad():
-        scores: Tensor = layer(split.test_x)
-    return scores
+        return _result(known, layer(x))
 
 
 # --- probes with few or no trained weights --------------------------------------------------------------------------
@@ -336,7 +349,7 @@ def kmeans_accuracy(
     normalize: project features on the unit sphere first.
     """
     x = _features(features, "features")
-    y = _labels(labels, x, "labels")
+    y = _labels(labels, len(x), x.device, "labels")
     x, y = x[y >= 0], y[y >= 0]
     if not len(x):
         raise DataError("k-means accuracy needs labelled points; all labels are missing")

@@ -44,18 +44,23 @@ class Part(BaseModel):
 
 
 class Histogram(Part):
-    """Counts of pair distances D in [0, 1], split by class where labels exist."""
+    """Counts of pair distances D in [0, 1], split by class where labels exist, and by what the data say of pairs.
+
+    correct, incorrect: of held-out anchors to their positives and to their negatives, where the domain has such pairs.
+    """
 
     edges: list[float]
     all: list[float]
     same: list[float] | None = None
     different: list[float] | None = None
+    correct: list[float] | None = None
+    incorrect: list[float] | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> Histogram:
         if len(self.edges) < 2 or any(right <= left for left, right in pairwise(self.edges)):
             raise ValueError("the edges of the bins must grow")
-        for name in ("all", "same", "different"):
+        for name in ("all", "same", "different", "correct", "incorrect"):
             counts = getattr(self, name)
             if counts is not None and (len(counts) != len(self.edges) - 1 or min(counts) < 0):
                 raise ValueError(f"{name!r} must hold a count of at least 0 for each of {len(self.edges) - 1} bins")

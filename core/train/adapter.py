@@ -174,6 +174,10 @@ class Adapter(ABC):
         """Return a batch of positives and negatives for diagnostics where the trainer saw none (a loop of its own)."""
         return None
 
+    def held_out_pairs(self, objective: Any) -> Pairs | None:
+        """Return test points as `objective` transforms them, paired as the data say; None where they say nothing."""
+        return None
+
     @abstractmethod
     def data_info(self) -> dict[str, Any]:
         """Describe the data for the record: at least "name", "fingerprint" (a content hash) and "sizes"."""

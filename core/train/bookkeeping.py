@@ -88,8 +88,12 @@ class Bookkeeping(RunState):
         if self._crossed(before, self._checkpoint_every):
             self.checkpoint()
 
+    def settle(self) -> None:
+        """Read what a loop has left to be read of its last step, and raise what is wrong with it."""
+
     def log(self, values: Mapping[str, float | None]) -> None:
         """Write one line of metrics.jsonl for the current step."""
+        self.settle()
         shown = {name: value for name, value in values.items() if name in BESIDE and value is not None}
         if shown:
             self._progress.values(shown)
@@ -98,6 +102,7 @@ class Bookkeeping(RunState):
 
     def evaluate(self) -> Evaluated | None:
         """Probe the encoder as it is, log and return the numbers (None on ranks other than 0)."""
+        self.settle()
         found = None
         pairs = None if self._pairs is None else tuple(map(at_hand, self._pairs))
         if self.fabric.is_global_zero:
@@ -113,6 +118,7 @@ class Bookkeeping(RunState):
 
     def checkpoint(self) -> None:
         """Save everything that continues this run bit for bit."""
+        self.settle()
         state = self._snapshot()
         if self._metrics is not None:
             state["metrics_bytes"] = self._metrics.position()

@@ -67,6 +67,12 @@ def evaluate(
             results = finite(adapter.evaluate(objective))
             features, labels = some_points(*adapter.features("test"), seeds)
             values, histogram = diagnose(features, labels, objective)
+            told = adapter.held_out_pairs(objective)
+            if told is not None:
+                shown = diagnostics.pair_histogram(told)
+                results |= finite({"pair_error": shown.error})
+                both = {"correct": shown.correct.tolist(), "incorrect": shown.incorrect.tolist()}
+                histogram = Histogram(**histogram.model_dump() | both)
             seen = adapter.diagnostic_pairs() if pairs is None else pairs
             if seen is not None:
                 values |= diagnose_pairs(relate(seen).local_pairs, objective)

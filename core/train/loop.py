@@ -13,6 +13,7 @@ from torch.nn.utils import clip_grads_with_norm_
 from dipole.core.ground.errors import DipoleError, TrainingError
 from dipole.core.ground.progress import Progress
 from dipole.core.ground.seeding import set_deterministic
+from dipole.core.ground.transfer import Fetched
 from dipole.core.record import RunRecord
 from dipole.core.train.bookkeeping import Bookkeeping
 from dipole.core.train.build import build
@@ -20,8 +21,8 @@ from dipole.core.train.checkpoint import starting_state
 from dipole.core.train.config import RunConfig
 from dipole.core.train.encoding import Encoding, compiler_problem
 from dipole.core.train.launch import launch, pick_device
-from dipole.core.train.nonfinite import explain_not_finite, overflowed
-from dipole.core.train.optimizer import build_optimizer, learning_rate
+from dipole.core.train.nonfinite import Unread, checks_late, explain_not_finite, overflowed
+from dipole.core.train.optimizer import build_optimizer, learning_rate, skip_if
 from dipole.core.train.run_folder import DEFAULT_RUNS, RunFolder, locate
 from dipole.core.train.signals import RunInterruptedError
 from dipole.core.train.step import Opaque, Step
@@ -93,6 +94,8 @@ class Run(Bookkeeping):
     objective returned.
     """
 
+    _unread: Unread | None = None
+
     def run(self) -> RunRecord:
         """Train to the end and return the record; whatever goes wrong is in the record before it is raised."""
         self._write_record("running")
@@ -137,6 +140,7 @@ class Run(Bookkeeping):
         scaler = self._scaler
         step = Step(adapter, objective, Encoding(adapter.encoders(), config, self._compiles()), config.precision)
         forward = self.fabric.setup_module(step)
+        late = checks_late(self.device, optimizer, scaler)
         while self.step < self.total_steps:
             epoch, start = divmod(self.step, spe)
             seen = 0
@@ -153,9 +157,15 @@ class Run(Bookkeeping):
                 norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
                 outcome, related = step.taken()
                 self._pairs = related.local_pairs
-                # The loop itself waits for the device here alone: nothing may reach the weights unseen. What a
-                # framework or an objective reads from the device for its own sake (labels, counts) comes on top.
-                is_finite = math.isfinite(loss.detach() + norm)
+                # The one thing that is read back in every step: nothing may reach the weights unseen. What is read
+                # late is of the step before; a bad step leaves itself out, and this one ends the run.
+                self.settle()
+                if late:
+                    is_finite, bad = True, ~torch.isfinite(loss.detach() + norm)
+                    self._unread = Unread(self.step + 1, outcome, related, norm, Fetched(bad))
+                    skip_if(optimizer, bad)
+                else:
+                    is_finite = math.isfinite(loss.detach() + norm)
                 if not is_finite and not overflowed(loss, scaler):
                     raise TrainingError(explain_not_finite(self.step + 1, outcome, related, objective, norm))
                 if config.clip is not None:
@@ -184,6 +194,17 @@ class Run(Bookkeeping):
                     f"epoch {epoch} gave {seen} batches from number {start} on where {spe - start} were announced "
                     f"({type(adapter).__name__}.steps_per_epoch)."
                 )
+
+    def settle(self) -> None:
+        unread, self._unread = self._unread, None
+        if unread is None:
+            return
+        assert self.objective is not None
+        try:
+            unread.check(self.objective)
+        except TrainingError:
+            self.step = unread.step - 1  # so many reached the weights
+            raise
 
     def _compiles(self) -> bool:
         """Whether encoders are compiled: where it is asked for and can be done."""

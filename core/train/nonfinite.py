@@ -4,13 +4,41 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from dipole.core.contrast.gather import Related
 from dipole.core.contrast.objective import Composite, Outcome
+from dipole.core.ground.errors import TrainingError
+from dipole.core.ground.transfer import Fetched
+from dipole.core.train.optimizer import can_skip
+
+
+def checks_late(device: torch.device, optimizer: Optimizer, scaler: torch.amp.GradScaler) -> bool:
+    """Whether the host learns of a loss that is not finite one step late, so that the device never waits for it.
+
+    That needs an optimizer that leaves a step out by itself. Loss scaling (float16) looks at every step at once.
+    """
+    return device.type == "cuda" and can_skip(optimizer) and not scaler.is_enabled()
+
+
+@dataclass
+class Unread:
+    """A step whose loss and gradient norm are on their way to the host; it has not reached the weights if bad."""
+
+    step: int
+    outcome: Outcome
+    related: Related
+    norm: Tensor
+    bad: Fetched
+
+    def check(self, objective: Composite) -> None:
+        """Raise TrainingError if loss or gradient norm was not finite."""
+        if bool(self.bad.read()):
+            raise TrainingError(explain_not_finite(self.step, self.outcome, self.related, objective, self.norm))
 
 
 def explain_not_finite(step: int, outcome: Outcome, related: Related, objective: Composite, norm: Tensor) -> str:

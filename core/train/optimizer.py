@@ -55,6 +55,22 @@ def build_optimizer(config: TrainConfig, parameters: Iterable[Tensor]) -> Optimi
     return torch.optim.SGD(wanted, lr=rate, momentum=config.momentum, weight_decay=decay, fused=fused)
 
 
+def can_skip(optimizer: Optimizer) -> bool:
+    """Whether a step is left out by the device itself where the optimizer's `found_inf` is 1."""
+    return isinstance(optimizer, LARS) or bool(optimizer.defaults.get("fused"))
+
+
+def skip_if(optimizer: Optimizer, bad: Tensor) -> None:
+    """Leave the next step out where `bad` is true, without the host knowing; for optimizers that `can_skip`."""
+    if isinstance(optimizer, torch.optim.SGD):
+        for group in optimizer.param_groups:
+            for weight in group["params"] if group["momentum"] else ():
+                # Fused SGD leaves momenta as it found them where its first step is skipped: uninitialised.
+                if optimizer.state[weight].get("momentum_buffer") is None:
+                    optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+    optimizer.found_inf = bad.float()  # type: ignore[attr-defined]  # where PyTorch's GradScaler puts it
+
+
 class LARS(Optimizer):
     """Layer-wise adaptive rate scaling (You, Gitman & Ginsburg 2017, Algorithm 1).
 
@@ -87,6 +103,7 @@ class LARS(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make one update."""
         loss = None
+        bad: Tensor | None = getattr(self, "found_inf", None)
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
@@ -103,6 +120,7 @@ class LARS(Optimizer):
             weight_norms, grad_norms = torch._foreach_norm(weights), torch._foreach_norm(grads)
             for weight, grad, is_matrix, w, g in zip(weights, grads, matrix, weight_norms, grad_norms, strict=True):
                 velocity = self.state[weight].setdefault("velocity", torch.zeros_like(weight))
+                before = velocity if bad is None else velocity.clone()
                 velocity.mul_(group["momentum"])
                 if is_matrix:
                     # A weight or gradient of norm 0 has no direction to scale: plain step.
@@ -110,5 +128,8 @@ class LARS(Optimizer):
                     velocity.add_(grad * (ratio * group["lr"]))
                 else:
                     velocity.add_(grad, alpha=group["lr"])
-            torch._foreach_sub_(weights, [self.state[weight]["velocity"] for weight in weights])
+                if bad is not None:
+                    torch.where(bad > 0, before, velocity, out=velocity)
+            steps = [self.state[weight]["velocity"] for weight in weights]
+            torch._foreach_sub_(weights, steps if bad is None else torch._foreach_mul(steps, (bad == 0).float()))
         return loss

@@ -331,6 +331,73 @@ def test_rows_that_read_one_run_differently_share_it(tmp_path, runs_folder):
     assert histogram.caption == "linear, neighbours (test embeddings)"
 
 
+def test_distances_of_correct_and_incorrect_pairs_are_drawn_where_a_suite_asks(tmp_path, runs_folder):
+    from dipole.core.record import Histogram, read_record
+
+    sized = read_suite("lmcl-figure5").at("small", seeds=1)
+    jobs = sized.jobs()
+    told = {"edges": [0.0, 0.5, 1.0], "all": [5.0, 5.0], "correct": [3.0, 1.0], "incorrect": [1.0, 7.0]}
+    records = {}
+    for job in jobs:
+        run = runs_folder.record(histogram=Histogram(**told), results={"next@10": 0.5})
+        records[job.hash] = read_record(runs_folder.path / run / "record.json").model_copy(update={"hash": job.hash})
+    shown = pictures(SuiteResults(manifest(sized, jobs), records), tmp_path)["Distance histograms"]
+    assert [picture.caption for picture in shown] == [
+        f"{row.label} (held-out anchors and candidates)" for row in sized.rows
+    ]
+    assert all("correct (positives)" in picture.svg and "incorrect (negatives)" in picture.svg for picture in shown)
+    # Records from before they were counted show nothing.
+    older = {name: record.model_copy(update={"histogram": None}) for name, record in records.items()}
+    assert "Distance histograms" not in pictures(SuiteResults(manifest(sized, jobs), older), tmp_path)
+
+
+def test_a_row_may_have_another_recipe_and_objective_at_one_scale(suite_file):
+    for name in ("lmcl-table2", "cllr-table3"):
+        small, paper = (read_suite(name).at(scale) for scale in ("small", "paper"))
+        (own,) = (row for row in small.rows if row.method == "SwAV")
+        assert own.recipe is None
+        for job in paper.jobs():
+            mine = {cell.row for cell in job.cells} == {"SwAV"}
+            assert mine == (job.recipe == "imagenet100-swav")
+            if mine:
+                vision = job.config.settings
+                assert job.config.objective.startswith("swav(prototypes=3000")
+                assert job.config.train.optimizer == "lars"
+                assert (vision.views, vision.swav.small_views, vision.negatives in (1024, 4096)) == (2, 6, True)
+                large, *_, tiny = vision.framework.augmentations(vision)
+                assert (large.size, tiny.size, large.crop_scale, tiny.crop_scale) == (
+                    224,
+                    96,
+                    (0.14, 1.0),
+                    (0.05, 0.14),
+                )
+                assert large.kernel(224) == tiny.kernel(96)
+    text = suite_file.read_text()
+    suite_file.write_text(text + '\n[scale.small.change.nobody]\nrecipe = "x"\n')
+    with pytest.raises(ConfigError, match="change: 'nobody' is no row of scale 'small'"):
+        read_suite(suite_file)
+
+
+@pytest.mark.parametrize("name", ["lmcl-table5", "cllr-table4"])
+def test_scores_at_500_000_steps_are_read_from_the_run_of_those_at_100_000(name):
+    table, longer = read_suite(name).at("paper"), read_suite(f"{name}-500k").at("paper")
+    assert [(row.label, row.objective) for row in longer.rows] == [(row.label, row.objective) for row in table.rows]
+    assert [column.name for column in longer.columns] == [
+        f"{column.name}: {score}" for column in table.columns for score in ("100k", "500k")
+    ]
+    for ours, theirs in zip(longer.jobs(), table.jobs(), strict=True):
+        cells = [(cell.row, cell.column.partition(":")[0], cell.seed) for cell in ours.cells]
+        assert set(cells) == {(cell.row, cell.column, cell.seed) for cell in theirs.cells}
+        assert [cell.column.endswith("500k") for cell in ours.cells] == [False, True]
+        train = ours.config.train.model_copy(update={"steps": 100_000})
+        assert ours.config.train.steps == 500_000
+        assert (train, ours.config.settings, ours.config.objective) == (
+            theirs.config.train,
+            theirs.config.settings,
+            theirs.config.objective,
+        )
+
+
 def test_detection_is_filled_by_what_is_added_to_the_runs():
     sized = read_suite("cacr-table5").at("paper")
     jobs = sized.jobs()

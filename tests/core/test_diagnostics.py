@@ -22,6 +22,7 @@ from dipole.core.measure.diagnostics import (
     min_max_ratio,
     mutual_information,
     numerical_rank,
+    pair_histogram,
     similarity_error,
     uniformity,
 )
@@ -85,6 +86,35 @@ def test_histogram_counts_each_pair_once():
     unlabelled = distance_histogram(x, bins=8)
     assert unlabelled.all.tolist() == found.all.tolist()
     assert unlabelled.same is None
+
+
+def test_pair_histogram_counts_positives_and_negatives_apart():
+    draw = torch.Generator().manual_seed(3)
+    f, g = torch.randn(2, 9, 4, generator=draw, dtype=torch.float64)
+    pairs = Pairs.from_window(f, g, torch.tensor([0, 0, 0, 1, 1, 1, 1, 2, 2]))
+    found = pair_histogram(pairs, bins=8)
+    kinds = {True: [], False: []}
+    for i in range(9):
+        for j in range(9):
+            near = abs(i - j) == 1 and (i, j) not in ((2, 3), (3, 2), (6, 7), (7, 6))
+            if i != j:
+                kinds[near].append((1 - cosine(f[i].numpy(), g[j].numpy())) / 2)
+    for near, counts in ((True, found.correct), (False, found.incorrect)):
+        assert counts.tolist() == np.histogram(kinds[near], bins=8, range=(0, 1))[0].tolist()
+    wrong = [
+        (np.mean(np.array(kinds[True]) >= edge) + np.mean(np.array(kinds[False]) < edge)) / 2
+        for edge in found.edges.tolist()
+    ]
+    assert found.error == pytest.approx(min(wrong))
+
+
+def test_pair_histogram_of_what_is_told_apart():
+    x = torch.eye(4)
+    own = torch.arange(4)[:, None]
+    found = pair_histogram(Pairs(x, x.clone(), positives=own, dropped=own[:, :0]), bins=4)
+    assert found.correct.tolist() == [4, 0, 0, 0]
+    assert found.incorrect.tolist() == [0, 0, 12, 0]
+    assert found.error == 0
 
 
 def test_histogram_ends():

@@ -199,3 +199,59 @@ def test_state_hash_sees_values_names_and_dtypes():
     assert probes.state_hash(a) == probes.state_hash(b)
     assert probes.state_hash(a) != probes.state_hash(b.double())
     assert probes.state_hash(a) != probes.state_hash(nn.Sequential(a))
+
+
+@pytest.mark.parametrize("solver", ["sgd", "adam"])
+def test_a_probe_on_views_that_never_change_is_the_one_on_features(solver):
+    x, y = blobs(n=90)
+    tx, ty = blobs(n=50, seed=1)
+    y[::7] = -1  # unlabelled: never asked for
+    asked = []
+
+    def rows(epoch, batches):
+        for index in batches:
+            asked.append(index)
+            yield x[index]
+
+    how = probes.Descent(solver, epochs=5, batch_size=16, milestones=(2, 4), decay=0.5)
+    found = probes.linear_probe_on_views(rows, y, tx, ty, how, seed=3)
+    settings = {"epochs": 5, "batch_size": 16, "milestones": (2, 4), "decay": 0.5}
+    same = probes.linear_probe(x, y, tx, ty, solver=solver, **settings, seed=3)
+    assert torch.equal(found.scores, same.scores)
+    assert found.accuracy == same.accuracy
+    assert sorted(torch.cat(asked).tolist()) == sorted(5 * (y >= 0).nonzero().squeeze(1).tolist())
+
+
+@pytest.mark.parametrize(
+    ("schedule", "milestones", "rates"),
+    [("step", (1, 3), [0.5, 0.05, 0.05, 0.005]), ("cosine", None, [0.5, 0.4267766953, 0.25, 0.0732233047])],
+)
+def test_a_probe_on_views_is_descent_written_out(schedule, milestones, rates):
+    """Softmax regression by SGD with momentum and weight decay, in numpy, on features that differ in every epoch."""
+    x, y = blobs(n=48)
+    tx, ty = blobs(n=30, seed=1)
+    noise = torch.randn(4, 48, 6, generator=torch.Generator().manual_seed(5))
+    how = probes.Descent("sgd", 4, 48, 0.5, 0.01, schedule, milestones)
+    found = probes.linear_probe_on_views(
+        lambda epoch, batches: ((x + noise[epoch])[index] for index in batches), y, tx, ty, how, seed=9
+    )
+    draws = torch.Generator().manual_seed(9)
+    w, b = 0.01 * torch.randn(4, 6, generator=draws).double().numpy(), np.zeros(4)
+    vw, vb = np.zeros_like(w), np.zeros_like(b)
+    for epoch, rate in enumerate(rates):  # one batch of all, whose order does not matter
+        seen = (x + noise[epoch]).double().numpy()
+        share = np.exp(seen @ w.T + b)
+        share /= share.sum(1, keepdims=True)
+        error = (share - np.eye(4)[y.numpy()]) / len(y)
+        vw, vb = 0.9 * vw + error.T @ seen + 0.01 * w, 0.9 * vb + error.sum(0) + 0.01 * b
+        w, b = w - rate * vw, b - rate * vb
+    np.testing.assert_allclose(found.scores.numpy(), tx.double().numpy() @ w.T + b, atol=1e-4)
+
+
+def test_a_probe_on_views_names_what_it_lacks():
+    x, y = blobs(n=20)
+    how = probes.Descent("sgd", 1)
+    with pytest.raises(DataError, match="train_y is missing"):
+        probes.linear_probe_on_views(lambda *_: iter(()), None, x, y, how)
+    with pytest.raises(DataError, match="NaN"):
+        probes.linear_probe_on_views(lambda _, batches: (x[index] * torch.nan for index in batches), y, x, y, how)

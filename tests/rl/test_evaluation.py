@@ -100,6 +100,8 @@ def test_scores_are_taken_at_the_papers_steps():
     assert score_at(history, 100_000) == 104_000
     assert scores(history) == {"100k": 104_000.0}
     assert score_at(history, 500_000) is None
+    longer = [*history, *(Evaluation(steps, steps // 8, (float(steps),)) for steps in (496_000, 500_000, 504_000))]
+    assert scores(longer) == {"100k": 104_000.0, "500k": 500_000.0}
 
 
 def test_aggregates_over_seeds():

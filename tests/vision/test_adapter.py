@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from pydantic import ValidationError
 
 from dipole import objective
@@ -14,6 +15,8 @@ from dipole.core.measure.probes import state_hash
 from dipole.core.train.model_files import load_weights, save_weights
 from dipole.core.train.recipe import load
 from dipole.vision.adapter import VisionAdapter, VisionConfig
+from dipole.vision.augment import AugmentConfig, augment
+from dipole.vision.decoding import Encoded
 
 SMALL = {
     "encoder": {"name": "small-conv", "width": 4, "dim": 8},
@@ -146,8 +149,6 @@ def test_misspelt_settings_are_named_together():
 
 
 def test_training_from_an_encoded_folder(tmp_path):
-    from PIL import Image
-
     pixels = torch.randint(0, 256, (24, 8, 8, 3), generator=torch.Generator().manual_seed(0)).byte().numpy()
     for i, image in enumerate(pixels):
         folder = tmp_path / f"class{i % 2}"
@@ -193,3 +194,86 @@ def test_tasks_of_arora_are_a_probe():
     assert found["tasks/mean/avg-10"] == pytest.approx(found["mean/accuracy"], abs=1e-6)
     for name in ("trained", "mean", "few"):
         assert found[f"tasks/{name}/avg-2"] > found[f"tasks/{name}/avg-5"] > found[f"tasks/{name}/top-1"]
+
+
+CROPS = {"probes": ["linear"], "solver": "sgd", "epochs": 6, "batch_size": 32, "learning_rate": 30.0, "decay": 0.2}
+
+
+@pytest.mark.parametrize("what", ["encoder", "embedding", "raw"])
+def test_the_linear_probe_on_random_crops_is_that_of_a_plain_loop(what):
+    crops = {"scale": [0.3, 1.0], "flip": 0.5, "centre": 0.75}
+    settings = {"features": "embedding" if what == "embedding" else "encoder", "baselines": what == "raw"}
+    a = adapter(data={"limit": 200}, probe={**CROPS, **settings, "crops": crops})
+    before = state_hash(a.module)
+    found = a.evaluate(None)
+    again = adapter(data={"limit": 200}, probe={**CROPS, **settings, "crops": crops}).evaluate(None)
+    assert found == again
+    assert state_hash(a.module) == before
+
+    network = {"encoder": a.module.features, "embedding": a.module.embedding, "raw": torch.nn.Identity()}[what]
+    a.module.eval()
+    test, train, seed = a.parts.test, a.parts.train, Seeds(0)
+    drawn = AugmentConfig(size=8, crop_scale=(0.3, 1.0), flip=0.5, jitter=0, grey=0)
+    cut = test.images[:, :, 1:7, 1:7].float() / 255  # 0.75 of 8 pixels
+    tested = torch.nn.functional.interpolate(cut, 8, mode="bilinear", antialias=True)
+    order = torch.Generator().manual_seed(seed.probe)
+    with torch.no_grad():
+        x = network(tested).flatten(1)
+    classes = train.labels.unique()
+    layer = torch.nn.Linear(x.shape[1], len(classes))
+    layer.weight.data = 0.01 * torch.randn(layer.weight.shape, generator=order)
+    layer.bias.data.zero_()
+    optimizer = torch.optim.SGD(layer.parameters(), 30.0, momentum=0.9)
+    for epoch in range(6):
+        optimizer.param_groups[0]["lr"] = 30.0 * 0.2 ** ((epoch >= 4) + (epoch >= 5))
+        for place, index in enumerate(torch.randperm(len(train), generator=order).split(32)):
+            views = augment(drawn, train.images[index], seed.torch("probe", "crops", epoch, place))
+            with torch.no_grad():
+                seen = network(views).flatten(1)
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(layer(seen), torch.searchsorted(classes, train.labels[index])).backward()
+            optimizer.step()
+    right = classes[layer(x).argmax(1)] == test.labels
+    accuracy = found["raw/linear/accuracy" if what == "raw" else "linear/accuracy"]
+    assert accuracy == pytest.approx(right.float().mean().item(), abs=1.5 / len(test))
+    if what == "raw":
+        assert accuracy > 0.3  # of ten classes
+
+
+def test_crops_of_images_that_stay_encoded_are_the_same(tmp_path):
+    draw = torch.Generator().manual_seed(1)
+    for split in ("train", "test"):
+        for name in ("a", "b"):
+            (tmp_path / split / name).mkdir(parents=True)
+            for number in range(8):
+                pixels = torch.randint(256, (12, 12, 3), dtype=torch.uint8, generator=draw)
+                Image.fromarray(pixels.numpy()).save(tmp_path / split / name / f"{number}.png")
+    table = {"source": str(tmp_path), "size": 12}
+    probe = {**CROPS, "epochs": 2, "crops": {}}
+    whole = adapter(data=table, probe=probe, batch_size=4)
+    lazy = adapter(data={**table, "memory": 1e-6}, probe=probe, batch_size=4)
+    assert isinstance(lazy.parts.train.images, Encoded)
+    assert whole.evaluate(None) == lazy.evaluate(None)
+
+
+def test_baselines_and_a_projection_are_probed_on_crops_as_well():
+    a = adapter(probe={**CROPS, "baselines": True, "crops": {}, "features": "embedding"})
+    found = a.evaluate(objective("infonce + 0.1*cllr", dim=8))
+    assert {"linear/accuracy", "untrained/linear/accuracy", "raw/linear/accuracy"} <= set(found)
+    assert found["raw/linear/accuracy"] > 0.3
+
+
+@pytest.mark.parametrize(
+    ("settings", "cause"),
+    [
+        ({"crops": {}}, "crops: no effect with solver 'convex'"),
+        ({"learning_rate": 1.0}, "learning_rate: no effect with solver 'convex'"),
+        ({"solver": "sgd", "schedule": "cosine", "decay": 0.1}, "milestones and decay have no effect with schedule"),
+        ({"solver": "sgd", "milestones": [80, 60]}, "milestones must be increasing epochs"),
+        ({"solver": "sgd", "crops": {"scale": [0.5, 0.1]}}, "crop_scale must be"),
+        ({"solver": "sgd", "crops": {"centre": 1.5}}, "centre"),
+    ],
+)
+def test_probe_settings_without_effect_are_refused(settings, cause):
+    with pytest.raises(ValidationError, match=cause):
+        adapter(probe=settings)

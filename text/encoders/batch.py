@@ -12,20 +12,26 @@ class Chunk:
 
     ids: Tensor  # (b, T) long
     lengths: Tensor  # (b,) long, on the CPU, falling, >= 1
+    sent: Tensor | None = None  # the lengths on the device of the ids, where `to` has sent them
 
     def mask(self) -> Tensor:
         """True on tokens, (b, T)."""
-        return torch.arange(self.ids.shape[1], device=self.ids.device) < self.lengths.to(self.ids.device)[:, None]
+        lengths = self.lengths.to(self.ids.device) if self.sent is None else self.sent
+        return torch.arange(self.ids.shape[1], device=self.ids.device) < lengths[:, None]
+
+    def pin_memory(self) -> "Chunk":
+        return Chunk(self.ids.pin_memory(), self.lengths.pin_memory())
 
     def to(self, device: torch.device | str) -> "Chunk":
-        return Chunk(self.ids.to(device, non_blocking=True), self.lengths)
+        return Chunk(self.ids.to(device, non_blocking=True), self.lengths, self.lengths.to(device, non_blocking=True))
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def split(self, size: int) -> "list[Chunk]":
         """Consecutive sentences, `size` at a time, as wide as they were."""
-        return [Chunk(*part) for part in zip(self.ids.split(size), self.lengths.split(size), strict=True)]
+        sent = [None] * -(-len(self) // size) if self.sent is None else self.sent.split(size)
+        return [Chunk(*part) for part in zip(self.ids.split(size), self.lengths.split(size), sent, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -38,5 +44,9 @@ class Batch:
     def __len__(self) -> int:
         return len(self.order)
 
+    def pin_memory(self) -> "Batch":
+        """The same in memory that a CUDA device can fetch while the host goes on."""
+        return Batch([chunk.pin_memory() for chunk in self.chunks], self.order.pin_memory())
+
     def to(self, device: torch.device | str) -> "Batch":
-        return Batch([chunk.to(device) for chunk in self.chunks], self.order.to(device))
+        return Batch([chunk.to(device) for chunk in self.chunks], self.order.to(device, non_blocking=True))

@@ -94,7 +94,11 @@ class Transformer(Part):
         mask = chunk.mask()
         # A chunk without padding needs no mask, and attention without one is faster.
         full = bool(chunk.lengths[-1] == chunk.ids.shape[1])
-        hidden = self.model(input_ids=chunk.ids, attention_mask=None if full else mask.long()).last_hidden_state
+        attended = None if full else mask.long()
+        if not full and mask.device.type != "cpu" and self.model.config._attn_implementation == "sdpa":
+            # Of a mask of one row for each sentence, transformers asks the device whether it is all ones.
+            attended = mask[:, None, None, :].expand(-1, 1, mask.shape[1], -1)
+        hidden = self.model(input_ids=chunk.ids, attention_mask=attended).last_hidden_state
         if self.pooling == "cls":
             return hidden[:, 0]
         weight = mask.to(hidden.dtype)

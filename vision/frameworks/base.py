@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from dipole.core.contrast.embedded import Embedded
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.seeding import Seeds
+from dipole.core.ground.transfer import sent
 from dipole.core.train.config import Settings
 from dipole.vision.augment import AugmentConfig
 from dipole.vision.encoders import Encoder, EncoderConfig, build_encoder, build_projector
@@ -197,7 +198,7 @@ class OneBranch(Method):
 
 def instances(batch: Batch, like: Tensor) -> dict[str, Tensor]:
     """Class, where known, and index in the data set of each image, as rows of an `Embedded` beside `like`."""
-    index = batch.rows.to(like.device)
+    index = sent(batch.rows, like.device)
     return {"index": index} if batch.labels is None else {"index": index, "labels": batch.labels}
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from dipole.core.contrast.embedded import Embedded
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.errors import ConfigError
+from dipole.core.ground.transfer import constant, generator
 from dipole.core.train.config import Settings
 from dipole.vision.augment import centre
 from dipole.vision.encoders import Encoder
@@ -34,7 +35,7 @@ WHITE = (0.950456, 1.0, 1.088754)
 def lab(images: Tensor) -> Tensor:
     """CIE L*a*b* (n, 3, H, W) of RGB in [0, 1]: L in [0, 100], a and b about [-110, 110], each divided by 100."""
     linear = torch.where(images > 0.04045, ((images + 0.055) / 1.055).clamp_min(0) ** 2.4, images / 12.92)
-    matrix = images.new_tensor(XYZ) / images.new_tensor(WHITE)[:, None]
+    matrix = constant(XYZ, images) / constant(WHITE, images)[:, None]
     xyz = torch.einsum("ij,njhw->nihw", matrix, linear)
     f = torch.where(xyz > 0.008856, xyz.clamp_min(1e-8) ** (1 / 3), 7.787 * xyz + 16 / 116)
     x, y, z = f.unbind(1)
@@ -168,7 +169,7 @@ def both_directions(
 
 def draw_others(total: int, taken: Tensor, count: int, seed: int) -> Tensor:
     """`count` random indices of `total` images, none of those taken (B,); total >= count + B."""
-    order = torch.randperm(total, generator=torch.Generator().manual_seed(seed)).to(taken.device)
+    order = torch.randperm(total, generator=generator(seed, taken.device), device=taken.device)
     order = order[: count + len(taken)]  # enough, whatever is taken
     is_taken = torch.zeros(total, dtype=torch.bool, device=taken.device).index_fill_(0, taken, True)
     # A stable sort instead of a mask: the number of rows is known without reading the device.

@@ -13,6 +13,7 @@ from torch import Tensor
 from dipole.core.contrast.embedded import Embedded
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.distributed import gather_rows, row_counts, world_size
+from dipole.core.ground.transfer import sent
 from dipole.core.train.config import Settings
 from dipole.vision.encoders import Encoder
 from dipole.vision.frameworks.base import Batch, Branch, Build, Method, Related, Setup, instances, register_framework
@@ -135,15 +136,15 @@ class MoCo(Method):
         sizes = row_counts(images)
         start = sum(sizes[: torch.distributed.get_rank()])
         mine = slice(start, start + len(images))
-        order = torch.randperm(sum(sizes), generator=torch.Generator().manual_seed(seed)).to(images.device)
+        # Drawn on the host: ranks with different devices must agree.
+        order = sent(torch.randperm(sum(sizes), generator=torch.Generator().manual_seed(seed)), images.device)
         keys = self.key(gather_rows(images, sizes)[order[mine]])
         back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
         return gather_rows(keys, sizes)[back[mine]]
 
     @torch.no_grad()
     def after_step(self) -> None:
-        for slow, fast in zip(self.key.parameters(), self.query.parameters(), strict=True):
-            slow.lerp_(fast, 1 - self.momentum)
+        torch._foreach_lerp_(list(self.key.parameters()), list(self.query.parameters()), 1 - self.momentum)
         if self._fresh is not None:
             self.queue.push(*of_all_ranks(self._fresh))
             self._fresh = None

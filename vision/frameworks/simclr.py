@@ -12,6 +12,7 @@ from torch import Tensor
 from dipole.core.contrast.embedded import Embedded
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.errors import ConfigError
+from dipole.core.ground.transfer import generator
 from dipole.core.train.config import Settings
 from dipole.vision.frameworks.base import (
     Batch,
@@ -106,7 +107,8 @@ def view_pairs(views: Sequence[Tensor], labels: Tensor | None, index: Tensor, re
 def keep_negatives(pairs: Pairs, count: int, seed: int) -> Pairs:
     """Drop random negatives of every anchor until `count` are left; LMCL and CLLR vary this number (Fig. 4)."""
     anchors, candidates, first = len(pairs.anchors), len(pairs.candidates), pairs.first_negative
-    rank = torch.rand(anchors, candidates, generator=torch.Generator().manual_seed(seed)).to(pairs.anchors.device)
+    device = pairs.anchors.device
+    rank = torch.rand(anchors, candidates, generator=generator(seed, device), device=device)
     rank.scatter_(1, pairs.excluded, 2.0)  # behind all negatives
     rank[:, :first] = 2.0
     # Where there are candidates that are nobody's negatives, all positives are among them.

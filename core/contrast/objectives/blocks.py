@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from dipole.core.contrast.checks import check_numbers, reads_at_once
 from dipole.core.contrast.draws import distinct
 from dipole.core.contrast.objective import Objective, Rows
 from dipole.core.contrast.options import Range
@@ -75,9 +76,12 @@ class Blocks(Objective):
     def prepare(self, pairs: Pairs) -> Pairs:
         index = pairs.positives
         if self.b is not None:
-            if self.b > pairs.fewest:
-                raise PairsError(f"blocks(b={self.b}) needs {self.b} positives for each anchor, got {pairs.fewest}.")
+            pairs.check_positives(
+                self.b, lambda found: f"blocks(b={self.b}) needs {self.b} positives for each anchor, got {found}."
+            )
             index = index[:, : self.b]
+        if not index.shape[1]:
+            return pairs  # nobody has a block
         if pairs.known.of_block:
             return self._of_blocks(pairs, index)
         listed = (index >= 0).unsqueeze(2)
@@ -85,18 +89,25 @@ class Blocks(Objective):
         own = torch.arange(len(index), device=index.device).unsqueeze(1)
         # Blocks of what is nobody's negative are no negative blocks either.
         alone = pairs.first_negative > 0
-        related = own if alone else related_blocks(pairs.excluded, index, len(pairs.candidates))
+        related = own if alone else related_blocks(pairs.excluded, index, len(pairs.candidates), pairs.known.shared)
         dropped = torch.where(related == own, -1, related)
         if pairs.known.padded:
             # An anchor without positives has no block: its mean is no candidate.
             has = (index >= 0).any(1)
-            place = has.cumsum(0) - 1
-            means, own = means[has], torch.where(has, place, -1).unsqueeze(1)
-            dropped = torch.where(dropped < 0, -1, place[dropped])
+            if reads_at_once(has):
+                place = has.cumsum(0) - 1
+                means, own = means[has], torch.where(has, place, -1).unsqueeze(1)
+                dropped = torch.where(dropped < 0, -1, place[dropped])
+            else:
+                # Nobody waits for how many these are: they stay, and everybody drops them.
+                everyone = own.T.expand(len(own), -1)
+                own = torch.where(has.unsqueeze(1), own, -1)
+                dropped = torch.cat([dropped, torch.where(has, -1, everyone)], 1)
         found = _of_means(pairs, means, own, dropped, len(means) if alone else 0, padded=True)
         if self.k is not None and not alone and len(means):
             # Of all ranks' anchors: ranks must agree on whether they go on.
-            self._check_others(int(found.negative_counts[own.squeeze(1) >= 0].min()))
+            free = torch.where(own.squeeze(1) >= 0, found.negative_counts, self.k)
+            check_numbers(free, self.k, None, lambda low, high: self._too_few(low))
         return found
 
     def _of_blocks(self, pairs: Pairs, index: Tensor) -> Pairs:
@@ -105,17 +116,16 @@ class Blocks(Objective):
         own = torch.arange(len(index), device=index.device).unsqueeze(1)  # (A, 1)
         means = pairs.candidates[index].mean(1)
         others = means[::size]  # (n, d)
-        if self.k is not None:
-            self._check_others(len(others) - 1)
+        if self.k is not None and len(others) - 1 < self.k:
+            raise PairsError(self._too_few(len(others) - 1))
         block = len(means) + own // size
         return _of_means(pairs, torch.cat([means, others]), own, block, len(means), padded=False)
 
-    def _check_others(self, free: int) -> None:
-        if self.k is not None and free < self.k:
-            raise PairsError(
-                f"blocks(k={self.k}) needs {self.k} other blocks, an anchor has only {free}: "
-                "use larger batches or a smaller k."
-            )
+    def _too_few(self, free: int) -> str:
+        return (
+            f"blocks(k={self.k}) needs {self.k} other blocks, an anchor has only {free}: use larger batches or a "
+            "smaller k."
+        )
 
     @property
     def positives_wanted(self) -> int | None:
@@ -191,22 +201,24 @@ def hinge(strongest: Tensor) -> Tensor:
     return (1 + strongest).clamp_min(0)
 
 
-def related_blocks(excluded: Tensor, positives: Tensor, candidates: int) -> Tensor:
+def related_blocks(excluded: Tensor, positives: Tensor, candidates: int, shared: int | None = None) -> Tensor:
     """(A, n) anchors whose block holds a point that is excluded for the row's anchor; -1 pads.
 
     Args:
         excluded: (A, E) candidates that are positives of an anchor or dropped for it.
         positives: (A, b) the block of each anchor.
         candidates: number of candidates.
+        shared: blocks that a point is in, at most; None looks, which waits for the device.
     """
-    anchors = torch.arange(len(positives), device=positives.device).unsqueeze(1).expand_as(positives)
-    listed = positives >= 0
-    order = positives[listed].argsort(stable=True)
-    owners = anchors[listed][order]  # anchors sorted by the point in their block
-    sizes = torch.bincount(positives[listed], minlength=candidates)
+    points = torch.where(positives < 0, candidates, positives).flatten()  # padding behind all candidates
+    order = points.argsort(stable=True)
+    owners = order.div(positives.shape[1], rounding_mode="floor")  # anchors sorted by the point in their block
+    sizes = torch.zeros(candidates + 1, dtype=torch.long, device=points.device)
+    sizes = sizes.scatter_add(0, points, torch.ones_like(points))[:-1]
     starts = sizes.cumsum(0) - sizes
     point = excluded.clamp_min(0).unsqueeze(2)  # (A, E, 1)
-    offset = torch.arange(max(1, int(sizes.max())), device=positives.device)
+    most = int(sizes.max()) if shared is None else shared
+    offset = torch.arange(max(1, most), device=positives.device)
     there = (excluded.unsqueeze(2) >= 0) & (offset < sizes[point])
     return torch.where(there, owners[(starts[point] + offset).clamp_max(len(owners) - 1)], -1).flatten(1)
 

@@ -11,7 +11,6 @@ from dipole.core.contrast.pairs import Pairs
 from dipole.core.contrast.registry import register
 from dipole.core.contrast.statistics import AnyStatistic, LogSumExp, SoftmaxMean, Sum
 from dipole.core.ground.distributed import log_mean_exp
-from dipole.core.ground.errors import PairsError
 
 Weights = Literal["contrastive", "uniform", "reversed"]
 _SIGN: dict[str, float] = {"contrastive": 1.0, "uniform": 0.0, "reversed": -1.0}
@@ -89,11 +88,13 @@ class CACR(Objective):
 
     def prepare(self, pairs: Pairs) -> Pairs:
         if self.k is not None:
-            if self.k > pairs.fewest:
-                raise PairsError(
-                    f"cacr(k={self.k}) needs {self.k} positives for each anchor, the pairs have "
-                    f"{pairs.fewest}: use {self.k + 1} views (or k=none for all that are there)."
-                )
+            pairs.check_positives(
+                self.k,
+                lambda found: (
+                    f"cacr(k={self.k}) needs {self.k} positives for each anchor, the pairs have {found}: use "
+                    f"{(self.k or 0) + 1} views (or k=none for all that are there)."
+                ),
+            )
             if self.k < pairs.positives.shape[1]:
                 pairs = pairs.first_positives(self.k)
         return pairs.with_intra_batch() if self.intra_batch else pairs

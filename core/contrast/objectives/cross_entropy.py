@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
+from dipole.core.contrast.checks import check_numbers
 from dipole.core.contrast.objectives.infonce import InfoNCE
 from dipole.core.contrast.options import Range
 from dipole.core.contrast.pairs import NO_VIEW, Pairs, Structure
@@ -53,12 +54,15 @@ class CrossEntropy(InfoNCE):
         if pairs.labels is None:
             raise PairsError("cross_entropy is supervised and needs labels: Pairs.from_views(views, labels=labels).")
         labels = pairs.labels.long()
-        low, high = int(labels.min()), int(labels.max())
-        if low < 0 or high >= self.classes:
-            raise PairsError(
+        check_numbers(
+            labels,
+            0,
+            self.classes - 1,
+            lambda low, high: (
                 f"cross_entropy(classes={self.classes}) takes labels 0 to {self.classes - 1}, got {low} to {high}; "
                 f"{'leave unlabelled rows out' if low < 0 else f'set classes={high + 1} or more'}."
-            )
+            ),
+        )
         anchors = full_precision(pairs.anchors)
         own = labels.unsqueeze(1)  # (A, 1)
         return replace(

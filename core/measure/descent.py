@@ -1,0 +1,76 @@
+"""A linear softmax classifier trained by steps, as the papers' probes are: on fixed features or on random views."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Rows = Callable[[int, Sequence[Tensor]], Iterator[Tensor]]
+"""(epoch, batches of row numbers) -> features (b, d) of each batch, in order."""
+
+# solver -> batch size, learning rate, factor at each milestone
+CUSTOMARY = {"adam": (128, 1e-3, 0.2), "sgd": (256, 30.0, 0.1)}
+
+
+@dataclass(frozen=True)
+class Descent:
+    """How a linear classifier is trained by steps; None is what the papers have with the solver.
+
+    solver: "adam", betas (0.5, 0.999), batch 128, rate 1e-3, times 0.2 at milestones (CACR App. C.1); "sgd", momentum
+        0.9, batch 256, rate 30, times 0.1 at milestones (CACR App. C.2, after He et al. 2020).
+    schedule: "step", at `milestones` in epochs, 60 % and 80 % of them by default; "cosine", to 0 from epoch to epoch.
+    """
+
+    solver: str
+    epochs: int = 100
+    batch_size: int | None = None
+    learning_rate: float | None = None
+    weight_decay: float = 0.0
+    schedule: str = "step"
+    milestones: tuple[int, ...] | None = None
+    decay: float | None = None
+
+
+def descend(rows: Rows, labels: Tensor, classes: int, width: int, how: Descent, seed: int) -> nn.Linear:
+    """Train a linear layer by mean cross-entropy; order and first weights are drawn from the seed on the processor.
+
+    Args:
+        rows: features of batches; they get no gradient.
+        labels: (n,) in 0..classes-1, on the device to train on.
+        classes: outputs of the layer.
+        width: d of the features.
+        how: solver and schedule.
+        seed: of order and weights.
+    """
+    batch_size, rate, decay = CUSTOMARY[how.solver]
+    layer = nn.Linear(width, classes, device=labels.device)
+    nn.init.zeros_(layer.bias)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        layer.weight.copy_(torch.randn(layer.weight.shape, generator=generator) * 0.01)
+    optimizer = _optimizer(layer, how, how.learning_rate or rate)
+    schedule = _schedule(optimizer, how, how.decay or decay)
+    for epoch in range(how.epochs):
+        batches = torch.randperm(len(labels), generator=generator).split(how.batch_size or batch_size)
+        for index, features in zip(batches, rows(epoch, batches), strict=True):
+            optimizer.zero_grad()
+            with torch.enable_grad():
+                F.cross_entropy(layer(features), labels[index.to(labels.device)]).backward()
+            optimizer.step()
+        schedule.step()
+    return layer
+
+
+def _optimizer(layer: nn.Linear, how: Descent, rate: float) -> torch.optim.Optimizer:
+    if how.solver == "adam":
+        return torch.optim.Adam(layer.parameters(), rate, betas=(0.5, 0.999), weight_decay=how.weight_decay)
+    return torch.optim.SGD(layer.parameters(), rate, momentum=0.9, weight_decay=how.weight_decay)
+
+
+def _schedule(optimizer: torch.optim.Optimizer, how: Descent, decay: float) -> torch.optim.lr_scheduler.LRScheduler:
+    if how.schedule == "cosine":
+        return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, how.epochs)
+    milestones = how.milestones or (round(0.6 * how.epochs), round(0.8 * how.epochs))
+    return torch.optim.lr_scheduler.MultiStepLR(optimizer, list(milestones), gamma=decay)

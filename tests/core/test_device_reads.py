@@ -1,0 +1,170 @@
+"""No objective reads back from the device what it computes, whatever pairs it is given."""
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from dipole.core.contrast.objective import objective
+from dipole.core.contrast.pairs import Pairs
+from dipole.core.contrast.registry import registry
+from dipole.core.ground.errors import PairsError
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from device_reads import META, WaitError, no_reads
+
+# Not by attribute: `tuple` is a function of the package as well.
+pairs_module, blocks_module, tuple_module = (
+    importlib.import_module(f"dipole.core.contrast.{name}")
+    for name in ("pairs", "objectives.blocks", "objectives.tuple")
+)
+
+B, D = 6, 4
+Rows = Callable[..., Tensor]
+
+
+def constructors(rows: Rows, labels: Tensor, device: torch.device) -> Iterator[tuple[str, Callable[[], Pairs]]]:
+    """Every way to make pairs, with and without what is optional."""
+
+    def numbers(*values: int) -> Tensor:
+        return torch.tensor(values, device=device)
+
+    document = numbers(0, 0, 0, 1, 1, 2)
+    dropped = torch.full((B, 2), -1, device=device)
+    x, y, z, wide = rows(B, D), rows(B, D), rows(B, D), rows(B, 2, D)
+    queue, blocks = rows(5, D), rows(B, 3, D)
+    yield "views", lambda: Pairs.from_views([x, y], labels)
+    yield "three views", lambda: Pairs.from_views([x, y, z], labels)
+    yield "cross", lambda: Pairs.cross(x, y, labels=labels)
+    yield "queue", lambda: Pairs.cross(x, wide, queue, True, labels, queue_labels=labels[:5])
+    yield "queue alone", lambda: Pairs.cross(x, y, queue, batch_negatives=False)
+    yield "dropped", lambda: Pairs.cross(x, wide, dropped=dropped, labels=labels)
+    yield "window", lambda: Pairs.from_window(x, y, document, 2, labels=labels)
+    yield "window zero", lambda: Pairs.from_window(x, y, document, self_logit="zero", labels=labels)
+    yield "blocks", lambda: Pairs.from_blocks(blocks, "all", labels=labels, draw=3)
+    yield "first of blocks", lambda: Pairs.from_blocks(blocks, labels=labels)
+    yield "means of blocks", lambda: Pairs.from_blocks(blocks, candidates="means", labels=labels)
+    yield "crops", lambda: Pairs.from_crops([x, y], [z], queue, labels)
+    yield "points", lambda: Pairs.of_points(x)
+    yield "views with others", lambda: Pairs.from_views([x, y], labels).without(dropped.repeat(2, 1))
+
+
+TERMS = {
+    entry.name: entry.name for entry in registry.entries() if entry.kind != "diagnostic"
+} | {
+    "cross_entropy": "cross_entropy(classes=3)",
+    "cacr k": "cacr(k=1, intra_batch=true, cost=rbf)",
+    "triplet hardest": "triplet(mode=hardest)",
+    "bilinear": "infonce(similarity=bilinear, joint=true) + dp",
+    "blocks k": "blocks(b=1, k=2)",
+    "blocks hinge": "blocks(loss=hinge)",
+    "proximal": "infonce(temperature=0.01) + 0.1*cllr(solver=proximal)",
+}  # fmt: skip
+
+
+def outcomes(text: str, device: torch.device, dtype: torch.dtype = torch.float64) -> Iterator[tuple[str, object]]:
+    """What a term makes of every kind of pairs: a loss with its gradients, or why it refuses them."""
+    generator = torch.Generator().manual_seed(0)
+    names = [name for name, _ in constructors(torch.empty, torch.zeros(B), torch.device("cpu"))]
+    for name in names:
+        leaves: list[Tensor] = []
+
+        def rows(*shape: int, leaves: list[Tensor] = leaves) -> Tensor:
+            leaves.append(torch.randn(*shape, dtype=dtype, generator=generator).to(device).requires_grad_())
+            return leaves[-1]
+
+        labels = torch.tensor([0, 1, 0, 2, 1, 0]).to(device)
+        torch.manual_seed(0)
+        built = objective(text, dim=D).to(device, dtype)
+        make = dict(constructors(rows, labels, device))[name]
+        yield name, lambda built=built, make=make, leaves=leaves: step(built, make, leaves)
+
+
+def step(built: object, make: Callable[[], Pairs], leaves: list[Tensor]) -> tuple[Tensor, ...]:
+    loss = built(make()).loss
+    if loss.requires_grad:
+        loss.backward()
+    built.after_step(0.1)
+    return loss.detach(), *(each.grad for each in leaves)
+
+
+@pytest.mark.parametrize("text", TERMS.values(), ids=TERMS)
+def test_an_objective_reads_nothing_back(text: str) -> None:
+    faults, done = [], 0
+    for name, run in outcomes(text, META):
+        try:
+            with no_reads():
+                run()
+            done += 1
+        except PairsError:
+            continue  # refused by its shape
+        except Exception as error:
+            faults.append(f"{name}: {error!r:.300}")
+    assert not faults, "\n".join(faults)
+    assert done
+
+
+@pytest.mark.parametrize("text", TERMS.values(), ids=TERMS)
+def test_without_reading_the_values_are_the_same(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is done on an accelerator instead of reading, done on a CPU: the same losses and gradients."""
+    cpu = torch.device("cpu")
+    found = []
+    for reads in (True, False):
+        if not reads:
+            for module in (pairs_module, blocks_module, tuple_module):
+                monkeypatch.setattr(module, "reads_at_once", lambda x: False)
+        values: dict[str, tuple[Tensor, ...] | None] = {}
+        for name, run in outcomes(text, cpu):
+            try:
+                values[name] = run()
+            except PairsError:
+                values[name] = None
+        found.append(values)
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-13)
+
+
+def test_anchors_without_positives_are_nobodys_blocks_without_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sentences of documents of one sentence have no block; the others' loss does not see them."""
+    generator = torch.Generator().manual_seed(1)
+    f, g = (torch.randn(5, D, dtype=torch.float64, generator=generator) for _ in range(2))
+    pairs = Pairs.from_window(f, g, torch.tensor([0, 0, 1, 2, 2]))
+    read = [float(objective(text)(pairs).loss) for text in ("blocks", "blocks(k=2)", "blocks(loss=hinge)")]
+    monkeypatch.setattr(blocks_module, "reads_at_once", lambda x: False)
+    for text, value in zip(("blocks", "blocks(k=2)", "blocks(loss=hinge)"), read, strict=True):
+        assert float(objective(text)(pairs).loss) == pytest.approx(value, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda x: x.sum().item(),
+        lambda x: float(x.sum()),
+        lambda x: bool((x > 0).any()),
+        lambda x: x.cpu(),
+        lambda x: x[x > 0],
+        lambda x: x.clone().index_put_((x > 0,), torch.zeros((), device=META)),
+        lambda x: x.nonzero(),
+        lambda x: x.masked_select(x > 0),
+        lambda x: x.unique(),
+        lambda x: x.repeat_interleave(torch.ones(3, dtype=torch.long, device=META)),
+        lambda x: x.new_tensor(2.0),
+        lambda x: torch.as_tensor([1, 2], device=META),
+        lambda x: torch.arange(3).to(META),
+        lambda x: x[torch.arange(2)],
+        lambda x: torch.linalg.svdvals(x.expand(3, 3)),
+    ],
+)
+def test_the_stand_in_sees(wait: Callable[[Tensor], object]) -> None:
+    x = torch.ones(3, device=META)
+    with no_reads(), pytest.raises((WaitError, NotImplementedError, RuntimeError)):
+        wait(x)
+
+
+def test_a_label_out_of_range_is_an_error_where_reading_is_free() -> None:
+    x = torch.randn(3, D)
+    with pytest.raises(PairsError, match="takes labels 0 to 2, got 0 to 7; set classes=8"):
+        objective("cross_entropy(classes=3)")(Pairs.from_views([x, x], torch.tensor([0, 7, 1])))

@@ -1,0 +1,54 @@
+"""On a GPU, CUDA itself raises where a step would wait: every objective and every kind of pairs, and a whole run."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dipole.core.ground.errors import PairsError
+from dipole.core.train import loop
+from dipole.core.train.loop import train
+from dipole.core.train.recipe import load
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from device_reads import no_cuda_waits
+from test_device_reads import TERMS, outcomes
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
+
+
+@pytest.mark.parametrize("text", TERMS.values(), ids=TERMS)
+def test_an_objective_waits_for_nothing(text: str) -> None:
+    device = torch.device("cuda")
+    with_first = dict(outcomes(text, device))
+    for name, run in outcomes(text, device):
+        try:
+            with_first[name]()  # constants, workspaces and compiled kernels
+        except PairsError:
+            continue
+        with no_cuda_waits():
+            run()
+
+
+def test_a_training_step_waits_for_nothing(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the first step and the first line of metrics the loop's own part waits for nothing."""
+
+    steps = 0
+    forward = loop.Step.forward
+
+    def counted(self: Any, batch: Any) -> Tensor:
+        nonlocal steps
+        steps += 1
+        torch.cuda.set_sync_debug_mode("error" if steps in (3, 4) else "default")
+        return forward(self, batch)
+
+    monkeypatch.setattr(loop.Step, "forward", counted)
+    overrides = ("train.device=cuda", "train.log_every=10", "train.steps=12")
+    try:
+        assert train(load(blobs, overrides).config, tmp_path / "runs", quiet=True).status == "done"
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

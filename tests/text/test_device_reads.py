@@ -1,0 +1,80 @@
+"""No sentence encoder reads back from the device what it computes: a whole step on meta tensors."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dipole import objective
+from dipole.core.ground.seeding import Seeds
+from dipole.text.adapter import TextAdapter
+from dipole.text.config import TextSettings
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from device_reads import META, no_cuda_waits, no_reads
+
+SETTINGS = pytest.mark.parametrize(
+    "settings",
+    [
+        {"encoder": "bow"},
+        {"encoder": "bow", "sides": 1, "window": 2, "self_logit": "zero", "dropout": 0.1},
+        {"encoder": "bow", "pairs": "blocks", "block_size": 2},
+        {"encoder": "transformer", "layers": 1, "heads": 2},
+        {"encoder": "transformer", "layers": 1, "heads": 2, "pooling": "cls"},
+    ],
+    ids=lambda settings: " ".join(map(str, settings.values())),
+)
+
+
+def adapter_on(device: torch.device, settings: dict, tmp_path: Path) -> TextAdapter:
+    draw = np.random.default_rng(0)
+    rows = [
+        {"id": str(n), "sentences": [" ".join(draw.choice(list("abcdefg"), size=3 + k % 3)) + " ." for k in range(9)]}
+        for n in range(6)
+    ]
+    (tmp_path / "corpus.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    values = {"corpus": str(tmp_path / "corpus.jsonl"), "hidden_size": 8, "word_size": 6, "held_out": 0.2} | settings
+    return TextAdapter(TextSettings(**values), seed=Seeds(0), device=device, workdir=tmp_path, batch_size=12)
+
+
+@SETTINGS
+def test_an_encoder_reads_nothing_back(settings: dict, tmp_path: Path) -> None:
+    adapter = adapter_on(torch.device("cpu"), settings, tmp_path)
+    found = next(iter(adapter.batches(0)))
+    adapter.module.to(META).train()
+    batch = replace(found, batch=found.batch.to(META), document=found.document.to(META), index=found.index.to(META))
+    for text in ("quickthoughts", "infonce + dp", "blocks", "tuple" if "pairs" in settings else "hcl"):
+        with no_reads():
+            objective(text)(adapter.embed(batch)).loss.backward()
+            adapter.before_step()
+
+
+def test_a_mask_of_whole_rows_attends_to_the_same_tokens(tmp_path: Path) -> None:
+    """What a GPU is given instead of one row for each sentence."""
+    adapter = adapter_on(torch.device("cpu"), {"encoder": "transformer", "layers": 1, "heads": 2}, tmp_path)
+    model = adapter.module.eval().f.model
+    ids = torch.randint(1, 5, (3, 6))
+    mask = torch.arange(6) < torch.tensor([6, 4, 2])[:, None]
+    whole = model(input_ids=ids, attention_mask=mask[:, None, None, :].expand(-1, 1, 6, -1)).last_hidden_state
+    by_row = model(input_ids=ids, attention_mask=mask.long()).last_hidden_state
+    assert model.config._attn_implementation == "sdpa"
+    torch.testing.assert_close(whole[mask], by_row[mask])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@SETTINGS
+def test_a_step_on_a_gpu_waits_for_nothing(settings: dict, tmp_path: Path) -> None:
+    device = torch.device("cuda")
+    adapter = adapter_on(device, settings, tmp_path)
+    adapter.module.to(device).train()
+    term = objective("quickthoughts")
+    batches = list(adapter.batches(0))
+    term(adapter.embed(batches[0])).loss.backward()
+    with no_cuda_waits():
+        term(adapter.embed(batches[1])).loss.backward()
+        adapter.before_step()

@@ -1,0 +1,113 @@
+"""No framework reads back from the device what it computes: a whole step of each on meta tensors."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dipole import objective
+from dipole.core.ground.seeding import Seeds, seed_everything
+from dipole.core.train.optimizer import LARS
+from dipole.vision.adapter import VisionAdapter
+from dipole.vision.augment import AugmentConfig, apply, draw
+from dipole.vision.config import VisionConfig
+from dipole.vision.frameworks.base import Batch
+from dipole.vision.frameworks.cmc import lab
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from device_reads import META, no_cuda_waits, no_reads
+
+SMALL = {"encoder": {"name": "small-conv", "width": 4, "dim": 8}, "augment": {"size": 8}}
+SETTINGS = {
+    "simclr": {"method": "simclr"},
+    "simclr three views, some negatives": {"method": "simclr", "views": 3, "negatives": 9},
+    "moco": {"method": "moco", "negatives": 40, "moco": {"intra_batch": True}},
+    "moco symmetric": {"method": "moco", "negatives": 40, "views": 3, "moco": {"symmetric": True}},
+    "cmc": {"method": "cmc"},
+    "cmc with a bank": {"method": "cmc", "negatives": 20},
+    "swav": {"method": "swav", "swav": {"small_views": 2, "small_size": 8}},
+    "swav with a queue": {"method": "swav", "negatives": 30},
+    "blocks": {"method": "blocks"},
+}
+OBJECTIVES = ["infonce + dp", "swav(prototypes=4)", "blocks", "tuple", "cross_entropy(classes=4) + cllr"]
+
+
+@pytest.fixture(scope="module")
+def colour(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    path = tmp_path_factory.mktemp("data") / "colour.npz"
+    pixels = np.random.default_rng(0).integers(0, 256, (80, 10, 10, 3), dtype=np.uint8)
+    np.savez(path, images=pixels, labels=np.arange(80) % 4)
+    return {"source": str(path), "test": str(path)}
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_a_framework_reads_nothing_back(settings: dict, colour: dict[str, str], tmp_path: Path) -> None:
+    config = VisionConfig.model_validate_json(json.dumps({**SMALL, "data": colour, **settings}))
+    seed_everything(0)
+    size = 18 if config.method == "blocks" else 16
+    adapter = VisionAdapter(config, seed=Seeds(0), device=torch.device("cpu"), workdir=tmp_path, batch_size=size)
+    found = next(iter(adapter.batches(0)))
+    batch = Batch([view.to(META) for view in found.views], found.labels.to(META), found.rows.to(META), found.seed)
+    adapter.module.to(META).train()
+    lab(torch.zeros(1, 3, 2, 2, device=META))  # constants go to the device once
+    for text in OBJECTIVES:
+        if text == "tuple" and config.negatives:
+            continue  # nobody knows a queue's classes
+        term = objective(text, dim=adapter.embedding_dim).to(META)
+        parameters = [p for p in [*adapter.module.parameters(), *term.parameters()] if p.requires_grad]
+        optimizer = LARS(parameters, 0.1)
+        for _ in range(2):
+            with no_reads():
+                term(adapter.embed(batch)).loss.backward()
+                optimizer.step()
+                term.after_step(0.1)
+                adapter.after_step()
+
+
+def test_the_augmentation_reads_nothing_back() -> None:
+    config = AugmentConfig(size=8, blur=0.5, grey=0.2)
+    images = torch.zeros(6, 3, 12, 12, dtype=torch.uint8, device=META)
+    drawn = draw(config, 6, 12, 12, torch.Generator().manual_seed(0))
+    apply(config, images, drawn.to(META))  # constants go to the device once
+    there = drawn.to(META)
+    with no_reads():
+        assert apply(config, images, there).device == META
+
+
+def test_what_was_drawn_goes_to_the_device_in_one_piece() -> None:
+    """Packed and unpacked, every number is where it was."""
+    drawn = draw(AugmentConfig(size=8), 6, 12, 12, torch.Generator().manual_seed(0))
+    packed = drawn.to(META)
+    assert packed.order == drawn.order
+    for name in ("box", "flip", "hue", "sigma"):
+        assert getattr(packed, name).shape == getattr(drawn, name).shape
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_a_step_on_a_gpu_waits_for_nothing(settings: dict, colour: dict[str, str], tmp_path: Path) -> None:
+    """Batches over pinned memory, augmentation, encoder, loss, optimizer, and what follows it."""
+    config = VisionConfig.model_validate_json(json.dumps({**SMALL, "data": colour, **settings}))
+    seed_everything(0)
+    device = torch.device("cuda")
+    size = 18 if config.method == "blocks" else 16
+    adapter = VisionAdapter(config, seed=Seeds(0), device=device, workdir=tmp_path, batch_size=size)
+    adapter.module.to(device).train()
+    term = objective("infonce + dp", dim=adapter.embedding_dim).to(device)
+    parameters = [p for p in [*adapter.module.parameters(), *term.parameters()] if p.requires_grad]
+    optimizer = torch.optim.Adam(parameters, 0.1, fused=True)
+
+    def step(batch: Batch) -> None:
+        term(adapter.embed(batch)).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        adapter.after_step()
+
+    batches = [each for epoch in range(2) for each in adapter.batches(epoch)]
+    step(batches[0])
+    with no_cuda_waits():
+        step(batches[1])
