@@ -180,6 +180,40 @@ def _again(
     return found.pop(0) if needed[0] else None, found.pop(0) if needed[1] else None
 
 
+def sweep_again(
+    statistics: Sequence[Statistic],
+    x: Tensor,
+    y: Tensor,
+    excluded: Tensor,
+    shifts: Tensor,
+    grad: Tensor,
+    *,
+    symmetric: bool,
+    candidates: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """The gradients (A, d), (C, d) of a sweep as functions that can be differentiated: the whole matrix once more.
+
+    Args:
+        statistics: those with a sum.
+        x: (A, d) and
+        y: (C, d).
+        excluded: (A, E) columns that take no part in a row; those outside the matrix are ignored.
+        shifts: (S, A) subtracted in each statistic's exponent, constants.
+        grad: (N, A) gradient of the sums.
+        symmetric: x is y; the gradient of both is the first.
+        candidates: the gradient of y is wanted as well.
+    """
+    s = x @ (x if symmetric else y).T
+    mask = mask_of(excluded, len(y))
+    sums = [
+        each
+        for statistic, shift in zip(statistics, shifts, strict=True)
+        for each in sums_again(statistic, s, mask, shift)
+    ]
+    dx, *dy = gradients(sums, [x, y] if candidates and not symmetric else [x], grad.unbind())
+    return dx, dy[0] if dy else None
+
+
 def gradients(outputs: Sequence[Tensor], inputs: Sequence[Tensor], grads: Sequence[Tensor | None]) -> list[Tensor]:
     """dL/d inputs from dL/d outputs, itself differentiable; outputs that the inputs do not reach add nothing."""
     used = [(out, grad) for out, grad in zip(outputs, grads, strict=False) if grad is not None and out.requires_grad]

@@ -29,6 +29,7 @@ ALIASES = {"tiles": "eager"}
 _by_hand: list[str] = []
 # Why each kernel that was tried is not trusted, by what tells it from others; "" for one that is.
 _verdicts: dict[tuple[object, ...], str] = {}
+_warned: set[torch.device] = set()
 _served = 0
 
 
@@ -165,11 +166,13 @@ def sums(
     key = key_of(x, excluded, summands, extremes, symmetric, embeddings)
     if key not in _verdicts:
         _verdicts[key] = verdict(x, excluded, summands, extremes, symmetric, embeddings)
-        if _verdicts[key]:
+        if _verdicts[key] and x.device not in _warned:
+            _warned.add(x.device)
             names = ", ".join(str(each) for each in [*statistics, *extremes])
             warnings.warn(
                 f"the triton engine failed its self-check on {x.device} ({_verdicts[key]}); eager tiles compute "
-                f"{names} instead, slower but right. {VARIABLE}=eager silences this.",
+                f"{names} instead, slower but right, and whatever else fails there, without another warning. "
+                f"{VARIABLE}=eager silences this.",
                 stacklevel=2,
             )
     if _verdicts[key]:

@@ -121,7 +121,9 @@ def evaluate(terms: Mapping[str, tuple[float, Objective]], related: Related) -> 
     """
     # Whoever calls under autocast wants half precision in the encoder: a loss keeps the precision of its formula.
     with without_autocast(related.pairs[0].anchors.device.type):
-        found = [_on_pairs(terms, pairs, related) for pairs in related.pairs]
+        found = []
+        for pairs in related.pairs:  # no comprehension: torch.compile cannot resume in one that walks over a tuple
+            found.append(_on_pairs(terms, pairs, related))
     values = {name: _mean([each[name] for each in found]) for name in terms}
     weighted = [v.value if v.weight == 1 else v.weight * v.value for v in values.values()]
     return Outcome(

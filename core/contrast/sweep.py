@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from dipole.core.contrast import engine
-from dipole.core.contrast.dense import LOWEST, SAFE_EXPONENT, gradients, parts_of, slopes_of, sums_again
+from dipole.core.contrast.dense import LOWEST, SAFE_EXPONENT, parts_of, slopes_of, sweep_again
 from dipole.core.contrast.statistics import AnyStatistic, Extreme, Statistic, as_tuple
-from dipole.core.contrast.tile import Side, Tile, Tiling, mask_of
+from dipole.core.contrast.tile import Side, Tile, Tiling
 
 TILE = 512
 CACHE_BYTES = 32 << 20
@@ -112,7 +112,17 @@ class _Sweep(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         x, y, shifts, *tensors = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return *_again(ctx, x, y, shifts, grad), None, None, None
+            found = sweep_again(
+                [term.statistic for term in ctx.terms],
+                x,
+                y,
+                ctx.tiling.excluded,
+                shifts,
+                grad,
+                symmetric=ctx.tiling.symmetric,
+                candidates=ctx.needs_input_grad[1],
+            )
+            return *found, None, None, None
         dx = torch.zeros_like(x)
         dy = dx if ctx.tiling.symmetric else torch.zeros_like(y) if ctx.needs_input_grad[1] else None
         running = any(term.running for term in ctx.terms)
@@ -146,17 +156,6 @@ def _filled(tiles: Sequence[Tile], tensors: Sequence[Tensor]) -> Iterator[Tile]:
         stop = start + len(tile.tensors())
         yield tile.filled(tensors[start:stop])
         start = stop
-
-
-def _again(ctx: Any, x: Tensor, y: Tensor, shifts: Tensor, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients (A, d), (C, d) as functions that can be differentiated: the whole matrix once more."""
-    symmetric = ctx.tiling.symmetric
-    s = x @ (x if symmetric else y).T
-    mask = mask_of(ctx.tiling.excluded, len(y))
-    sums = [each for term in ctx.terms for each in sums_again(term.statistic, s, mask, shifts[term.number])]
-    inputs = [x] if symmetric or not ctx.needs_input_grad[1] else [x, y]
-    dx, *dy = gradients(sums, inputs, grad.unbind())
-    return dx, dy[0] if dy else None
 
 
 def add_extreme(extreme: Extreme, tile: Tile, best: Tensor, where: Tensor) -> None:

@@ -117,6 +117,20 @@ def test_autocast_around_the_loss_changes_nothing(spec):
     torch.testing.assert_close(measured(True), measured(False), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("spec", ["infonce", "triplet(mode=hardest)", "infonce + 0.1*dp"])
+def test_a_loss_inside_what_is_compiled(spec):
+    """A training step compiled as a whole, the loss with it."""
+    loss, (x, y) = dipole.objective(spec), (draw(6, 4, seed=n) for n in range(2))
+
+    def step(x, y):
+        return loss(2 * x, y).loss * 3
+
+    torch._dynamo.reset()
+    found, wanted = torch.compile(step, backend="eager")(x, y), step(x, y)
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(torch.autograd.grad(found, x), torch.autograd.grad(wanted, x))
+
+
 KEEP = """
 import resource, sys, torch, dipole
 torch.set_num_threads(1)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dipole.core.contrast.dense import sweep_again
 from dipole.core.contrast.kernels.launch import HALF, Factors, Sweep
 from dipole.core.contrast.kernels.source import Summand
 from dipole.core.contrast.statistics import Extreme
@@ -27,26 +28,18 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         x, y, shifts = ctx.saved_tensors
-        candidates = ctx.needs_input_grad[1] and not ctx.sweep.symmetric
-        dx, dy = _Gradient.apply(x, y, grad, shifts, ctx.sweep, candidates)  # type: ignore[no-untyped-call]
-        return dx, dy, None
-
-
-class _Gradient(torch.autograd.Function):
-    """The gradient of the sums, which has none itself: a second derivative is an error, never a silent zero."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, y: Tensor, grad: Tensor, shifts: Tensor, sweep: Sweep, candidates: bool
-    ) -> tuple[Tensor, Tensor | None]:
+        sweep: Sweep = ctx.sweep
+        candidates = ctx.needs_input_grad[1] and not sweep.symmetric
+        if torch.is_grad_enabled():
+            statistics, lists = [each.statistic for each in sweep.summands], sweep.lists.long()
+            found = sweep_again(statistics, x, y, lists, shifts, grad, symmetric=sweep.symmetric, candidates=candidates)
+            return *found, None
         if sweep.symmetric:
-            return sweep.gradient("both", grad, shifts), None
-        return sweep.gradient("rows", grad, shifts), sweep.gradient("columns", grad, shifts) if candidates else None
-
-    @staticmethod
-    def backward(ctx: Any, *_: Any) -> Any:
-        raise RuntimeError(
-            "row statistics are once_differentiable in the triton engine; a second derivative needs DIPOLE_ENGINE=eager"
+            return sweep.gradient("both", grad, shifts), None, None
+        return (
+            sweep.gradient("rows", grad, shifts),
+            sweep.gradient("columns", grad, shifts) if candidates else None,
+            None,
         )
 
 

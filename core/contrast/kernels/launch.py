@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import linecache
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -31,27 +32,32 @@ FEW = 8
 
 @dataclass(frozen=True)
 class Blocks:
-    """The shape of a program: rows it owns, rows it visits at a time, columns of a product, warps, stages."""
+    """The shape of a program: rows it owns, rows it visits at a time, columns of a product, warps, stages.
+
+    `sums` is for how many numbers kept for each row it has registers.
+    """
 
     own: int
     other: int
     columns: int
     warps: int
     stages: int
+    sums: float = math.inf
 
 
-# The first of each is taken untuned; benchmarks choose among them where tuning is allowed.
+# The first of each is taken untuned; benchmarks choose among them where tuning is allowed. None needs local memory for
+# several sums of a row, but the last of FORWARD's for half precision, which is for one.
 FORWARD = {
-    True: (Blocks(64, 64, 64, 8, 3), Blocks(128, 64, 64, 8, 3), Blocks(128, 128, 64, 8, 3)),
-    False: (Blocks(32, 32, 32, 4, 2), Blocks(64, 32, 32, 4, 2), Blocks(64, 64, 32, 8, 2)),
+    True: (Blocks(64, 64, 64, 8, 3), Blocks(128, 64, 64, 8, 3), Blocks(128, 128, 64, 8, 3, 1)),
+    False: (Blocks(32, 32, 32, 4, 2), Blocks(64, 64, 32, 8, 2)),
 }
 BACKWARD = {
-    True: (Blocks(64, 32, 64, 8, 2), Blocks(64, 64, 64, 8, 2), Blocks(128, 64, 64, 8, 2)),
-    False: (Blocks(32, 32, 32, 8, 2), Blocks(64, 32, 32, 8, 2)),
+    True: (Blocks(64, 32, 64, 8, 2), Blocks(64, 64, 64, 8, 2)),
+    False: (Blocks(32, 32, 16, 8, 2),),
 }
 # Half of a matrix is cut into square tiles, untuned. More sums than MOST_SUMS would not stay in registers for both
 # sides of a tile; such a set visits the whole matrix.
-SQUARE = {True: (Blocks(64, 64, 64, 8, 3),), False: (Blocks(32, 32, 32, 8, 2),)}
+SQUARE = {True: (Blocks(64, 64, 64, 8, 3),), False: (Blocks(32, 32, 16, 8, 2),)}
 MOST_SUMS = 6
 # Embeddings up to this width are held whole, wider ones are multiplied a piece at a time.
 WHOLE = {True: 128, False: 32}
@@ -248,6 +254,7 @@ class Sweep:
         blocks = choice[self.half]
         if "end" in counts:
             blocks = SQUARE[self.half]
+        blocks = tuple(each for each in blocks if self.kept <= each.sums)
         if interpreted():
             blocks = (INTERPRETED,)
         whole = width <= (32 if interpreted() else WHOLE[self.half])
@@ -285,12 +292,13 @@ class Sweep:
             **{f"k{number}": value for number, value in enumerate(numbers)},
             **flags,
         }
-        if self.tune and len(blocks) > 1:
-            _tuned(text, blocks, width, whole)[grid](**arguments)
-        else:
-            first = blocks[0]
-            form = shape(first, width, whole)
-            built(text)[grid](**arguments, **form, num_warps=first.warps, num_stages=first.stages)
+        with torch.cuda.device_of(own.values):  # Triton launches on the current device, which may be another
+            if self.tune and len(blocks) > 1:
+                _tuned(text, blocks, width, whole)[grid](**arguments)
+            else:
+                first = blocks[0]
+                form = shape(first, width, whole)
+                built(text)[grid](**arguments, **form, num_warps=first.warps, num_stages=first.stages)
 
 
 def _joined(
@@ -311,4 +319,4 @@ def _joined(
 
 def tf32_allowed() -> bool:
     """Whether PyTorch's own switch lets float32 products be rounded to TF32."""
-    return torch.backends.cuda.matmul.fp32_precision == "tf32" or torch.get_float32_matmul_precision() != "highest"
+    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")  # the older switches set it too

@@ -100,7 +100,7 @@ def _compared(
                 loss, truth = loss + (ours * weights).sum(), truth + (theirs * weights).sum()
         if summands:
             one, other = torch.autograd.grad(loss, given), torch.autograd.grad(truth, exact)
-            tolerance = GRADIENT if half is None else HALF_GRADIENT
+            tolerance = GRADIENT if half is None and not tf32_allowed() else HALF_GRADIENT
             if not all(_close(a.cpu().double(), b, tolerance) for a, b in zip(one, other, strict=True)):
                 return "the gradient is off"
     s = s.detach()

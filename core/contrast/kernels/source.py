@@ -178,7 +178,7 @@ def _turned(name: str) -> list[str]:
 def backward(summands: Sequence[Summand], side: Side) -> tuple[str, list[float]]:
     """One of the kernels of the backward pass, and the numbers that it takes."""
     out = Writer()
-    total = ""
+    total, wide = "", False
     loads: dict[str, list[str]] = {"own": [], "other": []}
     served = {"rows": ["own"], "columns": ["other"], "both": ["own", "other"]}[side]
     parts = summands[-1].stop
@@ -208,11 +208,12 @@ def backward(summands: Sequence[Summand], side: Side) -> tuple[str, list[float]]
                     continue
                 weight = " + ".join(_spread(f"g{row}_{which}", which) for which in sides)
                 term = f"({weight}) * {out.write(slope, name)}"
+                wide = wide or slope.operation != "number"
                 total = f"{total} + {term}" if total else term
                 out.lines.append(f"total = {total}")
                 total = "total"
-    if not total:
-        out.lines.append("total = s * 0.0")
+    if not wide:  # slopes that are the same for all similarities do not have the shape of a tile
+        out.lines.append(f"total = tl.zeros_like(s) + {total or '0.0'}")
     out.lines += [
         "total = tl.where(allowed, total, 0.0)",
         "if SCALED:",
