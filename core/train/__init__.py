@@ -9,7 +9,8 @@ Each module imports only what stands above it:
     recipe                          read, merge, check
     optimizer, metrics, sampling,   parts of a run
     checkpoint, model_files,
-    notes, signals, evaluation
+    notes, signals, encoding,
+    block_losses, evaluation
     run_folder                      where a run lies, and how it is found
     build, launch                   model and objective; device and processes
     run_state                       what changes while a run trains: continue it, put it on record
@@ -17,4 +18,5 @@ Each module imports only what stands above it:
     step, nonfinite                 one forward pass; where a number that is not finite comes from
     loop                            `train` and the loop itself
     trained_run                     a finished run, loaded back
+    theory                          the papers' theorems on one
 """

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dipole.core.contrast.objective import Composite
 from dipole.core.contrast.objectives.blocks import Blocks, hinge, logistic
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.seeding import Seeds
 from dipole.core.train.sampling import ClassBlocks
-
-if TYPE_CHECKING:
-    from dipole.core.contrast.objective import Composite
 
 BLOCKS = 2048  # of each part, at most a few more
 TOGETHER = 64  # blocks among which negatives are drawn, at least
@@ -32,7 +30,7 @@ class BlockShape:
     @classmethod
     def of(cls, objective: Composite | None, size: int) -> BlockShape:
         """That of the first `blocks` term, whose b is `size` and whose k is 1 where it gives none; else (size, 1)."""
-        for _, _, term in objective or ():
+        for _, _, term in objective if isinstance(objective, Composite) else ():
             if isinstance(term, Blocks):
                 return cls(term.b or size, term.k or 1, term.kind)
         return cls(size)

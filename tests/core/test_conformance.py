@@ -47,7 +47,7 @@ SPECS = [
     "dp(delta_pos=0.2, delta_neg=0.7, reduction=mean)",
     "dp(reduction=sum)",
     "cllr(norm=nuclear, alpha=0.5)",
-    "cllr(solver=proximal)",
+    "cllr(solver=proximal, tolerance=0.05)",
     "cllr(norm=nuclear, alpha=0.05, features=unit)",
     "0.5*infonce + 0.3*cacr + 0.1*dp + 0.1*cllr",
 ]

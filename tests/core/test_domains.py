@@ -20,9 +20,15 @@ from dipole.core.train.domains import (
 from dipole.core.train.shipped import broken_folders, shipped
 
 
+class Package(SimpleNamespace):
+    """As much of a distribution as is looked at, which is hashable like one."""
+
+    __hash__ = object.__hash__
+
+
 def declared_by(name: str, kind: str, **points: str) -> list[EntryPoint]:
     """Entry points of a distribution that is not installed."""
-    package = SimpleNamespace(name=name, version="2.0")
+    package = Package(name=name, version="2.0")
     return [EntryPoint(each, value, f"dipole.{kind}")._for(package) for each, value in points.items()]
 
 

@@ -384,7 +384,7 @@ def test_a_term_that_stays_0_is_said_and_recorded(
         return Pairs.cross(z1, z2, batch_negatives=False)
 
     monkeypatch.setattr(blobs_domain.BlobsAdapter, "embed", no_negatives)
-    overrides = ("objective=infonce+0.1*align_uniform", "train.log_every=2")
+    overrides = ("objective=infonce+0.1*hcl", "train.log_every=2")
     at_batch(monkeypatch, 5, lambda: signal.raise_signal(signal.SIGINT))
     with pytest.raises(RunInterruptedError):
         quiet(blobs, *overrides, runs=tmp_path / "runs")
@@ -392,7 +392,7 @@ def test_a_term_that_stays_0_is_said_and_recorded(
     assert sum("the term 'infonce' has been 0: no anchor has a negative" in line for line in said) == 1
     record = quiet(blobs, *overrides, runs=tmp_path / "runs")
     assert [note.partition(":")[0] for note in record.notes] == [
-        f"the term {name!r} has been 0" for name in ("infonce", "align_uniform")
+        f"the term {name!r} has been 0" for name in ("infonce", "hcl")
     ]
 
 
