@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dipole.core.ground.errors import DataError
+from dipole.core.ground.extras import install_line
 from dipole.core.ground.hub import without_retry_messages
 
 Unit = Literal["documents", "sentences"]
@@ -52,7 +53,7 @@ def _package(name: str) -> Any:
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
-        raise DataError(f"reading a corpus needs {error.name}; install it with: pip install 'dipole[text]'") from error
+        raise DataError(f"reading a corpus needs {error.name}; install it with: {install_line('text')}") from error
 
 
 def split_sentences(text: str) -> list[str]:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
 
 from dipole.core.ground.errors import TrainingError
+from dipole.core.ground.extras import install_line
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders import BagOfWords, Channels, Part, Projected, SentenceModel, Transformer, architecture
 from dipole.text.encoders.modeling_dipole import DipoleSentenceConfig, DipoleSentenceModel
@@ -74,7 +75,7 @@ def _library() -> SimpleNamespace:
             from sentence_transformers import models as modules  # type: ignore[no-redef, attr-defined]
     except ImportError as error:
         raise TrainingError(
-            "the export needs sentence-transformers; install it with: pip install 'dipole[sentence-transformers]'"
+            f"the export needs sentence-transformers; install it with: {install_line('sentence-transformers')}"
         ) from error
     names = ("Dense", "Normalize", "Pooling", "StaticEmbedding", "Transformer")
     return SimpleNamespace(SentenceTransformer=SentenceTransformer, **{name: getattr(modules, name) for name in names})

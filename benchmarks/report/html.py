@@ -9,6 +9,7 @@ from typing import Any
 from dipole import __version__
 from dipole.benchmarks.report.document import Report
 from dipole.core.ground.errors import ConfigError
+from dipole.core.ground.extras import install_line
 
 
 def to_html(report: Report) -> str:
@@ -17,7 +18,7 @@ def to_html(report: Report) -> str:
         from jinja2 import Environment, PackageLoader, StrictUndefined
         from markupsafe import Markup
     except ModuleNotFoundError as error:
-        raise ConfigError("the HTML report needs Jinja. Install it with: pip install 'dipole[report]'") from error
+        raise ConfigError(f"the HTML report needs Jinja. Install it with: {install_line('report')}") from error
     script, style = _template("report.js"), _template("report.css")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     environment = Environment(

@@ -22,6 +22,7 @@ from dipole.benchmarks.run.machine import cores, environment_for
 from dipole.benchmarks.run.tasks import Result, Task, execute, log_of
 from dipole.benchmarks.run_records import BENCH, is_done
 from dipole.core.ground.errors import ConfigError
+from dipole.core.ground.extras import install_line
 
 RETRIES = 5
 
@@ -37,7 +38,7 @@ class RayEngine:
         try:
             import ray
         except ModuleNotFoundError as error:
-            raise ConfigError("--engine ray needs Ray. Install it with: pip install 'dipole[ray]'") from error
+            raise ConfigError(f"--engine ray needs Ray. Install it with: {install_line('ray')}") from error
         self.ray: Any = ray
         if not self.ray.is_initialized():
             self.ray.init(log_to_driver=False, configure_logging=False)

@@ -16,6 +16,7 @@ from typing import Literal
 
 from dipole.core.cli.plugins import broken_plugins
 from dipole.core.ground.errors import DipoleError
+from dipole.core.ground.extras import install_line
 from dipole.core.ground.files import why
 from dipole.core.ground.plugins import KINDS, distribution, is_ours, points
 from dipole.core.train.domains import Domain, domains, resolve
@@ -153,7 +154,7 @@ def _packages() -> Iterator[Finding]:
                     else [f"{name} {found} (wanted {package[len(name) :]})"]
                 )
         state: Literal["ok", "missing", "broken"] = "broken" if extra == "core" else "missing"
-        install = "pip install dipole" if extra == "core" else f"pip install 'dipole[{extra}]'"
+        install = install_line("" if extra == "core" else extra)
         if absent or old:
             detail = "; ".join([*([f"not installed: {', '.join(absent)}"] if absent else []), *old])
             yield Finding(f"packages of {extra}", state, detail, f"{install} --upgrade" if old else install)

@@ -4,6 +4,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from dipole.core.ground.errors import ConfigError
+from dipole.core.ground.extras import install_line
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -13,8 +14,7 @@ def check_drawing() -> None:
     """ConfigError where matplotlib is missing, before work is done whose picture could not be drawn."""
     if find_spec("matplotlib") is None:
         raise ConfigError(
-            "pictures need the package 'matplotlib', which is not installed. "
-            "Install it with: pip install 'dipole[vision]'"
+            f"pictures need the package 'matplotlib', which is not installed. Install it with: {install_line('vision')}"
         )
 
 

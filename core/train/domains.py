@@ -17,6 +17,7 @@ from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any, cast
 
 from dipole.core.ground.errors import ConfigError, DipoleError, nearest
+from dipole.core.ground.extras import install_line
 from dipole.core.ground.plugins import OURS, PluginError, is_ours, load, package, points
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Domain:
     @property
     def install(self) -> str:
         """The line that installs what it needs."""
-        return f"pip install '{self.package}[{self.extra}]'" if self.extra else f"pip install {self.package}"
+        return install_line(self.extra, self.package)
 
 
 _added: dict[str, Domain] = {}  # by `add_domain`, before those of packages

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dipole.core.ground.errors import ConfigError, TrainingError
+from dipole.core.ground.extras import install_line
 from dipole.core.ground.files import why
 
 
@@ -123,7 +124,7 @@ def _event_writer(folder: Path, step: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise ConfigError("--tensorboard needs a package: pip install 'dipole[tensorboard]'") from error
+        raise ConfigError(f"--tensorboard needs a package: {install_line('tensorboard')}") from error
     return SummaryWriter(str(folder), purge_step=step or None)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from dipole.core.ground.errors import ConfigError, DataError
+from dipole.core.ground.extras import install_line
 from dipole.rl.episodes.history import Evaluation
 
 
@@ -31,7 +32,7 @@ def plot_curves(runs: Mapping[str, Sequence[Sequence[Evaluation]]], path: str | 
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ConfigError("curves are drawn by matplotlib. Install it with: pip install 'dipole[rl]'") from error
+        raise ConfigError(f"curves are drawn by matplotlib. Install it with: {install_line('rl')}") from error
 
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()

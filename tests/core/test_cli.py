@@ -25,6 +25,8 @@ from dipole.core.train.model_files import load_weights
 
 Process = Callable[..., subprocess.Popen[str]]
 
+ROOT = Path(__file__).resolve().parents[2]
+
 
 def dipole(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
     """Run a command in this process: exit code, stdout, stderr."""
@@ -237,7 +239,7 @@ def test_doctor_names_problems_with_cures(
     assert findings["torch"]["state"] == "ok"
     assert findings["runs folder"]["state"] == "ok"
     assert findings["data folder"]["cure"] == "Correct or unset DIPOLE_DATA."
-    assert findings["rl: simulator"]["cure"] == "pip install 'dipole[rl]'"
+    assert findings["rl: simulator"]["cure"] in (f"pip install -e '{ROOT}[rl]'", "pip install 'dipole[rl]'")
     assert all(each["cure"] for each in findings.values() if each["state"] != "ok")
     assert not Path("runs").exists()
     Path("file").write_text("")

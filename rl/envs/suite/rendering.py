@@ -17,6 +17,7 @@ from typing import Protocol
 from weakref import WeakSet
 
 from dipole.core.ground.errors import DipoleError
+from dipole.core.ground.extras import install_line
 
 PACKAGES = ("libegl1", "libopengl0", "libgl1-mesa-dri")
 INSTALL = f"apt-get update && apt-get install -y --no-install-recommends {' '.join(PACKAGES)}"
@@ -153,7 +154,7 @@ def import_suite() -> object:
     try:
         import mujoco
     except ImportError as error:
-        raise DipoleError(f"mujoco cannot be imported ({error}). Install it with: pip install 'dipole[rl]'") from error
+        raise DipoleError(f"mujoco cannot be imported ({error}). Install it with: {install_line('rl')}") from error
     if int(mujoco.__version__.partition(".")[0]) >= 4:
         raise DipoleError(
             f"mujoco {mujoco.__version__} does not work with dm_control (every task fails to load). "
@@ -169,7 +170,7 @@ def import_suite() -> object:
         from dm_control import suite
     except ImportError as error:
         if (error.name or "").startswith("dm_control"):
-            raise DipoleError("dm_control is not installed. Install it with: pip install 'dipole[rl]'") from error
+            raise DipoleError(f"dm_control is not installed. Install it with: {install_line('rl')}") from error
         raise RenderingError(f"the {backend} library cannot be loaded ({error}). {_cure()}") from error
     except AttributeError as error:
         raise RenderingError(f"the {backend} library cannot be loaded ({error}). {_cure()}") from error
