@@ -14,7 +14,7 @@ from dipole.core.contrast.embedded import Embedded
 from dipole.core.ground.drawing import check_drawing
 from dipole.core.ground.errors import ConfigError, PairsError
 from dipole.core.ground.seeding import Seeds
-from dipole.core.ground.transfer import ahead, sent
+from dipole.core.ground.transfer import prefetched, sent
 from dipole.core.measure.probes import ProbeResult, frozen, linear_probe_on_views
 from dipole.core.train.adapter import Adapter, Context, Sketch
 from dipole.core.train.block_losses import BlockShape
@@ -86,7 +86,7 @@ class VisionAdapter(Adapter):
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         batches = self._batches(epoch, start)
         if isinstance(self.parts.pretrain.images, Encoded) or self.device.type == "cuda":
-            batches = ahead(batches, self.device)
+            batches = prefetched(batches, self.device)
         for step, batch in enumerate(batches, epoch * self.steps_per_epoch + start + 1):
             self._step = step
             yield batch
