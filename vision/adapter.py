@@ -143,8 +143,7 @@ class VisionAdapter(Adapter):
         self.module.after_step()
 
     def evaluate(self, objective: Any) -> dict[str, float]:
-        size = self.config.own_table.size if self.config.method == "blocks" else 1
-        shape = BlockShape.of(objective, size)
+        shape = BlockShape.of(objective, self.config.framework.block_positives(self.config))
         results = self._probe(self.module, objective, shape)
         if self._untrained is not None:
             if self._baselines is None:
