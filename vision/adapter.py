@@ -77,8 +77,8 @@ class VisionAdapter(Adapter):
         # What the networks do not depend on is left out, so that runs that differ in it alone share one.
         images = _expected(config.data, config.augment.size)
         _order(config, images, batch_size, world_size, Seeds(0))
-        told = {"probe": ProbeConfig(), "augment": AugmentConfig(size=config.augment.size), "data": DataConfig()}
-        width = _width(config.model_copy(update=told), images, batch_size)
+        unasked = {"probe": ProbeConfig(), "augment": AugmentConfig(size=config.augment.size), "data": DataConfig()}
+        width = _width(config.model_copy(update=unasked), images, batch_size)
         key = config.framework.positives_key or "views"
         views = config.count if key == "views" else attrgetter(key)(config) + (not config.framework.counts_anchor)
         return Sketch(width, example, (config.method, views, min(batch_size, EXAMPLE)))
