@@ -36,6 +36,7 @@ def build(
         batch_size=config.train.batch_size,
         rank=rank,
         world_size=world_size,
+        validation=config.train.validation_share if config.train.evaluate_on == "validation" else 0.0,
     )
     adapter.module.to(device)
     if config.objective == "none":

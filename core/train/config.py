@@ -80,6 +80,9 @@ RATE = "learning_rate"
 """The entry of [train.schedule] that `schedule = "..."` stands for."""
 
 
+EvaluatedPart = Literal["test", "validation"]
+
+
 class TrainConfig(Settings):
     """The [train] table. Lengths and periods are in epochs when `epochs` is given, in steps when `steps` is given."""
 
@@ -117,6 +120,14 @@ class TrainConfig(Settings):
     ring: bool = Field(
         default=False,
         description="several ranks: candidates travel round a ring instead of being gathered on every rank",
+    )
+    evaluate_on: EvaluatedPart = Field(
+        default="test",
+        description="validation: a share of the training data is set aside and evaluated, and the test part is not "
+        "looked at; for choosing settings",
+    )
+    validation_share: float = Field(
+        default=0.2, gt=0, lt=1, description="of the training data, set aside with evaluate_on = 'validation'"
     )
     evaluate_every: int | None = Field(default=None, ge=1, description="period of evaluation; default only at the end")
     checkpoint_every: int | None = Field(
@@ -171,6 +182,8 @@ class TrainConfig(Settings):
             problems.append(
                 f"milestones and decay have no effect with schedule {self.rate_schedule!r}; use schedule 'step'"
             )
+        if self.evaluate_on == "test" and self.validation_share != type(self).model_fields["validation_share"].default:
+            problems.append("validation_share has no effect with evaluate_on 'test'; use evaluate_on 'validation'")
         if self.length and self.warmup > self.length:
             problems.append(f"warmup ({self.warmup:g}) is longer than the run ({self.length} {self.unit})")
         if problems:

@@ -139,6 +139,8 @@ def resolve(recipe: Mapping[str, Any], overrides: Iterable[str] = ()) -> Resolve
                 f"train.precision: {config.train.precision!r} is not possible in the domain {domain!r}. "
                 f"Allowed: {', '.join(adapter.precisions)}."
             )
+        if config.train.evaluate_on == "validation" and not adapter.validates:
+            problems.append(f"train.evaluate_on: the domain {domain!r} has no validation part. Allowed: test.")
         if config.objective == "none" and not adapter.objective_optional:
             problems.append(f"objective: 'none' is not possible in the domain {domain!r}.")
     if problems or config is None:

@@ -148,6 +148,7 @@ class RunState:
             wall_seconds=round(self.elapsed, 3),
             peak_memory_bytes=peak_memory(),
             peak_device_bytes=torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None,
+            evaluated_on=config.train.evaluate_on,
             results=found.results if found else {},
             diagnostics=found.diagnostics if found else {},
             histogram=found.histogram if found else None,

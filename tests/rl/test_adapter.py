@@ -170,3 +170,12 @@ def test_a_term_that_stays_0_is_said_in_the_record(tmp_path, monkeypatch):
 
     record = train(short("rl.task=still", "rl.exclude_duplicates=true", "objective=infonce"), tmp_path, quiet=True)
     assert any("'infonce'" in note and "no anchor has a negative" in note for note in record.notes)
+
+
+def test_settings_are_chosen_on_other_episodes_than_those_of_the_test(tmp_path):
+    records = {}
+    for part in ("test", "validation"):
+        record = train(short(f"train.evaluate_on={part}", "train.steps=60"), tmp_path, quiet=True)
+        records[part] = record
+        assert record.evaluated_on == part
+    assert records["test"].results["return/mean"] != records["validation"].results["return/mean"]
