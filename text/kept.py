@@ -10,6 +10,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -100,7 +101,7 @@ class Kept:
         try:
             with np.load(self.folder / "probes.npz") as file:
                 found = dict(file)
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
             raise CheckpointError(
                 f"the model {self.folder} is damaged: {error}. Train again with --overwrite."
             ) from error

@@ -37,10 +37,14 @@ RESNET = "ResNet"
 
 
 def describe(module: nn.Module) -> dict[str, Any]:
-    """What `build` makes a module of the same shape from, as JSON values; ValueError for a layer outside `LAYERS`."""
+    """What `build` makes a module of the same shape from, as JSON values (a file of settings keeps no order of keys).
+
+    Raises:
+        ValueError: there is a layer outside `LAYERS`.
+    """
     kind = type(module).__name__
     if type(module) is nn.Sequential:
-        return {"kind": CHAIN, "layers": {name: describe(layer) for name, layer in module.named_children()}}
+        return {"kind": CHAIN, "layers": [[name, describe(layer)] for name, layer in module._modules.items()]}
     if kind not in LAYERS or type(module) is not getattr(nn, kind):
         raise ValueError(kind)
     told = {name: getattr(module, name) for name in LAYERS[kind]}
@@ -55,7 +59,7 @@ def build(description: dict[str, Any]) -> nn.Module:
     kind = told.pop("kind")
     if kind == CHAIN:
         chain = nn.Sequential()
-        for name, layer in told["layers"].items():
+        for name, layer in told["layers"]:
             chain.add_module(name, build(layer))
         return chain
     if kind == RESNET:
@@ -82,14 +86,14 @@ class DipoleVisionConfig(PretrainedConfig):
 
     def __init__(
         self,
-        stages: dict[str, Any] | None = None,
+        stages: list[Any] | None = None,
         num_channels: int = 3,
         image_size: int = 32,
         hidden_size: int = 0,
         tap: str = "",
         **kwargs: Any,
     ) -> None:
-        """stages: name -> description of each stage, in order. tap: the stage that is read. hidden_size: its width."""
+        """stages: name and description of each, in order. tap: the stage that is read. hidden_size: its width."""
         super().__init__(**kwargs)
         self.stages, self.tap = stages, tap
         self.num_channels, self.image_size, self.hidden_size = num_channels, image_size, hidden_size
@@ -108,7 +112,7 @@ class DipoleVisionModel(PreTrainedModel):
         super().__init__(config)
         self.register_buffer("mean", torch.zeros(config.num_channels))
         self.register_buffer("std", torch.ones(config.num_channels))
-        self.stages = nn.ModuleDict({name: build(stage) for name, stage in (config.stages or {}).items()})
+        self.stages = nn.ModuleDict({name: build(stage) for name, stage in config.stages or ()})
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:

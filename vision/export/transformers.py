@@ -147,17 +147,17 @@ def _fields(encoder: ResNetEncoder) -> dict[str, Any]:
     }
 
 
-def describe(encoder: Encoder) -> dict[str, Any]:
-    """Name -> description of every stage of an encoder.
+def describe(encoder: Encoder) -> list[Any]:
+    """Name and description of every stage of an encoder, in order.
 
     Raises:
         ConfigError: it has a layer that no description has.
     """
     if isinstance(encoder, ResNetEncoder):
-        return {encoder.last: {"kind": modeling.RESNET, **_fields(encoder)}}
+        return [[encoder.last, {"kind": modeling.RESNET, **_fields(encoder)}]]
     if isinstance(encoder, Stages):
         try:
-            return {name: modeling.describe(stage) for name, stage in encoder.stages.items()}
+            return [[name, modeling.describe(stage)] for name, stage in encoder.stages.items()]
         except ValueError as error:
             raise ConfigError(
                 f"an encoder with the layer {error} cannot be exported to transformers. Known layers: "
