@@ -97,7 +97,7 @@ class Hub(BaseHTTPRequestHandler):
             {"id": "me/model", "sha": "1", "siblings": [], "private": True, "tags": [], "downloads": 0, "likes": 0}
         )
 
-    do_HEAD = do_GET
+    do_HEAD = do_GET  # noqa: N815
 
     def reply(self, value: object, code: int = 200) -> None:
         body = json.dumps(value).encode()
