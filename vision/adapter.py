@@ -47,6 +47,7 @@ class VisionAdapter(Adapter):
 
     domain: ClassVar[str] = "vision"
     config_model: ClassVar[type[Settings]] = VisionConfig
+    validates: ClassVar[bool] = True
     export_formats: ClassVar[tuple[str, ...]] = FORMATS
 
     data_fields: ClassVar[frozenset[str]] = frozenset({"data"})
@@ -84,7 +85,7 @@ class VisionAdapter(Adapter):
     @cached_property
     def parts(self) -> Parts:
         """The images; of a model in use they are read when something asks for them."""
-        return load(self.config.data, self.seed)
+        return load(self.config.data, self.seed, self.validation)
 
     @cached_property
     def _order(self) -> Order:

@@ -42,6 +42,8 @@ class Context(TypedDict):
         workdir: the run's folder (it exists); for caches and pictures.
         batch_size: instances per step over all ranks; divisible by world_size.
         rank, world_size: which share of every global batch this process draws; 0 of 1 unless given.
+        validation: the share of the training data to set aside and to evaluate in place of the test part, which is not
+            looked at; 0, the default, evaluates the test part. Only a domain that `validates` is given another.
         kept: folder that `Adapter.keep` filled when the run ended, for using the model: build the module from it alone,
             and read data only when something asks for them. Absent for training.
     """
@@ -52,6 +54,7 @@ class Context(TypedDict):
     batch_size: int
     rank: NotRequired[int]
     world_size: NotRequired[int]
+    validation: NotRequired[float]
     kept: NotRequired[Path]
 
 
@@ -78,6 +81,7 @@ class Adapter(ABC):
             (`Settings.determining`, `Settings.incidental`).
         train_fields: the keys of [train] that have an effect here; None means all. Setting another is an error.
         precisions: the values of train.precision that its loop can compute in; None means all.
+        validates: whether it can evaluate a validation part (`Context`).
         objective_optional: whether `objective = "none"` is allowed (a control without contrast).
         export_formats: what `dipole export RUN --to FORMAT` can write.
         data_fields: the keys of its table that say where data lie; `dipole eval RUN --set` may give others.
@@ -98,6 +102,7 @@ class Adapter(ABC):
     config_model: ClassVar[type[Settings]]
     train_fields: ClassVar[frozenset[str] | None] = None
     precisions: ClassVar[tuple[str, ...] | None] = None
+    validates: ClassVar[bool] = False
     objective_optional: ClassVar[bool] = False
     export_formats: ClassVar[tuple[str, ...]] = ()
     data_fields: ClassVar[frozenset[str]] = frozenset()
@@ -122,6 +127,7 @@ class Adapter(ABC):
         self.batch_size = context["batch_size"]
         self.rank = context.get("rank", 0)
         self.world_size = context.get("world_size", 1)
+        self.validation = context.get("validation", 0.0)
         self.kept = context.get("kept")
 
     @classmethod

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dipole.core.ground.errors import ConfigError, DataError, DipoleError, RecordError, nearest
 from dipole.core.ground.seeding import Seeds, set_deterministic
 from dipole.core.record import Evaluation, Number, RunRecord, library_versions, now, write_record
-from dipole.core.train.build import build
+from dipole.core.train.build import build, scheduled
 from dipole.core.train.domains import adapter_class
 from dipole.core.train.evaluation import Evaluated, evaluate
 from dipole.core.train.launch import pick_device
@@ -57,6 +57,7 @@ def load_run(
     else:
         adapter, objective = _rebuilt(lambda: build(config, folder, place), record, folder)
     load_weights(folder.model, adapter.module, objective)
+    scheduled(config.train, objective, adapter.steps_per_epoch).set(record.steps)
     return record, adapter, objective
 
 

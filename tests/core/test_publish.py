@@ -84,12 +84,14 @@ class Hub(BaseHTTPRequestHandler):
         if self.refuse:
             self.reply({"error": "no"}, 403)
         elif self.path.startswith("/api/repos/create"):
-            self.reply({"url": "http://localhost/me/model", "id": "me/model", "name": "me/model"})
+            self.reply({"url": f"http://{self.headers['Host']}/me/model", "id": "me/model", "name": "me/model"})
         elif "/preupload/" in self.path:
             files = [{"path": each["path"], "uploadMode": "regular"} for each in json.loads(body)["files"]]
             self.reply({"files": files})
         else:
-            self.reply({"commitUrl": "http://localhost/me/model/commit/1", "commitOid": "1", "success": True})
+            self.reply(
+                {"commitUrl": f"http://{self.headers['Host']}/me/model/commit/1", "commitOid": "1", "success": True}
+            )
 
     def do_GET(self) -> None:
         self.asked.append(("GET", self.path, b""))
