@@ -86,7 +86,10 @@ class Hub(BaseHTTPRequestHandler):
         elif self.path.startswith("/api/repos/create"):
             self.reply({"url": f"http://{self.headers['Host']}/me/model", "id": "me/model", "name": "me/model"})
         elif "/preupload/" in self.path:
-            files = [{"path": each["path"], "uploadMode": "regular"} for each in json.loads(body)["files"]]
+            files = [
+                {"path": each["path"], "uploadMode": "regular", "shouldIgnore": False, "oid": None}
+                for each in json.loads(body)["files"]
+            ]
             self.reply({"files": files})
         else:
             self.reply(
