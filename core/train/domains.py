@@ -35,10 +35,10 @@ class Domain:
         extra: the extra of its distribution that installs what it needs; "" if there is none.
         probes: what `dipole doctor` tries: title -> "package.module:function". The function returns what it found as
             text, or raises a DipoleError "what is wrong. The cure."
+        package: the distribution it comes from; filled in when it is found.
         exported: "package.module:function" for `dipole embed` on what `dipole export` wrote; "" where it cannot. The
             function gets a folder, a torch.device and the name of features or None; it returns an `Embedder`, or None
             for a folder that is not its own by what it holds.
-        package: the distribution it comes from; filled in when it is found.
     """
 
     name: str
@@ -46,8 +46,8 @@ class Domain:
     adapter: str
     extra: str = ""
     probes: Mapping[str, str] = field(default_factory=dict)
-    exported: str = ""
     package: str = ""
+    exported: str = ""
 
     @property
     def install(self) -> str:
