@@ -64,7 +64,7 @@ def export_sentence_transformer(encoder: SentenceEncoder, folder: Path) -> None:
         options = {"prompts": dict.fromkeys(("blank", "query", "document"), BLANK), "default_prompt_name": "blank"}
     else:
         modules = [
-            _saved(library, encoder, with_code(encoder, model)),
+            _transformer(library, encoder, with_code(encoder, model)),
             library.Pooling(model.output_width, pooling_mode="cls"),
         ]
     library.SentenceTransformer(modules=modules, device="cpu", **options).save(str(folder))
@@ -101,7 +101,7 @@ def _closed(tokens: Tokens) -> bool:
 def _own_transformer(library: SimpleNamespace, encoder: SentenceEncoder, model: SentenceModel) -> list[nn.Module]:
     inner = last(model.f)
     assert isinstance(inner, Transformer)  # the caller has looked
-    modules = [_saved(library, encoder, inner.model), library.Pooling(inner.width, pooling_mode=inner.pooling)]
+    modules = [_transformer(library, encoder, inner.model), library.Pooling(inner.width, pooling_mode=inner.pooling)]
     if isinstance(model.f, Projected):
         dense = library.Dense(model.f.width, model.f.width, bias=False, activation_function=nn.Identity())
         dense.linear.weight = nn.Parameter(model.f.matrix.T.contiguous())
@@ -109,7 +109,7 @@ def _own_transformer(library: SimpleNamespace, encoder: SentenceEncoder, model: 
     return modules if encoder.normalize == "none" else [*modules, library.Normalize()]
 
 
-def _saved(library: SimpleNamespace, encoder: SentenceEncoder, model: nn.Module) -> nn.Module:
+def _transformer(library: SimpleNamespace, encoder: SentenceEncoder, model: nn.Module) -> nn.Module:
     """The library's `Transformer` around a model and its tokenizer; it takes them from a folder only."""
     with tempfile.TemporaryDirectory() as holder:
         model.save_pretrained(holder)  # type: ignore[operator]
