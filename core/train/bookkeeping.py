@@ -19,7 +19,7 @@ from dipole.core.train.checkpoint import save_checkpoint
 from dipole.core.train.config import RunConfig
 from dipole.core.train.evaluation import Evaluated, evaluate
 from dipole.core.train.metrics import MetricsLog
-from dipole.core.train.model_files import save_weights
+from dipole.core.train.model_files import save_kept, save_weights
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.run_state import RunState, Status
 from dipole.core.train.signals import Interrupts, RunInterruptedError
@@ -134,6 +134,7 @@ class Bookkeeping(RunState):
         if not self.fabric.is_global_zero:
             return self._record("done")
         save_weights(self.folder.model, self.adapter.module, self.objective)
+        save_kept(self.folder.kept, self.adapter)
         record = self._write_record("done")
         for line in self._evaluated[1].remarks if self._evaluated is not None else []:
             self._progress.warn(f"warning: {line}.")

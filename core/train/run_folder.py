@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import tomllib
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -40,6 +41,7 @@ class RunFolder:
         self.record = path / "record.json"
         self.checkpoints = path / "checkpoints"
         self.model = path / "model"
+        self.kept = self.model / "kept"
         self.tensorboard = path / "tensorboard"
         self._owner = path / ".pid"
         self._lock: FileLock | None = None
@@ -109,10 +111,10 @@ class RunFolder:
         record = self.read_record()
         return record is not None and record.status == "done"
 
-    def read_config(self) -> RunConfig:
-        """Read config.toml back."""
+    def read_config(self, overrides: Iterable[str] = ()) -> RunConfig:
+        """Read config.toml back, with overrides ("table.key=value") over it."""
         try:
-            return resolve(tomllib.loads(self.config.read_text(encoding="utf-8"))).config
+            return resolve(tomllib.loads(self.config.read_text(encoding="utf-8")), overrides).config
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise RecordError(f"{self.config} cannot be read: {error}") from error
 
