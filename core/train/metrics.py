@@ -7,14 +7,16 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from dipole.core.ground.errors import ConfigError, TrainingError
-from dipole.core.ground.extras import install_line
+from dipole.core.ground.errors import TrainingError
 from dipole.core.ground.files import why
+
+if TYPE_CHECKING:
+    from dipole.core.train.trackers import Ending, Trackers
 
 
 class Meter:
@@ -95,37 +97,28 @@ class MetricsFile:
 
 
 class MetricsLog:
-    """Where a run's lines go: metrics.jsonl, and TensorBoard's events where they are asked for."""
+    """Where a run's lines go: metrics.jsonl, and the trackers that are asked for."""
 
-    def __init__(self, path: Path, keep_bytes: int = 0, tensorboard: Path | None = None, step: int = 0) -> None:
-        """Open both; `keep_bytes` as in `MetricsFile`, events after `step` are dropped as well."""
+    def __init__(self, path: Path, keep_bytes: int = 0, trackers: Trackers | None = None) -> None:
+        """Open for appending; `keep_bytes` as in `MetricsFile`."""
         self._file = MetricsFile(path, keep_bytes)
-        self._board = _event_writer(tensorboard, step) if tensorboard is not None else None
+        self._trackers = trackers
 
     def write(self, step: int, epoch: float, seconds: float, values: Mapping[str, float | None]) -> None:
         """Write one line for a step."""
         self._file.write({"step": step, "epoch": round(epoch, 4), "time": round(seconds, 2), **values})
-        if self._board is not None:
-            for name, value in values.items():
-                if value is not None:
-                    self._board.add_scalar(name, value, step)
+        if self._trackers is not None:
+            self._trackers.log(step, values)
 
     def position(self) -> int:
         """Return the size of metrics.jsonl after putting everything on the disk."""
         return self._file.position()
 
-    def close(self) -> None:
+    def close(self, ending: Ending) -> None:
+        """Close all, and tell the trackers how the run ended."""
         self._file.close()
-        if self._board is not None:
-            self._board.close()
-
-
-def _event_writer(folder: Path, step: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise ConfigError(f"--tensorboard needs a package: {install_line('tensorboard')}") from error
-    return SummaryWriter(str(folder), purge_step=step or None)
+        if self._trackers is not None:
+            self._trackers.close(ending)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
