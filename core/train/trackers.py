@@ -65,8 +65,8 @@ class About:
 def _tensorboard(about: About) -> Any:
     from accelerate.tracking import TensorBoardTracker
 
-    # Events after the checkpoint are dropped.
-    return TensorBoardTracker("tensorboard", about.folder.path, purge_step=about.step or None)
+    # Events after the checkpoint are dropped, from that step on.
+    return TensorBoardTracker("tensorboard", about.folder.path, purge_step=about.step + 1 if about.step else None)
 
 
 def _wandb(about: About) -> Any:
@@ -153,6 +153,9 @@ class Trackers:
         self._trackers: dict[str, Any] = {}
         values = dict(flat(config.model_dump(mode="json", exclude_none=True)))
         values["hash"] = config.hash
+        from accelerate import PartialState
+
+        PartialState()  # its trackers ask it whether they are the first process
         for name in names:
             about = About(
                 f"{config.name} {config.hash}", keys.get(name) or uuid.uuid4().hex, folder, step, name in keys
