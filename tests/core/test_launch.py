@@ -298,3 +298,17 @@ def test_an_error_of_both_ranks_is_told_once(blobs: Path, tmp_path: Path) -> Non
     said = "".join(rank.communicate(timeout=100)[1] for rank in ranks)
     assert [rank.returncode for rank in ranks] == [2, 2], said
     assert said.count("train.batch_sise") == said.count("error:") == 1
+
+
+def test_runs_are_listed_with_what_became_of_them(
+    blobs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = quiet(blobs, runs=tmp_path / "runs")
+    path = tmp_path / "runs" / record.hash / "record.json"
+    path.write_text(path.read_text().replace('"done"', '"running"'))
+    path.with_name(".pid").write_text(json.dumps(json.loads(describe_self()) | {"boot": "an earlier one"}))
+    capsys.readouterr()
+    assert main(["list", "runs", "--runs", str(tmp_path / "runs")]) == 0
+    assert f"{record.hash}  interrupted  blobs  infonce  seed 0  step 10" in capsys.readouterr().out
+    assert main(["list", "runs", "--json", "--runs", str(tmp_path / "runs")]) == 0
+    assert json.loads(capsys.readouterr().out)["runs"][0]["status"] == "interrupted"
