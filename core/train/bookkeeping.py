@@ -20,12 +20,11 @@ from dipole.core.train.checkpoint import save_checkpoint
 from dipole.core.train.config import RunConfig
 from dipole.core.train.evaluation import Evaluated, diagnose_pairs, evaluate
 from dipole.core.train.launch import Processes
-from dipole.core.train.metrics import MetricsLog
 from dipole.core.train.model_files import save_weights
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.run_state import RunState, Status
 from dipole.core.train.signals import Interrupted, Interrupts, RunInterruptedError
-from dipole.core.train.trackers import Trackers
+from dipole.core.train.trackers import MetricsLog, Trackers
 
 BESIDE = ("train/loss", "train/return")
 """Values that stand beside the progress bar."""

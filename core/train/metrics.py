@@ -7,16 +7,13 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dipole.core.ground.errors import TrainingError
 from dipole.core.ground.files import why
-
-if TYPE_CHECKING:
-    from dipole.core.train.trackers import Ending, Trackers
 
 
 class Meter:
@@ -94,31 +91,6 @@ class MetricsFile:
 
     def close(self) -> None:
         self._file.close()
-
-
-class MetricsLog:
-    """Where a run's lines go: metrics.jsonl, and the trackers that are asked for."""
-
-    def __init__(self, path: Path, keep_bytes: int = 0, trackers: Trackers | None = None) -> None:
-        """Open for appending; `keep_bytes` as in `MetricsFile`."""
-        self._file = MetricsFile(path, keep_bytes)
-        self._trackers = trackers
-
-    def write(self, step: int, epoch: float, seconds: float, values: Mapping[str, float | None]) -> None:
-        """Write one line for a step."""
-        self._file.write({"step": step, "epoch": round(epoch, 4), "time": round(seconds, 2), **values})
-        if self._trackers is not None:
-            self._trackers.log(step, values)
-
-    def position(self) -> int:
-        """Return the size of metrics.jsonl after putting everything on the disk."""
-        return self._file.position()
-
-    def close(self, ending: Ending) -> None:
-        """Close all, and tell the trackers how the run ended."""
-        self._file.close()
-        if self._trackers is not None:
-            self._trackers.close(ending)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
