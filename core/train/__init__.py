@@ -13,8 +13,10 @@ Each module imports only what stands above it:
     optimizer, metrics, sampling,   parts of a run
     checkpoint, model_files,
     notes, signals, encoding,
-    block_losses, evaluation
+    block_losses, evaluation,
+    other_ranks
     run_folder                      where a run lies, and how it is found
+    trackers                        where the lines of metrics go: metrics.jsonl, TensorBoard, wandb, MLflow, trackio
     build, launch                   model and objective; device and processes
     run_state                       what changes while a run trains: continue it, put it on record
     bookkeeping                     what happens between steps: log, evaluate, save

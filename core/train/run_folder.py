@@ -22,6 +22,7 @@ from filelock import FileLock, Timeout
 
 from dipole.core.ground.errors import ConfigError, DipoleError, RecordError, TrainingError
 from dipole.core.ground.files import atomic_write, why
+from dipole.core.ground.process import OWNER, describe_self, pid_in
 from dipole.core.record import RunRecord, read_record
 from dipole.core.train.config import RunConfig
 from dipole.core.train.recipe import resolve
@@ -43,7 +44,8 @@ class RunFolder:
         self.model = path / "model"
         self.kept = self.model / "kept"
         self.tensorboard = path / "tensorboard"
-        self._owner = path / ".pid"
+        self.trackers = path / "trackers.json"
+        self._owner = path / OWNER
         self._lock: FileLock | None = None
 
     def open(self, config: RunConfig) -> None:
@@ -55,12 +57,12 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._take_lock()
-            self._owner.write_text(str(os.getpid()))
+            self._owner.write_text(describe_self())
             atomic_write(self.config, f"# run {config.hash}\n{config.to_toml()}")
         except Timeout:
             owner = "unknown"
             with suppress(OSError):
-                owner = self._owner.read_text().strip() or owner
+                owner = pid_in(self._owner.read_text())
             raise TrainingError(
                 f"another process (pid {owner}) is training this run in {self.path}. "
                 "Wait for it, or choose another --runs."
@@ -88,7 +90,7 @@ class RunFolder:
 
     def clear(self) -> None:
         """Remove what an earlier attempt wrote; other files in the folder are left alone."""
-        for path in (self.record, self.metrics):
+        for path in (self.record, self.metrics, self.trackers):
             path.unlink(missing_ok=True)
         for folder in (self.checkpoints, self.model, self.tensorboard):
             shutil.rmtree(folder, ignore_errors=True)
