@@ -135,7 +135,7 @@ LAYOUTS = {
     "block means": lambda r: Pairs.from_blocks(torch.stack([r["a"], r["b"], r["c"]], 1), "first", "means"),
     "labels": lambda r: Pairs.from_labels(r["a"], r["labels"], r["index"]),
     "labels of views": lambda r: Pairs.from_labels([r["a"], r["b"]], r["labels"] - 1, None, QUEUE, QUEUE_LABELS),
-    "columns": lambda r: Pairs.from_columns(r["a"], r["b"], [r["c"], 2 * r["b"] - r["c"]], r["labels"], r["index"]),
+    "columns": lambda r: Pairs.from_columns(r["a"], r["b"], [r["c"], r["a"]], r["labels"], r["index"]),
     "own columns": lambda r: Pairs.from_columns(r["a"], r["b"], r["c"], negatives_of="own"),
     "hard columns alone": lambda r: Pairs.from_columns(r["a"], r["b"], r["c"], batch_negatives=False),
     "sides": lambda r: Pairs.both(r["a"], r["b"], r["labels"], r["index"]),
