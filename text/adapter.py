@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Unpack
@@ -28,8 +28,11 @@ from dipole.text.batching import make_batch
 from dipole.text.config import TextSettings
 from dipole.text.corpus import Document, labelled_documents, read_documents
 from dipole.text.document_classification import document_accuracy
+from dipole.text.embed import SentenceEmbedder
 from dipole.text.encode import SentenceEncoder
-from dipole.text.encoded import Sentences, building, encode_documents, keep
+from dipole.text.encoded import Sentences, building, encode_documents
+from dipole.text.encoded import keep as keep_file
+from dipole.text.kept import READ_BY, Kept, Probes, keep
 from dipole.text.model import build_model, clip_each, expanded, fixed_table
 from dipole.text.neighbours import nearest_sentences, neighbour_histogram, next_sentence
 from dipole.text.senteval.tables import six_task_table
@@ -62,19 +65,25 @@ class TextAdapter(Adapter):
     domain: ClassVar[str] = "text"
     config_model: ClassVar[type[TextSettings]] = TextSettings
     validates: ClassVar[bool] = True
-    export_formats: ClassVar[tuple[str, ...]] = ("sentence-transformers",)
+    export_formats: ClassVar[tuple[str, ...]] = ("onnx", "sentence-transformers", "transformers")
+    data_fields: ClassVar[frozenset[str]] = frozenset({*READ_BY, "cache", "senteval", "labelled"} - {"max_length"})
+    built_from_data: ClassVar[bool] = True
 
     config: TextSettings
     module: encoders.SentenceModel
+    _kept: Kept | None = None
 
     def __init__(self, config: TextSettings, **context: Unpack[Context]) -> None:
         super().__init__(config, **context)
         _check_blocks(config, self.batch_size, self.world_size)
+        self._class_blocks: ClassBlocks | None = None
+        if self.kept is not None:
+            self._restore(Kept(self.kept))
+            return
         self.tokens, self.sentences = self._corpus()
         self.train_rows, self.held_rows = self._split()
         self.module = build_model(config, len(self.tokens), fixed_table(config, self.tokens))
         self.embedding_dim = self.module.width
-        self._class_blocks: ClassBlocks | None = None
         if config.pairs == "blocks" and config.blocks == "random":
             documents = self.sentences.document[self.train_rows]
             self._class_blocks = ClassBlocks(documents, self._unit, config.block_count, self.seed)
@@ -87,6 +96,49 @@ class TextAdapter(Adapter):
                 f"the corpus {config.corpus} leaves {drawn} sentences for training, fewer than "
                 f"train.batch_size {self.batch_size}"
             )
+
+    # Used without its corpus -----------------------------------------------------------------------------------------
+
+    def keep(self, folder: Path) -> None:
+        probes = Probes(self.sentences, {s: self._probe_rows(s) for s in ("train", "test")}, bool(len(self.held_rows)))
+        told = {"info": self.data_info(), "steps_per_epoch": self.steps_per_epoch}
+        keep(folder, self.config, self.module, self.tokens, probes, told)
+
+    def _restore(self, kept: Kept) -> None:
+        self._kept = kept
+        self.tokens, self.module = kept.tokens, kept.build(self.config)
+        self.embedding_dim, self.steps_per_epoch = self.module.width, kept.told["steps_per_epoch"]
+
+    @cached_property
+    def _probes(self) -> Probes | None:
+        """The sentences of evaluation that the run's folder holds; None where the corpus has to be read for them."""
+        if self._kept is None or not self._kept.has_data_of(self.config):
+            return None
+        return self._kept.probes()
+
+    @cached_property
+    def sentences(self) -> Sentences:
+        """Of a model in use: those that its folder holds, or those of a corpus, in ids of the kept vocabulary."""
+        if self._probes is not None:
+            return self._probes.sentences
+        return encode_documents(self._documents(), self.tokens, self.config.max_length)
+
+    @cached_property
+    def _rows(self) -> tuple[np.ndarray, np.ndarray]:
+        if self._probes is None:
+            return self._split()
+        return self._probes.rows["train"], self._probes.rows["test"][: None if self._probes.held_out else 0]
+
+    @cached_property
+    def train_rows(self) -> np.ndarray:
+        return self._rows[0]
+
+    @cached_property
+    def held_rows(self) -> np.ndarray:
+        return self._rows[1]
+
+    def embedder(self, features: str | None = None, objective: Any = None) -> SentenceEmbedder:
+        return SentenceEmbedder(self.encoder(objective), features)
 
     @classmethod
     def sketch(cls, config: Any, batch_size: int, world_size: int = 1) -> Sketch | None:
@@ -124,7 +176,7 @@ class TextAdapter(Adapter):
         kept = folder / "tokenizer.json"
         with building(folder):
             if not kept.is_file():
-                keep(kept, self._new_tokens().tokenizer.to_str(pretty=True))
+                keep_file(kept, self._new_tokens().tokenizer.to_str(pretty=True))
             tokens = load_tokens(kept)
             return tokens, encode_documents(self._documents(), tokens, c.max_length, folder)
 
@@ -232,7 +284,7 @@ class TextAdapter(Adapter):
         model, tokens = self.module, self.tokens
         if c.expand:
             assert c.vectors is not None  # the configuration has checked it
-            model, tokens = expanded(model, tokens, c.vectors)
+            model, tokens = expanded(model, tokens, c.vectors if self._kept is None else self._kept.vectors)
         limit = 512 if c.encoder == "transformer" else None
         transform = None if objective is None else objective.transform
         return SentenceEncoder(model, tokens, c.normalize, limit, transform)
@@ -247,6 +299,8 @@ class TextAdapter(Adapter):
         return both[:, :half], both[:, -half:]
 
     def _probe_rows(self, split: str) -> np.ndarray:
+        if self._probes is not None:
+            return self._probes.rows[split]
         rows = self.held_rows if split == "test" and len(self.held_rows) else self.train_rows
         if split == "train" and len(rows) > PROBED:
             rows = np.sort(self.seed.numpy("probe", "rows").permutation(rows)[:PROBED])
@@ -346,6 +400,9 @@ class TextAdapter(Adapter):
         return nearest_sentences(long[::step][:SHOWN], vectors.numpy(), joined)
 
     def data_info(self) -> dict[str, Any]:
+        if self._kept is not None and self._kept.has_data_of(self.config):
+            info: dict[str, Any] = self._kept.told["info"]
+            return info
         unknown = self.tokens.words_only and float(np.mean(np.asarray(self.sentences.tokens) == 0))
         return {
             "name": self.config.corpus,
@@ -362,9 +419,9 @@ class TextAdapter(Adapter):
         }
 
     def export(self, to: str, folder: Path, record: Any, objective: Any = None) -> None:
-        from dipole.text.export import export_sentence_transformer
+        from dipole.text.export import export_as
 
-        export_sentence_transformer(self.encoder(objective), folder)
+        export_as(to, self.encoder(objective), folder, record)
 
 
 def _unit_of(config: TextSettings) -> int:

@@ -7,4 +7,5 @@ TEXT = Domain(
     summary="sentences: Quick Thoughts and block contrast, with the SentEval tasks",
     adapter="dipole.text.adapter:TextAdapter",
     extra="text",
+    exported="dipole.text.exported:open_folder",
 )

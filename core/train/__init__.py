@@ -5,14 +5,18 @@ Each module imports only what stands above it:
     toml, identity                  values as text; what identifies a run
     schedule                        weights and options of terms that change with the step
     config, problems                the tables of a recipe; pydantic's errors in words
+    embedder                        vectors of inputs of one's own, and files of them
+    card, onnx_file, publish        what exported folders share: model card, ONNX, the Hub
     adapter                         what a domain provides
     domains, shipped                domains and shipped files by name
     recipe                          read, merge, check
     optimizer, metrics, sampling,   parts of a run
     checkpoint, model_files,
     notes, signals, encoding,
-    block_losses, evaluation
+    block_losses, evaluation,
+    other_ranks
     run_folder                      where a run lies, and how it is found
+    trackers                        where the lines of metrics go: metrics.jsonl, TensorBoard, wandb, MLflow, trackio
     build, launch                   model and objective; device and processes
     run_state                       what changes while a run trains: continue it, put it on record
     bookkeeping                     what happens between steps: log, evaluate, save

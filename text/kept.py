@@ -1,0 +1,110 @@
+"""What a trained text model needs besides its weights: vocabulary, shapes, word vectors, the sentences it is probed on.
+
+    kept/{tokenizer.json, text.json, probes.npz}, and where they are used transformer/config.json and vectors.txt
+
+Nothing of it depends on the corpus any more: the ids of words are those that the embeddings were trained for.
+"""
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+import torch
+from torch import nn
+
+from dipole.core.ground.errors import CheckpointError
+from dipole.text import encoders
+from dipole.text.config import TextSettings
+from dipole.text.encoded import Sentences
+from dipole.text.model import build_model
+from dipole.text.vocabulary import Tokens, load_tokens
+
+READ_BY = ("corpus", "unit", "column", "split", "encoding", "limit", "held_out", "development", "max_length")
+"""Settings that say which sentences a corpus gives; with others than the run's own the corpus is read."""
+
+
+@dataclass(frozen=True)
+class Probes:
+    """The sentences that evaluation looks at.
+
+    sentences: all of them; rows: of the splits "train" and "test"; held_out: whether those of "test" were.
+    """
+
+    sentences: Sentences
+    rows: dict[str, np.ndarray]
+    held_out: bool
+
+
+def keep(
+    folder: Path, config: TextSettings, module: encoders.SentenceModel, tokens: Tokens, probes: Probes, told: dict
+) -> None:
+    """Fill a folder; `told`: numbers that are not worked out again without the corpus."""
+    tokens.save(folder / "tokenizer.json")
+    fixed = next((table.embedding_dim for table in _tables(module) if not table.weight.requires_grad), None)
+    settings = {name: getattr(config, name) for name in READ_BY}
+    (folder / "text.json").write_text(json.dumps({"data": settings, "fixed": fixed, **told}, indent=1) + "\n")
+    s = probes.sentences
+    used, places = np.unique(np.concatenate([probes.rows["train"], probes.rows["test"]]), return_inverse=True)
+    taken, cut = s.take(used), len(probes.rows["train"])
+    np.savez(
+        folder / "probes.npz", tokens=taken.tokens, offsets=taken.offsets, document=taken.document,
+        train=places[:cut], test=places[cut:], held_out=probes.held_out,
+    )  # fmt: skip
+    if config.transformer is not None:
+        inner = next(part.model for part in module.modules() if isinstance(part, encoders.Transformer))
+        inner.config.save_pretrained(folder / "transformer")
+    if config.expand:
+        assert config.vectors is not None  # the configuration has checked it
+        shutil.copyfile(config.vectors, folder / "vectors.txt")
+
+
+def _tables(module: nn.Module) -> list[nn.Embedding]:
+    """The word embeddings."""
+    found = (getattr(part, "table", None) for part in module.modules())
+    return [table for table in found if isinstance(table, nn.Embedding)]
+
+
+class Kept:
+    """What `keep` wrote, read back."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            self.tokens = load_tokens(folder / "tokenizer.json")
+            self.told: dict[str, Any] = json.loads((folder / "text.json").read_text())
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"the model {folder} is damaged: {error}. Train again with --overwrite.") from error
+
+    def build(self, config: TextSettings) -> encoders.SentenceModel:
+        """The untrained model, in the shape of the trained one; no file beside the folder is read."""
+        if config.transformer is not None:
+            config = config.model_copy(update={"transformer": str(self.folder / "transformer")})
+        width = self.told["fixed"]
+        blank = None if width is None else nn.Embedding.from_pretrained(torch.zeros(len(self.tokens), width))
+        return build_model(config, len(self.tokens), blank)
+
+    @property
+    def vectors(self) -> str:
+        """The file of word vectors that the vocabulary is expanded by."""
+        return str(self.folder / "vectors.txt")
+
+    def has_data_of(self, config: TextSettings) -> bool:
+        """Whether a configuration asks for the sentences that lie here, and for no others."""
+        asked = {name: getattr(config, name) for name in READ_BY}
+        return asked == self.told["data"] and not (config.classifiers or config.losses)
+
+    def probes(self) -> Probes:
+        try:
+            with np.load(self.folder / "probes.npz") as file:
+                found = dict(file)
+        except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+            raise CheckpointError(
+                f"the model {self.folder} is damaged: {error}. Train again with --overwrite."
+            ) from error
+        rows = {split: found[split] for split in ("train", "test")}
+        sentences = Sentences(found["tokens"], found["offsets"], found["document"])
+        return Probes(sentences, rows, bool(found["held_out"]))
