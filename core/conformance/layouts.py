@@ -16,11 +16,24 @@ Leaves = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Layout:
-    """Named leaf tensors and how they become Pairs."""
+    """Named leaf tensors and how they become Pairs.
+
+    Args:
+        name: for messages.
+        shapes: of the leaves.
+        build: the Pairs of the leaves.
+        of_rows: whether the leaves are rows of a batch, so that ranks may hold parts of them.
+    """
 
     name: str
     shapes: dict[str, tuple[int, ...]]
     build: Callable[..., Pairs]
+    of_rows: bool = True
+
+    @property
+    def shared(self) -> set[str]:
+        """Leaves that all ranks hold alike: past embeddings."""
+        return self.shapes.keys() & {"queue", "bank"}
 
     @property
     def width(self) -> int:
@@ -99,7 +112,7 @@ LAYOUTS = (
     Layout("blocks", {"x": (3, 3, WIDTH)}, lambda x: Pairs.from_blocks(x, anchors="all")),
     Layout("first of a block", {"x": (4, 3, WIDTH)}, lambda x: Pairs.from_blocks(x)),
     Layout("block means", {"x": (4, 3, WIDTH)}, lambda x: Pairs.from_blocks(x, candidates="means")),
-    Layout("listed", {"x": (4, WIDTH), "y": (8, WIDTH)}, _listed),
+    Layout("listed", {"x": (4, WIDTH), "y": (8, WIDTH)}, _listed, of_rows=False),
 )
 
 

@@ -82,7 +82,7 @@ class Tempered(Objective):
     def after_step(
         self, learning_rate: float, weight: float, step: int | None = None, total: int | None = None
     ) -> None:
-        super().after_step(learning_rate, weight)
+        super().after_step(learning_rate, weight, step, total)
         if self.logit_scale is not None and self.largest_scale is not None:
             with torch.no_grad():
                 self.logit_scale.clamp_(max=math.log(self.largest_scale))
