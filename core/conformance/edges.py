@@ -6,6 +6,7 @@ import gc
 import pickle
 import warnings
 import weakref
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -174,10 +175,10 @@ def survives_large_norms(subject: Subject) -> str:
     layout = two_views(ROWS, 128)
     plain = layout.leaves(torch.float16, seed=2)
     large: Leaves = {name: (leaf.detach() * 32).requires_grad_() for name, leaf in plain.items()}
-    exact = [
-        subject.result(subject.make(layout, temperature=0.5), layout, {n: x.detach().double().requires_grad_() for n, x in leaves.items()})
-        for leaves in (plain, large)
-    ]  # fmt: skip
+    exact = []
+    for leaves in (plain, large):
+        doubled = {name: leaf.detach().double().requires_grad_() for name, leaf in leaves.items()}
+        exact.append(subject.result(subject.make(layout, temperature=0.5), layout, doubled))
     if not relative(exact[1].value, exact[0].value, 1e-3) <= 1e-6:
         raise Skipped("its value depends on the norms")
     found = subject.result(subject.make(layout, torch.float32, temperature=0.5), layout, large)
@@ -196,7 +197,7 @@ def ignores_strides(subject: Subject) -> str:
     """Embeddings that are not contiguous (transposed, every second row) have the value and gradient of a copy."""
     leaves = VIEWS.leaves()
     result = subject.result(subject.make(), VIEWS, leaves)
-    ways = {
+    ways: dict[str, Callable[[Tensor], Tensor]] = {
         "transposed": lambda x: x.t().contiguous().t(),
         "every second row": lambda x: torch.stack([x, -x], 1).flatten(0, 1)[::2],
     }

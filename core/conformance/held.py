@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-_STOPS = {Tensor.detach, torch.detach, Tensor.data.__get__, Tensor.item, Tensor.tolist, Tensor.__float__}
+_DATA: Any = Tensor.data  # a property
+_STOPS = {Tensor.detach, torch.detach, _DATA.__get__, Tensor.item, Tensor.tolist, Tensor.__float__}
 
 
 class Stops(TorchFunctionMode):

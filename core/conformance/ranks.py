@@ -1,6 +1,6 @@
 """Two processes that evaluate an objective together, started once and used for every objective of a report.
 
-    python -m dipole.core.conformance.ranks RANK FILE      # what `on_two_ranks` starts; it speaks by its pipes
+python -m dipole.core.conformance.ranks RANK FILE      # what `on_two_ranks` starts; it speaks by its pipes
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dipole.core.conformance.subjects import Result, parameters_of
 from dipole.core.contrast.embedded import Embedded
 
 COUNT = 2
-PATIENCE = 60.0  # seconds for one objective
+PATIENCE = 30.0  # seconds for one objective
 Case = tuple[int, Any, Leaves]  # the layout's place in LAYOUTS, the objective, the whole batch
 Found = Result | str  # what came out, or the error
 
@@ -68,12 +68,14 @@ class _Processes:
             return [_receive(each.stdout) for each in self._each]
         except (EOFError, OSError) as error:
             self.end()
-            last = [path.read_text(errors="replace").strip().splitlines()[-1:] for path in self._errors]
-            raise RanksError(f"the two processes ended: {' / '.join(sum(last, [])) or error}") from None
+            last = [line for path in self._errors for line in path.read_text(errors="replace").splitlines()[-1:]]
+            self.close()
+            raise RanksError(f"the two processes ended: {' / '.join(last) or error}") from None
         finally:
             late.cancel()
 
     def end(self) -> None:
+        """Whoever waits for an answer gets an error."""
         for each in self._each:
             for pipe in (each.stdin, each.stdout):
                 if pipe is not None:
@@ -81,6 +83,9 @@ class _Processes:
                         pipe.close()
             each.kill()
             each.wait()
+
+    def close(self) -> None:
+        self.end()
         self._folder.cleanup()
 
 
@@ -96,7 +101,7 @@ def start() -> None:
 @atexit.register
 def _end() -> None:
     while _running:
-        _running.pop().end()
+        _running.pop().close()
 
 
 def on_two_ranks(cases: Sequence[Case]) -> list[Found]:

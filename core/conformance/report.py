@@ -89,7 +89,9 @@ def run(subject: Subject, checks: Sequence[Check]) -> Report:
         except Exception as error:
             outcome, detail = "FAIL", f"{type(error).__name__}: {str(error).strip()}".split("\n", 1)[0]
             cause = raised.setdefault(detail, check.name)
-        rows.append(CheckResult(subject.name, check.name, outcome, detail, round(time.perf_counter() - start, 3), cause))
+        rows.append(
+            CheckResult(subject.name, check.name, outcome, detail, round(time.perf_counter() - start, 3), cause)
+        )
     return Report(subject.name, tuple(_explained(row, explained) for row in rows))
 
 

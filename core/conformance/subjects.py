@@ -236,7 +236,9 @@ def by_loops(instance: Composite, layout: Layout, leaves: Leaves) -> Tensor:
         options = {option.name: option.default for option in options_of(type(term).__init__)} | term.given
         case = Case.of(pairs, parameters_of(term))
         still = term.detached if isinstance(term.detached, tuple) else ()
-        case = replace(case, **{name: [row.detach() for row in getattr(case, name)] for name in still})
+        for name in still:
+            values: dict[str, Any] = {name: [row.detach() for row in getattr(case, name)]}
+            case = replace(case, **values)
         total = total + weight * loops(case, **options)
     return total
 

@@ -198,7 +198,8 @@ class Registry:
     def temporary(self) -> Iterator["Registry"]:
         """Forget at the end of the block whatever is registered inside it."""
         self._load()
-        before = [(table, dict(table)) for table in (self._entries, self._names)]
+        tables: tuple[dict[str, Any], ...] = (self._entries, self._names)
+        before = [(table, dict(table)) for table in tables]
         try:
             yield self
         finally:

@@ -127,7 +127,7 @@ class Good(nn.Module):
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
         n = len(a)
-        return cross_entropy(self.logits(a, b), torch.arange(2 * n).roll(n))
+        return cross_entropy(self.logits(a, b), torch.arange(2 * n, device=a.device).roll(n))
 
 
 class WrongSign(Good):
