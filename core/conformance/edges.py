@@ -24,6 +24,7 @@ from dipole.core.conformance.checks import (
     check,
     demand_finite,
     gradient_error,
+    ignores_order,
     ignores_this_order,
     relative,
     value_error,
@@ -82,6 +83,10 @@ def holds_for_many_rows(subject: Subject) -> str:
             empty = int((~gradient.any(dim=1)).sum())
             if empty:
                 raise Failed(f"the gradient of {empty} of {MORE} rows of {name} is zero, of {len(before)} of none")
+    try:
+        ignores_order(subject)
+    except Failed:
+        return "; ".join([*said, "see permutation"])
     order = torch.randperm(MORE, generator=torch.Generator().manual_seed(5))
     ignores_this_order(subject, layout, leaves, order, result)
     return "; ".join([*said, f"in any order for {MORE}"])
