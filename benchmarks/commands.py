@@ -92,7 +92,14 @@ def demo(parser: argparse.ArgumentParser) -> Runner:
 
 def _running(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="folder of runs (default: runs)")
-    parser.add_argument("--engine", choices=("local", "ray"), default="local", help="processes here, or a Ray cluster")
+    parser.add_argument(
+        "--engine", choices=("local", "ray", "slurm"), default="local",
+        help="processes here, a Ray cluster, or SLURM jobs",
+    )  # fmt: skip
+    parser.add_argument(
+        "--slurm", metavar="KEY=VALUE", nargs="+", action="extend", default=[], type=_option,
+        help="options of sbatch with --engine slurm, such as partition=gpu time=600 gpus_per_node=1",
+    )  # fmt: skip
     parser.add_argument("--jobs", type=_positive, metavar="N", help="jobs at a time (default: one per GPU or core)")
     parser.add_argument("--threads", type=_positive, metavar="N", help="computing threads of a job")
 
@@ -121,6 +128,7 @@ def _bench(arguments: argparse.Namespace) -> int:
         arguments.effect,
         arguments.overrides,
         arguments.seeds,
+        dict(arguments.slurm),
     )
     if not arguments.plan:
         print(f"Report: dipole report {arguments.runs} -o report.html")
@@ -133,7 +141,7 @@ def _sweep(arguments: argparse.Namespace) -> int:
     a = arguments
     return sweep(
         a.recipe, a.space, a.metric, a.trials, a.minimize, a.seeds, a.overrides, a.runs, a.engine, a.jobs, a.threads,
-        a.name, a.seed,
+        a.name, a.seed, dict(a.slurm),
     )  # fmt: skip
 
 
@@ -165,6 +173,13 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
     return int(text)
+
+
+def _option(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key or not value:
+        raise argparse.ArgumentTypeError(f"must be of the form KEY=VALUE, got {text!r}")
+    return key, value
 
 
 def _whole(text: str) -> int:

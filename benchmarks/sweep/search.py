@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from dipole.benchmarks.run.engines import Engine
 from dipole.benchmarks.run.tasks import Result, Task
 from dipole.benchmarks.run.terminal import say
 from dipole.benchmarks.run.worker import ask_to_stop
-from dipole.benchmarks.run_records import collect, run_name
+from dipole.benchmarks.run_records import read_records, run_name
 from dipole.benchmarks.suite import Job
 from dipole.benchmarks.sweep.space import Dimension, Value, corners, read_space, settings
 from dipole.benchmarks.sweep.study import SWEEPS, Study, opened
@@ -67,6 +67,7 @@ def sweep(
     threads: int | None = None,
     name: str | None = None,
     seed: int = 0,
+    slurm: Mapping[str, str] | None = None,
     console: Console | None = None,
 ) -> int:
     """Search, and train the winner; the exit code is 1 if no trial finished or a run of the winner failed.
@@ -83,6 +84,7 @@ def sweep(
         engine, jobs, threads: where trials run, as for `dipole bench`.
         name: of the search; by default the recipe's with a hash of what is searched.
         seed: of the proposals.
+        slurm: options of sbatch, for the engine "slurm".
     """
     console = console or Console()
     dimensions = read_space(space)
@@ -104,13 +106,13 @@ def sweep(
         (runs / SWEEPS).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise TrainingError(f"cannot write the runs folder {runs}: {why(error)}") from error
-    slots = make_engine(engine, jobs, threads).slots
+    slots = make_engine(engine, jobs, threads, slurm=slurm).slots
     folder = runs / SWEEPS / search.name
     with opened(folder, dimensions, described, not minimize, seed) as study:
         driver = _Driver(search, study, base.objective, runs, trials, console)
         say(console, f"Search {search.name}: {len(study.spent())} of {trials} trials begun, {slots} at a time.")
         with ThreadPoolExecutor(slots) as pool:
-            one_each = [_single(engine, threads, place, slots) for place in range(slots)]
+            one_each = [_single(engine, threads, place, slots, slurm) for place in range(slots)]
             for future in [pool.submit(driver.work, each) for each in one_each]:
                 future.result()
         best = study.best
@@ -125,13 +127,13 @@ def sweep(
         say(console, f"Best of {len(study.spent())} trials: number {best.number}, {metric} {best.value:.4g}: {chosen}")
         for key, share in study.importance().items():
             say(console, f"  {key}: {100 * share:.0f} % of what tells good trials from others")
-    records = collect(runs).done
-    summary = run_jobs(winner, records, runs, make_engine(engine, jobs, threads), console)
+    records = read_records(runs).done
+    summary = run_jobs(winner, records, runs, make_engine(engine, jobs, threads, slurm=slurm), console)
     _tell_test(console, search, winner, runs, best.value)
     return 1 if summary.failed else 0
 
 
-def _single(engine: EngineName, threads: int | None, place: int, slots: int) -> Engine:
+def _single(engine: EngineName, threads: int | None, place: int, slots: int, slurm: Mapping[str, str] | None) -> Engine:
     """An engine that runs one trial at a time, in its own part of the machine."""
     if engine == "local":
         from dipole.benchmarks.run.engines import LocalEngine
@@ -140,7 +142,7 @@ def _single(engine: EngineName, threads: int | None, place: int, slots: int) -> 
         gpus = visible_gpus()
         mine = [gpus[place % len(gpus)]] if gpus else []
         return LocalEngine(1, threads or max(1, cores() // slots), mine)
-    return make_engine(engine, 1, threads)
+    return make_engine(engine, 1, threads, slurm=slurm)
 
 
 class _Driver:
@@ -247,7 +249,7 @@ def _winner(search: Search, values: dict[str, Value], objective: str, seed: int,
 
 
 def _tell_test(console: Console, search: Search, winner: Sequence[Job], runs: Path, chosen: float) -> None:
-    done = collect(runs).done
+    done = read_records(runs).done
     values = [done[job.hash].results.get(search.metric) for job in winner if job.hash in done]
     numbers = [value for value in values if value is not None]
     if not numbers:
