@@ -119,6 +119,9 @@ class RunRecord(Part):
     peak_memory_bytes: int = Field(default=0, description="largest resident memory of the process")
     peak_device_bytes: int | None = Field(default=None, description="largest memory allocated on the GPU")
     results: dict[str, Number] = Field(default_factory=dict, description="evaluation at the end of training")
+    chosen: dict[str, Any] | None = Field(
+        default=None, description="result by which the kept weights are the best, their step and its value"
+    )
     diagnostics: dict[str, Number] = Field(default_factory=dict)
     histogram: Histogram | None = None
     evaluations: list[Evaluation] = Field(default_factory=list)

@@ -10,7 +10,7 @@ Each module imports only what stands above it:
     optimizer, metrics, sampling,   parts of a run
     checkpoint, model_files,
     notes, signals, encoding,
-    block_losses, evaluation
+    block_losses, evaluation, best
     run_folder                      where a run lies, and how it is found
     build, launch                   model and objective; device and processes
     run_state                       what changes while a run trains: continue it, put it on record

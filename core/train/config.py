@@ -109,6 +109,11 @@ class TrainConfig(Settings):
         description="several ranks: candidates travel round a ring instead of being gathered on every rank",
     )
     evaluate_every: int | None = Field(default=None, ge=1, description="period of evaluation; default only at the end")
+    best_by: str | None = Field(
+        default=None,
+        description="keep the weights of the evaluation where this result was largest, or smallest for -NAME, such as "
+        "senteval/STSBenchmark-cosine/dev/spearman; default the last weights",
+    )
     checkpoint_every: int | None = Field(
         default=None, ge=1, description="period of checkpoints; default 1 epoch or 1000 steps"
     )
@@ -140,6 +145,8 @@ class TrainConfig(Settings):
                 problems.append("schedule 'step' needs milestones in increasing order, such as [60, 80]")
         elif self.milestones is not None or self.decay is not None:
             problems.append(f"milestones and decay have no effect with schedule {self.schedule!r}; use schedule 'step'")
+        if self.best_by is not None and self.evaluate_every is None:
+            problems.append("best_by chooses among the evaluations of a run; set evaluate_every")
         if self.length and self.warmup > self.length:
             problems.append(f"warmup ({self.warmup:g}) is longer than the run ({self.length} {self.unit})")
         if problems:
