@@ -119,11 +119,11 @@ def read_pairs(
             incomplete += 1
             continue
         fewer += not all(cells[2:])
-        hard = [place.setdefault(text, len(place)) for cell in cells[2:] for text in cell]
-        for text in cells[1]:
-            anchors.append(place.setdefault(cells[0][0], len(place)))
-            positives.append(place.setdefault(text, len(place)))
-            negatives.append(hard)
+        numbers = [[place.setdefault(text, len(place)) for text in cell] for cell in cells]
+        for positive in numbers[1]:
+            anchors.append(numbers[0][0])
+            positives.append(positive)
+            negatives.append([number for cell in numbers[2:] for number in cell])
     if found is None:
         raise DataError(f"{source} holds no row")
     if not anchors:
@@ -133,8 +133,8 @@ def read_pairs(
         )
     if incomplete or fewer:
         said = [
-            f"{incomplete} rows have no {found[0]!r} or no {found[1]!r} and are left out" if incomplete else "",
-            f"{fewer} rows lack a negative and are kept with those they have" if fewer else "",
+            f"{incomplete} have no {found[0]!r} or no {found[1]!r} and are left out" if incomplete else "",
+            f"{fewer} lack a negative and are kept with those they have" if fewer else "",
         ]
         warnings.warn(f"{source}: of {read} rows {', '.join(filter(None, said))}", stacklevel=2)
     wide = np.full((len(negatives), max(map(len, negatives))), -1, dtype=np.int64)

@@ -122,16 +122,11 @@ class TextSettings(Settings):
         found = super().determining()
         return found | {"blocks_version": 2} if self.pairs == "blocks" else found
 
-    @model_validator(mode="before")
-    @classmethod
-    def _one_side(cls, values: Any) -> Any:
-        """One encoder for both sides of views and of columns, unless two are asked for."""
-        if isinstance(values, dict) and values.get("pairs") in ("views", "columns"):
-            return {"sides": 1} | values
-        return values
-
     @model_validator(mode="after")
     def _fits(self) -> "TextSettings":
+        if self.rows_drop and "sides" not in self.model_fields_set:
+            # The model is frozen for everybody else: the stored configuration must be complete.
+            self.__dict__["sides"] = 1
         problems = self._pair_problems()
         if self.held_out + self.development >= 1:
             problems.append("held_out and development together leave nothing for training; their sum must be below 1")
