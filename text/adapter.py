@@ -335,7 +335,7 @@ class TextAdapter(Adapter):
         others = _rows(f if g is None else g, partners.batch)
         count, most = len(anchor), partners.most
         hard = others.new_zeros(count * most, others.shape[1]).index_copy(0, partners.place, others[count:])
-        vectors = [anchor, others[:count], *hard.view(count, most, -1).unbind(1)]
+        vectors = [anchor, others[:count], *hard.view(count, most, others.shape[1]).unbind(1)]
         anchor, positive, *negatives = self._masked(vectors, batch)
         rows = {"anchor": anchor, "positive": positive, "index": batch.index}
         if negatives:

@@ -138,6 +138,16 @@ def test_columns_are_the_softmax_over_positives_and_hard_negatives(table, tmp_pa
     assert (adapter.module.g is None) == (sides == 1)
 
 
+def test_a_table_without_negatives(tmp_path):
+    corpus = write(tmp_path / "t.jsonl", [{"sentence1": f"a{i} b", "sentence2": f"c{i} d"} for i in range(30)])
+    adapter = make(tmp_path, pairs="columns", corpus=corpus, dropout=0.1, held_out=0.2)
+    embedded = adapter.embed(next(adapter.batches(0)))
+    pairs = embedded.relate(embedded.rows)
+    assert (len(pairs.anchors), len(pairs.candidates)) == (8, 8)
+    assert torch.isfinite(dipole.objective("infonce")(embedded).loss)
+    assert "triplet/accuracy" not in adapter.evaluate(None)
+
+
 def test_formats_give_the_same_table(tmp_path):
     from datasets import Dataset, DatasetDict
 
