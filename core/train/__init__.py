@@ -14,7 +14,7 @@ Each module imports only what stands above it:
     checkpoint, model_files,
     notes, signals, encoding,
     block_losses, evaluation,
-    other_ranks
+    other_ranks, best
     run_folder                      where a run lies, and how it is found
     trackers                        where the lines of metrics go: metrics.jsonl, TensorBoard, wandb, MLflow, trackio
     build, launch                   model and objective; device and processes

@@ -123,7 +123,7 @@ def test_defaults_of_version_1() -> None:
     defaults = {name: field.default for name, field in TrainConfig.model_fields.items()}
     assert defaults == {
         **dict.fromkeys(("epochs", "steps", "betas", "momentum", "milestones", "decay", "clip"), None),
-        **dict.fromkeys(("evaluate_every", "checkpoint_every"), None),
+        **dict.fromkeys(("evaluate_every", "best_by", "checkpoint_every"), None),
         "batch_size": 256,
         "optimizer": "adam",
         "learning_rate": 1e-3,
