@@ -183,7 +183,7 @@ class VisionAdapter(Adapter):
                 self._baselines = {f"untrained/{k}": v for k, v in untrained.items()}
                 self._baselines |= {f"raw/{k}": v for k, v in raw.items()}
             results |= self._baselines
-        if self._online is not None:
+        if self._online is not None and self._online.steps:
             results["online/accuracy"] = self._online_accuracy(self._online)
         if self.config.probe.picture and self._step:
             self.draw(self.workdir / "pictures" / f"step-{self._step}.png", objective, f"step {self._step}")

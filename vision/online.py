@@ -92,6 +92,7 @@ class OnlineProbe:
 
     def __init__(self, config: OnlineConfig, branches: Sequence[Branch], classes: int, device: torch.device) -> None:
         self.seen = Seen(branches)
+        self.steps = 0  # that it has made; it is not kept with a finished run
         width = sum(branch.encoder.taps[branch.encoder.last] for branch in branches)
         self.weight = torch.zeros(classes, width, device=device, requires_grad=True)
         self.bias = torch.zeros(classes, device=device, requires_grad=True)
@@ -133,6 +134,7 @@ class OnlineProbe:
         for parameter, grad in zip((self.weight, self.bias), grads, strict=True):
             parameter.grad = all_sum(grad) / count
         self.optimizer.step()
+        self.steps += 1
         right = all_sum((logits.detach().argmax(1) == y).sum().to(loss.dtype))
         return {"online_loss": all_sum(loss.detach()) / count, "online_accuracy": right / count}
 
@@ -145,6 +147,7 @@ class OnlineProbe:
         return {
             "weight": self.weight.detach(),
             "bias": self.bias.detach(),
+            "steps": self.steps,
             "optimizer": self.optimizer.state_dict(),
         }
 
@@ -152,4 +155,5 @@ class OnlineProbe:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.weight.copy_(state["weight"])
         self.bias.copy_(state["bias"])
+        self.steps = state["steps"]
         self.optimizer.load_state_dict(state["optimizer"])

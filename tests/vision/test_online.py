@@ -13,9 +13,11 @@ import torch.multiprocessing as mp
 from safetensors.torch import load_file
 
 from dipole.core.ground.errors import ConfigError
+from dipole.core.ground.seeding import Seeds
 from dipole.core.train.loop import train
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load
+from dipole.vision.adapter import VisionAdapter
 from dipole.vision.config import VisionConfig
 from dipole.vision.encoders import EncoderConfig, build_encoder
 from dipole.vision.frameworks.base import Branch
@@ -150,6 +152,20 @@ def test_ranks_are_one_process(shares):
         assert torch.equal(rank["weight"], ranks[0]["weight"])
         for mine, one in zip(rank["found"], found, strict=True):
             assert mine == pytest.approx(one, rel=1e-4)
+
+
+def test_a_probe_that_has_not_learnt_is_not_measured(tmp_path):
+    """As in `dipole eval`, which has the encoder alone."""
+    table = {"encoder": {"width": 4}, "data": {"limit": 64}, "probe": {"probes": ["knn"], "online": {}}}
+    a = VisionAdapter(
+        VisionConfig.model_validate_json(json.dumps(table)), seed=Seeds(0), device=torch.device("cpu"),
+        workdir=tmp_path, batch_size=16,
+    )  # fmt: skip
+    assert "online/accuracy" not in a.evaluate(None)
+    a.embed(next(iter(a.batches(0))))
+    a.after_step()
+    assert "online/accuracy" in a.evaluate(None)
+    assert set(a.metrics()) == {"online_accuracy", "online_loss"}
 
 
 # What cannot be ----------------------------------------------------------------------------------------------------

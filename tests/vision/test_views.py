@@ -1,6 +1,8 @@
 """An augmentation of its own for each view, and solarization."""
 
 import json
+import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ import torch
 from PIL import Image, ImageOps
 
 from dipole.core.ground.errors import ConfigError
-from dipole.core.train.recipe import load
+from dipole.core.train.recipe import load, resolve
 from dipole.vision import augment as A
 from dipole.vision.config import VisionConfig
 
@@ -75,8 +77,6 @@ def test_small_crops_are_views_too():
 
 def test_a_batch_holds_the_views_as_their_tables_say(tmp_path):
     """The first view is left as it is, the second solarized throughout."""
-    from pathlib import Path
-
     from dipole.core.ground.seeding import Seeds
     from dipole.vision.adapter import VisionAdapter
     from dipole.vision.augment import centre
@@ -114,3 +114,11 @@ def test_a_run_without_such_tables_keeps_its_name():
     other = load("digits-simclr", ["vision.augment.view.2.solarize=0.2"]).config
     assert other.hash != plain.hash
     assert other.determining()["vision"]["augment"]["view"] == {"2": {"solarize": 0.2}}
+
+
+def test_the_page_for_users_of_solo_learn_is_a_configuration():
+    text = (Path(__file__).parents[2] / "docs" / "vision.md").read_text().split("## From solo-learn")[1]
+    config = resolve(tomllib.loads(text.split("```toml\n")[1].split("```")[0])).config
+    assert config.settings.method == "byol"
+    assert [view.solarize for view in config.settings.framework.augmentations(config.settings)] == [0.0, 0.2]
+    assert config.settings.probe.online.learning_rate == 0.1
