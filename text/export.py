@@ -94,7 +94,7 @@ def _closed(tokens: Tokens) -> bool:
 def _own_transformer(library: SimpleNamespace, encoder: SentenceEncoder, model: SentenceModel) -> list[nn.Module]:
     last = _last(model.f)
     assert isinstance(last, Transformer)  # the caller has looked
-    modules = [_saved(library, encoder, last.model), library.Pooling(last.width, pooling_mode=last.pooling)]
+    modules = [_transformer(library, encoder, last.model), library.Pooling(last.width, pooling_mode=last.pooling)]
     if isinstance(model.f, Projected):
         dense = library.Dense(model.f.width, model.f.width, bias=False, activation_function=nn.Identity())
         dense.linear.weight = nn.Parameter(model.f.matrix.T.contiguous())
@@ -114,10 +114,10 @@ def _with_code(library: SimpleNamespace, encoder: SentenceEncoder, model: Senten
     }
     wrapped = DipoleSentenceModel(config)
     wrapped.encoder.load_state_dict(model.state_dict())
-    return [_saved(library, encoder, wrapped.eval()), library.Pooling(model.output_width, pooling_mode="cls")]
+    return [_transformer(library, encoder, wrapped.eval()), library.Pooling(model.output_width, pooling_mode="cls")]
 
 
-def _saved(library: SimpleNamespace, encoder: SentenceEncoder, model: nn.Module) -> nn.Module:
+def _transformer(library: SimpleNamespace, encoder: SentenceEncoder, model: nn.Module) -> nn.Module:
     """The library's `Transformer` around a model and its tokenizer; it takes them from a folder only."""
     with tempfile.TemporaryDirectory() as holder:
         model.save_pretrained(holder)  # type: ignore[operator]
