@@ -56,14 +56,27 @@ class VisionSettings(Settings):
             problems.append(f"method {self.method!r} needs views = 2 or more")
         if not method.negatives_mean and self.negatives is not None:
             problems.append(f"negatives has no effect with method {self.method!r}; {method.without_negatives}")
+        if self.encoder.projector != "mlp":
+            problems += [
+                f"encoder.{name} has no effect with projector {self.encoder.projector!r}; choose projector = 'mlp'"
+                for name in ("projector_layers", "projector_norm")
+                if getattr(self.encoder, name) is not None
+            ]
         if problems:
             raise ValueError("; ".join(problems))
+        if method.projector is not None and self.encoder.projector == "mlp":
+            told = {"projector_layers": method.projector[0], "projector_norm": method.projector[1]}
+            own = {name: value for name, value in told.items() if getattr(self.encoder, name) is None}
+            object.__setattr__(self, "encoder", self.encoder.model_copy(update=own))
         if self.views is None:
             object.__setattr__(self, "views", 1 if method.single else 2)
         if self.negatives is None:
             object.__setattr__(self, "negatives", method.default_negatives)
         if method.table is not None and self.own_table is None:
             object.__setattr__(self, self.method, method.table())
+        views = len(method.augmentations(self))
+        if beyond := [number for number in self.augment.view if int(number) > views]:
+            raise ValueError(f"augment.view.{beyond[0]} has no effect: an image has {views} views")
         return self
 
     def determining(self) -> dict[str, Any]:

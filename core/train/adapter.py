@@ -16,7 +16,7 @@ Nothing after `embed` knows the domain.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NotRequired, TypedDict, Unpack
 
@@ -172,6 +172,10 @@ class Adapter(ABC):
 
     def after_step(self) -> None:  # noqa: B027
         """Update what follows the optimizer: momentum encoders, queues."""
+
+    def metrics(self) -> Mapping[str, Tensor | float]:
+        """Return numbers of the last step without a graph; their means stand in metrics.jsonl as train/NAME."""
+        return {}
 
     @abstractmethod
     def evaluate(self, objective: Any) -> dict[str, float]:

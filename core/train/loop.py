@@ -215,6 +215,7 @@ class Run(Bookkeeping):
                     values |= {"train/grad_norm": norm, "train/grad_norm_squared": norm * norm}
                 if scaler.is_enabled():
                     values["train/skipped"] = float(not is_finite)
+                values |= {f"train/{name}": value for name, value in adapter.metrics().items()}
                 self.advance(values | {f"train/loss.{name}": term.value for name, term in outcome.terms.items()})
                 seen += 1
                 if self.step >= self.total_steps:

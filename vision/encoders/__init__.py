@@ -8,6 +8,7 @@ from torch import nn
 from dipole.core.ground.plugins import import_all
 from dipole.core.train.config import Settings
 from dipole.vision.encoders.base import ENCODERS, Encoder, Stem, register_encoder
+from dipole.vision.heads import Norm, mlp
 
 __all__ = ["Encoder", "EncoderConfig", "build_encoder", "build_projector", "register_encoder"]
 
@@ -33,6 +34,14 @@ class EncoderConfig(Settings):
     )
     projector: Literal["none", "linear", "mlp"] = Field("mlp", description="what stands between encoder and objective")
     hidden: int | None = Field(None, ge=1, description="mlp projector: hidden units; default the encoder's width")
+    projector_layers: int | None = Field(
+        None, ge=2, description="mlp projector: linear layers; default the framework's, 2 where it has none"
+    )
+    projector_norm: Norm | None = Field(
+        None,
+        description="mlp projector: batch norm behind no layer, the hidden ones, or all; default the framework's, none "
+        "where it has none",
+    )
     dim: int = Field(128, ge=1, description="width of the embedding behind a projector")
 
 
@@ -52,5 +61,5 @@ def build_projector(config: EncoderConfig, width: int) -> tuple[nn.Module, int]:
         return nn.Identity(), width
     if config.projector == "linear":
         return nn.Linear(width, config.dim), config.dim
-    hidden = config.hidden or width
-    return nn.Sequential(nn.Linear(width, hidden), nn.ReLU(inplace=True), nn.Linear(hidden, config.dim)), config.dim
+    hidden = [config.hidden or width] * ((config.projector_layers or 2) - 1)
+    return mlp([width, *hidden, config.dim], config.projector_norm or "none"), config.dim
