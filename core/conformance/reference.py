@@ -39,6 +39,7 @@ class Case:
     candidate_instances: list[int] | None = None
     queue: list[int] = field(default_factory=list)  # candidates that are past embeddings
     queue_of_keys: bool = False  # the candidates' encoder made them, not the anchors'
+    side: int = 0  # so many anchors, which are candidates, are of one encoder and the rest of another; 0: there is one
     parameters: dict[str, list[Vector]] = field(default_factory=dict)
 
     @classmethod
@@ -64,6 +65,7 @@ class Case:
             candidate_instances=None if pairs.candidate_index is None else pairs.candidate_index.tolist(),
             queue=strangers if pairs.known.queue else [],
             queue_of_keys=pairs.known.queue_of_keys,
+            side=len(pairs.anchors) // 2 if pairs.known.sides else 0,
             parameters={name: list(value.unbind()) for name, value in (parameters or {}).items()},
         )
 
@@ -229,6 +231,9 @@ def align_uniform(case: Case, *, alpha: float, t: float, align_weight: float, un
 def _within_sides(case: Case) -> list[list[tuple[Vector, Vector]]]:
     """Ordered pairs of different instances, for each encoder that the embeddings come from."""
     a, c = case.anchors, case.candidates
+    if case.side:
+        halves = range(case.side), range(case.side, len(a))
+        return [[(a[i], a[j]) for i in half for j in half if i != j] for half in halves]
     if not case.others:
         return [
             [(a[i], c[j]) for i in range(len(a)) for j in case.negatives(i) + ([] if case.views else case.positives[i])]
@@ -294,7 +299,8 @@ def cacr(
         attraction.append(total(w * point_cost(d) for w, d in zip(pull, d_pos, strict=True)))
         others = [case.candidates[j] for j in case.negatives(i)]
         if intra_batch:
-            fresh = range(case.among, len(case.anchors))
+            here = range(case.side) if i < case.side else range(case.side, len(case.anchors))
+            fresh = here if case.side else range(case.among, len(case.anchors))
             others += [case.anchors[m] for m in fresh if case.instances[m] != case.instances[i]]
         d_neg = [squared_distance(a, c) for c in others]
         push = _conditional(d_neg, t_neg, negative_weights, -1.0)

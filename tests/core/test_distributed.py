@@ -107,6 +107,7 @@ def build(spec):
 
 
 QUEUE = torch.ones(4, OUT, dtype=torch.double).tril()
+QUEUE_LABELS = torch.tensor([0, 1, 2, 1])
 
 
 def cross(a, b, **more):
@@ -117,7 +118,7 @@ LAYOUTS = {
     "views": lambda r: Pairs.from_views([r["a"], r["b"]], r["labels"], r["index"]),
     "queries of three views": lambda r: Pairs.from_views([r["a"], r["b"], r["c"]], r["labels"], r["index"], "queries"),
     "three views": lambda r: Pairs.from_views([r["a"], r["b"], r["c"]], r["labels"]),
-    "queue": cross("a", "b", queue_labels=torch.tensor([0, 1, 2, 1])),
+    "queue": cross("a", "b", queue_labels=QUEUE_LABELS),
     "queue of strangers": cross("a", "b"),
     "duplicates": lambda r: Pairs.cross(r["a"], r["b"], QUEUE, dropped=r["duplicate"]),
     "several keys": lambda r: Pairs.cross(r["a"], torch.stack([r["b"], r["c"]], 1), intra_batch=True),
@@ -130,6 +131,12 @@ LAYOUTS = {
     "first of a block": lambda r: Pairs.from_blocks(torch.stack([r["a"], r["b"], r["c"]], 1), labels=r["labels"]),
     "drawn blocks": lambda r: Pairs.from_blocks(torch.stack([r["a"], r["b"], r["c"]], 1), "all", draw=2**40 + 17),
     "block means": lambda r: Pairs.from_blocks(torch.stack([r["a"], r["b"], r["c"]], 1), "first", "means"),
+    "labels": lambda r: Pairs.from_labels(r["a"], r["labels"], r["index"]),
+    "labels of views": lambda r: Pairs.from_labels([r["a"], r["b"]], r["labels"] - 1, None, QUEUE, QUEUE_LABELS),
+    "columns": lambda r: Pairs.from_columns(r["a"], r["b"], [r["c"], 2 * r["b"] - r["c"]], r["labels"], r["index"]),
+    "own columns": lambda r: Pairs.from_columns(r["a"], r["b"], r["c"], negatives_of="own"),
+    "hard columns alone": lambda r: Pairs.from_columns(r["a"], r["b"], r["c"], batch_negatives=False),
+    "sides": lambda r: Pairs.both(r["a"], r["b"], r["labels"], r["index"]),
     "crops": lambda r: Pairs.from_crops([r["a"], r["b"]], [r["c"]], QUEUE, r["labels"], r["index"]),
     "crops of three": lambda r: Pairs.from_crops([r["a"], r["b"], r["c"]], labels=r["labels"]),
 }
