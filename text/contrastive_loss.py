@@ -63,6 +63,10 @@ class ContrastiveLoss(nn.Module):
     """
 
     model: Any  # a wrapped one while a trainer runs
+    objective: Composite
+    number: int
+    taken: bool
+    in_model: bool
 
     def __init__(
         self,

@@ -24,9 +24,16 @@ from dipole.core.ground.extras import install_line
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders import BagOfWords, Channels, Part, Projected, SentenceModel, Transformer, architecture
 from dipole.text.encoders.modeling_dipole import DipoleSentenceConfig, DipoleSentenceModel
+from dipole.text.encoders.tail import Pooled
 from dipole.text.vocabulary import Tokens
 
-CODE = ("modeling_dipole.py", "networks.py", "batch.py", "recurrent.py")  # what a folder needs to compute by itself
+CODE = (
+    "modeling_dipole.py",
+    "networks.py",
+    "batch.py",
+    "recurrent.py",
+    "tail.py",
+)  # what a folder needs to compute by itself
 BLANK = " "  # before every sentence: the words' tokenizer reads a blank one as a full stop, but never sees an empty one
 PROBE = ["A sentence.", "", "A somewhat longer sentence, to see whether padding is left out !", "unheardofword"]
 
@@ -43,7 +50,7 @@ def export_sentence_transformer(encoder: SentenceEncoder, folder: Path) -> None:
     library = _library()
     model = projected(encoder)
     options: dict[str, Any] = {}
-    if isinstance(_last(model.f), Transformer) and model.g is None and _closed(encoder.tokens):
+    if isinstance(_last(model.f), Transformer | Pooled) and model.g is None and _closed(encoder.tokens):
         modules = _own_transformer(library, encoder, model)
     elif (table := _word_table(encoder, model)) is not None:
         tokenizer = Tokenizer.from_str(encoder.tokens.tokenizer.to_str())
@@ -77,7 +84,7 @@ def _library() -> SimpleNamespace:
         raise TrainingError(
             f"the export needs sentence-transformers; install it with: {install_line('sentence-transformers')}"
         ) from error
-    names = ("Dense", "Normalize", "Pooling", "StaticEmbedding", "Transformer")
+    names = ("Dense", "Dropout", "LayerNorm", "Normalize", "Pooling", "StaticEmbedding", "Transformer")
     return SimpleNamespace(SentenceTransformer=SentenceTransformer, **{name: getattr(modules, name) for name in names})
 
 
@@ -93,13 +100,33 @@ def _closed(tokens: Tokens) -> bool:
 
 def _own_transformer(library: SimpleNamespace, encoder: SentenceEncoder, model: SentenceModel) -> list[nn.Module]:
     last = _last(model.f)
-    assert isinstance(last, Transformer)  # the caller has looked
-    modules = [_saved(library, encoder, last.model), library.Pooling(last.width, pooling_mode=last.pooling)]
+    assert isinstance(last, Transformer | Pooled)  # the caller has looked
+    inner: Any = last.part if isinstance(last, Pooled) else last
+    modules = [_saved(library, encoder, inner.model), library.Pooling(inner.width, pooling_mode=last.pooling)]
+    if isinstance(last, Pooled):
+        modules += [_layer(library, own, a) for own, a in zip(last.layers, last.described_layers, strict=True)]
     if isinstance(model.f, Projected):
         dense = library.Dense(model.f.width, model.f.width, bias=False, activation_function=nn.Identity())
         dense.linear.weight = nn.Parameter(model.f.matrix.T.contiguous())
         modules.append(dense)
     return modules if encoder.normalize == "none" else [*modules, library.Normalize()]
+
+
+def _layer(library: SimpleNamespace, own: nn.Module, a: dict[str, Any]) -> nn.Module:
+    """A layer of `Pooled` as the library's module."""
+    if a["kind"] == "normalize":
+        return library.Normalize()  # type: ignore[no-any-return]
+    if a["kind"] == "dropout":
+        return library.Dropout(a["p"])  # type: ignore[no-any-return]
+    if a["kind"] == "layer_norm":
+        module = library.LayerNorm(a["size"])
+        module.norm.load_state_dict(own.state_dict())
+        return module  # type: ignore[no-any-return]
+    residual = {"use_residual": True} if a["residual"] else {}
+    activation = getattr(nn, a["activation"])()
+    module = library.Dense(a["size"], a["out"], bias=a["bias"], activation_function=activation, **residual)
+    module.load_state_dict(own.state_dict())
+    return module  # type: ignore[no-any-return]
 
 
 def _with_code(library: SimpleNamespace, encoder: SentenceEncoder, model: SentenceModel) -> list[nn.Module]:

@@ -9,6 +9,7 @@ from torch import nn
 from dipole.core.ground.errors import DataError
 from dipole.text import encoders
 from dipole.text.config import TextSettings
+from dipole.text.encoders.sentence_folder import with_modules
 from dipole.text.vocabulary import Tokens, expand, read_vectors, words_vocabulary
 
 
@@ -31,7 +32,8 @@ def build_model(c: TextSettings, words: int, fixed: nn.Embedding | None) -> enco
 
     # The members of a block are all the same kind of thing: one encoder, as in Arora et al.
     single = c.sides == 1 or c.pairs == "blocks"
-    return encoders.SentenceModel(side(), None if single else side(), c.dropout)
+    sides = [with_modules(side(), c.transformer, c.pooling) for _ in range(1 if single else 2)]
+    return encoders.SentenceModel(sides[0], None if single else sides[1], c.dropout)
 
 
 def fixed_table(c: TextSettings, tokens: Tokens) -> nn.Embedding | None:

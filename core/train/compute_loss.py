@@ -27,6 +27,10 @@ Relate = Callable[[Any, Tensor | None], "Pairs | Embedded | tuple[Pairs, ...]"]
 class ComputeLoss:
     """A `compute_loss_func`; see `compute_loss`."""
 
+    number: int
+    taken: bool
+    in_model: bool
+
     def __init__(
         self,
         objective: Composite,
@@ -81,15 +85,16 @@ class ComputeLoss:
         else:
             views = [found[name] for name in names]
         classes = labels if labels is not None and labels.shape == (len(views[0]),) else None
+        if len(views) == 2:
+            return Pairs.both(views[0], views[1], classes)
         if len(views) == 1 and classes is None:
             raise PairsError(
                 "one matrix of embeddings has no positives without labels: give the data set a column 'labels' of "
                 "class numbers, let the model return two, or give pairs=, a function from outputs and labels to Pairs."
             )
         if len(views) == 1:
+            assert classes is not None
             return Pairs.from_labels(views[0], classes)
-        if len(views) == 2:
-            return Pairs.both(*views, labels=classes)
         return Pairs.from_views(views, classes)
 
 

@@ -188,4 +188,5 @@ def learning_rate_of(objective: Composite, optimizer: Any) -> float:
     return float(groups[0]["lr"])
 
 
-DEFAULT_CALLBACKS.append(ObjectiveCallback)
+defaults: list[Any] = DEFAULT_CALLBACKS
+defaults.append(ObjectiveCallback)

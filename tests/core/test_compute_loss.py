@@ -98,14 +98,14 @@ def test_a_batch_counts_by_its_labels(tmp_path):
 
 def test_classes_and_a_term_with_parameters(tmp_path):
     data, model = rows("x"), One()
-    loss = dipole.compute_loss("infonce(temperature=0.1) + cllr(solver=proximal, alpha=0.4)", model=model, dim=4)
+    loss = dipole.compute_loss("infonce(temperature=0.1) + 1.0*cllr(solver=proximal, alpha=0.4)", model=model, dim=4)
     assert "objective.terms.1.L" in dict(model.named_parameters())
     trainer = trained(model, loss, data, tmp_path, batch=ROWS, accumulation=1)
     L = model.objective.terms[1].L.detach()
     assert bool((torch.eye(4) != L).any())
     # The gradient moved L as a plain step does, and then every column was shortened by lr alpha.
     again = One()
-    other = dipole.objective("infonce(temperature=0.1) + cllr(solver=proximal, alpha=0.4)", dim=4)
+    other = dipole.objective("infonce(temperature=0.1) + 1.0*cllr(solver=proximal, alpha=0.4)", dim=4)
     x, labels = torch.stack([row["x"] for row in data]), torch.stack([row["labels"] for row in data])
     other(dipole.Pairs.from_labels(again.map(x), labels)).loss.backward()
     moved = torch.eye(4) - 0.5 * other.terms[1].L.grad
