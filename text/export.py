@@ -115,18 +115,18 @@ def _own_transformer(library: SimpleNamespace, encoder: SentenceEncoder, model: 
 def _layer(library: SimpleNamespace, own: nn.Module, a: dict[str, Any]) -> nn.Module:
     """A layer of `Pooled` as the library's module."""
     if a["kind"] == "normalize":
-        return library.Normalize()  # type: ignore[no-any-return]
+        return library.Normalize()
     if a["kind"] == "dropout":
-        return library.Dropout(a["p"])  # type: ignore[no-any-return]
+        return library.Dropout(a["p"])
     if a["kind"] == "layer_norm":
         module = library.LayerNorm(a["size"])
         module.norm.load_state_dict(own.state_dict())
-        return module  # type: ignore[no-any-return]
+        return module
     residual = {"use_residual": True} if a["residual"] else {}
     activation = getattr(nn, a["activation"])()
     module = library.Dense(a["size"], a["out"], bias=a["bias"], activation_function=activation, **residual)
     module.load_state_dict(own.state_dict())
-    return module  # type: ignore[no-any-return]
+    return module
 
 
 def _with_code(library: SimpleNamespace, encoder: SentenceEncoder, model: SentenceModel) -> list[nn.Module]:
