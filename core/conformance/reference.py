@@ -66,13 +66,19 @@ class Case:
             queue=strangers if pairs.known.queue else [],
             queue_of_keys=pairs.known.queue_of_keys,
             side=len(pairs.anchors) // 2 if pairs.known.sides else 0,
-            parameters={name: list(value.unbind()) for name, value in (parameters or {}).items()},
+            parameters={
+                name: list(value.unbind()) if value.ndim else [value] for name, value in (parameters or {}).items()
+            },
         )
 
     def negatives(self, i: int) -> list[int]:
         """Candidates that are neither positives of anchor i nor dropped for it."""
         out = set(self.positives[i]) | set(self.dropped[i])
         return [j for j in range(self.first_negative, len(self.candidates)) if j not in out]
+
+    def all_but(self, positives: Sequence[int], i: int) -> list[int]:
+        """Candidates that are neither dropped for anchor i nor listed."""
+        return [j for j in range(len(self.candidates)) if j not in positives and j not in self.dropped[i]]
 
     def counted(self) -> list[int]:
         """Anchors the mean runs over: those with at least one positive."""
@@ -128,13 +134,28 @@ def squared_distance(x: Vector, y: Vector) -> Number:
     return 2 - 2 * cosine(x, y)
 
 
-def infonce(case: Case, *, temperature: float, similarity: str = "cosine", joint: bool = False) -> Number:
+Temperature = float | str
+"""A number, or "learned": then parameters["logit_scale"] is log(1/tau) (Radford et al. 2021)."""
+
+
+def tau_of(case: Case, temperature: Temperature) -> float | Number:
+    return 1 / case.parameters["logit_scale"][0].exp() if isinstance(temperature, str) else temperature
+
+
+def infonce(
+    case: Case,
+    *,
+    temperature: Temperature,
+    similarity: str = "cosine",
+    joint: bool = False,
+    init: float | None = None,
+) -> Number:
     """LMCL Eq. 1 and CACR Eq. 1; joint: cross-entropy of one softmax against a uniform target over the positives."""
-    s = similarity_of(case, similarity)
+    s, tau = similarity_of(case, similarity), tau_of(case, temperature)
     losses = []
     for i in case.counted():
-        negatives = total((s(i, j) / temperature).exp() for j in case.negatives(i))
-        positives = [(s(i, p) / temperature).exp() for p in case.positives[i]]
+        negatives = total((s(i, j) / tau).exp() for j in case.negatives(i))
+        positives = [(s(i, p) / tau).exp() for p in case.positives[i]]
         if not case.negatives(i):
             losses.append(total([]))
         elif joint:
@@ -144,7 +165,52 @@ def infonce(case: Case, *, temperature: float, similarity: str = "cosine", joint
     return mean(losses)
 
 
-def quickthoughts(case: Case, *, temperature: float, similarity: str) -> Number:
+def supcon(
+    case: Case,
+    *,
+    temperature: Temperature,
+    variant: str = "out",
+    similarity: str = "cosine",
+    init: float | None = None,
+) -> Number:
+    """Khosla et al. 2020, Eqs. 2 and 3: positives are all of the class where labels are known, else those given."""
+    s, tau = similarity_of(case, similarity), tau_of(case, temperature)
+    labels, others = case.labels, case.candidate_labels
+    losses = []
+    for i in range(len(case.anchors)):
+        positives = case.positives[i]
+        if labels is not None and labels[i] >= 0:
+            assert others is not None
+            positives = [j for j, y in enumerate(others) if y == labels[i] and j not in case.dropped[i]]
+        if not positives:
+            continue
+        negatives = [j for j in case.all_but(positives, i) if j >= case.first_negative]
+        shares = [(s(i, p) / tau).exp() for p in positives]
+        whole = total(shares) + total((s(i, j) / tau).exp() for j in negatives)
+        losses.append(-mean(shares).div(whole).log() if variant == "in" else mean([-(e / whole).log() for e in shares]))
+    return mean(losses)
+
+
+def siglip(
+    case: Case,
+    *,
+    temperature: Temperature,
+    init: float | None = None,
+    bias: float | str = "learned",
+    bias_init: float | None = None,
+    similarity: str = "cosine",
+) -> Number:
+    """Zhai et al. 2023, Algorithm 1: -sum log sigmoid( z (t s + b) ) / n, z = 1 for positives and -1 for negatives."""
+    s, tau = similarity_of(case, similarity), tau_of(case, temperature)
+    b = case.parameters["bias"][0] if isinstance(bias, str) else bias
+    losses = []
+    for i in case.counted():
+        pairs = [(1.0, p) for p in case.positives[i]] + [(-1.0, j) for j in case.negatives(i)]
+        losses.append(total((1 + (-z * (s(i, j) / tau + b)).exp()).log() for z, j in pairs))
+    return mean(losses)
+
+
+def quickthoughts(case: Case, *, temperature: Temperature, similarity: str, init: float | None = None) -> Number:
     """Logeswaran & Lee 2018: the neighbours in one softmax with a uniform target."""
     return infonce(case, temperature=temperature, similarity=similarity, joint=True)
 
@@ -160,7 +226,7 @@ def cross_entropy(case: Case, *, classes: int) -> Number:
     return mean(losses)
 
 
-def tuple_loss(case: Case, *, temperature: float) -> Number:
+def tuple_loss(case: Case, *, temperature: Temperature, init: float | None = None) -> Number:
     """LMCL Eq. 2: InfoNCE whose positives share the label."""
     labels, others = case.labels, case.candidate_labels
     assert labels is not None
@@ -173,9 +239,10 @@ def tuple_loss(case: Case, *, temperature: float) -> Number:
 
 
 def _debiased(
-    case: Case, s: Callable[[int, int], Number], temperature: float, rho: float, beta: float, cosine_floor: bool
+    case: Case, s: Callable[[int, int], Number], temperature: Temperature, rho: float, beta: float, cosine_floor: bool
 ) -> Number:
     """-log(e^+ / (e^+ + G)), G debiased by the class prior rho; negatives weighted by e^{beta s / temperature}."""
+    tau = tau_of(case, temperature)
     losses = []
     for i in case.counted():
         negatives = case.negatives(i)
@@ -184,13 +251,13 @@ def _debiased(
             losses.append(total([]))
             continue
         lowest = -1.0 if cosine_floor else min(s(i, j).item() for j in negatives)
-        floor = count * torch.tensor(lowest / temperature, dtype=torch.float64).exp()
-        raw = [(beta * s(i, j) / temperature).exp() for j in negatives]
+        floor = count * (torch.tensor(lowest, dtype=torch.float64) / tau).exp()
+        raw = [(beta * s(i, j) / tau).exp() for j in negatives]
         average = mean(raw)
-        weighted = total(w / average * (s(i, j) / temperature).exp() for w, j in zip(raw, negatives, strict=True))
+        weighted = total(w / average * (s(i, j) / tau).exp() for w, j in zip(raw, negatives, strict=True))
         per_positive = []
         for p in case.positives[i]:
-            e = (s(i, p) / temperature).exp()
+            e = (s(i, p) / tau).exp()
             g = (weighted - rho * count * e) / (1 - rho)
             g = g if g >= floor else floor
             per_positive.append(-(e / (e + g)).log())
@@ -198,12 +265,22 @@ def _debiased(
     return mean(losses)
 
 
-def dcl(case: Case, *, temperature: float, rho: float, similarity: str = "cosine") -> Number:
+def dcl(
+    case: Case, *, temperature: Temperature, rho: float, similarity: str = "cosine", init: float | None = None
+) -> Number:
     """Chuang et al. 2020."""
     return _debiased(case, similarity_of(case, similarity), temperature, rho, 0.0, similarity == "cosine")
 
 
-def hcl(case: Case, *, temperature: float, rho: float, beta: float, similarity: str = "cosine") -> Number:
+def hcl(
+    case: Case,
+    *,
+    temperature: Temperature,
+    rho: float,
+    beta: float,
+    similarity: str = "cosine",
+    init: float | None = None,
+) -> Number:
     """Robinson et al. 2021."""
     return _debiased(case, similarity_of(case, similarity), temperature, rho, beta, similarity == "cosine")
 
@@ -336,7 +413,7 @@ def triplet(case: Case, *, margin: float, mode: str) -> Number:
     return mean(losses)
 
 
-def _log_softmax(scores: Sequence[Number], temperature: float) -> list[Number]:
+def _log_softmax(scores: Sequence[Number], temperature: float | Number) -> list[Number]:
     raw = [(s / temperature).exp() for s in scores]
     whole = total(raw)
     return [(r / whole).log() for r in raw]
@@ -441,13 +518,14 @@ def block_draw(draw: int, point: int, of_block: int, count: int, k: int) -> list
 def co2(
     case: Case,
     *,
-    temperature: float,
+    temperature: Temperature,
     weight: float,
     consistency_temperature: float | None = None,
     similarity: str = "cosine",
+    init: float | None = None,
 ) -> Number:
     """Wei et al. 2021: InfoNCE + weight x symmetric KL of the softmaxes over the negatives of query and positive."""
-    tau = temperature if consistency_temperature is None else consistency_temperature
+    tau = tau_of(case, temperature) if consistency_temperature is None else consistency_temperature
     s = similarity_of(case, similarity)
     between = cosine if similarity == "cosine" else dot  # candidates with candidates
     divergences = []
@@ -525,6 +603,8 @@ def low_dimensional_reconstruction(
 REFERENCES: dict[str, Callable[..., Number]] = {
     "infonce": infonce,
     "quickthoughts": quickthoughts,
+    "supcon": supcon,
+    "siglip": siglip,
     "dcl": dcl,
     "hcl": hcl,
     "align_uniform": align_uniform,

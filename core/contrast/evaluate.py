@@ -255,8 +255,9 @@ def _value(
     """The value of a term, and why it is 0 without being learnt."""
     matrix = matrices[0]
     # What the global pairs hold decides: ranks must agree on whether they go on to the sums over all of them.
-    if term.needs_negatives and prepared.has_negatives is False:
-        return (matrix.x * 0.0).sum(), NO_NEGATIVES
+    idle = term.idle(prepared)
+    if idle:
+        return (matrix.x * 0.0).sum(), idle
     if term.is_base() and prepared.has_positives is False:
         return (matrix.x * 0.0).sum(), "0: no anchor has a positive"
     rows = matrix.rows(asked, tuple(other.rows(asked) for other in matrices[1:]))

@@ -60,6 +60,7 @@ class Structure:
         queue_of_keys: the encoder of the keys made them; else that of the anchors, or a copy of it.
         sides: anchors and candidates are two views, each of an encoder of its own, and those of an anchor's own side
             are dropped.
+        by_label: classes have told who is whose positive.
         of_block: so many anchors come from each block, block after block; 0 where there are no blocks.
         draw: the number that random choices among blocks depend on, the same on every rank.
     """
@@ -75,6 +76,7 @@ class Structure:
     queue: int = 0
     queue_of_keys: bool = False
     sides: bool = False
+    by_label: bool = False
     of_block: int = 0
     draw: int = 0
 
@@ -339,6 +341,7 @@ class Pairs:
                     padded=True,
                     mutual=queue is None,
                     queue=behind,
+                    by_label=True,
                 ),
             )
 
@@ -844,7 +847,9 @@ class Pairs:
             self,
             positives=pads_last(positives),
             views=False,
-            structure=replace(self.known, fewest=None, padded=True, mutual=False, shared=None, of_block=0),
+            structure=replace(
+                self.known, fewest=None, padded=True, mutual=False, shared=None, by_label=False, of_block=0
+            ),
         )
 
     def without(self, dropped: Tensor, *, distinct: bool = False) -> "Pairs":

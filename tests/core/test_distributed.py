@@ -80,6 +80,8 @@ SPECS = [
     "infonce(similarity=bilinear)",
     "dp(reduction=mean)",
     "dp(reduction=sum)",
+    "infonce(temperature=learned) + 0.1*dp",
+    "hcl(temperature=learned)",
     *PLUGINS,
 ]
 WIDTH, OUT = 6, 5
@@ -257,6 +259,9 @@ def given_wrongly(rank):
     yield "batches of several sizes", tuple(Pairs.cross(each, each) for each in (a, b[: 4 - rank]))
     yield "no mapping", Embedded([a, b] if rank else {"a": a, "b": b}, views_of)
     yield "a name that is not there", Embedded({"a": a, "c": b}, views_of)
+    yield "a queue of its own", Pairs.cross(a, b, queue + rank)
+    yield "hard negatives as a queue", Embedded({"a": a, "b": b}, lambda r: Pairs.cross(r["a"], r["b"], a + rank))
+    yield "a queue on one rank", Pairs.cross(a, b, queue if rank else None)
     yield "no pairs at all", "pairs" if rank else Pairs.cross(a, b)
 
 
@@ -292,6 +297,9 @@ def test_what_one_rank_gives_wrongly_is_an_error_on_all(tmp_path):
     assert "'b'" in first["a name that is not there"]
     assert "'a', 'c'" in second["a name that is not there"]
     assert "got str" in second["no pairs at all"]
+    for name in ("a queue of its own", "hard negatives as a queue", "a queue on one rank"):
+        assert "Pairs.from_columns" in first[name]
+        assert first[name] == second[name]
 
 
 def test_rows_are_checked_in_one_process_alike():

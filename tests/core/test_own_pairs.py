@@ -38,16 +38,18 @@ def layouts():
     "text",
     [
         "infonce", "infonce(joint=true)", "dcl", "hcl", "align_uniform", "dp", "cacr", "cacr(intra_batch=true)",
-        "triplet", "blocks", "co2",
+        "triplet", "blocks", "co2", "supcon", "supcon(variant=in)", "siglip", "siglip(temperature=0.5, bias=-1)",
+        "infonce(temperature=learned, init=0.3)", "hcl(temperature=learned, init=0.4)", "dcl(temperature=learned)",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("name", layouts())
 def test_values_and_gradients_are_those_of_loops(name, text):
     inputs, pairs = layouts()[name]
-    term = dipole.objective(text).terms[0]
+    term = dipole.objective(text).terms[0].double()
     options = {option.name: option.default for option in options_of(type(term).__init__)} | term.given
     found = term(pairs)
-    expected = REFERENCES[term.registered_name()](Case.of(pairs), **options)
+    expected = REFERENCES[term.registered_name()](Case.of(pairs, dict(term.named_parameters())), **options)
+    inputs = (*inputs, *term.parameters())
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
     got = torch.autograd.grad(found, inputs, materialize_grads=True)
     if not expected.requires_grad:  # loops without an entry

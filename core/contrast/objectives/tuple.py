@@ -4,9 +4,10 @@ import torch
 
 from dipole.core.contrast.classes import same_label
 from dipole.core.contrast.indices import is_listed
-from dipole.core.contrast.objectives.infonce import InfoNCE, Temperature
+from dipole.core.contrast.objectives.infonce import InfoNCE
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.contrast.registry import register
+from dipole.core.contrast.temperature import Init, Temperature
 from dipole.core.ground.errors import PairsError
 
 
@@ -30,14 +31,15 @@ class Tuple(InfoNCE):
         L_i = mean_{p: y_p = y_i} -log( e^{s_ip/tau} / ( e^{s_ip/tau} + sum_{j: y_j != y_i} e^{s_ij/tau} ) )
 
     Args:
-        temperature: tau > 0.
+        temperature: tau > 0, or "learned".
+        init: where a learned temperature starts.
 
     Raises:
         PairsError: if the pairs carry no labels, or candidates whose labels are unknown (a queue).
     """
 
-    def __init__(self, temperature: Temperature = 0.5) -> None:
-        super().__init__(temperature)
+    def __init__(self, temperature: Temperature = 0.5, init: Init = None) -> None:
+        super().__init__(temperature, init=init)
 
     def prepare(self, pairs: Pairs) -> Pairs:
         if pairs.labels is None:
