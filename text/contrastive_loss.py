@@ -110,7 +110,7 @@ class ContrastiveLoss(nn.Module):
         if self.training and torch.is_grad_enabled() and not self.taken and needs_trainer(self.objective):
             self.taken = True  # said once
             warnings.warn(
-                f"no trainer looks after the objective {self.objective}, which has parameters or steps of its own. In "
+                f"no trainer looks after the objective {self.objective}, which has parameters of its own. In "
                 "a loop of your own optimise loss.parameters(), call loss.objective.after_step(learning_rate) after "
                 "each step, and save loss.state_dict(). A trainer that was built before dipole.text.ContrastiveLoss "
                 "was loaded takes callbacks=[dipole.text.ObjectiveCallback()].",

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers.trainer import DEFAULT_CALLBACKS
 from transformers.trainer_callback import ExportableState, TrainerCallback
 
-from dipole.core.contrast.objective import Composite, Objective
+from dipole.core.contrast.objective import Composite
 from dipole.core.ground.distributed import world_size
 from dipole.core.ground.errors import CheckpointError
 from dipole.core.ground.files import atomic_write
@@ -52,9 +52,8 @@ def carry(carrier: Carrier, in_model: bool = False) -> None:
 
 
 def needs_trainer(objective: Composite) -> bool:
-    """Whether there is more to do for an objective than to evaluate it: parameters of its own, or steps."""
-    steps = any(type(term).after_step is not Objective.after_step for _, _, term in objective)
-    return steps or any(True for _ in objective.parameters())
+    """Whether there is more to do for an objective than to evaluate it: it has parameters of its own."""
+    return any(True for _ in objective.parameters())
 
 
 class ObjectiveCallback(TrainerCallback, ExportableState):

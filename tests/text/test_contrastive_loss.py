@@ -150,6 +150,33 @@ def test_one_column_and_classes(folder):
     assert loss(column, labels).item() == pytest.approx(wanted.item(), abs=1e-9)
 
 
+def test_supcon_of_one_column(folder):
+    model = tiny_model(folder).double()
+    labels = torch.tensor([0, 0, 1, 1, 1, 2])
+    column = features(model, 1)
+    z = torch.nn.functional.normalize(model(dict(column[0]))["sentence_embedding"])
+    logs = (z @ z.T / 0.1).masked_fill(torch.eye(ROWS, dtype=torch.bool), -torch.inf).log_softmax(1)
+    same = (labels[:, None] == labels) & ~torch.eye(ROWS, dtype=torch.bool)
+    wanted = torch.stack([-logs[i][same[i]].mean() for i in range(ROWS) if same[i].any()]).mean()
+    loss = dipole.text.ContrastiveLoss(model, "supcon(temperature=0.1)")
+    assert loss(column, labels).item() == pytest.approx(wanted.item(), abs=1e-9)
+
+
+def test_a_learned_temperature_gets_its_gradient(folder):
+    model = tiny_model(folder, dropout=0.1).double()
+    _, fixed = measured(dipole.text.ContrastiveLoss(model, "infonce(temperature=0.07)"))
+    spec = "infonce(temperature=learned, init=0.07)"
+    ours = dipole.text.ContrastiveLoss(model, spec)
+    value, learned = measured(ours)
+    extra = learned.keys() - fixed.keys()
+    assert len(extra) == 1
+    assert float(learned[extra.pop()].abs()) > 1e-3
+    cached = dipole.text.CachedContrastiveLoss(model, spec, mini_batch_size=4)
+    check_same(measured(cached), (value, learned))
+    wide = losses.MatryoshkaLoss(model, ours, [16, 8])  # a number has no width
+    assert torch.isfinite(wide(features(model), None))
+
+
 def test_classes_beside_columns_reach_the_terms(folder):
     model = tiny_model(folder)
     loss = dipole.text.ContrastiveLoss(model, "tuple")

@@ -47,7 +47,7 @@ def difference(first, second):
     return max(float((a - b).abs().max()) for a, b in pairs)
 
 
-@pytest.mark.parametrize("spec", [PROXIMAL, BILINEAR])
+@pytest.mark.parametrize("spec", [PROXIMAL, BILINEAR, "infonce(temperature=learned, init=0.07) + 0.1*dp"])
 def test_resumed_is_uninterrupted(folder, tmp_path, spec):
     trainer, whole = made(folder, spec, tmp_path / "a")
     start = {name: value.clone() for name, value in whole.objective.state_dict().items()}
