@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from dipole.core.contrast.objective import Composite, Objective, Outcome, objective
     from dipole.core.contrast.pairs import Pairs
     from dipole.core.contrast.registry import register
-    from dipole.core.train.compute_loss import compute_loss
 
 __version__ = "0.1.0"
 

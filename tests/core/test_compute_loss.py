@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 from torch import nn
 from transformers import Trainer, TrainingArguments
 
@@ -142,3 +144,33 @@ def test_pairs_of_ones_own_and_names():
 def test_one_message_for_each_mistake(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+def rank_main(rank, folder):
+    """What the trainer does with the loss of each of two processes: it multiplies by their number, and DDP averages."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    mine = [slice(0, 5), slice(5, 8)][rank]
+    found = gradient_of(mine, 24, 2)
+    for grad in found:
+        dist.all_reduce(grad)
+        grad /= 2
+    torch.save(found, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def gradient_of(rows_of_it, items, processes):
+    """Of one batch of 8 among the 24 of a step."""
+    model, draw = Two(), torch.Generator().manual_seed(1)
+    x, y = (torch.randn(8, 5, generator=draw)[rows_of_it] for _ in range(2))
+    loss = dipole.compute_loss("infonce(temperature=0.1)")(model(x, y), torch.arange(len(x)), torch.tensor(items))
+    (loss * processes).backward()
+    return [p.grad for p in model.parameters()]
+
+
+def test_two_processes_are_one(tmp_path):
+    mp.spawn(rank_main, (str(tmp_path),), nprocs=2)
+    wanted = gradient_of(slice(None), 24, 1)
+    for rank in range(2):
+        for grad, each in zip(torch.load(tmp_path / f"{rank}.pt"), wanted, strict=True):
+            torch.testing.assert_close(grad, each, rtol=1e-4, atol=1e-6)
