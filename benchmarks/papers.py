@@ -7,11 +7,10 @@ python -m dipole.benchmarks.papers --check    says whether it is as it would be 
 import argparse
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import astuple, dataclass
 from functools import cache
 from pathlib import Path
 
-from dipole.benchmarks.protocol import Paper, papers
+from dipole.benchmarks.protocol import Item, Paper, papers
 from dipole.benchmarks.report import published
 from dipole.benchmarks.suite import Suite, read_suite, suites
 from dipole.core.ground.files import atomic_write
@@ -37,21 +36,10 @@ stand in the suite (`dipole show SUITE`). Cells of a suite with differences are 
 printed numbers. An empty field means that nothing is known to differ."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """A line of the page; `name` as the paper has it."""
-
-    name: str
-    what: str
-    where: str
-    differs: str = ""
-    why: str = ""
-    run: str = ""
-
-    def order(self) -> tuple[int, str, list[int]]:
-        """Tables, figures, then the others, each by number."""
-        kind = next((place for place, word in enumerate(("Table", "Figure")) if self.name.startswith(word)), 2)
-        return kind, "" if kind < 2 else self.name, [int(number) for number in re.findall(r"\d+", self.name)]
+def order(item: Item) -> tuple[int, str, list[int]]:
+    """Tables, figures, then the others, each by number."""
+    kind = next((place for place, word in enumerate(("Table", "Figure")) if item.name.startswith(word)), 2)
+    return kind, "" if kind < 2 else item.name, [int(number) for number in re.findall(r"\d+", item.name)]
 
 
 def page() -> str:
@@ -59,12 +47,13 @@ def page() -> str:
     parts = [INTRODUCTION]
     for name in (paper for paper in published.PAPERS if paper in papers()):
         lines = ["| " + " | ".join(HEAD) + " |", "|---" * len(HEAD) + "|"]
-        lines += ["| " + " | ".join(map(_cell, astuple(row))) + " |" for row in sorted(rows(name), key=Row.order)]
+        shown = [dict(item).values() for item in sorted(lines_of(name), key=order)]
+        lines += ["| " + " | ".join(map(_cell, cells)) + " |" for cells in shown]
         parts.append(f"## {TITLES[name]}\n\n" + "\n".join(lines))
     return "\n\n".join(parts) + "\n"
 
 
-def rows(name: str) -> Iterator[Row]:
+def lines_of(name: str) -> Iterator[Item]:
     """The lines of a paper, in no order."""
     paper = papers()[name]
     for id_, label, what in _published(name):
@@ -72,7 +61,7 @@ def rows(name: str) -> Iterator[Row]:
             part = suite.name.removeprefix(id_)  # "c" of the suite of Figure 2 (c)
             yield _of_suite(paper, suite, f"{label} ({part})" if part and suite.name != part else label, what)
     for item in paper.items:
-        yield Row(item.name, item.what, item.where, item.differs, item.why, f"`{item.run}`" if item.run else "")
+        yield item.model_copy(update={"run": f"`{item.run}`" if item.run else ""})
     for theorem in THEOREMS:
         if SHORT[theorem.paper] == name:
             yield _of_theorem(theorem)
@@ -108,7 +97,7 @@ def _suites() -> list[Suite]:
     return [read_suite(name) for name in suites()]
 
 
-def _of_suite(paper: Paper, suite: Suite, label: str, what: str) -> Row:
+def _of_suite(paper: Paper, suite: Suite, label: str, what: str) -> Item:
     scale = suite.scale.get("paper")
     said = scale.protocol if scale else {"scale": "no scale `paper`"}
     sized = suite.at("paper" if scale else "small")
@@ -118,19 +107,20 @@ def _of_suite(paper: Paper, suite: Suite, label: str, what: str) -> Row:
     differs = "; ".join(f"{key}: {value}" for key, value in said.items())
     why = "; ".join(dict.fromkeys(f"{key}: {reason}" for key in said if (reason := paper.why(key))))
     run = " or ".join(f"`dipole bench {suite.name}{_option(name)}`" for name in suite.scale)
-    return Row(label, what, where, differs, why, run)
+    return Item(name=label, what=what, where=where, differs=differs, why=why, run=run)
 
 
 def _option(scale: str) -> str:
     return "" if scale == "small" else f" --scale {scale}"
 
 
-def _of_theorem(theorem: Theorem) -> Row:
+def _of_theorem(theorem: Theorem) -> Item:
     differs = "free here: " + ", ".join(theorem.free) if theorem.free else ""
     reasons = [theorem.assumption, "the paper gives no value" if theorem.free else ""]
     where = f"`dipole theory`, `{theorem.key}`: " + ", ".join(f"`{name}`" for name in theorem.functions)
     why = "; ".join(filter(None, reasons))
-    return Row(theorem.name, f"`{theorem.statement}`", where, differs, why, f"`{theorem.run}`")
+    what, run = f"`{theorem.statement}`", f"`{theorem.run}`"
+    return Item(name=theorem.name, what=what, where=where, differs=differs, why=why, run=run)
 
 
 def _cell(text: str) -> str:

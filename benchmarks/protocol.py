@@ -54,7 +54,7 @@ class Choice(Settings):
 
 
 class Item(Settings):
-    """A theorem, or a table or figure that no suite fills."""
+    """A line of docs/papers.md: a theorem, a table or a figure; `name` as the paper has it."""
 
     name: str
     what: str
@@ -69,7 +69,7 @@ class Paper(Settings):
 
     facts: tuple[Fact, ...] = ()
     choices: tuple[Choice, ...] = ()
-    items: tuple[Item, ...] = ()
+    items: tuple[Item, ...] = Field((), description="what no suite fills and no theorem of ours says")
 
     def why(self, key: str) -> str:
         """The reason for an entry of a protocol; empty where none is known."""

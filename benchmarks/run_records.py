@@ -35,7 +35,7 @@ class Collection:
         return {name: record for name, record in self.records.items() if record.status == "done"}
 
 
-def collect(folder: Path) -> Collection:
+def read_records(folder: Path) -> Collection:
     """Read every record of a runs folder; a corrupt, foreign or misplaced file becomes a problem."""
     if not folder.is_dir():
         raise DataError(f"no runs folder {folder}. Give the folder that `dipole train` or `dipole bench` wrote.")

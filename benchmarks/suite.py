@@ -102,8 +102,8 @@ class Change(Settings):
 
     def of(self, row: MethodRow) -> MethodRow:
         """The row with this in place of its own."""
-        told = self.model_dump(exclude_none=True, exclude={"set"})
-        return row.model_copy(update={**told, "set": (*row.set, *self.set)})
+        given = self.model_dump(exclude_none=True, exclude={"set"})
+        return row.model_copy(update={**given, "set": (*row.set, *self.set)})
 
 
 class Scale(Settings):
@@ -269,8 +269,8 @@ class Sized:
         for row, column, seed in self.cells():
             if seed == self.seeds[0] and not row.control:
                 config = self.configured(row, *self.place(row, column, seed))
-                told = own | {"suite.rows": row.label, "suite.metric": column.metric_of(row)}
-                cells.append((row.label, column.name, leaves(config) | told))
+                known = own | {"suite.rows": row.label, "suite.metric": column.metric_of(row)}
+                cells.append((row.label, column.name, leaves(config) | known))
         return deviations(self.suite.published or "", cells)
 
     def columns_of(self, row: MethodRow) -> tuple[Column, ...]:

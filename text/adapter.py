@@ -17,7 +17,7 @@ from dipole.core.contrast.embedded import Embedded
 from dipole.core.contrast.objective import Composite
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.errors import ConfigError, DataError
-from dipole.core.ground.transfer import ahead, sent
+from dipole.core.ground.transfer import prefetched, sent
 from dipole.core.measure.class_tasks import class_tasks
 from dipole.core.measure.probes import knn_probe
 from dipole.core.train.adapter import Adapter, Context, Sketch
@@ -174,7 +174,7 @@ class TextAdapter(Adapter):
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[TextBatch]:
         batches = self._batches(epoch, start)
-        return ahead(batches, self.device) if self.device.type == "cuda" else batches
+        return prefetched(batches, self.device) if self.device.type == "cuda" else batches
 
     def _batches(self, epoch: int, start: int) -> Iterator[TextBatch]:
         size, mine = self.batch_size, self._share()

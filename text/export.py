@@ -102,7 +102,7 @@ def _own_transformer(library: SimpleNamespace, encoder: SentenceEncoder, model: 
     last = _last(model.f)
     assert isinstance(last, Transformer | Pooled)  # the caller has looked
     inner: Any = last.part if isinstance(last, Pooled) else last
-    modules = [_saved(library, encoder, inner.model), library.Pooling(inner.width, pooling_mode=last.pooling)]
+    modules = [_transformer(library, encoder, inner.model), library.Pooling(inner.width, pooling_mode=last.pooling)]
     if isinstance(last, Pooled):
         modules += [_layer(library, own, a) for own, a in zip(last.layers, last.described_layers, strict=True)]
     if isinstance(model.f, Projected):
@@ -141,10 +141,10 @@ def _with_code(library: SimpleNamespace, encoder: SentenceEncoder, model: Senten
     }
     wrapped = DipoleSentenceModel(config)
     wrapped.encoder.load_state_dict(model.state_dict())
-    return [_saved(library, encoder, wrapped.eval()), library.Pooling(model.output_width, pooling_mode="cls")]
+    return [_transformer(library, encoder, wrapped.eval()), library.Pooling(model.output_width, pooling_mode="cls")]
 
 
-def _saved(library: SimpleNamespace, encoder: SentenceEncoder, model: nn.Module) -> nn.Module:
+def _transformer(library: SimpleNamespace, encoder: SentenceEncoder, model: nn.Module) -> nn.Module:
     """The library's `Transformer` around a model and its tokenizer; it takes them from a folder only."""
     with tempfile.TemporaryDirectory() as holder:
         model.save_pretrained(holder)  # type: ignore[operator]

@@ -14,7 +14,7 @@ from dipole.core.contrast.embedded import Embedded
 from dipole.core.ground.drawing import check_drawing
 from dipole.core.ground.errors import ConfigError, PairsError
 from dipole.core.ground.seeding import Seeds
-from dipole.core.ground.transfer import ahead, sent
+from dipole.core.ground.transfer import prefetched, sent
 from dipole.core.measure.probes import ProbeResult, frozen, linear_probe_on_views
 from dipole.core.train.adapter import Adapter, Context, Sketch
 from dipole.core.train.block_losses import BlockShape
@@ -78,8 +78,8 @@ class VisionAdapter(Adapter):
         # What the networks do not depend on is left out, so that runs that differ in it alone share one.
         images = _expected(config.data, config.augment.size)
         _order(config, images, batch_size, world_size, Seeds(0))
-        told = {"probe": ProbeConfig(), "augment": AugmentConfig(size=config.augment.size), "data": DataConfig()}
-        width = _width(config.model_copy(update=told), images, batch_size)
+        unasked = {"probe": ProbeConfig(), "augment": AugmentConfig(size=config.augment.size), "data": DataConfig()}
+        width = _width(config.model_copy(update=unasked), images, batch_size)
         key = config.framework.positives_key or "views"
         views = config.count if key == "views" else attrgetter(key)(config) + (not config.framework.counts_anchor)
         return Sketch(width, example, (config.method, views, min(batch_size, EXAMPLE)))
@@ -87,7 +87,7 @@ class VisionAdapter(Adapter):
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         batches = self._batches(epoch, start)
         if isinstance(self.parts.pretrain.images, Encoded) or self.device.type == "cuda":
-            batches = ahead(batches, self.device)
+            batches = prefetched(batches, self.device)
         for step, batch in enumerate(batches, epoch * self.steps_per_epoch + start + 1):
             self._step = step
             yield batch
@@ -144,8 +144,7 @@ class VisionAdapter(Adapter):
         self.module.after_step()
 
     def evaluate(self, objective: Any) -> dict[str, float]:
-        size = self.config.own_table.size if self.config.method == "blocks" else 1
-        shape = BlockShape.of(objective, size)
+        shape = BlockShape.of(objective, self.config.framework.block_positives(self.config))
         results = self._probe(self.module, objective, shape)
         if self._untrained is not None:
             if self._baselines is None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dipole.core.ground.seeding import Seeds
-from dipole.core.ground.transfer import ahead
+from dipole.core.ground.transfer import prefetched
 from dipole.vision.augment import AugmentConfig, apply, draw
 from dipole.vision.decoding import Encoded
 
@@ -29,7 +29,7 @@ class Crops:
 
     def __call__(self, epoch: int, batches: Sequence[Tensor]) -> Iterator[Tensor]:
         views = self._views(epoch, batches)
-        for view in ahead(views) if isinstance(self.images, Encoded) else views:
+        for view in prefetched(views) if isinstance(self.images, Encoded) else views:
             with torch.no_grad():
                 features = self.read(view).flatten(1)
             yield features

@@ -16,11 +16,10 @@ from PIL import Image
 from torch import Tensor
 
 from dipole.core.ground.errors import DataError
-from dipole.core.ground.transfer import ahead
+from dipole.core.ground.transfer import prefetched as prefetched  # earlier versions had it here
 
 OnCorrupt = Literal["refuse", "skip"]
 PROBED = 1000  # images whose bytes enter the fingerprint
-prefetched = ahead  # its name in earlier versions
 
 
 def decode(data: bytes, size: int | None) -> np.ndarray:

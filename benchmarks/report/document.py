@@ -9,7 +9,7 @@ from dipole.benchmarks.report import charts, tables
 from dipole.benchmarks.report.charts import Picture
 from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.report.table import ReportTable
-from dipole.benchmarks.run_records import Collection, collect
+from dipole.benchmarks.run_records import Collection, read_records
 from dipole.core.ground.progress import duration
 from dipole.core.record import RunRecord, now
 
@@ -42,7 +42,7 @@ class Report:
 
 def make_report(runs: Path) -> Report:
     """Collect records, fill the suites, and lay out the sections: ranking first, suites, other runs, problems."""
-    collection = collect(runs)
+    collection = read_records(runs)
     manifests, damaged = read_manifests(runs)
     suites = [SuiteResults(manifest, collection.records) for manifest in manifests]
     suites.sort(key=lambda s: (s.manifest.kind != "study", s.manifest.name))

@@ -27,7 +27,7 @@ class Rank:
     gain: Interval | None
 
 
-def rank(
+def rank_objectives(
     tasks: Mapping[str, Mapping[str, Samples]], base: str | None, lower_is_better: Iterable[str] = ()
 ) -> list[Rank]:
     """Rank objectives over tasks, best mean rank first.

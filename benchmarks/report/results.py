@@ -11,7 +11,7 @@ from dipole.benchmarks.manifest import ColumnEntry, JobEntry, Manifest, RowEntry
 from dipole.benchmarks.report import published
 from dipole.benchmarks.report.claims import NO_DATA, NO_TEST, Outcome, evaluate
 from dipole.benchmarks.report.comparison import NOT_COMPARED, Comparison, compare, protocol_differences
-from dipole.benchmarks.report.ranking import Rank, Samples, rank
+from dipole.benchmarks.report.ranking import Rank, Samples, rank_objectives
 from dipole.benchmarks.statistics import PairedTest, Summary, holm, paired, seeds_needed, summarize
 from dipole.core.ground.errors import nearest
 from dipole.core.record import RunRecord
@@ -185,7 +185,7 @@ class SuiteResults:
     def ranks(self) -> list[Rank]:
         """The rows ranked over the columns."""
         costs = [c.name for c in self.manifest.columns if not c.higher_is_better]
-        return rank({name: rows for name, rows in self.tasks().items() if rows}, self.base, costs)
+        return rank_objectives({name: rows for name, rows in self.tasks().items() if rows}, self.base, costs)
 
     @property
     def empty_columns(self) -> list[str]:

@@ -13,7 +13,7 @@ from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.run.engines import Engine, LocalEngine, PoolEngine
 from dipole.benchmarks.run.tasks import Result, Task
 from dipole.benchmarks.run.terminal import Summary, print_plan, print_results, print_summary, reporter, say
-from dipole.benchmarks.run_records import collect
+from dipole.benchmarks.run_records import read_records
 from dipole.benchmarks.suite import Job, ScaleName, read_suite, suites
 from dipole.core.ground.errors import TrainingError
 from dipole.core.ground.files import why
@@ -53,7 +53,7 @@ def bench(
     console = console or Console()
     sized = read_suite(name).at(scale, overrides, seeds)
     wanted = sized.jobs(runs)
-    records = collect(runs).done if runs.is_dir() else {}
+    records = read_records(runs).done if runs.is_dir() else {}
     shared = sized.scale.shared_process
     chosen = make_engine(engine, jobs, threads, shared) if not plan_only or engine == "local" else None
     slots = chosen.slots if chosen else jobs or 1
@@ -71,7 +71,7 @@ def bench(
     described = manifest(sized, wanted)
     write_manifest(runs, described)
     summary = run_jobs(wanted, records, runs, chosen, console, sized.scale.processes)
-    print_results(console, SuiteResults(described, collect(runs).records))
+    print_results(console, SuiteResults(described, read_records(runs).records))
     print_summary(console, sized, summary, runs)
     return 1 if summary.failed else 0
 
@@ -84,7 +84,7 @@ def plan_all(
     The exit code is 1 if there is anything of that kind.
     """
     console = console or Console()
-    records = collect(runs).done if runs.is_dir() else {}
+    records = read_records(runs).done if runs.is_dir() else {}
     estimator, slots = Estimator(records.values()), LocalEngine(jobs, threads).slots
     table = Table(title=f"Shipped suites at scale {scale}, {slots} runs at a time", title_justify="left")
     for name in ("suite", "runs", "finished", "estimated time"):

@@ -34,7 +34,7 @@ import dipole
 from dipole.benchmarks.speed.devices import DEVICES
 from dipole.benchmarks.speed.model import DTYPES, Case, modelled
 from dipole.benchmarks.speed.subjects import SHARP, Subject, subjects
-from dipole.benchmarks.speed.timing import floor, measured, rates
+from dipole.benchmarks.speed.timing import floor, rates, time_and_memory
 from dipole.benchmarks.speed.work import LAUNCH
 from dipole.core.contrast import engine
 from dipole.core.ground.errors import DipoleError
@@ -100,7 +100,9 @@ def _job_of_loss(case: Case, subject: Subject, device: torch.device) -> Job:
     def run() -> dict[str, Any]:
         generator = torch.Generator(device).manual_seed(0)
         loss, served = subject.loss(case, device), engine.served()
-        found = measured(lambda: subject.views(case, device, generator), lambda views: loss(views).backward(), device)
+        found = time_and_memory(
+            lambda: subject.views(case, device, generator), lambda views: loss(views).backward(), device
+        )
         if subject.name.startswith("dipole"):
             return found | {"engine": "fused" if engine.served() > served else "eager"}
         return found
@@ -115,7 +117,7 @@ def _job_of_simclr(sizes: Sizes, device: torch.device) -> Job:
         from dipole.benchmarks.speed.vision import simclr
 
         calls = simclr(sizes.encoder, batch=sizes.images, size=sizes.pixels, device=device, bf16=True, compiles=False)
-        alone, whole = (measured(lambda: None, lambda _, call=call: call(), device) for call in calls.values())
+        alone, whole = (time_and_memory(lambda: None, lambda _, call=call: call(), device) for call in calls.values())
         return whole | {
             "encoder_ms": alone["ms"],
             "share_outside_encoder": 1 - alone["ms"] / whole["ms"],
@@ -137,8 +139,8 @@ def _job_of_agent(sizes: Sizes, device: torch.device, precision: str) -> Job:
             return agent.replay_buffer.sample_views(sizes.transitions, agent._augment, 1)
 
         # One update with and one without an actor step.
-        pair = measured(sample, lambda batch: [agent.update(batch) for _ in range(2)], device)
-        sampled = measured(lambda: None, lambda _: [agent.update(sample()) for _ in range(2)], device)
+        pair = time_and_memory(sample, lambda batch: [agent.update(batch) for _ in range(2)], device)
+        sampled = time_and_memory(lambda: None, lambda _: [agent.update(sample()) for _ in range(2)], device)
         return pair | {
             "updates_per_second": 2e3 / pair["ms"],
             "updates_per_second_with_sampling": 2e3 / sampled["ms"],

@@ -31,7 +31,7 @@ def elapsed(run: Callable[[], Any], device: torch.device) -> float:
     return float(start.elapsed_time(end))
 
 
-def measured(fresh: Callable[[], Any], run: Callable[[Any], Any], device: torch.device) -> dict[str, float]:
+def time_and_memory(fresh: Callable[[], Any], run: Callable[[Any], Any], device: torch.device) -> dict[str, float]:
     """Least and median milliseconds of `run(fresh())`, without what `fresh` takes; peak memory of a GPU above that.
 
     Every repeat has inputs of its own. The first calls compile, choose blocks and fill the allocator: they are told
@@ -64,10 +64,10 @@ def rates(device: torch.device) -> dict[str, float]:
         def fresh(dtype: torch.dtype = dtype) -> Any:
             return [torch.randn(side, side, device=device, dtype=dtype) for _ in range(2)]
 
-        found[name] = 2 * side**3 / (1e-3 * measured(fresh, lambda given: given[0] @ given[1], device)["ms"])
+        found[name] = 2 * side**3 / (1e-3 * time_and_memory(fresh, lambda given: given[0] @ given[1], device)["ms"])
     copied = COPIED[device.type]
     target = torch.empty(copied, dtype=torch.uint8, device=device)
-    took = measured(lambda: torch.zeros_like(target), lambda given: target.copy_(given), device)["ms"]
+    took = time_and_memory(lambda: torch.zeros_like(target), lambda given: target.copy_(given), device)["ms"]
     return found | {"bytes": 2 * copied / (1e-3 * took)}  # read and written
 
 

@@ -159,7 +159,7 @@ def table(runs: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def ahead(runs: dict[str, Any], name: str, other: str) -> list[str]:
+def tasks_above(runs: dict[str, Any], name: str, other: str) -> list[str]:
     """Tasks on which the mean over the seeds is above the other's."""
     return [t for t in senteval.SIX_TASKS if values(runs, name, t).mean() > values(runs, other, t).mean()]
 
@@ -169,8 +169,8 @@ def verdict(runs: dict[str, Any]) -> str:
     names = [name for name in dict.fromkeys(key.rpartition("/")[0] for key in runs) if name in TRAINED]
     lines = []
     for name in names:
-        counts = [f"{len(ahead(runs, name, other))} of 6 above {other}" for other in BASELINES]
-        both = set(ahead(runs, name, BASELINES[0])) & set(ahead(runs, name, BASELINES[1]))
+        counts = [f"{len(tasks_above(runs, name, other))} of 6 above {other}" for other in BASELINES]
+        both = set(tasks_above(runs, name, BASELINES[0])) & set(tasks_above(runs, name, BASELINES[1]))
         lines.append(f"{name}: {', '.join(counts)}; both: {', '.join(t for t in senteval.SIX_TASKS if t in both)}")
     return "\n".join(lines)
 

@@ -18,7 +18,7 @@ import torch
 
 from dipole.benchmarks.manifest import manifest
 from dipole.benchmarks.report.results import CellResult, SuiteResults
-from dipole.benchmarks.run_records import collect
+from dipole.benchmarks.run_records import read_records
 from dipole.benchmarks.statistics import summarize
 from dipole.benchmarks.suite import Sized, read_suite
 from dipole.core.train.loop import train
@@ -112,7 +112,7 @@ def main() -> None:
     table: dict[str, dict[str, Any]] = {}
     for job in sorted(jobs, key=lambda job: job.config.seed):
         record = train(job.config, arguments.runs)
-        table = write(arguments.out, wanted, SuiteResults(manifest(wanted, jobs), collect(arguments.runs).records))
+        table = write(arguments.out, wanted, SuiteResults(manifest(wanted, jobs), read_records(arguments.runs).records))
         print(job.config.name, record.seed, record.results, f"{record.wall_seconds:.0f} s", flush=True)
     print(markdown(table))
 

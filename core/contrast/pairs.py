@@ -128,11 +128,11 @@ class Pairs:
             check_indices("dropped", self.dropped, self.anchors, len(self.candidates))
             check_row_values(self.labels, len(self.anchors))
             object.__setattr__(self, "positives", pads_last(self.positives))
-        if len(self.anchors) == len(self.candidates):
-            if self.candidate_labels is None:
+            # A constructor says whose labels they are: as many candidates may be others (small crops and a queue).
+            if self.candidate_labels is None and len(self.anchors) == len(self.candidates):
                 object.__setattr__(self, "candidate_labels", self.labels)
-            if self.candidate_index is None and self.anchors is self.candidates:
-                object.__setattr__(self, "candidate_index", self.index)
+        if self.candidate_index is None and self.anchors is self.candidates:
+            object.__setattr__(self, "candidate_index", self.index)
 
     # Constructors ----------------------------------------------------------------------------------------------------
 
@@ -169,12 +169,14 @@ class Pairs:
             count, batch = len(each), len(each[0])
             z = torch.cat(each)  # (VB, d), view-major
             runs = tuple((number, batch) for number in range(count))
+            classes = repeat(rows.get("labels"), count)
             return cls(
                 z,
                 z,
                 positives=other_views(count, batch, z.device),  # (VB, V-1)
                 dropped=numbers(count * batch, z.device).unsqueeze(1),  # (VB, 1)
-                labels=repeat(rows.get("labels"), count),
+                labels=classes,
+                candidate_labels=classes,
                 index=repeat(rows["index"], count) if "index" in rows else repeated_numbers(batch, count, z.device),
                 structure=Structure(runs, runs, among=count * batch, fewest=count - 1, mutual=True, shared=count - 1),
             )
@@ -577,6 +579,7 @@ class Pairs:
                     own[:, :0],
                     classes,
                     views=False,
+                    candidate_labels=classes,
                     index=instances,
                     candidate_index=instances,
                     structure=structure,
@@ -610,6 +613,7 @@ class Pairs:
                 own.flatten(0, 1),
                 of_points,
                 views=False,
+                candidate_labels=of_points,
                 index=point_index,
                 structure=Structure(
                     run, run, among=n * size, fewest=size - 1, mutual=True, shared=size - 1, of_block=size, draw=draw

@@ -226,9 +226,9 @@ def _arranged(func: Any, args: Any, kwargs: Any) -> Any:
     index = func is Tensor.__getitem__
     for each in rows:
         # An index on a device would have to be read back; of rows that join, all must be of one kind.
-        told = each.dtype == torch.long and each.is_cpu
+        readable = each.dtype == torch.long and each.is_cpu
         alike = each.dtype == dtype and each.shape[-1:] == (width,)
-        if not (told if index else alike):
+        if not (readable if index else alike):
             return None
 
     def numbers(x: Any) -> Any:

@@ -63,7 +63,7 @@ def generator(seed: int, device: torch.device) -> torch.Generator | None:
     return None if device.type == "meta" else torch.Generator(device).manual_seed(seed)
 
 
-def ahead(items: Iterator[T], device: torch.device | None = None) -> Iterator[T]:
+def prefetched(items: Iterator[T], device: torch.device | None = None) -> Iterator[T]:
     """The same items in the same order, each made by a thread while the one before is in use.
 
     Args:

@@ -67,9 +67,9 @@ def evaluate(
             results = finite(adapter.evaluate(objective))
             features, labels = some_points(*adapter.features("test"), seeds)
             values, histogram = diagnose(features, labels, objective)
-            told = adapter.held_out_pairs(objective)
-            if told is not None:
-                shown = diagnostics.pair_histogram(told)
+            held_out = adapter.held_out_pairs(objective)
+            if held_out is not None:
+                shown = diagnostics.pair_histogram(held_out)
                 results |= finite({"pair_error": shown.error})
                 both = {"correct": shown.correct.tolist(), "incorrect": shown.incorrect.tolist()}
                 histogram = Histogram(**histogram.model_dump() | both)

@@ -4,14 +4,22 @@
      "train": {...}, "<domain>": {...}, "sources": {"<package>": [distribution, version, sha256]}}
 
 An objective is written out, so that `infonce` and `infonce(temperature=0.5)` are one run and a changed default is
+<<<<<<< HEAD
 another. An option that an entry was given later, and of the tables every value, stands there only where it differs from
 the default (`Option.later`, `Settings.determining`), so that a new setting does not rename old runs. Code that does not
 come with dipole (an objective or a domain of somebody's package, script or notebook) enters with its distribution's
 version and a hash of its source.
+=======
+another. Of the tables only the values that differ from the schema's defaults stand there (`Settings.determining`), so
+that a new setting does not rename old runs. Code that does not come with dipole (an objective or a domain of
+somebody's package, script or notebook) enters with its distribution's version and a hash of its source; so does what
+it imports of its own distribution beside the package.
+>>>>>>> main
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import inspect
 import json
@@ -19,9 +27,11 @@ import math
 import os
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import packages_distributions, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -68,11 +78,25 @@ class Source:
     @property
     def stamp(self) -> list[str]:
         """[distribution, version, SHA-256 of the source]; the first two are empty for code that nobody installed."""
-        top = self.name.partition(".")[0]
-        distribution = next(iter(_distributions(tuple(sys.path)).get(top, ())), "")
-        known = tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in self.files)
+        own = _distribution_of(self.name)
+        known = self._known
         content = hashlib.sha256(self.text.encode()).hexdigest() if self.text or not known else _hash_of(known)
-        return [distribution, version(distribution) if distribution else "", content]
+        return [own, version(own) if own else "", content]
+
+    @property
+    def companions(self) -> list[Source]:
+        """What it imports of its own distribution beside its package; of code that nobody installed, what lies so."""
+        if self.text:
+            return []
+        found, own = [], _distribution_of(self.name)
+        for name in _imported(self._known):
+            if name not in _NOT_FOREIGN and name != self.name and _distribution_of(name) == own:
+                found.append(_of_path(name))
+        return [each for each in found if each.files]
+
+    @property
+    def _known(self) -> tuple[tuple[Path, int, int], ...]:
+        return tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in self.files)
 
     @property
     def changed(self) -> float:
@@ -87,6 +111,11 @@ def foreign_sources(code: Iterable[Any]) -> dict[str, Source]:
         if each.__module__.partition(".")[0] not in _NOT_FOREIGN:
             source = _of_main(each) if each.__module__ == "__main__" else _of_module(each.__module__)
             found[source.name] = source
+    waiting = list(found.values())
+    while waiting:
+        new = [each for each in waiting.pop().companions if each.name not in found]
+        found |= {each.name: each for each in new}
+        waiting += new
     return found
 
 
@@ -102,6 +131,20 @@ def _of_module(name: str) -> Source:
     return Source(root, (Path(file),) if file else ())
 
 
+def _of_path(name: str) -> Source:
+    """A module or package of the search path, imported already or not: a run has one name before and after."""
+    try:
+        spec = find_spec(name)
+    except (ImportError, ValueError):  # __main__ and its like have no place
+        spec = None
+    if spec is None or not spec.has_location or not spec.origin:
+        return Source(name, ())
+    folders = spec.submodule_search_locations
+    if folders is None:
+        return Source(name, (Path(spec.origin),))
+    return Source(name, tuple(path for folder in folders for path in sorted(Path(folder).rglob("*.py"))))
+
+
 def _of_main(code: Any) -> Source:
     """A class or function of the script or notebook that runs: its own lines, not those that start the runs."""
     file = getattr(sys.modules["__main__"], "__file__", None)
@@ -112,9 +155,28 @@ def _of_main(code: Any) -> Source:
     return Source(f"__main__.{code.__qualname__}", (Path(file),) if file else (), text)
 
 
+def _distribution_of(name: str) -> str:
+    """Whose a module is; empty where nobody installed it."""
+    return next(iter(_distributions(tuple(sys.path)).get(name.partition(".")[0], ())), "")
+
+
 @lru_cache(maxsize=1)
 def _distributions(search_path: tuple[str, ...]) -> Mapping[str, list[str]]:
     return packages_distributions()
+
+
+@lru_cache(maxsize=64)
+def _imported(known: tuple[tuple[Path, int, int], ...]) -> tuple[str, ...]:
+    """First names of what files import, wherever in them."""
+    found: set[str] = set()
+    for path, _, _ in known:
+        with suppress(SyntaxError, ValueError):
+            for node in ast.walk(ast.parse(path.read_bytes())):
+                if isinstance(node, ast.Import):
+                    found |= {alias.name.partition(".")[0] for alias in node.names}
+                elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                    found.add(node.module.partition(".")[0])
+    return tuple(sorted(found))
 
 
 @lru_cache(maxsize=64)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
+from dipole.core.ground.drawing import new_figure
 from dipole.core.ground.errors import ConfigError, DataError
-from dipole.core.ground.extras import install_line
 from dipole.rl.episodes.history import Evaluation
 
 
@@ -29,12 +29,7 @@ def plot_curves(runs: Mapping[str, Sequence[Sequence[Evaluation]]], path: str | 
         raise ConfigError(f"curves are drawn as .png, .svg or .pdf, not {path.suffix or path.name!r}.")
     if not runs:
         raise DataError("there are no runs to draw.")
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError(f"curves are drawn by matplotlib. Install it with: {install_line('rl')}") from error
-
-    figure = Figure(figsize=(6, 4), layout="constrained")
+    figure = new_figure(6, 4, "rl")
     axes = figure.subplots()
     for method, histories in runs.items():
         seen = [{each.environment_steps for each in history} for history in histories]

@@ -17,7 +17,7 @@ from dipole.benchmarks.run.claim import claim
 from dipole.benchmarks.run.engines import LocalEngine, PoolEngine
 from dipole.benchmarks.run.machine import cores, environment_for, visible_gpus
 from dipole.benchmarks.run.tasks import Task, execute, log_of
-from dipole.benchmarks.run_records import BENCH, collect
+from dipole.benchmarks.run_records import BENCH, read_records
 from dipole.core.cli import main
 from dipole.core.ground.errors import ConfigError
 
@@ -91,7 +91,7 @@ def wait_for(condition, what, seconds=300):
 
 
 def finished(folder):
-    return collect(folder / "runs").done if (folder / "runs").is_dir() else {}
+    return read_records(folder / "runs").done if (folder / "runs").is_dir() else {}
 
 
 def starts(folder):

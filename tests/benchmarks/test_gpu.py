@@ -12,7 +12,7 @@ from dipole.benchmarks.speed.eager import counted
 from dipole.benchmarks.speed.fused import BACKWARD, FORWARD, MOST_SUMS, SHORTEST, SQUARE, Matrix, Summand, fused
 from dipole.benchmarks.speed.model import Case, ModelError, modelled
 from dipole.benchmarks.speed.subjects import Subject, subjects
-from dipole.benchmarks.speed.timing import floor, measured
+from dipole.benchmarks.speed.timing import floor, time_and_memory
 from dipole.benchmarks.speed.work import Step, Work, milliseconds, totals
 
 CPU = torch.device("cpu")
@@ -279,7 +279,7 @@ def test_libraries_that_are_not_installed_are_no_subjects():
 
 def test_every_repeat_has_inputs_of_its_own():
     seen = []
-    found = measured(lambda: torch.rand(3), lambda x: seen.append(tuple(x.tolist())), CPU)
+    found = time_and_memory(lambda: torch.rand(3), lambda x: seen.append(tuple(x.tolist())), CPU)
     assert len(set(seen)) == len(seen) == found["repeats"] + 2
 
 

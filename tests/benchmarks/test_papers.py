@@ -153,7 +153,7 @@ def test_every_table_figure_and_theorem_has_a_row():
     assert [page.not_shown(paper) for paper in published.PAPERS] == [[], [], [], []]
     text = page.page()
     for paper in published.PAPERS:
-        names = [row.name for row in page.rows(paper)]
+        names = [row.name for row in page.lines_of(paper)]
         assert len(set(names)) == len(names), paper
     for name in (
         "Lemma 4.3",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dipole.benchmarks.run.ray_engine import pack, unpack
-from dipole.benchmarks.run_records import BENCH, collect
+from dipole.benchmarks.run_records import BENCH, read_records
 
 
 def test_a_run_travels_whole_and_without_checkpoints(runs_folder, tmp_path):
@@ -25,7 +25,7 @@ def test_a_run_travels_whole_and_without_checkpoints(runs_folder, tmp_path):
     (there / run).mkdir()
     (there / run / "record.json").write_text("an earlier, failed attempt")
     unpack(pack(runs_folder.path, run), there, run)
-    assert collect(there).records == collect(runs_folder.path).records
+    assert read_records(there).records == read_records(runs_folder.path).records
     assert not (there / run / "checkpoints").exists()
     assert (there / BENCH / "logs" / f"{run}.log").read_text() == "hello"
     assert [p.name for p in (there / BENCH).iterdir()] == ["logs"]
@@ -100,7 +100,7 @@ def test_a_lost_node_loses_no_job_and_the_results_are_those_of_the_local_engine(
     # The lost one was started twice.
     assert sum(log.read_text().count("== ") for log in (runs / BENCH / "logs").glob("*.log")) == 3
     assert {r.status for r in LocalEngine(jobs=1, threads=1).run(tasks, local)} == {"done"}
-    there, here = collect(runs).done, collect(local).done
+    there, here = read_records(runs).done, read_records(local).done
     assert len(there) == len(here) == 2
     for name in here:
         assert there[name].results == here[name].results

@@ -19,11 +19,11 @@ from dipole.benchmarks.manifest import read_manifests, write_manifest
 from dipole.benchmarks.report import published, svg, tables
 from dipole.benchmarks.report.curves import Curve, mean_line, read_curves
 from dipole.benchmarks.report.document import make_report
-from dipole.benchmarks.report.ranking import rank
+from dipole.benchmarks.report.ranking import rank_objectives
 from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.report.table import Cell, ReportTable, number, to_csv, to_markdown
 from dipole.benchmarks.report.write import write_report
-from dipole.benchmarks.run_records import collect, is_done
+from dipole.benchmarks.run_records import is_done, read_records
 from dipole.core.ground.errors import ConfigError, DataError
 from dipole.core.record import read_record
 
@@ -37,7 +37,7 @@ def test_old_records_stay_readable(path, tmp_path):
     folder = tmp_path / "runs" / record.hash
     folder.mkdir(parents=True)
     shutil.copy(path, folder / "record.json")
-    assert collect(tmp_path / "runs").records == {record.hash: record}
+    assert read_records(tmp_path / "runs").records == {record.hash: record}
     assert record.hash in to_csv(make_report(tmp_path / "runs").tables[0])
 
 
@@ -58,7 +58,7 @@ def test_what_is_no_record_is_reported_and_left_alone(runs_folder):
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     shutil.copytree(runs_folder.path / good, runs_folder.path / "copy-of-a-run")
     before = {p: p.read_bytes() for p in runs_folder.path.rglob("*") if p.is_file()}
-    found = collect(runs_folder.path)
+    found = read_records(runs_folder.path)
     write_report(runs_folder.path, runs_folder.path.parent / "report.html")
     assert list(found.records) == [good]
     assert {p.path.name for p in found.problems} == {
@@ -138,7 +138,7 @@ def test_only_a_whole_finished_record_counts_as_done(runs_folder):
 
 def test_a_missing_folder_is_one_clear_error(tmp_path):
     with pytest.raises(DataError, match="no runs folder"):
-        collect(tmp_path / "nowhere")
+        read_records(tmp_path / "nowhere")
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def results(runs_folder):
     )
     manifests, problems = read_manifests(runs_folder.path)
     assert problems == []
-    return SuiteResults(manifests[0], collect(runs_folder.path).records)
+    return SuiteResults(manifests[0], read_records(runs_folder.path).records)
 
 
 def test_cells_hold_our_sample_and_the_test_against_the_base(results):
@@ -180,12 +180,12 @@ def test_a_failed_run_counts_nowhere(runs_folder):
     manifest = runs_folder.suite("s", [("a", "infonce", None)], [("A", "vision")], lambda *_: 0.5, seeds=(0, 1))
     path = runs_folder.path / manifest.jobs[0].hash / "record.json"
     path.write_text(path.read_text().replace('"done"', '"failed"'))
-    found = SuiteResults(manifest, collect(runs_folder.path).records)
+    found = SuiteResults(manifest, read_records(runs_folder.path).records)
     assert found.cell("a", "A").summary.n == 1
     assert found.cell("a", "A").wanted == 2
     path = runs_folder.path / manifest.jobs[1].hash / "record.json"
     path.write_text(path.read_text().replace('"done"', '"failed"'))
-    shown = tables.results_table(SuiteResults(manifest, collect(runs_folder.path).records)).rows[0]
+    shown = tables.results_table(SuiteResults(manifest, read_records(runs_folder.path).records)).rows[0]
     assert (shown[-1].text, shown[-1].mark) == ("failed", "bad")
 
 
@@ -196,7 +196,7 @@ def test_drop_is_measured_seed_by_seed_from_the_balanced_column(runs_folder):
     manifest = runs_folder.suite(
         "cacr-table2", rows, columns, lambda r, c, s: values[c][s], seeds=(0, 1), published="cacr-table2"
     )
-    found = SuiteResults(manifest, collect(runs_folder.path).records)
+    found = SuiteResults(manifest, read_records(runs_folder.path).records)
     assert found.samples("CACR (K=4)", "linear/CIFAR-10", "drop") == pytest.approx({0: 3.0, 1: 6.0})
     assert found.value("CACR (K=4)", "linear/CIFAR-10", "drop") == pytest.approx(4.5)
 
@@ -208,13 +208,13 @@ def test_claims_and_verdicts_of_a_suite(runs_folder):
     manifest = runs_folder.suite(
         "cacr-table6", rows, columns, lambda r, c, s: level[r] * (1 + s / 1000), published="cacr-table6"
     )
-    found = SuiteResults(manifest, collect(runs_folder.path).records)
+    found = SuiteResults(manifest, read_records(runs_folder.path).records)
     claim = {c.ours.claim.id: c for c in found.claims()}["cacr-c12"]
     assert (claim.ours.hold, len(claim.ours.items), claim.verdict) == (12, 12, "agrees")
     # 80.1 +- 0.1 against the printed 83.47 of SimCLR on CIFAR-10.
     assert found.cell("SimCLR (CL)", "CIFAR-10").comparison.verdict == "differs"
     manifest = manifest.model_copy(update={"protocol": {"dataset": "digits"}})
-    found = SuiteResults(manifest, collect(runs_folder.path).records)
+    found = SuiteResults(manifest, read_records(runs_folder.path).records)
     assert found.cell("SimCLR (CL)", "CIFAR-10").comparison.verdict == "other protocol"
     assert {c.ours.claim.id: c.verdict for c in found.claims()}["cacr-c12"] == "agrees (other protocol)"
     every = {row[0].text: row for row in tables.every_claim_table([found]).rows}
@@ -257,7 +257,7 @@ def test_ranking_by_hand():
         "B": {"base": {0: 10.0, 1: 20.0}, "x": {0: 10.0, 1: 20.0}, "y": {0: 1.0, 1: 2.0}},
         "cost": {"base": {0: 5.0, 1: 5.0}, "x": {0: 9.0, 1: 9.01}, "y": {0: 1.0, 1: 1.0}},
     }
-    found = {r.label: r for r in rank(tasks, "base", ["cost"])}
+    found = {r.label: r for r in rank_objectives(tasks, "base", ["cost"])}
     assert found["x"].mean_rank == pytest.approx((1 + 1.5 + 3) / 3)
     assert found["base"].mean_rank == pytest.approx((2 + 1.5 + 2) / 3)
     assert found["x"].improvement.value == pytest.approx((1 + 0.5 + 0) / 3)
@@ -269,10 +269,10 @@ def test_ranking_by_hand():
 
 def test_a_metric_that_no_run_has_is_said_with_the_nearest_one(runs_folder):
     manifest = runs_folder.suite("s", [("a", "infonce", None)], [("A", "vision")], lambda *_: 0.5)
-    assert SuiteResults(manifest, collect(runs_folder.path).records).empty_columns == []
+    assert SuiteResults(manifest, read_records(runs_folder.path).records).empty_columns == []
     columns = [manifest.columns[0].model_copy(update={"metric": "linear/acuracy"})]
     manifest = manifest.model_copy(update={"columns": columns})
-    (line,) = SuiteResults(manifest, collect(runs_folder.path).records).empty_columns
+    (line,) = SuiteResults(manifest, read_records(runs_folder.path).records).empty_columns
     assert "Did you mean 'linear/accuracy'?" in line
     assert "diag/rank" in line
     # Before anything is finished there is nothing to say.
@@ -301,7 +301,7 @@ def test_agents_are_aggregated_over_tasks_against_their_own_base(runs_folder):
     manifest = runs_folder.suite(
         "lmcl-table5", rows, columns, lambda r, c, s: level[r] + s / 100, published="lmcl-table5"
     )
-    sheet = tables.aggregate_table(SuiteResults(manifest, collect(runs_folder.path).records))
+    sheet = tables.aggregate_table(SuiteResults(manifest, read_records(runs_folder.path).records))
     by = {row[0].text: row for row in sheet.rows}
     assert by["DCL"][2].sort == pytest.approx(201.0)
     assert by["CURL"][4].text == ""
@@ -412,7 +412,7 @@ def test_embedded_points_are_drawn_by_class_with_true_angles(runs_folder):
     from dipole.benchmarks.report.charts import pictures
 
     written = runs_folder.suite("planar", [("plane", "none", None)], [("bars", "toy")], lambda r, c, s: 0.5)
-    results = SuiteResults(written.model_copy(update={"show": ["scatter"]}), collect(runs_folder.path).records)
+    results = SuiteResults(written.model_copy(update={"show": ["scatter"]}), read_records(runs_folder.path).records)
     assert "Embedded points" not in pictures(results, runs_folder.path)  # nothing to draw, and no failure
     folder = runs_folder.path / written.jobs[0].hash
     corners = {"x": [0, 1, 1, 0], "y": [0, 0, 1, 1], "label": [0, 0, 1, 1]}
@@ -434,7 +434,7 @@ def test_columns_of_different_data_are_pictures_of_their_own(runs_folder):
 
     columns = [(f"{data}/k={k}", "vision") for data in ("a", "b") for k in (1, 2, 4)]
     written = runs_folder.suite("curve", [("m", "infonce", None)], columns, lambda r, c, s: 0.5, kind="figure")
-    found = pictures(SuiteResults(written, collect(runs_folder.path).records), runs_folder.path)["Measurements"]
+    found = pictures(SuiteResults(written, read_records(runs_folder.path).records), runs_folder.path)["Measurements"]
     assert len(found) == 2
     assert [picture.caption.partition(":")[0] for picture in found] == ["a", "b"]
     for picture in found:
@@ -466,12 +466,12 @@ def test_a_single_measurement_is_no_curve(runs_folder):
     from dipole.benchmarks.report.charts import pictures
 
     written = runs_folder.suite("short", [("m", "infonce", None)], [("a", "vision")], lambda r, c, s: 0.5, seeds=(0,))
-    results = SuiteResults(written, collect(runs_folder.path).records)
+    results = SuiteResults(written, read_records(runs_folder.path).records)
     assert "Conditional entropy" in pictures(results, runs_folder.path)
     line = {"step": 10, "diag/conditional_entropy": 5.0, "diag/conditional_entropy_maximum": 5.2}
     (runs_folder.path / written.jobs[0].hash / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     assert "Conditional entropy" not in pictures(results, runs_folder.path)
-    asked = SuiteResults(written.model_copy(update={"show": ["entropy"]}), collect(runs_folder.path).records)
+    asked = SuiteResults(written.model_copy(update={"show": ["entropy"]}), read_records(runs_folder.path).records)
     assert "Conditional entropy" in pictures(asked, runs_folder.path)
 
 

@@ -12,7 +12,7 @@ from dipole.benchmarks.report.charts import pictures
 from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.report.tables import beside_table
 from dipole.benchmarks.run.terminal import print_plan, print_results
-from dipole.benchmarks.run_records import collect
+from dipole.benchmarks.run_records import read_records
 from dipole.benchmarks.suite import read_suite, suites
 from dipole.core.cli import main
 from dipole.core.ground.errors import ConfigError
@@ -189,14 +189,14 @@ def test_the_plan_knows_the_spread_of_diagnostics_and_costs(suite_file, runs_fol
     for job in sized.jobs()[:2]:
         seed = job.config.seed
         run = runs_folder.record(diagnostics={"rank": 30.0 + 3 * seed}, wall_seconds=60.0 + 5 * seed)
-        records[job.hash] = collect(runs_folder.path).records[run].model_copy(update={"hash": job.hash})
+        records[job.hash] = read_records(runs_folder.path).records[run].model_copy(update={"hash": job.hash})
     (line,) = [line for line in make_plan(sized, sized.jobs(), records, 1, None).seeds if line.column == "knn"]
     assert line.std == pytest.approx(spread / 2**0.5)
 
 
 def test_a_record_with_an_odd_configuration_does_not_stop_the_estimates(runs_folder):
     runs_folder.record(config={"train": 5, "domain": ["x"]})
-    Estimator(collect(runs_folder.path).done.values())
+    Estimator(read_records(runs_folder.path).done.values())
 
 
 def test_estimates_prefer_the_nearest_earlier_run(suite_file, runs_folder):
@@ -427,9 +427,9 @@ def test_names_with_markup_are_shown_as_they_are_written(tmp_path, runs_folder):
     print_plan(console, sized, make_plan(sized, sized.jobs(), {}, 1, None))
     rows = [(name, "infonce", None), ("other", "dcl", name)]
     manifest = runs_folder.suite("s", rows, [(name, "vision")], lambda r, c, s: 0.5 + s / 100, title=name)
-    print_results(console, SuiteResults(manifest, collect(runs_folder.path).records))
+    print_results(console, SuiteResults(manifest, read_records(runs_folder.path).records))
     manifest = manifest.model_copy(update={"published": "cacr-table6", "protocol": {name: name}})
-    print_results(console, SuiteResults(manifest, collect(runs_folder.path).records))
+    print_results(console, SuiteResults(manifest, read_records(runs_folder.path).records))
     shown = console.file.getvalue()
     assert shown.count(name) > 6
 
@@ -443,7 +443,7 @@ def test_a_run_of_an_earlier_version_counts_under_the_name_of_its_folder(suite_f
     found, *more = sized.jobs(runs_folder.path)
     assert (found.hash, found.command) == (name, first.command)
     assert [job.hash for job in more] == [job.hash for job in others]
-    records = collect(runs_folder.path).done
+    records = read_records(runs_folder.path).done
     assert make_plan(sized, [found, *more], records, 1, None).finished == 1
     results = SuiteResults(manifest(sized, [found, *more]), records)
     assert results.cell("plain", "linear").samples == {first.config.seed: 90.0}

@@ -17,6 +17,7 @@ from dipole.core.train.domains import (
     resolve,
     temporary_domain,
 )
+from dipole.core.train.recipe import resolve as resolve_recipe
 from dipole.core.train.shipped import broken_folders, shipped
 
 
@@ -152,6 +153,13 @@ def test_an_installation_without_entry_points_is_no_riddle(declared):
         ConfigError, match=r"unknown domain 'vision': not even dipole's own are known.*Install it again"
     ):
         find_domain("vision")
+
+
+@pytest.mark.parametrize("name", ["train", "seed", "objective", "settings", "hash"])
+def test_a_domain_is_not_called_as_something_else_of_a_recipe(name):
+    with temporary_domain(Domain(name, "points", "blobs_domain:BlobsAdapter")), pytest.raises(ConfigError) as error:
+        resolve_recipe({"domain": name, "train": {"steps": 1}})
+    assert f"domain: {name!r} is taken" in str(error.value)
 
 
 def test_a_temporary_domain_is_forgotten():

@@ -136,6 +136,8 @@ def test_defaults_of_version_1() -> None:
         "compile": False,
         "ring": False,
         "log_every": 10,
+        "evaluate_on": "test",
+        "validation_share": 0.2,
     }
     filled = TrainConfig(steps=1)
     assert (filled.betas, filled.momentum, filled.decay) == ((0.9, 0.999), None, None)
@@ -241,6 +243,27 @@ def test_a_plugin_enters_with_its_version_and_source(plugin: Path) -> None:
     assert config.hash != first
 
 
+def test_what_a_plugin_imports_beside_its_package_enters_as_well(plugin: Path) -> None:
+    """A second module of the distribution, imported at the top or where it is used; not what others installed."""
+    site = plugin.parent
+    (site / "planets-1.0.dist-info" / "top_level.txt").write_text("planets\ngravity\nmoons\n")
+    (plugin / "pull.py").write_text(
+        "import numpy\nfrom gravity import FACTOR\n\n\ndef late():\n    import moons.near\n"
+    )
+    (site / "gravity.py").write_text("FACTOR = 1\n")
+    (site / "moons").mkdir()
+    (site / "moons" / "__init__.py").write_text("")
+    (site / "moons" / "near.py").write_text("")
+    config = configure("scaled")
+    first = config.hash
+    assert config.determining()["sources"].keys() == {"planets", "gravity", "moons"}
+    (site / "gravity.py").write_text("FACTOR = 1000\n")
+    assert config.hash != first
+    (site / "gravity.py").write_text("FACTOR = 1\n")
+    (site / "moons" / "near.py").write_text("NEAR = 1\n")
+    assert config.hash != first
+
+
 def test_where_a_plugin_is_installed_does_not_matter(plugin: Path, tmp_path: Path) -> None:
     first = configure("scaled").hash
     moved = tmp_path / "elsewhere" / "planets"
@@ -286,7 +309,8 @@ def test_a_class_of_a_script_enters_with_its_own_lines(tmp_path: Path, monkeypat
 
 def old_hash(config: RunConfig) -> str:
     """The name that earlier versions gave: the hash of every value but name and description."""
-    later = {"microbatch", "activation_checkpointing", "compile", "ring"}  # settings that those versions did not have
+    # Settings that those versions did not have.
+    later = {"microbatch", "activation_checkpointing", "compile", "ring", "evaluate_on", "validation_share"}
     values = config.model_dump(mode="json", exclude={"name": True, "description": True, "train": later})
     text = json.dumps(values, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]

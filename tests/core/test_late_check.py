@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from dipole.core.ground.errors import TrainingError
-from dipole.core.ground.transfer import Fetched, ahead, constant, sent, tensors_in
+from dipole.core.ground.transfer import Fetched, constant, prefetched, sent, tensors_in
 from dipole.core.record import read_record
 from dipole.core.train import loop
 from dipole.core.train.checkpoint import list_checkpoints, load_checkpoint
@@ -152,7 +152,7 @@ def test_one_batch_is_made_ahead_in_order_and_by_one_thread() -> None:
             made.append((number, threading.get_ident()))
             yield number
 
-    taken = ahead(items())
+    taken = prefetched(items())
     assert next(taken) == 0
     assert list(taken) == [1, 2, 3, 4]
     assert [number for number, _ in made] == [0, 1, 2, 3, 4]

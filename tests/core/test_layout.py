@@ -121,6 +121,17 @@ def test_names_in_text_point_down_too(folder):
                 assert named is None or named[0] > own[0] or named[1] == own[1], (path, text)
 
 
+@pytest.mark.parametrize("folder", ["vision", "text", "rl", "core"])
+def test_nobody_asks_for_a_framework_or_an_objective_by_name(folder):
+    """What is special about one, it says itself; another of its kind can then say the same."""
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Compare) and isinstance(node.left, ast.Attribute):
+                asked = node.left.attr in ("method", "registered_name", "objective")
+                texts = [each.value for each in node.comparators if isinstance(each, ast.Constant)]
+                assert not asked or not [text for text in texts if text and text != "none"], (path, node.lineno)
+
+
 def test_imports_are_found_by_their_path():
     """What an editor does: `dipole.core.contrast.spec` is the file dipole/core/contrast/spec.py."""
     for path in [path for folder in ("dipole", *ALLOWED, "tests") for path in (ROOT / folder).rglob("*.py")]:

@@ -188,6 +188,20 @@ def test_labels_views_and_indices_go_with_keys_queues_and_windows():
     assert views.candidate_view.tolist() == [0, 0, 1, 1]
 
 
+def test_as_many_candidates_as_anchors_are_not_the_anchors():
+    """Small crops and a queue, or one rank's anchors: a class of the one is none of the other."""
+    a, b, c, queue = torch.randn(4, 4, 3)
+    labels = torch.tensor([0, 0, 1, 1])
+    crops = Pairs.from_crops([a, b], [c], queue, labels)
+    assert len(crops.anchors) == len(crops.candidates)
+    assert crops.candidate_labels is None
+    with pytest.raises(PairsError, match="label of every candidate"):
+        dipole.objective("tuple")(crops)
+    own, nothing = torch.tensor([[0], [1], [0], [1]]), torch.zeros(4, 0, dtype=torch.long)
+    assert Pairs(a, b[:2], own, nothing, labels).narrow(slice(0, 2), 4).candidate_labels is None
+    assert Pairs(a, b, own, nothing, labels).candidate_labels is labels  # by hand they are, unless said otherwise
+
+
 def crops_of_two():
     a, b, c = torch.randn(3, 4, 5, dtype=torch.double)
     return Pairs.from_crops([a, b], [c])

@@ -141,6 +141,7 @@ def test_the_peers_settings_are_a_recipe():
     config = load("curl").config
     assert (config.train.batch_size, config.train.learning_rate, config.rl.preset) == (128, 1e-3, "curl")
     assert config.rl.agent_settings() == {}
+    assert load("curl", ["rl.preset=paper"]).config.train.batch_size == 512  # the recipe gives none of its own
 
 
 def test_wrong_recipes_are_named():

@@ -1,6 +1,7 @@
 """Evaluation: returns by hand, scores, intervals, curves and videos; and that training does not notice it."""
 
 import json
+import re
 import sys
 from importlib import import_module
 
@@ -12,6 +13,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from dipole.core.ground.errors import ConfigError, DataError, TrainingError
+from dipole.core.ground.extras import install_line
 from dipole.rl import DotEnv, EvaluationCallback
 from dipole.rl.diagnosis import diagnose
 from dipole.rl.episodes import (
@@ -188,7 +190,7 @@ def test_agents_of_sb3_are_evaluated_as_well():
 
 def test_without_matplotlib_one_line_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ConfigError, match=r"pip install 'dipole\[rl\]'"):
+    with pytest.raises(ConfigError, match=re.escape(install_line("rl"))):
         plot_curves({"none": [[Evaluation(0, 0, (1.0, 3.0))]]}, tmp_path / "curve.svg")
 
 

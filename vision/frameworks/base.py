@@ -146,6 +146,11 @@ class Method(nn.Module):
         return Shuffled(len(images), seed)
 
     @classmethod
+    def block_positives(cls, config: VisionConfig) -> int:
+        """Positives of a point in a block, b; 1 where it knows no blocks, for probes that draw some."""
+        return 1
+
+    @classmethod
     def samples(
         cls, views: int, images: int, rows: Callable[..., Tensor], labels: Tensor | None
     ) -> Iterator[tuple[str, Related]]:

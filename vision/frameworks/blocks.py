@@ -92,6 +92,11 @@ class Blocks(OneBranch):
         return blocks
 
     @classmethod
+    def block_positives(cls, config: VisionConfig) -> int:
+        size: int = config.own_table.size
+        return size
+
+    @classmethod
     def samples(
         cls, views: int, images: int, rows: Callable[..., Tensor], labels: Tensor | None
     ) -> Iterator[tuple[str, Related]]:
