@@ -11,7 +11,8 @@ from dipole.text.encoders import Part, Projected, SentenceModel, architecture
 from dipole.text.encoders.modeling_dipole import DipoleSentenceConfig, DipoleSentenceModel
 from dipole.text.vocabulary import Tokens
 
-CODE = ("modeling_dipole.py", "networks.py", "batch.py", "recurrent.py")  # what a folder needs to compute by itself
+# What a folder needs to compute by itself.
+CODE = ("modeling_dipole.py", "networks.py", "batch.py", "recurrent.py", "tail.py")
 TASK = "sentence-similarity"
 
 AutoConfig.register(DipoleSentenceConfig.model_type, DipoleSentenceConfig, exist_ok=True)

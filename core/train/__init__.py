@@ -24,4 +24,6 @@ Each module imports only what stands above it:
     loop                            `train` and the loop itself
     trained_run                     a finished run, loaded back
     theory                          the papers' theorems on one
+    objective_callback              an objective in somebody else's trainer: its steps and parameters
+    compute_loss                    an objective as the loss of transformers' Trainer
 """
