@@ -33,7 +33,11 @@ class AugmentConfig(Settings):
     [-h, h] turns.
     """
 
-    size: int | None = Field(None, ge=4, description="side of the views in pixels; default: the images' own")
+    size: int | None = Field(
+        None,
+        ge=4,
+        description="side of the views in pixels; default: what a hub encoder's image processor says, else the images' own",
+    )
     crop_scale: Range = Field((0.2, 1.0), description="range of the crop's share of the area")
     crop_ratio: Range = Field((3 / 4, 4 / 3), description="range of the crop's width / height")
     flip: Probability = Field(0.5, description="probability of a horizontal flip")
