@@ -11,7 +11,7 @@ import tempfile
 from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
 
 from dipole.core.ground.errors import TrainingError
 from dipole.core.ground.extras import install_line
+from dipole.core.ground.lora import merged
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders import BagOfWords, Channels, Part, Projected, SentenceModel, Transformer, architecture
 from dipole.text.encoders.modeling_dipole import DipoleSentenceConfig, DipoleSentenceModel
@@ -166,7 +167,7 @@ def fast_tokenizer(tokens: Tokens, max_length: int | None) -> PreTrainedTokenize
 
 def projected(encoder: SentenceEncoder) -> SentenceModel:
     """The encoder's model on the CPU, with its linear `transform` (CLLR's L) as a layer of f and of g."""
-    model = encoder.model.cpu().eval()
+    model = cast(SentenceModel, merged(encoder.model.cpu().eval()))
     if encoder.transform is None:
         return model
     with torch.no_grad():

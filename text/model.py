@@ -18,7 +18,9 @@ def build_model(c: TextSettings, words: int, fixed: nn.Embedding | None) -> enco
     def side() -> encoders.Part:
         if c.encoder == "transformer":
             if c.transformer is not None:
-                return encoders.build_transformer(c.transformer, c.pooling, words)
+                return encoders.build_transformer(
+                    c.transformer, c.pooling, words, freeze=c.freeze, lora=c.lora, weights=c.weights
+                )
             return encoders.small_transformer(words, c.hidden_size, c.layers, c.heads, c.pooling)
         tables = [fixed] if fixed is not None else []
         if c.channels != "fixed":

@@ -72,7 +72,7 @@ class Source:
 
     def error(self, problem: str) -> ConfigError:
         """The one message about it."""
-        return ConfigError(f"{self.setting}: {self.text!r} cannot be used: {problem.rstrip('.')}.")
+        return ConfigError(f"{self.setting}: {self.text!r} cannot be loaded: {problem.rstrip('.')}.")
 
 
 @dataclass
