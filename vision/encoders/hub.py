@@ -107,7 +107,8 @@ class HubEncoder(Encoder):
         # A head that no file had the weights of is no default.
         self.pooling: Pooling = config.pooling or allowed[1 if allowed[0] == "pooler" and pooler_is_random else 0]
         self._of_hidden: Pooling = self.pooling if self.pooling != "pooler" else "cls" if possible["cls"] else "mean"
-        self._prefix = _tokens_before(self.model, last, size) if last.ndim == 3 else 0
+        self._is_sequence = last.ndim == 3
+        self._prefix = _tokens_before(self.model, last, size) if self._is_sequence else 0
         widths = {f"layer{n}" if n else "embeddings": self._pool(state).shape[1] for n, state in enumerate(states)}
         features = self._features(found)
         self.taps = widths | {self.last_tap: features.shape[1]}
@@ -168,6 +169,16 @@ class HubEncoder(Encoder):
             return self._features(self._run(images))
         place = list(self.taps).index(tap)
         return self._pool(self._run(images, hidden=True).hidden_states[place])
+
+    @property
+    def expression(self) -> str:
+        """The features in terms of the model's `outputs`, as code."""
+        if self.pooling == "pooler":
+            return "outputs.pooler_output.flatten(1)"
+        if self.pooling == "cls":
+            return "outputs.last_hidden_state[:, 0]"
+        rows, axes = (f"[:, {self._prefix}:]" if self._prefix else "", "1") if self._is_sequence else ("", "(2, 3)")
+        return f"outputs.last_hidden_state{rows}.{'mean' if self.pooling == 'mean' else 'amax'}({axes})"
 
     def save_pretrained(self, folder: Path) -> None:
         """Write the model and the settings of its image processor as `AutoModel.from_pretrained` reads them.

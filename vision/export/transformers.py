@@ -9,6 +9,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from dipole.vision.encoders import EncoderConfig, build_encoder
+from dipole.vision.encoders.hub import HubEncoder
 
 if TYPE_CHECKING:
     from dipole.core.contrast.objective import Composite
@@ -50,9 +51,16 @@ class DipoleVisionModel(PreTrainedModel):
 
 
 def export(adapter: "VisionAdapter", folder: Path, record: Any, objective: "Composite | None") -> None:
-    """Write config.json, model.safetensors and README.md; `DipoleVisionModel.from_pretrained(folder)` reads them."""
+    """Write config.json, model.safetensors and README.md; `DipoleVisionModel.from_pretrained(folder)` reads them.
+
+    A hub encoder is written as the model of transformers that it is, with the settings of its image processor.
+    """
     encoder = adapter.module.trained_encoder()
     settings = adapter.config.encoder
+    if isinstance(encoder, HubEncoder):
+        encoder.save_pretrained(folder)
+        (folder / "README.md").write_text(hub_card(adapter, record, encoder), encoding="utf-8")
+        return
     config = DipoleVisionConfig(
         encoder=settings.model_dump(mode="json", exclude_none=True),
         channels=adapter.parts.pretrain.channels,
@@ -68,6 +76,33 @@ def export(adapter: "VisionAdapter", folder: Path, record: Any, objective: "Comp
 
 def model_card(adapter: "VisionAdapter", record: Any, config: DipoleVisionConfig) -> str:
     """What the model is, how it was trained and measured, how to load it."""
+    return _card(
+        adapter,
+        record,
+        adapter.config.encoder.name,
+        f"""from dipole.vision.export import DipoleVisionModel
+
+model = DipoleVisionModel.from_pretrained("FOLDER").eval()
+# pixels in [0, 1], shape (n, {config.channels}, {config.image_size}, {config.image_size})
+features = model(pixel_values).pooler_output""",
+    )
+
+
+def hub_card(adapter: "VisionAdapter", record: Any, encoder: HubEncoder) -> str:
+    """The same of a model that transformers loads by itself."""
+    return _card(
+        adapter,
+        record,
+        type(encoder.model).__name__,
+        f"""from transformers import AutoImageProcessor, AutoModel
+
+processor, model = AutoImageProcessor.from_pretrained("FOLDER"), AutoModel.from_pretrained("FOLDER").eval()
+outputs = model(**processor(images, return_tensors="pt"))
+features = {encoder.expression}""",
+    )
+
+
+def _card(adapter: "VisionAdapter", record: Any, name: str, use: str) -> str:
     info = adapter.data_info()
     results = "\n".join(f"| {name} | {value:.4f} |" for name, value in record.results.items() if value is not None)
     return f"""---
@@ -76,15 +111,11 @@ tags: [contrastive-learning, self-supervised, dipole]
 ---
 # {record.name}
 
-{adapter.config.encoder.name} trained with dipole on {info["name"]} ({info["sizes"]["pretrain"]} images),
+{name} trained with dipole on {info["name"]} ({info["sizes"]["pretrain"]} images),
 objective `{record.objective}`, method {adapter.config.method}, seed {record.seed}, {record.epochs:g} epochs.
 
 ```python
-from dipole.vision.export import DipoleVisionModel
-
-model = DipoleVisionModel.from_pretrained("FOLDER").eval()
-# pixels in [0, 1], shape (n, {config.channels}, {config.image_size}, {config.image_size})
-features = model(pixel_values).pooler_output
+{use}
 ```
 
 | measured | value |
