@@ -36,7 +36,7 @@ class AugmentConfig(Settings):
     size: int | None = Field(
         None,
         ge=4,
-        description="side of the views in pixels; default: what a hub encoder's image processor says, else the images' own",
+        description="side of the views in pixels; default: as a hub encoder's processor says, else the images' own",
     )
     crop_scale: Range = Field((0.2, 1.0), description="range of the crop's share of the area")
     crop_ratio: Range = Field((3 / 4, 4 / 3), description="range of the crop's width / height")

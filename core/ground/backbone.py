@@ -26,7 +26,8 @@ _CURES = {
     "`hf auth login`",
     "RevisionNotFoundError": "it has no such revision",
     "OfflineModeIsEnabled": "the Hub is switched off (HF_HUB_OFFLINE), and it is not in the cache",
-    "LocalEntryNotFoundError": "the Hub cannot be reached, and it is not in the cache: check the connection",
+    "LocalEntryNotFoundError": "it is not in the cache, and the Hub cannot be reached, or is switched off "
+    "(HF_HUB_OFFLINE): check the connection, or give a folder",
 }
 """Errors of the Hub's client, most telling first -> what is wrong."""
 
@@ -160,7 +161,8 @@ def load(source: Source, takes: str, edit: Callable[[Any], None] | None = None) 
     pretrained = there and source.weights != "random"
     with _told(source), _quiet():
         if not pretrained or torch.get_default_device().type == "meta":
-            return Backbone(AutoModel.from_config(config, dtype=torch.float32), pretrained)
+            anew = AutoModel.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+            return Backbone(anew, pretrained)
         model, loaded = AutoModel.from_pretrained(
             str(source.path or source.text),
             config=config,
@@ -168,7 +170,9 @@ def load(source: Source, takes: str, edit: Callable[[Any], None] | None = None) 
             output_loading_info=True,
             **_revision(source),
         )
-    return Backbone(model.train(), True, getattr(model.config, "_commit_hash", None), tuple(sorted(loaded["missing_keys"])))
+    return Backbone(
+        model.train(), True, getattr(model.config, "_commit_hash", None), tuple(sorted(loaded["missing_keys"]))
+    )
 
 
 def image_processor(source: Source) -> dict[str, Any]:
@@ -197,9 +201,8 @@ def _revision(source: Source) -> dict[str, str]:
 def _first_input(config: Any) -> str:
     from transformers import MODEL_MAPPING
 
-    try:
-        model = MODEL_MAPPING[type(config)]
-    except KeyError:
+    model: Any = MODEL_MAPPING.get(type(config), None)
+    if model is None:
         return "nothing that AutoModel knows"
     return str((model[0] if isinstance(model, tuple) else model).main_input_name)
 
@@ -239,7 +242,7 @@ def _quiet() -> Iterator[None]:
     from transformers.utils import logging as library
 
     bar, level = library.is_progress_bar_enabled(), library.get_verbosity()
-    library.disable_progress_bar()
+    library.disable_progress_bar()  # type: ignore[no-untyped-call]
     library.set_verbosity(logging.ERROR)
     try:
         with without_retry_messages():
@@ -247,7 +250,7 @@ def _quiet() -> Iterator[None]:
     finally:
         library.set_verbosity(level)
         if bar:
-            library.enable_progress_bar()
+            library.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 @lru_cache(maxsize=64)
@@ -259,5 +262,3 @@ def _hash_of(known: tuple[tuple[Path, int, int], ...]) -> str:
         with open(path, "rb") as file:
             found.update(hashlib.file_digest(file, "sha256").digest())
     return found.hexdigest()
-
-

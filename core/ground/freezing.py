@@ -1,7 +1,7 @@
 """Which part of a network learns: a backbone as a whole, its first layers, or everything.
 
-What is frozen has no gradient, so that no optimizer keeps state for it or decays it, and stays in evaluation mode: batch
-norm keeps the statistics it came with, dropout and stochastic depth are off.
+What is frozen has no gradient, so that no optimizer keeps state for it or decays it, and stays in evaluation mode:
+batch norm keeps the statistics it came with, dropout and stochastic depth are off.
 """
 
 from __future__ import annotations
@@ -147,5 +147,3 @@ def _has_weights(module: nn.Module) -> bool:
 
 def _learns(module: nn.Module) -> bool:
     return any(parameter.requires_grad for parameter in module.parameters())
-
-

@@ -49,6 +49,6 @@ def fine_tune(model: nn.Module, how: Literal["none", "backbone"] | int, lora: Lo
     freeze(model, how, f"{table}.freeze")
     if lora is not None and not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError(
-            f"{table}.freeze: {how!r} leaves the adapters of {table}.lora nothing to learn. Leave freeze out: lora fixes "
-            "the model's own weights by itself; or freeze fewer layers."
+            f"{table}.freeze: {how!r} leaves the adapters of {table}.lora nothing to learn. Leave freeze out, as lora "
+            "fixes the model's own weights by itself; or freeze fewer layers."
         )

@@ -78,7 +78,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def encoder(folder, channels=3, size=SIDE, **settings):
     seed_everything(0)
-    return build_encoder(EncoderConfig.model_validate_json(json.dumps({"name": f"hub:{folder}", **settings})), channels, size)
+    return build_encoder(
+        EncoderConfig.model_validate_json(json.dumps({"name": f"hub:{folder}", **settings})), channels, size
+    )
 
 
 def reference(folder, images):
@@ -223,7 +225,7 @@ def test_the_processor_gives_size_and_statistics_unless_they_are_set(models):
     small = build_encoder(EncoderConfig(name="small-conv", mean=(0.5,), std=(0.1,)), 3, 16)
     assert small.own_statistics
     assert small.get_buffer("mean").tolist() == [0.5] * 3
-    with pytest.raises(ConfigError, match="2 values for images of 3 channels"):
+    with pytest.raises(ConfigError, match="2 values for 3 channels"):
         encoder(models / "vit", mean=[0.1, 0.2])
 
 
@@ -305,7 +307,7 @@ def test_a_plan_reads_no_weights(models, tmp_path):
     sketch = VisionAdapter.sketch(config, 32)
     assert sketch is not None
     assert sketch.width == 5
-    with pytest.raises(ConfigError, match="vision.encoder.freeze: 9 layers"):
+    with pytest.raises(ConfigError, match=r"vision\.encoder\.freeze: 9 layers"):
         VisionAdapter.sketch(vision(models / "swin", encoder={"freeze": 9}), 32)
 
 
@@ -334,7 +336,9 @@ def test_what_is_frozen_stays_as_it_is(models, name, how):
     module.train()
     before = {key: value.clone() for key, value in module.state_dict().items()}
     parameters = list(module.parameters())
-    optimizer = build_optimizer(TrainConfig(steps=1, learning_rate=0.1, weight_decay=0.1, optimizer="adamw"), parameters)
+    optimizer = build_optimizer(
+        TrainConfig(steps=1, learning_rate=0.1, weight_decay=0.1, optimizer="adamw"), parameters
+    )
     objective("infonce")(module(batch)).loss.backward()
     optimizer.step()
     module.after_step()
@@ -350,7 +354,9 @@ def test_what_is_frozen_stays_as_it_is(models, name, how):
     # Frozen layers of the momentum copy evaluate as well.
     for branch in (module.query, module.key):
         model = branch.encoder.model
-        frozen = [part for part in model.modules() if isinstance(part, nn.BatchNorm2d | nn.Dropout) and not part.training]
+        frozen = [
+            part for part in model.modules() if isinstance(part, nn.BatchNorm2d | nn.Dropout) and not part.training
+        ]
         assert how != "backbone" or all(not part.training for part in model.modules())
         assert frozen or name != "resnet"
     learning = {id(p) for p in parameters if p.requires_grad}
@@ -405,7 +411,7 @@ def test_targets_choose_the_layers(models):
     own = encoder(models / "vit", lora={"rank": 2, "targets": ["q_proj", "v_proj"]})
     learning = {name for name, each in own.model.named_parameters() if each.requires_grad}
     assert len(learning) == 2 * 2 * 2
-    with pytest.raises(ConfigError, match="has no linear map or convolution called 'query_proj'.*q_proj"):
+    with pytest.raises(ConfigError, match=r"has no linear map or convolution called 'query_proj'.*q_proj"):
         encoder(models / "vit", lora={"targets": ["query_proj"]})
     with pytest.raises(ConfigError, match="nothing to learn"):
         encoder(models / "vit", lora={}, freeze="backbone")
@@ -449,7 +455,11 @@ WRONG = [
     ("unknown", {}, r"no-such-model"),
     ("damaged", {}, r"cannot be loaded"),
     ("vit", {"freeze": 3}, r"vision\.encoder\.freeze: 3 layers cannot be frozen, ViTModel has 2\. Allowed: 1 to 2, or"),
-    ("resnet", {"pooling": "cls"}, r"'cls' is not possible, ResNetModel has no class token\. Allowed: pooler, mean, max"),
+    (
+        "resnet",
+        {"pooling": "cls"},
+        r"'cls' is not possible, ResNetModel has no class token\. Allowed: pooler, mean, max",
+    ),
     ("swin", {"pooling": "cls"}, r"Allowed: pooler, mean, max"),
 ]
 

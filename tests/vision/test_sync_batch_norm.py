@@ -62,7 +62,7 @@ def step(name, own=slice(None), sync=False, **train):
     return {
         "loss": loss.detach(),
         "gradients": [p.grad for p in module.parameters() if p.grad is not None],
-        "buffers": {name: each for name, each in module.named_buffers()},
+        "buffers": dict(module.named_buffers()),
         "names": list(module.state_dict()),
     }
 

@@ -69,8 +69,8 @@ def build_transformer(
     built = load(place, "input_ids", enlarged)
     if built.model.config.vocab_size < vocabulary:
         raise ConfigError(
-            f"text.transformer = {source!r} knows {built.model.config.vocab_size} tokens, the tokenizer has {vocabulary}; "
-            f"give the tokenizer that belongs to it"
+            f"text.transformer = {source!r} knows {built.model.config.vocab_size} tokens, the tokenizer has "
+            f"{vocabulary}; give the tokenizer that belongs to it"
         )
     try:
         with torch.enable_grad():

@@ -19,7 +19,6 @@ __all__ = ["Encoder", "EncoderConfig", "build_encoder", "build_projector", "regi
 import_all(__name__)
 
 
-
 def _name(value: Any, check: Callable[[Any], Any]) -> Any:
     return value if isinstance(value, str) and open_ended(value) else check(value)
 
@@ -57,8 +56,9 @@ class EncoderConfig(Settings):
     weights: Weights | None = Field(None, description=f"hub only: {WEIGHTS_HELP}")
     revision: str | None = Field(None, description="hub only: branch, tag or commit; default main")
     mean: Statistics | None = Field(
-        None, description="of every channel in [0, 1], as images are normalised; default the image processor's for hub "
-        "models that come with one, else the training set's"
+        None,
+        description="of every channel in [0, 1], as images are normalised; default the image processor's for hub "
+        "models that come with one, else the training set's",
     )
     std: Statistics | None = Field(None, description="the same")
 

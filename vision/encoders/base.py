@@ -44,7 +44,7 @@ class Encoder(nn.Module):
         for name, values in (("mean", mean), ("std", std)):
             if len(values) not in (1, channels):
                 raise ConfigError(
-                    f"vision.encoder.{name}: {len(values)} values for images of {channels} channels; give 1 or {channels}."
+                    f"vision.encoder.{name}: {len(values)} values for {channels} channels; give 1 or {channels}."
                 )
         self.set_statistics(list(mean), list(std))
         self.own_statistics = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -50,7 +51,7 @@ class HubEncoder(Encoder):
     """A model of transformers that reads `pixel_values`, and how its output is pooled.
 
     Grey images are repeated over the model's channels, as a conversion to RGB does. Where a framework splits colour
-    images, the first layer is rebuilt for so many channels: each gets an equal share of the sum of its weights over RGB.
+    images, the first layer is rebuilt for so many channels: each gets an equal share of the sum of its weights.
 
     Taps: "embeddings", "layer1", ... are the model's hidden states, pooled alike ("pooler": by mean, or by the class
     token where there is one); "pooled" is what is trained.
@@ -59,7 +60,7 @@ class HubEncoder(Encoder):
     last_tap: ClassVar[str] = "pooled"
 
     def __init__(self, channels: int, size: int, config: EncoderConfig) -> None:
-        self.source = config.source
+        self.source, self._size = config.source, size
         processor = processor_of(config)
         built, inputs = _built(self.source, channels)
         super().__init__(inputs if channels == 1 else channels)
@@ -85,8 +86,8 @@ class HubEncoder(Encoder):
             native = f"{processor.size}" if processor.size else "larger"
             reason = str(error).strip().partition("\n")[0]
             raise ConfigError(
-                f"vision.encoder.name: {type(self.model).__name__} of {self.source.text!r} cannot read images of {size} "
-                f"x {size} pixels ({reason}). Set vision.augment.size = {native}."
+                f"vision.encoder.name: {type(self.model).__name__} of {self.source.text!r} cannot read images of "
+                f"{size} x {size} pixels ({reason}). Set vision.augment.size = {native}."
             ) from error
         states = tuple(found.get("hidden_states") or ())
         last = found.last_hidden_state
@@ -188,7 +189,7 @@ class HubEncoder(Encoder):
         model: Any = merged(self.model)
         model.save_pretrained(folder)
         mean, std = (self.get_buffer(name).tolist() for name in ("mean", "std"))
-        Processor(self.described["size"], tuple(mean), tuple(std)).save(folder)
+        Processor(self._size, tuple(mean), tuple(std)).save(folder)
 
 
 def _built(source: backbone.Source, channels: int) -> tuple[backbone.Backbone, int]:
@@ -206,7 +207,7 @@ def _built(source: backbone.Source, channels: int) -> tuple[backbone.Backbone, i
     def fewer(config: Any) -> None:
         config.num_channels = channels
 
-    narrow = backbone.load(backbone.Source(source.text, source.setting, "random", source.revision), "pixel_values", fewer)
+    narrow = backbone.load(replace(source, weights="random"), "pixel_values", fewer)
     if built.pretrained and torch.get_default_device().type != "meta":
         narrow.model.load_state_dict(_shared_out(built.model.state_dict(), narrow.model.state_dict()))
     built.model = narrow.model
