@@ -49,8 +49,18 @@ class RLAdapter(Adapter):
 
     domain: ClassVar[str] = "rl"
     config_model: ClassVar[type[Settings]] = RLConfig
+    validates: ClassVar[bool] = True
     train_fields: ClassVar[frozenset[str]] = frozenset(
-        {"steps", "batch_size", "learning_rate", "precision", "evaluate_every", "checkpoint_every", "log_every"}
+        {
+            "steps",
+            "batch_size",
+            "learning_rate",
+            "precision",
+            "evaluate_on",
+            "evaluate_every",
+            "checkpoint_every",
+            "log_every",
+        }
     )
     precisions: ClassVar[tuple[str, ...]] = tuple(_PRECISIONS)
     objective_optional: ClassVar[bool] = True
@@ -145,13 +155,16 @@ class RLAdapter(Adapter):
         """Anchors of the encoder against keys of the momentum encoder."""
         return self.agent._pairs(batch, self.agent.policy.encoder(batch.observations))
 
+    @property
+    def _played(self) -> int:
+        """The seed of evaluated episodes: other ones than those of the test for choosing settings."""
+        return self.seed.stream("probe", "validation") if self.validation else self.seed.probe
+
     def evaluate(self, objective: Any) -> dict[str, float]:
         """Returns of whole episodes and the scores reached so far."""
         agent = self.agent
         observations: list[np.ndarray] = []
-        returns = evaluate(
-            agent, self._evaluation_env, self.config.episodes, self.seed.probe, observations=observations
-        )
+        returns = evaluate(agent, self._evaluation_env, self.config.episodes, self._played, observations=observations)
         picks = self.seed.numpy("probe", "observations").permutation(len(observations))[:_KEPT]
         self._observations = [observations[index] for index in np.sort(picks)]
         self.history = [each for each in self.history if each.environment_steps < agent.environment_steps]

@@ -61,6 +61,7 @@ class TextAdapter(Adapter):
 
     domain: ClassVar[str] = "text"
     config_model: ClassVar[type[TextSettings]] = TextSettings
+    validates: ClassVar[bool] = True
     export_formats: ClassVar[tuple[str, ...]] = ("sentence-transformers",)
 
     config: TextSettings
@@ -136,15 +137,17 @@ class TextAdapter(Adapter):
     def _split(self) -> tuple[np.ndarray, np.ndarray]:
         """Rows for training and for evaluation: the last sentences of each document are held out.
 
-        Those before them may be kept for development: they are in neither.
+        Those before them may be kept for development: they are in neither, unless it is they that are evaluated.
         """
         document = self.sentences.document
-        _, first, count = np.unique(document, return_index=True, return_counts=True)
+        _, starts, count = np.unique(document, return_index=True, return_counts=True)
         trained, held = np.ones(len(document), dtype=bool), np.zeros(len(document), dtype=bool)
-        for start, length in zip(first, count, strict=True):
+        for start, length in zip(starts, count, strict=True):
             kept = length - int(self.config.held_out * length)
-            held[start + kept : start + length] = True
-            trained[start + kept - int(self.config.development * length) : start + length] = False
+            trained_on = max(0, kept - int((self.config.development or self.validation) * length))
+            first, last = (trained_on, kept) if self.validation else (kept, length)
+            held[start + first : start + last] = True
+            trained[start + trained_on : start + length] = False
         return np.flatnonzero(trained), np.flatnonzero(held)
 
     def _find_blocks(self) -> list[np.ndarray]:
@@ -275,7 +278,7 @@ class TextAdapter(Adapter):
         results.update(self._topics(rows, f, objective))
         if self.config.classifiers or self.config.losses:
             results.update(self._document_tasks(objective))
-        if self.config.labelled is not None:
+        if self.config.labelled is not None and not self.validation:
             labelled = labelled_documents(self.config.labelled, self.config.column)
             results.update(document_accuracy(self.encoder(objective).encode, labelled, self.config.labelled))
         c = self.config
@@ -287,6 +290,8 @@ class TextAdapter(Adapter):
             )  # fmt: skip
             for task, result in found.items():
                 results.update(_numbers(task, result))
+            if self.validation:  # what SentEval itself chooses by
+                return {name: value for name, value in results.items() if _is_seen(name)}
             table = six_task_table({"this run": found}) + "\n"
             (self.workdir / "senteval.txt").write_text(table, encoding="utf-8")
         return results
@@ -422,6 +427,11 @@ def _state_of(corpus: str) -> list:
     path = Path(corpus)
     files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else []
     return [(str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in islice(files, 100_000)]
+
+
+def _is_seen(name: str) -> bool:
+    """Whether a number is none of a SentEval task's test part."""
+    return not name.startswith("senteval/") or name.rpartition("/")[2].startswith("dev")
 
 
 def _numbers(task: str, result: senteval.Result) -> dict[str, float]:

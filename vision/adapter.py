@@ -45,6 +45,7 @@ class VisionAdapter(Adapter):
 
     domain: ClassVar[str] = "vision"
     config_model: ClassVar[type[Settings]] = VisionConfig
+    validates: ClassVar[bool] = True
     export_formats: ClassVar[tuple[str, ...]] = FORMATS
 
     config: VisionConfig
@@ -54,7 +55,7 @@ class VisionAdapter(Adapter):
         super().__init__(config, **context)
         if config.probe.picture:
             check_drawing()  # before the first epoch, not after it
-        self.parts = load(config.data, self.seed)
+        self.parts = load(config.data, self.seed, self.validation)
         images = self.parts.pretrain
         self._order = _order(config, images, self.batch_size, self.world_size, self.seed)
         self.steps_per_epoch = len(self._order) // self.batch_size

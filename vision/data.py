@@ -119,24 +119,22 @@ def expected(config: DataConfig, seed: Seeds, side: int | None = None) -> ImageS
     return images
 
 
-def load(config: DataConfig, seed: Seeds) -> Parts:
-    """Read the parts that a [vision.data] table describes; DataError says what is wrong with them."""
+def load(config: DataConfig, seed: Seeds, validation: float = 0.0) -> Parts:
+    """Read the parts that a [vision.data] table describes; DataError says what is wrong with them.
+
+    validation: share of the training images that is tested on in place of the test images, which are not read then; it
+        is taken from the training images before all else, so that nothing is trained on it.
+    """
     wanted = None if config.classes is None else read_classes(config.classes)
     decoding = Decoding(config.size, config.on_corrupt, config.memory * 1e9)
     source = open_source(config.source, decoding, wanted)
-    test = None
-    if config.test is not None:
-        other = open_source(config.test, decoding, wanted)
-        test = other.read(other.splits[0] if len(other.splits) == 1 else config.test_split)
-    elif config.test_split in source.splits:
-        test = source.read(config.test_split)
+    test = None if validation else _own_test(config, decoding, source, wanted)
     train = source.read(config.train_split)
-    if test is None:
-        order = torch.randperm(len(train), generator=seed.torch("data", "split"))
-        cut = round(config.train_share * len(train))
-        if not 0 < cut < len(train):
-            raise DataError(f"{train.name} has {len(train)} images, too few to hold some back for testing.")
-        train, test = train.take(order[:cut]), train.take(order[cut:])
+    if test is None and config.test is None and config.test_split not in source.splits:
+        train, test = _cut(train, config.train_share, seed.torch("data", "split"))
+    if validation:
+        train, test = _cut(train, 1 - validation, seed.torch("data", "validation"))
+    assert test is not None
     if train.images.shape[1:] != test.images.shape[1:]:
         raise DataError(
             f"the training images have shape {tuple(train.images.shape[1:])}, the test images "
@@ -148,6 +146,8 @@ def load(config: DataConfig, seed: Seeds) -> Parts:
         )
     if config.limit is not None and config.limit < len(train):
         train = train.take(torch.randperm(len(train), generator=seed.torch("data", "limit"))[: config.limit])
+    if validation and config.pretrain is None and config.pretrain_split == config.train_split:
+        config = config.model_copy(update={"pretrain_split": None})
     pretrain = _pretrain(config, decoding, source, train)
     if config.labelled_per_class is not None:
         train = few_of_each(train, config.labelled_per_class, seed.torch("data", "labelled"))
@@ -155,6 +155,24 @@ def load(config: DataConfig, seed: Seeds) -> Parts:
     if config.imbalance != "none":
         pretrain = unbalance(pretrain, config.imbalance, seed.torch("data", "imbalance"))
     return Parts(pretrain, train, test)
+
+
+def _own_test(
+    config: DataConfig, decoding: Decoding, source: Source, wanted: tuple[str, ...] | None
+) -> ImageSet | None:
+    """The test images where they lie apart from the training images."""
+    if config.test is not None:
+        other = open_source(config.test, decoding, wanted)
+        return other.read(other.splits[0] if len(other.splits) == 1 else config.test_split)
+    return source.read(config.test_split) if config.test_split in source.splits else None
+
+
+def _cut(images: ImageSet, share: float, generator: torch.Generator) -> tuple[ImageSet, ImageSet]:
+    order = torch.randperm(len(images), generator=generator)
+    cut = round(share * len(images))
+    if not 0 < cut < len(images):
+        raise DataError(f"{images.name} has {len(images)} images, too few to hold some back for testing.")
+    return images.take(order[:cut]), images.take(order[cut:])
 
 
 def _pretrain(config: DataConfig, decoding: Decoding, source: Source, train: ImageSet) -> ImageSet:

@@ -118,6 +118,7 @@ class RunRecord(Part):
     wall_seconds: float = 0.0
     peak_memory_bytes: int = Field(default=0, description="largest resident memory of the process")
     peak_device_bytes: int | None = Field(default=None, description="largest memory allocated on the GPU")
+    evaluated_on: Literal["test", "validation"] = Field(default="test", description="the part that results are of")
     results: dict[str, Number] = Field(default_factory=dict, description="evaluation at the end of training")
     diagnostics: dict[str, Number] = Field(default_factory=dict)
     histogram: Histogram | None = None

@@ -3,6 +3,7 @@
 Each module imports only what stands above it:
 
     toml, identity                  values as text; what identifies a run
+    schedule                        weights and options of terms that change with the step
     config, problems                the tables of a recipe; pydantic's errors in words
     adapter                         what a domain provides
     domains, shipped                domains and shipped files by name

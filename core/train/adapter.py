@@ -40,6 +40,8 @@ class Context(TypedDict):
         workdir: the run's folder (it exists); for caches and pictures.
         batch_size: instances per step over all ranks; divisible by world_size.
         rank, world_size: which share of every global batch this process draws; 0 of 1 unless given.
+        validation: the share of the training data to set aside and to evaluate in place of the test part, which is not
+            looked at; 0, the default, evaluates the test part. Only a domain that `validates` is given another.
     """
 
     seed: Seeds
@@ -48,6 +50,7 @@ class Context(TypedDict):
     batch_size: int
     rank: NotRequired[int]
     world_size: NotRequired[int]
+    validation: NotRequired[float]
 
 
 class Sketch(NamedTuple):
@@ -73,6 +76,7 @@ class Adapter(ABC):
             (`Settings.determining`, `Settings.incidental`).
         train_fields: the keys of [train] that have an effect here; None means all. Setting another is an error.
         precisions: the values of train.precision that its loop can compute in; None means all.
+        validates: whether it can evaluate a validation part (`Context`).
         objective_optional: whether `objective = "none"` is allowed (a control without contrast).
         export_formats: what `dipole export RUN --to FORMAT` can write.
 
@@ -90,6 +94,7 @@ class Adapter(ABC):
     config_model: ClassVar[type[Settings]]
     train_fields: ClassVar[frozenset[str] | None] = None
     precisions: ClassVar[tuple[str, ...] | None] = None
+    validates: ClassVar[bool] = False
     objective_optional: ClassVar[bool] = False
     export_formats: ClassVar[tuple[str, ...]] = ()
 
@@ -112,6 +117,7 @@ class Adapter(ABC):
         self.batch_size = context["batch_size"]
         self.rank = context.get("rank", 0)
         self.world_size = context.get("world_size", 1)
+        self.validation = context.get("validation", 0.0)
 
     @classmethod
     def sketch(cls, config: Any, batch_size: int, world_size: int = 1) -> Sketch | None:

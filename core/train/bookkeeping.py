@@ -69,7 +69,8 @@ class Bookkeeping(RunState):
             RunInterruptedError: after a signal, once the checkpoint is written.
         """
         before, self.step = self.step, self.step + steps
-        self._meter.add(values)
+        self._meter.add({**values, **self._scheduled})
+        self._scheduled = self._schedules.set(self.step)
         is_last = self.step >= self.total_steps
         if is_last or self._crossed(before, self.config.train.log_every):
             self.log(self._meter.take())

@@ -11,9 +11,10 @@ import torch
 from dipole.core.contrast.objective import Composite, objective
 from dipole.core.ground.seeding import Seeds, seed_everything
 from dipole.core.train.adapter import Adapter
-from dipole.core.train.config import RunConfig
+from dipole.core.train.config import RunConfig, TrainConfig
 from dipole.core.train.domains import adapter_class
 from dipole.core.train.run_folder import RunFolder
+from dipole.core.train.schedule import Schedules
 
 NARROW = 8  # width of the random rows that an objective is tried on
 
@@ -35,12 +36,19 @@ def build(
         batch_size=config.train.batch_size,
         rank=rank,
         world_size=world_size,
+        validation=config.train.validation_share if config.train.evaluate_on == "validation" else 0.0,
     )
     adapter.module.to(device)
     if config.objective == "none":
         return adapter, None
     seed_everything(seeds.stream("model", "objective"))
     return adapter, objective(config.objective, dim=adapter.embedding_dim, ring=config.train.ring).to(device)
+
+
+def scheduled(train: TrainConfig, objective: Composite | None, steps_per_epoch: int) -> Schedules:
+    """What sets the objective's weights and options to their values at a step of the run."""
+    unit = train.in_steps(1, steps_per_epoch)
+    return Schedules(train.curves, objective, train.length, unit)
 
 
 def construct(config: RunConfig, world_size: int = 1) -> None:

@@ -9,8 +9,9 @@ from typing import Any, ClassVar, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from dipole.core.ground.errors import ConfigError
+from dipole.core.ground.errors import ConfigError, nearest
 from dipole.core.train import identity
+from dipole.core.train import schedule as schedules
 from dipole.core.train.toml import toml_text
 
 
@@ -74,6 +75,14 @@ def _is_tag(annotation: Any) -> bool:
     return get_origin(annotation) is Literal and len(get_args(annotation)) == 1
 
 
+RateSchedule = Literal["constant", "cosine", "step"]
+RATE = "learning_rate"
+"""The entry of [train.schedule] that `schedule = "..."` stands for."""
+
+
+EvaluatedPart = Literal["test", "validation"]
+
+
 class TrainConfig(Settings):
     """The [train] table. Lengths and periods are in epochs when `epochs` is given, in steps when `steps` is given."""
 
@@ -85,7 +94,11 @@ class TrainConfig(Settings):
     weight_decay: float = Field(default=0.0, ge=0)
     betas: tuple[float, float] | None = Field(default=None, description="adam and adamw only; default (0.9, 0.999)")
     momentum: float | None = Field(default=None, ge=0, lt=1, description="sgd and lars only; default 0.9")
-    schedule: Literal["constant", "cosine", "step"] = "constant"
+    schedule: RateSchedule | dict[str, Any] = Field(
+        default="constant",
+        description="of the learning rate: constant, cosine or step; as a table [train.schedule] also of weights and "
+        'options of terms, such as "dp.weight" = "linear(0, 0.1)"',
+    )
     milestones: tuple[float, ...] | None = Field(
         default=None, description="step schedule only: where the rate is multiplied by decay"
     )
@@ -111,6 +124,14 @@ class TrainConfig(Settings):
         default=False,
         description="several ranks: candidates travel round a ring instead of being gathered on every rank",
     )
+    evaluate_on: EvaluatedPart = Field(
+        default="test",
+        description="validation: a share of the training data is set aside and evaluated, and the test part is not "
+        "looked at; for choosing settings",
+    )
+    validation_share: float = Field(
+        default=0.2, gt=0, lt=1, description="of the training data, set aside with evaluate_on = 'validation'"
+    )
     evaluate_every: int | None = Field(default=None, ge=1, description="period of evaluation; default only at the end")
     checkpoint_every: int | None = Field(
         default=None, ge=1, description="period of checkpoints; default 1 epoch or 1000 steps"
@@ -118,6 +139,25 @@ class TrainConfig(Settings):
     log_every: int = Field(default=10, ge=1, description="steps per line of metrics.jsonl")
 
     incidental: ClassVar[frozenset[str]] = frozenset({"checkpoint_every", "log_every", "activation_checkpointing"})
+
+    @field_validator("schedule", mode="before")
+    @classmethod
+    def _one_spelling(cls, value: Any) -> Any:
+        """Entries under their dotted names; the rate's alone is written without a table."""
+        entries = dict(schedules.flat(value)) if isinstance(value, Mapping) else {RATE: value}
+        rate, allowed = entries.pop(RATE, "constant"), get_args(RateSchedule)
+        if rate not in allowed:
+            near = nearest(str(rate), allowed)
+            raise ValueError(f"{str(rate)[:80]!r} is not allowed.{near} Allowed: {', '.join(allowed)}, or a table")
+        problems, curves = [], {}
+        for name, each in entries.items():
+            try:
+                curves[name] = schedules.read(each).plain()
+            except ValueError as error:
+                problems.append(f"{name}: {error}")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return ({RATE: rate} if rate != "constant" else {}) | curves if curves else rate
 
     @field_validator("precision", mode="before")
     @classmethod
@@ -138,11 +178,15 @@ class TrainConfig(Settings):
                 problems.append(f"betas must lie in [0, 1), got {list(self.betas)}")
         elif self.betas is not None:
             problems.append(f"betas has no effect with optimizer {self.optimizer!r}; use momentum")
-        if self.schedule == "step":
+        if self.rate_schedule == "step":
             if not self.milestones or list(self.milestones) != sorted(self.milestones) or self.milestones[0] < 0:
                 problems.append("schedule 'step' needs milestones in increasing order, such as [60, 80]")
         elif self.milestones is not None or self.decay is not None:
-            problems.append(f"milestones and decay have no effect with schedule {self.schedule!r}; use schedule 'step'")
+            problems.append(
+                f"milestones and decay have no effect with schedule {self.rate_schedule!r}; use schedule 'step'"
+            )
+        if self.evaluate_on == "test" and self.validation_share != type(self).model_fields["validation_share"].default:
+            problems.append("validation_share has no effect with evaluate_on 'test'; use evaluate_on 'validation'")
         if self.length and self.warmup > self.length:
             problems.append(f"warmup ({self.warmup:g}) is longer than the run ({self.length} {self.unit})")
         if problems:
@@ -152,13 +196,24 @@ class TrainConfig(Settings):
             dependent["betas"] = (0.9, 0.999)
         else:
             dependent["momentum"] = 0.9
-        if self.schedule == "step":
+        if self.rate_schedule == "step":
             dependent["decay"] = 0.1
         for key, value in dependent.items():
             if getattr(self, key) is None:
                 # The model is frozen for everybody else: the stored configuration must be complete.
                 self.__dict__[key] = value
         return self
+
+    @property
+    def rate_schedule(self) -> str:
+        """How the learning rate moves."""
+        return self.schedule if isinstance(self.schedule, str) else self.schedule.get(RATE, "constant")
+
+    @property
+    def curves(self) -> dict[str, schedules.Curve]:
+        """How weights and options of terms move, by "TERM.weight" or "TERM.OPTION"."""
+        entries = {} if isinstance(self.schedule, str) else self.schedule
+        return {name: schedules.read(value) for name, value in entries.items() if name != RATE}
 
     @property
     def unit(self) -> Literal["epochs", "steps"]:
@@ -195,6 +250,15 @@ class RunConfig(Settings):
     @classmethod
     def _canonical(cls, text: str) -> str:
         return canonical_objective(text)
+
+    @model_validator(mode="after")
+    def _schedules_fit(self) -> RunConfig:
+        if self.train.curves:
+            built = None if self.objective == "none" else _build(self.objective)
+            problems = schedules.check(self.train.curves, built, self.train.length)
+            if problems:
+                raise ValueError("; ".join(problems))
+        return self
 
     @property
     def settings(self) -> Any:

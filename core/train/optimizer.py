@@ -24,9 +24,9 @@ def learning_rate(config: TrainConfig, step: int, total: int, steps_per_epoch: i
     warmup = config.in_steps(config.warmup, steps_per_epoch)
     if step < warmup:
         return peak * (step + 1) / warmup
-    if config.schedule == "cosine":
+    if config.rate_schedule == "cosine":
         return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
-    if config.schedule == "step":
+    if config.rate_schedule == "step":
         assert config.milestones is not None
         assert config.decay is not None
         passed = sum(step >= config.in_steps(milestone, steps_per_epoch) for milestone in config.milestones)

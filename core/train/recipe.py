@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any, cast
 from pydantic import Field, ValidationError, create_model
 
 from dipole.core.ground.errors import ConfigError, nearest
-from dipole.core.train.config import RunConfig, Settings, TrainConfig
+from dipole.core.train.config import RATE, RunConfig, Settings, TrainConfig
 from dipole.core.train.domains import adapter_class
 from dipole.core.train.problems import describe
 from dipole.core.train.shipped import shipped_recipes
@@ -61,7 +62,7 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
     "a.b=" gives UNSET: the recipe's value is taken away.
     """
     path, equals, value = text.partition("=")
-    keys = tuple(key.strip() for key in path.split("."))
+    keys = _keys(path)
     if not equals or not all(keys):
         raise ConfigError(f"--set {text!r} is not of the form key=value or table.key=value.")
     if not value.strip():
@@ -71,6 +72,18 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
     except tomllib.TOMLDecodeError:
         return keys, value.strip()
     return keys, read["value"] if set(read) == {"value"} else value.strip()
+
+
+def _keys(path: str) -> tuple[str, ...]:
+    """The keys of a dotted path; quoted ones, such as train.schedule."dp.weight", may hold dots."""
+    if '"' in path or "'" in path:
+        with suppress(tomllib.TOMLDecodeError, RecursionError):
+            found, keys = tomllib.loads(f"{path} = 0"), list[str]()
+            while isinstance(found, dict):
+                [(key, found)] = found.items()
+                keys.append(key)
+            return tuple(keys)
+    return tuple(key.strip() for key in path.split("."))
 
 
 def resolve(recipe: Mapping[str, Any], overrides: Iterable[str] = ()) -> Resolved:
@@ -90,6 +103,10 @@ def resolve(recipe: Mapping[str, Any], overrides: Iterable[str] = ()) -> Resolve
             }
             if value is not UNSET:
                 origins.update(dict.fromkeys(_paths(value, keys), "--set"))
+    for table, entry in STANDS_FOR.items():
+        path = ".".join(table)
+        if path in origins and f"{path}.{entry}" in _paths(values):
+            origins[f"{path}.{entry}"] = origins.pop(path)
     model: type[RunConfig] = RunConfig
     domain = values.get("domain")
     adapter = None
@@ -122,6 +139,8 @@ def resolve(recipe: Mapping[str, Any], overrides: Iterable[str] = ()) -> Resolve
                 f"train.precision: {config.train.precision!r} is not possible in the domain {domain!r}. "
                 f"Allowed: {', '.join(adapter.precisions)}."
             )
+        if config.train.evaluate_on == "validation" and not adapter.validates:
+            problems.append(f"train.evaluate_on: the domain {domain!r} has no validation part. Allowed: test.")
         if config.objective == "none" and not adapter.objective_optional:
             problems.append(f"objective: 'none' is not possible in the domain {domain!r}.")
     if problems or config is None:
@@ -134,6 +153,12 @@ def resolve(recipe: Mapping[str, Any], overrides: Iterable[str] = ()) -> Resolve
     return Resolved(config=config, origins=origins)
 
 
+LOOKED_AT = {"schedule": "rate_schedule"}
+"""What of a key a loop looks at; weights and options of terms are scheduled in every domain."""
+STANDS_FOR: dict[tuple[str, ...], str] = {("train", "schedule"): RATE}
+"""A plain value where a table may stand is this entry of the table."""
+
+
 def _without_effect(train: TrainConfig, domain: Any, fields: frozenset[str] | None) -> list[str]:
     """Name what differs from its default although a domain with its own loop does not look at it."""
     if fields is None:
@@ -142,7 +167,7 @@ def _without_effect(train: TrainConfig, domain: Any, fields: frozenset[str] | No
     return [
         f"train.{key}: has no effect in the domain {domain!r}, which uses only {', '.join(sorted(fields))}."
         for key in sorted(TrainConfig.model_fields.keys() - fields)
-        if getattr(train, key) != getattr(plain, key)
+        if getattr(train, LOOKED_AT.get(key, key)) != getattr(plain, LOOKED_AT.get(key, key))
     ]
 
 
@@ -179,6 +204,9 @@ def _assign(values: dict[str, Any], keys: Sequence[str], value: Any) -> None:
     table = values
     for depth, key in enumerate(keys[:-1], start=1):
         inner = table.setdefault(key, {})
+        entry = STANDS_FOR.get(tuple(keys[:depth]))
+        if entry is not None and not isinstance(inner, dict):
+            inner = table[key] = {entry: inner}
         if not isinstance(inner, dict):
             raise ConfigError(f"--set {'.'.join(keys)}: {'.'.join(keys[:depth])!r} is a value, not a table.")
         table = inner

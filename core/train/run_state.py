@@ -12,7 +12,7 @@ from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.errors import CheckpointError, ConfigError
 from dipole.core.ground.seeding import Seeds, rng_state, seed_everything, set_rng_state
 from dipole.core.record import RunRecord, hardware, library_versions, now, peak_memory
-from dipole.core.train.build import build
+from dipole.core.train.build import build, scheduled
 from dipole.core.train.checkpoint import FORMAT
 from dipole.core.train.config import RunConfig
 from dipole.core.train.evaluation import Evaluated
@@ -58,6 +58,8 @@ class RunState:
         seed_everything(self.seeds.stream("model", "train", fabric.global_rank))
         if state is not None:
             self._restore(state)
+        self._schedules = scheduled(config.train, self.objective, self.adapter.steps_per_epoch)
+        self._scheduled = self._schedules.set(self.step)
         earlier = folder.read_record() if state and folder.record.is_file() else None
         self._started = earlier.started if earlier else now()
 
@@ -146,6 +148,7 @@ class RunState:
             wall_seconds=round(self.elapsed, 3),
             peak_memory_bytes=peak_memory(),
             peak_device_bytes=torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None,
+            evaluated_on=config.train.evaluate_on,
             results=found.results if found else {},
             diagnostics=found.diagnostics if found else {},
             histogram=found.histogram if found else None,

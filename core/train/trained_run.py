@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dipole.core.ground.errors import RecordError
 from dipole.core.ground.seeding import Seeds, set_deterministic
 from dipole.core.record import Evaluation, Number, RunRecord, library_versions, now, write_record
-from dipole.core.train.build import build
+from dipole.core.train.build import build, scheduled
 from dipole.core.train.evaluation import Evaluated, evaluate
 from dipole.core.train.launch import pick_device
 from dipole.core.train.model_files import load_weights
@@ -39,6 +39,7 @@ def load_run(folder: RunFolder, device: str | None = None) -> tuple[RunRecord, A
     set_deterministic(config.deterministic)
     adapter, objective = build(config, folder, pick_device(device or config.device))
     load_weights(folder.model, adapter.module, objective)
+    scheduled(config.train, objective, adapter.steps_per_epoch).set(record.steps)
     return record, adapter, objective
 
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from dipole.core.ground.errors import ConfigError
 from dipole.core.train.loop import Run, RunInterruptedError, train
@@ -52,6 +53,27 @@ def test_a_run_records_returns_and_diagnostics(tmp_path):
         "eval/return/mean",
     } <= named
     assert not (tmp_path / config.hash / "checkpoints").exists()
+
+
+def test_weights_and_options_are_scheduled_as_in_other_domains(tmp_path):
+    objective = "objective=infonce(similarity=bilinear) + dp"
+    moved = ("train.schedule.dp.weight=linear(0.5, 0.5)", "train.schedule.infonce.temperature=linear(1, 0.5)")
+    weights, lines = {}, {}
+    for name, overrides in {
+        "moved": (objective, *moved),
+        "weight alone": (objective, moved[0]),
+        "fixed": ("objective=infonce(similarity=bilinear) + 0.5*dp",),
+    }.items():
+        config = short(*overrides)
+        train(config, tmp_path, quiet=True)
+        weights[name] = load_file(tmp_path / config.hash / "model" / "module.safetensors")
+        lines[name] = [json.loads(line) for line in (tmp_path / config.hash / "metrics.jsonl").read_text().splitlines()]
+    assert all(torch.equal(value, weights["fixed"][name]) for name, value in weights["weight alone"].items())
+    assert not all(torch.equal(value, weights["fixed"][name]) for name, value in weights["moved"].items())
+    shown = [line["train/schedule.infonce.temperature"] for line in lines["moved"] if "train/return" in line]
+    assert shown == sorted(shown, reverse=True)
+    with pytest.raises(ConfigError, match=r"train\.schedule: has no effect in the domain 'rl'"):
+        short("train.schedule=cosine")
 
 
 def test_an_interrupted_run_continues_bit_for_bit(tmp_path, monkeypatch):
@@ -148,3 +170,12 @@ def test_a_term_that_stays_0_is_said_in_the_record(tmp_path, monkeypatch):
 
     record = train(short("rl.task=still", "rl.exclude_duplicates=true", "objective=infonce"), tmp_path, quiet=True)
     assert any("'infonce'" in note and "no anchor has a negative" in note for note in record.notes)
+
+
+def test_settings_are_chosen_on_other_episodes_than_those_of_the_test(tmp_path):
+    records = {}
+    for part in ("test", "validation"):
+        record = train(short(f"train.evaluate_on={part}", "train.steps=60"), tmp_path, quiet=True)
+        records[part] = record
+        assert record.evaluated_on == part
+    assert records["test"].results["return/mean"] != records["validation"].results["return/mean"]

@@ -14,7 +14,7 @@ from dipole.core.ground.seeding import Seeds
 from dipole.core.train.block_losses import BlockShape, block_losses
 from dipole.core.train.loop import RunInterruptedError, train
 from dipole.core.train.recipe import load
-from dipole.text.adapter import TextAdapter
+from dipole.text.adapter import TextAdapter, _is_seen
 from dipole.text.config import TextSettings
 from dipole.text.model import expanded
 from dipole.text.senteval.tables import published_rows
@@ -35,7 +35,7 @@ def corpus(tmp_path):
     return str(path)
 
 
-def make(corpus, tmp_path, batch_size=40, rank=0, world_size=1, seed=0, **settings):
+def make(corpus, tmp_path, batch_size=40, rank=0, world_size=1, seed=0, validation=0.0, **settings):
     torch.manual_seed(seed)
     values = {"corpus": corpus, "hidden_size": 8, "word_size": 6, "held_out": 0.2} | settings
     return TextAdapter(
@@ -46,6 +46,7 @@ def make(corpus, tmp_path, batch_size=40, rank=0, world_size=1, seed=0, **settin
         batch_size=batch_size,
         rank=rank,
         world_size=world_size,
+        validation=validation,
     )
 
 
@@ -413,6 +414,18 @@ def test_a_share_for_development_is_in_neither_part(corpus, tmp_path):
     assert set(adapter.held_rows % 30) == set(range(24, 30))
     with pytest.raises(ValueError, match="leave nothing for training"):
         TextSettings(held_out=0.5, development=0.5)
+
+
+@pytest.mark.parametrize(("settings", "first"), [({"development": 0.1}, 21), ({}, 15)])
+def test_a_validation_part_lies_between_training_and_test(corpus, tmp_path, settings, first):
+    adapter = make(corpus, tmp_path, validation=0.3, **settings)
+    assert set(adapter.train_rows % 30) == set(range(first))
+    assert set(adapter.held_rows % 30) == set(range(first, 24))
+
+
+def test_choosing_sees_no_number_of_a_senteval_test_part():
+    names = ["next/accuracy", "senteval/MR/accuracy", "senteval/MR/dev", "senteval/MRPC/f1", "senteval/STS14/spearman"]
+    assert [name for name in names if _is_seen(name)] == ["next/accuracy", "senteval/MR/dev"]
 
 
 def test_a_run_on_drawn_blocks_is_continued_bit_for_bit(corpus, tmp_path, monkeypatch):

@@ -1,0 +1,259 @@
+"""Weights and options of terms that change with the step: the entries of [train.schedule] other than the rate's.
+
+    [train.schedule]
+    learning_rate = "cosine"                         # what `schedule = "cosine"` says
+    "dp.weight" = "linear(0, 0.1, end=10)"           # from 0 to 0.1 over the first ten epochs, then 0.1
+    "infonce.temperature" = "cosine(0.5, 0.07)"      # over the whole run
+    "dp.delta_pos" = [[0, 0.1], [20, 0.1], [40, 0.3]]  # straight lines between points [when, value]
+
+Times are in the unit of [train]: epochs, or steps. An option can be scheduled if its objective keeps it as an attribute
+of its own name and computes nothing from it beforehand.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from dipole.core.ground.errors import OptionError, nearest
+
+if TYPE_CHECKING:
+    from dipole.core.contrast.objective import Composite, Objective
+
+WEIGHT = "weight"
+
+SHAPES: Mapping[str, Callable[[float, float, float], float]] = {
+    "linear": lambda first, last, part: first + (last - first) * part,
+    "cosine": lambda first, last, part: last + (first - last) * 0.5 * (1 + math.cos(math.pi * part)),
+    "exponential": lambda first, last, part: first * (last / first) ** part,
+}
+"""The value after a part in [0, 1] of the way from the first value to the last."""
+
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_TEXT = re.compile(
+    rf"\s*(?P<shape>\w+)\s*\(\s*(?P<first>{_NUMBER})\s*,\s*(?P<last>{_NUMBER})\s*"
+    rf"(?P<times>(?:,\s*(?:start|end)\s*=\s*{_NUMBER}\s*){{0,2}})\)\s*"
+)
+ALLOWED = (
+    f"{', '.join(f'{shape}(FROM, TO)' for shape in SHAPES)}, each with start= and end= if it is not the whole run, or "
+    "points [[when, value], ...]"
+)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A curve from one value to another, constant before its start and after its end (None: the run's)."""
+
+    shape: str
+    first: float
+    last: float
+    start: float = 0.0
+    end: float | None = None
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        return self.first, self.last
+
+    def at(self, when: float, length: float) -> float:
+        end = length if self.end is None else self.end
+        return SHAPES[self.shape](self.first, self.last, min(1.0, max(0.0, (when - self.start) / (end - self.start))))
+
+    def check(self, length: float) -> None:
+        if self.shape == "exponential" and not self.first * self.last > 0:
+            raise ValueError("exponential goes between two numbers above 0; use linear")
+        end = length if self.end is None else self.end
+        if not 0 <= self.start < end <= length:
+            raise ValueError(f"start and end must lie in the run, 0 <= start < end <= {length:g}")
+
+    def plain(self) -> str:
+        times = [f", start={self.start:g}"] if self.start else []
+        times += [] if self.end is None else [f", end={self.end:g}"]
+        return f"{self.shape}({self.first!r}, {self.last!r}{''.join(times)})"
+
+
+@dataclass(frozen=True)
+class Points:
+    """Straight lines between points (when, value), constant before the first and after the last."""
+
+    points: tuple[tuple[float, float], ...]
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        return tuple(value for _, value in self.points)
+
+    def at(self, when: float, length: float) -> float:
+        if when <= self.points[0][0]:
+            return self.points[0][1]
+        for (start, first), (end, last) in pairwise(self.points):
+            if when < end:
+                return SHAPES["linear"](first, last, (when - start) / (end - start))
+        return self.points[-1][1]
+
+    def check(self, length: float) -> None:
+        times = [when for when, _ in self.points]
+        if not times or any(b <= a for a, b in pairwise(times)) or not 0 <= times[0] <= times[-1] <= length:
+            raise ValueError(f"the times of points must rise and lie in the run, 0 to {length:g}")
+
+    def plain(self) -> list[list[float]]:
+        return [[when, value] for when, value in self.points]
+
+
+Curve = Shape | Points
+
+
+def read(value: Any) -> Curve:
+    """The curve that a value of [train.schedule] stands for.
+
+    Raises:
+        ValueError: what is wrong with it and what is allowed.
+    """
+    if isinstance(value, str) and len(value) <= 200 and (found := _TEXT.fullmatch(value)):
+        times = re.findall(rf"(start|end)\s*=\s*({_NUMBER})", found["times"])
+        given = {name: float(number) for name, number in times}
+        shape, first, last = found["shape"], float(found["first"]), float(found["last"])
+        if shape in SHAPES and len(given) == len(times) and _finite(first, last, *given.values()):
+            return Shape(shape, first, last, **given)
+    if isinstance(value, list | tuple) and value and all(_is_point(each) for each in value):
+        return Points(tuple((float(when), float(number)) for when, number in value))
+    raise ValueError(f"{str(value)[:80]!r} is no schedule. Allowed: {ALLOWED}")
+
+
+def _is_point(value: Any) -> bool:
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        return False
+    return all(isinstance(each, int | float) and not isinstance(each, bool) and _finite(each) for each in value)
+
+
+def _finite(*numbers: float) -> bool:
+    return all(abs(number) <= 1e300 for number in numbers)
+
+
+def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """("dp.weight", value) of every entry, also where the name was written as tables, [train.schedule.dp] weight."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+@dataclass(frozen=True)
+class Target:
+    """What one entry of [train.schedule] sets: the weight of a term in its sum, or an option of the term."""
+
+    name: str
+    objective: Composite = field(repr=False)
+    place: int
+    option: str
+
+    @property
+    def term(self) -> Objective:
+        term: Any = self.objective.terms[self.place]
+        return term  # type: ignore[no-any-return]
+
+    def set(self, value: float) -> None:
+        if self.option == WEIGHT:
+            self.objective.weights[self.place] = value
+        else:
+            setattr(self.term, self.option, value)
+
+
+def target(name: str, objective: Composite | None) -> Target:
+    """What a name such as "dp.weight" or "infonce.temperature" sets.
+
+    Raises:
+        ValueError: no such term, or no option of it that can be scheduled.
+    """
+    if objective is None:
+        raise ValueError("there is no objective (it is 'none')")
+    owner, _, option = name.rpartition(".")
+    if owner not in objective.names:
+        near = nearest(owner, objective.names)
+        raise ValueError(
+            f"no term {owner!r} in the objective.{near} Its terms: {', '.join(objective.names)}; a name is TERM.weight "
+            "or TERM.OPTION"
+        )
+    place = objective.names.index(owner)
+    term: Any = objective.terms[place]
+    names = [WEIGHT, *_options(term)]
+    if option not in names:
+        raise ValueError(
+            f"{owner} has nothing {option!r} to schedule.{nearest(option, names)} It has: {', '.join(names)}"
+        )
+    return Target(name, objective, place, option)
+
+
+def _options(term: Any) -> list[str]:
+    """The options of a term that are numbers and kept as attributes of their own names."""
+    from dipole.core.contrast.options import options_of  # late: the package loads torch
+
+    return [each.name for each in options_of(type(term).__init__) if float in each.kinds and _keeps(term, each.name)]
+
+
+def _keeps(term: Any, option: str) -> bool:
+    value = getattr(term, option, None)
+    return isinstance(value, float | int) and not isinstance(value, bool)
+
+
+def check(curves: Mapping[str, Curve], objective: Composite | None, length: float) -> list[str]:
+    """What is wrong with the entries of [train.schedule] for an objective; one line each."""
+    problems = []
+    for name, curve in curves.items():
+        try:
+            curve.check(length)
+            _check_values(target(name, objective), curve)
+        except (ValueError, OptionError) as error:
+            problems.append(f"train.schedule.{name}: {error}")
+    return problems
+
+
+def _check_values(found: Target, curve: Curve) -> None:
+    # Between their ends all curves are monotone, so that ranges hold if they hold at the ends.
+    if found.option == WEIGHT:
+        if min(curve.values) < 0:
+            raise ValueError("a weight must be >= 0")
+        return
+    kind, given = type(found.term), found.term.__dict__["given"]
+    import torch  # late: a configuration without schedules does not need it
+
+    with torch.random.fork_rng(devices=[]):  # constructors may draw parameters
+        first, *others = [_plain(kind(**{**given, found.option: value})) for value in sorted(set(curve.values))]
+    derived = sorted(key for key in first if key != found.option for other in others if first[key] != other.get(key))
+    if derived:
+        raise ValueError(
+            f"{found.term.registered_name()} computes {', '.join(derived)} from it when it is built, so it cannot "
+            "change afterwards; keep the option alone as an attribute and compute the rest where it is used"
+        )
+
+
+def _plain(term: Any) -> dict[str, Any]:
+    """The numbers and texts that an objective keeps."""
+    return {key: value for key, value in vars(term).items() if isinstance(value, int | float | str | tuple)}
+
+
+class Schedules:
+    """Sets weights and options of an objective to their values at a step.
+
+    Args:
+        curves: by name, as `check` has passed them.
+        objective: what they set.
+        length: of the run, in the unit of [train].
+        unit: steps of one such unit: 1, or those of an epoch.
+    """
+
+    def __init__(self, curves: Mapping[str, Curve], objective: Composite | None, length: float, unit: int) -> None:
+        self._targets = [(target(name, objective), curve) for name, curve in curves.items()]
+        self._length, self._unit = length, unit
+
+    def set(self, step: int) -> dict[str, float]:
+        """Set what update `step` (from 0) is made with; returns the values by "train/schedule.NAME"."""
+        values = {}
+        for found, curve in self._targets:
+            value = curve.at(step / self._unit, self._length)
+            found.set(value)
+            values[f"train/schedule.{found.name}"] = value
+        return values

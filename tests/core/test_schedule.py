@@ -1,0 +1,192 @@
+"""[train.schedule]: weights and options of terms that change with the step."""
+
+import math
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dipole.core.contrast.objective import Composite, Objective, objective
+from dipole.core.contrast.registry import register, registry
+from dipole.core.ground.errors import ConfigError
+from dipole.core.train import schedule
+from dipole.core.train.loop import RunInterruptedError, train
+from dipole.core.train.metrics import read_metrics
+from dipole.core.train.recipe import load
+from dipole.core.train.run_folder import RunFolder
+from dipole.core.train.trained_run import load_run
+
+TEMPERATURE = "train.schedule.infonce.temperature=exponential(1, 0.1, start=2, end=8)"
+BOTH = ("objective=infonce+dp", TEMPERATURE, 'train.schedule."dp.weight"=[[0, 0], [4, 0.2], [8, 0.1]]')
+
+
+def run(recipe: Path, *overrides: str, runs: Path) -> tuple[Any, RunFolder]:
+    record = train(load(recipe, ("train.log_every=1", *overrides)).config, runs, quiet=True)
+    return record, RunFolder(runs / record.hash)
+
+
+def weights(folder: RunFolder) -> dict[str, Tensor]:
+    _, adapter, _ = load_run(folder)
+    return dict(adapter.module.state_dict())
+
+
+def equal(one: RunFolder, other: RunFolder) -> bool:
+    first, second = weights(one), weights(other)
+    return all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("linear(1, 3)", [1.0, 1.5, 2.0, 3.0]),
+        ("linear(1, 3, start=5, end=15)", [1.0, 1.0, 2.0, 3.0]),
+        ("cosine(2, 0, end=10)", [2.0, 1 + math.cos(math.pi / 2), 0.0, 0.0]),
+        ("exponential(1, 1e-4)", [1.0, 0.1, 1e-2, 1e-4]),
+        ([[5, 1.0], [10, 2]], [1.0, 1.0, 2.0, 2.0]),
+    ],
+)
+def test_values_at_0_5_10_and_20_of_20(text: Any, expected: list[float]) -> None:
+    curve = schedule.read(text)
+    assert [curve.at(when, 20.0) for when in (0.0, 5.0, 10.0, 20.0)] == pytest.approx(expected, abs=1e-15)
+    assert schedule.read(curve.plain()) == curve
+
+
+@pytest.mark.parametrize("entry", [each for each in registry.entries() if each.kind != "diagnostic"], ids=str)
+def test_a_scheduled_option_gives_what_an_objective_built_with_it_gives(entry: Any) -> None:
+    """Of every option of every entry: the value is in force at the next call, or the option is refused."""
+    generator = torch.Generator().manual_seed(3)
+    one, two = (torch.randn(12, 8, generator=generator, dtype=torch.float64) for _ in range(2))
+    for option in entry.options:
+        if float not in option.kinds:
+            continue
+        torch.manual_seed(0)
+        moved: Composite = objective(entry.name, dim=8).double()
+        value = getattr(moved.terms[0], option.name) * 0.75 + 0.01
+        name = f"{entry.name}.{option.name}"
+        if schedule.check({name: schedule.Shape("linear", value * 0.9, value)}, moved, 1.0):
+            assert name == "co2.temperature"  # consistency_temperature is this one where it is not given
+            continue
+        schedule.target(name, moved).set(value)
+        if option.name == schedule.WEIGHT:
+            continue  # the term's weight in the sum
+        torch.manual_seed(0)
+        built = objective(f"{entry.name}({option.name}={value!r})", dim=8).double()
+        try:
+            expected = built(one, two)
+        except Exception as error:  # a layout that it does not take: the same answer
+            with pytest.raises(type(error)):
+                moved(one, two)
+            continue
+        assert torch.equal(moved(one, two).loss, expected.loss), option.name
+
+
+def test_each_step_is_made_with_its_value(blobs: Path, tmp_path: Path) -> None:
+    record, folder = run(blobs, *BOTH, runs=tmp_path)
+    lines = [line for line in read_metrics(folder.metrics) if "train/loss" in line]
+    total = record.steps
+    per_epoch = total / record.epochs
+    unit = 1 if "steps" in folder.read_config().train.model_fields_set else per_epoch
+    for line in lines:
+        when = (line["step"] - 1) / unit
+        part = min(1, max(0, (when - 2) / 6))
+        assert line["train/schedule.infonce.temperature"] == pytest.approx(0.1**part, rel=1e-5)
+        weight = 0.2 * when / 4 if when < 4 else max(0.1, 0.2 - 0.1 * (when - 4) / 4)
+        assert line["train/schedule.dp.weight"] == pytest.approx(weight, rel=1e-5, abs=1e-9)
+        parts = line["train/loss.infonce"] + weight * line["train/loss.dp"]
+        assert line["train/loss"] == pytest.approx(parts, rel=1e-4)
+
+
+def test_a_constant_schedule_trains_as_the_option_does_under_another_name(blobs: Path, tmp_path: Path) -> None:
+    fixed, folder = run(blobs, "objective=infonce(temperature=0.2)+0.3*dp", runs=tmp_path)
+    moved, other = run(
+        blobs, "objective=infonce+dp", "train.schedule.infonce.temperature=linear(0.2, 0.2)",
+        "train.schedule.dp.weight=linear(0.3, 0.3)", runs=tmp_path,
+    )  # fmt: skip
+    assert equal(folder, other)
+    plain, third = run(blobs, "objective=infonce+dp", runs=tmp_path)
+    assert not equal(folder, third)
+    assert len({fixed.hash, moved.hash, plain.hash}) == 3
+    # What is evaluated again is the objective as it ended.
+    _, _, ended = load_run(other)
+    assert (ended.weights[1], ended.terms[0].temperature) == (0.3, 0.2)
+
+
+def test_resume_goes_on_with_the_value_of_its_step(
+    blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, whole = run(blobs, *BOTH, runs=tmp_path / "whole")
+    import blobs_domain
+
+    seen = iter(range(1, 1000))
+    monkeypatch.setattr(
+        blobs_domain.BlobsAdapter,
+        "on_batch",
+        staticmethod(lambda index: signal.raise_signal(signal.SIGINT) if next(seen) == 5 else None),
+    )
+    with pytest.raises(RunInterruptedError):
+        run(blobs, *BOTH, runs=tmp_path / "parts")
+    _, parts = run(blobs, *BOTH, runs=tmp_path / "parts")
+    assert equal(whole, parts)
+    named = [{k: v for k, v in line.items() if "schedule" in k} for line in read_metrics(parts.metrics)]
+    assert named == [{k: v for k, v in line.items() if "schedule" in k} for line in read_metrics(whole.metrics)]
+
+
+def test_one_run_has_one_spelling(blobs: Path) -> None:
+    spellings = [
+        [TEMPERATURE],
+        ['train.schedule={"infonce.temperature"="exponential(1.0,  1e-1, end=8, start=2.0)"}'],
+        ["train.schedule={infonce={temperature='exponential(1, 0.1, start=2, end=8)'}, learning_rate='constant'}"],
+    ]
+    configs = [load(blobs, each).config for each in spellings]
+    assert len({config.hash for config in configs}) == 1
+    as_table, as_value = (load(blobs, [f"train.schedule={each}"]) for each in ("{learning_rate='cosine'}", "cosine"))
+    assert as_table.config == as_value.config
+    both = load(blobs, ["train.schedule=cosine", TEMPERATURE]).config
+    assert both.train.rate_schedule == "cosine"
+    assert 'learning_rate = "cosine"' in both.to_toml()
+    assert '"infonce.temperature" = "exponential(1.0, 0.1, start=2, end=8)"' in both.to_toml()
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ("dp.weight=linear(0, 1)", "no term 'dp'"),
+        ("infonce.temperatur=linear(1, 2)", "Did you mean 'temperature'"),
+        ("infonce.similarity=linear(1, 2)", "nothing 'similarity' to schedule"),
+        ("infonce.temperature=linear(0, 1)", "must be a number > 0"),
+        ("infonce.temperature=linear(1, nan)", "is no schedule"),
+        ("infonce.temperature=linear(1, 2, start=1, start=2)", "is no schedule"),
+        ("infonce.temperature=[[0, 1], [0, 2]]", "must rise"),
+        ("infonce.temperature=[]", "is no schedule"),
+        ("infonce.temperature=0.5", "is no schedule"),
+        ("infonce.temperature=linear(1, 2, start=5, end=4)", "0 <= start < end"),
+        ("infonce.temperature=exponential(1, 0)", "above 0"),
+        ("infonce.weight=linear(1, -1)", "must be >= 0"),
+        ("learning_rate=cosin", "Did you mean 'cosine'"),
+    ],
+)
+def test_what_cannot_be_scheduled_is_said_before_training(blobs: Path, entry: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=r"train\.schedule") as caught:
+        load(blobs, [f"train.schedule.{entry}"])
+    assert said in str(caught.value)
+
+
+def test_an_objective_that_computes_from_an_option_beforehand_is_refused(blobs: Path) -> None:
+    with registry.temporary():
+
+        @register("ahead", formula="s", source="a test")
+        class Ahead(Objective):
+            """Keep a number made of an option."""
+
+            def __init__(self, temperature: float = 0.5) -> None:
+                super().__init__("cosine")
+                self.temperature, self.scale = temperature, 1 / temperature
+
+            def loss(self, positive: Tensor, rows: Any) -> Tensor:
+                return -self.scale * positive.mean(1)
+
+        with pytest.raises(ConfigError, match="ahead computes scale from it when it is built"):
+            load(blobs, ["objective=ahead", "train.schedule.ahead.temperature=linear(1, 0.5)"])

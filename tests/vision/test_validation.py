@@ -1,0 +1,76 @@
+"""A validation part: set aside from the training images, evaluated in place of the test images."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from dipole.core.ground.errors import ConfigError
+from dipole.core.ground.seeding import Seeds
+from dipole.core.train.loop import train
+from dipole.core.train.recipe import load as load_recipe
+from dipole.vision.data import DataConfig, load
+
+SHORT = [
+    "train.epochs=", "train.steps=2", "train.batch_size=32", "vision.probe.probes=['knn']",
+    "vision.probe.baselines=false",
+]  # fmt: skip
+
+
+def rows(images) -> set[bytes]:
+    return {bytes(np.ascontiguousarray(image)) for image in torch.as_tensor(images.images[:]).numpy()}
+
+
+def test_validation_images_are_training_images_that_nothing_else_sees():
+    whole, parts = load(DataConfig(), Seeds(3)), load(DataConfig(), Seeds(3), 0.25)
+    assert len(parts.test) == len(whole.train) - round(0.75 * len(whole.train))
+    assert len(parts.train) + len(parts.test) == len(whole.train)
+    test = rows(whole.test) - rows(whole.train)  # some digits are there twice
+    assert not test & (rows(parts.pretrain) | rows(parts.train) | rows(parts.test))
+    assert not rows(parts.test) & rows(parts.train) - (rows(whole.train) - rows(parts.train))
+    assert rows(parts.test) <= rows(whole.train)
+    assert rows(parts.pretrain) == rows(parts.train)
+
+
+def folder_of_images(root, splits=("train", "test")):
+    generator = np.random.default_rng(0)
+    for split in splits:
+        for label in ("a", "b"):
+            (root / split / label).mkdir(parents=True)
+            for number in range(24):
+                pixels = generator.integers(0, 255, (12, 12, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(root / split / label / f"{number}.png")
+
+
+def test_the_test_images_are_not_looked_at_and_the_record_says_so(tmp_path):
+    folder_of_images(tmp_path / "images")
+    for path in (tmp_path / "images" / "test").rglob("*.png"):
+        path.write_bytes(b"no image")
+    overrides = [*SHORT, f"vision.data.source={tmp_path / 'images'}", "train.batch_size=16"]
+    chosen = load_recipe("digits-simclr", [*overrides, "train.evaluate_on=validation"]).config
+    record = train(chosen, tmp_path / "runs", quiet=True)
+    assert (record.evaluated_on, record.data["sizes"]) == ("validation", {"pretrain": 38, "train": 38, "test": 10})
+    assert 0 <= record.results["knn/accuracy"] <= 1
+    plain = load_recipe("digits-simclr", overrides).config
+    assert plain.hash != chosen.hash
+    with pytest.raises(Exception, match="decode"):
+        train(plain, tmp_path / "runs", quiet=True)
+
+
+def test_the_same_split_for_pretraining_by_name(tmp_path):
+    folder_of_images(tmp_path)
+    parts = load(DataConfig(source=str(tmp_path), pretrain_split="train"), Seeds(0), 0.5)
+    assert not rows(parts.pretrain) & rows(parts.test)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["train.validation_share=0.3"], "no effect with evaluate_on 'test'"),
+        (["train.evaluate_on=test1"], "Allowed: test, validation"),
+        (["train.evaluate_on=validation", "train.validation_share=1.0"], "less than 1"),
+    ],
+)
+def test_what_does_not_fit_is_said(overrides, said):
+    with pytest.raises(ConfigError, match=said):
+        load_recipe("digits-simclr", overrides)
