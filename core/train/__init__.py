@@ -5,6 +5,7 @@ Each module imports only what stands above it:
     toml, identity                  values as text; what identifies a run
     schedule                        weights and options of terms that change with the step
     config, problems                the tables of a recipe; pydantic's errors in words
+    finetuning                      what of a pre-trained network learns
     adapter                         what a domain provides
     domains, shipped                domains and shipped files by name
     recipe                          read, merge, check
