@@ -111,8 +111,9 @@ class TextSettings(Settings):
         if self.held_out + self.development >= 1:
             problems.append("held_out and development together leave nothing for training; their sum must be below 1")
         given = self.model_fields_set
-        of_transformer = [name for name in ("weights", "freeze", "lora") if name in given and self.transformer is None]
-        if of_transformer:
+        defaults = {name: field.default for name, field in type(self).model_fields.items()}
+        of_transformer = [name for name in ("weights", "freeze", "lora") if getattr(self, name) != defaults[name]]
+        if of_transformer and self.transformer is None:
             problems.append(f"{', '.join(of_transformer)}: no effect without transformer, a checkpoint or config.json")
         if self.channels != "trained" and self.vectors is None:
             problems.append(f"channels {self.channels!r} needs vectors, a GloVe or word2vec text file")

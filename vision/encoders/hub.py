@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dipole.core.ground import backbone
 from dipole.core.ground.errors import ConfigError
-from dipole.core.ground.freezing import fix_unused
+from dipole.core.ground.freezing import fix_unused, layers
 from dipole.core.ground.lora import merged
 from dipole.core.train.finetuning import fine_tune
 from dipole.vision.encoders.base import Encoder, register_encoder
@@ -110,7 +110,10 @@ class HubEncoder(Encoder):
         self._of_hidden: Pooling = self.pooling if self.pooling != "pooler" else "cls" if possible["cls"] else "mean"
         self._is_sequence = last.ndim == 3
         self._prefix = _tokens_before(self.model, last, size) if self._is_sequence else 0
-        widths = {f"layer{n}" if n else "embeddings": self._pool(state).shape[1] for n, state in enumerate(states)}
+        # timm's ViTs do not give what goes into the first layer.
+        first = int(len(states) == len(layers(self.model).blocks))
+        names = [f"layer{n}" if n else "embeddings" for n in range(first, first + len(states))]
+        widths = {name: self._pool(state).shape[1] for name, state in zip(names, states, strict=True)}
         features = self._features(found)
         self.taps = widths | {self.last_tap: features.shape[1]}
         fix_unused(self.model, features)
