@@ -127,6 +127,7 @@ class RLAdapter(Adapter):
         if self._pending is not None:
             snapshots.restore(agent, self._pending)
             self._pending = None
+        run.catch_up()
         callback = _Report(run, self)
         repeat = getattr(self._evaluation_env.unwrapped, "action_repeat", 1)
         first = agent.num_timesteps == 0

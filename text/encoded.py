@@ -39,6 +39,13 @@ class Sentences:
         """Token ids of some sentences."""
         return [self.tokens[self.offsets[i] : self.offsets[i + 1]] for i in rows]
 
+    def take(self, rows: np.ndarray) -> "Sentences":
+        """Some sentences alone, in memory."""
+        lengths = self.lengths[rows]
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        tokens = np.concatenate(self.ids(rows)) if len(rows) else self.tokens[:0]
+        return Sentences(np.asarray(tokens), offsets, np.asarray(self.document[rows]))
+
     @property
     def fingerprint(self) -> str:
         """Content hash of tokens and boundaries."""

@@ -2,7 +2,8 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from functools import cache
+from contextlib import nullcontext
+from functools import cache, cached_property
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
@@ -23,12 +24,15 @@ from dipole.vision.augment import AugmentConfig, apply, centre, draw
 from dipole.vision.compatibility import example, explain
 from dipole.vision.config import VisionConfig
 from dipole.vision.crops import Crops
-from dipole.vision.data import DataConfig, expected, load
+from dipole.vision.data import DataConfig, Parts, expected, load
 from dipole.vision.decoding import Encoded
+from dipole.vision.embed import ImageEmbedder
 from dipole.vision.encoders import Encoder, build_encoder
 from dipole.vision.export import FORMATS, export_as
 from dipole.vision.frameworks.base import Batch, Branch, Method, Order, Setup
 from dipole.vision.image_set import ImageSet
+from dipole.vision.kept import HUB, Kept, KnownImages, keep, read
+from dipole.vision.online import OnlineProbe
 from dipole.vision.pictures import draw_query, neighbourhood, sharpness
 from dipole.vision.probes import ProbeConfig, probe
 
@@ -48,17 +52,24 @@ class VisionAdapter(Adapter):
     validates: ClassVar[bool] = True
     export_formats: ClassVar[tuple[str, ...]] = FORMATS
 
+    data_fields: ClassVar[frozenset[str]] = frozenset({"data"})
+
     config: VisionConfig
     module: Method
+    _kept: Kept | None = None
 
     def __init__(self, config: VisionConfig, **context: Unpack[Context]) -> None:
         super().__init__(config, **context)
         if config.probe.picture:
             check_drawing()  # before the first epoch, not after it
-        self.parts = load(config.data, self.seed, self.validation)
-        images = self.parts.pretrain
-        self._order = _order(config, images, self.batch_size, self.world_size, self.seed)
-        self.steps_per_epoch = len(self._order) // self.batch_size
+        if self.kept is None:
+            images = self.parts.pretrain
+            self.steps_per_epoch = len(self._order) // self.batch_size
+        else:
+            self._kept = read(self.kept)
+            config, images = self._kept.config(config), self._kept.images.stand_in()
+            self.steps_per_epoch = self._kept.steps_per_epoch
+        self.images = KnownImages.of(images)
         self.size, self.module = _module(config, images, self.batch_size)
         self.embedding_dim = self.module.embedding_dim
         self.compiles = config.compile
@@ -67,9 +78,34 @@ class VisionAdapter(Adapter):
         if self._layout is not None:
             self.module = self.module.to(memory_format=self._layout)  # type: ignore[call-overload]
         # Baselines are probed on the encoder as it was before training.
-        self._untrained = copy.deepcopy(self.module) if config.probe.baselines else None
+        # A network of transformers that is used has its configuration alone: it is not what it was.
+        was = config.probe.baselines and not (self._kept is not None and config.encoder.name.startswith(HUB))
+        self._untrained = copy.deepcopy(self.module) if was else None
         self._baselines: dict[str, float] | None = None
         self._step = 0  # of the batch that was handed out last, from 1
+        self._online: OnlineProbe | None = None
+        if config.probe.online is not None and self._kept is None:
+            shares = config.data.pretrain is None
+            classes = OnlineProbe.classes_of(images, self.parts.test, shares)
+            self._online = OnlineProbe(config.probe.online, self.module.branches(), classes, self.device)
+        self._labels: Tensor | None = None  # of the batch that was embedded last
+        self._metrics: dict[str, Tensor | float] = {}
+        self._run: Run | None = None
+
+    @cached_property
+    def parts(self) -> Parts:
+        """The images; of a model in use they are read when something asks for them."""
+        return load(self.config.data, self.seed, self.validation)
+
+    @cached_property
+    def _order(self) -> Order:
+        return _order(self.config, self.parts.pretrain, self.batch_size, self.world_size, self.seed)
+
+    def keep(self, folder: Path) -> None:
+        keep(folder, self.config, self.module, self.images, self.steps_per_epoch, self.data_info())
+
+    def embedder(self, features: str | None = None, objective: Any = None) -> ImageEmbedder:
+        return ImageEmbedder.of_run(self, features, objective)
 
     @classmethod
     def sketch(cls, config: Any, batch_size: int, world_size: int = 1) -> Sketch:
@@ -117,14 +153,23 @@ class VisionAdapter(Adapter):
             yield Batch(views, classes, sent(index[mine], self.device), seed)
 
     def embed(self, batch: Batch) -> Embedded:
-        embedded: Embedded = self.module(batch)
+        self._labels = batch.labels
+        with nullcontext() if self._online is None else self._online.seen():
+            embedded: Embedded = self.module(batch)
         return embedded
 
     def encoders(self) -> list[nn.Module]:
         return [part for part in self.module.modules() if isinstance(part, Branch)]
 
+    def remarks(self) -> list[str]:
+        return list(dict.fromkeys(line for encoder in self._encoders() for line in encoder.remarks))
+
+    def _encoders(self) -> list[Encoder]:
+        return [part for part in self.module.modules() if isinstance(part, Encoder)]
+
     def fit(self, run: "Run") -> None:
         """Train; where the framework cannot carry the objective, the error says which ones can."""
+        self._run = run
         try:
             run.loop()
         except PairsError as error:
@@ -141,22 +186,53 @@ class VisionAdapter(Adapter):
             raise PairsError(f"{error} {cure}") from error
 
     def after_step(self) -> None:
+        if self._run is not None:
+            self.module.progress = self._run.step / self._run.total_steps
         self.module.after_step()
+        self._metrics = self.module.metrics()
+        if self._online is not None:
+            assert self._labels is not None
+            self._metrics |= self._online.step(self._labels)
+
+    def metrics(self) -> dict[str, Tensor | float]:
+        return self._metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self._online is None else {"online": self._online.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self._online is not None:
+            self._online.load_state_dict(state["online"])
 
     def evaluate(self, objective: Any) -> dict[str, float]:
         shape = BlockShape.of(objective, self.config.framework.block_positives(self.config))
         results = self._probe(self.module, objective, shape)
         if self._untrained is not None:
             if self._baselines is None:
+                if self._kept is not None:
+                    _same_statistics(self._untrained, self.module)
                 untrained = self._probe(self._untrained.to(self.device), None, shape)
                 on_crops = self._on_crops(self.module, lambda view: view)
                 raw = probe(self.config.probe, *self._labelled(self._pixels), self.seed.probe, shape, on_crops)
                 self._baselines = {f"untrained/{k}": v for k, v in untrained.items()}
                 self._baselines |= {f"raw/{k}": v for k, v in raw.items()}
             results |= self._baselines
+        if self._online is not None and self._online.steps:
+            results["online/accuracy"] = self._online_accuracy(self._online)
         if self.config.probe.picture and self._step:
             self.draw(self.workdir / "pictures" / f"step-{self._step}.png", objective, f"step {self._step}")
         return results
+
+    def _online_accuracy(self, probe: OnlineProbe) -> float:
+        """Of the test part, read as it stands."""
+        test, right = self.parts.test, 0
+        assert test.labels is not None
+        with frozen(self.module):
+            for part, labels in zip(test.images.split(CHUNK), test.labels.split(CHUNK), strict=True):
+                with probe.seen():
+                    self.module.embedding(centre(part.to(self.device), self.size))
+                right += int(probe.right(labels.to(self.device)))
+        return right / len(test)
 
     def draw(self, path: Path, objective: Any, when: str, query: int = 0) -> None:
         """Write the picture of a query in a mini-batch: images with their weights, and a map of the batch.
@@ -240,10 +316,21 @@ class VisionAdapter(Adapter):
         return self._extract(self.module, self.module.embedding, images), images.labels
 
     def data_info(self) -> dict[str, Any]:
-        return {**self.parts.info(), "view_size": self.size}
+        if self._kept is not None and "parts" not in vars(self):
+            return self._kept.info
+        described = next((encoder.described for encoder in self._encoders() if encoder.described), None)
+        found = {**self.parts.info(), "view_size": self.size}
+        return found if described is None else found | {"encoder": dict(described)}
 
     def export(self, to: str, folder: Path, record: Any, objective: Any = None) -> None:
         export_as(to, self, folder, record, objective)
+
+
+def _same_statistics(module: nn.Module, other: nn.Module) -> None:
+    """Give encoders the normalisation of those of another module of the same shape: it is the data's, not learned."""
+    for mine, given in zip(module.modules(), other.modules(), strict=True):
+        if isinstance(mine, Encoder):
+            mine.set_statistics(given.get_buffer("mean"), given.get_buffer("std"))
 
 
 def _order(config: VisionConfig, images: ImageSet, batch_size: int, world_size: int, seed: Seeds) -> Order:

@@ -7,6 +7,7 @@ VISION = Domain(
     summary="images: SimCLR, MoCo-v2, SwAV, CMC and blocks, with probes on the frozen encoder",
     adapter="dipole.vision.adapter:VisionAdapter",
     extra="vision",
+    exported="dipole.vision.exported:open_folder",
 )
 TOY = Domain(
     name="toy",

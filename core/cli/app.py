@@ -1,7 +1,8 @@
 """The command line: finds the subcommand, and turns errors into one message and an exit code.
 
-0 done, 1 failed, 2 wrong usage. A subcommand is a function whose docstring begins with its summary: it gets an
-ArgumentParser, adds its arguments and returns a callable that takes the parsed arguments and returns the exit code.
+0 done, 1 failed, 2 wrong usage, 75 interrupted by a scheduler (to be queued again). A subcommand is a function whose
+docstring begins with its summary: it gets an ArgumentParser, adds its arguments and returns a callable that takes the
+parsed arguments and returns the exit code.
 Each module of `commands/` has one called `configure`; packages declare theirs as entry points of the group
 `dipole.commands`. Their modules must load no torch at import: `--help` answers at once.
 """
@@ -18,7 +19,8 @@ from typing import TYPE_CHECKING, cast
 
 from dipole import __version__
 from dipole.core.cli import commands
-from dipole.core.ground.errors import ConfigError, DipoleError, OptionError, SpecError, nearest
+from dipole.core.ground.errors import ConfigError, DipoleError, nearest
+from dipole.core.ground.first_error import is_first
 from dipole.core.ground.plugins import PluginError, distribution, is_ours, load, package, points
 
 if TYPE_CHECKING:
@@ -26,8 +28,6 @@ if TYPE_CHECKING:
 
 Runner = Callable[[argparse.Namespace], int]
 Configure = Callable[[argparse.ArgumentParser], Runner]
-
-USAGE_ERRORS = (ConfigError, SpecError, OptionError)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,10 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DipoleError as error:
         if os.environ.get("DIPOLE_TRACEBACK"):
             raise
-        print(f"error: {error}", file=sys.stderr)
-        return 2 if isinstance(error, USAGE_ERRORS) else 1
+        _tell(f"error: {error}")
+        return error.exit_code
     except KeyboardInterrupt:
-        print("interrupted. Repeat the command to continue: finished runs and checkpoints are kept.", file=sys.stderr)
+        _tell("interrupted. Repeat the command to continue: finished runs and checkpoints are kept.")
         return 1
     except BrokenPipeError:
         # The reader (head, less) has gone; nothing more can be written, not even at exit.
@@ -50,12 +50,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if os.environ.get("DIPOLE_TRACEBACK"):
             raise
-        print(
+        _tell(
             f"error: {type(error).__name__}: {error}\nThis is not a mistake that dipole knows; repeat the command with "
-            "DIPOLE_TRACEBACK=1 in the environment to see where it happens.",
-            file=sys.stderr,
+            "DIPOLE_TRACEBACK=1 in the environment to see where it happens."
         )
         return 1
+
+
+def _tell(message: str) -> None:
+    """Print an error; of several processes that were started together the first alone does."""
+    if is_first(message):
+        print(message, file=sys.stderr)
 
 
 def _main(arguments: list[str]) -> int:

@@ -37,8 +37,11 @@ class Case:
     instances: list[int] = field(default_factory=list)  # of the anchors
     others: list[int] = field(default_factory=list)  # candidates that another encoder made than the anchors
     candidate_instances: list[int] | None = None
+    anchor_views: list[int] = field(default_factory=list)
+    candidate_views: list[int] = field(default_factory=list)  # -1: no view
     queue: list[int] = field(default_factory=list)  # candidates that are past embeddings
     queue_of_keys: bool = False  # the candidates' encoder made them, not the anchors'
+    side: int = 0  # so many anchors, which are candidates, are of one encoder and the rest of another; 0: there is one
     parameters: dict[str, list[Vector]] = field(default_factory=dict)
 
     @classmethod
@@ -62,15 +65,24 @@ class Case:
             instances=list(range(len(pairs.anchors))) if pairs.index is None else pairs.index.tolist(),
             others=[j for j, view in enumerate(views) if view not in of_anchors],
             candidate_instances=None if pairs.candidate_index is None else pairs.candidate_index.tolist(),
+            anchor_views=pairs.view.tolist(),
+            candidate_views=views,
             queue=strangers if pairs.known.queue else [],
             queue_of_keys=pairs.known.queue_of_keys,
-            parameters={name: list(value.unbind()) for name, value in (parameters or {}).items()},
+            side=len(pairs.anchors) // 2 if pairs.known.sides else 0,
+            parameters={
+                name: list(value.unbind()) if value.ndim else [value] for name, value in (parameters or {}).items()
+            },
         )
 
     def negatives(self, i: int) -> list[int]:
         """Candidates that are neither positives of anchor i nor dropped for it."""
         out = set(self.positives[i]) | set(self.dropped[i])
         return [j for j in range(self.first_negative, len(self.candidates)) if j not in out]
+
+    def all_but(self, positives: Sequence[int], i: int) -> list[int]:
+        """Candidates that are neither dropped for anchor i nor listed."""
+        return [j for j in range(len(self.candidates)) if j not in positives and j not in self.dropped[i]]
 
     def counted(self) -> list[int]:
         """Anchors the mean runs over: those with at least one positive."""
@@ -126,13 +138,28 @@ def squared_distance(x: Vector, y: Vector) -> Number:
     return 2 - 2 * cosine(x, y)
 
 
-def infonce(case: Case, *, temperature: float, similarity: str = "cosine", joint: bool = False) -> Number:
+Temperature = float | str
+"""A number, or "learned": then parameters["logit_scale"] is log(1/tau) (Radford et al. 2021)."""
+
+
+def tau_of(case: Case, temperature: Temperature) -> float | Number:
+    return 1 / case.parameters["logit_scale"][0].exp() if isinstance(temperature, str) else temperature
+
+
+def infonce(
+    case: Case,
+    *,
+    temperature: Temperature,
+    similarity: str = "cosine",
+    joint: bool = False,
+    init: float | None = None,
+) -> Number:
     """LMCL Eq. 1 and CACR Eq. 1; joint: cross-entropy of one softmax against a uniform target over the positives."""
-    s = similarity_of(case, similarity)
+    s, tau = similarity_of(case, similarity), tau_of(case, temperature)
     losses = []
     for i in case.counted():
-        negatives = total((s(i, j) / temperature).exp() for j in case.negatives(i))
-        positives = [(s(i, p) / temperature).exp() for p in case.positives[i]]
+        negatives = total((s(i, j) / tau).exp() for j in case.negatives(i))
+        positives = [(s(i, p) / tau).exp() for p in case.positives[i]]
         if not case.negatives(i):
             losses.append(total([]))
         elif joint:
@@ -142,7 +169,52 @@ def infonce(case: Case, *, temperature: float, similarity: str = "cosine", joint
     return mean(losses)
 
 
-def quickthoughts(case: Case, *, temperature: float, similarity: str) -> Number:
+def supcon(
+    case: Case,
+    *,
+    temperature: Temperature,
+    variant: str = "out",
+    similarity: str = "cosine",
+    init: float | None = None,
+) -> Number:
+    """Khosla et al. 2020, Eqs. 2 and 3: positives are all of the class where labels are known, else those given."""
+    s, tau = similarity_of(case, similarity), tau_of(case, temperature)
+    labels, others = case.labels, case.candidate_labels
+    losses = []
+    for i in range(len(case.anchors)):
+        positives = case.positives[i]
+        if labels is not None and labels[i] >= 0:
+            assert others is not None
+            positives = [j for j, y in enumerate(others) if y == labels[i] and j not in case.dropped[i]]
+        if not positives:
+            continue
+        negatives = [j for j in case.all_but(positives, i) if j >= case.first_negative]
+        shares = [(s(i, p) / tau).exp() for p in positives]
+        whole = total(shares) + total((s(i, j) / tau).exp() for j in negatives)
+        losses.append(-mean(shares).div(whole).log() if variant == "in" else mean([-(e / whole).log() for e in shares]))
+    return mean(losses)
+
+
+def siglip(
+    case: Case,
+    *,
+    temperature: Temperature,
+    init: float | None = None,
+    bias: float | str = "learned",
+    bias_init: float | None = None,
+    similarity: str = "cosine",
+) -> Number:
+    """Zhai et al. 2023, Algorithm 1: -sum log sigmoid( z (t s + b) ) / n, z = 1 for positives and -1 for negatives."""
+    s, tau = similarity_of(case, similarity), tau_of(case, temperature)
+    b = case.parameters["bias"][0] if isinstance(bias, str) else bias
+    losses = []
+    for i in case.counted():
+        pairs = [(1.0, p) for p in case.positives[i]] + [(-1.0, j) for j in case.negatives(i)]
+        losses.append(total((1 + (-z * (s(i, j) / tau + b)).exp()).log() for z, j in pairs))
+    return mean(losses)
+
+
+def quickthoughts(case: Case, *, temperature: Temperature, similarity: str, init: float | None = None) -> Number:
     """Logeswaran & Lee 2018: the neighbours in one softmax with a uniform target."""
     return infonce(case, temperature=temperature, similarity=similarity, joint=True)
 
@@ -158,7 +230,7 @@ def cross_entropy(case: Case, *, classes: int) -> Number:
     return mean(losses)
 
 
-def tuple_loss(case: Case, *, temperature: float) -> Number:
+def tuple_loss(case: Case, *, temperature: Temperature, init: float | None = None) -> Number:
     """LMCL Eq. 2: InfoNCE whose positives share the label."""
     labels, others = case.labels, case.candidate_labels
     assert labels is not None
@@ -171,9 +243,10 @@ def tuple_loss(case: Case, *, temperature: float) -> Number:
 
 
 def _debiased(
-    case: Case, s: Callable[[int, int], Number], temperature: float, rho: float, beta: float, cosine_floor: bool
+    case: Case, s: Callable[[int, int], Number], temperature: Temperature, rho: float, beta: float, cosine_floor: bool
 ) -> Number:
     """-log(e^+ / (e^+ + G)), G debiased by the class prior rho; negatives weighted by e^{beta s / temperature}."""
+    tau = tau_of(case, temperature)
     losses = []
     for i in case.counted():
         negatives = case.negatives(i)
@@ -182,13 +255,13 @@ def _debiased(
             losses.append(total([]))
             continue
         lowest = -1.0 if cosine_floor else min(s(i, j).item() for j in negatives)
-        floor = count * torch.tensor(lowest / temperature, dtype=torch.float64).exp()
-        raw = [(beta * s(i, j) / temperature).exp() for j in negatives]
+        floor = count * (torch.tensor(lowest, dtype=torch.float64) / tau).exp()
+        raw = [(beta * s(i, j) / tau).exp() for j in negatives]
         average = mean(raw)
-        weighted = total(w / average * (s(i, j) / temperature).exp() for w, j in zip(raw, negatives, strict=True))
+        weighted = total(w / average * (s(i, j) / tau).exp() for w, j in zip(raw, negatives, strict=True))
         per_positive = []
         for p in case.positives[i]:
-            e = (s(i, p) / temperature).exp()
+            e = (s(i, p) / tau).exp()
             g = (weighted - rho * count * e) / (1 - rho)
             g = g if g >= floor else floor
             per_positive.append(-(e / (e + g)).log())
@@ -196,12 +269,22 @@ def _debiased(
     return mean(losses)
 
 
-def dcl(case: Case, *, temperature: float, rho: float, similarity: str = "cosine") -> Number:
+def dcl(
+    case: Case, *, temperature: Temperature, rho: float, similarity: str = "cosine", init: float | None = None
+) -> Number:
     """Chuang et al. 2020."""
     return _debiased(case, similarity_of(case, similarity), temperature, rho, 0.0, similarity == "cosine")
 
 
-def hcl(case: Case, *, temperature: float, rho: float, beta: float, similarity: str = "cosine") -> Number:
+def hcl(
+    case: Case,
+    *,
+    temperature: Temperature,
+    rho: float,
+    beta: float,
+    similarity: str = "cosine",
+    init: float | None = None,
+) -> Number:
     """Robinson et al. 2021."""
     return _debiased(case, similarity_of(case, similarity), temperature, rho, beta, similarity == "cosine")
 
@@ -229,6 +312,9 @@ def align_uniform(case: Case, *, alpha: float, t: float, align_weight: float, un
 def _within_sides(case: Case) -> list[list[tuple[Vector, Vector]]]:
     """Ordered pairs of different instances, for each encoder that the embeddings come from."""
     a, c = case.anchors, case.candidates
+    if case.side:
+        halves = range(case.side), range(case.side, len(a))
+        return [[(a[i], a[j]) for i in half for j in half if i != j] for half in halves]
     if not case.others:
         return [
             [(a[i], c[j]) for i in range(len(a)) for j in case.negatives(i) + ([] if case.views else case.positives[i])]
@@ -294,7 +380,8 @@ def cacr(
         attraction.append(total(w * point_cost(d) for w, d in zip(pull, d_pos, strict=True)))
         others = [case.candidates[j] for j in case.negatives(i)]
         if intra_batch:
-            fresh = range(case.among, len(case.anchors))
+            here = range(case.side) if i < case.side else range(case.side, len(case.anchors))
+            fresh = here if case.side else range(case.among, len(case.anchors))
             others += [case.anchors[m] for m in fresh if case.instances[m] != case.instances[i]]
         d_neg = [squared_distance(a, c) for c in others]
         push = _conditional(d_neg, t_neg, negative_weights, -1.0)
@@ -330,7 +417,7 @@ def triplet(case: Case, *, margin: float, mode: str) -> Number:
     return mean(losses)
 
 
-def _log_softmax(scores: Sequence[Number], temperature: float) -> list[Number]:
+def _log_softmax(scores: Sequence[Number], temperature: float | Number) -> list[Number]:
     raw = [(s / temperature).exp() for s in scores]
     whole = total(raw)
     return [(r / whole).log() for r in raw]
@@ -435,13 +522,14 @@ def block_draw(draw: int, point: int, of_block: int, count: int, k: int) -> list
 def co2(
     case: Case,
     *,
-    temperature: float,
+    temperature: Temperature,
     weight: float,
     consistency_temperature: float | None = None,
     similarity: str = "cosine",
+    init: float | None = None,
 ) -> Number:
     """Wei et al. 2021: InfoNCE + weight x symmetric KL of the softmaxes over the negatives of query and positive."""
-    tau = temperature if consistency_temperature is None else consistency_temperature
+    tau = tau_of(case, temperature) if consistency_temperature is None else consistency_temperature
     s = similarity_of(case, similarity)
     between = cosine if similarity == "cosine" else dot  # candidates with candidates
     divergences = []
@@ -516,9 +604,73 @@ def low_dimensional_reconstruction(
     return mean(errors) + alpha * (size.detach() if solver == "proximal" else size)
 
 
+def regression(case: Case) -> Number:
+    """Grill et al. 2020, Eq. 2: the squared distance of unit vectors."""
+    return mean([mean([squared_distance(case.anchors[i], case.candidates[p]) for p in case.positives[i]])
+                 for i in case.counted()])  # fmt: skip
+
+
+def _deviations(column: Sequence[Number]) -> list[Number]:
+    """Numbers without their mean."""
+    middle = mean(column)
+    return [x - middle for x in column]
+
+
+def vicreg(
+    case: Case, *, invariance: float, variance: float, covariance: float, gamma: float, epsilon: float
+) -> Number:
+    """Bardes et al. 2022, Eqs. 1-6, distances over d as in Algorithm 1; of V views, twice the mean of v and c."""
+    width = len(case.anchors[0])
+    near = []
+    for i in case.counted():
+        gaps = [case.anchors[i] - case.candidates[p] for p in case.positives[i]]
+        near.append(mean([dot(gap, gap) / width for gap in gaps]))
+    rows: dict[int, list[Vector]] = {}
+    for view, z in zip(case.candidate_views, case.candidates, strict=True):
+        rows.setdefault(view, []).append(z)
+    for view in set(case.anchor_views) - set(case.candidate_views):
+        rows[view] = [z for own, z in zip(case.anchor_views, case.anchors, strict=True) if own == view]
+    rows.pop(-1, None)
+    hinges, squares = [], []
+    for members in rows.values():
+        columns = [_deviations([z[j] for z in members]) for j in range(width)]
+        cov = [[total(x * y for x, y in zip(a, b, strict=True)) / max(1, len(members) - 1) for b in columns]
+               for a in columns]  # fmt: skip
+        below = [gamma - (cov[j][j] + epsilon).sqrt() for j in range(width)]
+        hinges.append(mean([gap if gap > 0 else 0.0 * gap for gap in below]))
+        squares.append(total(cov[j][k] ** 2 for j in range(width) for k in range(width) if j != k) / width)
+    return invariance * mean(near) + variance * 2 * mean(hinges) + covariance * 2 * mean(squares)
+
+
+def barlow_twins(case: Case, *, redundancy: float) -> Number:
+    """Zbontar et al. 2021, Eqs. 1-2, 1e-5 beside the variance; views and positives in turn, weighted by their rows."""
+    width = len(case.anchors[0])
+    summed, rows = [], 0
+    for view in dict.fromkeys(case.anchor_views):
+        for place in range(max(map(len, case.positives))):
+            mine = [i for i, own in enumerate(case.anchor_views) if own == view and len(case.positives[i]) > place]
+            if not mine:
+                continue
+            twins = [[case.anchors[i] for i in mine], [case.candidates[case.positives[i][place]] for i in mine]]
+            columns = []
+            for z in twins:
+                centred = [_deviations([row[j] for row in z]) for j in range(width)]
+                columns.append([[x / (mean([y * y for y in c]) + 1e-5).sqrt() for x in c] for c in centred])
+            off = []
+            for j, a in enumerate(columns[0]):
+                for k, b in enumerate(columns[1]):
+                    c = mean([x * y for x, y in zip(a, b, strict=True)])
+                    off.append((1 - c) ** 2 if j == k else redundancy * c**2)
+            summed.append(len(mine) * total(off))
+            rows += len(mine)
+    return total(summed) / max(rows, 1)
+
+
 REFERENCES: dict[str, Callable[..., Number]] = {
     "infonce": infonce,
     "quickthoughts": quickthoughts,
+    "supcon": supcon,
+    "siglip": siglip,
     "dcl": dcl,
     "hcl": hcl,
     "align_uniform": align_uniform,
@@ -529,6 +681,9 @@ REFERENCES: dict[str, Callable[..., Number]] = {
     "blocks": blocks,
     "co2": co2,
     "swav": swav,
+    "regression": regression,
+    "vicreg": vicreg,
+    "barlow_twins": barlow_twins,
     "dp": distance_polarization,
     "cllr": low_dimensional_reconstruction,
 }

@@ -134,7 +134,10 @@ def foreign(target: Any, name: str, options: dict[str, Any] | None = None, refer
 
 def native(text: str) -> Subject:
     """Wrap an objective of the registry, written as text; a regularizer may stand alone here."""
-    adjustable = ["temperature" in registry.get(term.name).defaults for term in parse(text)]
+    adjustable = [
+        "temperature" in registry.get(term.name).defaults and dict(term.options).get("temperature") != "learned"
+        for term in parse(text)
+    ]
     known = all(_reference(term) for _, _, term in read(text))
 
     def build(**overrides: Any) -> Composite:

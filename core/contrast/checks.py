@@ -77,5 +77,13 @@ def check_row_values(labels: Tensor | None, rows: int, name: str = "labels") -> 
         raise PairsError(f"{name} must be a tensor of shape ({rows},), one for each row, got {got}.")
 
 
+def check_classes(labels: Tensor | None, rows: int, name: str = "labels") -> None:
+    """Classes that decide who is whose positive: integers, one of each row."""
+    whole = isinstance(labels, Tensor) and labels.shape == (rows,) and not labels.is_floating_point()
+    if not whole or labels is None or labels.dtype == torch.bool or labels.is_complex():
+        got = f"{labels.dtype} of shape {tuple(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__
+        raise PairsError(f"{name} must be integers of shape ({rows},), the class of each row, got {got}.")
+
+
 def shape_of(x: object) -> str:
     return str(tuple(x.shape)) if isinstance(x, Tensor) else type(x).__name__

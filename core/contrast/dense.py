@@ -119,7 +119,7 @@ def _top(statistic: Statistic, tile: Tile) -> Tensor:
     assert scale is not None
     if not tile.s.shape[1]:
         return tile.s.new_full((len(tile.s),), LOWEST)
-    if scale > 0:
+    if rises(scale):
         return (scale * tile.allowed(tile.s, -math.inf).amax(1)).clamp_min_(LOWEST)
     return (scale * tile.allowed(tile.s, math.inf).amin(1)).clamp_min_(LOWEST)
 
@@ -253,7 +253,7 @@ def whole(
     unbounded = math.inf if bound is None else bound
     sums = [each for each in statistics if isinstance(each, Statistic)]
     extremes = tuple(each for each in statistics if isinstance(each, Extreme))
-    asked = tuple((each, each.scale is not None and abs(each.scale) * unbounded > SAFE_EXPONENT) for each in sums)
+    asked = tuple((each, needs_maximum(each, unbounded)) for each in sums)
     plan = _Plan(asked, extremes, padded, first, symmetric)
     near, *found = _Whole.apply(  # type: ignore[no-untyped-call]
         x, y, positives.clamp_min(0) if padded else positives, excluded, plan
@@ -267,9 +267,25 @@ def whole(
     return near, results
 
 
-@lru_cache(maxsize=256)
+def needs_maximum(statistic: Statistic, bound: float) -> bool:
+    """Whether a row's maximum is subtracted in its exponent, where similarities lie within the bound."""
+    if statistic.learned:
+        return statistic.scale is not None
+    return statistic.scale is not None and abs(statistic.scale) * bound > SAFE_EXPONENT
+
+
+def rises(scale: float | Tensor) -> bool:
+    """Whether the largest similarity has the largest exponent; learned scales are positive."""
+    return isinstance(scale, Tensor) or scale > 0
+
+
 def parts_of(statistic: Statistic) -> tuple[bool, ...]:
     """For each of its parts whether that is e itself."""
+    return _parts_of(statistic.form)
+
+
+@lru_cache(maxsize=256)
+def _parts_of(statistic: Statistic) -> tuple[bool, ...]:
     s, e = torch.zeros(0, 0), None if statistic.scale is None else torch.zeros(0, 0)
     return tuple(part is e for part in as_tuple(statistic.parts(s, e)))
 

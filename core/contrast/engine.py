@@ -119,9 +119,16 @@ def cure_without_gpu() -> str:
     )
 
 
-@lru_cache(maxsize=256)
 def obstacle(statistic: AnyStatistic) -> str:
     """Why no kernel can be made of a statistic; an empty string if one can."""
+    if isinstance(statistic, Statistic) and statistic.learned:
+        return f"{type(statistic).__name__}: its numbers are learned, and a kernel would wait to read them"
+    reason: str = _obstacle(statistic)
+    return reason
+
+
+@lru_cache(maxsize=256)
+def _obstacle(statistic: AnyStatistic) -> str:
     from dipole.core.contrast.kernels.trace import Untraceable, trace
 
     if isinstance(statistic, Extreme):
@@ -156,7 +163,12 @@ def sums(
         embeddings: of which the rows of x and y are multiples, in the dtype they came in.
     """
     global _served
-    if reason_against(x.device, x.dtype) or any(map(obstacle, [*statistics, *extremes])) or not x.shape[1]:
+    if (
+        reason_against(x.device, x.dtype)
+        or any(map(obstacle, statistics))
+        or any(map(obstacle, extremes))
+        or not x.shape[1]
+    ):
         return None
     from dipole.core.contrast.kernels.fused import fused
     from dipole.core.contrast.kernels.selfcheck import key_of, verdict

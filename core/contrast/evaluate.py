@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -91,11 +91,20 @@ class Rows:
 
 @dataclass(frozen=True)
 class TermValue:
-    """What one term contributed; `note` says why a value is 0 without being learnt."""
+    """What one term contributed.
+
+    Args:
+        value: (), unweighted.
+        weight: of the term.
+        note: why the value is 0 without being learnt.
+        left_out: (), the number of anchors of all ranks that have no positive, so that the term's mean leaves them out;
+            None where every anchor has one.
+    """
 
     value: Tensor
     weight: float
     note: str = ""
+    left_out: Tensor | None = None
 
     def __float__(self) -> float:
         return float(self.value)
@@ -128,7 +137,7 @@ def evaluate(terms: Mapping[str, tuple[float, Objective]], related: Related) -> 
     weighted = [v.value if v.weight == 1 else v.weight * v.value for v in values.values()]
     return Outcome(
         sum(weighted[1:], weighted[0]),
-        {name: TermValue(v.value.detach(), v.weight, v.note) for name, v in values.items()},
+        {name: replace(v, value=v.value.detach()) for name, v in values.items()},
     )
 
 
@@ -166,7 +175,7 @@ def _on_pairs(terms: Mapping[str, tuple[float, Objective]], pairs: Pairs, relate
     values = {}
     for name, (weight, term) in terms.items():
         value, note = _value(term, prepared[name][0], seen_by[name], asked[name])
-        values[name] = TermValue(value, weight, note)
+        values[name] = TermValue(value, weight, note, _left_out(term, prepared[name][0]))
     return values
 
 
@@ -246,9 +255,10 @@ def _value(
     """The value of a term, and why it is 0 without being learnt."""
     matrix = matrices[0]
     # What the global pairs hold decides: ranks must agree on whether they go on to the sums over all of them.
-    if term.needs_negatives and prepared.has_negatives is False:
-        return (matrix.x * 0.0).sum(), NO_NEGATIVES
-    if prepared.positives.shape[1] == 0 and term.is_base():
+    idle = term.idle(prepared)
+    if idle:
+        return (matrix.x * 0.0).sum(), idle
+    if term.is_base() and prepared.has_positives is False:
         return (matrix.x * 0.0).sum(), "0: no anchor has a positive"
     rows = matrix.rows(asked, tuple(other.rows(asked) for other in matrices[1:]))
     value = term.loss(matrix.positives if term.similarity is not None else matrix.x, rows)
@@ -263,10 +273,22 @@ def _value(
     return value, ""
 
 
+def _left_out(term: Objective, prepared: Pairs) -> Tensor | None:
+    """How many anchors of all ranks have no positive, where the term averages over those that have one."""
+    mask = prepared.positive_mask
+    return None if mask is None or not term.is_base() else len(mask) - mask.any(1).sum()
+
+
 def _mean(values: list[TermValue]) -> TermValue:
     """One term's value over several Pairs; the note that all of them have."""
     if len(values) == 1:
         return values[0]
     notes = {each.note for each in values}
     value = torch.stack([each.value for each in values]).mean()
-    return TermValue(value, values[0].weight, notes.pop() if len(notes) == 1 else "")
+    left_out = [each.left_out for each in values if each.left_out is not None]
+    return TermValue(
+        value,
+        values[0].weight,
+        notes.pop() if len(notes) == 1 else "",
+        torch.stack(left_out).sum() if left_out else None,
+    )

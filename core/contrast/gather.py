@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dipole.core.contrast.checks import shape_of
+from dipole.core.contrast.checks import reads_at_once, shape_of
 from dipole.core.contrast.embedded import Embedded, Relation
-from dipole.core.contrast.pairs import Pairs
+from dipole.core.contrast.pairs import NO_VIEW, Pairs
 from dipole.core.contrast.travelling import Shares, Travelling
 from dipole.core.ground.distributed import all_numbers, gather_rows, rank, world_size
 from dipole.core.ground.errors import PairsError
@@ -138,7 +138,45 @@ class _Part:
             counts = apart if name in self.apart else sizes
             travels = ring and row.is_floating_point() and row.ndim > 1
             found[name] = shares.add(row, counts) if travels else gather_rows(row, counts)
-        return _paired(self.relate, found)
+        pairs = _paired(self.relate, found)
+        _check_queues(pairs)
+        return pairs
+
+
+QUEUE_ROWS_READ = 16
+
+
+def _check_queues(pairs: Sequence[Pairs]) -> None:
+    """Raise on every rank where ranks do not hold the same queue, as far as some of its rows tell; a collective.
+
+    Raises:
+        PairsError: with what to do about hard negatives, which are rows of the batch.
+    """
+    if not all(reads_at_once(each.anchors) for each in pairs):
+        return  # an accelerator would have to wait
+    marks = all_numbers([_mark(each) for each in pairs])
+    if marks.count(marks[0]) < len(marks):
+        other = next(number for number, mark in enumerate(marks) if mark != marks[0])
+        raise PairsError(
+            f"every rank must hold the same queue, but that of rank {other} is another than that of rank 0. Rows of "
+            "the batch, hard negatives say, are no queue: pair them with Pairs.from_columns(anchor, positive, "
+            "negatives), which gathers them (in Embedded they are rows)."
+        )
+
+
+def _mark(pairs: Pairs) -> int:
+    """A number that tells some rows of a queue from others; 0 without a queue, and where the queue was gathered."""
+    if not pairs.known.queue:
+        return 0
+    if isinstance(pairs.candidates, Travelling):
+        held = pairs.candidates.shares.held
+        rows = torch.cat([each.detach().flatten(0, -2) for each in held]) if held else pairs.positives[:0]
+    else:
+        runs = pairs.known.candidate_views
+        first = sum(length for _, length in runs[: next(n for n, (view, _) in enumerate(runs) if view == NO_VIEW)])
+        rows = pairs.candidates.detach()[first : first + pairs.known.queue]
+    some = rows[:: max(1, len(rows) // QUEUE_ROWS_READ)].double()
+    return zlib.crc32(some.numpy().tobytes())
 
 
 def at_hand(pairs: Pairs) -> Pairs:

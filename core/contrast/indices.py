@@ -42,6 +42,13 @@ def other_views(count: int, batch: int, device: torch.device) -> Tensor:
 
 
 @remembered
+def own_side(batch: int, device: torch.device) -> Tensor:
+    """(2 * batch, batch) all rows of the half that each row belongs to, beginning with itself."""
+    row = torch.arange(2 * batch, device=device).unsqueeze(1)
+    return row - row % batch + (row + torch.arange(batch, device=device)) % batch
+
+
+@remembered
 def repeated_numbers(count: int, times: int, device: torch.device) -> Tensor:
     """0 to count - 1, so many times, (times * count,)."""
     return torch.arange(count, device=device).repeat(times)
@@ -79,6 +86,15 @@ def absolute(rows: dict[str, Tensor], batch: int, count: int) -> Tensor:
 def pads_last(index: Tensor) -> Tensor:
     """The same rows with -1 behind the real entries, so that the first positive is one."""
     return index.gather(1, (index < 0).long().argsort(dim=1, stable=True))
+
+
+def is_listed(index: Tensor, lists: Tensor) -> Tensor:
+    """(A, n) whether each of the indices (A, n) stands in its row of the lists (A, E)."""
+    if not lists.shape[1]:
+        return torch.zeros_like(index, dtype=torch.bool)
+    ordered = lists.sort(1).values
+    place = torch.searchsorted(ordered, index.contiguous()).clamp_max(lists.shape[1] - 1)
+    return ordered.gather(1, place) == index
 
 
 def repeat(values: Tensor | None, count: int) -> Tensor | None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from dipole.core.contrast.evaluate import Outcome, Rows, TermValue, evaluate
+from dipole.core.contrast.evaluate import NO_NEGATIVES, Outcome, Rows, TermValue, evaluate
 from dipole.core.contrast.gather import Input, Related, relate
 from dipole.core.contrast.options import checked, options_of
 from dipole.core.contrast.pairs import Pairs
@@ -127,6 +127,10 @@ class Objective(nn.Module):
         d2 is the squared distance of unit vectors (CACR Eqs. 3, 5); (0, 0), the default, weighs all alike.
         """
         return 0.0, 0.0
+
+    def idle(self, pairs: Pairs) -> str:
+        """Why the pairs of all ranks that it has prepared leave it nothing to learn; empty if they do not."""
+        return NO_NEGATIVES if self.needs_negatives and pairs.has_negatives is False else ""
 
     def after_step(self, learning_rate: float, weight: float) -> None:
         """Called after each optimizer step (proximal steps)."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import nan
 from numbers import Integral, Real
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 from dipole.core.ground.errors import OptionError, nearest
 
@@ -34,6 +34,10 @@ class Range:
         return " and ".join(f"{sign} {bound:g}" for sign, bound in bounds if bound is not None)
 
 
+LATER: Final = object()
+"""Marks an option that was added to an entry: runs that leave it to its default keep their names."""
+
+
 @dataclass(frozen=True)
 class Option:
     """One keyword of an entry."""
@@ -47,17 +51,19 @@ class Option:
     choices: tuple[str, ...]
     bounds: Range | None
     optional: bool
+    later: bool = False  # it came after runs were named without it, and names one where it is given alone
 
     @property
     def allowed(self) -> str:
         """What a value may be, in words."""
         if self.choices:
             words = "one of " + ", ".join(self.choices)
-        else:
+        if self.kinds:
             names = {float: "a number", int: "an integer", bool: "true or false", str: "a name or quoted string"}
-            words = " or ".join(names[kind] for kind in self.kinds)
-            if self.range:
-                words += f" {self.range}"
+            numbers = " or ".join(names[kind] for kind in self.kinds)
+            if self.bounds:
+                numbers += f" {self.bounds}"
+            words = " or ".join([numbers, *self.choices])
         return words + (" or none" if self.optional else "")
 
     def check(self, owner: str, value: Any) -> Any:
@@ -65,9 +71,9 @@ class Option:
         if value is None or (value == "none" and self.optional and "none" not in self.choices):
             if self.optional:
                 return None
-        elif self.choices:
-            if value in self.choices:
-                return value
+        elif isinstance(value, str) and value in self.choices:
+            return value
+        elif self.choices and not self.kinds:
             raise OptionError(
                 f"{owner}: {self.name} must be {self.allowed}, got {value!r}.{nearest(str(value), self.choices)}",
                 self.name,
@@ -94,21 +100,22 @@ def _as_float(value: Real) -> float:
 
 
 def _option(name: str, hint: Any, default: Any) -> Option:
-    bounds, help_text = None, ""
+    bounds, help_text, later = None, "", False
     if get_origin(hint) is Annotated:
         hint, *extras = get_args(hint)
         for extra in extras:
             bounds = extra if isinstance(extra, Range) else bounds
             help_text = extra if isinstance(extra, str) else help_text
+            later = later or extra is LATER
     union = get_origin(hint) in (Union, types.UnionType)
     parts = get_args(hint) if union else (hint,)
     optional = type(None) in parts
     parts = tuple(part for part in parts if part is not type(None))
     choices = tuple(str(c) for part in parts if get_origin(part) is Literal for c in get_args(part))
     kinds = tuple(part for part in parts if part in (bool, int, float, str))
-    kind = "name" if choices else " or ".join(k.__name__ for k in kinds)
-    text = " | ".join(choices) if choices else str(bounds or "")
-    return Option(name, kind, default, text, help_text, kinds, choices, bounds, optional)
+    kind = " or ".join([*(k.__name__ for k in kinds), *(["name"] if choices else [])])
+    text = " | ".join([*([str(bounds)] if bounds else []), *choices])
+    return Option(name, kind, default, text, help_text, kinds, choices, bounds, optional, later)
 
 
 def options_of(function: Callable[..., Any]) -> tuple[Option, ...]:

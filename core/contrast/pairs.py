@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dipole.core.contrast.checks import (
     check_alike,
+    check_classes,
     check_indices,
     check_matrix,
     check_numbers,
@@ -18,6 +19,7 @@ from dipole.core.contrast.checks import (
     reads_at_once,
     shape_of,
 )
+from dipole.core.contrast.classes import same_label
 from dipole.core.contrast.embedded import Embedded, Relation
 from dipole.core.contrast.indices import (
     absolute,
@@ -26,6 +28,7 @@ from dipole.core.contrast.indices import (
     joined,
     numbers,
     other_views,
+    own_side,
     padded,
     pads_last,
     relative,
@@ -52,8 +55,12 @@ class Structure:
         padded: -1 may stand among positives or dropped, or a candidate may be listed twice.
         mutual: anchors are candidates, and i excludes j exactly if j excludes i.
         shared: a candidate is a positive of so many anchors at most; None where that is unknown.
-        queue: so many candidates are past embeddings of a queue; they stand behind those of the batch.
+        queue: so many candidates are instances of their own, past embeddings of a queue or hard negatives; they stand
+            behind those of the batch.
         queue_of_keys: the encoder of the keys made them; else that of the anchors, or a copy of it.
+        sides: anchors and candidates are two views, each of an encoder of its own, and those of an anchor's own side
+            are dropped.
+        by_label: classes have told who is whose positive.
         of_block: so many anchors come from each block, block after block; 0 where there are no blocks.
         draw: the number that random choices among blocks depend on, the same on every rank.
     """
@@ -68,6 +75,8 @@ class Structure:
     shared: int | None = None
     queue: int = 0
     queue_of_keys: bool = False
+    sides: bool = False
+    by_label: bool = False
     of_block: int = 0
     draw: int = 0
 
@@ -259,6 +268,204 @@ class Pairs:
             return pairs.with_intra_batch() if intra_batch else pairs
 
         return _made(rows, relate, labels, index)
+
+    @classmethod
+    def from_labels(
+        cls,
+        z: Tensor | Sequence[Tensor],
+        labels: Tensor,
+        index: Tensor | None = None,
+        queue: Tensor | None = None,
+        queue_labels: Tensor | None = None,
+    ) -> "Pairs":
+        """Supervised contrast (Khosla et al. 2020): all rows of an anchor's class but itself are its positives.
+
+        Every row is an anchor, and the rows of other classes are its negatives. Classes may have any number of rows; a
+        row without a partner in the batch of all ranks has no positive, so that means leave it out
+        (`TermValue.left_out` says how many) while it stays a negative of the others.
+
+        Args:
+            z: (B, d); or V views (B, d) each, whose rows of one instance are positives of each other as well.
+            labels: (B,) integers, the class of each instance; negative where unknown: no other instance is then a
+                positive, and all are negatives.
+            index: (B,) index of each instance in the data set.
+            queue: (Q, d) further candidates, for example earlier batches; every rank holds the same.
+            queue_labels: (Q,) their classes: rows of an anchor's class are positives as well.
+        """
+        views = [z] if isinstance(z, Tensor) else list(z)
+        if not views:
+            raise PairsError("from_labels needs embeddings (B, d), or a list of views (B, d) each.")
+        check_alike(views, "z" if isinstance(z, Tensor) else "views")
+        check_classes(labels, len(views[0]))
+        if queue is not None and not len(queue):
+            queue = queue_labels = None
+        if queue is not None:
+            check_matrix("queue", queue, ("z", views[0]))
+            check_classes(queue_labels, len(queue), "queue_labels")
+        elif queue_labels is not None:
+            raise PairsError("queue_labels are of the rows of a queue, but from_labels has none: give queue=.")
+        behind, count = 0 if queue is None else len(queue), len(views)
+
+        def relate(rows: dict[str, Tensor]) -> "Pairs":
+            each = [rows[f"view{number}"] for number in range(count)]
+            batch = len(each[0])
+            points = each[0] if count == 1 else torch.cat(each)  # (VB, d), view-major
+            classes = rows["labels"].repeat(count)
+            place = repeated_numbers(batch, count, points.device)
+            # What is of no known class is a class of its own instance.
+            told = torch.where(classes < 0, -1 - place, classes)
+            others, candidate_labels = told, classes
+            if queue is not None and queue_labels is not None:
+                past = queue_labels.to(points.device)
+                # A number that no row has.
+                others = torch.cat([told, torch.where(past < 0, -1 - batch, past)])
+                candidate_labels = torch.cat([classes, past])
+            same = same_label(told, others)
+            own = numbers(count * batch, points.device).unsqueeze(1)
+            # Everybody is of its own class: one entry of each row is padding then.
+            positives = pads_last(torch.where(same == own, -1, same))[:, :-1]
+            instances = instances_of(rows, batch, points.device).repeat(count)
+            runs = tuple((number, batch) for number in range(count))
+            return cls(
+                points,
+                points if queue is None else torch.cat([points, queue]),
+                positives=positives,
+                dropped=own,
+                labels=classes,
+                views=False,
+                candidate_labels=candidate_labels,
+                index=instances,
+                candidate_index=instances if queue is None else padded(instances, behind),
+                structure=Structure(
+                    runs,
+                    (*runs, (NO_VIEW, behind)) if behind else runs,
+                    among=count * batch,
+                    padded=True,
+                    mutual=queue is None,
+                    queue=behind,
+                    by_label=True,
+                ),
+            )
+
+        return _made({f"view{number}": view for number, view in enumerate(views)}, relate, labels, index)
+
+    @classmethod
+    def from_columns(
+        cls,
+        anchor: Tensor,
+        positive: Tensor,
+        negatives: Tensor | Sequence[Tensor] | None = None,
+        labels: Tensor | None = None,
+        index: Tensor | None = None,
+        *,
+        negatives_of: Literal["batch", "own"] = "batch",
+        batch_negatives: bool = True,
+        dropped: Tensor | None = None,
+    ) -> "Pairs":
+        """Columns of a table (anchor, positive, negatives ...): hard negatives beside those of the batch.
+
+        Candidates of every anchor are all positives and all hard negatives of the batch, as in sentence-transformers'
+        MultipleNegativesRankingLoss. Under several ranks the hard negatives are rows like the others: they are gathered
+        with gradient, which a queue, held alike by every rank, is not.
+
+        Args:
+            anchor: (B, d), the anchors.
+            positive: (B, d), row b the positive of anchor b.
+            negatives: hard negatives: none, (B, d) one of each anchor, (B, n, d) or a sequence of n columns (B, d).
+            labels: (B,) class of each anchor and its positive; those of the hard negatives are unknown.
+            index: (B,) index of each anchor in the data set.
+            negatives_of: "batch": the hard negatives of the whole batch repel every anchor; "own": its own ones alone,
+                besides the other anchors' positives.
+            batch_negatives: False leaves the positives of the other anchors out: hard negatives alone repel.
+            dropped: (B, E) candidates that are no negatives (a second copy of the positive, say): candidate
+                c B + b is row b of column c, of which the positives are column 0; -1 pads.
+        """
+        check_matrix("anchor", anchor)
+        check_matrix("positive", positive, ("anchor", anchor))
+        batch = len(anchor)
+        hard = _columns(negatives, anchor)  # (B, n, d)
+        count = hard.shape[1]
+        if len(positive) != batch:
+            raise PairsError(f"positive must have {batch} rows like anchor, got {len(positive)}.")
+        if negatives_of not in ("batch", "own"):
+            raise PairsError(f"negatives_of must be 'batch' or 'own', got {negatives_of!r}.")
+        if not batch_negatives and not count:
+            raise PairsError("from_columns(batch_negatives=False) needs negatives: nothing else would repel.")
+        rows = {"anchor": anchor, "positive": positive}
+        if count:
+            rows["negatives"] = hard
+        if dropped is not None:
+            check_indices("dropped", dropped, anchor, (1 + count) * batch)
+            rows |= relative(dropped, batch, 1 + count)
+
+        def relate(rows: dict[str, Tensor]) -> "Pairs":
+            a, p = rows["anchor"], rows["positive"]
+            batch = len(a)
+            own = numbers(batch, a.device).unsqueeze(1)
+            columns = [p] if not count else [p, rows["negatives"].transpose(0, 1).reshape(count * batch, -1)]
+            out = own[:, :0] if dropped is None else absolute(rows, batch, 1 + count)
+            if negatives_of == "own" and count:
+                # The other rows of each column of hard negatives, which follow its own row in cyclic order.
+                ahead = (own + numbers(batch, a.device)[1:]) % batch  # (B, B-1)
+                starts = batch * (1 + numbers(count, a.device)).view(1, count, 1)
+                out = torch.cat([out, (ahead.unsqueeze(1) + starts).flatten(1)], 1)
+            classes, instances = rows.get("labels"), instances_of(rows, batch, a.device)
+            return cls(
+                a,
+                p if not count else torch.cat(columns),
+                positives=own,
+                dropped=out,
+                labels=classes,
+                candidate_labels=padded(classes, count * batch),
+                index=instances,
+                candidate_index=padded(instances, count * batch),
+                structure=Structure(
+                    ((0, batch),),
+                    ((1, batch), (NO_VIEW, count * batch)) if count else ((1, batch),),
+                    first_negative=0 if batch_negatives else batch,
+                    fewest=1,
+                    padded=out.shape[1] > 0,
+                    shared=1,
+                    queue=count * batch,
+                    queue_of_keys=count > 0,
+                ),
+            )
+
+        return _made(rows, relate, labels, index)
+
+    @classmethod
+    def both(cls, a: Tensor, b: Tensor, labels: Tensor | None = None, index: Tensor | None = None) -> "Pairs":
+        """Two encoders in both directions at once (CLIP): a finds its b among all b, and b its a among all a.
+
+        Anchors are the rows of both sides, so that a term sees both directions, and its mean runs over both: the
+        symmetric cross entropy of CLIP is `infonce` of them. Rows of an anchor's own side are no negatives.
+
+        Args:
+            a: (B, d), for example images.
+            b: (B, d), row i the partner of a's row i, for example captions.
+            labels: (B,) class of each pair.
+            index: (B,) index of each pair in the data set.
+        """
+        check_matrix("a", a)
+        check_matrix("b", b, ("a", a))
+        if len(a) != len(b):
+            raise PairsError(f"a and b must have as many rows, got {len(a)} and {len(b)}.")
+
+        def relate(rows: dict[str, Tensor]) -> "Pairs":
+            z = torch.cat([rows["a"], rows["b"]])
+            batch = len(rows["a"])
+            runs = ((0, batch), (1, batch))
+            return cls(
+                z,
+                z,
+                positives=other_views(2, batch, z.device),
+                dropped=own_side(batch, z.device),  # (2B, B)
+                labels=repeat(rows.get("labels"), 2),
+                index=instances_of(rows, batch, z.device).repeat(2),
+                structure=Structure(runs, runs, among=2 * batch, fewest=1, mutual=True, shared=1, sides=True),
+            )
+
+        return _made({"a": a, "b": b}, relate, labels, index)
 
     @classmethod
     def from_window(
@@ -511,6 +718,10 @@ class Pairs:
         Anchors that are candidates already are not added twice, and no anchor repels another row of its own instance.
         """
         known, count = self.known, len(self.anchors)
+        if known.sides:
+            # Of the rows of its own side, which are dropped first of all, an anchor itself comes first.
+            dropped = torch.cat([self.dropped[:, :1], self.dropped[:, len(self.candidates) // 2 :]], 1)
+            return replace(self, dropped=dropped, structure=replace(known, sides=False))
         fresh = count - known.among
         if not fresh:
             return self
@@ -550,6 +761,8 @@ class Pairs:
         Where one encoder made both sides they are these pairs alone. To be asked of all ranks' pairs.
         """
         known, count = self.known, len(self.anchors)
+        if known.sides:
+            return self._direction().within_sides()
         of_anchors = {view for view, _ in known.anchor_views}
         runs = tuple(run for run in known.candidate_views if run[0] != NO_VIEW and run[0] not in of_anchors)
         if not runs:
@@ -597,6 +810,30 @@ class Pairs:
         )
         return (queries,) if side.has_negatives is False else (queries, side)
 
+    def _direction(self) -> "Pairs":
+        """Of two sides the first as anchors and the second as candidates."""
+        batch = self.known.anchor_views[0][1]
+        more = self.dropped[:batch, batch:]  # besides its own side
+
+        def half(values: Tensor | None, side: slice) -> Tensor | None:
+            return None if values is None else values[side]
+
+        first, second = slice(0, batch), slice(batch, 2 * batch)
+        return Pairs(
+            self.anchors[first],
+            self.candidates[second],
+            positives=torch.where(self.positives[first] < 0, -1, self.positives[first] - batch),
+            dropped=torch.where(more < batch, -1, more - batch),
+            labels=half(self.labels, first),
+            views=self.views,
+            candidate_labels=half(self.candidate_labels, second),
+            index=half(self.index, first),
+            candidate_index=half(self.candidate_index, second),
+            structure=Structure(
+                ((0, batch),), ((1, batch),), fewest=self.known.fewest, padded=self.known.padded or more.shape[1] > 0
+            ),
+        )
+
     def first_positives(self, count: int) -> "Pairs":
         """Keep `count` positives of each anchor; the others are dropped, not made negatives."""
         known = self.known
@@ -614,7 +851,9 @@ class Pairs:
             self,
             positives=pads_last(positives),
             views=False,
-            structure=replace(self.known, fewest=None, padded=True, mutual=False, shared=None, of_block=0),
+            structure=replace(
+                self.known, fewest=None, padded=True, mutual=False, shared=None, by_label=False, of_block=0
+            ),
         )
 
     def without(self, dropped: Tensor, *, distinct: bool = False) -> "Pairs":
@@ -745,6 +984,14 @@ class Pairs:
             return free > listed
         return bool((self.negative_counts > 0).any()) if reads_at_once(self.anchors) else None
 
+    @cached_property
+    def has_positives(self) -> bool | None:
+        """True if any anchor has a positive; None if the shapes leave it open and reading would wait for a device."""
+        mask = self.positive_mask
+        if mask is None or not mask.shape[1]:
+            return self.positives.shape[1] > 0
+        return bool(mask.any()) if reads_at_once(mask) else None
+
     def negative_mask(self) -> Tensor:
         """(A, C) True at the negatives of each anchor: the whole matrix, for what cannot do without."""
         listed, count = self.excluded, len(self.candidates)
@@ -752,6 +999,24 @@ class Pairs:
         mask[:, : self.first_negative] = False
         # Padding is written into a column that is cut off.
         return mask.scatter_(1, torch.where(listed < 0, count, listed), False)[:, :-1]
+
+
+def _columns(negatives: Tensor | Sequence[Tensor] | None, anchor: Tensor) -> Tensor:
+    """Hard negatives in any of their forms as (B, n, d)."""
+    batch, width = anchor.shape
+    if negatives is None:
+        return anchor.new_empty(batch, 0, width)
+    if isinstance(negatives, Tensor) and negatives.ndim == 3:
+        found = list(negatives.unbind(1))
+    else:
+        found = [negatives] if isinstance(negatives, Tensor) else list(negatives)
+    for number, column in enumerate(found):
+        check_matrix(f"negatives[{number}]", column, ("anchor", anchor))
+        if len(column) != batch:
+            raise PairsError(f"negatives[{number}] must have {batch} rows like anchor, got {len(column)}.")
+    if isinstance(negatives, Tensor) and negatives.ndim == 3:
+        return negatives
+    return torch.stack(found, 1) if found else anchor.new_empty(batch, 0, width)
 
 
 def _made(rows: dict[str, Tensor], relate: Relation, labels: Tensor | None, index: Tensor | None) -> Pairs:

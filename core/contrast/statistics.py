@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import hardshrink
+from torch.nn.functional import hardshrink, softplus
 
 Parts = Tensor | tuple[Tensor, ...]
 
@@ -26,6 +26,13 @@ class Statistic:
     # With a scale, `e` below is e^{scale * s - shift}; the shift is 0 or, where the exponent may be large, the row's
     # maximum. Every part must then be a multiple of e.
     scale: ClassVar[float | None] = None
+    # It holds learned numbers, which lie on the device: nobody reads them to choose a way, and no kernel has them.
+    learned: ClassVar[bool] = False
+
+    @property
+    def form(self) -> "Statistic":
+        """What has parts alike and holds no tensor, to be remembered by."""
+        return self
 
     def parts(self, s: Tensor, e: Any) -> Parts:
         """The summand f(s), a tensor of the shape of s, or a tuple of several; `e` is None without a scale."""
@@ -79,6 +86,51 @@ class LogSumExp(Statistic):
         return (sums[0].masked_fill(none, 1.0).log() + shift).masked_fill(none, -math.inf)
 
 
+@dataclass(frozen=True, eq=False)
+class LearnedLogSumExp(Statistic):
+    """log sum_j e^{u s_ij} with a gradient of u > 0, (), which is the softmax mean of s."""
+
+    u: Tensor
+    learned: ClassVar[bool] = True
+
+    @property
+    def scale(self) -> Tensor:  # type: ignore[override]
+        return self.u.detach()
+
+    @property
+    def form(self) -> Statistic:
+        return SoftmaxMean(1.0)
+
+    def parts(self, s: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
+        return e, s * e
+
+    def slopes(self, s: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
+        first = self.scale * e
+        return first, torch.addcmul(e, s, first)
+
+    def finish(self, sums: tuple[Tensor, ...], shift: Tensor, count: Tensor) -> Tensor:
+        none = count == 0
+        total = sums[0].masked_fill(none, 1.0)
+        return (total.log() + shift + carried(self.u, sums[1] / total)).masked_fill(none, -math.inf)
+
+
+def log_sum_exp(scale: float | Tensor) -> Statistic:
+    """log sum_j e^{scale s_ij} of a fixed scale, or of a learned one, which then has a gradient."""
+    return LearnedLogSumExp(scale) if isinstance(scale, Tensor) else LogSumExp(scale)
+
+
+def carried(number: float | Tensor, derivative: Tensor) -> Tensor | float:
+    """0 whose derivative by a learned number is given: the sums themselves know nothing of it.
+
+    The given one may be differentiated by the similarities once more, but not by the number.
+    """
+    return (number - number.detach()) * derivative if isinstance(number, Tensor) else 0.0
+
+
+def _value(number: float | Tensor) -> float | Tensor:
+    return number.detach() if isinstance(number, Tensor) else number
+
+
 @dataclass(frozen=True)
 class SoftmaxMean(Statistic):
     """sum_j s_ij e^{scale s_ij} / sum_j e^{scale s_ij}; 0 for a row without negatives."""
@@ -117,6 +169,57 @@ class Between(Statistic):
     def slopes(self, s: Tensor, e: Any) -> Tensor:
         slope = torch.rsub(s, self.low + self.high, alpha=2)  # low + high - 2 s
         return slope.sub_(hardshrink(slope, self.high - self.low))  # 0 outside, where |slope| > high - low
+
+
+@dataclass(frozen=True)
+class Softplus(Statistic):
+    """sum_j log(1 + e^{slope s_ij + bias}): what a logistic loss adds up."""
+
+    slope: float
+    bias: float
+
+    def parts(self, s: Tensor, e: Any) -> Tensor:
+        return softplus(self.slope * s + self.bias)
+
+    def slopes(self, s: Tensor, e: Any) -> Tensor:
+        return self.slope * torch.sigmoid(self.slope * s + self.bias)
+
+
+@dataclass(frozen=True, eq=False)
+class LearnedSoftplus(Statistic):
+    """The same with a gradient of the slope or the bias, (), where they are learned."""
+
+    slope: float | Tensor
+    bias: float | Tensor
+    learned: ClassVar[bool] = True
+
+    @property
+    def form(self) -> Statistic:
+        return _LOGISTIC
+
+    def parts(self, s: Tensor, e: Any) -> tuple[Tensor, Tensor, Tensor]:
+        logit = _value(self.slope) * s + _value(self.bias)
+        share = torch.sigmoid(logit)
+        return softplus(logit), share * s, share
+
+    def slopes(self, s: Tensor, e: Any) -> tuple[Tensor, Tensor, Tensor]:
+        slope = _value(self.slope)
+        share = torch.sigmoid(slope * s + _value(self.bias))
+        steep = slope * share * (1 - share)
+        return slope * share, torch.addcmul(share, s, steep), steep
+
+    def finish(self, sums: tuple[Tensor, ...], shift: Tensor, count: Tensor) -> Tensor:
+        return sums[0] + carried(self.slope, sums[1]) + carried(self.bias, sums[2])
+
+
+_LOGISTIC = LearnedSoftplus(1.0, 0.0)
+
+
+def softplus_sum(slope: float | Tensor, bias: float | Tensor) -> Statistic:
+    """sum_j log(1 + e^{slope s_ij + bias}), with gradients of what is learned."""
+    if isinstance(slope, Tensor) or isinstance(bias, Tensor):
+        return LearnedSoftplus(slope, bias)
+    return Softplus(slope, bias)
 
 
 @dataclass(frozen=True)

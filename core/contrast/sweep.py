@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dipole.core.contrast import engine
-from dipole.core.contrast.dense import LOWEST, SAFE_EXPONENT, parts_of, slopes_of, sweep_again
+from dipole.core.contrast.dense import LOWEST, needs_maximum, parts_of, rises, slopes_of, sweep_again
 from dipole.core.contrast.statistics import AnyStatistic, Extreme, Statistic, as_tuple
 from dipole.core.contrast.tile import Side, Tile, Tiling
 
@@ -59,7 +59,7 @@ class Term:
     def _raise_shift(self, tile: Tile, side: Side, sums: Tensor, shifts: Tensor) -> None:
         scale = self.statistic.scale
         assert scale is not None
-        if scale > 0:
+        if rises(scale):
             top = scale * tile.allowed(tile.s, -math.inf).amax(side.axis)
         else:
             top = scale * tile.allowed(tile.s, math.inf).amin(side.axis)
@@ -174,8 +174,7 @@ def terms_of(statistics: Sequence[Statistic], x: Tensor, bound: float) -> list[T
     stop = 0
     for number, statistic in enumerate(statistics):
         start, stop = stop, stop + len(parts_of(statistic))
-        running = statistic.scale is not None and abs(statistic.scale) * bound > SAFE_EXPONENT
-        terms.append(Term(statistic, number, slice(start, stop), running))
+        terms.append(Term(statistic, number, slice(start, stop), needs_maximum(statistic, bound)))
     return terms
 
 

@@ -7,12 +7,16 @@ that DistributedDataParallel takes afterwards is then the gradient of the global
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+PATIENCE = timedelta(hours=12)
+"""How long a rank waits for the others: one evaluates while they do."""
 
 _alone = False
 # The group of CPU tensors that belongs to a default group, as long as that lives.
@@ -103,8 +107,43 @@ def _of_hosts() -> Any:
     if "cpu:" in dist.get_backend_config():
         return world
     if world not in _cpu_groups:
-        _cpu_groups[world] = dist.new_group(backend="gloo")
+        _cpu_groups[world] = dist.new_group(backend="gloo", timeout=PATIENCE)
     return _cpu_groups[world]
+
+
+class Ballot:
+    """The largest number that any rank names, for decisions that all have to take at the same step.
+
+    Every rank must make the same calls. Hosts talk to each other; no device is waited for.
+    """
+
+    def __init__(self) -> None:
+        self._cast: tuple[Any, Tensor] | None = None
+
+    def cast(self, mine: int) -> int:
+        """Name a number, and return the largest of the call before (0 at first): nobody waits for this one's.
+
+        In a single process: the number.
+        """
+        if world_size() == 1:
+            return mine
+        before, self._cast = self._cast, _largest(mine)
+        return 0 if before is None else _read(before)
+
+    def settle(self, mine: int) -> int:
+        """Name a number, wait for the others and return the largest."""
+        return mine if world_size() == 1 else _read(_largest(mine))
+
+
+def _largest(mine: int) -> tuple[Any, Tensor]:
+    number = torch.tensor(mine)
+    return dist.all_reduce(number, op=dist.ReduceOp.MAX, group=_of_hosts(), async_op=True), number
+
+
+def _read(cast: tuple[Any, Tensor]) -> int:
+    work, number = cast
+    work.wait()
+    return int(number)
 
 
 def row_counts(rows: Tensor) -> list[int]:

@@ -5,11 +5,15 @@ from difflib import get_close_matches
 
 
 class DipoleError(Exception):
-    """Base of every error that is shown to the user as one message, without a traceback."""
+    """Base of every error that is shown as one message without a traceback; `exit_code` is then the command's."""
+
+    exit_code = 1
 
 
 class SpecError(DipoleError, ValueError):
     """An objective written as text cannot be parsed or built."""
+
+    exit_code = 2
 
 
 class RegistryError(DipoleError, ValueError):
@@ -18,6 +22,8 @@ class RegistryError(DipoleError, ValueError):
 
 class OptionError(DipoleError, ValueError):
     """An option of an objective has the wrong type or lies outside its range; `option` names it for the caret."""
+
+    exit_code = 2
 
     def __init__(self, message: str, option: str = "") -> None:
         super().__init__(message)
@@ -30,6 +36,8 @@ class PairsError(DipoleError, ValueError):
 
 class ConfigError(DipoleError, ValueError):
     """A recipe or a --set override is wrong."""
+
+    exit_code = 2
 
 
 class EngineError(DipoleError, RuntimeError):

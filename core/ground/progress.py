@@ -10,10 +10,11 @@ PLAIN_SECONDS = 10.0
 
 
 class Progress:
-    """Shows how far a run is; `quiet` shows nothing but warnings."""
+    """Shows how far a run is; `quiet` shows nothing but warnings, `mute` not even these (ranks other than 0)."""
 
-    def __init__(self, quiet: bool = False) -> None:
-        self._quiet = quiet
+    def __init__(self, quiet: bool = False, mute: bool = False) -> None:
+        self._quiet = quiet or mute
+        self._mute = mute
         self._bar: object | None = None
         self._total = 0
         self._shown = 0.0
@@ -74,6 +75,8 @@ class Progress:
 
     def warn(self, text: str) -> None:
         """Print one line even when quiet."""
+        if self._mute:
+            return
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False)  # type: ignore[attr-defined]
         else:

@@ -17,14 +17,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from dipole.core.ground.errors import RecordError
 from dipole.core.ground.files import atomic_write, why
+from dipole.core.ground.process import OWNER, is_gone
 
 SCHEMA_VERSION = 1
 LIBRARIES = (
     "torch",
+    "accelerate",
     "numpy",
     "scipy",
     "scikit-learn",
-    "lightning-fabric",
     "safetensors",
     "transformers",
     "datasets",
@@ -33,6 +34,8 @@ LIBRARIES = (
     "dm-control",
     "mujoco",
 )
+ABANDONED = "its process has ended without a word. Repeat the command to continue from the last checkpoint."
+"""The error of a run that its record calls running while there is no such process."""
 Number = float | None
 """A result; None stands for a value that was not finite."""
 
@@ -120,23 +123,37 @@ class RunRecord(Part):
     peak_device_bytes: int | None = Field(default=None, description="largest memory allocated on the GPU")
     evaluated_on: Literal["test", "validation"] = Field(default="test", description="the part that results are of")
     results: dict[str, Number] = Field(default_factory=dict, description="evaluation at the end of training")
+    chosen: dict[str, Any] | None = Field(
+        default=None, description="result by which the kept weights are the best, their step and its value"
+    )
     diagnostics: dict[str, Number] = Field(default_factory=dict)
     histogram: Histogram | None = None
     evaluations: list[Evaluation] = Field(default_factory=list)
 
 
 def read_record(path: Path) -> RunRecord:
-    """Read and check a record.json.
+    """Read and check a record.json; a run whose process is gone is interrupted, whatever the file says.
 
     Raises:
         RecordError: the file is missing, no JSON, of a newer schema, or does not follow the schema (problems named).
     """
     try:
-        return RunRecord.model_validate_json(path.read_bytes())
+        record = RunRecord.model_validate_json(path.read_bytes())
+        if record.status == "running" and _is_abandoned(path.with_name(OWNER)):
+            return record.model_copy(update={"status": "interrupted", "error": ABANDONED})
+        return record
     except OSError as error:
         raise RecordError(f"the record {path} cannot be read: {why(error)}") from error
     except ValidationError as error:
         raise RecordError(f"the record {path} {schema_problem(error, SCHEMA_VERSION)}") from error
+
+
+def _is_abandoned(owner: Path) -> bool:
+    """Whether the process that wrote "running" is certainly gone: kill -9, a crash, a power cut."""
+    try:
+        return is_gone(owner.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return False
 
 
 def schema_problem(error: ValidationError, version: int) -> str:

@@ -16,10 +16,11 @@ Nothing after `embed` knows the domain.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NotRequired, TypedDict, Unpack
 
+from dipole.core.ground.errors import ConfigError
 from dipole.core.train.config import Settings
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from dipole.core.contrast.embedded import Embedded
     from dipole.core.contrast.pairs import Pairs
     from dipole.core.ground.seeding import Seeds
+    from dipole.core.train.embedder import Embedder
 
 
 class Context(TypedDict):
@@ -42,6 +44,8 @@ class Context(TypedDict):
         rank, world_size: which share of every global batch this process draws; 0 of 1 unless given.
         validation: the share of the training data to set aside and to evaluate in place of the test part, which is not
             looked at; 0, the default, evaluates the test part. Only a domain that `validates` is given another.
+        kept: folder that `Adapter.keep` filled when the run ended, for using the model: build the module from it alone,
+            and read data only when something asks for them. Absent for training.
     """
 
     seed: Seeds
@@ -51,6 +55,7 @@ class Context(TypedDict):
     rank: NotRequired[int]
     world_size: NotRequired[int]
     validation: NotRequired[float]
+    kept: NotRequired[Path]
 
 
 class Sketch(NamedTuple):
@@ -79,6 +84,9 @@ class Adapter(ABC):
         validates: whether it can evaluate a validation part (`Context`).
         objective_optional: whether `objective = "none"` is allowed (a control without contrast).
         export_formats: what `dipole export RUN --to FORMAT` can write.
+        data_fields: the keys of its table that say where data lie; `dipole eval RUN --set` may give others.
+        built_from_data: whether the module means something beside its data alone, as word embeddings do beside the
+            vocabulary that was counted: a run that kept nothing (`keep`) is then refused where its data have changed.
 
     Instance attributes, set in `__init__`:
         module: everything that is trained except the objective; its weights are what the run saves. Build it on the
@@ -97,6 +105,8 @@ class Adapter(ABC):
     validates: ClassVar[bool] = False
     objective_optional: ClassVar[bool] = False
     export_formats: ClassVar[tuple[str, ...]] = ()
+    data_fields: ClassVar[frozenset[str]] = frozenset()
+    built_from_data: ClassVar[bool] = False
 
     module: nn.Module
     embedding_dim: int
@@ -118,6 +128,7 @@ class Adapter(ABC):
         self.rank = context.get("rank", 0)
         self.world_size = context.get("world_size", 1)
         self.validation = context.get("validation", 0.0)
+        self.kept = context.get("kept")
 
     @classmethod
     def sketch(cls, config: Any, batch_size: int, world_size: int = 1) -> Sketch | None:
@@ -156,11 +167,19 @@ class Adapter(ABC):
         """
         return [self.module]
 
+    def remarks(self) -> Sequence[str]:
+        """Return what is worth a line on the terminal before the first step: which weights a network starts from."""
+        return ()
+
     def before_step(self) -> None:  # noqa: B027
         """Change gradients before the optimizer sees them; they are those of the whole batch, of all ranks."""
 
     def after_step(self) -> None:  # noqa: B027
         """Update what follows the optimizer: momentum encoders, queues."""
+
+    def metrics(self) -> Mapping[str, Tensor | float]:
+        """Return numbers of the last step without a graph; their means stand in metrics.jsonl as train/NAME."""
+        return {}
 
     @abstractmethod
     def evaluate(self, objective: Any) -> dict[str, float]:
@@ -189,6 +208,22 @@ class Adapter(ABC):
     @abstractmethod
     def data_info(self) -> dict[str, Any]:
         """Describe the data for the record: at least "name", "fingerprint" (a content hash) and "sizes"."""
+
+    def keep(self, folder: Path) -> None:  # noqa: B027
+        """Write what the module needs besides weights and configuration so that it can be used without its data.
+
+        A vocabulary, names of classes, shapes and statistics of the data. An adapter that is built with `kept` reads
+        it. What a domain builds from its settings alone needs none of this.
+        """
+
+    def embedder(self, features: str | None = None, objective: Any = None) -> Embedder:
+        """Return what `dipole embed` asks for vectors: the trained module with the preprocessing of its evaluation.
+
+        Args:
+            features: where they are read, one of the domain's own names; None for what probes see.
+            objective: the trained one.
+        """
+        raise ConfigError(f"a run of the domain {self.domain!r} has nothing that `dipole embed` could read.")
 
     def state_dict(self) -> dict[str, Any]:
         """Return what bit-exact resume needs besides `module`: queues, counters, generators.

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from dipole.core.contrast.gather import at_hand
+from dipole.core.contrast.gather import at_hand, relate
 from dipole.core.contrast.objective import Outcome
 from dipole.core.ground.distributed import alone
 from dipole.core.ground.errors import DipoleError
 from dipole.core.ground.progress import Progress, duration
+from dipole.core.ground.seeding import rng_state, set_rng_state
 from dipole.core.ground.text import number
 from dipole.core.record import RunRecord, write_record
 from dipole.core.train.checkpoint import save_checkpoint
 from dipole.core.train.config import RunConfig
-from dipole.core.train.evaluation import Evaluated, evaluate
-from dipole.core.train.metrics import MetricsLog
-from dipole.core.train.model_files import save_weights
+from dipole.core.train.evaluation import Evaluated, diagnose_pairs, evaluate
+from dipole.core.train.launch import Processes
+from dipole.core.train.model_files import load_weights, save_kept, save_weights
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.run_state import RunState, Status
-from dipole.core.train.signals import Interrupts, RunInterruptedError
+from dipole.core.train.signals import Interrupted, Interrupts, RunInterruptedError
+from dipole.core.train.trackers import MetricsLog, Trackers
 
 BESIDE = ("train/loss", "train/return")
 """Values that stand beside the progress bar."""
@@ -37,23 +40,24 @@ class Bookkeeping(RunState):
         self,
         config: RunConfig,
         folder: RunFolder,
-        fabric: Any,
+        processes: Processes,
         progress: Progress,
         state: dict[str, Any] | None,
-        tensorboard: bool,
+        interrupts: Interrupts,
+        log: Sequence[str],
     ) -> None:
-        super().__init__(config, folder, fabric, state)
+        super().__init__(config, folder, processes, state)
         self._progress = progress
-        # Ranks that end after different steps would wait for each other: several ranks end at once.
-        self._interrupts = Interrupts(enabled=fabric.world_size == 1)
+        self._interrupts = interrupts
         train, spe = config.train, self.adapter.steps_per_epoch
         self.total_steps = train.in_steps(train.length, spe)
         self._evaluate_every = train.in_steps(train.evaluate_every, spe) if train.evaluate_every else 0
         self._checkpoint_every = train.in_steps(train.checkpoint_every or 1, spe)
         self._metrics: MetricsLog | None = None
-        if fabric.is_global_zero:
-            events = folder.tensorboard if tensorboard else None
-            self._metrics = MetricsLog(folder.metrics, state["metrics_bytes"] if state else 0, events, self.step)
+        if processes.is_main:
+            kept = state["metrics_bytes"] if state else 0
+            trackers = Trackers(log, config, folder, folder.metrics, kept, self.step) if log else None
+            self._metrics = MetricsLog(folder.metrics, kept, trackers)
 
     def note_terms(self, outcome: Outcome) -> None:
         """Remember what the terms of one step note about themselves; call it before `advance`.
@@ -78,16 +82,21 @@ class Bookkeeping(RunState):
         self._progress.update(self.step)
         if is_last:
             return
+        signum = self._interrupts.agreed()
         if self._evaluate_every and self._crossed(before, self._evaluate_every):
-            self.evaluate()
-        if self._interrupts.requested:
-            self.checkpoint()
-            raise RunInterruptedError(
-                f"interrupted after step {self.step} of {self.total_steps}; the checkpoint is saved. "
-                "Repeat the command to continue."
-            )
+            if signum:
+                self._put_off()  # a scheduler does not wait for an evaluation
+            else:
+                self.evaluate()
+        if signum:
+            self._stop(signum)
         if self._crossed(before, self._checkpoint_every):
             self.checkpoint()
+
+    def catch_up(self) -> None:
+        """Make the evaluation that an interruption has put off; a loop of one's own calls it once all is restored."""
+        if self._is_due and self.step < self.total_steps:
+            self.evaluate()
 
     def settle(self) -> None:
         """Read what a loop has left to be read of its last step, and raise what is wrong with it."""
@@ -104,18 +113,49 @@ class Bookkeeping(RunState):
     def evaluate(self) -> Evaluated | None:
         """Probe the encoder as it is, log and return the numbers (None on ranks other than 0)."""
         self.settle()
-        found = None
-        pairs = None if self._pairs is None else tuple(map(at_hand, self._pairs))
-        if self.fabric.is_global_zero:
+        self._put_off()
+        found, before, signum = None, rng_state(), 0
+        if self.processes.is_main:
+            assert self._of_pairs is not None
             self._progress.status("evaluating")
-            with alone():
-                found = evaluate(self.adapter, self.objective, self.seeds, pairs)
+            try:
+                with alone(), self._interrupts.at_once():
+                    found = evaluate(self.adapter, self.objective, self.seeds, self._of_pairs[1])
+            except Interrupted as interrupted:
+                set_rng_state(before)
+                signum = interrupted.signum
+        if signum := self._interrupts.settled(signum):
+            self._stop(signum)
+        self._is_due = False
+        if found is not None:
             self._evaluated = (self.step, found)
+            if self._best.improved(self.step, found.results):
+                save_weights(self._best_weights, self.adapter.module, self.objective)
             self.log(found.as_metrics())
             shown = [f"{name} {number(value)}" for name, value in list(found.results.items())[:SHOWN]]
             self._progress.note(f"step {self.step}: {'  '.join(shown)}")
-        self.fabric.barrier()
         return found
+
+    def _put_off(self) -> None:
+        """Note that the evaluation after this step is to be made, and measure its batch, which no checkpoint holds."""
+        self._is_due = True
+        if self._of_pairs is not None and self._of_pairs[0] == self.step:
+            return
+        values = None
+        if self._pairs is not None:
+            pairs = tuple(map(at_hand, self._pairs))
+            if self.processes.is_main:
+                with alone():
+                    values = diagnose_pairs(relate(pairs).local_pairs, self.objective)
+        self._of_pairs = (self.step, values)
+
+    def _stop(self, signum: int) -> NoReturn:
+        self.checkpoint()
+        raise RunInterruptedError(
+            f"interrupted after step {self.step} of {self.total_steps}; the checkpoint is saved. "
+            "Repeat the command to continue.",
+            signum,
+        )
 
     def checkpoint(self) -> None:
         """Save everything that continues this run bit for bit."""
@@ -128,23 +168,46 @@ class Bookkeeping(RunState):
     def finish(self) -> RunRecord:
         """Evaluate and save what was trained, and return the record."""
         # An error in the last evaluation must not cost the training.
-        self.checkpoint()
         if self._evaluated is None or self._evaluated[0] != self.step:
+            self._put_off()
+        self.checkpoint()
+        if self._is_due:
             self.evaluate()
-        if not self.fabric.is_global_zero:
+        if not self.processes.is_main:
             return self._record("done")
+        self._take_best()
         save_weights(self.folder.model, self.adapter.module, self.objective)
+        save_kept(self.folder.kept, self.adapter)
         record = self._write_record("done")
         for line in self._evaluated[1].remarks if self._evaluated is not None else []:
             self._progress.warn(f"warning: {line}.")
         self.folder.clear_checkpoints()
+        if self._metrics is not None:
+            self._metrics.close("done")
         self._progress.close(self.step)
         self._progress.note(f"finished {self.step} steps in {duration(self.elapsed)}: {self.folder.path}")
         return record
 
+    @property
+    def _best_weights(self) -> Path:
+        """They go when the checkpoints go, which know of them."""
+        return self.folder.checkpoints / "best"
+
+    def _take_best(self) -> None:
+        """Go back to the weights of the best evaluation, where that is asked for, and measure them."""
+        told = self._best.told()
+        if told is None or told["step"] == self.step:
+            return
+        load_weights(self._best_weights, self.adapter.module, self.objective)
+        self._pairs = None  # of the last weights
+        with alone():
+            found = evaluate(self.adapter, self.objective, self.seeds)
+        self._evaluated = (self.step, found)
+        self._progress.note(f"kept: step {told['step']}, where {told['by']} was best, {number(told['value'])}")
+
     def _write_record(self, status: Status, error: str | None = None) -> RunRecord:
         record = self._record(status, error)
-        if self.fabric.is_global_zero:
+        if self.processes.is_main:
             try:
                 write_record(self.folder.record, record)
             except DipoleError:
@@ -159,7 +222,7 @@ class Bookkeeping(RunState):
         self._progress.note(f"negatives per anchor: {self._negatives:g}")
 
     def _tell_notes(self) -> None:
-        if self.fabric.is_global_zero:
+        if self.processes.is_main:
             for line in self._notes.unsaid():
                 self._progress.warn(f"warning: {line}.")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,11 +21,18 @@ NARROW = 8  # width of the random rows that an objective is tried on
 
 
 def build(
-    config: RunConfig, folder: RunFolder, device: torch.device, rank: int = 0, world_size: int = 1
+    config: RunConfig,
+    folder: RunFolder,
+    device: torch.device,
+    rank: int = 0,
+    world_size: int = 1,
+    kept: Path | None = None,
 ) -> tuple[Adapter, Composite | None]:
     """Build the untrained adapter and objective of a configuration on a device.
 
     The objective has its own stream of the seed: its weights do not depend on how many numbers the encoder drew.
+
+    kept: what a finished run holds besides its weights; the adapter is then built for use, without data.
     """
     seeds = Seeds(config.seed)
     seed_everything(seeds.model)
@@ -37,6 +45,7 @@ def build(
         rank=rank,
         world_size=world_size,
         validation=config.train.validation_share if config.train.evaluate_on == "validation" else 0.0,
+        **({} if kept is None else {"kept": kept}),
     )
     adapter.module.to(device)
     if config.objective == "none":

@@ -36,6 +36,9 @@ class Domain:
         probes: what `dipole doctor` tries: title -> "package.module:function". The function returns what it found as
             text, or raises a DipoleError "what is wrong. The cure."
         package: the distribution it comes from; filled in when it is found.
+        exported: "package.module:function" for `dipole embed` on what `dipole export` wrote; "" where it cannot. The
+            function gets a folder, a torch.device and the name of features or None; it returns an `Embedder`, or None
+            for a folder that is not its own by what it holds.
     """
 
     name: str
@@ -44,6 +47,7 @@ class Domain:
     extra: str = ""
     probes: Mapping[str, str] = field(default_factory=dict)
     package: str = ""
+    exported: str = ""
 
     @property
     def install(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -48,7 +49,7 @@ class Evaluated:
 
 
 def evaluate(
-    adapter: Adapter, objective: Composite | None, seeds: Seeds, pairs: tuple[Pairs, ...] | None = None
+    adapter: Adapter, objective: Composite | None, seeds: Seeds, of_pairs: Mapping[str, float] | None = None
 ) -> Evaluated:
     """Probe and diagnose; the training state (mode, global generators) is left as it was.
 
@@ -56,7 +57,7 @@ def evaluate(
         adapter: the domain.
         objective: gives `transform`; None for a run without contrast.
         seeds: everything random is drawn from the `probe` stream.
-        pairs: the last training batch, for diagnostics that need positives and negatives; default the adapter's.
+        of_pairs: `diagnose_pairs` of the last training batch; default that of the adapter's `diagnostic_pairs`.
     """
     modules = [module for module in (adapter.module, objective) if module is not None]
     modes = [module.training for module in modules]
@@ -73,8 +74,9 @@ def evaluate(
                 results |= finite({"pair_error": shown.error})
                 both = {"correct": shown.correct.tolist(), "incorrect": shown.incorrect.tolist()}
                 histogram = Histogram(**histogram.model_dump() | both)
-            seen = adapter.diagnostic_pairs() if pairs is None else pairs
-            if seen is not None:
+            if of_pairs is not None:
+                values |= of_pairs
+            elif (seen := adapter.diagnostic_pairs()) is not None:
                 values |= diagnose_pairs(relate(seen).local_pairs, objective)
             if objective is not None:
                 values |= diagnose_objective(objective, features)

@@ -4,10 +4,10 @@
      "train": {...}, "<domain>": {...}, "sources": {"<package>": [distribution, version, sha256]}}
 
 An objective is written out, so that `infonce` and `infonce(temperature=0.5)` are one run and a changed default is
-another. Of the tables only the values that differ from the schema's defaults stand there (`Settings.determining`), so
-that a new setting does not rename old runs. Code that does not come with dipole (an objective or a domain of
-somebody's package, script or notebook) enters with its distribution's version and a hash of its source; so does what
-it imports of its own distribution beside the package.
+another. An option that an entry was given later, and of the tables every value, stands there only where it differs from
+the default (`Option.later`, `Settings.determining`), so that a new setting does not rename old runs. Code that does not
+come with dipole (an objective or a domain of somebody's package, script or notebook) enters with its distribution's
+version and a hash of its source; so does what it imports of its own distribution beside the package.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def written_out(objective: Any) -> list[list[Any]]:
     for _, weight, term in objective:
         entry = entry_of(term)
         given = term.__dict__.get("given", {})
-        left = {name: value for name, value in entry.defaults.items() if name not in given}
+        left = {each.name: each.default for each in entry.options if each.name not in given and not each.later}
         terms.append([weight, entry.name, left | given])
     return terms
 

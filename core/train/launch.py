@@ -1,15 +1,34 @@
-"""The device and the processes of a run, by Lightning Fabric."""
+"""The device and the processes of a run: one process as it is, several by accelerate."""
 
 from __future__ import annotations
 
 import os
-from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor, nn
 
+from dipole.core.ground.distributed import PATIENCE
 from dipole.core.ground.errors import ConfigError
+from dipole.core.ground.launched import Launched, launched
 from dipole.core.train.config import RunConfig
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+_WHOLE = (
+    "dipole keeps whole weights on every GPU (DistributedDataParallel): choose multi-GPU in `accelerate config`, or "
+    "start with torchrun. What saves memory: train.microbatch, train.activation_checkpointing, train.ring and "
+    "train.precision = bf16-mixed."
+)
+_ENGINES = {
+    "ACCELERATE_USE_FSDP": "FSDP",
+    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
+    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
+    "ACCELERATE_USE_PARALLELISM_CONFIG": "tensor and context parallelism",
+}
+_PRECISIONS = {"32": "no", "bf16-mixed": "bf16", "16-mixed": "fp16"}
+"""train.precision -> accelerate's --mixed_precision."""
 
 
 def pick_device(text: str) -> torch.device:
@@ -18,7 +37,12 @@ def pick_device(text: str) -> torch.device:
     Raises:
         ConfigError: it is not.
     """
+    wants_cpu = _is_on("ACCELERATE_USE_CPU")
+    if wants_cpu and text not in ("auto", "cpu"):
+        raise ConfigError(f'device: {text!r} contradicts `accelerate launch --cpu`. Use device = "auto" or "cpu".')
     if text == "auto":
+        if wants_cpu:
+            return torch.device("cpu")
         return torch.device(
             "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
         )
@@ -33,23 +57,144 @@ def pick_device(text: str) -> torch.device:
     return device
 
 
-def launch(config: RunConfig) -> Any:
-    """Make and launch Fabric for one process, or for the ranks that torchrun started."""
-    from lightning_fabric import Fabric
-    from lightning_fabric.strategies.ddp import DDPStrategy
+class Processes:
+    """The processes that train one run: this one's place among them, and what they do together.
 
+    Args:
+        device: of this process.
+        accelerator: of several processes; None for one.
+    """
+
+    def __init__(self, device: torch.device, accelerator: Accelerator | None = None) -> None:
+        self.device = device
+        self._accelerator = accelerator
+        self.rank = accelerator.process_index if accelerator else 0
+        self.size = accelerator.num_processes if accelerator else 1
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this one evaluates, writes and speaks."""
+        return self.rank == 0
+
+    def wrap(self, step: nn.Module) -> nn.Module:
+        """The step with gradients averaged over the processes."""
+        wrapped: nn.Module = self._accelerator.prepare_model(step) if self._accelerator else step
+        return wrapped
+
+    def backward(self, loss: Tensor) -> None:
+        """Backward pass of a loss, scaled already: the step computes in half precision by itself (step.py)."""
+        if self._accelerator:
+            self._accelerator.backward(loss)
+        else:
+            loss.backward()
+
+    def wait(self) -> None:
+        """Go on when all processes have come here."""
+        if self._accelerator:
+            self._accelerator.wait_for_everyone()
+
+    def close(self) -> None:
+        """Leave the group: a process that ends with its group open would wait for the others for ever."""
+        if self._accelerator:
+            leave()
+
+
+def leave() -> None:
+    """Leave the group of processes, where there is one; the next `launch` makes another."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        from accelerate.state import AcceleratorState
+
+        torch.distributed.destroy_process_group()
+        # accelerate remembers a group for as long as the process lives.
+        AcceleratorState._reset_state(True)
+
+
+def launch(config: RunConfig) -> Processes:
+    """Join the processes that torchrun, accelerate, srun or mpirun started; a process alone stays alone.
+
+    Raises:
+        ConfigError: the launcher asks for what dipole cannot do, or has started more processes than there are GPUs.
+    """
+    _refuse(config)
     device = pick_device(config.device)
-    ranks = int(os.environ.get("WORLD_SIZE", "1")) if "TORCHELASTIC_RUN_ID" in os.environ else 1
-    settings: dict[str, Any] = {"devices": 1 if device.index is None else [device.index]}
-    if ranks > 1:
-        local = int(os.environ["LOCAL_WORLD_SIZE"])
-        # Evaluation runs on rank 0 while the others wait.
-        settings = {
-            "devices": local,
-            "num_nodes": ranks // local,
-            "strategy": DDPStrategy(timeout=timedelta(hours=12)),
-        }
-    # The step itself computes in half precision (core/train/step.py).
-    fabric = Fabric(accelerator=device.type, precision="32-true", **settings)
-    fabric.launch()
-    return fabric
+    here = launched()
+    if here.size == 1:
+        return Processes(device)
+    _place(here, device)
+    from accelerate import Accelerator
+    from accelerate.utils import InitProcessGroupKwargs
+
+    try:
+        accelerator = Accelerator(
+            cpu=device.type == "cpu", mixed_precision="no", kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)]
+        )
+    except ValueError as error:
+        raise ConfigError(f"the processes cannot be joined: {error}") from error
+    return Processes(accelerator.device, accelerator)
+
+
+def _place(here: Launched, device: torch.device) -> None:
+    """Give this process its GPU or its share of the processors, and say where it stands to torch."""
+    if device.type == "mps":
+        raise ConfigError("device: mps trains in one process; start it without a launcher, or use device = cpu.")
+    if device.index is not None:
+        raise ConfigError(
+            f'device: "{device}" is one GPU, but each of the {here.size} processes takes its own. Use device = "cuda".'
+        )
+    local = here.local_rank
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        if count == 1:
+            local = 0  # srun --gpus-per-task=1 shows every task its own
+        elif local >= count:
+            raise ConfigError(
+                f"process {here.rank} of {here.size} is number {local} on its machine, which has {count} GPUs. "
+                'Start one process for each GPU, or use device = "cpu".'
+            )
+    elif "OMP_NUM_THREADS" not in os.environ:
+        # torchrun does this; without it each of n processes would use all processors.
+        own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        threads = int(os.environ.get("SLURM_CPUS_PER_TASK") or max(1, own // here.local_size))
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+        torch.set_num_threads(threads)
+    here.export(os.environ)
+    os.environ["LOCAL_RANK"] = str(local)
+
+
+def fewer_than_asked() -> str:
+    """What to say where accelerate was asked for several processes on CPUs and has started one; "" otherwise."""
+    if not _is_on("ACCELERATE_USE_CPU") or "MASTER_ADDR" not in os.environ or launched().size > 1:
+        return ""
+    return (
+        "accelerate launch --cpu has started one process, as it does without --mpirun_hostfile. Several on CPUs: "
+        "accelerate launch --multi_gpu --num_processes N (also where there is no GPU), torchrun, or srun"
+    )
+
+
+def _refuse(config: RunConfig) -> None:
+    """Refuse what accelerate's configuration asks for and this loop would leave out in silence."""
+    for variable, name in _ENGINES.items():
+        if _is_on(variable):
+            raise ConfigError(f"accelerate is set to {name} ({variable}), which dipole does not train with. {_WHOLE}")
+    if os.environ.get("PJRT_DEVICE", "").upper() == "TPU":
+        raise ConfigError(f"TPUs (torch_xla) are not what dipole trains on: use a machine with GPUs. {_WHOLE}")
+    asked, precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower(), config.train.precision
+    if asked not in ("no", _PRECISIONS[precision]):
+        wanted = next((name for name, theirs in _PRECISIONS.items() if theirs == asked), "bf16-mixed")
+        raise ConfigError(
+            f"accelerate is set to --mixed_precision {asked}, the recipe to train.precision = {precision!r}, which is "
+            f"part of what identifies a run. Give --set train.precision={wanted}, or --mixed_precision no."
+        )
+    if os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no").lower() != "no":
+        raise ConfigError(
+            "accelerate is set to compile (--dynamo_backend): give --set train.compile=true, which is on record."
+        )
+    if os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1") not in ("", "1"):
+        raise ConfigError(
+            "accelerate is set to accumulate gradients, which contrasts each part with itself alone: give "
+            "--set train.microbatch=ROWS instead, which contrasts the whole batch."
+        )
+
+
+def _is_on(variable: str) -> bool:
+    return os.environ.get(variable, "").lower() in ("1", "true", "yes", "on", "y", "t")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -10,9 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_
 
-from dipole.core.ground.errors import DipoleError, TrainingError
+from dipole.core.ground.errors import ConfigError, DipoleError, TrainingError
+from dipole.core.ground.first_error import first_message
 from dipole.core.ground.progress import Progress
 from dipole.core.ground.seeding import set_deterministic
+from dipole.core.ground.sync_batch_norm import synchronize
 from dipole.core.ground.transfer import Fetched
 from dipole.core.record import RunRecord
 from dipole.core.train.bookkeeping import Bookkeeping
@@ -20,12 +23,13 @@ from dipole.core.train.build import build
 from dipole.core.train.checkpoint import starting_state
 from dipole.core.train.config import RunConfig
 from dipole.core.train.encoding import Encoding, compiler_problem
-from dipole.core.train.launch import launch, pick_device
+from dipole.core.train.launch import fewer_than_asked, launch, pick_device
 from dipole.core.train.nonfinite import Unread, checks_late, explain_not_finite, overflowed
 from dipole.core.train.optimizer import build_optimizer, learning_rate, skip_if
 from dipole.core.train.run_folder import DEFAULT_RUNS, RunFolder, locate
-from dipole.core.train.signals import RunInterruptedError
+from dipole.core.train.signals import Interrupted, Interrupts, RunInterruptedError
 from dipole.core.train.step import Opaque, Step
+from dipole.core.train.trackers import check_trackers
 
 __all__ = ["Run", "RunInterruptedError", "build", "pick_device", "train"]
 
@@ -37,11 +41,13 @@ def train(
     resume: Literal["auto", "never"] | Path = "auto",
     overwrite: bool = False,
     quiet: bool = False,
+    log: Sequence[str] = (),
     tensorboard: bool = False,
 ) -> RunRecord:
     """Train, evaluate and record one configuration.
 
-    A finished run of the same configuration is returned as it is. Started by `torchrun`, every rank calls this.
+    A finished run of the same configuration is returned as it is. Started by torchrun, accelerate or srun, every
+    rank calls this.
 
     Args:
         config: what to run; its hash names the folder inside `runs`.
@@ -50,7 +56,8 @@ def train(
             continues from that checkpoint.
         overwrite: run again although a finished record exists; the old one is removed.
         quiet: no progress.
-        tensorboard: write event files beside metrics.jsonl.
+        log: trackers that get the numbers besides metrics.jsonl: "tensorboard", "wandb", "mlflow", "trackio".
+        tensorboard: the same as log=["tensorboard"].
 
     Raises:
         TrainingError, CheckpointError, ConfigError, DataError, RecordError: each says what to do; the record keeps it.
@@ -59,26 +66,46 @@ def train(
     record = None if overwrite else folder.read_record()
     if record is not None and record.status == "done":
         return record
+    trackers = check_trackers([*log, *(["tensorboard"] if tensorboard else [])])
     set_deterministic(config.deterministic)
-    fabric = launch(config)
-    progress = Progress(quiet or not fabric.is_global_zero)
+    with Interrupts() as interrupts:
+        try:
+            begin = resume if isinstance(resume, Path) or not overwrite else "never"
+            return _train(config, folder, begin, quiet, trackers, interrupts)
+        except Interrupted as interrupted:
+            raise RunInterruptedError(
+                "interrupted before the first step. Repeat the command to continue.", interrupted.signum
+            ) from None
+
+
+def _train(
+    config: RunConfig,
+    folder: RunFolder,
+    resume: Literal["auto", "never"] | Path,
+    quiet: bool,
+    trackers: Sequence[str],
+    interrupts: Interrupts,
+) -> RunRecord:
+    processes = launch(config)
+    progress = Progress(quiet, mute=not processes.is_main)
+    if fewer := fewer_than_asked():
+        progress.warn(f"warning: {fewer}.")
     try:
-        if fabric.is_global_zero:
+        if processes.is_main:
             folder.open(config)
-        fabric.barrier()
-        resume = "never" if overwrite and not isinstance(resume, Path) else resume
+        processes.wait()
         # A folder of an earlier version goes by its own name.
         state = starting_state(folder.checkpoints, {config.hash, folder.path.name}, resume, progress.warn)
         if state is not None:
             progress.note(f"continuing at step {state['step']}")
-        fabric.barrier()
-        if state is None and fabric.is_global_zero:
+        processes.wait()
+        if state is None and processes.is_main:
             folder.clear()
-        return Run(config, folder, fabric, progress, state, tensorboard).run()
-    except BaseException:
-        if fabric.world_size > 1:
-            # A process that ends with its group open would wait for the other ranks for ever.
-            torch.distributed.destroy_process_group()
+        return Run(config, folder, processes, progress, state, interrupts, trackers).run()
+    except BaseException as error:
+        if not isinstance(error, KeyboardInterrupt):
+            first_message(str(error))  # what ends this process ends the others: theirs is not the reason
+        processes.close()
         raise
     finally:
         progress.close()
@@ -100,32 +127,37 @@ class Run(Bookkeeping):
         """Train to the end and return the record; whatever goes wrong is in the record before it is raised."""
         self._write_record("running")
         self._progress.start(self.config.name, self.total_steps, self.step)
+        for line in self.adapter.remarks():
+            self._progress.note(line)
         try:
-            with self._interrupts:
+            with self._interrupts.finishing():
                 self.adapter.module.train()
-                if self.step < self.total_steps:
+                if self.step < self.total_steps or self._is_due:
                     self.adapter.fit(self)
                 return self.finish()
         except RunInterruptedError as error:
-            self._write_record("interrupted", str(error))
+            self._end("interrupted", str(error))
             raise
         except KeyboardInterrupt:
             message = f"interrupted after step {self.step}. Repeat the command to continue from the last checkpoint."
-            self._write_record("interrupted", message)
+            self._end("interrupted", message)
             raise RunInterruptedError(message) from None
         except (torch.OutOfMemoryError, MemoryError) as error:
             message = (
                 f"out of memory at step {self.step + 1}: set train.microbatch or train.activation_checkpointing, "
                 f"lower train.batch_size, or use a machine with more. ({error})"
             )
-            self._write_record("failed", message)
+            self._end("failed", message)
             raise TrainingError(message) from error
         except Exception as error:
-            self._write_record("failed", str(error) if isinstance(error, DipoleError) else repr(error))
+            self._end("failed", str(error) if isinstance(error, DipoleError) else repr(error))
             raise
-        finally:
-            if self._metrics is not None:
-                self._metrics.close()
+
+    def _end(self, status: Literal["failed", "interrupted"], message: str) -> None:
+        """Put an early end on record; where another rank failed first, that is why this one did."""
+        self._write_record(status, first_message(message) or message)
+        if self._metrics is not None:
+            self._metrics.close(status)
 
     def loop(self) -> None:
         """Train `adapter.module` and the objective's parameters together: the loop of every domain without its own."""
@@ -138,9 +170,12 @@ class Run(Bookkeeping):
             optimizer.load_state_dict(self._optimizer_state)
             self._optimizer_state = None
         scaler = self._scaler
+        if config.sync_batch_norm and not synchronize(adapter.module):
+            raise ConfigError("train.sync_batch_norm: has no effect, as there is no batch norm; leave it out.")
         step = Step(adapter, objective, Encoding(adapter.encoders(), config, self._compiles()), config.precision)
-        forward = self.fabric.setup_module(step)
+        forward = self.processes.wrap(step)
         late = checks_late(self.device, optimizer, scaler)
+        self.catch_up()
         while self.step < self.total_steps:
             epoch, start = divmod(self.step, spe)
             seen = 0
@@ -150,7 +185,7 @@ class Run(Bookkeeping):
                     group["lr"] = rate
                 loss = forward(Opaque(batch))
                 optimizer.zero_grad()
-                self.fabric.backward(scaler.scale(loss))
+                self.processes.backward(scaler.scale(loss))
                 scaler.unscale_(optimizer)
                 adapter.before_step()
                 grads = [p.grad for p in parameters if p.grad is not None]
@@ -185,6 +220,7 @@ class Run(Bookkeeping):
                     values |= {"train/grad_norm": norm, "train/grad_norm_squared": norm * norm}
                 if scaler.is_enabled():
                     values["train/skipped"] = float(not is_finite)
+                values |= {f"train/{name}": value for name, value in adapter.metrics().items()}
                 self.advance(values | {f"train/loss.{name}": term.value for name, term in outcome.terms.items()})
                 seen += 1
                 if self.step >= self.total_steps:

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dipole.core.ground.errors import ConfigError, TrainingError
-from dipole.core.ground.extras import install_line
+from dipole.core.ground.errors import TrainingError
 from dipole.core.ground.files import why
 
 
@@ -92,40 +91,6 @@ class MetricsFile:
 
     def close(self) -> None:
         self._file.close()
-
-
-class MetricsLog:
-    """Where a run's lines go: metrics.jsonl, and TensorBoard's events where they are asked for."""
-
-    def __init__(self, path: Path, keep_bytes: int = 0, tensorboard: Path | None = None, step: int = 0) -> None:
-        """Open both; `keep_bytes` as in `MetricsFile`, events after `step` are dropped as well."""
-        self._file = MetricsFile(path, keep_bytes)
-        self._board = _event_writer(tensorboard, step) if tensorboard is not None else None
-
-    def write(self, step: int, epoch: float, seconds: float, values: Mapping[str, float | None]) -> None:
-        """Write one line for a step."""
-        self._file.write({"step": step, "epoch": round(epoch, 4), "time": round(seconds, 2), **values})
-        if self._board is not None:
-            for name, value in values.items():
-                if value is not None:
-                    self._board.add_scalar(name, value, step)
-
-    def position(self) -> int:
-        """Return the size of metrics.jsonl after putting everything on the disk."""
-        return self._file.position()
-
-    def close(self) -> None:
-        self._file.close()
-        if self._board is not None:
-            self._board.close()
-
-
-def _event_writer(folder: Path, step: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise ConfigError(f"--tensorboard needs a package: {install_line('tensorboard')}") from error
-    return SummaryWriter(str(folder), purge_step=step or None)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

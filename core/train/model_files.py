@@ -1,4 +1,8 @@
-"""The trained weights of a run as safetensors: model/module.safetensors and model/objective.safetensors."""
+"""A trained model on the disk: model/module.safetensors, model/objective.safetensors, and model/kept/.
+
+`kept` is what a domain needs besides the weights so that the model can be used without the data it was trained on
+(`Adapter.keep`).
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,30 @@ from dipole.core.ground.files import replacing, why
 
 if TYPE_CHECKING:
     from dipole.core.contrast.objective import Composite
+    from dipole.core.train.adapter import Adapter
+
+
+def save_kept(folder: Path, adapter: Adapter) -> None:
+    """Write what a domain needs besides weights into a folder, as a whole or not at all; none where it needs nothing.
+
+    Raises:
+        CheckpointError: the disk refused.
+    """
+    if not keeps(type(adapter)):
+        return
+    try:
+        with replacing(folder) as temporary:
+            temporary.mkdir()
+            adapter.keep(temporary)
+    except OSError as error:
+        raise CheckpointError(f"cannot save the model {folder}: {why(error)}") from error
+
+
+def keeps(adapter: type[Adapter]) -> bool:
+    """Whether a domain needs anything besides weights and configuration."""
+    from dipole.core.train.adapter import Adapter
+
+    return adapter.keep is not Adapter.keep
 
 
 def save_weights(folder: Path, module: nn.Module, objective: Composite | None) -> None:

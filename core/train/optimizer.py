@@ -43,16 +43,21 @@ def build_optimizer(config: TrainConfig, parameters: Iterable[Tensor]) -> Optimi
             "encoder that learns, or thaw what is fixed in it."
         )
     rate, decay = config.learning_rate, config.weight_decay
+    free = [parameter for parameter in wanted if getattr(parameter, "undecayed", False)]
+    groups: Any = wanted
+    if decay and free:
+        decayed = [parameter for parameter in wanted if not getattr(parameter, "undecayed", False)]
+        groups = [*([{"params": decayed}] if decayed else []), {"params": free, "weight_decay": 0.0}]
     # One kernel for all parameters, where PyTorch has it.
     fused = all(parameter.device.type in ("cpu", "cuda") and parameter.dtype.is_floating_point for parameter in wanted)
     if config.optimizer in ("adam", "adamw"):
         assert config.betas is not None
         adam = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
-        return adam(wanted, lr=rate, betas=config.betas, weight_decay=decay, fused=fused)
+        return adam(groups, lr=rate, betas=config.betas, weight_decay=decay, fused=fused)
     assert config.momentum is not None
     if config.optimizer == "lars":
-        return LARS(wanted, lr=rate, momentum=config.momentum, weight_decay=decay)
-    return torch.optim.SGD(wanted, lr=rate, momentum=config.momentum, weight_decay=decay, fused=fused)
+        return LARS(groups, lr=rate, momentum=config.momentum, weight_decay=decay)
+    return torch.optim.SGD(groups, lr=rate, momentum=config.momentum, weight_decay=decay, fused=fused)
 
 
 def can_skip(optimizer: Optimizer) -> bool:

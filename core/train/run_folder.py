@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import tomllib
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -21,6 +22,7 @@ from filelock import FileLock, Timeout
 
 from dipole.core.ground.errors import ConfigError, DipoleError, RecordError, TrainingError
 from dipole.core.ground.files import atomic_write, why
+from dipole.core.ground.process import OWNER, describe_self, pid_in
 from dipole.core.record import RunRecord, read_record
 from dipole.core.train.config import RunConfig
 from dipole.core.train.recipe import resolve
@@ -40,8 +42,10 @@ class RunFolder:
         self.record = path / "record.json"
         self.checkpoints = path / "checkpoints"
         self.model = path / "model"
+        self.kept = self.model / "kept"
         self.tensorboard = path / "tensorboard"
-        self._owner = path / ".pid"
+        self.trackers = path / "trackers.json"
+        self._owner = path / OWNER
         self._lock: FileLock | None = None
 
     def open(self, config: RunConfig) -> None:
@@ -53,12 +57,12 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._take_lock()
-            self._owner.write_text(str(os.getpid()))
+            self._owner.write_text(describe_self())
             atomic_write(self.config, f"# run {config.hash}\n{config.to_toml()}")
         except Timeout:
             owner = "unknown"
             with suppress(OSError):
-                owner = self._owner.read_text().strip() or owner
+                owner = pid_in(self._owner.read_text())
             raise TrainingError(
                 f"another process (pid {owner}) is training this run in {self.path}. "
                 "Wait for it, or choose another --runs."
@@ -86,7 +90,7 @@ class RunFolder:
 
     def clear(self) -> None:
         """Remove what an earlier attempt wrote; other files in the folder are left alone."""
-        for path in (self.record, self.metrics):
+        for path in (self.record, self.metrics, self.trackers):
             path.unlink(missing_ok=True)
         for folder in (self.checkpoints, self.model, self.tensorboard):
             shutil.rmtree(folder, ignore_errors=True)
@@ -109,10 +113,10 @@ class RunFolder:
         record = self.read_record()
         return record is not None and record.status == "done"
 
-    def read_config(self) -> RunConfig:
-        """Read config.toml back."""
+    def read_config(self, overrides: Iterable[str] = ()) -> RunConfig:
+        """Read config.toml back, with overrides ("table.key=value") over it."""
         try:
-            return resolve(tomllib.loads(self.config.read_text(encoding="utf-8"))).config
+            return resolve(tomllib.loads(self.config.read_text(encoding="utf-8")), overrides).config
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise RecordError(f"{self.config} cannot be read: {error}") from error
 

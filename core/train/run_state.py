@@ -12,12 +12,15 @@ from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.errors import CheckpointError, ConfigError
 from dipole.core.ground.seeding import Seeds, rng_state, seed_everything, set_rng_state
 from dipole.core.record import RunRecord, hardware, library_versions, now, peak_memory
+from dipole.core.train.best import Best
 from dipole.core.train.build import build, scheduled
 from dipole.core.train.checkpoint import FORMAT
 from dipole.core.train.config import RunConfig
 from dipole.core.train.evaluation import Evaluated
+from dipole.core.train.launch import Processes
 from dipole.core.train.metrics import Meter
 from dipole.core.train.notes import TermNotes
+from dipole.core.train.other_ranks import obstacle, same
 from dipole.core.train.run_folder import RunFolder
 
 Status = Literal["running", "done", "failed", "interrupted"]
@@ -29,33 +32,39 @@ class RunState:
     Args:
         config: what is run.
         folder: its folder, open.
-        fabric: a launched Fabric.
+        processes: those that train it.
         state: the checkpoint to continue from.
     """
 
-    def __init__(self, config: RunConfig, folder: RunFolder, fabric: Any, state: dict[str, Any] | None) -> None:
+    def __init__(
+        self, config: RunConfig, folder: RunFolder, processes: Processes, state: dict[str, Any] | None
+    ) -> None:
         self.config = config
         self.folder = folder
-        self.fabric = fabric
-        self.device: torch.device = fabric.device
+        self.processes = processes
+        self.device = processes.device
         self.seeds = Seeds(config.seed)
         self.step = 0
         self._meter = Meter()
         self._notes = TermNotes()
+        self._best = Best(config.train.best_by)
         self._negatives: float | None = None
         self._pairs: tuple[Pairs, ...] | None = None
         self._evaluated: tuple[int, Evaluated] | None = None
+        self._of_pairs: tuple[int, dict[str, float] | None] | None = None  # of the batch of that step
+        self._is_due = False  # the evaluation after this step was not made, or not to its end
         self._optimizer: torch.optim.Optimizer | None = None
         self._optimizer_state: dict[str, Any] | None = None
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=config.train.precision == "16-mixed")
         self._began, self._seconds_before = time.monotonic(), 0.0
-        batch_size, ranks = config.train.batch_size, fabric.world_size
+        batch_size, ranks = config.train.batch_size, processes.size
         if batch_size % ranks:
             raise ConfigError(f"train.batch_size: {batch_size} cannot be divided among {ranks} ranks.")
-        self.adapter, self.objective = build(config, folder, self.device, fabric.global_rank, ranks)
+        self.adapter, self.objective = build(config, folder, self.device, processes.rank, ranks)
         if self.adapter.steps_per_epoch < 1:
             raise ConfigError(f"train.batch_size: {batch_size} is more than one epoch of this data holds.")
-        seed_everything(self.seeds.stream("model", "train", fabric.global_rank))
+        seed_everything(self.seeds.stream("model", "train", processes.rank))
+        self._undrawn = rng_state()
         if state is not None:
             self._restore(state)
         self._schedules = scheduled(config.train, self.objective, self.adapter.steps_per_epoch)
@@ -74,10 +83,11 @@ class RunState:
 
     def _snapshot(self) -> dict[str, Any]:
         """Everything that continues this run bit for bit, of all ranks; every rank calls it."""
-        mine = {"rng": rng_state(), "adapter": self.adapter.state_dict()}
+        rng = rng_state()
+        mine = {"rng": rng, "drew": not same(rng, self._undrawn), "adapter": self.adapter.state_dict()}
         ranks: list[Any] = [mine]
-        if self.fabric.world_size > 1:
-            ranks = [None] * self.fabric.world_size
+        if self.processes.size > 1:
+            ranks = [None] * self.processes.size
             torch.distributed.all_gather_object(ranks, mine)
         return {
             "format": FORMAT,
@@ -90,14 +100,19 @@ class RunState:
             "scaler": self._scaler.state_dict(),
             "meter": self._meter.state_dict(),
             "notes": self._notes.state_dict(),
+            "best": self._best.state_dict(),
             "negatives": self._negatives,
+            "of_pairs": self._of_pairs[1] if self._of_pairs and self._of_pairs[0] == self.step else None,
+            "due": self._is_due,
             "ranks": ranks,
         }
 
     def _restore(self, state: dict[str, Any]) -> None:
-        if len(state["ranks"]) != self.fabric.world_size:
+        ranks, size = state["ranks"], self.processes.size
+        synchronized = bool(getattr(self.config.train, "sync_batch_norm", False))
+        if len(ranks) != size and (why := obstacle(ranks, self.adapter.module, synchronized)):
             raise CheckpointError(
-                f"the checkpoint was written by {len(state['ranks'])} ranks, this run has {self.fabric.world_size}. "
+                f"the checkpoint was written by {len(ranks)} ranks, this run has {size}, and {why}. "
                 "Start as many, or use --resume never."
             )
         try:
@@ -106,7 +121,8 @@ class RunState:
                 self.objective.load_state_dict(state["objective"])
         except RuntimeError as error:
             raise CheckpointError(f"the checkpoint does not fit the model: {error}. Use --resume never.") from error
-        mine = state["ranks"][self.fabric.global_rank]
+        # Where the number may differ, the ranks have no state of their own.
+        mine = ranks[self.processes.rank if len(ranks) == size else 0]
         self.adapter.load_state_dict(mine["adapter"])
         self._optimizer_state = state["optimizer"]
         if state.get("scaler"):
@@ -114,10 +130,15 @@ class RunState:
         self._meter.load_state_dict(state["meter"], self.device)
         if "notes" in state:  # not in a checkpoint of an earlier version
             self._notes.load_state_dict(state["notes"])
+        if "best" in state:
+            self._best.load_state_dict(state["best"])
         self.step = state["step"]
         self._seconds_before = state["elapsed"]
         self._negatives = state["negatives"]
-        set_rng_state(mine["rng"])
+        if state.get("due"):
+            self._is_due, self._of_pairs = True, (self.step, state["of_pairs"])
+        if len(ranks) == size:
+            set_rng_state(mine["rng"])
 
     def _record(self, status: Status, error: str | None = None) -> RunRecord:
         """Put the run as it is now on record; results only where it is done."""
@@ -137,7 +158,7 @@ class RunState:
             config=config.model_dump(mode="json", exclude_none=True),
             identity=config.determining(),
             versions=library_versions(),
-            hardware=hardware(self.device, self.fabric.world_size),
+            hardware=hardware(self.device, self.processes.size),
             seeds=self.seeds.as_dict(),
             data=self.adapter.data_info(),
             parameters=sum(p.numel() for m in modules for p in m.parameters() if p.requires_grad),
@@ -150,6 +171,7 @@ class RunState:
             peak_device_bytes=torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None,
             evaluated_on=config.train.evaluate_on,
             results=found.results if found else {},
+            chosen=self._best.told() if found else None,
             diagnostics=found.diagnostics if found else {},
             histogram=found.histogram if found else None,
         )

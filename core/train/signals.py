@@ -1,38 +1,102 @@
-"""SIGINT and SIGTERM during a run."""
+"""Signals during a run: of a user (SIGINT), and of a scheduler that wants its machine back (SIGTERM, SIGUSR1)."""
 
 from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from dipole.core.ground.distributed import Ballot
 from dipole.core.ground.errors import TrainingError
+
+REQUEUE = 75
+"""Exit code of a run that a scheduler interrupted: EX_TEMPFAIL of sysexits.h, "try again later"."""
+HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class RunInterruptedError(TrainingError):
-    """A signal ended the run after a complete step; the checkpoint is saved."""
+    """A signal ended the run after a complete step; the checkpoint is saved.
+
+    Args:
+        message: what was saved, and how to go on.
+        signum: the signal; `exit_code` is `REQUEUE` for all but SIGINT.
+    """
+
+    def __init__(self, message: str, signum: int = signal.SIGINT) -> None:
+        super().__init__(message)
+        self.exit_code = 1 if signum == signal.SIGINT else REQUEUE
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal came where nothing has to be brought to its end first.
+
+    Like KeyboardInterrupt it passes by `except Exception`.
+    """
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.signum = signum
 
 
 class Interrupts:
-    """The first SIGINT or SIGTERM asks for an end after the step; the second ends at once."""
+    """Handles signals as long as it is open: raises `Interrupted`, and within `finishing` asks for the end of the step.
 
-    def __init__(self, enabled: bool) -> None:
-        self.requested = False
-        self._enabled = enabled and threading.current_thread() is threading.main_thread()
+    A second SIGINT always raises. Others that follow the first change nothing: launchers pass on what the scheduler has
+    sent to every process already.
+    """
+
+    def __init__(self) -> None:
+        self.received = 0
+        self._finishing = False
+        self._ballot = Ballot()
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> None:
-        if self._enabled:
-            for which in (signal.SIGINT, signal.SIGTERM):
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            for which in HANDLED:
                 self._before[which] = signal.signal(which, self._handle)
+        return self
 
     def __exit__(self, *_: object) -> None:
         for which, handler in self._before.items():
             signal.signal(which, handler)
         self._before = {}
 
+    @contextmanager
+    def finishing(self) -> Iterator[None]:
+        """Within the block a signal is remembered until the step is complete."""
+        before, self._finishing = self._finishing, True
+        try:
+            yield
+        finally:
+            self._finishing = before
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Within the block a signal raises `Interrupted` again, also one that was remembered before."""
+        if self.received:
+            raise Interrupted(self.received)
+        before, self._finishing = self._finishing, False
+        try:
+            yield
+        finally:
+            self._finishing = before
+
+    def agreed(self) -> int:
+        """At the end of a step: the signal that ends the run here on every rank, or 0.
+
+        Ranks hear of each other's signals one step late, so that none waits for another.
+        """
+        return self._ballot.cast(self.received)
+
+    def settled(self, signum: int) -> int:
+        """The signal that any rank names here, or 0; every rank waits for the others."""
+        return self._ballot.settle(signum)
+
     def _handle(self, which: int, frame: FrameType | None) -> None:
-        if self.requested:
-            raise KeyboardInterrupt
-        self.requested = True
+        again, self.received = bool(self.received), self.received or which
+        if not self._finishing or (again and which == signal.SIGINT):
+            raise Interrupted(which)

@@ -18,7 +18,7 @@ HALF = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
 class Opaque:
-    """Carries a batch through Fabric and DDP, which would otherwise walk over it and cast its tensors."""
+    """Carries a batch through DistributedDataParallel, which would otherwise walk over it and cast its tensors."""
 
     __slots__ = ("value",)
 

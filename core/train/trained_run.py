@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+import warnings
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from dipole.core.ground.errors import RecordError
+from dipole.core.ground.errors import ConfigError, DataError, DipoleError, RecordError, nearest
 from dipole.core.ground.seeding import Seeds, set_deterministic
 from dipole.core.record import Evaluation, Number, RunRecord, library_versions, now, write_record
 from dipole.core.train.build import build, scheduled
+from dipole.core.train.domains import adapter_class
 from dipole.core.train.evaluation import Evaluated, evaluate
 from dipole.core.train.launch import pick_device
-from dipole.core.train.model_files import load_weights
+from dipole.core.train.model_files import keeps, load_weights
+from dipole.core.train.recipe import parse_override
 from dipole.core.train.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -19,15 +23,21 @@ if TYPE_CHECKING:
     from dipole.core.train.adapter import Adapter
 
 
-def load_run(folder: RunFolder, device: str | None = None) -> tuple[RunRecord, Adapter, Composite | None]:
-    """Rebuild a finished run with its trained weights.
+def load_run(
+    folder: RunFolder, device: str | None = None, settings: Sequence[str] = ()
+) -> tuple[RunRecord, Adapter, Composite | None]:
+    """Rebuild a finished run with its trained weights, from its folder alone.
+
+    A run of an earlier version, which kept nothing but weights, is rebuilt from its data, with a warning.
 
     Args:
         folder: the run.
         device: where to; the recipe's `device` if None.
+        settings: "table.key=value" of keys that say where data lie (`Adapter.data_fields`), where these have moved.
 
     Raises:
-        RecordError: the run is not finished. CheckpointError: the weights are missing or damaged.
+        RecordError: the run is not finished. CheckpointError: the weights are missing or damaged. DataError: the run
+            kept nothing, and its data are gone or others now. ConfigError: a setting is of another kind.
     """
     record = folder.read_record()
     if record is None or record.status != "done":
@@ -36,17 +46,76 @@ def load_run(folder: RunFolder, device: str | None = None) -> tuple[RunRecord, A
             f"the run {folder.path} {status}; finish it with: dipole train {folder.config} --runs {folder.path.parent}"
         )
     config = folder.read_config()
+    domain = adapter_class(config.domain)
+    if settings:
+        _check_settings(config.domain, domain.data_fields, settings)
+        config = folder.read_config(settings)
     set_deterministic(config.deterministic)
-    adapter, objective = build(config, folder, pick_device(device or config.device))
+    place = pick_device(device or config.device)
+    if folder.kept.is_dir() or not keeps(domain):
+        adapter, objective = build(config, folder, place, kept=folder.kept if folder.kept.is_dir() else None)
+    else:
+        adapter, objective = _rebuilt(lambda: build(config, folder, place), record, folder)
     load_weights(folder.model, adapter.module, objective)
     scheduled(config.train, objective, adapter.steps_per_epoch).set(record.steps)
     return record, adapter, objective
 
 
-def evaluate_run(folder: RunFolder, device: str | None = None) -> tuple[RunRecord, Evaluated]:
-    """Evaluate the saved model and add the result to the record."""
-    record, adapter, objective = load_run(folder, device)
-    found = evaluate(adapter, objective, Seeds(record.seed))
+def _check_settings(domain: str, allowed: frozenset[str], settings: Sequence[str]) -> None:
+    names = [f"{domain}.{key}" for key in sorted(allowed)]
+    for text in settings:
+        path, _ = parse_override(text)
+        if ".".join(path[:2]) not in names:
+            raise ConfigError(
+                f"--set {text}: a trained model keeps its settings; only where data lie can be said anew."
+                f"{nearest('.'.join(path), names)} Allowed: {', '.join(names) or 'nothing in this domain'}."
+            )
+
+
+def _rebuilt(
+    make: Callable[[], tuple[Adapter, Composite | None]], record: RunRecord, folder: RunFolder
+) -> tuple[Adapter, Composite | None]:
+    """The adapter of a run that kept nothing beside its weights, from its data; refused where these are others now."""
+    told = f"the run {folder.path} was written by an earlier version, whose folders do not hold all of a model"
+    try:
+        adapter, objective = make()
+    except DataError as error:
+        raise DataError(f"{told}; it needs the data it was trained on: {error}") from error
+    if adapter.built_from_data and not same_data(adapter, record):
+        raise DataError(
+            f"{told}; it needs the data it was trained on, and {record.data.get('name')} has changed since (or is read "
+            "otherwise by this version). Put the old data back, or train again with --overwrite."
+        )
+    warnings.warn(f"{told}: it was rebuilt from its data.", stacklevel=3)
+    return adapter, objective
+
+
+def same_data(adapter: Adapter, record: RunRecord) -> bool:
+    """Whether an adapter reads the data that a run was trained on."""
+    return adapter.data_info().get("fingerprint") == record.data.get("fingerprint")
+
+
+def evaluate_run(
+    folder: RunFolder, device: str | None = None, settings: Sequence[str] = ()
+) -> tuple[RunRecord, Evaluated]:
+    """Evaluate the saved model and add the result to the record, unless it was measured on other data.
+
+    Args:
+        folder, device, settings: as `load_run`.
+    """
+    record, adapter, objective = load_run(folder, device, settings)
+    try:
+        found = evaluate(adapter, objective, Seeds(record.seed))
+    except DipoleError as error:
+        if adapter.kept is None or not adapter.data_fields:
+            raise
+        keys = ", ".join(f"{record.domain}.{key}" for key in sorted(adapter.data_fields))
+        raise DataError(
+            f"{error} The model itself is whole (`dipole embed` and `dipole export` need no data), but its evaluation "
+            f"needs these; where they have moved, say so: dipole eval {folder.path} --set KEY=PATH, of {keys}."
+        ) from error
+    if settings and not same_data(adapter, record):
+        return record, found
     entry = Evaluation(
         time=now(),
         results=found.results,

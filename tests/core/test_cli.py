@@ -302,7 +302,10 @@ def test_killed_and_interrupted_processes_continue(blobs: Path, tmp_path: Path, 
     first.kill()
     first.wait()
     (folder,) = (tmp_path / "parts").iterdir()
-    assert read_record(folder / "record.json").status == "running"
+    assert (read_record(folder / "record.json").status, json.loads((folder / "record.json").read_text())["status"]) == (
+        "interrupted",
+        "running",
+    )
     before = logged("parts")
 
     second = dipole_process(*common, "parts", **slow)

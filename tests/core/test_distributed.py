@@ -63,7 +63,7 @@ class Memory(Objective):
         return self.kept[rows.pairs.index] * (rows.negatives - positive[:, 0]) * partners
 
 
-PLUGINS = {"vicreg": VICReg, "vicreg_of_all": VICRegOfAll, "sample_memory": Memory}
+PLUGINS = {"vicreg_of_candidates": VICReg, "vicreg_of_all": VICRegOfAll, "sample_memory": Memory}
 SPECS = [
     entry.name if entry.kind == "objective" else f"infonce + {entry.name}"
     for entry in registry.entries()
@@ -80,6 +80,8 @@ SPECS = [
     "infonce(similarity=bilinear)",
     "dp(reduction=mean)",
     "dp(reduction=sum)",
+    "infonce(temperature=learned) + 0.1*dp",
+    "hcl(temperature=learned)",
     *PLUGINS,
 ]
 WIDTH, OUT = 6, 5
@@ -107,6 +109,7 @@ def build(spec):
 
 
 QUEUE = torch.ones(4, OUT, dtype=torch.double).tril()
+QUEUE_LABELS = torch.tensor([0, 1, 2, 1])
 
 
 def cross(a, b, **more):
@@ -117,7 +120,7 @@ LAYOUTS = {
     "views": lambda r: Pairs.from_views([r["a"], r["b"]], r["labels"], r["index"]),
     "queries of three views": lambda r: Pairs.from_views([r["a"], r["b"], r["c"]], r["labels"], r["index"], "queries"),
     "three views": lambda r: Pairs.from_views([r["a"], r["b"], r["c"]], r["labels"]),
-    "queue": cross("a", "b", queue_labels=torch.tensor([0, 1, 2, 1])),
+    "queue": cross("a", "b", queue_labels=QUEUE_LABELS),
     "queue of strangers": cross("a", "b"),
     "duplicates": lambda r: Pairs.cross(r["a"], r["b"], QUEUE, dropped=r["duplicate"]),
     "several keys": lambda r: Pairs.cross(r["a"], torch.stack([r["b"], r["c"]], 1), intra_batch=True),
@@ -130,6 +133,12 @@ LAYOUTS = {
     "first of a block": lambda r: Pairs.from_blocks(torch.stack([r["a"], r["b"], r["c"]], 1), labels=r["labels"]),
     "drawn blocks": lambda r: Pairs.from_blocks(torch.stack([r["a"], r["b"], r["c"]], 1), "all", draw=2**40 + 17),
     "block means": lambda r: Pairs.from_blocks(torch.stack([r["a"], r["b"], r["c"]], 1), "first", "means"),
+    "labels": lambda r: Pairs.from_labels(r["a"], r["labels"], r["index"]),
+    "labels of views": lambda r: Pairs.from_labels([r["a"], r["b"]], r["labels"] - 1, None, QUEUE, QUEUE_LABELS),
+    "columns": lambda r: Pairs.from_columns(r["a"], r["b"], [r["c"], r["a"]], r["labels"], r["index"]),
+    "own columns": lambda r: Pairs.from_columns(r["a"], r["b"], r["c"], negatives_of="own"),
+    "hard columns alone": lambda r: Pairs.from_columns(r["a"], r["b"], r["c"], batch_negatives=False),
+    "sides": lambda r: Pairs.both(r["a"], r["b"], r["labels"], r["index"]),
     "crops": lambda r: Pairs.from_crops([r["a"], r["b"]], [r["c"]], QUEUE, r["labels"], r["index"]),
     "crops of three": lambda r: Pairs.from_crops([r["a"], r["b"], r["c"]], labels=r["labels"]),
 }
@@ -250,6 +259,9 @@ def given_wrongly(rank):
     yield "batches of several sizes", tuple(Pairs.cross(each, each) for each in (a, b[: 4 - rank]))
     yield "no mapping", Embedded([a, b] if rank else {"a": a, "b": b}, views_of)
     yield "a name that is not there", Embedded({"a": a, "c": b}, views_of)
+    yield "a queue of its own", Pairs.cross(a, b, queue + rank)
+    yield "hard negatives as a queue", Embedded({"a": a, "b": b}, lambda r: Pairs.cross(r["a"], r["b"], a + rank))
+    yield "a queue on one rank", Pairs.cross(a, b, queue if rank else None)
     yield "no pairs at all", "pairs" if rank else Pairs.cross(a, b)
 
 
@@ -285,6 +297,9 @@ def test_what_one_rank_gives_wrongly_is_an_error_on_all(tmp_path):
     assert "'b'" in first["a name that is not there"]
     assert "'a', 'c'" in second["a name that is not there"]
     assert "got str" in second["no pairs at all"]
+    for name in ("a queue of its own", "hard negatives as a queue", "a queue on one rank"):
+        assert "Pairs.from_columns" in first[name]
+        assert first[name] == second[name]
 
 
 def test_rows_are_checked_in_one_process_alike():

@@ -25,7 +25,7 @@ from dipole.core.conformance.kit import all_subjects
 from dipole.core.contrast import engine
 from dipole.core.contrast.kernels.trace import Untraceable, trace
 from dipole.core.contrast.pairs import Pairs
-from dipole.core.contrast.statistics import Between, Count, Extreme, LogSumExp, SoftmaxMean, Statistic, Sum
+from dipole.core.contrast.statistics import Between, Count, Extreme, LogSumExp, SoftmaxMean, Softplus, Statistic, Sum
 from dipole.core.contrast.sweep import row_statistics
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
@@ -37,6 +37,7 @@ EVERYTHING = [
     SoftmaxMean(-120.0),
     Sum(),
     Between(0.0, 0.8),
+    Softplus(10.0, -10.0),
     Count(-0.2, 0.4),
     Extreme(),
     Extreme(largest=False),

@@ -8,7 +8,7 @@ import torch
 
 from dipole.core.contrast import sweep
 from dipole.core.contrast.pairs import Pairs
-from dipole.core.contrast.statistics import Between, Count, Extreme, LogSumExp, SoftmaxMean, Statistic, Sum
+from dipole.core.contrast.statistics import Between, Count, Extreme, LogSumExp, SoftmaxMean, Softplus, Statistic, Sum
 from dipole.core.contrast.sweep import row_statistics
 
 STATISTICS = [
@@ -21,11 +21,14 @@ STATISTICS = [
     Sum(),
     Between(0.0, 0.8),
     Between(-0.3, 0.1),
+    Softplus(10.0, -3.0),
 ]
 
 
 def by_loop(statistic, row):
     """One statistic of one row's negatives, written from its definition."""
+    if isinstance(statistic, Softplus):
+        return (1 + (statistic.slope * row + statistic.bias).exp()).log().sum(0)
     if isinstance(statistic, LogSumExp):
         return torch.logsumexp(statistic.scale * row, 0)
     if isinstance(statistic, SoftmaxMean):

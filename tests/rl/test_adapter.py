@@ -1,6 +1,7 @@
 """The rl domain of a recipe: training, interruption and continuation, evaluation, recipes."""
 
 import json
+import signal
 
 import pytest
 import torch
@@ -83,7 +84,7 @@ def test_an_interrupted_run_continues_bit_for_bit(tmp_path, monkeypatch):
 
     def interrupted(self, values, steps=1):
         if self.step == 77:
-            self._interrupts.requested = True
+            self._interrupts.received = signal.SIGINT
         advance(self, values, steps)
 
     monkeypatch.setattr(Run, "advance", interrupted)

@@ -1,7 +1,7 @@
 """A trained run for other libraries: a file per format, found by listing this folder.
 
-The file FORMAT.py has the function `export(adapter, folder, record, objective)` that fills an empty folder; it is
-imported when the format is asked for.
+The file FORMAT.py has the function `export(adapter, folder, record, objective)` that fills an empty folder, a model
+card included; it is imported when the format is asked for.
 """
 
 from importlib import import_module
@@ -24,7 +24,7 @@ def export_as(
 
 
 def __getattr__(name: str) -> Any:
-    """`from dipole.vision.export import DipoleVisionModel`, as model cards say, without loading the other formats."""
+    """`from dipole.vision.export import DipoleVisionModel`, without loading the other formats."""
     if name in ("DipoleVisionConfig", "DipoleVisionModel"):
         return getattr(import_module(f"{__name__}.transformers"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dipole.core.ground.errors import ConfigError
+from dipole.core.train.card import Card, write_card
 from dipole.vision.encoders import Encoder
 from dipole.vision.encoders.resnet import ResNetEncoder
 
@@ -74,6 +75,11 @@ TASKS: dict[str, dict[str, Any]] = {
         "warmup": 1_000,
     },
 }
+NOTES = """\
+The settings are those of He et al. (2020) for a C4 backbone, which CACR Table 5 follows. Their head adds a batch norm
+after res5 (`Res5ROIHeadsExtraNorm`, which MoCo's own train_net.py registers); the files name detectron2's own
+`Res5ROIHeads`. The pixel mean and standard deviation are those the encoder was trained with.
+"""
 NORM = ("weight", "bias", "running_mean", "running_var")
 
 
@@ -115,12 +121,20 @@ def backbone(encoder: Encoder) -> dict[str, np.ndarray]:
 
 
 def export(adapter: "VisionAdapter", folder: Path, record: Any, objective: "Composite | None") -> None:
-    """The run's one encoder; see `export_detectron2`."""
+    """The run's one encoder with README.md; see `export_detectron2`."""
     export_detectron2(adapter, adapter.module.trained_encoder(), folder, record)
+    usage = """
+# in this folder, with detectron2 beside it
+train_net.py --config-file voc.yaml --num-gpus 8
+train_net.py --config-file coco.yaml --num-gpus 8
+"""
+    what = f"{adapter.config.encoder.name} as a detectron2 backbone: `backbone.pkl` holds its arrays under their names."
+    card = Card(what, usage, "object-detection", "detectron2", ("vision",), NOTES)
+    write_card(folder, card, record, adapter.data_info())
 
 
 def export_detectron2(adapter: "VisionAdapter", encoder: Encoder, folder: Path, record: Any) -> None:
-    """Write backbone.pkl, voc.yaml, coco.yaml and README.md into a folder."""
+    """Write backbone.pkl, voc.yaml and coco.yaml into a folder."""
     weights = backbone(encoder)
     with open(folder / "backbone.pkl", "wb") as file:
         pickle.dump({"model": weights, "__author__": "dipole", "matching_heuristics": True}, file)
@@ -131,18 +145,3 @@ def export_detectron2(adapter: "VisionAdapter", encoder: Encoder, folder: Path, 
     for task, settings in TASKS.items():
         net = {"depth": 50 if bottleneck else 18, "res2": 256 if bottleneck else 64}
         (folder / f"{task}.yaml").write_text(BASE.format(**settings, **scale, **net), encoding="utf-8")
-    (folder / "README.md").write_text(
-        f"""# {record.name} as a detectron2 backbone
-
-{adapter.config.encoder.name} trained with objective `{record.objective}`, seed {record.seed}, {record.epochs:g} epochs
-(run `{record.hash}`). `backbone.pkl` holds {len(weights)} arrays under detectron2's names. In this folder:
-
-    train_net.py --config-file voc.yaml --num-gpus 8
-    train_net.py --config-file coco.yaml --num-gpus 8
-
-The settings are those of He et al. (2020) for a C4 backbone, which CACR Table 5 follows. Their head adds a batch norm
-after res5 (`Res5ROIHeadsExtraNorm`, which MoCo's own train_net.py registers); the files name detectron2's own
-`Res5ROIHeads`. The pixel mean and standard deviation are those the encoder was trained with.
-""",
-        encoding="utf-8",
-    )

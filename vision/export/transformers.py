@@ -1,24 +1,44 @@
-"""A trained encoder as a folder that transformers loads."""
+"""A trained encoder as a folder that transformers loads.
+
+What transformers has itself is written as its own model: a ResNet with the stem of ImageNet, and any network that came
+from there. `AutoModel.from_pretrained(folder)` reads it without dipole. Everything else is a model whose code lies in
+the folder: `AutoModel.from_pretrained(folder, trust_remote_code=True)`. Either way an image processor lies beside it.
+"""
 
 import json
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, ResNetConfig, ResNetModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from dipole.vision.encoders import EncoderConfig, build_encoder
+from dipole.core.ground.errors import ConfigError, TrainingError
+from dipole.core.train.card import Card, write_card
+from dipole.vision import modeling_dipole_vision as modeling
+from dipole.vision.encoders import Encoder, EncoderConfig, build_encoder
+from dipole.vision.encoders.base import Stages
+from dipole.vision.encoders.resnet import ResNetEncoder
+from dipole.vision.processor import FILE as PROCESSOR
+from dipole.vision.processor import write_processor
 
 if TYPE_CHECKING:
     from dipole.core.contrast.objective import Composite
     from dipole.vision.adapter import VisionAdapter
 
+CODE = "modeling_dipole_vision"
+TASK = "image-feature-extraction"
+CLOSE = 1e-5  # between the run's features and the written model's, at most
+EARLIER = "dipole-vision"  # the type of folders that earlier versions wrote
+DipoleVisionConfig = modeling.DipoleVisionConfig
 
-class DipoleVisionConfig(PreTrainedConfig):
-    """Which encoder, for which images, read at which tap."""
 
-    model_type = "dipole-vision"
+class EarlierConfig(PreTrainedConfig):
+    """Of a folder of an earlier version: which encoder, for which images, read at which tap."""
+
+    model_type = EARLIER
 
     encoder: dict[str, Any] | None = None
     channels: int = 3
@@ -26,13 +46,10 @@ class DipoleVisionConfig(PreTrainedConfig):
     tap: str = "pooled"
 
 
-class DipoleVisionModel(PreTrainedModel):
-    """An encoder as a transformers model: `model(pixel_values)` with pixels in [0, 1] gives `pooler_output` (n, width).
+class EarlierModel(PreTrainedModel):
+    """A folder of an earlier version, whose encoder dipole builds: pixels in [0, 1] to `pooler_output`."""
 
-    The mean and standard deviation of the training images are part of the weights; no image processor is needed.
-    """
-
-    config_class = DipoleVisionConfig
+    config_class = EarlierConfig
     main_input_name = "pixel_values"
 
     def __init__(self, config: Any) -> None:
@@ -49,47 +66,157 @@ class DipoleVisionModel(PreTrainedModel):
         return BaseModelOutputWithPooling(pooler_output=features)
 
 
+class Normalised(nn.Module):
+    """One of transformers' own models with the normalisation of its image processor before it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        told = json.loads((folder / PROCESSOR).read_text(encoding="utf-8"))
+        self.model = AutoModel.from_pretrained(folder)
+        for name in ("mean", "std"):
+            self.register_buffer(name, torch.tensor(told[f"image_{name}"])[:, None, None])
+
+    def forward(self, pixel_values: Tensor) -> BaseModelOutputWithPooling:
+        x = (pixel_values - self.get_buffer("mean")) / self.get_buffer("std")
+        return BaseModelOutputWithPooling(pooler_output=self.model(pixel_values=x).pooler_output.flatten(1))
+
+
+class DipoleVisionModel(modeling.DipoleVisionModel):
+    """Any folder that `dipole export --to transformers` wrote, those of earlier versions included.
+
+    `model(pixel_values)` with pixels in [0, 1], (n, C, H, W), gives `pooler_output` (n, width).
+    """
+
+    @classmethod
+    def from_pretrained(cls, folder: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        path = Path(folder)
+        kind = _kind(path)
+        if kind == EARLIER:
+            return EarlierModel.from_pretrained(folder, *args, **kwargs)
+        if kind in ("", DipoleVisionConfig.model_type):
+            return modeling.DipoleVisionModel.from_pretrained(folder, *args, **kwargs)
+        return Normalised(path).eval()
+
+
+def _kind(folder: Path) -> str:
+    try:
+        return str(json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type", ""))
+    except (OSError, ValueError):
+        return ""
+
+
 def export(adapter: "VisionAdapter", folder: Path, record: Any, objective: "Composite | None") -> None:
-    """Write config.json, model.safetensors and README.md; `DipoleVisionModel.from_pretrained(folder)` reads them."""
+    """Write config.json, model.safetensors, an image processor, README.md, and code where transformers has none.
+
+    Raises:
+        ConfigError: the run has several encoders, or one of layers that no description has. TrainingError: the written
+            model gives other features than the run.
+    """
     encoder = adapter.module.trained_encoder()
-    settings = adapter.config.encoder
-    config = DipoleVisionConfig(
-        encoder=settings.model_dump(mode="json", exclude_none=True),
-        channels=adapter.parts.pretrain.channels,
-        image_size=adapter.size,
-        tap=encoder.check_tap(settings.tap),
-    )
-    model = DipoleVisionModel(config)
-    model.encoder.load_state_dict(encoder.state_dict())
-    model.eval()
+    tap = encoder.check_tap(adapter.config.encoder.tap)
+    channels, size = adapter.images.channels, adapter.size
+    plain = tap == encoder.last and _save_plain(encoder, folder, size)
+    if not plain:
+        _save_with_code(encoder, folder, channels, size, tap)
+    _check(adapter, folder, is_plain=plain)
+    write_card(folder, _card(adapter, plain), record, adapter.data_info())
+
+
+def _save_plain(encoder: Encoder, folder: Path, size: int) -> bool:
+    """Write the network as one of transformers' own; False where it has none like it."""
+    save = getattr(encoder, "save_pretrained", None)
+    if save is not None:
+        save(folder)  # it came from there
+        return True
+    if not isinstance(encoder, ResNetEncoder) or encoder.model.config.stem != "imagenet":
+        return False
+    model = ResNetModel(ResNetConfig(**_fields(encoder)))
+    model.load_state_dict(encoder.model.state_dict())
     model.save_pretrained(folder)
-    (folder / "README.md").write_text(model_card(adapter, record, config), encoding="utf-8")
+    mean, std = (encoder.get_buffer(name).tolist() for name in ("mean", "std"))
+    write_processor(folder, size, encoder.model.config.num_channels, mean, std)
+    return True
 
 
-def model_card(adapter: "VisionAdapter", record: Any, config: DipoleVisionConfig) -> str:
-    """What the model is, how it was trained and measured, how to load it."""
-    info = adapter.data_info()
-    results = "\n".join(f"| {name} | {value:.4f} |" for name, value in record.results.items() if value is not None)
-    return f"""---
-library_name: transformers
-tags: [contrastive-learning, self-supervised, dipole]
----
-# {record.name}
+def _fields(encoder: ResNetEncoder) -> dict[str, Any]:
+    """What of a ResNet's configuration gives it its shape."""
+    config = encoder.model.config
+    return {
+        name: getattr(config, name)
+        for name in ("num_channels", "embedding_size", "hidden_sizes", "depths", "layer_type")
+    }
 
-{adapter.config.encoder.name} trained with dipole on {info["name"]} ({info["sizes"]["pretrain"]} images),
-objective `{record.objective}`, method {adapter.config.method}, seed {record.seed}, {record.epochs:g} epochs.
 
-```python
-from dipole.vision.export import DipoleVisionModel
+def describe(encoder: Encoder) -> list[Any]:
+    """Name and description of every stage of an encoder, in order.
 
-model = DipoleVisionModel.from_pretrained("FOLDER").eval()
-# pixels in [0, 1], shape (n, {config.channels}, {config.image_size}, {config.image_size})
-features = model(pixel_values).pooler_output
-```
+    Raises:
+        ConfigError: it has a layer that no description has.
+    """
+    if isinstance(encoder, ResNetEncoder):
+        return [[encoder.last, {"kind": modeling.RESNET, **_fields(encoder)}]]
+    if isinstance(encoder, Stages):
+        try:
+            return [[name, modeling.describe(stage)] for name, stage in encoder.stages.items()]
+        except ValueError as error:
+            raise ConfigError(
+                f"an encoder with the layer {error} cannot be exported to transformers. Known layers: "
+                f"{', '.join(modeling.LAYERS)}, in nn.Sequential."
+            ) from error
+    raise ConfigError(
+        f"{type(encoder).__name__} cannot be exported to transformers: it is no chain of stages (`Stages`) and has no "
+        "save_pretrained(folder)."
+    )
 
-| measured | value |
-|---|---|
-{results}
 
-Data fingerprint (sha256): `{info["fingerprint"]}`. Versions: {json.dumps(record.versions)}. Run: `{record.hash}`.
+def _save_with_code(encoder: Encoder, folder: Path, channels: int, size: int, tap: str) -> None:
+    config = DipoleVisionConfig(describe(encoder), channels, size, encoder.taps[tap], tap)
+    config.auto_map = {
+        "AutoConfig": f"{CODE}.{DipoleVisionConfig.__name__}",
+        "AutoModel": f"{CODE}.{DipoleVisionModel.__name__}",
+    }
+    model = modeling.DipoleVisionModel(config)
+    weights = encoder.state_dict()
+    if isinstance(encoder, ResNetEncoder):
+        inside = f"stages.{encoder.last}."
+        weights = {name.replace("model.", inside, 1) if "." in name else name: w for name, w in weights.items()}
+    model.load_state_dict(weights)
+    model.eval().save_pretrained(folder)
+    (folder / f"{CODE}.py").write_text(
+        (files("dipole.vision") / f"{CODE}.py").read_text(encoding="utf-8"), encoding="utf-8"
+    )
+    write_processor(folder, size, channels)
+
+
+@torch.no_grad()
+def _check(adapter: "VisionAdapter", folder: Path, is_plain: bool) -> None:
+    """Load the folder and compare its features with the run's, where they are the model's own pooled output."""
+    if is_plain and getattr(adapter.module.trained_encoder(), "pooling", "pooler") != "pooler":
+        return
+    views = torch.rand(3, adapter.images.channels, adapter.size, adapter.size)
+    wanted = adapter.module.features(views)
+    found = DipoleVisionModel.from_pretrained(folder).eval()(views).pooler_output
+    off = float((found - wanted).abs().max())
+    if not off <= CLOSE * max(1.0, float(wanted.abs().max())):
+        raise TrainingError(f"the exported folder {folder} gives features that differ by {off:.2g} from the run's")
+
+
+def _card(adapter: "VisionAdapter", plain: bool) -> Card:
+    trust = "" if plain else ", trust_remote_code=True"
+    pooling = getattr(adapter.module.trained_encoder(), "pooling", "pooler")
+    output = "pooler_output.flatten(1)" if pooling == "pooler" else "last_hidden_state"
+    usage = f"""
+from PIL import Image
+from transformers import AutoImageProcessor, AutoModel
+
+processor, model = AutoImageProcessor.from_pretrained("FOLDER"), AutoModel.from_pretrained("FOLDER"{trust})
+features = model(**processor(Image.open("image.png"), return_tensors="pt")).{output}
 """
+    notes = [] if plain else [
+        "The code of the model lies in this folder and needs torch and transformers alone. Mean and standard deviation "
+        "of the training images are part of the weights; the image processor divides by 255."
+    ]  # fmt: skip
+    if pooling != "pooler":
+        notes.append(f"The features of the run are the last hidden states, pooled: {pooling}.")
+    what = f"An image encoder ({adapter.config.encoder.name}, method {adapter.config.method})."
+    return Card(what, usage, TASK, "transformers", ("vision",), "\n\n".join(notes))

@@ -14,6 +14,10 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
     parser.add_argument("run", metavar="RUN", help="folder of a finished run, or the first digits of its hash")
     parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where hashes are looked up")
     parser.add_argument("--device", help="auto, cpu, cuda, ... (default: that of the recipe)")
+    parser.add_argument(
+        "--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", dest="settings",
+        help="where the data lie now, such as vision.data.source=FOLDER or text.senteval=FOLDER",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return run
 
@@ -22,13 +26,16 @@ def run(arguments: argparse.Namespace) -> int:
     from dipole.core.train.run_folder import find_run
 
     folder = find_run(arguments.run, arguments.runs)
+    before = folder.read_record()
 
     from dipole.core.ground.text import number, text_table
     from dipole.core.train.trained_run import evaluate_run
 
-    record, found = evaluate_run(folder, arguments.device)
+    record, found = evaluate_run(folder, arguments.device, arguments.settings)
+    added = before is None or len(record.evaluations) > len(before.evaluations)
+    agrees = added and record.evaluations[-1].agrees
     if arguments.json:
-        print(json.dumps({"run": str(folder.path), "agrees": record.evaluations[-1].agrees, "results": found.results}))
+        print(json.dumps({"run": str(folder.path), "agrees": agrees, "results": found.results}))
         return 0
     print(f"run        {folder.path}\nobjective  {record.objective}")
     rows = [("", "now", "recorded")]
@@ -37,5 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
     # What a domain has to show besides numbers (nearest sentences, tables beside the papers') it wrote as text.
     for path in sorted(folder.path.glob("*.txt")):
         print(f"{path.name}\n\n{path.read_text(encoding='utf-8')}")
-    print("The numbers agree." if record.evaluations[-1].agrees else "The numbers differ; versions are in the record.")
+    if not added:
+        print("These are other data than the run's: the numbers are not added to its record.")
+        return 0
+    print("The numbers agree." if agrees else "The numbers differ; versions are in the record.")
     return 0

@@ -13,6 +13,14 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
     parser.add_argument("run", metavar="RUN", help="folder of a finished run, or the first digits of its hash")
     parser.add_argument("--to", metavar="FORMAT", required=True, help="such as transformers or sentence-transformers")
     parser.add_argument("--out", type=Path, metavar="DIR", help="new folder to write (default: RUN/export-FORMAT)")
+    parser.add_argument(
+        "--license",
+        "--licence",
+        metavar="ID",
+        help="of the weights, for the model card, such as apache-2.0 or cc-by-4.0",
+    )
+    parser.add_argument("--push", metavar="REPO", help="also upload the folder to the Hugging Face Hub as this model")
+    parser.add_argument("--private", action="store_true", help="with --push: a new repository that others do not see")
     parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where hashes are looked up")
     return run
 
@@ -32,6 +40,12 @@ def run(arguments: argparse.Namespace) -> int:
             f"Formats: {', '.join(formats) or 'none'}."
         )
     out = arguments.out or folder.path / f"export-{arguments.to}"
+    if arguments.private and arguments.push is None:
+        raise ConfigError("--private belongs to --push REPO.")
+    if arguments.push is not None:
+        from dipole.core.train.publish import check_push
+
+        check_push(arguments.push)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} is not an empty folder; choose another --out.")
 
@@ -39,10 +53,20 @@ def run(arguments: argparse.Namespace) -> int:
 
     record, adapter, objective = load_run(folder, "cpu")
     adapter.module.eval()
+    if objective is not None:
+        objective.eval()
     try:
         out.mkdir(parents=True, exist_ok=True)
         adapter.export(arguments.to, out, record, objective)
     except OSError as error:
         raise TrainingError(f"cannot export to {out}: {why(error)}") from error
+    if arguments.license is not None:
+        from dipole.core.train.card import set_licence
+
+        set_licence(out, arguments.license)
     print(out)
+    if arguments.push is not None:
+        from dipole.core.train.publish import push
+
+        print(push(out, arguments.push, arguments.private))
     return 0

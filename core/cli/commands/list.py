@@ -6,19 +6,26 @@ import argparse
 import json
 import sys
 import tomllib
+from pathlib import Path
 from typing import Any
 
 from dipole.core.cli import Runner
 
 REGISTERED = ("objectives", "regularizers", "diagnostics")
 KINDS = (*REGISTERED, "recipes", "suites", "domains")
+RUNS = "runs"
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
-    """List objectives, regularizers, diagnostics, recipes, suites and domains."""
+    """List objectives, regularizers, diagnostics, recipes, suites, domains and runs."""
     parser.add_argument(
-        "kind", nargs="?", choices=KINDS, metavar="KIND", help=f"one of {', '.join(KINDS)} (default: all)"
+        "kind",
+        nargs="?",
+        choices=(*KINDS, RUNS),
+        metavar="KIND",
+        help=f"one of {', '.join(KINDS)} (default: all of these), or {RUNS}",
     )
+    parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="folder of runs (default: runs)")
     parser.add_argument("--json", action="store_true", help="print one JSON object: kind -> list of entries")
     return run
 
@@ -27,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     from dipole.core.cli.plugins import broken_plugins
 
     kinds = [arguments.kind] if arguments.kind else KINDS
-    found = {kind: list_kind(kind) for kind in kinds}
+    found = {kind: _runs(arguments.runs) if kind == RUNS else list_kind(kind) for kind in kinds}
     if arguments.json:
         print(json.dumps(found, indent=2))
     else:
@@ -63,6 +70,23 @@ def list_kind(kind: str) -> list[dict[str, Any]]:
         }
         for entry in registry.entries(kinds[kind])
     ]
+
+
+def _runs(folder: Path) -> list[dict[str, Any]]:
+    from dipole.core.ground.errors import RecordError
+    from dipole.core.record import read_record
+
+    entries: list[dict[str, Any]] = []
+    for path in sorted(folder.glob("*/record.json")):
+        try:
+            record = read_record(path)
+        except RecordError as error:
+            entries.append({"name": path.parent.name, "summary": f"cannot be read: {error}"})
+            continue
+        facts = {"status": record.status, "run": record.name, "objective": record.objective, "seed": record.seed}
+        summary = f"{record.status:<11}  {record.name}  {record.objective}  seed {record.seed}  step {record.steps}"
+        entries.append({"name": path.parent.name, "summary": summary, **facts, "steps": record.steps})
+    return entries
 
 
 def _domains() -> list[dict[str, Any]]:

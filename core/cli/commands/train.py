@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 from dipole.core.cli import Runner
+from dipole.core.ground.launched import launched
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
@@ -35,8 +35,14 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
     )
     parser.add_argument("--quiet", action="store_true", help="no progress")
     parser.add_argument(
-        "--tensorboard", action="store_true", help="write TensorBoard events into the run folder as well"
+        "--log",
+        metavar="TRACKER,...",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="also tell these trackers: tensorboard, wandb, mlflow, trackio",
     )
+    parser.add_argument("--tensorboard", action="store_true", help="the same as --log tensorboard")
     return run
 
 
@@ -47,9 +53,11 @@ def run(arguments: argparse.Namespace) -> int:
     resolved = load(arguments.recipe, overrides)
     config = resolved.config
     if arguments.print_config:
-        print(f"# run {config.hash}\n{config.to_toml(resolved.origins)}", end="")
+        if launched().rank == 0:
+            print(f"# run {config.hash}\n{config.to_toml(resolved.origins)}", end="")
         return 0
     from dipole.core.ground.text import results_table
+    from dipole.core.train.launch import leave
     from dipole.core.train.loop import train
     from dipole.core.train.run_folder import RunFolder, locate
 
@@ -61,9 +69,11 @@ def run(arguments: argparse.Namespace) -> int:
         resume=arguments.resume if arguments.resume in ("auto", "never") else Path(arguments.resume),
         overwrite=arguments.overwrite,
         quiet=arguments.quiet,
+        log=[name for text in arguments.log for name in text.split(",") if name],
         tensorboard=arguments.tensorboard,
     )
-    if os.environ.get("RANK", "0") != "0":
+    leave()
+    if launched().rank:
         return 0
     print(f"run        {folder.path}")
     print(f"objective  {config.objective}")

@@ -13,6 +13,7 @@ from torch.nn.functional import softplus
 
 from dipole.core.contrast.checks import check_numbers, reads_at_once
 from dipole.core.contrast.draws import distinct
+from dipole.core.contrast.indices import is_listed
 from dipole.core.contrast.objective import Objective, Rows
 from dipole.core.contrast.options import Range
 from dipole.core.contrast.pairs import NO_VIEW, Pairs, Structure
@@ -229,5 +230,5 @@ def next_blocks(pairs: Pairs, k: int) -> Tensor:
     reach = min(count - 1, k + pairs.dropped.shape[1])
     own = pairs.positives.clamp_min(0)  # (A, 1)
     ahead = (own + torch.arange(1, reach + 1, device=own.device)) % count  # (A, reach)
-    taken = (ahead.unsqueeze(2) == pairs.dropped.unsqueeze(1)).any(2)
+    taken = is_listed(ahead, pairs.dropped)
     return ahead.gather(1, taken.long().argsort(dim=1, stable=True)[:, :k])

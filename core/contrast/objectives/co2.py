@@ -5,11 +5,12 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from dipole.core.contrast.objective import Objective, Rows
-from dipole.core.contrast.objectives.infonce import SimilarityOption, Temperature, one_against_many
+from dipole.core.contrast.objective import Rows
+from dipole.core.contrast.objectives.infonce import SimilarityOption, one_against_many
 from dipole.core.contrast.options import Range
 from dipole.core.contrast.registry import register
-from dipole.core.contrast.statistics import AnyStatistic, LogSumExp
+from dipole.core.contrast.statistics import AnyStatistic, log_sum_exp
+from dipole.core.contrast.temperature import Init, Temperature, Tempered
 
 
 def symmetric_kl(p_logits: Tensor, q_logits: Tensor, allowed: Tensor) -> Tensor:
@@ -30,7 +31,7 @@ def symmetric_kl(p_logits: Tensor, q_logits: Tensor, allowed: Tensor) -> Tensor:
     },
     cost="two dense (A, C) matrices: memory quadratic in the batch",
 )
-class CO2(Objective):
+class CO2(Tempered):
     """InfoNCE plus consistency: the anchor's and its positive's softmax over the negatives should agree.
 
     Formula (Wei et al. 2021):
@@ -38,10 +39,11 @@ class CO2(Objective):
         L_i = InfoNCE_i + weight * ( KL(p_i | q_i) + KL(q_i | p_i) ) / 2
 
     Args:
-        temperature: tau of InfoNCE, > 0.
+        temperature: tau of InfoNCE, > 0, or "learned".
         weight: of the consistency term, >= 0.
         consistency_temperature: tau' > 0; the same as `temperature` when none.
         similarity: of both softmaxes.
+        init: where a learned temperature starts.
 
     Source: equations of the paper; the similarities of the positive use the candidates' side for both arguments.
     """
@@ -54,14 +56,14 @@ class CO2(Objective):
         weight: Annotated[float, Range(at_least=0), "weight of the consistency term"] = 0.3,
         consistency_temperature: Annotated[float | None, Range(above=0), "tau' of the two softmaxes"] = None,
         similarity: SimilarityOption = "cosine",
+        init: Init = None,
     ) -> None:
-        super().__init__(similarity)
-        self.temperature = temperature
+        super().__init__(similarity, temperature, init)
         self.weight = weight
-        self.consistency_temperature = temperature if consistency_temperature is None else consistency_temperature
+        self.consistency_temperature = consistency_temperature
 
     def statistics(self) -> dict[str, AnyStatistic]:
-        return {"negatives": LogSumExp(1 / self.temperature)}
+        return {"negatives": log_sum_exp(1 / self.temperature)}
 
     def loss(self, positive: Tensor, rows: Rows) -> Tensor:
         base = rows.over_positives(one_against_many(positive / self.temperature, rows.negatives.unsqueeze(1)))
@@ -69,6 +71,6 @@ class CO2(Objective):
         # Rows without negatives are left out below, but must stay finite.
         allowed = pairs.negative_mask() | (rows.count == 0).unsqueeze(1)
         key = rows.y[pairs.positives[:, 0].clamp_min(0)]  # (A, d)
-        tau = self.consistency_temperature
+        tau = self.temperature if self.consistency_temperature is None else self.consistency_temperature
         consistency = symmetric_kl(rows.x @ rows.y.T / tau, key @ rows.y.T / tau, allowed)
         return base + self.weight * torch.where(rows.count > 0, consistency, 0.0)

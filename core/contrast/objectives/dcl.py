@@ -6,11 +6,12 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from dipole.core.contrast.objective import Objective, Rows
-from dipole.core.contrast.objectives.infonce import SimilarityOption, Temperature, one_against_many
+from dipole.core.contrast.objective import Rows
+from dipole.core.contrast.objectives.infonce import SimilarityOption, one_against_many
 from dipole.core.contrast.options import Range
 from dipole.core.contrast.registry import register
-from dipole.core.contrast.statistics import AnyStatistic, Extreme, LogSumExp
+from dipole.core.contrast.statistics import AnyStatistic, Extreme, log_sum_exp
+from dipole.core.contrast.temperature import Init, Temperature, Tempered
 
 Prior = Annotated[float, Range(at_least=0, below=1), "class prior: chance that a negative shares the anchor's class"]
 
@@ -48,7 +49,7 @@ def debiased(log_sum: Tensor, positive: Tensor, count: Tensor, rho: float, log_f
         ),
     },
 )
-class DCL(Objective):
+class DCL(Tempered):
     """Debiased contrastive loss: removes the expected share of same-class points from the negatives.
 
     Formula (Chuang et al. 2020), M = |N(i)|:
@@ -57,22 +58,26 @@ class DCL(Objective):
 
     Args:
         rho: class prior in [0, 1).
-        temperature: tau > 0.
+        temperature: tau > 0, or "learned".
         similarity: for "dot" and "bilinear", which are unbounded, the floor is M e^{s_min/tau} with s_min the row's
             smallest similarity to a negative, without gradient.
+        init: where a learned temperature starts.
 
     Relations: rho = 0 is InfoNCE; `hcl(beta=0)` is DCL.
     """
 
     def __init__(
-        self, rho: Prior = 0.1, temperature: Temperature = 0.5, similarity: SimilarityOption = "cosine"
+        self,
+        rho: Prior = 0.1,
+        temperature: Temperature = 0.5,
+        similarity: SimilarityOption = "cosine",
+        init: Init = None,
     ) -> None:
-        super().__init__(similarity)
+        super().__init__(similarity, temperature, init)
         self.rho = rho
-        self.temperature = temperature
 
     def statistics(self) -> dict[str, AnyStatistic]:
-        wanted: dict[str, AnyStatistic] = {"negatives": LogSumExp(1 / self.temperature)}
+        wanted: dict[str, AnyStatistic] = {"negatives": log_sum_exp(1 / self.temperature)}
         if self.similarity != "cosine":
             wanted["farthest"] = Extreme(largest=False)
         return wanted

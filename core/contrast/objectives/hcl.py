@@ -6,10 +6,11 @@ from torch import Tensor
 
 from dipole.core.contrast.objective import Rows
 from dipole.core.contrast.objectives.dcl import DCL, Prior
-from dipole.core.contrast.objectives.infonce import SimilarityOption, Temperature
+from dipole.core.contrast.objectives.infonce import SimilarityOption
 from dipole.core.contrast.options import Range
 from dipole.core.contrast.registry import register
-from dipole.core.contrast.statistics import AnyStatistic, LogSumExp
+from dipole.core.contrast.statistics import AnyStatistic, log_sum_exp
+from dipole.core.contrast.temperature import Init, Temperature
 
 
 @register(
@@ -34,8 +35,9 @@ class HCL(DCL):
     Args:
         beta: concentration >= 0.
         rho: class prior in [0, 1).
-        temperature: tau > 0.
+        temperature: tau > 0, or "learned".
         similarity: as in DCL.
+        init: where a learned temperature starts.
 
     Source: formula as in the paper; the authors' code also carries gradient through the weights, and so do we.
     Relations: beta = 0 is DCL.
@@ -47,15 +49,16 @@ class HCL(DCL):
         rho: Prior = 0.1,
         temperature: Temperature = 0.5,
         similarity: SimilarityOption = "cosine",
+        init: Init = None,
     ) -> None:
-        super().__init__(rho, temperature, similarity)
+        super().__init__(rho, temperature, similarity, init)
         self.beta = beta
 
     def statistics(self) -> dict[str, AnyStatistic]:
         wanted = super().statistics()
         if self.beta:
-            wanted["weights"] = LogSumExp(self.beta / self.temperature)
-            wanted["weighted"] = LogSumExp((1 + self.beta) / self.temperature)
+            wanted["weights"] = log_sum_exp(self.beta / self.temperature)
+            wanted["weighted"] = log_sum_exp((1 + self.beta) / self.temperature)
             del wanted["negatives"]
         return wanted
 

@@ -6,13 +6,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from dipole.core.contrast.objective import Objective, Rows
-from dipole.core.contrast.options import Range
+from dipole.core.contrast.objective import Rows
 from dipole.core.contrast.registry import register
 from dipole.core.contrast.similarity import Similarity
-from dipole.core.contrast.statistics import AnyStatistic, LogSumExp
+from dipole.core.contrast.statistics import AnyStatistic, log_sum_exp
+from dipole.core.contrast.temperature import Init, Temperature, Tempered
 
-Temperature = Annotated[float, Range(above=0), "softmax temperature tau"]
 SimilarityOption = Annotated[Similarity, "cosine of normalised embeddings, their plain dot product, or a^T W c"]
 
 
@@ -46,15 +45,16 @@ def joint_softmax(positive: Tensor, log_negatives: Tensor, rows: Rows) -> Tensor
         ),
     },
 )
-class InfoNCE(Objective):
+class InfoNCE(Tempered):
     """InfoNCE (NT-Xent): each positive against all negatives; with K positives the mean over them.
 
     Formula (LMCL Eq. 1):
         L_i = mean_{p in P(i)} -log( e^{s_ip/tau} / ( e^{s_ip/tau} + sum_{j in N(i)} e^{s_ij/tau} ) )
 
     Args:
-        temperature: tau > 0.
+        temperature: tau > 0; or "learned", CLIP's logit scale, at most 100 (tau >= 0.01).
         similarity: "cosine", "dot" or "bilinear" (s_ij = a_i^T W c_j; W starts as the identity).
+        init: where a learned temperature starts.
         joint: put all positives of an anchor into one softmax with a uniform target (Quick Thoughts) instead of
             setting each against the negatives alone.
 
@@ -67,13 +67,13 @@ class InfoNCE(Objective):
         temperature: Temperature = 0.5,
         similarity: SimilarityOption = "cosine",
         joint: Annotated[bool, "all positives in one softmax with a uniform target"] = False,
+        init: Init = None,
     ) -> None:
-        super().__init__(similarity)
-        self.temperature = temperature
+        super().__init__(similarity, temperature, init)
         self.joint = joint
 
     def statistics(self) -> dict[str, AnyStatistic]:
-        return {"negatives": LogSumExp(1 / self.temperature)}
+        return {"negatives": log_sum_exp(1 / self.temperature)}
 
     def loss(self, positive: Tensor, rows: Rows) -> Tensor:
         logits = positive / self.temperature  # (A, K)
@@ -99,11 +99,12 @@ class QuickThoughts(InfoNCE):
         L_i = log( sum_{j in P(i) + N(i)} e^{s_ij/tau} ) - mean_{p in P(i)} s_ip/tau
 
     Args:
-        temperature: tau > 0; the authors have none (1).
+        temperature: tau > 0, or "learned"; the authors have none (1).
         similarity: "dot" in the authors' code, without normalisation.
+        init: where a learned temperature starts.
 
     Relations: `infonce(similarity=dot, temperature=1, joint=true)` under its own name.
     """
 
-    def __init__(self, temperature: Temperature = 1.0, similarity: SimilarityOption = "dot") -> None:
-        super().__init__(temperature, similarity, joint=True)
+    def __init__(self, temperature: Temperature = 1.0, similarity: SimilarityOption = "dot", init: Init = None) -> None:
+        super().__init__(temperature, similarity, joint=True, init=init)

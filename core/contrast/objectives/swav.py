@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from dipole.core.contrast.objective import Objective, Rows
-from dipole.core.contrast.objectives.infonce import Temperature
 from dipole.core.contrast.options import Range
 from dipole.core.contrast.registry import register
 from dipole.core.contrast.similarity import full_precision, normalize
@@ -60,7 +59,7 @@ class SwAV(Objective):
         self,
         prototypes: Annotated[int, Range(at_least=2), "number of prototypes"] = 300,
         dim: Annotated[int | None, Range(at_least=1), "width of the embeddings"] = None,
-        temperature: Temperature = 0.1,
+        temperature: Annotated[float, Range(above=0), "softmax temperature tau over the prototypes"] = 0.1,
         epsilon: Annotated[float, Range(above=0), "entropy of the codes"] = 0.05,
         iterations: Annotated[int, Range(at_least=1), "Sinkhorn-Knopp iterations"] = 3,
     ) -> None:

@@ -1,13 +1,13 @@
 """The supervised (n+1)-tuple loss: InfoNCE whose pairs are told by labels."""
 
 import torch
-from torch import Tensor
 
-from dipole.core.contrast.checks import reads_at_once
-from dipole.core.contrast.dense import fits
-from dipole.core.contrast.objectives.infonce import InfoNCE, Temperature
+from dipole.core.contrast.classes import same_label
+from dipole.core.contrast.indices import is_listed
+from dipole.core.contrast.objectives.infonce import InfoNCE
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.contrast.registry import register
+from dipole.core.contrast.temperature import Init, Temperature
 from dipole.core.ground.errors import PairsError
 
 
@@ -31,14 +31,15 @@ class Tuple(InfoNCE):
         L_i = mean_{p: y_p = y_i} -log( e^{s_ip/tau} / ( e^{s_ip/tau} + sum_{j: y_j != y_i} e^{s_ij/tau} ) )
 
     Args:
-        temperature: tau > 0.
+        temperature: tau > 0, or "learned".
+        init: where a learned temperature starts.
 
     Raises:
         PairsError: if the pairs carry no labels, or candidates whose labels are unknown (a queue).
     """
 
-    def __init__(self, temperature: Temperature = 0.5) -> None:
-        super().__init__(temperature)
+    def __init__(self, temperature: Temperature = 0.5, init: Init = None) -> None:
+        super().__init__(temperature, init=init)
 
     def prepare(self, pairs: Pairs) -> Pairs:
         if pairs.labels is None:
@@ -49,25 +50,4 @@ class Tuple(InfoNCE):
                 f"{len(pairs.labels)} labels (a queue: give queue_labels); use Pairs.from_views(views, labels=labels)."
             )
         same = same_label(pairs.labels, pairs.candidate_labels)
-        itself = (same.unsqueeze(2) == pairs.dropped.unsqueeze(1)).any(2)
-        return pairs.with_positives(torch.where(itself, -1, same))
-
-
-def same_label(labels: Tensor, others: Tensor) -> Tensor:
-    """(A, largest class) indices of the candidates that share each anchor's label, padded with -1.
-
-    (A, C) on an accelerator, as far as that is cheaper than to wait for the largest class.
-
-    Args:
-        labels: (A,) of the anchors.
-        others: (C,) of the candidates.
-    """
-    order = others.argsort(stable=True)
-    ordered = others[order]
-    first = torch.searchsorted(ordered, labels)
-    count = torch.searchsorted(ordered, labels, right=True) - first
-    # Beyond a matrix that is formed as a whole anyway, lists as wide as all candidates would cost more than to wait.
-    waits = reads_at_once(count) or not fits(len(labels), len(others))
-    offsets = torch.arange(int(count.max()) if waits else len(others), device=labels.device)
-    place = first.unsqueeze(1) + offsets  # (A, n)
-    return torch.where(offsets < count.unsqueeze(1), order[place.clamp_max(len(others) - 1)], -1)
+        return pairs.with_positives(torch.where(is_listed(same, pairs.dropped), -1, same))

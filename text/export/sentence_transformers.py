@@ -8,7 +8,6 @@ module the type is known, and no flag is needed.
 """
 
 import tempfile
-from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,21 +16,33 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
 
 from dipole.core.ground.errors import TrainingError
 from dipole.core.ground.extras import install_line
+from dipole.core.train.card import Card, write_card
 from dipole.text.encode import SentenceEncoder
-from dipole.text.encoders import BagOfWords, Channels, Part, Projected, SentenceModel, Transformer, architecture
-from dipole.text.encoders.modeling_dipole import DipoleSentenceConfig, DipoleSentenceModel
+from dipole.text.encoders import BagOfWords, Channels, Part, Projected, SentenceModel, Transformer
+from dipole.text.encoders.modeling_dipole import DipoleSentenceModel
+from dipole.text.encoders.tail import Pooled
+from dipole.text.portable import TASK, fast_tokenizer, last, projected, with_code, write_code
 from dipole.text.vocabulary import Tokens
 
-CODE = ("modeling_dipole.py", "networks.py", "batch.py", "recurrent.py")  # what a folder needs to compute by itself
 BLANK = " "  # before every sentence: the words' tokenizer reads a blank one as a full stop, but never sees an empty one
 PROBE = ["A sentence.", "", "A somewhat longer sentence, to see whether padding is left out !", "unheardofword"]
 
-AutoConfig.register(DipoleSentenceConfig.model_type, DipoleSentenceConfig, exist_ok=True)
-AutoModel.register(DipoleSentenceConfig, DipoleSentenceModel, exist_ok=True)
+
+def export(encoder: SentenceEncoder, folder: Path, record: Any) -> None:
+    """See `export_sentence_transformer`; with a model card in the place of the library's own."""
+    export_sentence_transformer(encoder, folder)
+    trust = ", trust_remote_code=True" if any(folder.glob("*.py")) else ""
+    usage = f"""
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("FOLDER"{trust})
+vectors = model.encode(["A sentence.", "Another one."])
+"""
+    card = Card("A sentence encoder.", usage, TASK, "sentence-transformers", ("feature-extraction",))
+    write_card(folder, card, record, record.data)
 
 
 def export_sentence_transformer(encoder: SentenceEncoder, folder: Path) -> None:
@@ -43,7 +54,7 @@ def export_sentence_transformer(encoder: SentenceEncoder, folder: Path) -> None:
     library = _library()
     model = projected(encoder)
     options: dict[str, Any] = {}
-    if isinstance(_last(model.f), Transformer) and model.g is None and _closed(encoder.tokens):
+    if isinstance(last(model.f), Transformer | Pooled) and model.g is None and _closed(encoder.tokens):
         modules = _own_transformer(library, encoder, model)
     elif (table := _word_table(encoder, model)) is not None:
         tokenizer = Tokenizer.from_str(encoder.tokens.tokenizer.to_str())
@@ -53,11 +64,13 @@ def export_sentence_transformer(encoder: SentenceEncoder, folder: Path) -> None:
         # encode_query and encode_document take prompts of their own.
         options = {"prompts": dict.fromkeys(("blank", "query", "document"), BLANK), "default_prompt_name": "blank"}
     else:
-        modules = _with_code(library, encoder, model)
+        modules = [
+            _transformer(library, encoder, with_code(encoder, model)),
+            library.Pooling(model.output_width, pooling_mode="cls"),
+        ]
     library.SentenceTransformer(modules=modules, device="cpu", **options).save(str(folder))
     if isinstance(getattr(modules[0], "auto_model", None), DipoleSentenceModel):
-        for name in CODE:
-            (folder / name).write_text((files("dipole.text.encoders") / name).read_text(encoding="utf-8"))
+        write_code(folder)
     again = library.SentenceTransformer(str(folder), device="cpu").encode(PROBE)
     off = float(np.abs(again - encoder.encode(PROBE)).max())
     if not off < 1e-5:
@@ -77,13 +90,8 @@ def _library() -> SimpleNamespace:
         raise TrainingError(
             f"the export needs sentence-transformers; install it with: {install_line('sentence-transformers')}"
         ) from error
-    names = ("Dense", "Normalize", "Pooling", "StaticEmbedding", "Transformer")
+    names = ("Dense", "Dropout", "LayerNorm", "Normalize", "Pooling", "StaticEmbedding", "Transformer")
     return SimpleNamespace(SentenceTransformer=SentenceTransformer, **{name: getattr(modules, name) for name in names})
-
-
-def _last(part: Part) -> Part:
-    """The encoder itself, below a learned projection."""
-    return part.part if isinstance(part, Projected) else part
 
 
 def _closed(tokens: Tokens) -> bool:
@@ -92,9 +100,12 @@ def _closed(tokens: Tokens) -> bool:
 
 
 def _own_transformer(library: SimpleNamespace, encoder: SentenceEncoder, model: SentenceModel) -> list[nn.Module]:
-    last = _last(model.f)
-    assert isinstance(last, Transformer)  # the caller has looked
-    modules = [_transformer(library, encoder, last.model), library.Pooling(last.width, pooling_mode=last.pooling)]
+    end = last(model.f)
+    assert isinstance(end, Transformer | Pooled)  # the caller has looked
+    inner: Any = end.part if isinstance(end, Pooled) else end
+    modules = [_transformer(library, encoder, inner.model), library.Pooling(inner.width, pooling_mode=end.pooling)]
+    if isinstance(end, Pooled):
+        modules += [_layer(library, own, a) for own, a in zip(end.layers, end.described_layers, strict=True)]
     if isinstance(model.f, Projected):
         dense = library.Dense(model.f.width, model.f.width, bias=False, activation_function=nn.Identity())
         dense.linear.weight = nn.Parameter(model.f.matrix.T.contiguous())
@@ -102,19 +113,21 @@ def _own_transformer(library: SimpleNamespace, encoder: SentenceEncoder, model: 
     return modules if encoder.normalize == "none" else [*modules, library.Normalize()]
 
 
-def _with_code(library: SimpleNamespace, encoder: SentenceEncoder, model: SentenceModel) -> list[nn.Module]:
-    halves = {"halves": model.halves, "unit": 1, "none": 0}[encoder.normalize]
-    config = DipoleSentenceConfig(
-        architecture(model), model.output_width, halves, encoder.tokens.empty, len(encoder.tokens)
-    )
-    module = CODE[0].removesuffix(".py")
-    config.auto_map = {
-        "AutoConfig": f"{module}.{DipoleSentenceConfig.__name__}",
-        "AutoModel": f"{module}.{DipoleSentenceModel.__name__}",
-    }
-    wrapped = DipoleSentenceModel(config)
-    wrapped.encoder.load_state_dict(model.state_dict())
-    return [_transformer(library, encoder, wrapped.eval()), library.Pooling(model.output_width, pooling_mode="cls")]
+def _layer(library: SimpleNamespace, own: nn.Module, a: dict[str, Any]) -> nn.Module:
+    """A layer of `Pooled` as the library's module."""
+    if a["kind"] == "normalize":
+        return library.Normalize()
+    if a["kind"] == "dropout":
+        return library.Dropout(a["p"])
+    if a["kind"] == "layer_norm":
+        module = library.LayerNorm(a["size"])
+        module.norm.load_state_dict(own.state_dict())
+        return module
+    residual = {"use_residual": True} if a["residual"] else {}
+    activation = getattr(nn, a["activation"])()
+    module = library.Dense(a["size"], a["out"], bias=a["bias"], activation_function=activation, **residual)
+    module.load_state_dict(own.state_dict())
+    return module
 
 
 def _transformer(library: SimpleNamespace, encoder: SentenceEncoder, model: nn.Module) -> nn.Module:
@@ -151,28 +164,3 @@ def _rows(part: Part) -> Tensor | None:
             rows = _rows(part.part)
             return None if rows is None else rows @ part.matrix
     return None
-
-
-def fast_tokenizer(tokens: Tokens, max_length: int | None) -> PreTrainedTokenizerFast:
-    """The tokenizer as transformers loads it; padding is masked, so the unknown word may stand for it."""
-    found = {name: next((t for t in tries if t in tokens.index), None) for name, tries in {
-        "unk_token": ("<unk>", "[UNK]"), "pad_token": ("[PAD]", "<pad>", "<unk>"),
-        "cls_token": ("[CLS]", "<s>"), "sep_token": ("[SEP]", "</s>"), "mask_token": ("[MASK]", "<mask>"),
-    }.items()}  # fmt: skip
-    special = {name: token for name, token in found.items() if token is not None}
-    limit = {"model_max_length": max_length} if max_length is not None else {}
-    return PreTrainedTokenizerFast(tokenizer_object=tokens.tokenizer, padding_side="right", **special, **limit)
-
-
-def projected(encoder: SentenceEncoder) -> SentenceModel:
-    """The encoder's model on the CPU, with its linear `transform` (CLLR's L) as a layer of f and of g."""
-    model = encoder.model.cpu().eval()
-    if encoder.transform is None:
-        return model
-    with torch.no_grad():
-        unit = torch.eye(model.width)
-        matrix = encoder.transform(unit)  # rows: images of the unit vectors
-    if torch.equal(matrix, unit):
-        return model
-    g = None if model.g is None else Projected(model.g, matrix)
-    return SentenceModel(Projected(model.f, matrix), g, model.dropout).eval()

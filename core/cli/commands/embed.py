@@ -1,0 +1,90 @@
+"""`dipole embed`: vectors of images or sentences from a trained model."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dipole.core.cli import Runner
+
+if TYPE_CHECKING:
+    from dipole.core.train.embedder import Embedder
+
+
+def configure(parser: argparse.ArgumentParser) -> Runner:
+    """Write the features that a trained model gives for inputs of one's own."""
+    parser.add_argument(
+        "run", metavar="RUN", help="folder of a finished run, the first digits of its hash, or an exported folder"
+    )
+    parser.add_argument(
+        "input", metavar="INPUT",
+        help="a folder of images or one image; a file of sentences (a line each, or .jsonl, .csv, .parquet); "
+        "- for lines of standard input",
+    )  # fmt: skip
+    parser.add_argument(
+        "-o", "--out", type=Path, default=Path("features.parquet"), metavar="FILE",
+        help=".parquet, or .npy with the rows' names in .ids.json (default: features.parquet)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--features", metavar="WHERE",
+        help="encoder: what probes see (default); embedding: behind the head, as the objective sees them",
+    )  # fmt: skip
+    parser.add_argument("--column", metavar="NAME", help="column of a table that holds the inputs")
+    parser.add_argument("--batch-size", type=int, metavar="N", help="rows at a time")
+    parser.add_argument("--device", help="auto, cpu, cuda, ... (default: that of the recipe, or auto)")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where hashes are looked up")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    return run
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from dipole.core.train.embedder import embed, writer_of
+
+    writer_of(arguments.out)  # before the model is loaded
+    embedder = _open(arguments.run, arguments.runs, arguments.device, arguments.features)
+    count, width = embed(
+        embedder,
+        arguments.input,
+        arguments.out,
+        batch_size=arguments.batch_size,
+        column=arguments.column,
+        quiet=arguments.quiet,
+    )
+    print(f"{arguments.out}: {count} x {width}")
+    return 0
+
+
+def _open(name: str, runs: Path, device: str | None, features: str | None) -> Embedder:
+    """The model of a run, or of a folder that an export wrote: any folder without a run's config.toml."""
+    from dipole.core.train.run_folder import find_run
+
+    folder = Path(name)
+    if folder.is_dir() and not (folder / "config.toml").is_file():
+        return _exported(folder, device, features)
+    found = find_run(name, runs)
+
+    from dipole.core.train.trained_run import load_run
+
+    _, adapter, objective = load_run(found, device)
+    adapter.module.eval()
+    if objective is not None:
+        objective.eval()
+    return adapter.embedder(features, objective)
+
+
+def _exported(folder: Path, device: str | None, features: str | None) -> Embedder:
+    from dipole.core.ground.errors import ConfigError
+    from dipole.core.train.domains import domains, resolve
+    from dipole.core.train.launch import pick_device
+
+    place = pick_device(device or "auto")
+    for domain in domains().values():
+        embedder: Embedder | None = resolve(domain.exported)(folder, place, features) if domain.exported else None
+        if embedder is not None:
+            return embedder
+    raise ConfigError(
+        f"{folder} is neither the folder of a run (it has no config.toml) nor a model that can be read here: "
+        "sentence-transformers (modules.json), transformers (config.json and tokenizer or image processor) or ONNX "
+        "(model.onnx and the same)."
+    )

@@ -1,0 +1,85 @@
+"""Who holds a folder: a process named so that its end can be told, also from another process and after a restart."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+OWNER = ".pid"
+"""Name of the file in a run folder that names the process that trains there."""
+
+
+def describe_self() -> str:
+    """This process as one line of JSON: number, host, boot, name space of the numbers, and when it began."""
+    return json.dumps({"pid": os.getpid(), **_where(), "began": _began(os.getpid())})
+
+
+def pid_in(text: str) -> str:
+    """The number of the process that a file names, for a message."""
+    return str(_read(text).get("pid") or "unknown")
+
+
+def is_gone(text: str) -> bool:
+    """Whether the process that `describe_self` described has certainly ended.
+
+    Certain is what this host knows: its own processes of this boot, and that none of an earlier boot is left. Of
+    another host or container, and of a file that cannot be read, nothing is known.
+    """
+    owner, here = _read(text), _where()
+    pid = owner.get("pid")
+    if not isinstance(pid, int) or not owner.get("host") or owner.get("host") != here["host"]:
+        return False
+    if owner.get("boot") != here["boot"]:
+        return True
+    if owner.get("namespace") != here["namespace"]:
+        return False
+    began = _began(pid)
+    return began is None or began != owner.get("began")
+
+
+def _read(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    # Earlier versions wrote the number alone.
+    return found if isinstance(found, dict) else {"pid": found}
+
+
+def _where() -> dict[str, str]:
+    return {"host": socket.gethostname(), "boot": _first_line("/proc/sys/kernel/random/boot_id"), "namespace": _space()}
+
+
+def _space() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def _first_line(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
+
+
+def _began(pid: int) -> str | None:
+    """When a process began, in ticks since the boot ("" where the system does not say); None if there is none."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        if os.path.isdir("/proc/self"):
+            return None
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return None
+        except OSError:
+            pass
+        return ""
+    # A zombie trains nothing: only its parent has not asked for its code yet.
+    return None if fields[0] in ("Z", "X") else fields[19]

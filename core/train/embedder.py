@@ -1,0 +1,198 @@
+"""Vectors from a trained model: what a domain provides for `dipole embed`, and how they are written.
+
+A domain says how inputs are read and turned into vectors (`Embedder`); everything after that is the same for all.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dipole.core.ground.errors import DataError, OptionError, TrainingError, nearest
+from dipole.core.ground.extras import install_line
+from dipole.core.ground.files import atomic_file, replacing, why
+from dipole.core.ground.progress import Progress
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+HEADER = 128  # bytes of the head of an .npy file, which is written last: a stream's length is known at its end
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What is embedded.
+
+    Args:
+        key: what identifies a row, "path" or "id".
+        rows: its identifiers (all strings, or all whole numbers) and contents, in order.
+        total: number of rows; None for a stream.
+    """
+
+    key: str
+    rows: Iterable[tuple[Any, Any]]
+    total: int | None = None
+
+
+class Embedder(ABC):
+    """A trained model with the preprocessing of its evaluation.
+
+    Attributes:
+        batch_size: rows at a time, where nobody says another number.
+    """
+
+    batch_size: int
+
+    @abstractmethod
+    def read(self, source: str, column: str | None = None) -> Inputs:
+        """Open inputs: a file, a folder, or "-" for lines of standard input where the domain has any.
+
+        Args:
+            source: where they lie.
+            column: which column of a table holds them; found by itself where it has a usual name.
+
+        Raises:
+            DataError: nothing is there, or it cannot be read. OptionError: `column` where there are no columns.
+        """
+
+    @abstractmethod
+    def vectors(self, rows: list[Any]) -> Tensor:
+        """Contents of rows -> features (n, d), float32, on the CPU."""
+
+
+def check_features(asked: str | None, allowed: Iterable[str]) -> str:
+    """Return the name of the features that are asked for, by default the first of those allowed."""
+    names = list(allowed)
+    if asked is not None and asked not in names:
+        raise OptionError(
+            f"--features: {asked!r} is not known here.{nearest(asked, names)} Allowed: {', '.join(names)}."
+        )
+    return asked or names[0]
+
+
+def embed(
+    embedder: Embedder,
+    source: str,
+    out: Path,
+    *,
+    batch_size: int | None = None,
+    column: str | None = None,
+    quiet: bool = False,
+) -> tuple[int, int]:
+    """Write the vectors of inputs into a file that appears when it is whole, and return how many and how wide.
+
+    Args:
+        embedder: the model.
+        source, column: see `Embedder.read`.
+        out: NAME.parquet, with a column of identifiers and one of lists of fixed size; or NAME.npy (n, d) with the
+            identifiers beside it in NAME.ids.json.
+        batch_size: rows at a time, >= 1.
+        quiet: no progress.
+
+    Raises:
+        OptionError: another suffix, or a batch of no rows. DataError: there are no inputs. TrainingError: the disk
+            refused.
+    """
+    writer = writer_of(out)
+    size = embedder.batch_size if batch_size is None else batch_size
+    if size < 1:
+        raise OptionError(f"--batch-size must be 1 or more, got {size}.")
+    inputs = embedder.read(source, column)
+    progress = Progress(quiet)
+    progress.start("embed", inputs.total or 0, 0)
+    done = width = 0
+    try:
+        with writer(out, inputs.key) as write:
+            rows = iter(inputs.rows)
+            while batch := list(islice(rows, size)):
+                found = embedder.vectors([content for _, content in batch]).numpy()
+                width = found.shape[1]
+                write([name for name, _ in batch], found)
+                done += len(batch)
+                progress.update(done)
+            if not done:
+                raise DataError(f"{source} holds nothing to embed.")
+    except OSError as error:
+        raise TrainingError(f"cannot write {out}: {why(error)}") from error
+    finally:
+        progress.close(done)
+    return done, width
+
+
+Write = Callable[[list[Any], np.ndarray[Any, Any]], None]
+Writer = Callable[[Path, str], AbstractContextManager[Write]]
+
+
+def writer_of(out: Path) -> Writer:
+    """What writes files of this suffix; raises OptionError for another one."""
+    if out.suffix not in WRITERS:
+        raise OptionError(f"-o {out}: the suffix says the format, and must be one of {', '.join(WRITERS)}.")
+    return WRITERS[out.suffix]
+
+
+@contextmanager
+def parquet(out: Path, key: str) -> Iterator[Write]:
+    """Columns `key` and "features", a group of rows for each batch."""
+    try:
+        import pyarrow
+        from pyarrow.parquet import ParquetWriter
+    except ModuleNotFoundError as error:
+        raise OptionError(
+            f"-o {out}: parquet needs {error.name}; install it with: {install_line('text')}. Or write an .npy file."
+        ) from error
+    file: Any = None
+    with replacing(out) as temporary:
+        try:
+
+            def write(names: list[Any], found: np.ndarray[Any, Any]) -> None:
+                nonlocal file
+                flat = pyarrow.array(np.ascontiguousarray(found, dtype=np.float32).ravel())
+                lists = pyarrow.FixedSizeListArray.from_arrays(flat, found.shape[1])
+                table = pyarrow.table({key: pyarrow.array(names), "features": lists})
+                if file is None:
+                    file = ParquetWriter(str(temporary), table.schema)
+                file.write_table(table)
+
+            yield write
+        finally:
+            if file is not None:
+                file.close()
+
+
+@contextmanager
+def npy(out: Path, key: str) -> Iterator[Write]:
+    """An array (n, d) of float32, and the identifiers as a JSON list in NAME.ids.json."""
+    shape = (0, 0)
+    with atomic_file(out) as array, atomic_file(out.with_suffix(".ids.json")) as ids:
+        array.write(b" " * HEADER)
+        ids.write(b"[")
+
+        def write(names: list[Any], found: np.ndarray[Any, Any]) -> None:
+            nonlocal shape
+            array.write(np.ascontiguousarray(found, dtype="<f4").tobytes())
+            between = ",\n" if shape[0] else ""
+            ids.write((between + ",\n".join(json.dumps(name) for name in names)).encode())
+            shape = (shape[0] + len(found), found.shape[1])
+
+        yield write
+        ids.write(b"]\n")
+        array.seek(0)
+        array.write(npy_header(shape))
+
+
+def npy_header(shape: tuple[int, int]) -> bytes:
+    """The head of version 1.0 of NumPy's format for little-endian float32 in C order, of `HEADER` bytes."""
+    told = repr({"descr": "<f4", "fortran_order": False, "shape": shape})
+    room = HEADER - 10  # magic number (6), version (2), length (2)
+    return b"\x93NUMPY\x01\x00" + room.to_bytes(2, "little") + told.ljust(room - 1).encode("latin-1") + b"\n"
+
+
+WRITERS: dict[str, Writer] = {".parquet": parquet, ".npy": npy}

@@ -1,0 +1,99 @@
+"""A network as an ONNX file, checked by onnxruntime when it is written."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from dipole.core.ground.errors import ConfigError, TrainingError
+from dipole.core.ground.extras import install_line
+
+FILE = "model.onnx"
+OUTPUT = "features"
+TOLERANCE = 1e-4
+
+
+def check_onnx() -> None:
+    """Raise ConfigError where the packages are missing."""
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"--to onnx needs {error.name}; install it with: {install_line('onnx')}") from error
+
+
+def write_onnx(
+    folder: Path,
+    module: nn.Module,
+    example: Mapping[str, Tensor],
+    free: Mapping[str, Sequence[str]],
+    others: Sequence[Mapping[str, Tensor]],
+) -> None:
+    """Write `FILE` into a folder; onnxruntime must give the module's output, named `OUTPUT`, for every input tried.
+
+    Args:
+        module: in eval mode on the CPU, of named tensors to one tensor.
+        example: name -> tensor of every input, at least two long wherever it is free.
+        free: name of every input -> names of its leading axes that are not fixed, such as ("batch", "length").
+        others: further inputs to try, of other sizes along the free axes.
+
+    Raises:
+        ConfigError: the packages are missing. TrainingError: the module cannot be written as ONNX, or the file computes
+            something else.
+    """
+    check_onnx()
+    axes = {name: torch.export.Dim(name) for names in free.values() for name in names}
+    shapes = {name: {place: axes[axis] for place, axis in enumerate(names)} for name, names in free.items()}
+    try:
+        with _quiet():
+            program = torch.onnx.export(
+                module,
+                kwargs=dict(example),
+                dynamo=True,
+                dynamic_shapes=shapes,
+                input_names=list(example),
+                output_names=[OUTPUT],
+                verbose=False,
+            )
+            assert program is not None  # with dynamo there is one
+            program.save(folder / FILE)
+    except Exception as error:  # torch.export, torch.onnx and onnxscript have no common base
+        reason = str(error).strip().partition("\n")[0]
+        raise TrainingError(f"this network cannot be written as ONNX: {type(error).__name__}: {reason}") from error
+    for inputs in (example, *others):
+        with torch.no_grad():
+            wanted = module(**inputs)
+        off = float((run_onnx(folder / FILE, inputs) - wanted).abs().max())
+        if not off <= TOLERANCE * max(1.0, float(wanted.abs().max())):
+            raise TrainingError(
+                f"{folder / FILE} gives features that differ by {off:.2g} from the run's; it is not used."
+            )
+
+
+def run_onnx(path: Path, inputs: Mapping[str, Tensor]) -> Tensor:
+    """The output of a file for one batch, on the CPU."""
+    from onnxruntime import InferenceSession
+
+    session = InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return torch.from_numpy(session.run(None, {name: each.numpy() for name, each in inputs.items()})[0])
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what the exporter tells its developers."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

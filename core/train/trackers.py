@@ -1,0 +1,258 @@
+"""Trackers: TensorBoard, Weights & Biases, MLflow and trackio, told the same lines as metrics.jsonl.
+
+accelerate's own tracker classes do the talking. What they leave open stands here: which run a continued one is, that no
+line is told twice, and how a run has ended.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from dipole.core.ground.errors import ConfigError, TrainingError, nearest
+from dipole.core.ground.extras import install_line
+from dipole.core.ground.files import atomic_write, why
+from dipole.core.train.config import RunConfig
+from dipole.core.train.metrics import MetricsFile, read_metrics
+from dipole.core.train.run_folder import RunFolder
+
+Ending = Literal["done", "failed", "interrupted"]
+PROJECT = "dipole"
+"""Project or experiment that runs are put into, unless the tracker's own variable names another."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A tracker.
+
+    Args:
+        module: what must be importable.
+        start: makes one of accelerate's trackers, for what `Trackers` knows of the run.
+        end: tells it how the run has ended; its `finish` is called besides.
+    """
+
+    module: str
+    start: Callable[[About], Any]
+    end: Callable[[Any, Ending], None] = lambda tracker, ending: None
+
+
+@dataclass(frozen=True)
+class About:
+    """What a tracker is told of a run.
+
+    Args:
+        name: the recipe's name and the run's hash.
+        key: names the run to the tracker, in all its attempts.
+        folder: the run's.
+        step: it begins after.
+        continues: whether the tracker knows it already.
+    """
+
+    name: str
+    key: str
+    folder: RunFolder
+    step: int
+    continues: bool
+
+
+def _tensorboard(about: About) -> Any:
+    from accelerate.tracking import TensorBoardTracker
+
+    # Events after the checkpoint are dropped, from that step on.
+    return TensorBoardTracker("tensorboard", about.folder.path, purge_step=about.step + 1 if about.step else None)
+
+
+def _wandb(about: About) -> Any:
+    from accelerate.tracking import WandBTracker
+
+    project = os.environ.get("WANDB_PROJECT", PROJECT)
+    # It writes into the folder of the run; WANDB_MODE=offline needs no network.
+    return WandBTracker(project, id=about.key, name=about.name, resume="allow", dir=str(about.folder.path))
+
+
+def _end_wandb(tracker: Any, ending: Ending) -> None:
+    tracker.run.finish(exit_code=int(ending != "done"))
+
+
+def _mlflow(about: About) -> Any:
+    from accelerate.tracking import MLflowTracker
+
+    run_id = about.key if about.continues else None
+    return MLflowTracker(os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT), run_id=run_id, run_name=about.name)
+
+
+def _end_mlflow(tracker: Any, ending: Ending) -> None:
+    import mlflow
+
+    mlflow.end_run({"done": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}[ending])
+
+
+def _trackio(about: About) -> Any:
+    from accelerate.tracking import TrackioTracker
+
+    return TrackioTracker(
+        os.environ.get("TRACKIO_PROJECT", PROJECT), name=f"{about.name} {about.key[:6]}", resume="allow"
+    )
+
+
+KINDS = {
+    "tensorboard": Kind("tensorboard", _tensorboard),
+    "wandb": Kind("wandb", _wandb, _end_wandb),
+    "mlflow": Kind("mlflow", _mlflow, _end_mlflow),
+    "trackio": Kind("trackio", _trackio),
+}
+
+
+def check_trackers(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names once each.
+
+    Raises:
+        ConfigError: one is unknown, or its package is not installed.
+    """
+    wanted = tuple(dict.fromkeys(names))
+    for name in wanted:
+        if name not in KINDS:
+            raise ConfigError(f"--log: unknown tracker {name!r}.{nearest(name, KINDS)} Allowed: {', '.join(KINDS)}.")
+        if importlib.util.find_spec(KINDS[name].module) is None:
+            raise ConfigError(f"--log {name} needs a package that is not installed: {install_line(name)}")
+    return wanted
+
+
+class Trackers:
+    """The trackers of a run in progress. What they raise ends the run with a message that names them.
+
+    Args:
+        names: as `check_trackers` returns them.
+        config: of the run; it is told whole, as `train.batch_size` and so on.
+        folder: of the run; trackers.json in it keeps the run's keys, and what was told already.
+        metrics: its metrics.jsonl, not cut back yet.
+        keep_bytes: how much of that the checkpoint has seen; trackers were told the lines after it as well.
+        step: of the checkpoint.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        config: RunConfig,
+        folder: RunFolder,
+        metrics: Path,
+        keep_bytes: int = 0,
+        step: int = 0,
+    ) -> None:
+        kept = _read(folder.trackers) if keep_bytes else {}
+        keys: dict[str, str] = kept.get("keys", {})
+        self._told = _later(kept.get("told"), _last_line(metrics) if keep_bytes else None)
+        self._skips = {name for name in names if name in keys and name != "tensorboard"}
+        self._trackers: dict[str, Any] = {}
+        values = dict(flat(config.model_dump(mode="json", exclude_none=True)))
+        values["hash"] = config.hash
+        from accelerate import PartialState
+
+        PartialState()  # its trackers ask it whether they are the first process
+        for name in names:
+            about = About(
+                f"{config.name} {config.hash}", keys.get(name) or uuid.uuid4().hex, folder, step, name in keys
+            )
+            with _naming(name):
+                tracker = self._trackers[name] = KINDS[name].start(about)
+                tracker.start()
+                if name not in keys:
+                    tracker.store_init_configuration(values)
+            keys[name] = tracker.tracker.info.run_id if name == "mlflow" else about.key
+        try:
+            atomic_write(folder.trackers, json.dumps({"keys": keys, "told": self._told}))
+        except OSError as error:
+            raise TrainingError(f"cannot write {folder.trackers}: {why(error)}") from error
+
+    def log(self, step: int, values: Mapping[str, float | None]) -> None:
+        """Tell a line of metrics.jsonl; what an earlier attempt has told is not told again."""
+        finite = {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
+        again = self._told is not None and (
+            step < self._told[0] or (step == self._told[0] and values.keys() <= set(self._told[1]))
+        )
+        for name, tracker in self._trackers.items():
+            if not (again and name in self._skips):
+                with _naming(name):
+                    tracker.log(finite, step=step)
+
+    def close(self, ending: Ending) -> None:
+        """Tell how the run has ended, and let go; what goes wrong in that must not hide an error of the run."""
+        for name, tracker in self._trackers.items():
+            with nullcontext() if ending == "done" else suppress(TrainingError), _naming(name):
+                KINDS[name].end(tracker, ending)
+                tracker.finish()
+        self._trackers = {}
+
+
+class MetricsLog:
+    """Where a run's lines go: metrics.jsonl, and the trackers that are asked for."""
+
+    def __init__(self, path: Path, keep_bytes: int = 0, trackers: Trackers | None = None) -> None:
+        """Open for appending; `keep_bytes` as in `MetricsFile`."""
+        self._file = MetricsFile(path, keep_bytes)
+        self._trackers = trackers
+
+    def write(self, step: int, epoch: float, seconds: float, values: Mapping[str, float | None]) -> None:
+        """Write one line for a step."""
+        self._file.write({"step": step, "epoch": round(epoch, 4), "time": round(seconds, 2), **values})
+        if self._trackers is not None:
+            self._trackers.log(step, values)
+
+    def position(self) -> int:
+        """Return the size of metrics.jsonl after putting everything on the disk."""
+        return self._file.position()
+
+    def close(self, ending: Ending) -> None:
+        """Close all, and tell the trackers how the run ended."""
+        self._file.close()
+        if self._trackers is not None:
+            self._trackers.close(ending)
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str | float | bool]]:
+    """Pairs ("train.batch_size", 256) of nested tables; lists as text."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value if isinstance(value, str | int | float | bool) else json.dumps(value)
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Turn what a tracker raises in the block into one message."""
+    try:
+        yield
+    except Exception as error:
+        raise TrainingError(
+            f"--log {name}: {type(error).__name__}: {error}. Leave the tracker out to train without it."
+        ) from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _last_line(metrics: Path) -> tuple[int, list[str]] | None:
+    """Step of the last whole line, and all names of values that were logged for that step."""
+    lines = read_metrics(metrics) if metrics.is_file() else []
+    if not lines:
+        return None
+    step = lines[-1]["step"]
+    return step, sorted({name for line in lines if line.get("step") == step for name in line})
+
+
+def _later(a: Sequence[Any] | None, b: Sequence[Any] | None) -> Sequence[Any] | None:
+    return max((each for each in (a, b) if each is not None), key=lambda told: (told[0], len(told[1])), default=None)

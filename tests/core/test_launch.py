@@ -1,0 +1,314 @@
+"""Several processes: how they are told from the environment, what ends them together, and who may go on."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from dipole.core.cli import main
+from dipole.core.ground.errors import ConfigError
+from dipole.core.ground.launched import first_node, launched
+from dipole.core.ground.process import describe_self, is_gone
+from dipole.core.record import read_record
+from dipole.core.train.launch import launch, pick_device
+from dipole.core.train.loop import RunInterruptedError, train
+from dipole.core.train.metrics import read_metrics
+from dipole.core.train.other_ranks import obstacle, same
+from dipole.core.train.recipe import load
+
+SCRIPT = Path(__file__).with_name("blobs_domain.py")
+SLOWLY = {"OMP_NUM_THREADS": "1", "BLOBS_SECONDS": "0.05"}
+SETTINGS = ("blobs.dropout=0", "train.steps=60", "train.log_every=1", "train.evaluate_every=20")
+
+
+# Who is who ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("listed", "first"),
+    [
+        ("node07", "node07"),
+        ("gpu[03-07,12],cpu1", "gpu03"),
+        ("a,b[1-2]", "a"),
+        ("rack[2-3]node[10,11].site", "rack2node10.site"),
+        ("n[5]", "n5"),
+    ],
+)
+def test_the_first_node_of_a_list(listed: str, first: str) -> None:
+    assert first_node(listed) == first
+
+
+def test_a_process_alone_and_one_of_torchrun() -> None:
+    assert launched({}).size == 1
+    assert launched({"WORLD_SIZE": "8"}).size == 1  # left over: nobody says which one this is
+    here = launched(
+        {
+            "RANK": "3",
+            "WORLD_SIZE": "8",
+            "LOCAL_RANK": "1",
+            "LOCAL_WORLD_SIZE": "2",
+            "MASTER_ADDR": "h",
+            "MASTER_PORT": "7",
+        }
+        | {"TORCHELASTIC_USE_AGENT_STORE": "True", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4"}
+    )
+    assert (here.rank, here.size, here.local_rank, here.local_size) == (3, 8, 1, 2)
+    assert (here.address, here.port, here.hosted) == ("h", 7, True)
+    with pytest.raises(ConfigError, match="RANK = 'x'"):
+        launched({"RANK": "x", "WORLD_SIZE": "2", "MASTER_ADDR": "h"})
+    with pytest.raises(ConfigError, match="number 2 of 2"):
+        launched({"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "h"})
+
+
+def test_steps_of_srun_and_the_script_of_sbatch() -> None:
+    job = {"SLURM_NTASKS": "5", "SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "n[08-10]", "SLURM_NNODES": "3"}
+    job |= {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "ENVIRONMENT": "BATCH"}
+    assert launched(job).size == 1
+    task = job | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "5", "SLURM_TASKS_PER_NODE": "2(x2),1"}
+    ranks = [
+        launched(task | {"SLURM_PROCID": str(n), "SLURM_LOCALID": str(n % 2), "SLURM_NODEID": str(n // 2)})
+        for n in range(5)
+    ]
+    assert [(each.rank, each.local_rank, each.local_size) for each in ranks] == [
+        (0, 0, 2), (1, 1, 2), (2, 0, 2), (3, 1, 2), (4, 0, 1),
+    ]  # fmt: skip
+    assert {(each.address, each.port, each.hosted) for each in ranks} == {("n08", ranks[0].port, False)}
+    assert 1024 < ranks[0].port < 65536
+    assert launched(task | {"SLURM_STEP_ID": "1"}).port != ranks[0].port
+    alone = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "1", "SLURM_JOB_NODELIST": "n1"}
+    assert launched(alone).address == "127.0.0.1"
+    assert launched({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}).rank == 1
+
+
+def test_a_process_that_is_gone_is_known() -> None:
+    mine = json.loads(describe_self())
+    assert not is_gone(json.dumps(mine))
+    child = subprocess.Popen([sys.executable, "-c", "pass"])
+    child.wait()
+    assert is_gone(json.dumps(mine | {"pid": child.pid}))
+    assert is_gone(json.dumps(mine | {"began": "1"}))  # its number was given to another process
+    assert is_gone(json.dumps(mine | {"boot": "an earlier one"}))
+    assert not is_gone(json.dumps(mine | {"host": "elsewhere", "pid": child.pid}))
+    assert not is_gone(json.dumps(mine | {"namespace": "pid:[1]", "pid": child.pid}))
+    for text in ("", "4711", "[]", '{"pid": "x"}', "null"):
+        assert not is_gone(text)
+
+
+# What is refused -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("variables", "settings", "said"),
+    [
+        ({"ACCELERATE_USE_FSDP": "true"}, (), "FSDP .*train.microbatch"),
+        ({"ACCELERATE_USE_DEEPSPEED": "true"}, (), "DeepSpeed"),
+        ({"ACCELERATE_USE_MEGATRON_LM": "true"}, (), "Megatron"),
+        ({"PJRT_DEVICE": "TPU"}, (), "TPU"),
+        ({"ACCELERATE_MIXED_PRECISION": "bf16"}, (), "--set train.precision=bf16-mixed"),
+        ({"ACCELERATE_MIXED_PRECISION": "fp16"}, ("train.precision=bf16-mixed",), "--set train.precision=16-mixed"),
+        ({"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, (), "train.compile=true"),
+        ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}, (), "train.microbatch=ROWS"),
+        ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h"}, ("device=cuda:0",), "cuda:0"),
+    ],
+)
+def test_what_a_launcher_asks_for_and_the_loop_would_leave_out(
+    blobs: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], settings: tuple[str, ...], said: str
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=said):
+        launch(load(blobs, settings).config)
+
+
+def test_accelerates_own_words_for_what_the_recipe_says(blobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "True")
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "NO")
+    processes = launch(load(blobs, ["train.precision=bf16-mixed"]).config)
+    assert (processes.device.type, processes.size) == ("cpu", 1)
+    with pytest.raises(ConfigError, match="accelerate launch --cpu"):
+        pick_device("cuda")
+
+
+# Signals -------------------------------------------------------------------------------------------------------------
+
+
+def quiet(recipe: Path, *overrides: str, runs: Path, **options: Any) -> Any:
+    return train(load(recipe, overrides).config, runs, quiet=True, **options)
+
+
+def results(runs: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
+    (folder,) = (each for each in runs.iterdir() if each.is_dir())
+    lines = [{k: v for k, v in line.items() if k != "time"} for line in read_metrics(folder / "metrics.jsonl")]
+    return load_file(folder / "model" / "module.safetensors"), lines
+
+
+@pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("times", [1, 2], ids=["in an evaluation on the way", "in the last one"])
+def test_a_signal_in_an_evaluation_puts_it_off(
+    blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: int, times: int
+) -> None:
+    """It is not waited for; the next attempt makes it, and every number is that of an uninterrupted run."""
+    import blobs_domain
+
+    overrides = ("train.evaluate_every=5", "blobs.queue=8")
+    whole = quiet(blobs, *overrides, runs=tmp_path / "whole")
+    evaluate, seen = blobs_domain.BlobsAdapter.evaluate, []
+
+    def interrupted(self: Any, objective: Any) -> dict[str, float]:
+        seen.append(objective)
+        if len(seen) == times:
+            torch.rand(3)
+            signal.raise_signal(which)
+        return evaluate(self, objective)
+
+    monkeypatch.setattr(blobs_domain.BlobsAdapter, "evaluate", interrupted)
+    with pytest.raises(RunInterruptedError, match=f"after step {5 * times} of 10; the checkpoint") as caught:
+        quiet(blobs, *overrides, runs=tmp_path / "parts")
+    assert caught.value.exit_code == 75
+    (path,) = (tmp_path / "parts").glob("*/record.json")
+    assert read_record(path).status == "interrupted"
+    parts = quiet(blobs, *overrides, runs=tmp_path / "parts")
+    monkeypatch.setattr(blobs_domain.BlobsAdapter, "evaluate", evaluate)
+    assert (parts.results, parts.diagnostics, parts.histogram) == (whole.results, whole.diagnostics, whole.histogram)
+    (one, lines), (two, others) = results(tmp_path / "whole"), results(tmp_path / "parts")
+    assert lines == others
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_a_signal_before_the_first_step_ends_at_once(
+    blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import blobs_domain
+
+    made = blobs_domain.BlobsAdapter.__init__
+
+    def prepare(self: Any, *args: Any, **more: Any) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        made(self, *args, **more)
+
+    monkeypatch.setattr(blobs_domain.BlobsAdapter, "__init__", prepare)
+    before = signal.getsignal(signal.SIGTERM)
+    assert main(["train", str(blobs), "--quiet"]) == 75
+    assert "interrupted before the first step" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) is before
+    monkeypatch.setattr(blobs_domain.BlobsAdapter, "__init__", made)
+    assert main(["train", str(blobs), "--quiet"]) == 0
+
+
+def test_launchers_pass_on_what_came_already(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import blobs_domain
+
+    def twice(index: int) -> None:
+        if index == 2:
+            signal.raise_signal(signal.SIGUSR1)
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(blobs_domain.BlobsAdapter, "on_batch", staticmethod(twice))
+    with pytest.raises(RunInterruptedError, match="after step 3 of 10; the checkpoint is saved"):
+        quiet(blobs, runs=tmp_path)
+
+
+# Another number of ranks ---------------------------------------------------------------------------------------------
+
+
+def test_what_keeps_another_number_of_ranks_from_going_on() -> None:
+    plain, normed = nn.Linear(2, 2), nn.Sequential(nn.BatchNorm1d(2))
+    alike = {"drew": False, "adapter": {"seen": torch.ones(2), "epoch": 1}}
+    assert obstacle([alike, alike], plain, False) == ""
+    assert "dropout" in obstacle([alike, alike | {"drew": True}], plain, False)
+    assert "dropout" in obstacle([{"adapter": {}}], plain, False)  # an earlier version does not say
+    assert "of its own" in obstacle([alike, alike | {"adapter": {"seen": torch.zeros(2), "epoch": 1}}], plain, False)
+    assert "batch norm" in obstacle([alike], normed, False)
+    assert obstacle([alike], normed, True) == obstacle([alike], normed.eval(), False) == ""
+    assert same([{"a": torch.ones(1)}], [{"a": torch.ones(1)}])
+    assert not same([torch.ones(1)], [1.0])
+
+
+# Processes -----------------------------------------------------------------------------------------------------------
+
+
+def port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def srun(folder: Path, *arguments: object, **more: str) -> list[subprocess.Popen[str]]:
+    """Two tasks, started as a step of SLURM starts them."""
+    step = {"SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_ID": "0", "SLURM_NNODES": "1"}
+    step |= {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "node[1-2]", "MASTER_PORT": str(port())}
+    return [
+        subprocess.Popen(
+            [sys.executable, str(SCRIPT), *map(str, arguments)],
+            cwd=folder,
+            env={**os.environ, **step, "SLURM_PROCID": str(n), "SLURM_LOCALID": str(n), **SLOWLY, **more},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for n in range(2)
+    ]
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 200) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+
+
+def lines_in(runs: Path) -> int:
+    return sum(len(read_metrics(path)) for path in runs.glob("*/metrics.jsonl"))
+
+
+def test_a_signal_to_one_rank_ends_both_at_one_step_and_one_process_goes_on(blobs: Path, tmp_path: Path) -> None:
+    ranks = srun(tmp_path, "train", blobs, "--runs", "parts", "--set", *SETTINGS)
+    wait_for(lambda: lines_in(tmp_path / "parts") > 5 or any(rank.poll() is not None for rank in ranks))
+    ranks[1].send_signal(signal.SIGUSR1)
+    said = "".join(rank.communicate(timeout=100)[1] for rank in ranks)
+    assert [rank.returncode for rank in ranks] == [75, 75], said
+    assert said.count("the checkpoint is saved. Repeat the command to continue.") == 1
+    assert "Traceback" not in said
+    (path,) = (tmp_path / "parts").glob("*/record.json")
+    record = read_record(path)
+    assert (record.status, record.hardware.world_size) == ("interrupted", 2)
+    assert 5 < record.steps < 60
+    assert quiet(blobs, *SETTINGS, runs=tmp_path / "parts").hardware.world_size == 1
+    quiet(blobs, *SETTINGS, runs=tmp_path / "whole")
+    (one, lines), (two, others) = results(tmp_path / "whole"), results(tmp_path / "parts")
+    assert [line["step"] for line in lines] == [line["step"] for line in others]
+    for name in one:
+        torch.testing.assert_close(two[name], one[name], rtol=1e-3, atol=1e-5)
+
+
+def test_an_error_of_both_ranks_is_told_once(blobs: Path, tmp_path: Path) -> None:
+    ranks = srun(tmp_path, "train", blobs, "--set", "train.batch_sise=8")
+    said = "".join(rank.communicate(timeout=100)[1] for rank in ranks)
+    assert [rank.returncode for rank in ranks] == [2, 2], said
+    assert said.count("train.batch_sise") == said.count("error:") == 1
+
+
+def test_runs_are_listed_with_what_became_of_them(
+    blobs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = quiet(blobs, runs=tmp_path / "runs")
+    path = tmp_path / "runs" / record.hash / "record.json"
+    path.write_text(path.read_text().replace('"done"', '"running"'))
+    path.with_name(".pid").write_text(json.dumps(json.loads(describe_self()) | {"boot": "an earlier one"}))
+    capsys.readouterr()
+    assert main(["list", "runs", "--runs", str(tmp_path / "runs")]) == 0
+    assert f"{record.hash}  interrupted  blobs  infonce  seed 0  step 10" in capsys.readouterr().out
+    assert main(["list", "runs", "--json", "--runs", str(tmp_path / "runs")]) == 0
+    assert json.loads(capsys.readouterr().out)["runs"][0]["status"] == "interrupted"

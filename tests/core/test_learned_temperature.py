@@ -1,0 +1,263 @@
+"""A learned temperature: CLIP's logit scale, exact whatever computes it, and in company."""
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import dipole
+from dipole import Composite, Pairs
+from dipole.core.conformance.reference import REFERENCES, Case
+from dipole.core.contrast import dense, engine, sweep
+from dipole.core.contrast.options import options_of
+from dipole.core.contrast.registry import registry
+from dipole.core.contrast.spec import parse
+from dipole.core.ground.errors import OptionError, SpecError
+from dipole.core.train.config import TrainConfig
+from dipole.core.train.identity import written_out
+from dipole.core.train.optimizer import build_optimizer
+
+TEMPERED = [
+    entry.name
+    for entry in registry.entries("objective")
+    if any(option.name == "temperature" and "learned" in option.choices for option in entry.options)
+]
+
+
+def views(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.double, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+
+
+def by_loops(term, pairs):
+    options = {option.name: option.default for option in options_of(type(term).__init__)} | term.given
+    return REFERENCES[term.registered_name()](Case.of(pairs, dict(term.named_parameters())), **options)
+
+
+def test_which_objectives_have_one():
+    assert {"infonce", "dcl", "hcl", "co2", "tuple", "quickthoughts", "supcon", "siglip"} <= set(TEMPERED)
+    assert "swav" not in TEMPERED
+
+
+@pytest.mark.parametrize("name", TEMPERED)
+@pytest.mark.parametrize("way", ["whole", "tiles", "triton"])
+def test_value_and_gradients_are_those_of_loops(name, way, monkeypatch):
+    """Beside dp in one sweep, and however the sweep is served."""
+    if way != "whole":
+        monkeypatch.setattr(dense, "LARGEST", 0)
+        monkeypatch.setattr(sweep, "TILE", 4)
+    a, b = views(7, 5), views(7, 5, seed=1)
+    labels = torch.tensor([0, 1, 0, 2, 1, 0, 2])
+    pairs = Pairs.from_views([a, b], labels)
+    similarity = "dot" if name == "quickthoughts" else "cosine"
+    objective = dipole.objective(f"{name}(temperature=learned, init=0.3) + 0.5*dp(delta_pos=0.1, delta_neg=0.9)")
+    objective.double()
+    term, dp = objective.terms
+    assert getattr(term, "similarity", None) == similarity
+    with engine.using("triton" if way == "triton" and torch.cuda.is_available() else None):
+        outcome = objective(pairs)
+    expected = by_loops(term, pairs) + 0.5 * by_loops(dp, pairs)
+    torch.testing.assert_close(outcome.loss, expected, rtol=1e-10, atol=1e-12)
+    inputs = [a, b, *objective.parameters()]
+    for found, true in zip(
+        torch.autograd.grad(outcome.loss, inputs), torch.autograd.grad(expected, inputs), strict=True
+    ):
+        torch.testing.assert_close(found, true, rtol=1e-8, atol=1e-10)
+    if similarity == "cosine":
+        keys = {each.projection() for each in objective.terms}
+        assert keys == {"cosine"}  # one sweep for both
+
+
+@pytest.mark.parametrize("text", ["infonce(temperature=learned)", "hcl(temperature=learned)", "siglip"])
+def test_the_parameters_gradient_is_the_derivative(text):
+    a, b = views(4, 3), views(4, 3, seed=1)
+    term = dipole.objective(text).terms[0].double()
+    names = [name for name, _ in term.named_parameters()]
+
+    def value(a, b, *numbers):
+        return torch.func.functional_call(term, dict(zip(names, numbers, strict=True)), (Pairs.both(a, b),))
+
+    assert torch.autograd.gradcheck(value, (a, b, *(p.detach().clone().requires_grad_() for p in term.parameters())))
+
+
+def test_a_float32_run_on_the_interpreter_falls_back_to_tiles():
+    pytest.importorskip("triton")
+    if not engine.interpreter():
+        pytest.skip("Triton's interpreter is off")
+    a, b = (each.detach().float() for each in (views(9, 4), views(9, 4, seed=1)))
+    term = dipole.objective("infonce(temperature=learned)")
+    with engine.using("triton"):
+        served = engine.served()
+        loss = term(a, b).loss
+        assert engine.served() == served
+    torch.testing.assert_close(loss, term(a, b).loss)
+    assert "learned" in engine.outlook(term.terms[0].statistics().values())
+
+
+def test_steps_are_those_of_clip():
+    """Adam on a linear map and the logit scale, as open_clip writes it, until the scale stops at 100."""
+    x, y = views(12, 6).detach(), views(12, 6).detach()  # equal: the scale can only grow
+    weight = torch.eye(6, dtype=torch.double, requires_grad=True)
+    scale = torch.tensor(math.log(1 / 0.07), dtype=torch.double, requires_grad=True)
+    plain = torch.optim.Adam([weight, scale], lr=0.2)
+    mine = weight.detach().clone().requires_grad_()
+    objective = dipole.objective("infonce(temperature=learned, init=0.07)").double()
+    with torch.no_grad():  # a float32 number until now
+        objective.terms[0].logit_scale.fill_(math.log(1 / 0.07))
+    optimizer = torch.optim.Adam([mine, *objective.parameters()], lr=0.2)
+    seen = []
+    for _ in range(15):
+        logits = scale.exp() * F.normalize(x @ weight, dim=1) @ F.normalize(y, dim=1).T
+        loss = (F.cross_entropy(logits, torch.arange(12)) + F.cross_entropy(logits.T, torch.arange(12))) / 2
+        plain.zero_grad()
+        loss.backward()
+        plain.step()
+        with torch.no_grad():
+            scale.clamp_(max=math.log(100))
+        found = objective(Pairs.both(x @ mine, y)).loss
+        torch.testing.assert_close(found, loss, rtol=1e-7, atol=1e-9)
+        optimizer.zero_grad()
+        found.backward()
+        optimizer.step()
+        objective.after_step(0.2)
+        seen.append(float(objective.terms[0].logit_scale.detach().exp()))
+    torch.testing.assert_close(objective.terms[0].logit_scale, scale)
+    assert seen[0] < 20
+    assert seen[-1] == pytest.approx(100)
+    assert objective.terms[0].summary() == {"temperature": pytest.approx(0.01)}
+
+
+def test_it_is_saved_copied_and_shown():
+    objective = dipole.objective("infonce(temperature=learned, init=0.2) + 0.1*dp")
+    assert objective.terms[0].summary() == {"temperature": pytest.approx(0.2)}
+    with torch.no_grad():
+        objective.terms[0].logit_scale.fill_(1.5)
+    fresh = dipole.objective(str(objective))
+    fresh.load_state_dict(objective.state_dict())
+    for same in (fresh, copy.deepcopy(objective)):
+        assert same.terms[0].summary()["temperature"] == pytest.approx(math.exp(-1.5))
+    assert dipole.objective("infonce").state_dict() == {}
+    assert dipole.objective("infonce(temperature=0.2)").terms[0].summary() == {}
+    learned = dipole.objective("siglip").terms[0].summary()
+    assert learned == {"temperature": pytest.approx(0.1), "bias": pytest.approx(-10)}
+
+
+def test_runs_named_before_keep_their_names():
+    options = written_out(dipole.objective("infonce(temperature=0.2)"))[0][2]
+    assert options == {"temperature": 0.2, "similarity": "cosine", "joint": False}
+    learned = written_out(dipole.objective("infonce(temperature=learned, init=0.2)"))[0][2]
+    assert learned == {"temperature": "learned", "init": 0.2, "similarity": "cosine", "joint": False}
+    text = "infonce(temperature=learned, init=0.2)"
+    assert str(dipole.objective(text)) == text
+    assert parse(text)[0].options == (("temperature", "learned"), ("init", 0.2))
+
+
+def test_weight_decay_leaves_it_alone():
+    objective = dipole.objective("siglip + cllr(dim=4)", dim=4)
+    config = TrainConfig(steps=1, optimizer="adamw", learning_rate=0.1, weight_decay=0.3)
+    decays = {
+        id(parameter): group["weight_decay"]
+        for group in build_optimizer(config, objective.parameters()).param_groups
+        for parameter in group["params"]
+    }
+    of = {name: decays[id(parameter)] for name, parameter in objective.named_parameters()}
+    assert of == {"terms.0.logit_scale": 0, "terms.0.bias": 0, "terms.1.L": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("infonce(init=0.1)", "write temperature=learned, init=0.1, or temperature=0.1 alone"),
+        ("dcl(temperature=0.3, init=0.1)", "temperature is 0.3"),
+        ("infonce(temperature=learned, init=0.001)", "init must be a number >= 0.01 or none, got 0.001"),
+        ("infonce(temperature=learnt)", "temperature must be a number > 0 or learned, got 'learnt'"),
+        ("swav(temperature=learned)", "swav: temperature must be a number > 0, got 'learned'"),
+        ("cacr(t_neg=learned)", "t_neg must be a number >= 0, got 'learned'"),
+        ("siglip(bias=-3, bias_init=-2)", "write bias=learned, bias_init=-2, or bias=-2 alone"),
+    ],
+)
+def test_errors_say_what_to_write(text, words):
+    with pytest.raises(SpecError, match=words) as error:
+        dipole.objective(text)
+    assert "^" in str(error.value)
+
+
+def test_a_fixed_one_can_be_set_and_a_learned_one_cannot():
+    term = dipole.objective("infonce").terms[0]
+    term.temperature = 0.2
+    a, b = views(5, 3), views(5, 3, seed=1)
+    torch.testing.assert_close(term(a, b), dipole.objective("infonce(temperature=0.2)")(a, b).loss)
+    with pytest.raises(OptionError, match="learned and cannot be set"):
+        dipole.objective("infonce(temperature=learned)").terms[0].temperature = 0.2
+
+
+@pytest.mark.parametrize("text", ["infonce(temperature=learned, init=0.3)", "siglip(bias_init=-1)"])
+def test_second_derivatives_by_the_embeddings_go_through_it(text):
+    """A penalty on the gradient of the embeddings is differentiated by the scale as well."""
+    a, b = views(5, 3), views(5, 3, seed=1)
+    term = dipole.objective(text).terms[0].double()
+
+    def penalty(loss):
+        return torch.autograd.grad(loss, a, create_graph=True)[0].square().sum()
+
+    pairs = Pairs.cross(a, b)
+    wanted = [a, *term.parameters()]
+    found = torch.autograd.grad(penalty(term(pairs)), wanted)
+    for one, two in zip(found, torch.autograd.grad(penalty(by_loops(term, pairs)), wanted), strict=True):
+        torch.testing.assert_close(one, two)
+
+
+@pytest.mark.parametrize("variant", ["out", "in"])
+def test_supcon_is_the_formula_in_matrix_form(variant):
+    """Two views with labels, in the form of the paper's Eqs. 2 and 3: a mask of classes and one log softmax."""
+    f = F.normalize(views(2, 6, 4), dim=2)
+    z, labels = torch.cat([f[0], f[1]]), torch.tensor([0, 1, 0, 2, 1, 0])
+    logits = (z @ z.T / 0.1).masked_fill(torch.eye(12, dtype=torch.bool), -math.inf)
+    same = (labels.repeat(2).unsqueeze(1) == labels.repeat(2)) & ~torch.eye(12, dtype=torch.bool)
+    log_share = torch.log_softmax(logits, 1)
+    if variant == "out":
+        expected = -(log_share.masked_fill(~same, 0).sum(1) / same.sum(1)).mean()
+    else:
+        expected = -(log_share.exp().masked_fill(~same, 0).sum(1) / same.sum(1)).log().mean()
+    objective = dipole.objective(f"supcon(variant={variant})")
+    torch.testing.assert_close(objective(Pairs.from_views(list(f), labels)).loss, expected)
+    torch.testing.assert_close(objective(Pairs.from_labels(list(f), labels)).loss, expected)
+    # Without labels it is SimCLR.
+    torch.testing.assert_close(
+        objective(f[0], f[1]).loss, dipole.objective("infonce(temperature=0.1)")(f[0], f[1]).loss
+    )
+    part = Pairs.from_views(list(f), torch.tensor([0, -1, 0, -1, 1, 0]))
+    torch.testing.assert_close(objective(part).loss, objective(Pairs.from_labels(list(f), part.labels[:6])).loss)
+
+
+def test_supcon_of_one_class_is_a_softmax_among_its_positives():
+    z = views(4, 3)
+    logits = (F.normalize(z, dim=1) @ F.normalize(z, dim=1).T / 0.1).masked_fill(torch.eye(4).bool(), -math.inf)
+    expected = -torch.log_softmax(logits, 1).masked_fill(torch.eye(4).bool(), 0).sum(1).mean() / 3
+    outcome = dipole.objective("supcon")(Pairs.from_labels(z, torch.zeros(4, dtype=torch.long)))
+    torch.testing.assert_close(outcome.loss, expected)
+
+
+def test_siglip_is_algorithm_1():
+    images, texts = views(6, 4), views(6, 4, seed=1)
+    objective = dipole.objective("siglip").double()
+    scale, bias = (p.detach().clone().requires_grad_() for p in objective.parameters())
+    logits = F.normalize(images, dim=1) @ F.normalize(texts, dim=1).T * scale.exp() + bias
+    expected = -F.logsigmoid((2 * torch.eye(6, dtype=torch.double) - 1) * logits).sum() / 6
+    true = torch.autograd.grad(expected, [images, texts, scale, bias])
+    for pairs in (Pairs.cross(images, texts), Pairs.both(images, texts)):
+        found = objective(pairs).loss
+        torch.testing.assert_close(found, expected)
+        grads = torch.autograd.grad(found, [images, texts, *objective.parameters()])
+        for one, two in zip(grads, true, strict=True):
+            torch.testing.assert_close(one, two)
+
+
+def test_composites_of_learned_terms_keep_their_own_numbers():
+    a, b = views(6, 4), views(6, 4, seed=1)
+    texts = ["infonce(temperature=learned, init=0.5)", "infonce(temperature=learned, init=0.1)", "dcl"]
+    alone = [float(dipole.objective(text)(a, b).loss.detach()) for text in texts]
+    summed = dipole.objective(" + ".join(texts))(a, b)
+    assert [float(term) for term in summed.terms.values()] == pytest.approx(alone)
+    assert isinstance(dipole.objective(texts[0]), Composite)

@@ -1,0 +1,165 @@
+"""Trackers hear every line once, know the run again when it goes on, and need no network."""
+
+import importlib.util
+import json
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dipole.core.cli import main
+from dipole.core.ground.errors import ConfigError
+from dipole.core.train import trackers
+from dipole.core.train.loop import RunInterruptedError, train
+from dipole.core.train.metrics import read_metrics
+from dipole.core.train.recipe import load
+
+SETTINGS = ("train.log_every=1", "train.evaluate_every=4", "train.checkpoint_every=3")
+
+
+def quiet(recipe: Path, runs: Path, *log: str) -> Any:
+    return train(load(recipe, SETTINGS).config, runs, quiet=True, log=log)
+
+
+def in_three_parts(recipe: Path, runs: Path, monkeypatch: pytest.MonkeyPatch, *log: str) -> Any:
+    """A crash after step 5 (of which the checkpoint of step 3 knows nothing), a signal, and the rest."""
+    import blobs_domain
+
+    calls = 0
+
+    def disturb(index: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 6:
+            raise RuntimeError("power cut")
+        if calls == 11:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(blobs_domain.BlobsAdapter, "on_batch", staticmethod(disturb))
+    with pytest.raises(RuntimeError, match="power cut"):
+        quiet(recipe, runs, *log)
+    with pytest.raises(RunInterruptedError):
+        quiet(recipe, runs, *log)
+    return quiet(recipe, runs, *log)
+
+
+def told(runs: Path) -> Counter[tuple[str, int]]:
+    (path,) = runs.glob("*/metrics.jsonl")
+    lines = read_metrics(path)
+    values = [(name, line["step"]) for line in lines for name, v in line.items() if "/" in name and v is not None]
+    return Counter(values)
+
+
+def records_of(path: Path) -> Iterator[bytes]:
+    """The records of a .wandb file: LevelDB's log format after a header of 7 bytes."""
+    data, place, whole = path.read_bytes(), 7, b""
+    while place + 7 <= len(data):
+        if 32768 - place % 32768 < 7:
+            place += 32768 - place % 32768
+            continue
+        length, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
+        whole += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):
+            yield whole
+            whole = b""
+
+
+@pytest.mark.slow
+def test_mlflow_in_a_local_store(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    pytest.importorskip("sqlalchemy")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    mlflow.set_tracking_uri(None)
+    record = in_three_parts(blobs, tmp_path / "runs", monkeypatch, "mlflow")
+    client = mlflow.MlflowClient()
+    (run,) = client.search_runs([client.get_experiment_by_name("dipole").experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.info.run_name == f"blobs {record.hash}"
+    assert run.data.params["train.batch_size"] == "16"
+    assert run.data.params["objective"] == "infonce"
+    assert run.data.params["hash"] == record.hash
+    found = Counter(
+        (name, each.step) for name in run.data.metrics for each in client.get_metric_history(run.info.run_id, name)
+    )
+    assert found == told(tmp_path / "runs")
+    assert run.data.metrics["eval/mean/accuracy"] == record.results["mean/accuracy"]
+
+
+def test_wandb_without_a_network(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = pytest.importorskip("wandb")
+    from wandb.proto import wandb_internal_pb2
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    record = in_three_parts(blobs, tmp_path / "runs", monkeypatch, "wandb")
+    wandb.teardown()  # its own process writes the files
+    found: Counter[tuple[str, int]] = Counter()
+    about: dict[str, set[str]] = {"id": set(), "name": set(), "project": set()}
+    settings: dict[str, Any] = {}
+    files = sorted((tmp_path / "runs").glob("*/wandb/offline-run-*/*.wandb"))
+    assert len(files) == 3
+    for path in files:
+        for data in records_of(path):
+            entry = wandb_internal_pb2.Record()
+            entry.ParseFromString(data)
+            if entry.WhichOneof("record_type") == "run":
+                for each in entry.run.config.update:
+                    settings[each.key or ".".join(each.nested_key)] = json.loads(each.value_json)
+                about["id"].add(entry.run.run_id)
+                about["name"].add(entry.run.display_name)
+                about["project"].add(entry.run.project)
+            if entry.WhichOneof("record_type") == "config":
+                for each in entry.config.update:
+                    settings[each.key or ".".join(each.nested_key)] = json.loads(each.value_json)
+            if entry.WhichOneof("record_type") == "history":
+                items = {
+                    (item.key or ".".join(item.nested_key)): json.loads(item.value_json) for item in entry.history.item
+                }
+                found.update((name, items["_step"]) for name in items if not name.startswith("_"))
+    assert about["name"] == {f"blobs {record.hash}"}
+    assert about["project"] == {"dipole"}
+    assert len(about["id"]) == 1
+    assert settings["train.batch_size"] == 16
+    assert found == told(tmp_path / "runs")
+
+
+def test_tensorboard_goes_on_after_a_crash(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    record = in_three_parts(blobs, tmp_path / "runs", monkeypatch, "tensorboard")
+    events = EventAccumulator(str(tmp_path / "runs" / record.hash / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == list(range(1, 11))
+    assert [event.step for event in events.Scalars("eval/mean/accuracy")] == [4, 8, 10]
+
+
+def test_several_at_once_by_the_command(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorboard")
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    assert main(["train", str(blobs), "--quiet", "--log", "tensorboard,wandb"]) == 0
+    (kept,) = tmp_path.glob("runs/*/trackers.json")
+    assert json.loads(kept.read_text())["keys"].keys() == {"tensorboard", "wandb"}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("trackio") is None, reason="trackio is not installed")
+def test_trackio(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    assert in_three_parts(blobs, tmp_path / "runs", monkeypatch, "trackio").status == "done"
+
+
+def test_what_cannot_be_told_is_said_before_training(
+    blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", str(blobs), "--log", "wandbb"]) == 2
+    assert "unknown tracker 'wandbb'. Did you mean 'wandb'? Allowed: tensorboard" in capsys.readouterr().err
+    monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"--log mlflow needs a package that is not installed: pip install .*mlflow"):
+        quiet(blobs, tmp_path / "runs", "mlflow")
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,400 @@
+"""A trained text model without its corpus: the folder of a run is whole, and so is what is written from it."""
+
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from dipole.core.cli import main
+from dipole.core.ground.errors import ConfigError, DataError, DipoleError, OptionError
+from dipole.core.train.embedder import embed
+from dipole.core.train.loop import train
+from dipole.core.train.recipe import load
+from dipole.core.train.run_folder import RunFolder
+from dipole.core.train.trained_run import evaluate_run, load_run
+from dipole.text import encoders
+from dipole.text.embed import SentenceEmbedder, read_sentences
+from dipole.text.encode import SentenceEncoder
+from dipole.text.exported import open_folder
+from dipole.text.vocabulary import words_vocabulary
+
+WORDS = [f"word{i}" for i in range(24)]
+SENTENCES = ["word1 word2 word3 .", "word9 unheard word4", "", "word23 word0 word7 word8 word11 ."]
+CPU = torch.device("cpu")
+
+
+def write_corpus(path, documents=6, seed=0):
+    draw = np.random.default_rng(seed)
+    rows = [
+        {"id": f"{seed}-{d}", "sentences": [" ".join(draw.choice(WORDS[4 * d % 24 :][:8], size=4)) for _ in range(16)]}
+        for d in range(documents)
+    ]
+    with path.open("a") as file:
+        file.write("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def write_vectors(path, words=(*WORDS, "unheard", "expanded")):
+    draw = np.random.default_rng(1)
+    rows = [" ".join([word, *(f"{value:.4f}" for value in draw.normal(size=5))]) for word in words]
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+def write_transformer(folder):
+    """A small checkpoint of a BERT and its tokenizer, as transformers writes them."""
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(
+        vocab_size=40, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, max_position_embeddings=512,
+    )  # fmt: skip
+    BertModel(config).save_pretrained(folder)
+    words_vocabulary(WORDS).save(folder / "tokenizer.json")
+    return folder
+
+
+KINDS = {
+    "gru": {"direction": "bi"},
+    "fixed beside trained words, expanded": {
+        "encoder": "bow", "channels": "both", "vectors": "vectors.txt", "expand": True, "hidden_size": None,
+    },
+    "a checkpoint and its tokenizer": {
+        "encoder": "transformer", "transformer": "bert", "tokenizer": "bert", "sides": 1, "normalize": "unit",
+        "hidden_size": None, "word_size": None,
+    },
+}  # fmt: skip
+
+
+def trained(folder, objective="infonce", **settings):
+    """A run of two steps on files of its own, and its folder."""
+    folder.mkdir(exist_ok=True)
+    write_corpus(folder / "corpus.jsonl")
+    write_vectors(folder / "vectors.txt")
+    if settings.get("transformer"):
+        write_transformer(folder / "bert")
+    values = {"corpus": "corpus.jsonl", "hidden_size": 8, "word_size": 6, "held_out": 0.25} | settings
+    for key in ("corpus", "vectors", "transformer", "tokenizer"):
+        if key in values:
+            values[key] = str(folder / values[key])
+    lines = [f"{key} = {json.dumps(value)}" for key, value in values.items() if value is not None]
+    recipe = folder / "recipe.toml"
+    recipe.write_text(
+        f'name = "tiny"\ndomain = "text"\nobjective = "{objective}"\n[train]\nsteps = 2\nbatch_size = 24\n'
+        "learning_rate = 0.05\n[text]\n" + "\n".join(lines) + "\n"
+    )
+    assert main(["train", str(recipe), "--runs", str(folder / "runs"), "--quiet"]) == 0
+    (run,) = (path for path in (folder / "runs").iterdir() if path.is_dir())
+    return run
+
+
+def vectors(run):
+    _, adapter, objective = load_run(RunFolder(run), "cpu")
+    return adapter.encoder(objective).encode(SENTENCES)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_folder_needs_nothing_beside_itself(tmp_path, kind):
+    run = trained(tmp_path / "there", objective="infonce + 0.1*cllr", **KINDS[kind])
+    before = vectors(run)
+    results = RunFolder(run).read_record().results
+    write_corpus(tmp_path / "there" / "corpus.jsonl", documents=9, seed=7)  # another book
+    assert np.array_equal(vectors(run), before)
+    moved = tmp_path / "elsewhere"
+    shutil.move(run, moved)
+    shutil.rmtree(tmp_path / "there")
+    assert np.array_equal(vectors(moved), before)
+    (tmp_path / "s.txt").write_text("\n".join(SENTENCES) + "\n")
+    assert main(["embed", str(moved), str(tmp_path / "s.txt"), "-o", str(tmp_path / "f.npy"), "--quiet"]) == 0
+    assert np.array_equal(np.load(tmp_path / "f.npy"), before)
+    assert main(["export", str(moved), "--to", "transformers", "--out", str(tmp_path / "out")]) == 0
+    record, found = evaluate_run(RunFolder(moved), "cpu")
+    assert record.evaluations[-1].agrees
+    assert found.results == results
+
+
+def test_what_evaluation_needs_is_said_and_can_be_given(tmp_path):
+    """Classifiers look at every sentence of the corpus, of which a run folder holds those of the probes."""
+    run = trained(tmp_path / "there", classifiers=["mean"])
+    corpus = tmp_path / "there" / "corpus.jsonl"
+    content = corpus.read_text()
+    corpus.unlink()
+    with pytest.raises(DataError, match=r"(?s)corpus.jsonl.*model itself is whole.*--set KEY=PATH.*text\.corpus"):
+        evaluate_run(RunFolder(run), "cpu")
+    other = tmp_path / "other.jsonl"
+    other.write_text(content)
+    record, found = evaluate_run(RunFolder(run), "cpu", [f"text.corpus={other}"])
+    assert found.results == record.results
+    assert len(record.evaluations) == 1
+    write_corpus(other, seed=3)
+    record, found = evaluate_run(RunFolder(run), "cpu", [f"text.corpus={other}"])
+    assert len(record.evaluations) == 1  # other data say nothing of this run
+    with pytest.raises(ConfigError, match=r"where data lie.*text\.corpus"):
+        load_run(RunFolder(run), "cpu", ["text.word_size=9"])
+
+
+def test_folders_of_earlier_versions_are_rebuilt_from_the_same_corpus_alone(tmp_path):
+    run = trained(tmp_path / "there")
+    before = vectors(run)
+    shutil.rmtree(RunFolder(run).kept)
+    with pytest.warns(UserWarning, match="rebuilt from its data"):
+        assert np.array_equal(vectors(run), before)
+    write_corpus(tmp_path / "there" / "corpus.jsonl", seed=7)
+    with pytest.raises(DataError, match="has changed since"):
+        vectors(run)
+    (tmp_path / "there" / "corpus.jsonl").unlink()
+    with pytest.raises(DataError, match=r"earlier version.*no corpus at"):
+        vectors(run)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "text.json", "probes.npz"])
+def test_a_damaged_folder_is_said_to_be(tmp_path, name):
+    run = trained(tmp_path / "there")
+    path = RunFolder(run).kept / name
+    path.write_bytes(path.read_bytes()[:20])
+    with pytest.raises(DipoleError, match=r"damaged|no tokenizer"):
+        evaluate_run(RunFolder(run), "cpu")
+
+
+# Sentences in ---------------------------------------------------------------------------------------------------------
+
+
+def test_sentences_are_read_from_every_kind_of_file(tmp_path):
+    import pandas
+
+    texts = ["one, two", 'a "quoted" one', "third"]
+    table = pandas.DataFrame({"id": ["a", "b", "c"], "sentence": texts})
+    (tmp_path / "s.txt").write_text("\n".join(texts))
+    with gzip.open(tmp_path / "s.txt.gz", "wt") as file:
+        file.write("\r\n".join(texts) + "\r\n")
+    table.to_csv(tmp_path / "s.csv", index=False)
+    table.to_csv(tmp_path / "s.tsv", index=False, sep="\t")
+    table.to_parquet(tmp_path / "s.parquet")
+    table.to_json(tmp_path / "s.jsonl", orient="records", lines=True)
+    for name in ("s.txt", "s.txt.gz"):
+        assert list(read_sentences(str(tmp_path / name)).rows) == list(enumerate(texts))
+    for name in ("s.csv", "s.tsv", "s.parquet", "s.jsonl"):
+        assert list(read_sentences(str(tmp_path / name)).rows) == list(zip("abc", texts, strict=True))
+        assert [text for _, text in read_sentences(str(tmp_path / name), "id").rows] == ["a", "b", "c"]
+
+
+def test_an_empty_line_is_a_row_of_its_own(tmp_path):
+    (tmp_path / "s.txt").write_text("one\n\ntwo\n")
+    assert list(read_sentences(str(tmp_path / "s.txt")).rows) == [(0, "one"), (1, ""), (2, "two")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "column", "message"),
+    [
+        ("a.pdf", b"%PDF", None, "no file of sentences"),
+        ("a.txt", b"\xff\xfe\x00", None, "no text in UTF-8"),
+        ("a.txt.gz", b"plain", None, "cannot be read"),
+        ("a.jsonl", b'{"sentence": 1}\n', None, "holds int"),
+        ("a.jsonl", b"{", None, "line 1: not JSON"),
+        ("a.jsonl", b'{"words": "x"}\n', None, "it has words. Say --column"),
+        ("a.csv", b"x,y\n1,2\n", "z", "no column 'z'; it has x, y"),
+        ("a.csv", b"x,y\n1\n", "y", "holds NoneType"),
+        ("a.parquet", b"PAR1", None, "readable parquet"),
+    ],
+)
+def test_what_is_no_file_of_sentences_is_refused(tmp_path, name, content, column, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        list(read_sentences(str(tmp_path / name), column).rows)
+
+
+def test_nothing_is_written_of_inputs_that_end_in_an_error(tmp_path):
+    encoder = SentenceEmbedder(make_encoder("bow"))
+    (tmp_path / "s.jsonl").write_text('{"text": "word1"}\n{"text": 3}\n')
+    for suffix in ("npy", "parquet"):
+        with pytest.raises(DataError, match="row 2"):
+            embed(encoder, str(tmp_path / "s.jsonl"), tmp_path / f"out.{suffix}", batch_size=1, quiet=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["s.jsonl"]
+    (tmp_path / "s.jsonl").write_text("")
+    with pytest.raises(DataError, match="nothing to embed"):
+        embed(encoder, str(tmp_path / "s.jsonl"), tmp_path / "out.npy", quiet=True)
+    with pytest.raises(OptionError, match="batch-size"):
+        embed(encoder, str(tmp_path / "s.jsonl"), tmp_path / "out.npy", batch_size=0)
+    with pytest.raises(OptionError, match=r"\.parquet, \.npy"):
+        embed(encoder, str(tmp_path / "s.jsonl"), tmp_path / "out.txt")
+
+
+def test_both_formats_hold_the_same_rows(tmp_path):
+    import pyarrow.parquet
+
+    encoder = make_encoder("bow")
+    rows = [{"id": f"s{i}", "text": f"word{i % 24} word{i % 5}"} for i in range(23)]
+    (tmp_path / "s.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    for suffix in ("npy", "parquet"):
+        found = embed(
+            SentenceEmbedder(encoder), str(tmp_path / "s.jsonl"), tmp_path / f"o.{suffix}", batch_size=5, quiet=True
+        )
+        assert found == (23, encoder.width)
+    array = np.load(tmp_path / "o.npy")
+    assert array == pytest.approx(encoder.encode([row["text"] for row in rows]), abs=1e-6)
+    table = pyarrow.parquet.read_table(tmp_path / "o.parquet")
+    assert table["id"].to_pylist() == json.loads((tmp_path / "o.ids.json").read_text()) == [row["id"] for row in rows]
+    assert str(table.schema.field("features").type) == f"fixed_size_list<element: float>[{encoder.width}]"
+    assert np.array_equal(np.array(table["features"].to_pylist(), dtype=np.float32), array)
+
+
+def test_the_embedding_is_what_the_objective_sees(tmp_path):
+    encoder = make_encoder("uni", transform=lambda z: 3 * z)
+    raw = SentenceEmbedder(encoder, "embedding").vectors(SENTENCES).numpy()
+    assert raw == pytest.approx(encoder.encode(SENTENCES, normalize="none"), abs=1e-6)
+    assert np.linalg.norm(raw, axis=1) != pytest.approx(np.full(len(raw), 2**0.5), abs=1e-3)
+    with pytest.raises(OptionError, match="Allowed: encoder, embedding"):
+        SentenceEmbedder(encoder, "head")
+
+
+# Exports --------------------------------------------------------------------------------------------------------------
+
+RECORD = {
+    "name": "tiny", "objective": "infonce(temperature=0.2) + 0.1*dp", "seed": 0, "epochs": 1.0, "hash": "0" * 12,
+    "results": {"next@1": 0.5, "lost": None}, "versions": {}, "data": {"name": "hub:somebody/books", "sizes": {}},
+}  # fmt: skip
+
+
+class Record:
+    def __init__(self, **changes):
+        self.__dict__ |= RECORD | changes
+
+
+def make_encoder(kind, normalize="halves", transform=None, sides=2):
+    tokens = words_vocabulary(WORDS)
+    torch.manual_seed(0)
+
+    def side():
+        if kind == "bow":
+            return encoders.BagOfWords(encoders.trained_table(len(tokens), 6))
+        if kind == "bert":
+            return encoders.small_transformer(len(tokens), 8, 1, 2, "mean")
+        return encoders.WordGRU(encoders.trained_table(len(tokens), 6), 8, kind)
+
+    model = encoders.SentenceModel(side(), side() if sides == 2 else None)
+    return SentenceEncoder(model, tokens, normalize, 512 if kind == "bert" else None, transform)
+
+
+MATRIX = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
+ENCODERS = {
+    "gru": lambda: make_encoder("bi"),
+    "three grus": lambda: make_encoder("combine", "unit", sides=1),
+    "bow, not scaled": lambda: make_encoder("bow", "none"),
+    "bert": lambda: make_encoder("bert", "unit", sides=1),
+    "two berts": lambda: make_encoder("bert"),
+    "projected": lambda: make_encoder("uni", transform=lambda z: z @ MATRIX),
+}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=[pytest.mark.slow] if kind not in ("projected", "bert") else []) for kind in ENCODERS],
+)
+def test_onnx_gives_the_same_vectors(tmp_path, kind):
+    from dipole.text.export import export_as
+
+    encoder = ENCODERS[kind]()
+    export_as("onnx", encoder, tmp_path, Record())
+    found = open_folder(tmp_path, CPU, None).vectors([*SENTENCES, *SENTENCES[:1]]).numpy()
+    assert found == pytest.approx(encoder.encode([*SENTENCES, *SENTENCES[:1]]), abs=1e-5)
+
+
+ALONE = """
+import importlib.abc, json, sys
+
+class Absent(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "dipole":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+import numpy, torch
+from transformers import AutoModel, AutoTokenizer
+given, texts = json.loads(sys.argv[1])
+for folder, code, mean in given:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModel.from_pretrained(folder, **({"trust_remote_code": True} if code else {})).eval()
+    batch = tokenizer(texts, padding=True, return_tensors="pt")
+    mask = batch["attention_mask"]
+    with torch.no_grad():
+        states = model(input_ids=batch["input_ids"], attention_mask=mask).last_hidden_state
+    vectors = (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True) if mean else states[:, 0]
+    numpy.save(folder + ".npy", vectors.numpy())
+"""
+
+
+def test_transformers_loads_the_folders_without_dipole(tmp_path):
+    from dipole.text.export import export_as
+
+    texts = [text for text in SENTENCES if text]
+    made = {name: make() for name, make in ENCODERS.items()}
+    plain = {"bert"}
+    for name, encoder in made.items():
+        (tmp_path / name).mkdir()
+        export_as("transformers", encoder, tmp_path / name, Record())
+        assert any((tmp_path / name).glob("*.py")) == (name not in plain)
+    assert json.loads((tmp_path / "bert" / "config.json").read_text())["model_type"] == "bert"
+    given = json.dumps([[[str(tmp_path / name), name not in plain, name in plain] for name in made], texts])
+    environment = os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
+    found = subprocess.run([sys.executable, "-c", ALONE, given], env=environment, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    for name, encoder in made.items():
+        wanted = encoder.encode(texts, normalize="none" if name in plain else None)
+        assert np.load(tmp_path / f"{name}.npy") == pytest.approx(wanted, abs=1e-6), name
+        again = open_folder(tmp_path / name, CPU, None).vectors(texts).numpy()
+        assert again == pytest.approx(wanted, abs=1e-6), name
+
+
+@pytest.mark.parametrize("to", ["sentence-transformers", "transformers", pytest.param("onnx", marks=pytest.mark.slow)])
+def test_every_folder_has_a_card_that_the_hub_reads(tmp_path, to):
+    from huggingface_hub import ModelCard
+
+    from dipole.text.export import export_as
+
+    if to == "sentence-transformers":
+        pytest.importorskip("sentence_transformers")
+    export_as(to, make_encoder("bow"), tmp_path, Record())
+    card = ModelCard.load(tmp_path / "README.md")
+    assert card.data.license == "unknown"
+    assert card.data.pipeline_tag == "sentence-similarity"
+    assert card.data.datasets == ["somebody/books"]
+    assert {"dipole", "contrastive-learning"} <= set(card.data.tags)
+    (result,) = card.data.eval_results
+    assert (result.metric_name, result.metric_value, result.dataset_name) == ("next@1", 0.5, "hub:somebody/books")
+    assert "0.1 x `dp`" in card.text
+    assert "1 x `infonce`" in card.text
+
+
+def test_a_format_of_another_domain_is_refused_with_those_there_are(tmp_path, capsys):
+    run = trained(tmp_path / "there")
+    assert main(["export", str(run), "--to", "timm"]) == 2
+    said = capsys.readouterr().err
+    assert "Formats: onnx, sentence-transformers, transformers." in said
+    assert main(["embed", str(tmp_path), "x.txt"]) == 2
+    assert "neither the folder of a run" in capsys.readouterr().err
+
+
+def test_a_run_on_pairs_of_columns_is_evaluated_without_them(tmp_path):
+    """Rows of a table are kept for evaluation as sentences of running text are."""
+    rows = [
+        {"anchor": f"w{i} w{i + 1} alpha", "positive": f"w{i} beta w{i + 1}", "negative": f"w{i + 7} gamma"}
+        for i in range(60)
+    ]
+    table = tmp_path / "pairs.jsonl"
+    table.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        'domain = "text"\n[train]\nsteps = 2\nbatch_size = 8\n'
+        f'[text]\npairs = "columns"\ncorpus = "{table}"\nencoder = "bow"\nword_size = 8\nheld_out = 0.25\n'
+    )
+    record = train(load(recipe).config, tmp_path / "runs", quiet=True)
+    table.unlink()
+    shutil.move(tmp_path / "runs", tmp_path / "elsewhere")
+    _, found = evaluate_run(RunFolder(tmp_path / "elsewhere" / record.hash))
+    assert found.results == record.results

@@ -1,0 +1,82 @@
+"""A trained encoder as a folder that transformers loads, tokenizer included.
+
+A transformer with one side and no learned projection is written as itself: `AutoModel.from_pretrained(folder)` reads it
+without dipole, and its hidden states are pooled as the card says. Everything else is a model whose code lies in the
+folder and whose output is the sentence's vector, as the state of a single token.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModel
+
+from dipole.core.ground.errors import TrainingError
+from dipole.core.train.card import Card, write_card
+from dipole.text.encode import SentenceEncoder
+from dipole.text.encoders import Transformer
+from dipole.text.export.sentence_transformers import PROBE
+from dipole.text.portable import TASK, fast_tokenizer, projected, with_code, write_code
+
+CLOSE = 1e-5
+PADDED = [text for text in PROBE if text]  # an empty sentence is somebody's own business where the model is a plain one
+
+
+def export(encoder: SentenceEncoder, folder: Path, record: Any) -> None:
+    """Write model, tokenizer, README.md, and code where transformers has no such model.
+
+    Raises:
+        TrainingError: the written folder gives other vectors.
+    """
+    model = projected(encoder)
+    is_plain = model.g is None and isinstance(model.f, Transformer)
+    saved: Any = model.f.model if isinstance(model.f, Transformer) and is_plain else with_code(encoder, model)
+    saved.save_pretrained(folder)
+    fast_tokenizer(encoder.tokens, encoder.max_length).save_pretrained(folder)
+    if not is_plain:
+        write_code(folder)
+    wanted = encoder.encode(PADDED, normalize="none" if is_plain else None)
+    off = float(np.abs(_vectors(encoder, folder, is_plain) - wanted).max())
+    if not off < CLOSE:
+        raise TrainingError(f"the exported folder {folder} gives vectors that differ by {off:.2g} from the run's")
+    write_card(folder, _card(encoder, is_plain), record, record.data)
+
+
+def pooling_of(encoder: SentenceEncoder) -> str:
+    """How a plain transformer's hidden states become a vector."""
+    part = encoder.model.f
+    return part.pooling if isinstance(part, Transformer) else "cls"
+
+
+@torch.no_grad()
+def _vectors(encoder: SentenceEncoder, folder: Path, is_plain: bool) -> np.ndarray:
+    """Vectors of `PADDED` as somebody computes them who follows the card; plain ones not scaled."""
+    batch = fast_tokenizer(encoder.tokens, encoder.max_length)(PADDED, padding=True, return_tensors="pt")
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    states = AutoModel.from_pretrained(folder).eval()(**inputs).last_hidden_state
+    if not is_plain or pooling_of(encoder) == "cls":
+        return states[:, 0].numpy()
+    mask = inputs["attention_mask"][..., None].to(states.dtype)
+    return ((states * mask).sum(1) / mask.sum(1)).numpy()
+
+
+def _card(encoder: SentenceEncoder, is_plain: bool) -> Card:
+    trust = "" if is_plain else ", trust_remote_code=True"
+    how = "states[:, 0]"
+    if is_plain and pooling_of(encoder) == "mean":
+        how = '(states * batch["attention_mask"][..., None]).sum(1) / batch["attention_mask"].sum(1, keepdim=True)'
+    usage = f"""
+from transformers import AutoModel, AutoTokenizer
+
+tokenizer, model = AutoTokenizer.from_pretrained("FOLDER"), AutoModel.from_pretrained("FOLDER"{trust})
+batch = tokenizer(["A sentence.", "Another one."], padding=True, return_tensors="pt")
+states = model(batch["input_ids"], batch["attention_mask"]).last_hidden_state
+vectors = {how}
+"""
+    note = (
+        f"The run scales its vectors: {encoder.normalize!r} (whole ones to unit length)."
+        if is_plain and encoder.normalize != "none"
+        else ""
+    )
+    return Card("A sentence encoder.", usage, TASK, "transformers", ("feature-extraction",), note)

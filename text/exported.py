@@ -1,0 +1,103 @@
+"""Sentence encoders that `dipole export` wrote, and any of sentence-transformers, for `dipole embed`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from dipole.core.train.embedder import Embedder
+
+SENTENCE_TRANSFORMERS, CONFIG, ONNX = "modules.json", "config.json", "model.onnx"
+TOKENIZER = "tokenizer.json"
+BATCH = 32  # sentences at a time, of similar length
+
+
+def open_folder(folder: Path, device: torch.device, features: str | None) -> Embedder | None:
+    """Open a folder by what it holds; None where it is no sentence encoder that can be read."""
+    if (folder / SENTENCE_TRANSFORMERS).is_file():
+        return _embedder(_sentence_transformer(folder, device), features)
+    if not (folder / TOKENIZER).is_file():
+        return None
+    if (folder / ONNX).is_file():
+        return _embedder(_tokenized(folder, _onnx(folder)), features)
+    if (folder / CONFIG).is_file():
+        return _embedder(_tokenized(folder, _transformer(folder, device)), features)
+    return None
+
+
+def _embedder(encode: Any, features: str | None) -> Embedder:
+    from dipole.core.train.embedder import check_features
+    from dipole.text.embed import FunctionEmbedder
+
+    check_features(features, ("encoder",))
+    return FunctionEmbedder(encode)
+
+
+def _sentence_transformer(folder: Path, device: torch.device) -> Any:
+    import dipole.text.portable  # noqa: F401  (makes models with our own code known)
+    from dipole.core.ground.errors import ConfigError, DataError
+    from dipole.core.ground.extras import install_line
+
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ImportError as error:
+        raise ConfigError(
+            f"{folder} needs sentence-transformers; install it with: {install_line('sentence-transformers')}"
+        ) from error
+    try:
+        model = SentenceTransformer(str(folder), device=str(device))
+    except Exception as error:  # the library and what it is built on each raise their own
+        raise DataError(f"{folder} cannot be loaded: {str(error).partition(chr(10))[0]}") from error
+    return lambda sentences: model.encode(sentences, show_progress_bar=False)
+
+
+def _transformer(folder: Path, device: torch.device) -> Any:
+    import torch
+    from transformers import AutoModel
+
+    from dipole.core.ground.errors import DataError
+    from dipole.text.portable import DipoleSentenceModel
+
+    try:
+        model = AutoModel.from_pretrained(folder).eval().to(device)
+    except Exception as error:  # as above
+        raise DataError(f"{folder} cannot be loaded: {str(error).partition(chr(10))[0]}") from error
+
+    @torch.no_grad()
+    def read(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        states = model(input_ids=ids.to(device), attention_mask=mask.to(device)).last_hidden_state.cpu()
+        if isinstance(model, DipoleSentenceModel):
+            return states[:, 0]
+        weight = mask[..., None].to(states.dtype)
+        return (states * weight).sum(1) / weight.sum(1)
+
+    return read
+
+
+def _onnx(folder: Path) -> Any:
+    from dipole.core.train.onnx_file import check_onnx, run_onnx
+
+    check_onnx()
+    return lambda ids, mask: run_onnx(folder / ONNX, {"input_ids": ids, "attention_mask": mask})
+
+
+def _tokenized(folder: Path, read: Any) -> Any:
+    import torch
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    limit = tokenizer.model_max_length < 1_000_000  # a number beyond all texts stands for none
+
+    def encode(sentences: list[str]) -> torch.Tensor:
+        order = sorted(range(len(sentences)), key=lambda i: len(sentences[i]))
+        parts = []
+        for start in range(0, len(order), BATCH):
+            texts = [sentences[i] or " " for i in order[start : start + BATCH]]
+            batch = tokenizer(texts, padding=True, truncation=limit, return_tensors="pt")
+            parts.append(read(batch["input_ids"], batch["attention_mask"]))
+        return torch.cat(parts)[torch.tensor(order).argsort()]
+
+    return encode

@@ -1,0 +1,77 @@
+"""What the formats of exports share: the model with its projection as a layer, its tokenizer, and its code."""
+
+from importlib.resources import files
+from pathlib import Path
+from typing import cast
+
+import torch
+from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
+
+from dipole.core.ground.lora import merged
+from dipole.text.encode import SentenceEncoder
+from dipole.text.encoders import Part, Projected, SentenceModel, architecture
+from dipole.text.encoders.modeling_dipole import DipoleSentenceConfig, DipoleSentenceModel
+from dipole.text.vocabulary import Tokens
+
+# What a folder needs to compute by itself.
+CODE = ("modeling_dipole.py", "networks.py", "batch.py", "recurrent.py", "tail.py")
+TASK = "sentence-similarity"
+
+AutoConfig.register(DipoleSentenceConfig.model_type, DipoleSentenceConfig, exist_ok=True)
+AutoModel.register(DipoleSentenceConfig, DipoleSentenceModel, exist_ok=True)
+
+
+def last(part: Part) -> Part:
+    """The encoder itself, below a learned projection."""
+    return part.part if isinstance(part, Projected) else part
+
+
+def parts_scaled(encoder: SentenceEncoder, model: SentenceModel) -> int:
+    """Equal parts of a vector that are scaled to unit length one by one; 0 for none."""
+    return {"halves": model.halves, "unit": 1, "none": 0}[encoder.normalize]
+
+
+def with_code(encoder: SentenceEncoder, model: SentenceModel) -> DipoleSentenceModel:
+    """The model as one of transformers, whose code `write_code` puts beside it."""
+    config = DipoleSentenceConfig(
+        architecture(model), model.output_width, parts_scaled(encoder, model), encoder.tokens.empty, len(encoder.tokens)
+    )
+    module = CODE[0].removesuffix(".py")
+    config.auto_map = {
+        "AutoConfig": f"{module}.{DipoleSentenceConfig.__name__}",
+        "AutoModel": f"{module}.{DipoleSentenceModel.__name__}",
+    }
+    wrapped = DipoleSentenceModel(config)
+    wrapped.encoder.load_state_dict(model.state_dict())
+    return wrapped.eval()
+
+
+def write_code(folder: Path) -> None:
+    """Copy the files that a model with code computes by."""
+    for name in CODE:
+        (folder / name).write_text((files("dipole.text.encoders") / name).read_text(encoding="utf-8"))
+
+
+def fast_tokenizer(tokens: Tokens, max_length: int | None) -> PreTrainedTokenizerFast:
+    """The tokenizer as transformers loads it; padding is masked, so the unknown word may stand for it."""
+    found = {name: next((t for t in tries if t in tokens.index), None) for name, tries in {
+        "unk_token": ("<unk>", "[UNK]"), "pad_token": ("[PAD]", "<pad>", "<unk>"),
+        "cls_token": ("[CLS]", "<s>"), "sep_token": ("[SEP]", "</s>"), "mask_token": ("[MASK]", "<mask>"),
+    }.items()}  # fmt: skip
+    special = {name: token for name, token in found.items() if token is not None}
+    limit = {"model_max_length": max_length} if max_length is not None else {}
+    return PreTrainedTokenizerFast(tokenizer_object=tokens.tokenizer, padding_side="right", **special, **limit)
+
+
+def projected(encoder: SentenceEncoder) -> SentenceModel:
+    """The encoder's model on the CPU, with its linear `transform` (CLLR's L) as a layer of f and of g."""
+    model = cast(SentenceModel, merged(encoder.model.cpu().eval()))
+    if encoder.transform is None:
+        return model
+    with torch.no_grad():
+        unit = torch.eye(model.width)
+        matrix = encoder.transform(unit)  # rows: images of the unit vectors
+    if torch.equal(matrix, unit):
+        return model
+    g = None if model.g is None else Projected(model.g, matrix)
+    return SentenceModel(Projected(model.f, matrix), g, model.dropout).eval()

@@ -1,0 +1,129 @@
+"""An image encoder as a model of transformers, of the type "dipole_vision".
+
+An exported folder holds a copy of this file, so that it loads without dipole:
+`AutoModel.from_pretrained(folder, trust_remote_code=True)`.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel, ResNetConfig, ResNetModel
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+LAYERS = {
+    "Conv2d": ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "bias"),
+    "Linear": ("in_features", "out_features", "bias"),
+    "BatchNorm1d": ("num_features", "eps", "momentum"),
+    "BatchNorm2d": ("num_features", "eps", "momentum"),
+    "LayerNorm": ("normalized_shape", "eps"),
+    "GroupNorm": ("num_groups", "num_channels", "eps"),
+    "MaxPool2d": ("kernel_size", "stride", "padding", "ceil_mode"),
+    "AvgPool2d": ("kernel_size", "stride", "padding", "ceil_mode"),
+    "AdaptiveAvgPool2d": ("output_size",),
+    "AdaptiveMaxPool2d": ("output_size",),
+    "Flatten": ("start_dim", "end_dim"),
+    "Dropout": ("p",),
+    "ReLU": ("inplace",),
+    "GELU": ("approximate",),
+    "SiLU": ("inplace",),
+    "Sigmoid": (),
+    "Tanh": (),
+    "Identity": (),
+}
+"""Layers of torch that a description can name, and the arguments that they are built with."""
+CHAIN = "Sequential"
+RESNET = "ResNet"
+
+
+def describe(module: nn.Module) -> dict[str, Any]:
+    """What `build` makes a module of the same shape from, as JSON values (a file of settings keeps no order of keys).
+
+    Raises:
+        ValueError: there is a layer outside `LAYERS`.
+    """
+    kind = type(module).__name__
+    if type(module) is nn.Sequential:
+        return {"kind": CHAIN, "layers": [[name, describe(layer)] for name, layer in module._modules.items()]}
+    if kind not in LAYERS or type(module) is not getattr(nn, kind):
+        raise ValueError(kind)
+    told = {name: getattr(module, name) for name in LAYERS[kind]}
+    if "bias" in told:
+        told["bias"] = told["bias"] is not None
+    return {"kind": kind, **told}
+
+
+def build(description: dict[str, Any]) -> nn.Module:
+    """A new module of a description."""
+    told = dict(description)
+    kind = told.pop("kind")
+    if kind == CHAIN:
+        chain = nn.Sequential()
+        for name, layer in told["layers"]:
+            chain.add_module(name, build(layer))
+        return chain
+    if kind == RESNET:
+        return small_stem_resnet(told)
+    if kind not in LAYERS:
+        raise ValueError(f"unknown layer {kind!r}; known: {', '.join(LAYERS)}")
+    return getattr(nn, kind)(**{name: tuple(v) if isinstance(v, list) else v for name, v in told.items()})
+
+
+def small_stem_resnet(told: dict[str, Any]) -> nn.Module:
+    """transformers' ResNet whose stem is a 3x3 convolution of stride 1 without pooling, for images of 32 x 32."""
+    config = ResNetConfig(**told)
+    model = ResNetModel(config)
+    stem: Any = model.embedder
+    stem.embedder.convolution = nn.Conv2d(config.num_channels, config.embedding_size, 3, padding=1, bias=False)
+    stem.pooler = nn.Identity()
+    return model
+
+
+class DipoleVisionConfig(PretrainedConfig):
+    """Shape of an image encoder."""
+
+    model_type = "dipole_vision"
+
+    def __init__(
+        self,
+        stages: list[Any] | None = None,
+        num_channels: int = 3,
+        image_size: int = 32,
+        hidden_size: int = 0,
+        tap: str = "",
+        **kwargs: Any,
+    ) -> None:
+        """stages: name and description of each, in order. tap: the stage that is read. hidden_size: its width."""
+        super().__init__(**kwargs)
+        self.stages, self.tap = stages, tap
+        self.num_channels, self.image_size, self.hidden_size = num_channels, image_size, hidden_size
+
+
+class DipoleVisionModel(PreTrainedModel):
+    """`model(pixel_values)` with pixels in [0, 1], (n, C, H, W), gives `pooler_output` (n, width).
+
+    Mean and standard deviation of the training images are part of the weights.
+    """
+
+    config_class = DipoleVisionConfig
+    main_input_name = "pixel_values"
+
+    def __init__(self, config: DipoleVisionConfig) -> None:
+        super().__init__(config)
+        self.register_buffer("mean", torch.zeros(config.num_channels))
+        self.register_buffer("std", torch.ones(config.num_channels))
+        self.stages = nn.ModuleDict({name: build(stage) for name, stage in config.stages or ()})
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Weights come from the file; nothing is drawn."""
+
+    def forward(self, pixel_values: Tensor, **ignored: Any) -> BaseModelOutputWithPooling:
+        mean, std = self.get_buffer("mean"), self.get_buffer("std")
+        x = (pixel_values - mean[:, None, None]) / std[:, None, None]
+        for name, stage in self.stages.items():
+            x = stage(x)
+            x = getattr(x, "pooler_output", x)
+            if name == self.config.tap:
+                break
+        return BaseModelOutputWithPooling(pooler_output=x.flatten(1))
