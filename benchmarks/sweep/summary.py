@@ -72,14 +72,15 @@ def path_of(runs: Path, name: str) -> Path:
     return runs / SWEEPS / f"{name}.json"
 
 
-def read_summaries(runs: Path) -> tuple[list[SearchSummary], list[str]]:
-    """The searches of a runs folder, and a line about each file that is none."""
-    found, problems = [], []
+def read_summaries(runs: Path) -> tuple[list[SearchSummary], list[tuple[Path, str]]]:
+    """The searches of a runs folder, and each file that is none with what is wrong with it."""
+    found: list[SearchSummary] = []
+    problems: list[tuple[Path, str]] = []
     for path in sorted((runs / SWEEPS).glob("*.json")):
         try:
             found.append(read_summary(path))
         except DataError as error:
-            problems.append(str(error))
+            problems.append((path, str(error)))
     return found, problems
 
 

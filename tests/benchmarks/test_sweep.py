@@ -10,6 +10,7 @@ import time
 import pytest
 from rich.console import Console
 
+from dipole.benchmarks.report.document import make_report
 from dipole.benchmarks.run.worker import ask_to_stop
 from dipole.benchmarks.sweep.search import sweep
 from dipole.benchmarks.sweep.space import Dimension, corners, read_space, settings
@@ -104,6 +105,19 @@ def test_a_search_chooses_on_validation_and_tests_its_winner(tmp_path):
     assert quietly(runs=tmp_path, trials=3) == 0
     assert read_summary(path).spent == {"complete": 3}
     assert read_summaries(tmp_path) == ([read_summary(path)], [])
+    # The report tells how many trials were spent and both numbers; trials are no runs of their own there.
+    found = read_summary(path)
+    (tmp_path / SWEEPS / "damaged.json").write_text("{")
+    report = make_report(tmp_path)
+    (section,) = [each for each in report.sections if each.id.startswith("search-")]
+    assert "3 trials (3 complete)" in section.subtitle
+    (winner,) = [table for table in section.tables if table.title == "The winner"]
+    tested = read_record(tmp_path / found.winner[0] / "record.json").results["knn/accuracy"]
+    assert [row[1].sort for row in winner.rows] == [found.trials[found.best].value, tested]
+    (others,) = [each for each in report.sections if each.id == "other-runs"]
+    shown = {cell.text for row in others.tables[0].rows for cell in row}
+    assert not shown & {trial.run for trial in found.trials}
+    assert any("damaged.json" in cell.text for table in report.tables for row in table.rows for cell in row)
 
 
 @pytest.mark.parametrize(
