@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.gradcheck import GradcheckError, gradcheck
 
 from dipole.core.conformance.held import Stops
-from dipole.core.conformance.layouts import VIEWS, Layout, Leaves, hard_pairs, two_views
+from dipole.core.conformance.layouts import VIEWS, Layout, Leaves, hard_pairs, in_order, two_views
 from dipole.core.conformance.subjects import Result, Subject, parameters_of
 from dipole.core.contrast import dense, engine, sweep
 from dipole.core.contrast.pairs import Pairs
@@ -413,10 +413,10 @@ def ignores_order(subject: Subject) -> str:
 
 def ignores_this_order(subject: Subject, layout: Layout, leaves: Leaves, order: Tensor, result: Result) -> None:
     """Raise Failed if the instances of two views in another order have another value or gradient than the result."""
-    labels = torch.arange(len(order)) // 2
-    moved_layout = Layout(layout.name, layout.shapes, lambda a, b: Pairs.from_views([a, b], labels[order]))
     moved = subject.result(
-        subject.make(), moved_layout, _leaves(**{name: leaf.detach()[order] for name, leaf in leaves.items()})
+        subject.make(),
+        in_order(order, layout.width),
+        _leaves(**{name: leaf.detach()[order] for name, leaf in leaves.items()}),
     )
     if not value_error(moved, result) <= EXACT:
         raise Failed(f"the value changes from {result.value.item():.8g} to {moved.value.item():.8g}")

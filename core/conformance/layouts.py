@@ -51,8 +51,14 @@ class Layout:
 
 def two_views(count: int, width: int = WIDTH) -> Layout:
     """SimCLR's two views of `count` instances; the layout in which foreign losses are called too."""
-    labels = torch.arange(count) // 2  # instances in pairs of one class, for supervised objectives
-    return Layout("views", {"a": (count, width), "b": (count, width)}, lambda a, b: Pairs.from_views([a, b], labels))
+    return in_order(torch.arange(count), width)
+
+
+def in_order(order: Tensor, width: int = WIDTH) -> Layout:
+    """Two views of instances in another order; neighbours of the first order are of one class, of five in all."""
+    shape = len(order), width
+    labels = (order // 2) % 5
+    return Layout("views", {"a": shape, "b": shape}, lambda a, b: Pairs.from_views([a, b], labels))
 
 
 def _listed(x: Tensor, y: Tensor) -> Pairs:

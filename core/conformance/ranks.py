@@ -27,7 +27,8 @@ from dipole.core.conformance.subjects import Result, parameters_of
 from dipole.core.contrast.embedded import Embedded
 
 COUNT = 2
-PATIENCE = 30.0  # seconds for one objective
+PATIENCE = 60.0  # seconds for one objective
+START = 180.0  # and for the first one, which waits for torch
 Case = tuple[int, Any, Leaves]  # the layout's place in LAYOUTS, the objective, the whole batch
 Found = Result | str  # what came out, or the error
 
@@ -46,6 +47,7 @@ class _Processes:
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
             environment.pop(name, None)
         meeting = str(Path(self._folder.name, "meeting"))
+        self._met = False
         self._errors = [Path(self._folder.name, f"errors.{rank}") for rank in range(COUNT)]
         self._each = [
             subprocess.Popen(
@@ -60,12 +62,14 @@ class _Processes:
 
     def ask(self, question: bytes) -> list[Any]:
         """What each of them answers."""
-        late = threading.Timer(PATIENCE, self.end)
+        late = threading.Timer(PATIENCE if self._met else START, self.end)
         late.start()
         try:
             for each in self._each:
                 _send(each.stdin, question)
-            return [_receive(each.stdout) for each in self._each]
+            answers = [_receive(each.stdout) for each in self._each]
+            self._met = True
+            return answers
         except (EOFError, OSError) as error:
             self.end()
             last = [line for path in self._errors for line in path.read_text(errors="replace").splitlines()[-1:]]
