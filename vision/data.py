@@ -13,7 +13,7 @@ from dipole.core.ground.seeding import Seeds
 from dipole.core.train.config import Settings
 from dipole.vision.class_lists import read_classes
 from dipole.vision.image_set import ImageSet
-from dipole.vision.sources import Decoding, Known, Source, described, known, open_source
+from dipole.vision.sources import HELD_OUT, Decoding, Known, Source, described, known, open_source
 
 IMBALANCE_BINS = 10
 
@@ -25,7 +25,9 @@ class DataConfig(Settings):
     test: str | None = Field(None, description="where the test part lies, if not in the source itself")
     train_split: str = Field("train", description="the source's split for training and probing")
     test_split: str = Field(
-        "test", description="the source's split for testing; absent: a seeded share of the training split"
+        "test",
+        description="the source's split for testing; where it has no 'test', its val, validation, valid or dev; absent: "
+        "a seeded share of the training split",
     )
     pretrain: str | None = Field(
         None, description="where the images for pretraining lie, if not in the source; for example WebVision v1"
@@ -130,7 +132,7 @@ def load(config: DataConfig, seed: Seeds, validation: float = 0.0) -> Parts:
     source = open_source(config.source, decoding, wanted)
     test = None if validation else _own_test(config, decoding, source, wanted)
     train = source.read(config.train_split)
-    if test is None and config.test is None and config.test_split not in source.splits:
+    if test is None and config.test is None and _held_out(config, source) is None:
         train, test = _cut(train, config.train_share, seed.torch("data", "split"))
     if validation:
         train, test = _cut(train, 1 - validation, seed.torch("data", "validation"))
@@ -163,8 +165,15 @@ def _own_test(
     """The test images where they lie apart from the training images."""
     if config.test is not None:
         other = open_source(config.test, decoding, wanted)
-        return other.read(other.splits[0] if len(other.splits) == 1 else config.test_split)
-    return source.read(config.test_split) if config.test_split in source.splits else None
+        return other.read(other.splits[0] if len(other.splits) == 1 else _held_out(config, other) or config.test_split)
+    split = _held_out(config, source)
+    return None if split is None else source.read(split)
+
+
+def _held_out(config: DataConfig, source: Source) -> str | None:
+    """The split to test on: the one that is named, or what stands for 'test' in a source that has none."""
+    names = HELD_OUT if config.test_split == HELD_OUT[0] else (config.test_split,)
+    return next((name for name in names if name in source.splits and name != config.train_split), None)
 
 
 def _cut(images: ImageSet, share: float, generator: torch.Generator) -> tuple[ImageSet, ImageSet]:

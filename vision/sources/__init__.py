@@ -4,9 +4,9 @@ from pathlib import Path
 
 from dipole.core.ground.errors import DataError, nearest
 from dipole.core.ground.plugins import import_all
-from dipole.vision.sources.base import READERS, Classes, Decoding, Known, Source, register_source
+from dipole.vision.sources.base import HELD_OUT, READERS, Classes, Decoding, Known, Source, register_source
 
-__all__ = ["Decoding", "Known", "Source", "described", "known", "open_source", "register_source"]
+__all__ = ["HELD_OUT", "Decoding", "Known", "Source", "described", "known", "open_source", "register_source"]
 
 import_all(__name__)
 

@@ -9,6 +9,9 @@ from dipole.vision.decoding import OnCorrupt
 from dipole.vision.image_set import ImageSet
 from dipole.vision.registry import Entries
 
+HELD_OUT = ("test", "val", "validation", "valid", "dev")  # splits for testing by name, the first that is there
+SPLITS = ("train", *HELD_OUT, "unlabeled")
+
 Classes = tuple[str, ...] | None  # names of the classes to keep, in their order; None keeps all
 
 
