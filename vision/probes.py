@@ -134,7 +134,9 @@ def check_labels(config: ProbeConfig, train: ImageSet, test: ImageSet) -> None:
     for part, images in parts.items():
         named = ", ".join(fitted if part == "training" else config.probes)
         if images.labels is None or not bool((images.labels >= 0).any()):
-            raise DataError(f"no image of the {part} part ({images.name}) has a label, as the probes {named} need. {cure}")
+            raise DataError(
+                f"no image of the {part} part ({images.name}) has a label, as the probes {named} need. {cure}"
+            )
     if fitted and train.labels is not None:
         classes = train.labels[train.labels >= 0].unique()
         if len(classes) < 2:
