@@ -128,8 +128,8 @@ def check_labels(config: ProbeConfig, train: ImageSet, test: ImageSet) -> None:
     parts = {"training": train} if fitted else {}
     parts |= {"test": test} if config.probes else {}
     cure = (
-        "Give labelled images as vision.data.source (or vision.data.test), those to pretrain on as "
-        "vision.data.pretrain, or train without probes: --set 'vision.probe.probes=[]'."
+        "Give labelled images as vision.data.source, vision.data.test or another vision.data.test_split, and those to "
+        "pretrain on as vision.data.pretrain; or train without probes: --set 'vision.probe.probes=[]'."
     )
     for part, images in parts.items():
         named = ", ".join(fitted if part == "training" else config.probes)

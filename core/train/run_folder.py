@@ -107,8 +107,10 @@ class RunFolder:
             return read_record(self.record)
         except RecordError as error:
             if any(self.checkpoints.glob("*")):
-                cure = f"Its checkpoints are still there: remove {self.record} and repeat the command to continue from them"
-                raise RecordError(f"{error}\n{cure} (--overwrite would throw them away).") from error
+                raise RecordError(
+                    f"{error}\nIts checkpoints are still there: remove {self.record} and repeat the command to "
+                    "continue from them (--overwrite would throw them away)."
+                ) from error
             raise RecordError(f"{error}\nTo train this run again: --overwrite.") from error
 
     def finished(self) -> bool:

@@ -238,9 +238,10 @@ def test_with_a_length_nothing_is_counted(parquet, cache):
     images = open_source(f"hub:{parquet}", options).read("train")
     assert (len(images), images.labels) == (20, None)
     assert not list(cache.rglob("*.json"))
+    too_long = Decoding(size=8, stream=Streaming(on=True, length=50))
+    longer = open_source(f"hub:{parquet}", too_long).read("train").images
     with pytest.raises(DataError, match="ends after 30 images"):
-        too_long = Decoding(size=8, stream=Streaming(on=True, length=50))
-        open_source(f"hub:{parquet}", too_long).read("train").images[torch.tensor([40])]
+        longer[torch.tensor([40])]
 
 
 def test_pretraining_on_a_stream_with_labelled_probes(parquet, shards):
@@ -268,7 +269,7 @@ def test_settings_without_a_stream_are_refused(shards):
     for data in ({"length": 20}, {"buffer": 9}):
         with pytest.raises(ValueError, match="no effect without a stream"):
             DataConfig(**data)
-    with pytest.raises(DataError, match="leave vision.data.streaming out"):
+    with pytest.raises(DataError, match=r"leave vision\.data\.streaming out"):
         load(DataConfig(source=pattern(shards), streaming=True), Seeds(0))
     with pytest.raises(DataError, match="cannot be streamed"):
         load(DataConfig(source="digits", streaming=True), Seeds(0))
