@@ -21,6 +21,7 @@ from dipole.text import encoders
 from dipole.text.columns import PairTable
 from dipole.text.config import TextSettings
 from dipole.text.encoded import Sentences
+from dipole.text.encoders.tail import Pooled
 from dipole.text.model import build_model
 from dipole.text.vocabulary import Tokens, load_tokens
 
@@ -61,7 +62,10 @@ def keep(
     tokens.save(folder / "tokenizer.json")
     fixed = next((table.embedding_dim for table in _tables(module) if not table.weight.requires_grad), None)
     settings = {name: getattr(config, name) for name in READ_BY}
-    (folder / "text.json").write_text(json.dumps({"data": settings, "fixed": fixed, **told}, indent=1) + "\n")
+    tail = next((part for part in module.modules() if isinstance(part, Pooled)), None)
+    behind = None if tail is None else {"pooling": list(tail.pooling), "layers": list(tail.described_layers)}
+    values = {"data": settings, "fixed": fixed, "behind": behind, **told}
+    (folder / "text.json").write_text(json.dumps(values, indent=1) + "\n")
     taken = probes.taken()
     s, table = taken.sentences, taken.table
     arrays = {"tokens": s.tokens, "offsets": s.offsets, "document": s.document, **taken.rows}
@@ -98,7 +102,16 @@ class Kept:
             config = config.model_copy(update={"transformer": str(self.folder / "transformer")})
         width = self.told["fixed"]
         blank = None if width is None else nn.Embedding.from_pretrained(torch.zeros(len(self.tokens), width))
-        return build_model(config, len(self.tokens), blank)
+        model = build_model(config, len(self.tokens), blank)
+        behind = self.told["behind"]
+        if behind is not None:
+            sides = [
+                None if side is None else Pooled(side, tuple(behind["pooling"]), behind["layers"])
+                for side in (model.f, model.g)
+            ]
+            assert sides[0] is not None
+            model = encoders.SentenceModel(sides[0], sides[1], model.dropout)
+        return model
 
     @property
     def vectors(self) -> str:

@@ -9,6 +9,7 @@ from torch import nn
 from dipole.core.ground.errors import DataError
 from dipole.text import encoders
 from dipole.text.config import TextSettings
+from dipole.text.encoders.sentence_folder import with_modules
 from dipole.text.vocabulary import Tokens, expand, read_vectors, words_vocabulary
 
 
@@ -29,13 +30,16 @@ def build_model(c: TextSettings, words: int, fixed: nn.Embedding | None) -> enco
 
     def transformer() -> encoders.Transformer:
         if c.transformer is not None:
-            return encoders.build_transformer(c.transformer, c.pooling, words)
+            return encoders.build_transformer(
+                c.transformer, c.pooling, words, freeze=c.freeze, lora=c.lora, weights=c.weights
+            )
         return encoders.small_transformer(words, c.hidden_size, c.layers, c.heads, c.pooling)
 
     # The members of a block are all the same kind of thing: one encoder, as in Arora et al.
     single = c.sides == 1 or c.pairs == "blocks"
     # A mask for each row is drawn for the rows of all ranks, by the adapter.
-    return encoders.SentenceModel(side(), None if single else side(), 0.0 if c.rows_drop else c.dropout)
+    sides = [with_modules(side(), c.transformer, c.pooling) for _ in range(1 if single else 2)]
+    return encoders.SentenceModel(sides[0], None if single else sides[1], 0.0 if c.rows_drop else c.dropout)
 
 
 def with_dropout(part: encoders.Transformer, rate: float) -> encoders.Transformer:
