@@ -64,8 +64,8 @@ class VisionAdapter(Adapter):
             check_drawing()  # before the first epoch, not after it
         if self.kept is None:
             images = self.parts.pretrain
-            check_labels(config.probe, self.parts.train, self.parts.test)
             self.steps_per_epoch = len(self._order) // self.batch_size
+            check_labels(config.probe, self.parts.train, self.parts.test)
         else:
             self._kept = read(self.kept)
             config, images = self._kept.config(config), self._kept.images.stand_in()
