@@ -23,7 +23,8 @@ def results_table(values: Mapping[str, float | None]) -> str:
     for name in names:
         beside = [number(values[f"{c}/{name}"]) if f"{c}/{name}" in values else "" for c in columns]
         rows.append([name, number(values[name]), *beside])
-    return text_table(rows if columns else rows[1:])
+    rows = rows if columns else rows[1:]
+    return text_table(rows) if rows else "(none)"
 
 
 def number(value: float | None) -> str:
