@@ -225,7 +225,7 @@ class RLAdapter(Adapter):
         return {"agent": folder.name, "history": history}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._pending = self.workdir / "checkpoints" / state["agent"]
+        self._pending = snapshots.named(self.workdir / "checkpoints", state["agent"])
         snapshots.check(self._pending)
         self.history = [Evaluation(steps, agent, tuple(returns)) for steps, agent, returns in state["history"]]
 

@@ -25,6 +25,8 @@ from dipole.rl.memory import require_bytes
 
 # Room for the first frame of each episode; episodes shorter than 50 steps leave room for a few transitions less.
 _SLACK = 50
+_STEPS = ("actions", "rewards", "dones", "valid", "stacks", "oldest_frame")  # (n_envs, steps, ...)
+_PLACES = ("_head", "_tail", "_written", "_newest", "pos", "full")
 
 
 class Frames:
@@ -125,7 +127,7 @@ class FrameReplayBuffer(ReplayBuffer):
 
     Any stacking is stored exactly: frames are recognised by their pixels, so a repeated first frame, a zero-padded one
     (VecFrameStack) or no overlap at all need no declaration. A time limit (`TimeLimit.truncated`) is not a termination.
-    A step that a fault ended (`info["fault"]`) is never sampled.
+    A step that a fault ended (`info["fault"]`), or whose reward is not finite, is never sampled.
 
     Args:
         buffer_size: transitions over all environments.
@@ -238,10 +240,11 @@ class FrameReplayBuffer(ReplayBuffer):
             self.stacks[env, slot] = np.array([before, after]) % self._ring
             self.oldest_frame[env, slot] = min(*before, *after)
             self.actions[env, slot] = action[env]
-            self.rewards[env, slot] = reward[env]
+            finite = bool(np.isfinite(reward[env]))
+            self.rewards[env, slot] = reward[env] if finite else 0.0
             timeout = self.handle_timeout_termination and info.get("TimeLimit.truncated", False)
             self.dones[env, slot] = bool(done[env]) and not timeout
-            self.valid[env, slot] = "fault" not in info
+            self.valid[env, slot] = finite and "fault" not in info
             self._head[env] += 1
         self.pos = int(self._head[0] % self.buffer_size)
         self.full = bool(self._head[0] >= self.buffer_size)
@@ -346,14 +349,50 @@ class FrameReplayBuffer(ReplayBuffer):
     def _tensor(self, array: NDArray[Any]) -> Tensor:
         return sent(torch.from_numpy(np.ascontiguousarray(array)), self.device)
 
-    def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        del state["frames"], state["digests"]
+    def state_dict(self) -> dict[str, Any]:
+        """What is stored, and the sampler's generator: arrays, numbers and lists."""
         rows = int(min(self._written.max(), self._ring))
         steps = int(min(self._head.max(), self.buffer_size))
-        for name in ("actions", "rewards", "dones", "valid", "stacks", "oldest_frame"):
-            state[name] = state[name][:, :steps]
-        return {**state, "frames_used": self.frames.used(rows)}
+        return {
+            **{name: getattr(self, name)[:, :steps] for name in _STEPS},
+            **{name: getattr(self, name) for name in _PLACES},
+            "frames": self.frames.used(rows),
+            "rng": self.rng,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from what `state_dict` returned. Steps whose reward is not finite are never sampled again.
+
+        Raises:
+            ValueError: the state is of a buffer of another shape.
+        """
+        for name in _STEPS:
+            stored, own = state[name], getattr(self, name)
+            if stored.shape[0] != self.n_envs or stored.shape[1] > own.shape[1] or stored.shape[2:] != own.shape[2:]:
+                raise ValueError(f"replay {name} has the shape {stored.shape}, this agent's {own.shape}")
+            own[:] = 0
+            own[:, : stored.shape[1]] = stored
+        used = state["frames"]
+        if used.shape[2:] != self._frame_shape or used.shape[1] > self._ring or used.dtype != np.uint8:
+            raise ValueError(f"frames of the shape {used.shape[2:]}, this agent's are {self._frame_shape}")
+        for name in _PLACES:
+            setattr(self, name, state[name])
+        self.rng = state["rng"]
+        self._fill(used)
+
+    def _fill(self, used: NDArray[np.uint8]) -> None:
+        """Put frames back, and work out what follows from the rest."""
+        self.frames.restore(used)
+        self.digests = np.zeros((self.n_envs, self._ring), np.int64)
+        self.digests[:, : used.shape[1]] = [[digest(frame) for frame in each] for each in used]
+        bad = ~np.isfinite(self.rewards)
+        self.rewards[bad], self.valid[bad] = 0.0, False
+
+    def __getstate__(self) -> dict[str, Any]:
+        stored = self.state_dict()
+        stored["frames_used"] = stored.pop("frames")
+        state = {name: value for name, value in self.__dict__.items() if name not in ("frames", "digests")}
+        return state | stored
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         used = state.pop("frames_used")
@@ -363,11 +402,9 @@ class FrameReplayBuffer(ReplayBuffer):
         self.frames = (DeviceFrames if self.storage == "device" else Frames)(
             (self.n_envs, self._ring, *self._frame_shape), self.device
         )
-        self.frames.restore(used)
-        self.digests = np.zeros((self.n_envs, self._ring), np.int64)
-        self.digests[:, : used.shape[1]] = [[digest(frame) for frame in each] for each in used]
-        for name in ("actions", "rewards", "dones", "valid", "stacks", "oldest_frame"):
+        for name in _STEPS:
             stored = state[name]
             full = np.zeros((self.n_envs, self.buffer_size, *stored.shape[2:]), stored.dtype)
             full[:, : stored.shape[1]] = stored
             setattr(self, name, full)
+        self._fill(used)
