@@ -6,7 +6,7 @@ alone, so that a file from anywhere can be played and continued.
 
 import json
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -45,9 +45,7 @@ def describe(agent: Any) -> dict[str, Any]:
         "storage": agent.storage,
         "stats_window_size": agent._stats_window_size,
         "seed": agent.seed,
-        "n_envs": agent.n_envs,
-        "observation_space": _described(agent.observation_space),
-        "action_space": _described(agent.action_space),
+        **told_spaces(agent),
         "counters": {name: getattr(agent, name) for name in COUNTERS},
         "own_terms": list(agent.own_terms),
         "code": code,
@@ -146,11 +144,25 @@ def build(
         agent = cls("CnnPolicy", env, **keywords)
     else:
         agent = cls("CnnPolicy", None, _init_setup_model=False, **keywords)
-        agent.observation_space, agent.action_space = map(_space, (told["observation_space"], told["action_space"]))
-        agent.n_envs = int(told["n_envs"])
-        agent.set_up_for_playing()
+        settle(agent, told)
     agent.task = told.get("task")
     return agent
+
+
+def told_spaces(agent: Any) -> dict[str, Any]:
+    """What an agent sees and does, as `settle` reads it."""
+    return {
+        "n_envs": agent.n_envs,
+        "observation_space": _described(agent.observation_space),
+        "action_space": _described(agent.action_space),
+    }
+
+
+def settle(agent: Any, told: Mapping[str, Any]) -> None:
+    """Make the networks of an agent that was made without an environment, for what `told_spaces` says."""
+    agent.observation_space, agent.action_space = map(_space, (told["observation_space"], told["action_space"]))
+    agent.n_envs = int(told["n_envs"])
+    agent.set_up_for_playing()
 
 
 def load_weights(agent: Any, path: str | Path) -> None:

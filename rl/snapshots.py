@@ -132,9 +132,9 @@ def check(folder: Path) -> None:
         ) from error
     if known != _FORMAT:
         raise CheckpointError(
-            f"the checkpoint {folder} is of another version of dipole. Those of earlier versions hold pickles, which may "
-            "run any code when they are read, so they are not. Finish the run with the version that began it, or begin "
-            "again (dipole train --resume never)."
+            f"the checkpoint {folder} is of another version of dipole. Those of earlier versions hold pickles, which "
+            "may run any code when they are read, so they are not. Finish the run with the version that began it, or "
+            "begin again (dipole train --resume never)."
         )
     for name in _PARTS:
         size = sizes.get(name)
