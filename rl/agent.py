@@ -85,7 +85,7 @@ class ContrastiveSAC(SAC):
             default the preset's. An Objective or a Composite is used as the very module that it is, with its weights.
         preset: "curl" (the repository), "paper", or "small" (two cores).
         augmentation: "crop", "shift", "none", or a function (B, C, H, W) uint8 -> (B, C, h, h).
-        storage: where replay keeps its frames: "host", or "device".
+        storage: where replay keeps its frames: "host", "device", or "auto" (on a GPU where they fit).
         settings: any other field of `settings.Settings` by name (batch_size, learning_rate, joint_backward, ...), and
             SB3's action_noise, replay_buffer_class, replay_buffer_kwargs, stats_window_size, tensorboard_log, verbose,
             seed, device.
@@ -106,7 +106,7 @@ class ContrastiveSAC(SAC):
         objective: str | Objective | Composite | None = None,
         preset: str = "curl",
         augmentation: str | Callable[[Tensor], Tensor] = "crop",
-        storage: Literal["host", "device"] = "host",
+        storage: Literal["auto", "host", "device"] = "auto",
         _init_setup_model: bool = True,
         **settings: Any,
     ) -> None:
@@ -195,6 +195,8 @@ class ContrastiveSAC(SAC):
         self.policy_kwargs["contrast"] = self._given
         super()._setup_model()
         del self.policy_kwargs["contrast"]
+        if chosen.compile:
+            self.policy.compile_networks()
         assert self.log_ent_coef is not None
         self.ent_coef_optimizer = self.policy.adam(
             [self.log_ent_coef], chosen.temperature_learning_rate, chosen.temperature_beta

@@ -57,7 +57,8 @@ def _encode(value: Any, arrays: list[np.ndarray], place: str) -> Any:
         return [_encode(each, arrays, f"{place}[{index}]") for index, each in enumerate(value)]
     for kind, made in _SEQUENCES.items():
         if type(value) is made:
-            return {kind: _encode(list(value), arrays, place)}
+            parts: Any = value
+            return {kind: _encode(list(parts), arrays, place)}
     if isinstance(value, deque):
         return {"deque": _encode(list(value), arrays, place), "maxlen": value.maxlen}
     if isinstance(value, dict):

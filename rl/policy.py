@@ -70,6 +70,13 @@ class ContrastivePolicy(PixelPolicy):
         contrast = contrast if contrast is not None else as_composite(self.settings.objective)
         self.contrast = fit(contrast, self.settings) if contrast is not None else None
 
+    def compile_networks(self) -> None:
+        """Let `torch.compile` fuse what an update calls; weights and their names stay as they are."""
+        for encoder in (self.encoder, self.key_encoder, self.actor.features_extractor):
+            for name in ("convolve", "head"):
+                setattr(encoder, name, torch.compile(getattr(encoder, name), dynamic=False))
+        self.actor.distribution = torch.compile(self.actor.distribution, dynamic=False)  # type: ignore[method-assign]
+
     def _get_constructor_parameters(self) -> dict[str, Any]:
         return {
             "observation_space": self.observation_space,

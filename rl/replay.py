@@ -21,7 +21,7 @@ from torch import Tensor
 from dipole.core.ground.errors import ConfigError, TrainingError
 from dipole.core.ground.transfer import sent
 from dipole.rl.augmentation import Augmentation
-from dipole.rl.memory import require_bytes
+from dipole.rl.memory import has_room_for, require_bytes
 
 # Room for the first frame of each episode; episodes shorter than 50 steps leave room for a few transitions less.
 _SLACK = 50
@@ -133,7 +133,8 @@ class FrameReplayBuffer(ReplayBuffer):
         buffer_size: transitions over all environments.
         observation_space: a Box (C, H, W) of uint8.
         frame_stack: frames in an observation; by default C / 3 where C is a multiple of 3, otherwise C.
-        storage: "host", or "device" to keep the frames on the training device.
+        storage: "host", or "device" to keep the frames on the training device; "auto": there, if that is a GPU whose
+            free memory is twice what they need.
         seed: of the sampler; drawn from NumPy's global generator (which SB3 seeds) if left out.
 
     Raises:
@@ -151,7 +152,7 @@ class FrameReplayBuffer(ReplayBuffer):
         optimize_memory_usage: bool = False,
         handle_timeout_termination: bool = True,
         frame_stack: int | None = None,
-        storage: Literal["host", "device"] = "host",
+        storage: Literal["auto", "host", "device"] = "host",
         seed: int | None = None,
     ) -> None:
         BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs=n_envs)
@@ -161,8 +162,8 @@ class FrameReplayBuffer(ReplayBuffer):
             or len(observation_space.shape) != 3
         ):
             raise ConfigError(f"FrameReplayBuffer stores uint8 images (C, H, W), not {observation_space}.")
-        if storage not in ("host", "device"):
-            raise ConfigError(f"storage must be 'host' or 'device', got {storage!r}.")
+        if storage not in ("auto", "host", "device"):
+            raise ConfigError(f"storage must be 'auto', 'host' or 'device', got {storage!r}.")
         channels, height, width = observation_space.shape
         self.frame_stack = frame_stack or (channels // 3 if channels % 3 == 0 else channels)
         if channels % self.frame_stack:
@@ -172,13 +173,16 @@ class FrameReplayBuffer(ReplayBuffer):
         # Every frame is stored once whatever SB3 asks for, and its option would lose the time limits.
         self.optimize_memory_usage = False
         self.handle_timeout_termination = handle_timeout_termination
-        self.storage = storage
         self.buffer_size = max(-(-buffer_size // n_envs), 1)  # steps, as SB3 counts
         self._frame_shape = (channels // self.frame_stack, height, width)
         self._ring = self.buffer_size + max(self.buffer_size // _SLACK, 4 * self.frame_stack)
         shape = (n_envs, self._ring, *self._frame_shape)
+        needed = self.bytes_needed(self.buffer_size, n_envs, self._frame_shape, self.frame_stack, self.action_dim)
+        if storage == "auto":
+            storage = "device" if has_room_for(needed, self.device) else "host"
+        self.storage = storage
         require_bytes(
-            self.bytes_needed(self.buffer_size, n_envs, self._frame_shape, self.frame_stack, self.action_dim),
+            needed,
             self.buffer_size * n_envs,
             self._frame_shape,
             self.device if storage == "device" else torch.device("cpu"),
