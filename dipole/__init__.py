@@ -24,7 +24,9 @@ _HOME = {
     "Pairs": "dipole.core.contrast.pairs",
     "register": "dipole.core.contrast.registry",
     "check_objective": "dipole.core.conformance.kit",
+    "compute_loss": "dipole.core.train.compute_loss",
 }
+_ROOMS = ("rl", "text", "vision")
 
 __all__ = [
     "Composite",
@@ -34,12 +36,15 @@ __all__ = [
     "__version__",
     "cached",
     "check_objective",
+    "compute_loss",
     "objective",
     "register",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return import_module(f"dipole.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'dipole' has no attribute {name!r}; it has {', '.join(sorted(__all__))}")
     return getattr(import_module(_HOME[name]), name)

@@ -2,19 +2,18 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Unpack
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from dipole.core.contrast.embedded import Embedded
-from dipole.core.contrast.objective import Composite
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.errors import ConfigError, DataError
 from dipole.core.ground.transfer import prefetched, sent
@@ -23,8 +22,9 @@ from dipole.core.measure.probes import knn_probe
 from dipole.core.train.adapter import Adapter, Context, Sketch
 from dipole.core.train.block_losses import BlockShape, block_losses
 from dipole.core.train.sampling import ClassBlocks
-from dipole.text import encoders, senteval
+from dipole.text import encoders, pairing, senteval
 from dipole.text.batching import make_batch
+from dipole.text.columns import PairBatches, PairTable, read_pairs
 from dipole.text.config import TextSettings
 from dipole.text.corpus import Document, labelled_documents, read_documents
 from dipole.text.document_classification import document_accuracy
@@ -33,9 +33,11 @@ from dipole.text.encode import SentenceEncoder
 from dipole.text.encoded import Sentences, building, encode_documents
 from dipole.text.encoded import keep as keep_file
 from dipole.text.kept import READ_BY, Kept, Probes, keep
-from dipole.text.model import build_model, clip_each, expanded, fixed_table
+from dipole.text.model import build_model, clip_each, expanded, fixed_table, never_differs
 from dipole.text.neighbours import nearest_sentences, neighbour_histogram, next_sentence
-from dipole.text.senteval.tables import six_task_table
+from dipole.text.partners import find_partners
+from dipole.text.senteval.numbers import numbers_of
+from dipole.text.senteval.tables import written_tables
 from dipole.text.vocabulary import Tokens, build_vocabulary, load_tokens
 
 PROBED = 2000  # sentences of each split that probes and diagnostics look at
@@ -51,16 +53,28 @@ SHOWN = 3  # sentences whose nearest ones are printed
 
 @dataclass(frozen=True)
 class TextBatch:
-    """Consecutive sentences (or blocks of them) and the document of each."""
+    """The rows of a step: consecutive sentences, blocks of them, sentences twice (views), or the anchors of a table."""
 
     batch: encoders.Batch
     document: Tensor  # (B,) long
-    index: Tensor  # (B,) long, of each sentence in the corpus
+    index: Tensor  # (B,) long, of each sentence in the corpus, or of each row of the table
     seed: int  # of this step's draws
+    masks: Tensor | None = None  # (k, B, d) dropout of each of a row's k vectors, 0 or 1 / (1 - rate)
+    partners: "Partners | None" = None
+
+
+@dataclass(frozen=True)
+class Partners:
+    """What stands beside the anchors of a table: their positives, and the negatives that there are."""
+
+    batch: encoders.Batch  # B positives, then the negatives
+    place: Tensor  # (k,) long, of each negative among B times `most`
+    most: int  # negatives of a row of the global batch
+    absent: Tensor | None  # (E,) long, places c B + b of the global batch without a negative; None where all are there
 
 
 class TextAdapter(Adapter):
-    """Quick Thoughts and its relatives: neighbouring sentences, or the sentences of a block, are positives."""
+    """Quick Thoughts and its relatives (neighbours, blocks), SimCSE's two passes, and tables of pairs."""
 
     domain: ClassVar[str] = "text"
     config_model: ClassVar[type[TextSettings]] = TextSettings
@@ -77,6 +91,7 @@ class TextAdapter(Adapter):
         super().__init__(config, **context)
         _check_blocks(config, self.batch_size, self.world_size)
         self._class_blocks: ClassBlocks | None = None
+        self._pair_batches: PairBatches | None = None
         if self.kept is not None:
             self._restore(Kept(self.kept))
             return
@@ -92,15 +107,24 @@ class TextAdapter(Adapter):
         drawn = len(self.train_rows) if self._class_blocks is None else len(self._class_blocks)
         self.steps_per_epoch = drawn // self.batch_size
         if not self.steps_per_epoch:
+            what = "sentences" if self.table is None else "rows"
             raise DataError(
-                f"the corpus {config.corpus} leaves {drawn} sentences for training, fewer than "
+                f"the corpus {config.corpus} leaves {drawn} {what} for training, fewer than "
                 f"train.batch_size {self.batch_size}"
             )
+        if self.table is not None:
+            self._pair_batches = PairBatches(
+                self.table, self.train_rows, self.batch_size, self._order, apart=config.no_duplicates
+            )
+            self.steps_per_epoch = self._pair_batches.count
+        if config.pairs == "views":
+            self._check_masks()
 
     # Used without its corpus -----------------------------------------------------------------------------------------
 
     def keep(self, folder: Path) -> None:
-        probes = Probes(self.sentences, {s: self._probe_rows(s) for s in ("train", "test")}, bool(len(self.held_rows)))
+        rows = {split: self._probe_rows(split) for split in ("train", "test")}
+        probes = Probes(self.sentences, rows, bool(len(self.held_rows)), self.table)
         told = {"info": self.data_info(), "steps_per_epoch": self.steps_per_epoch}
         keep(folder, self.config, self.module, self.tokens, probes, told)
 
@@ -145,14 +169,28 @@ class TextAdapter(Adapter):
         _check_blocks(config, batch_size, world_size)
         if config.transformer is not None or config.tokenizer != "words":
             return None  # somebody's files say how wide it is
-        blocks = _unit_of(config) if config.pairs == "blocks" else None
-        arguments = (batch_size, blocks, config.window, config.self_logit)
-        return Sketch(_width(config.model_copy(update=_OF_THE_DATA)), _example, arguments)
+        hard = 1 if config.columns is None else len(config.columns) - 2
+        size = hard if config.pairs == "columns" else _unit_of(config)
+        arguments = (config.pairs, batch_size, size, config.window, config.self_logit)
+        return Sketch(_width(config.model_copy(update=_OF_THE_DATA)), pairing.example, arguments)
 
     # Data ------------------------------------------------------------------------------------------------------------
 
+    @cached_property
+    def table(self) -> PairTable | None:
+        """The rows of pairs = "columns": those of the data, or those that the run's folder holds for evaluation."""
+        c = self.config
+        if self._kept is not None and self._probes is not None:
+            return self._probes.table
+        if c.pairs != "columns":
+            return None
+        return read_pairs(c.corpus, c.columns, split=c.split, encoding=c.encoding, limit=c.limit)
+
     def _documents(self) -> Iterator[Document]:
         c = self.config
+        if self.table is not None:
+            yield Document("texts", self.table.texts)
+            return
         found = read_documents(c.corpus, unit=c.unit, column=c.column, split=c.split, encoding=c.encoding)
         left = c.limit
         for document in found:
@@ -171,7 +209,8 @@ class TextAdapter(Adapter):
             tokens = self._new_tokens()
             return tokens, encode_documents(self._documents(), tokens, c.max_length)
         keys = ("corpus", "unit", "column", "split", "encoding", "limit", "tokenizer", "vocabulary_size", "lower")
-        key = json.dumps({k: getattr(c, k) for k in (*keys, "max_length")} | {"state": _state_of(c.corpus)})
+        asked = (*keys, "max_length", *(() if self.table is None else ("columns",)))
+        key = json.dumps({k: getattr(c, k) for k in asked} | {"state": _state_of(c.corpus)})
         folder = Path(c.cache) / hashlib.sha256(key.encode()).hexdigest()[:16]
         kept = folder / "tokenizer.json"
         with building(folder):
@@ -189,8 +228,14 @@ class TextAdapter(Adapter):
     def _split(self) -> tuple[np.ndarray, np.ndarray]:
         """Rows for training and for evaluation: the last sentences of each document are held out.
 
-        Those before them may be kept for development: they are in neither, unless it is they that are evaluated.
+        Those before them may be kept for development: they are in neither, unless it is they that are evaluated. Of a
+        table, the last rows are held out.
         """
+        if self.table is not None:
+            rows = np.arange(len(self.table))
+            end = len(rows) - int(self.config.held_out * len(rows))
+            learnt = max(0, end - int(self.validation * len(rows)))
+            return rows[:learnt], rows[learnt:end] if self.validation else rows[end:]
         document = self.sentences.document
         _, starts, count = np.unique(document, return_index=True, return_counts=True)
         trained, held = np.ones(len(document), dtype=bool), np.zeros(len(document), dtype=bool)
@@ -229,28 +274,98 @@ class TextAdapter(Adapter):
         return prefetched(batches, self.device) if self.device.type == "cuda" else batches
 
     def _batches(self, epoch: int, start: int) -> Iterator[TextBatch]:
-        size, mine = self.batch_size, self._share()
-        order = np.arange(self.steps_per_epoch)
-        offset = 0
-        blocks = None if self._class_blocks is None else self.train_rows[self._class_blocks.rows(epoch)]
-        if self.config.order == "shuffled" and self.config.pairs == "window":
-            draw = self.seed.numpy("data", epoch)
-            order = draw.permutation(order)
-            # Batches begin elsewhere in every epoch, so that no pair of neighbours is cut apart for good.
-            offset = int(draw.integers(len(self.train_rows) - self.steps_per_epoch * size + 1))
-        for place, step in enumerate(order[start:], start):
-            if self.config.pairs == "window":
-                rows = self.train_rows[offset + step * size : offset + (step + 1) * size][mine]
-            elif blocks is not None:
-                rows = blocks[step * size : (step + 1) * size][mine]
-            else:
-                rows = self._draw_blocks(epoch, step)[mine]
-            batch = make_batch(self.sentences.ids(rows), self.config.chunks)
+        rows_of, mine = self._rows_of(epoch), self._share()
+        for place in range(start, self.steps_per_epoch):
+            rows = rows_of(place)
             yield TextBatch(
-                (batch.pin_memory() if self.device.type == "cuda" else batch).to(self.device),
-                sent(torch.from_numpy(self.sentences.document[rows].astype(np.int64)), self.device),
-                sent(torch.from_numpy(rows.astype(np.int64)), self.device),
+                self._sent_batch(self._ids(rows[mine])),
+                sent(torch.from_numpy(self._owners(rows[mine])), self.device),
+                sent(torch.from_numpy(rows[mine].astype(np.int64)), self.device),
                 self.seed.stream("data", "negatives", epoch, place),
+                *self._beside(rows, mine, epoch, place),
+            )
+
+    def _rows_of(self, epoch: int) -> Callable[[int], np.ndarray]:
+        """Rows of the global batch of each place in an epoch."""
+        size, pairs = self.batch_size, self.config.pairs
+        if self._pair_batches is not None:
+            return self._pair_batches.epoch(epoch).__getitem__
+        if pairs == "blocks" and self._class_blocks is None:
+            return partial(self._draw_blocks, epoch)
+        order, offset = np.arange(self.steps_per_epoch), 0
+        if self._class_blocks is not None:
+            rows = self.train_rows[self._class_blocks.rows(epoch)]
+        elif pairs == "views":
+            rows = self.train_rows[self._order(epoch, 0, len(self.train_rows))]
+        else:
+            rows = self.train_rows
+            if self.config.order == "shuffled":
+                draw = self.seed.numpy("data", epoch)
+                order = draw.permutation(order)
+                # Batches begin elsewhere in every epoch, so that no pair of neighbours is cut apart for good.
+                offset = int(draw.integers(len(rows) - self.steps_per_epoch * size + 1))
+        return lambda place: rows[offset + order[place] * size : offset + (order[place] + 1) * size]
+
+    def _order(self, epoch: int, tried: int, count: int) -> np.ndarray:
+        """An order of single rows."""
+        if self.config.order == "sequential":
+            return np.arange(count)
+        return self.seed.numpy("data", epoch, "rows", tried).permutation(count)
+
+    def _ids(self, rows: np.ndarray) -> list[np.ndarray]:
+        """Sentences that the first encoder sees: views see each twice, in one pass."""
+        if self.table is not None:
+            return self.sentences.ids(self.table.anchor[rows])
+        return self.sentences.ids(rows) * (2 if self.config.pairs == "views" else 1)
+
+    def _owners(self, rows: np.ndarray) -> np.ndarray:
+        """The document of each row; a table has none."""
+        owners = np.zeros(len(rows)) if self.table is not None else self.sentences.document[rows]
+        return owners.astype(np.int64)
+
+    def _sent_batch(self, ids: list[np.ndarray]) -> encoders.Batch:
+        batch = make_batch(ids, self.config.chunks)
+        return (batch.pin_memory() if self.device.type == "cuda" else batch).to(self.device)
+
+    def _beside(self, rows: np.ndarray, mine: slice, epoch: int, place: int) -> tuple[Tensor | None, Partners | None]:
+        """Masks and partners of this rank's rows of a global batch."""
+        c, vectors, partners = self.config, 2, None
+        if self.table is not None:
+            partners = self._partners(self.table, rows, mine)
+            vectors += partners.most
+        if not c.rows_drop or not c.dropout or c.encoder == "transformer":
+            return None, partners
+        # Drawn for the rows of all ranks: each row has the mask that it has in one process.
+        draw = torch.rand(
+            vectors, len(rows), self.module.width, generator=self.seed.torch("augment", "dropout", epoch, place)
+        )
+        masks = (draw[:, mine] >= c.dropout).float() / (1 - c.dropout)
+        return sent(masks, self.device), partners
+
+    def _partners(self, table: PairTable, rows: np.ndarray, mine: slice) -> Partners:
+        there = table.negatives[rows] >= 0  # (B, m), rising to the left
+        most = int(there.sum(1).max(initial=0))
+        there, own = there[:, :most], rows[mine]
+        found = table.negatives[own, :most]
+        ids = np.concatenate([table.positive[own], found[found >= 0]])
+        absent = np.flatnonzero(~there.T.ravel()) + len(rows)
+        return Partners(
+            self._sent_batch(self.sentences.ids(ids)),
+            sent(torch.from_numpy(np.flatnonzero(found >= 0)), self.device),
+            most,
+            sent(torch.from_numpy(absent), self.device) if len(absent) else None,
+        )
+
+    def _check_masks(self) -> None:
+        """Refuse views that no mask tells apart."""
+        c = self.config
+        if c.transformer is None:
+            return  # the settings say how it drops
+        ids = self.sentences.ids(self.train_rows[:8])
+        if never_differs(self.module, make_batch(ids * 2, 1)):
+            raise ConfigError(
+                f"text.transformer = {c.transformer!r} has no dropout, and views differ by their dropout masks alone: "
+                f"both would be the same. Set text.dropout, for example 0.1."
             )
 
     def _draw_blocks(self, epoch: int, step: int) -> np.ndarray:
@@ -261,16 +376,45 @@ class TextAdapter(Adapter):
         return self.train_rows[(starts[:, None] + np.arange(self._unit)).ravel()]
 
     def embed(self, batch: TextBatch) -> Embedded:
-        f, g = self.module(batch.batch)
         c, size = self.config, self._unit
+        if batch.partners is not None:
+            return self._embed_columns(batch, batch.partners)
+        f, g = self.module(batch.batch)
+        if c.pairs == "views":
+            first, second = self._masked([*f.chunk(2)], batch)
+            rows = {"first": first, "second": second, "document": batch.document, "index": batch.index}
+            return Embedded(rows, pairing.views)
         if c.pairs == "blocks":
             blocks = {"x": f.view(-1, size, f.shape[1]), "labels": batch.document[::size], "index": batch.index[::size]}
-            return Embedded(blocks, partial(_blocks, draw=batch.seed))
+            return Embedded(blocks, partial(pairing.blocks, draw=batch.seed))
         rows = {"f": f, "g": g, "document": batch.document, "index": batch.index}
-        return Embedded(rows, partial(_neighbours, window=c.window, self_logit=c.self_logit))
+        return Embedded(rows, partial(pairing.neighbours, window=c.window, self_logit=c.self_logit))
+
+    def _embed_columns(self, batch: TextBatch, partners: Partners) -> Embedded:
+        f, g = self.module.f, self.module.g
+        anchor = _rows(f, batch.batch)
+        others = _rows(f if g is None else g, partners.batch)
+        count, most = len(anchor), partners.most
+        hard = others.new_zeros(count * most, others.shape[1]).index_copy(0, partners.place, others[count:])
+        vectors = [anchor, others[:count], *hard.view(count, most, others.shape[1]).unbind(1)]
+        anchor, positive, *negatives = self._masked(vectors, batch)
+        rows = {"anchor": anchor, "positive": positive, "index": batch.index}
+        if negatives:
+            rows["negatives"] = torch.stack(negatives, 1)
+        return Embedded(rows, partial(pairing.columns, absent=partners.absent))
+
+    def _masked(self, vectors: list[Tensor], batch: TextBatch) -> list[Tensor]:
+        """Vectors (B, d) under the dropout masks of this step."""
+        if batch.masks is None or not self.module.training:
+            return vectors
+        return [rows * mask.to(rows.dtype) for rows, mask in zip(vectors, batch.masks, strict=True)]
 
     def encoders(self) -> list[nn.Module]:
         return [side for side in (self.module.f, self.module.g) if side is not None]
+
+    def remarks(self) -> Sequence[str]:
+        found: Sequence[str] = getattr(self.module.f, "remarks", ())  # of g they are the same
+        return found
 
     def before_step(self) -> None:
         if self.config.clip_per_tensor is not None:
@@ -308,26 +452,31 @@ class TextAdapter(Adapter):
 
     def features(self, split: str) -> tuple[Tensor, Tensor | None]:
         rows = self._probe_rows(split)
+        if self.table is not None:
+            return self._sides(_distinct(self.table.anchor[rows]))[0], None
         return self._sides(rows)[0], torch.from_numpy(self.sentences.document[rows].astype(np.int64))
 
     def held_out_pairs(self, objective: Any) -> Pairs | None:
-        """Sentences and their neighbours among held-out sentences."""
+        """Held-out sentences and their neighbours, or held-out rows of a table; of views nothing is known."""
         rows = self._probe_rows("test")[:PAIRED]
+        if self.config.pairs == "views":
+            return None
+        if self.table is not None:
+            rows = rows[np.sort(np.unique(self.table.positive[rows], return_index=True)[1])]
+            rows = rows[np.sort(np.unique(self.table.anchor[rows], return_index=True)[1])]
+            sides = (
+                self._sides(self.table.anchor[rows], objective)[0],
+                self._sides(self.table.positive[rows], objective)[1],
+            )
+            return Pairs.from_columns(*sides) if len(rows) > 1 else None
         document = torch.from_numpy(self.sentences.document[rows].astype(np.int64))
         if len(rows) < 2 or not bool((document[:-1] == document[1:]).any()):
             return None
         return Pairs.from_window(*self._sides(rows, objective), document)
 
     def evaluate(self, objective: Any) -> dict[str, float]:
-        results: dict[str, float] = {}
         rows = self._probe_rows("test")
-        document = torch.from_numpy(self.sentences.document[rows].astype(np.int64))
-        f, g = self._sides(rows, objective)
-        results.update(next_sentence(f, g, document))
-        self._keep_pictures(f, g, document, rows)
-        results.update(self._topics(rows, f, objective))
-        if self.config.classifiers or self.config.losses:
-            results.update(self._document_tasks(objective))
+        results = self._of_text(rows, objective) if self.table is None else self._of_table(self.table, rows, objective)
         if self.config.labelled is not None and not self.validation:
             labelled = labelled_documents(self.config.labelled, self.config.column)
             results.update(document_accuracy(self.encoder(objective).encode, labelled, self.config.labelled))
@@ -339,12 +488,36 @@ class TextAdapter(Adapter):
                 progress=False,
             )  # fmt: skip
             for task, result in found.items():
-                results.update(_numbers(task, result))
+                results.update(numbers_of(task, result))
             if self.validation:  # what SentEval itself chooses by
                 return {name: value for name, value in results.items() if _is_seen(name)}
-            table = six_task_table({"this run": found}) + "\n"
-            (self.workdir / "senteval.txt").write_text(table, encoding="utf-8")
+            for name, table in written_tables(found).items():
+                (self.workdir / name).write_text(table + "\n", encoding="utf-8")
         return results
+
+    def _of_text(self, rows: np.ndarray, objective: Any) -> dict[str, float]:
+        """What held-out running text tells: neighbours and documents."""
+        document = torch.from_numpy(self.sentences.document[rows].astype(np.int64))
+        f, g = self._sides(rows, objective)
+        results = next_sentence(f, g, document)
+        self._keep_pictures(f, g, document, rows)
+        results.update(self._topics(rows, f, objective))
+        if self.config.classifiers or self.config.losses:
+            results.update(self._document_tasks(objective))
+        return results
+
+    def _of_table(self, table: PairTable, rows: np.ndarray, objective: Any) -> dict[str, float]:
+        """What held-out rows of a table tell: which text belongs to an anchor."""
+        every = np.concatenate([table.anchor[rows], table.positive[rows], table.negatives[rows].ravel()])
+        texts, place = np.unique(every, return_inverse=True)
+        first = int((texts < 0).sum())  # -1, where a row has fewer negatives, stands first
+        f, g = self._sides(texts[first:], objective)
+        numbers = torch.from_numpy(place - first)
+        anchor, positive, negatives = numbers.split([len(rows), len(rows), len(numbers) - 2 * len(rows)])
+        asked = _distinct(table.anchor[rows])
+        shown = torch.cat([f, g], 1)[np.searchsorted(texts, asked) - first]
+        (self.workdir / "nearest_sentences.txt").write_text(self._examples(asked, shown) + "\n", encoding="utf-8")
+        return find_partners(f, g, anchor, positive, negatives.view(len(rows), -1))
 
     def _topics(self, rows: np.ndarray, f: Tensor, objective: Any) -> dict[str, float]:
         """Which document is this sentence from? Nearest neighbours among training sentences of the same documents."""
@@ -404,18 +577,32 @@ class TextAdapter(Adapter):
             info: dict[str, Any] = self._kept.told["info"]
             return info
         unknown = self.tokens.words_only and float(np.mean(np.asarray(self.sentences.tokens) == 0))
+        fingerprint = f"{self.sentences.fingerprint}-{self.tokens.fingerprint}"
+        documents, read = {"documents": int(self.sentences.document[-1]) + 1}, {}
+        if self.table is not None:
+            fingerprint, documents = f"{self.table.fingerprint}-{fingerprint}", {"texts": len(self.table.texts)}
+            read = {
+                "columns": list(self.table.columns),
+                "incomplete_rows": self.table.incomplete,
+                "rows_with_fewer_negatives": self.table.fewer,
+            }
         return {
             "name": self.config.corpus,
-            "fingerprint": f"{self.sentences.fingerprint}-{self.tokens.fingerprint}",
+            "fingerprint": fingerprint,
             "sizes": {
                 "train": len(self.train_rows),
                 "test": len(self.held_rows),
-                "documents": int(self.sentences.document[-1]) + 1,
+                **documents,
                 "tokens": len(self.sentences.tokens),
                 "vocabulary": len(self.tokens),
             },
+            **read,
             "unknown_words": float(unknown),
-            "encoder": {"width": self.module.output_width, "parameters": encoders.parameter_count(self.module)},
+            "encoder": {
+                "width": self.module.output_width,
+                "parameters": encoders.parameter_count(self.module),
+                **(getattr(self.module.f, "described", None) or {}),
+            },
         }
 
     def export(self, to: str, folder: Path, record: Any, objective: Any = None) -> None:
@@ -449,26 +636,14 @@ def _width(config: TextSettings) -> int:
         return build_model(config, words, fixed).width
 
 
-def _example(
-    objective: Composite, dim: int, count: int, size: int | None, window: int, self_logit: Literal["zero", "drop"]
-) -> Pairs:
-    """Random rows of so many sentences of two documents, paired as a batch; size: of a block."""
-    rows = {"document": torch.arange(count) * 2 // count, "index": torch.arange(count)}
-    if size is None:
-        rows |= {"f": torch.randn(count, dim), "g": torch.randn(count, dim)}
-        return _neighbours(rows, window, self_logit)
-    rows = {name: values[::size] for name, values in rows.items()}
-    rows = {name: values[: count // size] for name, values in rows.items()}
-    return _blocks({**rows, "x": torch.randn(count // size, size, dim), "labels": rows["document"]}, draw=0)
+def _distinct(texts: np.ndarray) -> np.ndarray:
+    """Each number once, in the order in which it comes first."""
+    return texts[np.sort(np.unique(texts, return_index=True)[1])]
 
 
-def _blocks(rows: dict[str, Tensor], draw: int) -> Pairs:
-    return Pairs.from_blocks(rows["x"], anchors="all", labels=rows["labels"], index=rows["index"], draw=draw)
-
-
-def _neighbours(rows: dict[str, Tensor], window: int, self_logit: Literal["zero", "drop"]) -> Pairs:
-    document = rows["document"]
-    return Pairs.from_window(rows["f"], rows["g"], document, window, self_logit, labels=document, index=rows["index"])
+def _rows(part: encoders.Part, batch: encoders.Batch) -> Tensor:
+    """Vectors (B, d) by one encoder, in the order of the batch."""
+    return torch.cat([part(chunk) for chunk in batch.chunks])[batch.order]
 
 
 def _state_of(corpus: str) -> list:
@@ -480,15 +655,4 @@ def _state_of(corpus: str) -> list:
 
 def _is_seen(name: str) -> bool:
     """Whether a number is none of a SentEval task's test part."""
-    return not name.startswith("senteval/") or name.rpartition("/")[2].startswith("dev")
-
-
-def _numbers(task: str, result: senteval.Result) -> dict[str, float]:
-    if "acc" in result:
-        values = {"accuracy": result["acc"] / 100, "dev": result["devacc"] / 100}
-        return {f"senteval/{task}/{k}": v for k, v in values.items()} | (
-            {f"senteval/{task}/f1": result["f1"] / 100} if "f1" in result else {}
-        )
-    if "mse" in result:
-        return {f"senteval/{task}/{k}": result[k] for k in ("pearson", "spearman")}
-    return {f"senteval/{task}/{k}": result["all"][k]["all"] for k in ("pearson", "spearman")}
+    return not name.startswith("senteval/") or "dev" in name.split("/")

@@ -4,19 +4,27 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from dipole.core.ground.backbone import Source, Weights
+from dipole.core.ground.errors import ConfigError
 from dipole.core.measure.class_tasks import Classifier
 from dipole.core.train.config import Settings
+from dipole.core.train.finetuning import FREEZE_HELP, LORA_HELP, WEIGHTS_HELP, FreezeSetting, LoraTable
+from dipole.text.columns import check_columns
 
 
 class TextSettings(Settings):
     """Corpus, encoders and evaluation of a text run; the defaults are a small run on the embedded corpus."""
 
-    corpus: str = Field("pydoc", description="pydoc, a file or folder (.txt, .jsonl, .jsonl.gz, .parquet), or hub:NAME")
+    corpus: str = Field(
+        "pydoc",
+        description="pydoc, a file or folder (.txt, .jsonl, .jsonl.gz, .parquet), or hub:NAME[:SUBSET]; of pairs in "
+        "columns .csv and .tsv too, and a folder that datasets saved",
+    )
     unit: Literal["documents", "sentences"] = Field(
         "documents", description="a row is running text to be cut into sentences, or one sentence of one long text"
     )
     column: str | None = Field(None, description="column that holds the text; found by itself if it has a usual name")
-    split: str = Field("train", description="split of a Hub data set")
+    split: str = Field("train", description="split of a data set")
     encoding: str = Field("utf-8", description="of text files")
     cache: str | None = Field(None, description="folder for encoded corpora, shared by runs; none keeps them in memory")
     limit: int | None = Field(None, ge=1, description="use the first sentences only")
@@ -40,15 +48,34 @@ class TextSettings(Settings):
         "trained", description="word embeddings; both is MultiChannel"
     )
     transformer: str | None = Field(None, description="config.json, checkpoint folder or Hub name; none: a small BERT")
+    weights: Weights | None = Field(None, description=f"with `transformer`: {WEIGHTS_HELP}")
+    freeze: FreezeSetting = Field("none", description=f"with `transformer`: {FREEZE_HELP}")
+    lora: LoraTable | None = Field(None, description=f"with `transformer`: {LORA_HELP}")
     layers: int = Field(2, ge=1, description="of the small BERT")
     heads: int = Field(4, ge=1, description="of the small BERT")
     pooling: Literal["mean", "cls"] = "mean"
-    sides: Literal[1, 2] = Field(2, description="2: f and g without shared weights; 1: one encoder for both")
+    sides: Literal[1, 2] = Field(
+        2,
+        description="2: f and g without shared weights; 1: one encoder for both, as views and columns have it where "
+        "nothing is said",
+    )
     dropout: float = Field(
-        0.0, ge=0, lt=1, description="one mask for the whole batch and both sides, as the authors do"
+        0.0,
+        ge=0,
+        lt=1,
+        description="window and blocks: one mask for the whole batch and both sides, not rescaled, as the authors do; "
+        "views and columns: one of each row, rescaled, or the rate of all layers of a transformer",
     )
 
-    pairs: Literal["window", "blocks"] = "window"
+    pairs: Literal["window", "blocks", "views", "columns"] = Field(
+        "window",
+        description="neighbours; members of a block; a sentence and itself under another dropout mask (SimCSE); the "
+        "columns of a table of one's own",
+    )
+    columns: tuple[str, ...] | None = Field(
+        None, description="columns only: anchor, positive and any negatives; none: found by their usual names"
+    )
+    no_duplicates: bool = Field(True, description="columns only: no text occurs in two rows of a batch")
     window: int = Field(1, ge=1, description="sentences on each side that are positives")
     self_logit: Literal["zero", "drop"] = Field(
         "zero", description="the sentence itself: a negative of logit 0, or left out"
@@ -90,17 +117,34 @@ class TextSettings(Settings):
     protocol: Literal["fast", "senteval-torch", "senteval-sklearn", "skip-thoughts"] = "fast"
     kfold: int = Field(10, ge=2)
 
+    @property
+    def rows_drop(self) -> bool:
+        """Whether `dropout` draws a mask for each row."""
+        return self.pairs in ("views", "columns")
+
     def determining(self) -> dict[str, Any]:
-        """A block held one sentence less once, and its document was not drawn by itself: those are other runs."""
+        """Of a block, and of the files of a transformer.
+
+        A block held one sentence less once, and its document was not drawn by itself: those are other runs.
+        """
         found = super().determining()
+        if self.transformer and (content := Source(self.transformer, "", self.weights).content):
+            found["transformer"] = content  # what lies there, wherever it lies
         return found | {"blocks_version": 2} if self.pairs == "blocks" else found
 
     @model_validator(mode="after")
     def _fits(self) -> "TextSettings":
-        problems = []
+        if self.rows_drop and "sides" not in self.model_fields_set:
+            # The model is frozen for everybody else: the stored configuration must be complete.
+            self.__dict__["sides"] = 1
+        problems = self._pair_problems()
         if self.held_out + self.development >= 1:
             problems.append("held_out and development together leave nothing for training; their sum must be below 1")
         given = self.model_fields_set
+        defaults = {name: field.default for name, field in type(self).model_fields.items()}
+        of_transformer = [name for name in ("weights", "freeze", "lora") if getattr(self, name) != defaults[name]]
+        if of_transformer and self.transformer is None:
+            problems.append(f"{', '.join(of_transformer)}: no effect without transformer, a checkpoint or config.json")
         if self.channels != "trained" and self.vectors is None:
             problems.append(f"channels {self.channels!r} needs vectors, a GloVe or word2vec text file")
         if self.expand and (self.vectors is None or self.channels == "fixed" or self.encoder == "transformer"):
@@ -116,6 +160,8 @@ class TextSettings(Settings):
         if self.tokenizer != "words" and self.vectors is not None:
             problems.append("vectors needs tokenizer 'words'")
         for key, other, value in (
+            ("columns", "pairs", "columns"),
+            ("no_duplicates", "pairs", "columns"),
             ("window", "pairs", "window"),
             ("self_logit", "pairs", "window"),
             ("block_size", "pairs", "blocks"),
@@ -135,3 +181,27 @@ class TextSettings(Settings):
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+    def _pair_problems(self) -> list[str]:
+        """What does not fit views or columns."""
+        problems = []
+        if self.pairs == "views":
+            if self.sides == 2:
+                problems.append("views are two passes through one encoder; leave sides out, or set sides = 1")
+            if not self.dropout and (self.encoder != "transformer" or self.transformer is None):
+                problems.append(
+                    "views differ by their dropout masks alone, and dropout is 0: both would be the same; set "
+                    "text.dropout, for example 0.1"
+                )
+        if self.pairs == "columns":
+            if self.corpus == "pydoc":
+                problems.append("columns need a table of pairs: set corpus to a file, a folder or hub:NAME")
+            if self.columns is not None:
+                try:
+                    check_columns(self.columns)
+                except ConfigError as error:
+                    problems.append(str(error))
+            for key in ("unit", "column", "classifiers", "losses", "development"):
+                if getattr(self, key) != type(self).model_fields[key].default:
+                    problems.append(f"{key} has no effect with pairs 'columns', whose rows are no documents")
+        return problems

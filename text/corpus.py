@@ -1,23 +1,18 @@
 """Running text as training data: documents kept apart, cut into sentences."""
 
-import gzip
-import json
 import re
 import warnings
-import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
 from dipole.core.ground.errors import DataError
-from dipole.core.ground.extras import install_line
-from dipole.core.ground.hub import without_retry_messages
+from dipole.text.rows import JSON, PARQUET, hub_rows, json_rows, package, parquet_rows
 
 Unit = Literal["documents", "sentences"]
-TEXT, JSON, PARQUET = (".txt", ".text"), (".jsonl", ".jsonl.gz", ".json"), (".parquet",)
+TEXT = (".txt", ".text")
 # A longer piece of text is cut at a blank before sentences are sought in it: no sentence is that long, files are.
 PIECE = 100_000
 LONGEST = 1_000_000  # sentences of a document where rows are sentences and nothing says where a text ends
@@ -42,18 +37,10 @@ ABBREVIATIONS = (
 
 @cache
 def _punkt() -> Any:
-    punkt = _package("nltk.tokenize.punkt")
+    punkt = package("nltk.tokenize.punkt")
     parameters = punkt.PunktParameters()
     parameters.abbrev_types = set(ABBREVIATIONS.split())
     return punkt.PunktSentenceTokenizer(parameters)
-
-
-def _package(name: str) -> Any:
-    """Import a package of the text extra, or say how to install it."""
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        raise DataError(f"reading a corpus needs {error.name}; install it with: {install_line('text')}") from error
 
 
 def split_sentences(text: str) -> list[str]:
@@ -94,8 +81,8 @@ def read_documents(
 
     Args:
         source: "pydoc" (the embedded default); a file or a folder of .txt (one document each), .jsonl, .jsonl.gz or
-            .parquet (one document a row); "hub:NAME" for a data set of the Hugging Face Hub, streamed; or any iterable
-            of rows: strings, lists of sentences, or mappings.
+            .parquet (one document a row); "hub:NAME" (or "hub:NAME:SUBSET") for a data set of the Hugging Face Hub,
+            streamed; or any iterable of rows: strings, lists of sentences, or mappings.
         unit: "documents": a row or text file is running text to be cut into sentences; "sentences": a row or a line
             of a text file is one sentence, and neighbouring rows are neighbours (BookCorpus as the Hub has it).
         column: which column of a row holds the text (a string, or a list of sentences); found by itself if it is
@@ -111,7 +98,7 @@ def read_documents(
     elif source == "pydoc":
         yield from pydoc_documents()
     elif source.startswith("hub:"):
-        yield from _rows(_hub(source.removeprefix("hub:"), split), source, unit, column)
+        yield from _rows(hub_rows(source.removeprefix("hub:"), split), source, unit, column)
     else:
         path = Path(source)
         if not path.exists():
@@ -149,14 +136,14 @@ def labelled_documents(source: str, column: str | None = None) -> Iterator[tuple
     """
     if source.startswith("hub:"):
         name = source.removeprefix("hub:")
-        parts: list[tuple[str, Iterable[Any]]] = [(split, _hub(name, split)) for split in ("train", "test")]
+        parts: list[tuple[str, Iterable[Any]]] = [(split, hub_rows(name, split)) for split in ("train", "test")]
     else:
         path = Path(source)
         if not path.is_file() or not path.name.endswith(JSON + PARQUET):
             raise DataError(
                 f"no labelled documents at {path}. Give a {', '.join(JSON[:2] + PARQUET)} file, or hub:NAME."
             )
-        parts = [("", _parquet_rows(path) if path.name.endswith(PARQUET) else _json_lines(path))]
+        parts = [("", parquet_rows(path) if path.name.endswith(PARQUET) else (row for _, row in json_rows(path)))]
     seen: dict[str, int] = {}
     for part, rows in parts:
         for number, row in enumerate(rows, 1):
@@ -179,9 +166,9 @@ def labelled_documents(source: str, column: str | None = None) -> Iterator[tuple
 def documents_of(file: Path, unit: Unit, column: str | None, encoding: str) -> Iterator[Document]:
     """The documents of one file; what is neither JSON nor parquet is text."""
     if file.name.endswith(PARQUET):
-        yield from _rows(_parquet_rows(file), str(file), unit, column)
+        yield from _rows(parquet_rows(file), str(file), unit, column)
     elif file.name.endswith(JSON):
-        yield from _rows(_json_lines(file), str(file), unit, column)
+        yield from _rows((row for _, row in json_rows(file)), str(file), unit, column)
     else:
         try:
             text = file.read_text(encoding=encoding)
@@ -201,43 +188,6 @@ def documents_of(file: Path, unit: Unit, column: str | None, encoding: str) -> I
             yield Document(file.stem, [" ".join(line.split()) for line in text.split("\n") if line.strip()])
         else:
             yield Document(file.stem, split_sentences(text))
-
-
-def _parquet_rows(file: Path) -> Iterator[Any]:
-    load_dataset = _package("datasets").load_dataset
-    try:
-        yield from load_dataset("parquet", data_files=str(file), split="train", streaming=True)
-    except Exception as error:  # pyarrow and datasets have no common base
-        raise DataError(f"{file} is not a readable parquet file: {str(error).splitlines()[0]}") from error
-
-
-def _json_lines(file: Path) -> Iterator[Any]:
-    opener = gzip.open if file.suffix == ".gz" else open
-    number = 0
-    try:
-        with opener(file, "rt", encoding="utf-8") as lines:
-            for line in lines:
-                number += 1
-                if line.strip():
-                    yield json.loads(line)
-    except json.JSONDecodeError as error:
-        raise DataError(f"{file}, line {number}: not JSON ({error.msg})") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{file}, after line {number}: not UTF-8 ({error.reason})") from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{file}, after line {number}: {error}") from None
-
-
-def _hub(name: str, split: str) -> Iterable[Any]:
-    load_dataset = _package("datasets").load_dataset
-    try:
-        with without_retry_messages():
-            return load_dataset(name, split=split, streaming=True)
-    except Exception as error:  # the datasets library and the network raise many kinds
-        raise DataError(
-            f"the data set {name!r} (split {split!r}) cannot be opened from the Hugging Face Hub: "
-            f"{str(error).splitlines()[0]}. Without a network, give a local file or folder."
-        ) from error
 
 
 def _rows(rows: Iterable[Any], where: str, unit: Unit, column: str | None) -> Iterator[Document]:

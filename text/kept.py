@@ -18,25 +18,41 @@ from torch import nn
 
 from dipole.core.ground.errors import CheckpointError
 from dipole.text import encoders
+from dipole.text.columns import PairTable
 from dipole.text.config import TextSettings
 from dipole.text.encoded import Sentences
+from dipole.text.encoders.tail import Pooled
 from dipole.text.model import build_model
 from dipole.text.vocabulary import Tokens, load_tokens
 
-READ_BY = ("corpus", "unit", "column", "split", "encoding", "limit", "held_out", "development", "max_length")
+READ_BY = ("corpus", "unit", "column", "split", "encoding", "limit", "held_out", "development", "max_length", "columns")
 """Settings that say which sentences a corpus gives; with others than the run's own the corpus is read."""
+
+TABLE = ("anchor", "positive", "negatives")
 
 
 @dataclass(frozen=True)
 class Probes:
     """The sentences that evaluation looks at.
 
-    sentences: all of them; rows: of the splits "train" and "test"; held_out: whether those of "test" were.
+    sentences: all of them; rows: of the splits "train" and "test", of the sentences or of the table; held_out: whether
+    those of "test" were; table: of pairs, whose texts the sentences are.
     """
 
     sentences: Sentences
     rows: dict[str, np.ndarray]
     held_out: bool
+    table: PairTable | None = None
+
+    def taken(self) -> "Probes":
+        """What the rows need of it, and no more."""
+        every, cut = np.concatenate([self.rows["train"], self.rows["test"]]), len(self.rows["train"])
+        used, places = np.unique(every, return_inverse=True)
+        rows = {"train": places[:cut], "test": places[cut:]}
+        if self.table is None:
+            return Probes(self.sentences.take(used), rows, self.held_out)
+        table, texts = self.table.take(used)
+        return Probes(self.sentences.take(texts), rows, self.held_out, table)
 
 
 def keep(
@@ -46,14 +62,15 @@ def keep(
     tokens.save(folder / "tokenizer.json")
     fixed = next((table.embedding_dim for table in _tables(module) if not table.weight.requires_grad), None)
     settings = {name: getattr(config, name) for name in READ_BY}
-    (folder / "text.json").write_text(json.dumps({"data": settings, "fixed": fixed, **told}, indent=1) + "\n")
-    s = probes.sentences
-    used, places = np.unique(np.concatenate([probes.rows["train"], probes.rows["test"]]), return_inverse=True)
-    taken, cut = s.take(used), len(probes.rows["train"])
-    np.savez(
-        folder / "probes.npz", tokens=taken.tokens, offsets=taken.offsets, document=taken.document,
-        train=places[:cut], test=places[cut:], held_out=probes.held_out,
-    )  # fmt: skip
+    tail = next((part for part in module.modules() if isinstance(part, Pooled)), None)
+    behind = None if tail is None else {"pooling": list(tail.pooling), "layers": list(tail.described_layers)}
+    values = {"data": settings, "fixed": fixed, "behind": behind, **told}
+    (folder / "text.json").write_text(json.dumps(values, indent=1) + "\n")
+    taken = probes.taken()
+    s, table = taken.sentences, taken.table
+    arrays = {"tokens": s.tokens, "offsets": s.offsets, "document": s.document, **taken.rows}
+    arrays |= {} if table is None else {name: getattr(table, name) for name in TABLE}
+    np.savez(folder / "probes.npz", allow_pickle=False, held_out=np.bool_(taken.held_out), **arrays)
     if config.transformer is not None:
         inner = next(part.model for part in module.modules() if isinstance(part, encoders.Transformer))
         inner.config.save_pretrained(folder / "transformer")
@@ -85,7 +102,16 @@ class Kept:
             config = config.model_copy(update={"transformer": str(self.folder / "transformer")})
         width = self.told["fixed"]
         blank = None if width is None else nn.Embedding.from_pretrained(torch.zeros(len(self.tokens), width))
-        return build_model(config, len(self.tokens), blank)
+        model = build_model(config, len(self.tokens), blank)
+        behind = self.told["behind"]
+        if behind is not None:
+            sides = [
+                None if side is None else Pooled(side, tuple(behind["pooling"]), behind["layers"])
+                for side in (model.f, model.g)
+            ]
+            assert sides[0] is not None
+            model = encoders.SentenceModel(sides[0], sides[1], model.dropout)
+        return model
 
     @property
     def vectors(self) -> str:
@@ -95,7 +121,7 @@ class Kept:
     def has_data_of(self, config: TextSettings) -> bool:
         """Whether a configuration asks for the sentences that lie here, and for no others."""
         asked = {name: getattr(config, name) for name in READ_BY}
-        return asked == self.told["data"] and not (config.classifiers or config.losses)
+        return json.loads(json.dumps(asked)) == self.told["data"] and not (config.classifiers or config.losses)
 
     def probes(self) -> Probes:
         try:
@@ -107,4 +133,8 @@ class Kept:
             ) from error
         rows = {split: found[split] for split in ("train", "test")}
         sentences = Sentences(found["tokens"], found["offsets"], found["document"])
-        return Probes(sentences, rows, bool(found["held_out"]))
+        anchor, positive, negatives = (found.get(name) for name in TABLE)
+        table = None
+        if anchor is not None and positive is not None and negatives is not None:
+            table = PairTable([], anchor, positive, negatives, ())
+        return Probes(sentences, rows, bool(found["held_out"]), table)

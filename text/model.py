@@ -9,6 +9,7 @@ from torch import nn
 from dipole.core.ground.errors import DataError
 from dipole.text import encoders
 from dipole.text.config import TextSettings
+from dipole.text.encoders.sentence_folder import with_modules
 from dipole.text.vocabulary import Tokens, expand, read_vectors, words_vocabulary
 
 
@@ -17,9 +18,7 @@ def build_model(c: TextSettings, words: int, fixed: nn.Embedding | None) -> enco
 
     def side() -> encoders.Part:
         if c.encoder == "transformer":
-            if c.transformer is not None:
-                return encoders.build_transformer(c.transformer, c.pooling, words)
-            return encoders.small_transformer(words, c.hidden_size, c.layers, c.heads, c.pooling)
+            return with_dropout(transformer(), c.dropout) if c.rows_drop and c.dropout else transformer()
         tables = [fixed] if fixed is not None else []
         if c.channels != "fixed":
             tables.append(encoders.trained_table(words, c.word_size))
@@ -29,9 +28,42 @@ def build_model(c: TextSettings, words: int, fixed: nn.Embedding | None) -> enco
         ]
         return parts[0] if len(parts) == 1 else encoders.Channels(parts)
 
+    def transformer() -> encoders.Transformer:
+        if c.transformer is not None:
+            return encoders.build_transformer(
+                c.transformer, c.pooling, words, freeze=c.freeze, lora=c.lora, weights=c.weights
+            )
+        return encoders.small_transformer(words, c.hidden_size, c.layers, c.heads, c.pooling)
+
     # The members of a block are all the same kind of thing: one encoder, as in Arora et al.
     single = c.sides == 1 or c.pairs == "blocks"
-    return encoders.SentenceModel(side(), None if single else side(), c.dropout)
+    # A mask for each row is drawn for the rows of all ranks, by the adapter.
+    sides = [with_modules(side(), c.transformer, c.pooling) for _ in range(1 if single else 2)]
+    return encoders.SentenceModel(sides[0], None if single else sides[1], 0.0 if c.rows_drop else c.dropout)
+
+
+def with_dropout(part: encoders.Transformer, rate: float) -> encoders.Transformer:
+    """Give all dropout of a transformer one rate: its layers, and the rates that its attention keeps as numbers."""
+    for module in part.model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = rate
+        for name, value in vars(module).items():
+            if "dropout" in name and isinstance(value, float):
+                setattr(module, name, rate)
+    config = part.model.config
+    for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "attention_dropout", "dropout"):
+        if isinstance(getattr(config, name, None), float):
+            setattr(config, name, rate)
+    return part
+
+
+def never_differs(model: encoders.SentenceModel, batch: encoders.Batch) -> bool:
+    """Whether a batch that holds every sentence twice, one half after the other, gives equal halves in training."""
+    was = model.training
+    with torch.random.fork_rng(), torch.no_grad():
+        rows = model.train()(batch)[0]
+    model.train(was)
+    return torch.equal(*rows.chunk(2))
 
 
 def fixed_table(c: TextSettings, tokens: Tokens) -> nn.Embedding | None:

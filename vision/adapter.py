@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import cache, cached_property
 from operator import attrgetter
 from pathlib import Path
@@ -31,6 +32,7 @@ from dipole.vision.export import FORMATS, export_as
 from dipole.vision.frameworks.base import Batch, Branch, Method, Order, Setup
 from dipole.vision.image_set import ImageSet
 from dipole.vision.kept import HUB, Kept, KnownImages, keep, read
+from dipole.vision.online import OnlineProbe
 from dipole.vision.pictures import draw_query, neighbourhood, sharpness
 from dipole.vision.probes import ProbeConfig, probe
 
@@ -81,6 +83,14 @@ class VisionAdapter(Adapter):
         self._untrained = copy.deepcopy(self.module) if was else None
         self._baselines: dict[str, float] | None = None
         self._step = 0  # of the batch that was handed out last, from 1
+        self._online: OnlineProbe | None = None
+        if config.probe.online is not None and self._kept is None:
+            shares = config.data.pretrain is None
+            classes = OnlineProbe.classes_of(images, self.parts.test, shares)
+            self._online = OnlineProbe(config.probe.online, self.module.branches(), classes, self.device)
+        self._labels: Tensor | None = None  # of the batch that was embedded last
+        self._metrics: dict[str, Tensor | float] = {}
+        self._run: Run | None = None
 
     @cached_property
     def parts(self) -> Parts:
@@ -143,14 +153,23 @@ class VisionAdapter(Adapter):
             yield Batch(views, classes, sent(index[mine], self.device), seed)
 
     def embed(self, batch: Batch) -> Embedded:
-        embedded: Embedded = self.module(batch)
+        self._labels = batch.labels
+        with nullcontext() if self._online is None else self._online.seen():
+            embedded: Embedded = self.module(batch)
         return embedded
 
     def encoders(self) -> list[nn.Module]:
         return [part for part in self.module.modules() if isinstance(part, Branch)]
 
+    def remarks(self) -> list[str]:
+        return list(dict.fromkeys(line for encoder in self._encoders() for line in encoder.remarks))
+
+    def _encoders(self) -> list[Encoder]:
+        return [part for part in self.module.modules() if isinstance(part, Encoder)]
+
     def fit(self, run: "Run") -> None:
         """Train; where the framework cannot carry the objective, the error says which ones can."""
+        self._run = run
         try:
             run.loop()
         except PairsError as error:
@@ -167,7 +186,23 @@ class VisionAdapter(Adapter):
             raise PairsError(f"{error} {cure}") from error
 
     def after_step(self) -> None:
+        if self._run is not None:
+            self.module.progress = self._run.step / self._run.total_steps
         self.module.after_step()
+        self._metrics = self.module.metrics()
+        if self._online is not None:
+            assert self._labels is not None
+            self._metrics |= self._online.step(self._labels)
+
+    def metrics(self) -> dict[str, Tensor | float]:
+        return self._metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self._online is None else {"online": self._online.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self._online is not None:
+            self._online.load_state_dict(state["online"])
 
     def evaluate(self, objective: Any) -> dict[str, float]:
         shape = BlockShape.of(objective, self.config.framework.block_positives(self.config))
@@ -182,9 +217,22 @@ class VisionAdapter(Adapter):
                 self._baselines = {f"untrained/{k}": v for k, v in untrained.items()}
                 self._baselines |= {f"raw/{k}": v for k, v in raw.items()}
             results |= self._baselines
+        if self._online is not None and self._online.steps:
+            results["online/accuracy"] = self._online_accuracy(self._online)
         if self.config.probe.picture and self._step:
             self.draw(self.workdir / "pictures" / f"step-{self._step}.png", objective, f"step {self._step}")
         return results
+
+    def _online_accuracy(self, probe: OnlineProbe) -> float:
+        """Of the test part, read as it stands."""
+        test, right = self.parts.test, 0
+        assert test.labels is not None
+        with frozen(self.module):
+            for part, labels in zip(test.images.split(CHUNK), test.labels.split(CHUNK), strict=True):
+                with probe.seen():
+                    self.module.embedding(centre(part.to(self.device), self.size))
+                right += int(probe.right(labels.to(self.device)))
+        return right / len(test)
 
     def draw(self, path: Path, objective: Any, when: str, query: int = 0) -> None:
         """Write the picture of a query in a mini-batch: images with their weights, and a map of the batch.
@@ -270,7 +318,9 @@ class VisionAdapter(Adapter):
     def data_info(self) -> dict[str, Any]:
         if self._kept is not None and "parts" not in vars(self):
             return self._kept.info
-        return {**self.parts.info(), "view_size": self.size}
+        described = next((encoder.described for encoder in self._encoders() if encoder.described), None)
+        found = {**self.parts.info(), "view_size": self.size}
+        return found if described is None else found | {"encoder": dict(described)}
 
     def export(self, to: str, folder: Path, record: Any, objective: Any = None) -> None:
         export_as(to, self, folder, record, objective)

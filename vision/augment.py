@@ -1,16 +1,17 @@
 """Random image augmentation for whole batches: own parameters for every image, on any device, from one generator.
 
-The operations are those of the contrastive-learning papers (CACR Algorithms 1 and 2, after SimCLR): random resized
-crop, horizontal flip, colour jitter, greyscale, Gaussian blur. `draw` samples the parameters on the CPU, so a seed
-gives the same augmentation on every device; `apply` is deterministic given the parameters.
+The operations are those of the contrastive-learning papers (CACR Algorithms 1 and 2, after SimCLR; BYOL Table 6):
+random resized crop, horizontal flip, colour jitter, greyscale, Gaussian blur, solarization. `draw` samples the
+parameters on the CPU, so a seed gives the same augmentation on every device; `apply` is deterministic given the
+parameters.
 """
 
 import math
 from dataclasses import dataclass, fields
-from typing import Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field, create_model, model_validator
 from torch import Tensor
 
 from dipole.core.ground.transfer import constant, sent
@@ -26,14 +27,9 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 Strength = Annotated[float, Field(ge=0)]
 
 
-class AugmentConfig(Settings):
-    """The [vision.augment] table: what may happen to an image. The defaults are CACR's Algorithm 1 for CIFAR.
+class Operations(Settings):
+    """What may happen to an image, and how likely it is."""
 
-    Strengths follow torchvision's ColorJitter: s draws a factor from [max(0, 1 - s), 1 + s], hue h a shift from
-    [-h, h] turns.
-    """
-
-    size: int | None = Field(None, ge=4, description="side of the views in pixels; default: the images' own")
     crop_scale: Range = Field((0.2, 1.0), description="range of the crop's share of the area")
     crop_ratio: Range = Field((3 / 4, 4 / 3), description="range of the crop's width / height")
     flip: Probability = Field(0.5, description="probability of a horizontal flip")
@@ -46,16 +42,73 @@ class AugmentConfig(Settings):
     blur: Probability = Field(0.0, description="probability of a Gaussian blur")
     blur_sigma: Range = Field((0.1, 2.0), description="range of its standard deviation in pixels")
     blur_kernel: int | None = Field(None, ge=3, description="its odd width in pixels; default: a tenth of the size")
+    solarize: Probability = Field(0.0, description="probability of a solarization, behind the blur")
+    solarize_threshold: int = Field(128, ge=0, le=256, description="values of 0 to 255 from which it inverts")
+
+
+def _optional(name: str) -> tuple[Any, Any]:
+    """The type and default of a setting that may be left out."""
+    field = Operations.model_fields[name]
+    given: Any = field.annotation | None  # type: ignore[operator]
+    for bound in field.metadata:
+        given = Annotated[given, bound]
+    return given, Field(None, description=field.description)
+
+
+if TYPE_CHECKING:
+    ViewConfig: TypeAlias = Operations
+else:
+    ViewConfig = create_model(
+        "ViewConfig",
+        __base__=Settings,
+        __module__=__name__,
+        __doc__="A [vision.augment.view.N] table: what is otherwise for the N-th view.",
+        **{name: _optional(name) for name in Operations.model_fields},
+    )
+
+
+class AugmentConfig(Operations):
+    """The [vision.augment] table: what may happen to an image. The defaults are CACR's Algorithm 1 for CIFAR.
+
+    Strengths follow torchvision's ColorJitter: s draws a factor from [max(0, 1 - s), 1 + s], hue h a shift from
+    [-h, h] turns.
+    """
+
+    size: int | None = Field(
+        None,
+        ge=4,
+        description="side of the views in pixels; default: as a hub encoder's processor says, else the images' own",
+    )
+    view: dict[str, ViewConfig] = Field(
+        default_factory=dict, description="by number from 1, such as vision.augment.view.2: what is otherwise there"
+    )
+
+    def __hash__(self) -> int:
+        return hash(self.model_dump_json())
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for name, top in (("crop_scale", 1.0), ("crop_ratio", math.inf), ("blur_sigma", math.inf)):
-            low, high = getattr(self, name)
-            if not 0 < low <= high <= top:
-                raise ValueError(f"{name} must be [low, high] with 0 < low <= high <= {top:g}, got [{low:g}, {high:g}]")
-        if self.blur_kernel is not None and self.blur_kernel % 2 == 0:
-            raise ValueError(f"blur_kernel must be odd, got {self.blur_kernel}")
+        wrong = [number for number in self.view if not (number.isascii() and number.isdigit() and number[0] != "0")]
+        if wrong:
+            raise ValueError(f"view.{wrong[0]}: views are numbered from 1, as in [vision.augment.view.2]")
+        for where, each in {
+            "": self,
+            **{f"view.{number}: ": self.of_view(int(number)) for number in self.view},
+        }.items():
+            for name, top in (("crop_scale", 1.0), ("crop_ratio", math.inf), ("blur_sigma", math.inf)):
+                low, high = getattr(each, name)
+                if not 0 < low <= high <= top:
+                    allowed = f"[low, high] with 0 < low <= high <= {top:g}"
+                    raise ValueError(f"{where}{name} must be {allowed}, got [{low:g}, {high:g}]")
+            if each.blur_kernel is not None and each.blur_kernel % 2 == 0:
+                raise ValueError(f"{where}blur_kernel must be odd, got {each.blur_kernel}")
         return self
+
+    def of_view(self, number: int) -> Self:
+        """What happens to the view of that number, from 1: this table, and what its own says otherwise."""
+        own = self.view.get(str(number))
+        told: dict[str, Any] = {} if own is None else own.model_dump(exclude_none=True)
+        return self.model_copy(update={"view": {}, **told}) if self.view else self
 
     def kernel(self, size: int) -> int:
         """Width of the blur for views of `size` pixels."""
@@ -68,6 +121,7 @@ class Parameters:
 
     box (n, 4): top, left, height, width of the crop in pixels. flip, grey (n,): 0 or 1. brightness, contrast,
     saturation (n,): factors, 1 changes nothing. hue (n,): turns. sigma (n,): blur in pixels, 0 for none.
+    solarize (n,): 0 or 1.
     order: in which the four jitter operations are applied, one for the call (as kornia; torchvision: one per image).
     """
 
@@ -79,6 +133,7 @@ class Parameters:
     hue: Tensor
     grey: Tensor
     sigma: Tensor
+    solarize: Tensor
     order: tuple[int, ...]
 
     def __getitem__(self, index: slice) -> "Parameters":
@@ -119,6 +174,8 @@ def draw(config: AugmentConfig, n: int, height: int, width: int, generator: torc
         grey=event(config.grey),
         sigma=event(config.blur) * uniform(*config.blur_sigma),
         order=tuple(torch.randperm(4, generator=generator).tolist()),
+        # Last, and only where it is asked for: what else is drawn stays what it was before there was such a thing.
+        solarize=event(config.solarize) if config.solarize else torch.zeros(n),
     )
 
 
@@ -268,6 +325,12 @@ def gaussian_blur(images: Tensor, sigma: Tensor, kernel: int) -> Tensor:
     return torch.matmul(down[:, None], rows.view(n, channels, height, width))
 
 
+def solarized(images: Tensor, where: Tensor, threshold: int) -> Tensor:
+    """Invert the values (n, C, H, W) from `threshold` / 255 on, in the images where `where` (n,) is 1: Pillow's."""
+    chosen = (images >= threshold / 255) & (where > 0)[:, None, None, None]
+    return torch.where(chosen, 1 - images, images)
+
+
 def apply(config: AugmentConfig, images: Tensor, parameters: Parameters) -> Tensor:
     """Augment images (n, C, H, W), uint8 or float in [0, 1], to float (n, C, size, size) in [0, 1]."""
     parameters = parameters.to(images.device)
@@ -289,6 +352,8 @@ def _apply(config: AugmentConfig, size: int, images: Tensor, p: Parameters) -> T
         x.lerp_(grey(x), p.grey[:, None, None, None])
     if config.blur > 0:
         x = gaussian_blur(x, p.sigma, config.kernel(size))
+    if config.solarize > 0:
+        x = solarized(x, p.solarize, config.solarize_threshold)
     return x
 
 

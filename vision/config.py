@@ -8,6 +8,7 @@ from dipole.core.train.config import Settings
 from dipole.vision.augment import AugmentConfig
 from dipole.vision.data import DataConfig
 from dipole.vision.encoders import EncoderConfig
+from dipole.vision.encoders.processor import processor_of
 from dipole.vision.frameworks import DEFAULT, Method, by_name
 from dipole.vision.frameworks.base import MOST_VIEWS
 from dipole.vision.probes import ProbeConfig
@@ -56,14 +57,29 @@ class VisionSettings(Settings):
             problems.append(f"method {self.method!r} needs views = 2 or more")
         if not method.negatives_mean and self.negatives is not None:
             problems.append(f"negatives has no effect with method {self.method!r}; {method.without_negatives}")
+        if self.encoder.projector != "mlp":
+            problems += [
+                f"encoder.{name} has no effect with projector {self.encoder.projector!r}; choose projector = 'mlp'"
+                for name in ("projector_layers", "projector_norm")
+                if getattr(self.encoder, name) is not None
+            ]
         if problems:
             raise ValueError("; ".join(problems))
+        if method.projector is not None and self.encoder.projector == "mlp":
+            told = {"projector_layers": method.projector[0], "projector_norm": method.projector[1]}
+            own = {name: value for name, value in told.items() if getattr(self.encoder, name) is None}
+            object.__setattr__(self, "encoder", self.encoder.model_copy(update=own))
         if self.views is None:
             object.__setattr__(self, "views", 1 if method.single else 2)
         if self.negatives is None:
             object.__setattr__(self, "negatives", method.default_negatives)
         if method.table is not None and self.own_table is None:
             object.__setattr__(self, self.method, method.table())
+        views = len(method.augmentations(self))
+        if beyond := [number for number in self.augment.view if int(number) > views]:
+            raise ValueError(f"augment.view.{beyond[0]} has no effect: an image has {views} views")
+        if self.encoder.is_hub and self.augment.size is None and (side := processor_of(self.encoder).size):
+            object.__setattr__(self, "augment", self.augment.model_copy(update={"size": side}))
         return self
 
     def determining(self) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from dipole.core.train.block_losses import BlockShape, block_losses
 from dipole.core.train.config import Settings
 from dipole.vision.augment import AugmentConfig, Probability, Range
 from dipole.vision.frameworks.base import MOST_VIEWS
+from dipole.vision.online import OnlineConfig
 from dipole.vision.pictures import Projection
 
 Probe = Literal["linear", "few_shot", "kmeans", "knn", "mean", "tasks", "losses"]
@@ -90,6 +91,9 @@ class ProbeConfig(Settings):
         None, ge=1, le=MOST_VIEWS - 1, description="of that picture's query; default: as many as it is trained with"
     )
     projection: Projection = Field("tsne", description="of that picture's map")
+    online: OnlineConfig | None = Field(
+        None, description="train a linear probe beside the encoder and log its accuracy; default none"
+    )
     baselines: bool = Field(False, description="also probe the untrained encoder and the raw pixels")
 
     @model_validator(mode="after")

@@ -37,6 +37,8 @@ class Case:
     instances: list[int] = field(default_factory=list)  # of the anchors
     others: list[int] = field(default_factory=list)  # candidates that another encoder made than the anchors
     candidate_instances: list[int] | None = None
+    anchor_views: list[int] = field(default_factory=list)
+    candidate_views: list[int] = field(default_factory=list)  # -1: no view
     queue: list[int] = field(default_factory=list)  # candidates that are past embeddings
     queue_of_keys: bool = False  # the candidates' encoder made them, not the anchors'
     side: int = 0  # so many anchors, which are candidates, are of one encoder and the rest of another; 0: there is one
@@ -63,6 +65,8 @@ class Case:
             instances=list(range(len(pairs.anchors))) if pairs.index is None else pairs.index.tolist(),
             others=[j for j, view in enumerate(views) if view not in of_anchors],
             candidate_instances=None if pairs.candidate_index is None else pairs.candidate_index.tolist(),
+            anchor_views=pairs.view.tolist(),
+            candidate_views=views,
             queue=strangers if pairs.known.queue else [],
             queue_of_keys=pairs.known.queue_of_keys,
             side=len(pairs.anchors) // 2 if pairs.known.sides else 0,
@@ -600,6 +604,68 @@ def low_dimensional_reconstruction(
     return mean(errors) + alpha * (size.detach() if solver == "proximal" else size)
 
 
+def regression(case: Case) -> Number:
+    """Grill et al. 2020, Eq. 2: the squared distance of unit vectors."""
+    return mean([mean([squared_distance(case.anchors[i], case.candidates[p]) for p in case.positives[i]])
+                 for i in case.counted()])  # fmt: skip
+
+
+def _deviations(column: Sequence[Number]) -> list[Number]:
+    """Numbers without their mean."""
+    middle = mean(column)
+    return [x - middle for x in column]
+
+
+def vicreg(
+    case: Case, *, invariance: float, variance: float, covariance: float, gamma: float, epsilon: float
+) -> Number:
+    """Bardes et al. 2022, Eqs. 1-6, distances over d as in Algorithm 1; of V views, twice the mean of v and c."""
+    width = len(case.anchors[0])
+    near = []
+    for i in case.counted():
+        gaps = [case.anchors[i] - case.candidates[p] for p in case.positives[i]]
+        near.append(mean([dot(gap, gap) / width for gap in gaps]))
+    rows: dict[int, list[Vector]] = {}
+    for view, z in zip(case.candidate_views, case.candidates, strict=True):
+        rows.setdefault(view, []).append(z)
+    for view in set(case.anchor_views) - set(case.candidate_views):
+        rows[view] = [z for own, z in zip(case.anchor_views, case.anchors, strict=True) if own == view]
+    rows.pop(-1, None)
+    hinges, squares = [], []
+    for members in rows.values():
+        columns = [_deviations([z[j] for z in members]) for j in range(width)]
+        cov = [[total(x * y for x, y in zip(a, b, strict=True)) / max(1, len(members) - 1) for b in columns]
+               for a in columns]  # fmt: skip
+        below = [gamma - (cov[j][j] + epsilon).sqrt() for j in range(width)]
+        hinges.append(mean([gap if gap > 0 else 0.0 * gap for gap in below]))
+        squares.append(total(cov[j][k] ** 2 for j in range(width) for k in range(width) if j != k) / width)
+    return invariance * mean(near) + variance * 2 * mean(hinges) + covariance * 2 * mean(squares)
+
+
+def barlow_twins(case: Case, *, redundancy: float) -> Number:
+    """Zbontar et al. 2021, Eqs. 1-2, 1e-5 beside the variance; views and positives in turn, weighted by their rows."""
+    width = len(case.anchors[0])
+    summed, rows = [], 0
+    for view in dict.fromkeys(case.anchor_views):
+        for place in range(max(map(len, case.positives))):
+            mine = [i for i, own in enumerate(case.anchor_views) if own == view and len(case.positives[i]) > place]
+            if not mine:
+                continue
+            twins = [[case.anchors[i] for i in mine], [case.candidates[case.positives[i][place]] for i in mine]]
+            columns = []
+            for z in twins:
+                centred = [_deviations([row[j] for row in z]) for j in range(width)]
+                columns.append([[x / (mean([y * y for y in c]) + 1e-5).sqrt() for x in c] for c in centred])
+            off = []
+            for j, a in enumerate(columns[0]):
+                for k, b in enumerate(columns[1]):
+                    c = mean([x * y for x, y in zip(a, b, strict=True)])
+                    off.append((1 - c) ** 2 if j == k else redundancy * c**2)
+            summed.append(len(mine) * total(off))
+            rows += len(mine)
+    return total(summed) / max(rows, 1)
+
+
 REFERENCES: dict[str, Callable[..., Number]] = {
     "infonce": infonce,
     "quickthoughts": quickthoughts,
@@ -615,6 +681,9 @@ REFERENCES: dict[str, Callable[..., Number]] = {
     "blocks": blocks,
     "co2": co2,
     "swav": swav,
+    "regression": regression,
+    "vicreg": vicreg,
+    "barlow_twins": barlow_twins,
     "dp": distance_polarization,
     "cllr": low_dimensional_reconstruction,
 }

@@ -123,6 +123,9 @@ class RunRecord(Part):
     peak_device_bytes: int | None = Field(default=None, description="largest memory allocated on the GPU")
     evaluated_on: Literal["test", "validation"] = Field(default="test", description="the part that results are of")
     results: dict[str, Number] = Field(default_factory=dict, description="evaluation at the end of training")
+    chosen: dict[str, Any] | None = Field(
+        default=None, description="result by which the kept weights are the best, their step and its value"
+    )
     diagnostics: dict[str, Number] = Field(default_factory=dict)
     histogram: Histogram | None = None
     evaluations: list[Evaluation] = Field(default_factory=list)

@@ -5,6 +5,7 @@ Each module imports only what stands above it:
     toml, identity                  values as text; what identifies a run
     schedule                        weights and options of terms that change with the step
     config, problems                the tables of a recipe; pydantic's errors in words
+    finetuning                      what of a pre-trained network learns
     embedder                        vectors of inputs of one's own, and files of them
     card, onnx_file, publish        what exported folders share: model card, ONNX, the Hub
     adapter                         what a domain provides
@@ -14,7 +15,7 @@ Each module imports only what stands above it:
     checkpoint, model_files,
     notes, signals, encoding,
     block_losses, evaluation,
-    other_ranks
+    other_ranks, best
     run_folder                      where a run lies, and how it is found
     trackers                        where the lines of metrics go: metrics.jsonl, TensorBoard, wandb, MLflow, trackio
     build, launch                   model and objective; device and processes
@@ -24,4 +25,6 @@ Each module imports only what stands above it:
     loop                            `train` and the loop itself
     trained_run                     a finished run, loaded back
     theory                          the papers' theorems on one
+    objective_callback              an objective in somebody else's trainer: its steps and parameters
+    compute_loss                    an objective as the loss of transformers' Trainer
 """

@@ -16,7 +16,7 @@ Nothing after `embed` knows the domain.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NotRequired, TypedDict, Unpack
 
@@ -167,11 +167,19 @@ class Adapter(ABC):
         """
         return [self.module]
 
+    def remarks(self) -> Sequence[str]:
+        """Return what is worth a line on the terminal before the first step: which weights a network starts from."""
+        return ()
+
     def before_step(self) -> None:  # noqa: B027
         """Change gradients before the optimizer sees them; they are those of the whole batch, of all ranks."""
 
     def after_step(self) -> None:  # noqa: B027
         """Update what follows the optimizer: momentum encoders, queues."""
+
+    def metrics(self) -> Mapping[str, Tensor | float]:
+        """Return numbers of the last step without a graph; their means stand in metrics.jsonl as train/NAME."""
+        return {}
 
     @abstractmethod
     def evaluate(self, objective: Any) -> dict[str, float]:

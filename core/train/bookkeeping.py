@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -20,7 +21,7 @@ from dipole.core.train.checkpoint import save_checkpoint
 from dipole.core.train.config import RunConfig
 from dipole.core.train.evaluation import Evaluated, diagnose_pairs, evaluate
 from dipole.core.train.launch import Processes
-from dipole.core.train.model_files import save_kept, save_weights
+from dipole.core.train.model_files import load_weights, save_kept, save_weights
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.run_state import RunState, Status
 from dipole.core.train.signals import Interrupted, Interrupts, RunInterruptedError
@@ -128,6 +129,8 @@ class Bookkeeping(RunState):
         self._is_due = False
         if found is not None:
             self._evaluated = (self.step, found)
+            if self._best.improved(self.step, found.results):
+                save_weights(self._best_weights, self.adapter.module, self.objective)
             self.log(found.as_metrics())
             shown = [f"{name} {number(value)}" for name, value in list(found.results.items())[:SHOWN]]
             self._progress.note(f"step {self.step}: {'  '.join(shown)}")
@@ -172,6 +175,7 @@ class Bookkeeping(RunState):
             self.evaluate()
         if not self.processes.is_main:
             return self._record("done")
+        self._take_best()
         save_weights(self.folder.model, self.adapter.module, self.objective)
         save_kept(self.folder.kept, self.adapter)
         record = self._write_record("done")
@@ -183,6 +187,23 @@ class Bookkeeping(RunState):
         self._progress.close(self.step)
         self._progress.note(f"finished {self.step} steps in {duration(self.elapsed)}: {self.folder.path}")
         return record
+
+    @property
+    def _best_weights(self) -> Path:
+        """They go when the checkpoints go, which know of them."""
+        return self.folder.checkpoints / "best"
+
+    def _take_best(self) -> None:
+        """Go back to the weights of the best evaluation, where that is asked for, and measure them."""
+        told = self._best.told()
+        if told is None or told["step"] == self.step:
+            return
+        load_weights(self._best_weights, self.adapter.module, self.objective)
+        self._pairs = None  # of the last weights
+        with alone():
+            found = evaluate(self.adapter, self.objective, self.seeds)
+        self._evaluated = (self.step, found)
+        self._progress.note(f"kept: step {told['step']}, where {told['by']} was best, {number(told['value'])}")
 
     def _write_record(self, status: Status, error: str | None = None) -> RunRecord:
         record = self._record(status, error)

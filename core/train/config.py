@@ -117,6 +117,9 @@ class TrainConfig(Settings):
         default=False, description="keep less of the encoder for the backward pass, and compute it again there"
     )
     compile: bool = Field(default=False, description="compile the encoders for training (torch.compile)")
+    sync_batch_norm: bool = Field(
+        default=False, description="several ranks: batch norm takes its statistics from the rows of all of them"
+    )
     ring: bool = Field(
         default=False,
         description="several ranks: candidates travel round a ring instead of being gathered on every rank",
@@ -130,6 +133,11 @@ class TrainConfig(Settings):
         default=0.2, gt=0, lt=1, description="of the training data, set aside with evaluate_on = 'validation'"
     )
     evaluate_every: int | None = Field(default=None, ge=1, description="period of evaluation; default only at the end")
+    best_by: str | None = Field(
+        default=None,
+        description="keep the weights of the evaluation where this result was largest, or smallest for -NAME, such as "
+        "senteval/STSBenchmark-cosine/dev/spearman; default the last weights",
+    )
     checkpoint_every: int | None = Field(
         default=None, ge=1, description="period of checkpoints; default 1 epoch or 1000 steps"
     )
@@ -182,6 +190,8 @@ class TrainConfig(Settings):
             problems.append(
                 f"milestones and decay have no effect with schedule {self.rate_schedule!r}; use schedule 'step'"
             )
+        if self.best_by is not None and self.evaluate_every is None:
+            problems.append("best_by chooses among the evaluations of a run; set evaluate_every")
         if self.evaluate_on == "test" and self.validation_share != type(self).model_fields["validation_share"].default:
             problems.append("validation_share has no effect with evaluate_on 'test'; use evaluate_on 'validation'")
         if self.length and self.warmup > self.length:

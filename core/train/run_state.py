@@ -12,6 +12,7 @@ from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.errors import CheckpointError, ConfigError
 from dipole.core.ground.seeding import Seeds, rng_state, seed_everything, set_rng_state
 from dipole.core.record import RunRecord, hardware, library_versions, now, peak_memory
+from dipole.core.train.best import Best
 from dipole.core.train.build import build, scheduled
 from dipole.core.train.checkpoint import FORMAT
 from dipole.core.train.config import RunConfig
@@ -46,6 +47,7 @@ class RunState:
         self.step = 0
         self._meter = Meter()
         self._notes = TermNotes()
+        self._best = Best(config.train.best_by)
         self._negatives: float | None = None
         self._pairs: tuple[Pairs, ...] | None = None
         self._evaluated: tuple[int, Evaluated] | None = None
@@ -98,6 +100,7 @@ class RunState:
             "scaler": self._scaler.state_dict(),
             "meter": self._meter.state_dict(),
             "notes": self._notes.state_dict(),
+            "best": self._best.state_dict(),
             "negatives": self._negatives,
             "of_pairs": self._of_pairs[1] if self._of_pairs and self._of_pairs[0] == self.step else None,
             "due": self._is_due,
@@ -127,6 +130,8 @@ class RunState:
         self._meter.load_state_dict(state["meter"], self.device)
         if "notes" in state:  # not in a checkpoint of an earlier version
             self._notes.load_state_dict(state["notes"])
+        if "best" in state:
+            self._best.load_state_dict(state["best"])
         self.step = state["step"]
         self._seconds_before = state["elapsed"]
         self._negatives = state["negatives"]
@@ -166,6 +171,7 @@ class RunState:
             peak_device_bytes=torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None,
             evaluated_on=config.train.evaluate_on,
             results=found.results if found else {},
+            chosen=self._best.told() if found else None,
             diagnostics=found.diagnostics if found else {},
             histogram=found.histogram if found else None,
         )

@@ -42,6 +42,8 @@ SPECS = [
     "co2(temperature=0.2, weight=2.0, consistency_temperature=0.1)",
     "co2(similarity=dot, temperature=2.0)",
     "swav(prototypes=5, temperature=0.3, epsilon=0.2, iterations=5)",
+    "vicreg(invariance=3.0, variance=2.0, covariance=7.0, gamma=2.5, epsilon=0.1)",
+    "barlow_twins(redundancy=0.7)",
     "blocks(b=1)",
     "blocks(loss=hinge)",
     "dp(delta_pos=0.2, delta_neg=0.7, reduction=mean)",

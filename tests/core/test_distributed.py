@@ -63,7 +63,7 @@ class Memory(Objective):
         return self.kept[rows.pairs.index] * (rows.negatives - positive[:, 0]) * partners
 
 
-PLUGINS = {"vicreg": VICReg, "vicreg_of_all": VICRegOfAll, "sample_memory": Memory}
+PLUGINS = {"vicreg_of_candidates": VICReg, "vicreg_of_all": VICRegOfAll, "sample_memory": Memory}
 SPECS = [
     entry.name if entry.kind == "objective" else f"infonce + {entry.name}"
     for entry in registry.entries()

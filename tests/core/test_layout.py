@@ -26,7 +26,7 @@ PACKAGES = sorted(
 )
 
 
-TRAVELLING = ("modeling_dipole.py", "networks.py", "batch.py", "recurrent.py")
+TRAVELLING = ("modeling_dipole.py", "networks.py", "batch.py", "recurrent.py", "tail.py")
 
 
 def imported_folders(path):

@@ -18,7 +18,7 @@ from dipole.core.ground.errors import RegistryError, SpecError
 
 BASES = {
     "infonce", "quickthoughts", "dcl", "hcl", "align_uniform", "cacr", "tuple", "triplet", "co2", "swav", "blocks",
-    "cross_entropy",
+    "cross_entropy", "regression", "vicreg", "barlow_twins",
 }  # fmt: skip
 
 

@@ -35,7 +35,7 @@ CASES += [("triplet(mode=hardest)", name) for name in ("views", "queue", "crops"
 CASES += [("infonce", name) for name in (OWN, "own square")] + [("align_uniform(align_weight=0)", "points")]
 CASES += [("sample_memory", OWN), ("infonce(temperature=0.01)", "views"), ("hcl(temperature=0.01)", "queue")]
 CASES = list(dict.fromkeys(CASES))
-LOOKS = ("co2", "swav", "blocks", "vicreg", "vicreg_of_all")
+LOOKS = ("co2", "swav", "blocks", "vicreg", "vicreg_of_candidates", "vicreg_of_all", "barlow_twins")
 """Terms that look at the rows of all candidates."""
 SIZES = {"two": (7, 3), "three": (4, 5, 1), "four": (3, 2, 4, 1)}
 

@@ -27,6 +27,8 @@ OBJECTIVES = [
     "co2",
     "triplet",
     "swav(prototypes=5)",
+    "vicreg",
+    "barlow_twins",
     "quickthoughts",
     "blocks(b=1, k=6)",  # more negative blocks than a small trial batch would have
 ]

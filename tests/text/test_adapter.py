@@ -165,6 +165,7 @@ def test_negative_blocks_are_drawn_anew_and_again_the_same(corpus, tmp_path):
 OBJECTIVES = [
     "infonce", "quickthoughts", "dcl", "hcl", "cacr", "align_uniform", "dcl(similarity=dot, temperature=1) + 0.1*dp",
     "hcl + 0.1*dp", "dcl + 0.1*cllr(norm=l21)", "quickthoughts + 0.1*cllr(norm=nuclear)",
+    "vicreg", "barlow_twins",
 ]  # fmt: skip
 
 

@@ -25,6 +25,8 @@ SETTINGS = pytest.mark.parametrize(
         {"encoder": "bow", "pairs": "blocks", "block_size": 2},
         {"encoder": "transformer", "layers": 1, "heads": 2},
         {"encoder": "transformer", "layers": 1, "heads": 2, "pooling": "cls"},
+        {"encoder": "bow", "pairs": "views", "dropout": 0.1},
+        {"encoder": "bow", "pairs": "columns", "dropout": 0.1},
     ],
     ids=lambda settings: " ".join(map(str, settings.values())),
 )
@@ -36,6 +38,12 @@ def adapter_on(device: torch.device, settings: dict, tmp_path: Path) -> TextAdap
         {"id": str(n), "sentences": [" ".join(draw.choice(list("abcdefg"), size=3 + k % 3)) + " ." for k in range(9)]}
         for n in range(6)
     ]
+    if settings.get("pairs") == "columns":
+        words = iter(range(1000))
+        rows = [
+            {"query": f"a{next(words)}", "pos": f"b{next(words)}", "neg": [f"c{next(words)}"] * (k % 3)}
+            for k in range(40)
+        ]
     (tmp_path / "corpus.jsonl").write_text("\n".join(map(json.dumps, rows)))
     values = {"corpus": str(tmp_path / "corpus.jsonl"), "hidden_size": 8, "word_size": 6, "held_out": 0.2} | settings
     return TextAdapter(TextSettings(**values), seed=Seeds(0), device=device, workdir=tmp_path, batch_size=12)
@@ -47,7 +55,12 @@ def test_an_encoder_reads_nothing_back(settings: dict, tmp_path: Path) -> None:
     found = next(iter(adapter.batches(0)))
     adapter.module.to(META).train()
     batch = replace(found, batch=found.batch.to(META), document=found.document.to(META), index=found.index.to(META))
-    for text in ("quickthoughts", "infonce + dp", "blocks", "tuple" if "pairs" in settings else "hcl"):
+    if found.masks is not None:
+        batch = replace(batch, masks=found.masks.to(META))
+    if found.partners is not None:
+        there = {name: getattr(found.partners, name).to(META) for name in ("batch", "place", "absent")}
+        batch = replace(batch, partners=replace(found.partners, **there))
+    for text in ("quickthoughts", "infonce + dp", "blocks", "tuple" if settings.get("pairs") == "blocks" else "hcl"):
         with no_reads():
             objective(text)(adapter.embed(batch)).loss.backward()
             adapter.before_step()

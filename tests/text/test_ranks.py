@@ -28,6 +28,9 @@ CASES = {
     "drawn blocks": ({"pairs": "blocks", "block_size": 1}, "blocks(k=4)"),
     "drawn random blocks": ({"pairs": "blocks", "blocks": "random", "block_size": 1}, "blocks(k=2, loss=hinge)"),
     "pairs in blocks": ({"pairs": "blocks", "block_size": 1}, "infonce + 0.1*dp"),
+    "views": ({"pairs": "views", "dropout": 0.2}, "infonce(temperature=0.05) + 0.1*dp"),
+    "columns": ({"pairs": "columns"}, "infonce(temperature=0.05) + 0.1*dp"),
+    "columns, two encoders": ({"pairs": "columns", "sides": 2, "dropout": 0.2}, "dcl"),
 }
 BATCH = 14
 
@@ -36,6 +39,8 @@ def measured(corpus, rank=0, world_size=1, microbatch=None, **other):
     """Loss and the gradients of all parameters, as DistributedDataParallel averages them, for every case."""
     found = {}
     for name, (settings, spec) in CASES.items():
+        if settings.get("pairs") == "columns":
+            settings = settings | {"corpus": f"{corpus}/pairs.csv"}
         torch.manual_seed(0)
         adapter = TextAdapter(
             TextSettings(
@@ -116,6 +121,11 @@ def corpus(tmp_path_factory):
         words = [f"word{i}" for i in range(4 * document, 4 * document + 6)]
         lines = [" ".join(draw.choice(words, size=draw.integers(2, 6))) for _ in range(9)]
         (folder / f"{document}.txt").write_text("\n\n".join(lines))
+    rows = ["anchor,positive,negative_1,negative_2"]
+    for row in range(20):  # rows have no, one or two negatives
+        cells = [" ".join(draw.choice(words, size=draw.integers(2, 6))) + f" word{row}" for _ in range(2 + row % 3)]
+        rows.append(",".join([*cells, "", ""][:4]))
+    (folder / "pairs.csv").write_text("\n".join(rows))
     return str(folder)
 
 

@@ -14,6 +14,8 @@ import torch
 from dipole.core.cli import main
 from dipole.core.ground.errors import ConfigError, DataError, DipoleError, OptionError
 from dipole.core.train.embedder import embed
+from dipole.core.train.loop import train
+from dipole.core.train.recipe import load
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.trained_run import evaluate_run, load_run
 from dipole.text import encoders
@@ -376,3 +378,23 @@ def test_a_format_of_another_domain_is_refused_with_those_there_are(tmp_path, ca
     assert "Formats: onnx, sentence-transformers, transformers." in said
     assert main(["embed", str(tmp_path), "x.txt"]) == 2
     assert "neither the folder of a run" in capsys.readouterr().err
+
+
+def test_a_run_on_pairs_of_columns_is_evaluated_without_them(tmp_path):
+    """Rows of a table are kept for evaluation as sentences of running text are."""
+    rows = [
+        {"anchor": f"w{i} w{i + 1} alpha", "positive": f"w{i} beta w{i + 1}", "negative": f"w{i + 7} gamma"}
+        for i in range(60)
+    ]
+    table = tmp_path / "pairs.jsonl"
+    table.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        'domain = "text"\n[train]\nsteps = 2\nbatch_size = 8\n'
+        f'[text]\npairs = "columns"\ncorpus = "{table}"\nencoder = "bow"\nword_size = 8\nheld_out = 0.25\n'
+    )
+    record = train(load(recipe).config, tmp_path / "runs", quiet=True)
+    table.unlink()
+    shutil.move(tmp_path / "runs", tmp_path / "elsewhere")
+    _, found = evaluate_run(RunFolder(tmp_path / "elsewhere" / record.hash))
+    assert found.results == record.results

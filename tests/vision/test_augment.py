@@ -23,7 +23,7 @@ def generator(seed=0):
 def neutral(n, size=SIZE):
     one, zero = torch.ones(n), torch.zeros(n)
     box = torch.tensor([0.0, 0, size, size]).expand(n, 4)
-    return A.Parameters(box, zero, one, one, one, zero, zero, zero, (0, 1, 2, 3))
+    return A.Parameters(box, zero, one, one, one, zero, zero, zero, zero, (0, 1, 2, 3))
 
 
 @pytest.fixture(scope="module")

@@ -31,8 +31,15 @@ SETTINGS = {
     "swav": {"method": "swav", "swav": {"small_views": 2, "small_size": 8}},
     "swav with a queue": {"method": "swav", "negatives": 30},
     "blocks": {"method": "blocks"},
+    "simsiam": {"method": "simsiam"},
+    "byol": {"method": "byol", "views": 3},
+    "mocov3": {"method": "mocov3"},
+    "nnclr": {"method": "nnclr", "nnclr": {"support": 30}},
 }
-OBJECTIVES = ["infonce + dp", "swav(prototypes=4)", "blocks", "tuple", "cross_entropy(classes=4) + cllr"]
+OBJECTIVES = [
+    "infonce + dp", "swav(prototypes=4)", "blocks", "tuple", "cross_entropy(classes=4) + cllr", "regression", "vicreg",
+    "barlow_twins",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

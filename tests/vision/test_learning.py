@@ -3,6 +3,7 @@
 import pytest
 
 from dipole.core.train.loop import train
+from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load
 
 
@@ -23,6 +24,19 @@ def test_the_digits_recipe_reaches_its_bars(tmp_path, seed):
     assert found["linear/accuracy"] >= 0.985
     assert found["few_shot/accuracy"] >= found["untrained/few_shot/accuracy"] + 0.06
     assert found["kmeans/accuracy"] >= found["untrained/kmeans/accuracy"] + 0.10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["simsiam", "byol", "mocov3", "nnclr", "vicreg", "barlow"])
+def test_every_method_learns_and_none_collapses(tmp_path, method):
+    config = load(f"digits-{method}").config
+    found = train(config, tmp_path, quiet=True).results
+    for probe in ("linear", "few_shot", "knn"):
+        assert found[f"{probe}/accuracy"] > found[f"untrained/{probe}/accuracy"]
+    assert found["online/accuracy"] > 0.9
+    lines = [line for line in read_metrics(tmp_path / config.hash / "metrics.jsonl") if "train/loss" in line]
+    if method in ("simsiam", "byol", "mocov3", "nnclr"):
+        assert all(line["train/spread"] > 0.3 for line in lines)
 
 
 @pytest.mark.slow

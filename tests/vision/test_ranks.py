@@ -68,6 +68,10 @@ FRAMEWORKS = {
     "swav, small": {"method": "swav", "swav": {"small_views": 2, "small_size": SIDE}},
     "swav, small and queue": {"method": "swav", "negatives": 10, "swav": {"small_views": 1, "small_size": SIDE}},
     "blocks": {"method": "blocks", "blocks": {"size": 1}},
+    "simsiam": {"method": "simsiam", "simsiam": {"predictor_norm": "none"}},
+    "byol": {"method": "byol", "views": 3, "byol": {"predictor_norm": "none"}},
+    "mocov3": {"method": "mocov3", "mocov3": {"predictor_norm": "none"}},
+    "nnclr": {"method": "nnclr", "views": 3, "nnclr": {"predictor_norm": "none", "support": 20}},
 }
 OBJECTIVES = (
     "infonce",
@@ -78,6 +82,8 @@ OBJECTIVES = (
     "hcl",
     "align_uniform",
 )
+BATCH_WIDE = ("vicreg", "barlow_twins")
+"""Statistics over whole views: of one rank's share alone they would be others."""
 CASES = [
     *itertools.product(FRAMEWORKS, OBJECTIVES),
     ("blocks", "tuple"),
@@ -85,12 +91,17 @@ CASES = [
     ("blocks", "blocks"),
     ("simclr", "tuple"),
     ("swav", "swav(prototypes=4)"),
+    ("simsiam", "0.5*regression"),
+    ("byol", "2*regression"),
+    ("mocov3", "0.8*infonce(temperature=0.2)"),
+    ("nnclr", "regression"),
+    *itertools.product(("simclr", "moco", "moco, queue alone", "cmc", "swav, small", "blocks", "byol"), BATCH_WIDE),
 ]
 SHARES = {1: [(12,)], 2: [(6, 6), (8, 4)], 3: [(4, 4, 4), (6, 2, 4)]}
 # cacr(k=2) asks for two positives, and these have one.
 ONE_POSITIVE = (
     "simclr, 5 negatives", "moco, queue alone", "moco, intra-batch",
-    "cmc", "cmc, bank", "swav, small", "swav, small and queue", "blocks"
+    "cmc", "cmc, bank", "swav, small", "swav, small and queue", "blocks", "simsiam", "mocov3"
 )  # fmt: skip
 # blocks(k=3) finds no other block here.
 QUEUE_ALONE = (
@@ -104,7 +115,10 @@ def framework(name):
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (60, 3, SIDE, SIDE), dtype=torch.uint8, generator=generator)
     images = ImageSet("random", pixels, torch.arange(60) % 3)
-    table = {**FRAMEWORKS[name], "encoder": {"name": "linear", "width": 6, "hidden": 6, "dim": 5}}
+    table = {
+        **FRAMEWORKS[name],
+        "encoder": {"name": "linear", "width": 6, "hidden": 6, "dim": 5, "projector_norm": "none"},
+    }
     config = VisionConfig.model_validate_json(json.dumps(table))
     seed_everything(1)
     module = config.framework.from_config(config, Setup(images, SIDE, IMAGES, config.encoder)).double()
@@ -139,7 +153,7 @@ def step(case, own=slice(None), microbatch=None):
         "loss": outcome.loss.detach(),
         "notes": [term.note for term in outcome.terms.values()],
         "gradients": [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters if p.requires_grad],
-        "buffers": list(module.buffers()),
+        "buffers": [*module.buffers(), *(p.detach() for p in module.parameters() if not p.requires_grad)],
     }
 
 

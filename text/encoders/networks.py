@@ -1,10 +1,10 @@
 """Sentence encoders: recurrent, bag-of-words and transformer, one for the sentence (f) and one for its context (g).
 
-An exported folder holds a copy of this file, of `batch.py` and of `recurrent.py`: they import torch, each other, and
-nothing else of dipole.
+An exported folder holds a copy of this file and of those it imports: they import torch, each other, and nothing else of
+dipole.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
 import torch
@@ -83,6 +83,8 @@ class Transformer(Part):
     """
 
     model: Any  # its attributes are transformers' own
+    described: Mapping[str, Any] | None = None  # where its weights come from, for the record
+    remarks: Sequence[str] = ()  # and what a user is told of them
 
     def __init__(self, model: nn.Module, pooling: Literal["mean", "cls"]) -> None:
         super().__init__()
@@ -165,6 +167,8 @@ class SentenceModel(nn.Module):
 
 def architecture(module: nn.Module) -> dict[str, Any]:
     """Describe an encoder so that `from_architecture` builds one of the same shape; JSON values only."""
+    from .tail import Pooled
+
     match module:
         case SentenceModel():
             sides = [architecture(side) for side in (module.f, module.g) if side is not None]
@@ -177,6 +181,9 @@ def architecture(module: nn.Module) -> dict[str, Any]:
             return {"kind": "channels", "parts": [architecture(part) for part in module.parts]}
         case Projected():
             return {"kind": "projected", "part": architecture(module.part), "width": module.width}
+        case Pooled():
+            layers = module.described_layers
+            return {"kind": "pooled", "part": architecture(module.part), "pooling": module.pooling, "layers": layers}
         case Transformer():
             pooler = getattr(module.model, "pooler", None) is not None
             config = module.model.config.to_dict()
@@ -202,6 +209,10 @@ def from_architecture(a: dict[str, Any]) -> Any:
             return Channels([from_architecture(part) for part in a["parts"]])
         case "projected":
             return Projected(from_architecture(a["part"]), torch.eye(a["width"]))
+        case "pooled":
+            from .tail import Pooled
+
+            return Pooled(from_architecture(a["part"]), a["pooling"], a["layers"])
         case "transformer":
             from transformers import AutoConfig, AutoModel
 

@@ -23,6 +23,7 @@ from dipole.core.train.card import Card, write_card
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders import BagOfWords, Channels, Part, Projected, SentenceModel, Transformer
 from dipole.text.encoders.modeling_dipole import DipoleSentenceModel
+from dipole.text.encoders.tail import Pooled
 from dipole.text.portable import TASK, fast_tokenizer, last, projected, with_code, write_code
 from dipole.text.vocabulary import Tokens
 
@@ -53,7 +54,7 @@ def export_sentence_transformer(encoder: SentenceEncoder, folder: Path) -> None:
     library = _library()
     model = projected(encoder)
     options: dict[str, Any] = {}
-    if isinstance(last(model.f), Transformer) and model.g is None and _closed(encoder.tokens):
+    if isinstance(last(model.f), Transformer | Pooled) and model.g is None and _closed(encoder.tokens):
         modules = _own_transformer(library, encoder, model)
     elif (table := _word_table(encoder, model)) is not None:
         tokenizer = Tokenizer.from_str(encoder.tokens.tokenizer.to_str())
@@ -89,7 +90,7 @@ def _library() -> SimpleNamespace:
         raise TrainingError(
             f"the export needs sentence-transformers; install it with: {install_line('sentence-transformers')}"
         ) from error
-    names = ("Dense", "Normalize", "Pooling", "StaticEmbedding", "Transformer")
+    names = ("Dense", "Dropout", "LayerNorm", "Normalize", "Pooling", "StaticEmbedding", "Transformer")
     return SimpleNamespace(SentenceTransformer=SentenceTransformer, **{name: getattr(modules, name) for name in names})
 
 
@@ -99,14 +100,34 @@ def _closed(tokens: Tokens) -> bool:
 
 
 def _own_transformer(library: SimpleNamespace, encoder: SentenceEncoder, model: SentenceModel) -> list[nn.Module]:
-    inner = last(model.f)
-    assert isinstance(inner, Transformer)  # the caller has looked
-    modules = [_transformer(library, encoder, inner.model), library.Pooling(inner.width, pooling_mode=inner.pooling)]
+    end = last(model.f)
+    assert isinstance(end, Transformer | Pooled)  # the caller has looked
+    inner: Any = end.part if isinstance(end, Pooled) else end
+    modules = [_transformer(library, encoder, inner.model), library.Pooling(inner.width, pooling_mode=end.pooling)]
+    if isinstance(end, Pooled):
+        modules += [_layer(library, own, a) for own, a in zip(end.layers, end.described_layers, strict=True)]
     if isinstance(model.f, Projected):
         dense = library.Dense(model.f.width, model.f.width, bias=False, activation_function=nn.Identity())
         dense.linear.weight = nn.Parameter(model.f.matrix.T.contiguous())
         modules.append(dense)
     return modules if encoder.normalize == "none" else [*modules, library.Normalize()]
+
+
+def _layer(library: SimpleNamespace, own: nn.Module, a: dict[str, Any]) -> nn.Module:
+    """A layer of `Pooled` as the library's module."""
+    if a["kind"] == "normalize":
+        return library.Normalize()
+    if a["kind"] == "dropout":
+        return library.Dropout(a["p"])
+    if a["kind"] == "layer_norm":
+        module = library.LayerNorm(a["size"])
+        module.norm.load_state_dict(own.state_dict())
+        return module
+    residual = {"use_residual": True} if a["residual"] else {}
+    activation = getattr(nn, a["activation"])()
+    module = library.Dense(a["size"], a["out"], bias=a["bias"], activation_function=activation, **residual)
+    module.load_state_dict(own.state_dict())
+    return module
 
 
 def _transformer(library: SimpleNamespace, encoder: SentenceEncoder, model: nn.Module) -> nn.Module:

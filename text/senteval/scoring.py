@@ -117,6 +117,9 @@ def describe(name: str, result: Mapping[str, Any]) -> str:
         return f"{name:<6} acc {result['acc']:.2f}{spread}{f1}  dev {result['devacc']:.2f}{majority}"
     if "mse" in result:
         return f"{name}  Pearson {result['pearson']:.4f}  Spearman {result['spearman']:.4f}  MSE {result['mse']:.4f}"
+    if "dev" in result:
+        parts = [f"{split} {result[split]['spearman'][0]:.4f}" for split in ("dev", "test")]
+        return f"{name}  Spearman {'  '.join(parts)}"
     lines = [
         f"{measure} all {values['all']:.4f} mean {values['mean']:.4f} weighted mean {values['wmean']:.4f}"
         for measure, values in result["all"].items()

@@ -1,4 +1,4 @@
-"""The six SentEval tasks beside the published rows."""
+"""The six SentEval tasks beside the published rows, and the similarity tasks in a row."""
 
 import json
 from collections.abc import Mapping
@@ -58,6 +58,42 @@ def six_task_table(results: Mapping[str, Mapping[str, Mapping[str, Any]]], table
         EXCHANGED,
     ]
     return "\n".join(lines)
+
+
+STS_COLUMNS = {
+    **{f"STS{year}": (f"STS{year}", "all") for year in range(12, 17)},
+    "STS-B": ("STSBenchmark-cosine", "test"),
+    "SICK-R": ("SICKRelatedness-cosine", "test"),
+    "STS-B dev": ("STSBenchmark-cosine", "dev"),
+}
+"""Column -> task and part, in the order of SimCSE's tables; the dev split is for choosing and in no mean."""
+
+
+def sts_table(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
+    """Spearman's correlation times 100, each column over all its pairs; the mean where all seven test columns are."""
+    columns = [*STS_COLUMNS, "mean"]
+    lines = [f"{'':<28}" + "".join(f"{column:>11}" for column in columns)]
+    for name, found in results.items():
+        values = {
+            column: 100 * (found[task]["all"]["spearman"]["all"] if part == "all" else found[task][part]["spearman"][0])
+            for column, (task, part) in STS_COLUMNS.items()
+            if task in found
+        }
+        tested = [values.get(column) for column in columns[:7]]
+        if None not in tested:
+            values["mean"] = sum(filter(None, tested)) / len(tested)
+        cells = (f"{'-' if column not in values else format(values[column], '.2f'):>11}" for column in columns)
+        lines.append(f"{name:<28}" + "".join(cells))
+    return "\n".join(lines)
+
+
+def written_tables(found: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """File name -> table of what one encoder reached, for its run's folder."""
+    tables = {}
+    sts = any(task in found for task, _ in STS_COLUMNS.values())
+    if not sts or any(task in found for task in SIX_TASKS):
+        tables["senteval.txt"] = six_task_table({"this run": found})
+    return tables | ({"sts.txt": sts_table({"this run": found})} if sts else {})
 
 
 def _line(name: str, columns: list[str], values: Mapping[str, float | None], source: str = "") -> str:

@@ -21,6 +21,7 @@ from dipole.core.ground.transfer import sent
 from dipole.core.train.config import Settings
 from dipole.vision.augment import AugmentConfig
 from dipole.vision.encoders import Encoder, EncoderConfig, build_encoder, build_projector
+from dipole.vision.heads import Norm
 from dipole.vision.image_set import ImageSet
 from dipole.vision.registry import Entries
 
@@ -82,13 +83,15 @@ class Setup:
     def build(self, channels: int, share: float = 1.0) -> tuple[Encoder, nn.Module, int]:
         """Encoder of a share of its width and projector for so many channels, and the width of the embedding."""
         encoder = self.make(self.encoder, channels, self.size, share)
-        if channels == self.images.channels:
+        if channels == self.images.channels and not encoder.own_statistics:
             encoder.set_statistics(*self.images.statistics)
         return encoder, *build_projector(self.encoder, encoder.taps[encoder.last])
 
 
 class Branch(nn.Module):
-    """An encoder and its projector; probes read the encoder at `tap`."""
+    """An encoder and its projector; probes read the encoder at `tap`, and `watch` is told what the encoder gives."""
+
+    watch: Callable[[Tensor], None] | None = None
 
     def __init__(self, encoder: Encoder, projector: nn.Module, tap: str | None) -> None:
         super().__init__()
@@ -97,7 +100,10 @@ class Branch(nn.Module):
         self.tap = encoder.check_tap(tap)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.projector(self.encoder(images))
+        features = self.encoder(images)
+        if self.watch is not None:
+            self.watch(features)
+        return self.projector(features)
 
     def features(self, images: Tensor) -> Tensor:
         return self.encoder(images, self.tap)
@@ -114,6 +120,10 @@ class Method(nn.Module):
         default_negatives: vision.negatives where the recipe gives none.
         positives_key: what of [vision] sets the number of positives; empty where nothing does.
         counts_anchor: whether it counts the anchor as well, as the number of views does.
+        projector: linear layers and batch norm of the mlp projector where the recipe says nothing; None: 2 and none.
+
+    Instance attributes:
+        progress: share of the run's steps that were done before this one; the adapter keeps it, for schedules.
     """
 
     table: ClassVar[type[Settings] | None] = None
@@ -123,8 +133,10 @@ class Method(nn.Module):
     default_negatives: ClassVar[int | None] = None
     positives_key: ClassVar[str] = "views"
     counts_anchor: ClassVar[bool] = True
+    projector: ClassVar[tuple[int, Norm] | None] = None
 
     embedding_dim: int
+    progress: float = 0.0
 
     @classmethod
     def from_config(cls, config: VisionConfig, setup: Setup) -> Self:
@@ -138,7 +150,7 @@ class Method(nn.Module):
     @classmethod
     def augmentations(cls, config: VisionConfig) -> list[AugmentConfig]:
         """The augmentation of every view of an image, in order."""
-        return [config.augment] * config.count
+        return [config.augment.of_view(number) for number in range(1, config.count + 1)]
 
     @classmethod
     def order(cls, config: VisionConfig, images: ImageSet, batch_size: int, world_size: int, seed: Seeds) -> Order:
@@ -179,8 +191,16 @@ class Method(nn.Module):
         """The one encoder that is used after training; ConfigError where there are several."""
         raise NotImplementedError
 
+    def branches(self) -> list[Branch]:
+        """The branches that `embedding` goes through, whose encoders are used after training."""
+        raise NotImplementedError
+
     def after_step(self) -> None:
         """Update what follows the optimizer."""
+
+    def metrics(self) -> dict[str, Tensor | float]:
+        """Numbers of the step to log, without gradient; their means stand in metrics.jsonl as train/NAME."""
+        return {}
 
 
 class OneBranch(Method):
@@ -196,6 +216,9 @@ class OneBranch(Method):
 
     def embedding(self, images: Tensor) -> Tensor:
         return self.branch(images)
+
+    def branches(self) -> list[Branch]:
+        return [self.branch]
 
     def trained_encoder(self) -> Encoder:
         return self.branch.encoder

@@ -147,6 +147,9 @@ class CMC(Method):
         light, colour = self.halves(images)
         return F.normalize(self.light(light), dim=1) + F.normalize(self.colour(colour), dim=1)
 
+    def branches(self) -> list[Branch]:
+        return [self.light, self.colour]
+
     def trained_encoder(self) -> Encoder:
         raise ConfigError("a run with method 'cmc' has two encoders and cannot be exported as one model.")
 

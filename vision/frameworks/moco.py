@@ -155,6 +155,9 @@ class MoCo(Method):
     def embedding(self, images: Tensor) -> Tensor:
         return self.query(images)
 
+    def branches(self) -> list[Branch]:
+        return [self.query]
+
     def trained_encoder(self) -> Encoder:
         return self.query.encoder
 
@@ -162,13 +165,15 @@ class MoCo(Method):
 def every_view_in_turn(
     queries: Sequence[Tensor],
     keys: Sequence[Tensor],
-    queue: Tensor,
+    queue: Tensor | None,
     intra_batch: bool,
     labels: Tensor | None = None,
     index: Tensor | None = None,
     batch_negatives: bool = False,
 ) -> tuple[Pairs, ...]:
     """Pairs of CACR Algorithm 3 for queries and keys, V of (B, d) each, and a queue (Q, d) of negatives: V of them.
+
+    With two views, without a queue and with `batch_negatives` they are those of SimSiam, BYOL, MoCo v3 and NNCLR.
 
     Source: CACR Algorithm 3, which has no `batch_negatives`. There a rank's queries see those of the same rank; here
     those of the whole batch.

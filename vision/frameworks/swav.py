@@ -53,7 +53,9 @@ class MultiCrop(OneBranch):
     def augmentations(cls, config: VisionConfig) -> list[AugmentConfig]:
         table: SwAVConfig = config.own_table
         small = {"size": table.small_size, "crop_scale": table.small_scale}
-        return [config.augment] * config.count + [config.augment.model_copy(update=small)] * table.small_views
+        smaller = config.augment.model_copy(update=small)
+        behind = range(config.count + 1, config.count + table.small_views + 1)
+        return [*super().augmentations(config), *(smaller.of_view(number) for number in behind)]
 
     @classmethod
     def samples(

@@ -32,7 +32,7 @@ def load_task(name: str, task_path: str | Path, check: bool = True) -> Task:
 
     Args:
         name: as in SentEval: CR, MR, MPQA, SUBJ, TREC, MRPC, SST2, SST5, SICKRelatedness, SICKEntailment, STSBenchmark,
-            STS12 to STS16, and the ten probing tasks.
+            STS12 to STS16, and the ten probing tasks; SICKRelatedness-cosine and STSBenchmark-cosine learn nothing.
         check: compare counts with the published ones and look for known damage.
 
     Raises:

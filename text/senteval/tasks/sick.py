@@ -1,10 +1,10 @@
-"""SICK: relatedness and entailment of sentence pairs."""
+"""SICK: relatedness (learned, or by cosine as SimCSE does) and entailment of sentence pairs."""
 
 from dipole.core.ground.errors import DataError
 from dipole.text.senteval.files import TaskFiles
 from dipole.text.senteval.task import Split, Task
 
-NAMES = ("SICKRelatedness", "SICKEntailment")
+NAMES = ("SICKRelatedness", "SICKEntailment", "SICKRelatedness-cosine")
 LABELS = ("CONTRADICTION", "NEUTRAL", "ENTAILMENT")
 
 
@@ -35,4 +35,6 @@ def read(name: str, files: TaskFiles) -> Task:
                 labels.append(files.number(relative, number, fields[3]))
         files.expect(relative, len(labels), expected)
         splits[split] = Split([left, right], labels)
+    if name.endswith("-cosine"):
+        return Task(name, "sts", splits, pairs=True)
     return Task(name, "split" if entailment else "relatedness", splits, classes=3 if entailment else 5, pairs=True)

@@ -1,9 +1,9 @@
-"""STS Benchmark: similarity of sentence pairs, learned."""
+"""STS Benchmark: similarity of sentence pairs, learned as SentEval does, or by cosine as SimCSE does."""
 
 from dipole.text.senteval.files import TaskFiles
 from dipole.text.senteval.task import Split, Task
 
-NAMES = ("STSBenchmark",)
+NAMES = ("STSBenchmark", "STSBenchmark-cosine")
 
 
 def read(name: str, files: TaskFiles) -> Task:
@@ -17,4 +17,6 @@ def read(name: str, files: TaskFiles) -> Task:
             labels.append(files.number(relative, number, fields[4]))
         files.expect(relative, len(labels), expected)
         splits[split] = Split([left, right], labels)
+    if name.endswith("-cosine"):
+        return Task(name, "sts", splits, pairs=True)
     return Task(name, "relatedness", splits, classes=5, pairs=True)

@@ -1,0 +1,168 @@
+"""An objective as the loss of transformers' Trainer: a `compute_loss_func` of what a model returns and of labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from dipole.core.contrast.embedded import Embedded
+from dipole.core.contrast.objective import Composite, Objective
+from dipole.core.contrast.objective import objective as build_objective
+from dipole.core.contrast.pairs import Pairs
+from dipole.core.ground.distributed import all_numbers, world_size
+from dipole.core.ground.errors import ConfigError, OptionError, PairsError
+
+IGNORED = -100
+"""The label that the trainer does not count as an item."""
+NAMES = (("text_embeds", "image_embeds"), ("query_embeds", "document_embeds"), ("embeddings",), ("pooler_output",))
+"""Outputs that hold embeddings, the first that are there."""
+
+Relate = Callable[[Any, Tensor | None], "Pairs | Embedded | tuple[Pairs, ...]"]
+
+
+class ComputeLoss:
+    """A `compute_loss_func`; see `compute_loss`."""
+
+    number: int
+    taken: bool
+    in_model: bool
+
+    def __init__(
+        self,
+        objective: Composite,
+        embeddings: Sequence[str] | None,
+        pairs: Relate | None,
+        model: nn.Module | None,
+        accumulation: int,
+    ) -> None:
+        self.objective = objective
+        self.model = model
+        self._embeddings = None if embeddings is None else tuple(embeddings)
+        self._pairs = pairs
+        self._accumulation = accumulation
+
+    def trains(self, model: nn.Module) -> bool:
+        """Whether the objective is a part of this model."""
+        inner = model.module if isinstance(model, DistributedDataParallel) else model
+        return self.model is not None and inner is self.model
+
+    def __call__(
+        self, outputs: Any, labels: Tensor | None = None, num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
+        """The loss of a batch, divided as the trainer expects it.
+
+        Args:
+            outputs: what the model returned.
+            labels: (B,) class numbers, or whatever the data set has as labels: without classes they are counted alone.
+            num_items_in_batch: labels other than -100 in all batches of an optimizer step.
+        """
+        pairs = (self._pairs or self._by_name)(outputs, labels)
+        loss: Tensor = self.objective(pairs).loss
+        if num_items_in_batch is None or labels is None:
+            return loss / self._accumulation
+        count = int(labels.ne(IGNORED).sum())
+        counts = [count] if world_size() == 1 else [each for (each,) in all_numbers([count])]
+        # Every rank has the loss of all rows. The trainer multiplies by the number of processes where it has counted
+        # the items of all of them.
+        return loss * (sum(counts) / len(counts)) / num_items_in_batch
+
+    def _by_name(self, outputs: Any, labels: Tensor | None) -> Pairs | tuple[Pairs, ...]:
+        found = outputs if isinstance(outputs, Mapping) else {}
+        names = self._embeddings or next((each for each in NAMES if set(each) <= set(found)), None)
+        if isinstance(outputs, Tensor) and self._embeddings is None:
+            views = [outputs]
+        elif names is None or not set(names) <= set(found):
+            shown = ", ".join(map(str, found)) if found else type(outputs).__name__
+            raise PairsError(
+                f"the model returned {shown}, and no {' and '.join(names) if names else 'known embeddings'}: name the "
+                "outputs that hold them, compute_loss(..., embeddings=('query_embeds', 'document_embeds')), or give "
+                "pairs=, a function from outputs and labels to Pairs."
+            )
+        else:
+            views = [found[name] for name in names]
+        classes = labels if labels is not None and labels.shape == (len(views[0]),) else None
+        if len(views) == 2:
+            return Pairs.both(views[0], views[1], classes)
+        if len(views) == 1 and classes is None:
+            raise PairsError(
+                "one matrix of embeddings has no positives without labels: give the data set a column 'labels' of "
+                "class numbers, let the model return two, or give pairs=, a function from outputs and labels to Pairs."
+            )
+        if len(views) == 1:
+            assert classes is not None
+            return Pairs.from_labels(views[0], classes)
+        return Pairs.from_views(views, classes)
+
+
+def compute_loss(
+    objective: str | Objective | Composite,
+    *,
+    embeddings: Sequence[str] | None = None,
+    pairs: Relate | None = None,
+    model: nn.Module | None = None,
+    dim: int | None = None,
+    gradient_accumulation_steps: int = 1,
+) -> ComputeLoss:
+    """A `compute_loss_func` for transformers' Trainer.
+
+        trainer = Trainer(model, args, train_dataset=..., compute_loss_func=dipole.compute_loss("infonce + 0.1*dp"))
+
+    The value is that of the rows of all ranks. The trainer adds up the batches of an optimizer step and expects each to
+    be divided by `num_items_in_batch`, the labels of all of them: a batch counts by its share of labels but -100,
+    so that equal batches are averaged. Without labels nothing is counted: say `gradient_accumulation_steps`.
+
+    Args:
+        objective: its text, an Objective or a Composite.
+        embeddings: names of the model's outputs (B, d). Two are found in each other, both ways; one needs labels; more
+            are views of an instance. By default text_embeds and image_embeds (CLIP), query_embeds and document_embeds,
+            embeddings, pooler_output, or the tensor that the model returns.
+        pairs: instead of names, a function from outputs and labels to Pairs.
+        model: needed where the objective has parameters or steps of its own: it gets the objective as its part
+            `objective`, which the trainer optimises and saves with it.
+        dim: width of the embeddings, needed with `model` for terms that have parameters of that width.
+        gradient_accumulation_steps: what the trainer's argument of that name says; used where nothing is counted.
+
+    Raises:
+        SpecError: for a wrong text. ConfigError: the objective has parameters and there is no model or width.
+        OptionError: arguments that exclude each other. PairsError, from a call: outputs without embeddings.
+    """
+    if pairs is not None and embeddings is not None:
+        raise OptionError("compute_loss takes embeddings= or pairs=, not both.")
+    if isinstance(embeddings, str):
+        embeddings = (embeddings,)
+    steps = gradient_accumulation_steps
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise OptionError(f"gradient_accumulation_steps must be a whole number >= 1, got {steps!r}.")
+    if isinstance(objective, Objective):
+        objective = Composite([objective], [1.0])
+    built = build_objective(objective, dim) if isinstance(objective, str) else objective
+    if dim is not None:
+        built.build(dim)
+    lazy = [name for name, p in built.named_parameters() if nn.parameter.is_lazy(p)]
+    if lazy:
+        raise ConfigError(
+            f"{built} has parameters as wide as the embeddings: give that width, compute_loss(..., dim=, model=)."
+        )
+    found = ComputeLoss(built, embeddings, pairs, model, steps)
+    if any(True for _ in built.parameters()) and model is None:
+        raise ConfigError(
+            f"{built} has parameters, which the trainer must optimise and save: give compute_loss(..., model=model), "
+            "before the trainer is built."
+        )
+    if model is not None:
+        _join(found, model)
+    return found
+
+
+def _join(found: ComputeLoss, model: nn.Module) -> None:
+    from dipole.core.train.objective_callback import carry
+
+    if hasattr(model, "objective") and model.objective is not found.objective:
+        raise ConfigError(f"{type(model).__name__} has a part `objective` already; give compute_loss another model.")
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    model.add_module("objective", found.objective.to(device))
+    carry(found, in_model=True)

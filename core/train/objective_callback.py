@@ -1,0 +1,191 @@
+"""What an objective needs of a trainer of transformers beside its value: its own steps, its parameters in checkpoints.
+
+Every trainer of transformers, and so every one of sentence-transformers, begins with the default callbacks of that
+library. Importing this module adds one to them, which finds the objectives that are trained with the trainer's model;
+in a trainer of anything else it does nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from pathlib import Path
+from typing import Any, Protocol
+from weakref import WeakSet
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+from transformers.trainer import DEFAULT_CALLBACKS
+from transformers.trainer_callback import ExportableState, TrainerCallback
+
+from dipole.core.contrast.objective import Composite
+from dipole.core.ground.distributed import world_size
+from dipole.core.ground.errors import CheckpointError
+from dipole.core.ground.files import atomic_write
+
+FILE = "objective.safetensors"
+"""What a checkpoint folder of a trainer holds beside the model's own files."""
+
+_numbers = itertools.count()
+_carriers: WeakSet[Any] = WeakSet()
+
+
+class Carrier(Protocol):
+    """A loss that holds an objective, and knows the model it is trained with."""
+
+    objective: Composite
+    number: int
+    taken: bool  # whether a trainer does for it what this module is about
+    in_model: bool  # whether the objective is a part of the model, which saves it
+
+    def trains(self, model: nn.Module) -> bool:
+        """Whether it is the loss of this model, unwrapped."""
+        ...
+
+
+def carry(carrier: Carrier, in_model: bool = False) -> None:
+    """Let trainers find a loss, in the order in which losses were made."""
+    carrier.number, carrier.taken, carrier.in_model = next(_numbers), False, in_model
+    _carriers.add(carrier)
+
+
+def needs_trainer(objective: Composite) -> bool:
+    """Whether there is more to do for an objective than to evaluate it: it has parameters of its own."""
+    return any(True for _ in objective.parameters())
+
+
+class ObjectiveCallback(TrainerCallback, ExportableState):
+    """Runs `after_step`, saves and resumes the parameters of the objectives of a trainer.
+
+    A checkpoint folder gets `objective.safetensors`; `trainer_state.json` says where that was written and what it
+    holds, so that a run is resumed with these parameters or not at all. At the start all ranks take those of rank 0.
+
+    Raises:
+        CheckpointError: the checkpoint that is resumed holds no parameters of this objective, or other ones.
+    """
+
+    def __init__(self) -> None:
+        self._found: list[Carrier] = []
+        self._folder: Path | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        optimised = {id(p) for group in kwargs["optimizer"].param_groups for p in group["params"]}
+        self._found = [
+            each
+            for each in sorted(_carriers, key=lambda each: each.number)
+            if each.trains(kwargs["model"]) and {id(p) for p in each.objective.parameters()} <= optimised
+        ]
+        for each in self._found:
+            each.taken = True
+        if state.global_step:
+            self._resume(args, state)
+        # A run that was begun without this callback has no entry, and the trainer wants one of each.
+        state.stateful_callbacks.setdefault(type(self).__name__, self.state())
+        if world_size() > 1:
+            for each in self._found:
+                for value in each.objective.state_dict().values():
+                    dist.broadcast(value, 0)
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        optimizer = kwargs["optimizer"]
+        if getattr(optimizer, "step_was_skipped", False):
+            return
+        for each in self._found:
+            each.objective.after_step(learning_rate_of(each.objective, optimizer))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._folder = checkpoint_folder(args, state)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        values, folder = self._values(), checkpoint_folder(args, state)
+        if values and state.is_world_process_zero and folder.is_dir():
+            atomic_write(folder / FILE, save(values))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if args.load_best_model_at_end and state.best_model_checkpoint and self._values():
+            self._load(Path(state.best_model_checkpoint) / FILE)
+
+    def state(self) -> dict[str, Any]:
+        """What `trainer_state.json` keeps."""
+        values = self._values()
+        if not values or self._folder is None:
+            return {"args": {}, "attributes": {}}
+        return {"args": {}, "attributes": {"written": {"file": str(self._folder / FILE), "sha256": digest(values)}}}
+
+    def _values(self) -> dict[str, Tensor]:
+        """What is saved of all objectives, by the number of the objective and the name of the parameter."""
+        return {
+            f"{number}.{name}": value.detach().contiguous()
+            for number, each in enumerate(each for each in self._found if not each.in_model)
+            for name, value in each.objective.state_dict().items()
+        }
+
+    def _resume(self, args: Any, state: Any) -> None:
+        wanted = self._values()
+        if not wanted:
+            return
+        kept = state.stateful_callbacks.get(type(self).__name__) or {}
+        written = (kept[0] if isinstance(kept, list) else kept).get("attributes", {}).get("written")
+        names = ", ".join(sorted({name.split(".", 1)[1] for name in wanted}))
+        if written is None:
+            raise CheckpointError(
+                f"the checkpoint of step {state.global_step} was written without the parameters of the objective "
+                f"({names}): it belongs to another loss. Start training anew, or resume with that loss."
+            )
+        if digest(wanted) == written["sha256"]:
+            return  # somebody has loaded them
+        given = [Path(args.resume_from_checkpoint)] if isinstance(args.resume_from_checkpoint, str) else []
+        places = [Path(written["file"]), checkpoint_folder(args, state) / FILE, *(each / FILE for each in given)]
+        for place in places:
+            if place.is_file() and digest(load_file(place)) == written["sha256"]:
+                self._load(place)
+                return
+        raise CheckpointError(
+            f"the parameters of the objective ({names}) at step {state.global_step} are not in "
+            f"{' or '.join(dict.fromkeys(map(str, places)))}: the checkpoint was moved. Before trainer.train(...) call "
+            "loss.load_objective(FOLDER) with the folder that holds the checkpoint now."
+        )
+
+    def _load(self, file: Path) -> None:
+        load_objectives(file, [each.objective for each in self._found if not each.in_model])
+
+
+def load_objectives(file: Path, objectives: list[Composite]) -> None:
+    """Read what `ObjectiveCallback` wrote into objectives that were built alike.
+
+    Raises:
+        CheckpointError: there is no such file, or it belongs to other objectives.
+    """
+    if not file.is_file():
+        raise CheckpointError(f"{file} is missing: a checkpoint folder holds it if the objective has parameters.")
+    values = load_file(file)
+    own = {f"{n}.{name}": value for n, each in enumerate(objectives) for name, value in each.state_dict().items()}
+    if {name: value.shape for name, value in values.items()} != {name: value.shape for name, value in own.items()}:
+        shown = [", ".join(f"{name} {tuple(v.shape)}" for name, v in each.items()) for each in (values, own)]
+        raise CheckpointError(f"{file} holds {shown[0]}; the objective has {shown[1]}. Build the loss as it was.")
+    with torch.no_grad():
+        for name, value in own.items():
+            value.copy_(values[name])
+
+
+def checkpoint_folder(args: Any, state: Any) -> Path:
+    """Where the trainer writes the checkpoint of the step it is at."""
+    return Path(args.output_dir).absolute() / f"checkpoint-{state.global_step}"
+
+
+def digest(values: dict[str, Tensor]) -> str:
+    """A hash of named tensors, wherever they are."""
+    return hashlib.sha256(save({name: value.cpu() for name, value in values.items()})).hexdigest()
+
+
+def learning_rate_of(objective: Composite, optimizer: Any) -> float:
+    """What the optimizer's last step used for the objective's parameters; for all, where it has none."""
+    own = {id(parameter) for parameter in objective.parameters()}
+    groups = [group for group in optimizer.param_groups if not own or own & {id(p) for p in group["params"]}]
+    return float(groups[0]["lr"])
+
+
+defaults: list[Any] = DEFAULT_CALLBACKS
+defaults.append(ObjectiveCallback)

@@ -1,0 +1,300 @@
+"""Objectives as losses of sentence-transformers: the library's own losses, one process and two, divided and whole."""
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers.sentence_transformer import losses, modules
+from torch.nn.parallel import DistributedDataParallel
+
+import dipole
+from dipole.core.ground.errors import ConfigError, DipoleError, OptionError, PairsError, SpecError
+from dipole.core.train.objective_callback import ObjectiveCallback
+from tests.text.tiny_sentences import COLUMNS, features, loaded_model, tiny_model
+
+SYMMETRIC = {"directions": ("query_to_doc", "doc_to_query"), "partition_mode": "per_direction"}
+QUERIES = {"directions": ("query_to_doc", "query_to_query")}
+ROWS = len(COLUMNS["anchor"])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("tiny")
+
+
+def measured(loss, columns=4, labels=None, seed=3, rows=slice(None)):
+    """Value and the gradient of every parameter of the loss, dropout on."""
+    model = loss.model
+    inner = getattr(model, "module", model)
+    loss.train()
+    loss.zero_grad()
+    given = [{k: v[rows] if torch.is_tensor(v) else v for k, v in each.items()} for each in features(inner, columns)]
+    torch.manual_seed(seed)
+    value = loss(given, labels)
+    value.backward()
+    found = {n.replace("model.module.", "model."): p.grad for n, p in loss.named_parameters() if p.grad is not None}
+    return value.detach(), {name: grad.clone() for name, grad in found.items()}
+
+
+def check_same(found, wanted, tolerance=1e-9):
+    assert float(found[0]) == pytest.approx(float(wanted[0]), abs=tolerance)
+    assert found[1].keys() == wanted[1].keys()
+    for name, grad in wanted[1].items():
+        torch.testing.assert_close(found[1][name], grad, rtol=tolerance, atol=tolerance, msg=name)
+
+
+@pytest.mark.parametrize("columns", [2, 3, 4])
+@pytest.mark.parametrize("directions", [{}, SYMMETRIC, QUERIES], ids=["query_to_doc", "symmetric", "queries"])
+def test_infonce_is_multiple_negatives_ranking(folder, columns, directions):
+    model = tiny_model(folder, dropout=0.1).double()
+    wanted = measured(losses.MultipleNegativesRankingLoss(model, scale=20.0, **directions), columns)
+    ours = dipole.text.ContrastiveLoss(model, "infonce(temperature=0.05)", **directions)
+    check_same(measured(ours, columns), wanted)
+    other = dipole.text.ContrastiveLoss(model, "infonce(temperature=0.06)", **directions)
+    assert abs(measured(other, columns)[0] - wanted[0]) > 1e-3
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 100])
+def test_cached_is_the_undivided_batch(folder, size):
+    """Also with terms beside it and with dropout; the library's own draws other masks."""
+    model = tiny_model(folder, dropout=0.2).double()
+    for spec in ("infonce(temperature=0.05) + 0.1*dp", "infonce(similarity=bilinear) + 0.1*cllr"):
+        wanted = measured(dipole.text.ContrastiveLoss(model, spec))
+        check_same(measured(dipole.text.CachedContrastiveLoss(model, spec, mini_batch_size=size)), wanted)
+    if size == 2:
+        own = losses.CachedMultipleNegativesRankingLoss(model, mini_batch_size=size)
+        plain = losses.MultipleNegativesRankingLoss(model)
+        assert abs(measured(own)[0] - measured(plain)[0]) > 1e-3
+        each = dipole.text.CachedContrastiveLoss(model, "infonce", mini_batch_size=size, draws="microbatch")
+        whole = dipole.text.CachedContrastiveLoss(model, "infonce", mini_batch_size=size)
+        assert abs(measured(each)[0] - measured(whole)[0]) > 1e-3
+
+
+def test_cached_is_the_cached_ranking_loss(folder):
+    model = tiny_model(folder).double()
+    wanted = measured(losses.CachedMultipleNegativesRankingLoss(model, mini_batch_size=2))
+    ours = dipole.text.CachedContrastiveLoss(model, "infonce(temperature=0.05)", mini_batch_size=2)
+    check_same(measured(ours), wanted)
+
+
+def test_cached_holds_the_activations_of_a_few_sentences(folder):
+    """No part of the encoder's graph outlives its mini-batch."""
+    model = tiny_model(folder)
+    seen = []
+    model[0].register_forward_hook(lambda module, given, out: seen.append(len(given[0]["input_ids"])))
+    loss = dipole.text.CachedContrastiveLoss(model, "infonce", mini_batch_size=4)
+    value = loss(features(model), None)
+    assert max(seen) == 4
+    first = len(seen)
+    value.backward()
+    assert len(seen) == 2 * first
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_matryoshka_widths(folder, cached):
+    model = tiny_model(folder, dropout=0.1).double()
+    widths, weights = [16, 8, 4], [1.0, 0.5, 0.25]
+    wanted = measured(losses.MatryoshkaLoss(model, losses.MultipleNegativesRankingLoss(model), widths, weights))
+    if cached:
+        ours = dipole.text.CachedContrastiveLoss(model, "infonce(temperature=0.05)", mini_batch_size=2)
+    else:
+        ours = dipole.text.ContrastiveLoss(model, "infonce(temperature=0.05)")
+    found = measured(losses.MatryoshkaLoss(model, ours, widths, weights))
+    check_same(found, wanted)
+
+
+def test_matryoshka_refuses_parameters_of_one_width(folder):
+    model = tiny_model(folder)
+    loss = dipole.text.ContrastiveLoss(model, "infonce + 0.1*cllr")
+    with pytest.raises(PairsError, match=r"8 wide.*cllr was built for embeddings of width 16.*MatryoshkaLoss leave"):
+        losses.MatryoshkaLoss(model, loss, [16, 8])(features(model), None)
+    whole = losses.MatryoshkaLoss(model, loss, [16])(features(model), None)
+    assert torch.isfinite(whole)
+
+
+def test_adaptive_layers_wrap_it(folder):
+    model = tiny_model(folder, layers=2).double()
+    found = []
+    for inner in (
+        losses.MultipleNegativesRankingLoss(model),
+        dipole.text.ContrastiveLoss(model, "infonce(temperature=0.05)"),
+    ):
+        loss = losses.AdaptiveLayerLoss(model, inner, n_layers_per_step=-1)
+        found.append(measured(loss, 3))
+    check_same(found[1], found[0])
+
+
+def supervised_contrast(z, labels, temperature):
+    """Mean over anchors with partners of the mean over positives of -log softmax against the other classes."""
+    z = torch.nn.functional.normalize(z)
+    s = z @ z.T / temperature
+    values = []
+    for i in range(len(z)):
+        positives = [j for j in range(len(z)) if j != i and labels[j] == labels[i]]
+        others = torch.stack([s[i, j] for j in range(len(z)) if labels[j] != labels[i]])
+        if positives:
+            terms = [torch.logsumexp(torch.cat([s[i, p : p + 1], others]), 0) - s[i, p] for p in positives]
+            values.append(torch.stack(terms).mean())
+    return torch.stack(values).mean()
+
+
+def test_one_column_and_classes(folder):
+    model = tiny_model(folder).double()
+    labels = torch.tensor([0, 0, 1, 1, 1, 2])
+    loss = dipole.text.ContrastiveLoss(model, "infonce(temperature=0.1)")
+    column = features(model, 1)
+    wanted = supervised_contrast(model(dict(column[0]))["sentence_embedding"], labels, 0.1)
+    assert loss(column, labels).item() == pytest.approx(wanted.item(), abs=1e-9)
+
+
+def test_supcon_of_one_column(folder):
+    model = tiny_model(folder).double()
+    labels = torch.tensor([0, 0, 1, 1, 1, 2])
+    column = features(model, 1)
+    z = torch.nn.functional.normalize(model(dict(column[0]))["sentence_embedding"])
+    logs = (z @ z.T / 0.1).masked_fill(torch.eye(ROWS, dtype=torch.bool), -torch.inf).log_softmax(1)
+    same = (labels[:, None] == labels) & ~torch.eye(ROWS, dtype=torch.bool)
+    wanted = torch.stack([-logs[i][same[i]].mean() for i in range(ROWS) if same[i].any()]).mean()
+    loss = dipole.text.ContrastiveLoss(model, "supcon(temperature=0.1)")
+    assert loss(column, labels).item() == pytest.approx(wanted.item(), abs=1e-9)
+
+
+def test_a_learned_temperature_gets_its_gradient(folder):
+    model = tiny_model(folder, dropout=0.1).double()
+    _, fixed = measured(dipole.text.ContrastiveLoss(model, "infonce(temperature=0.07)"))
+    spec = "infonce(temperature=learned, init=0.07)"
+    ours = dipole.text.ContrastiveLoss(model, spec)
+    value, learned = measured(ours)
+    extra = learned.keys() - fixed.keys()
+    assert len(extra) == 1
+    assert float(learned[extra.pop()].abs()) > 1e-3
+    cached = dipole.text.CachedContrastiveLoss(model, spec, mini_batch_size=4)
+    check_same(measured(cached), (value, learned))
+    wide = losses.MatryoshkaLoss(model, ours, [16, 8])  # a number has no width
+    assert torch.isfinite(wide(features(model), None))
+
+
+def test_classes_beside_columns_reach_the_terms(folder):
+    model = tiny_model(folder)
+    loss = dipole.text.ContrastiveLoss(model, "tuple")
+    with pytest.raises(PairsError, match="tuple needs labels: give the data set a column 'label'"):
+        loss(features(model, 2), None)
+    with pytest.raises(PairsError, match="needs labels"):
+        loss(features(model, 2), torch.rand(ROWS))  # scores are no classes
+    assert torch.isfinite(loss(features(model, 2), torch.tensor([0, 0, 1, 1, 2, 2])))
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda m: dipole.text.ContrastiveLoss(m, "infonc"), SpecError, "Did you mean 'infonce'"),
+        (lambda m: dipole.text.ContrastiveLoss(m, 3), ConfigError, "objective must be a text"),
+        (lambda m: dipole.text.ContrastiveLoss(m[0], "infonce"), ConfigError, "a SentenceTransformer; got Transformer"),
+        (lambda m: dipole.text.ContrastiveLoss(m, "infonce", directions="both"), OptionError, "got 'both'"),
+        (lambda m: dipole.text.ContrastiveLoss(m, "infonce", directions=("query_to_doc", "doc_to_query")), OptionError,
+         "need partition_mode='per_direction'"),
+        (lambda m: dipole.text.CachedContrastiveLoss(m, "infonce", mini_batch_size=0), OptionError, "whole number"),
+        (lambda m: dipole.text.CachedContrastiveLoss(m, "infonce", draws="x"), OptionError, "draws must be"),
+        (lambda m: dipole.text.ContrastiveLoss(m, "infonce")(features(m, 1), None), PairsError, "one column of text"),
+        (lambda m: dipole.text.ContrastiveLoss(m, "infonce")([], None), PairsError, "got no column"),
+        (lambda m: dipole.text.ContrastiveLoss(SentenceTransformer(modules=[m[0]]), "infonce")(features(m), None),
+         ConfigError, "gives no sentence_embedding"),
+    ],
+)  # fmt: skip
+def test_one_message_for_each_mistake(folder, make, error, message):
+    with pytest.raises(error, match=message) as caught:
+        make(tiny_model(folder))
+    assert isinstance(caught.value, DipoleError)
+
+
+def test_no_loss_of_a_cross_encoder(folder):
+    tiny_model(folder)
+    model = CrossEncoder(str(folder), num_labels=1, device="cpu")
+    with pytest.raises(ConfigError, match="got CrossEncoder"):
+        dipole.text.ContrastiveLoss(model, "infonce")
+
+
+def test_static_embeddings_cannot_be_divided(folder):
+    tokenizer = tiny_model(folder).tokenizer.backend_tokenizer
+    model = SentenceTransformer(modules=[modules.StaticEmbedding(tokenizer, embedding_dim=8)], device="cpu")
+    assert torch.isfinite(dipole.text.ContrastiveLoss(model, "infonce")(features(model), None))
+    with pytest.raises(PairsError, match="Use ContrastiveLoss for StaticEmbedding"):
+        dipole.text.CachedContrastiveLoss(model, "infonce", mini_batch_size=2)(features(model), None)
+
+
+def test_what_model_cards_ask_for(folder):
+    model = tiny_model(folder)
+    loss = dipole.text.CachedContrastiveLoss(model, "infonce(temperature=0.05) + 0.1*dp", mini_batch_size=8)
+    config = loss.get_config_dict()
+    assert config["objective"] == "infonce(temperature=0.05) + 0.1*dp"
+    assert config["mini_batch_size"] == 8
+    assert "NT-Xent of Chen et al. 2020" in loss.citation
+    assert "gao2021scaling" in loss.citation
+    again = dipole.text.CachedContrastiveLoss(model, **config)
+    assert again.get_config_dict() == config
+
+
+# Ranks ---------------------------------------------------------------------------------------------------------------
+
+GATHERED = {
+    "hard negatives": ("infonce(temperature=0.05) + 0.1*dp", {}),
+    "symmetric": ("infonce(temperature=0.05)", SYMMETRIC),
+    "queries": ("infonce(temperature=0.05)", QUERIES),
+    "W": ("infonce(similarity=bilinear)", {}),
+    "L": ("infonce + 0.1*cllr", {}),
+}
+DIVIDED = {name: GATHERED[name] for name in ("hard negatives", "L")}
+
+
+def every_case(folder, rank=0, ranks=1, gathered=True):
+    """Value and gradients of each case on this rank's share of the rows; ranks have unequal shares."""
+    found = {}
+    borders = [0, 4, ROWS] if ranks == 2 else [0, ROWS]
+    rows = slice(borders[rank], borders[rank + 1])
+    for cached in (False, True):
+        for name, (spec, directions) in (GATHERED if gathered and not cached else DIVIDED).items():
+            model = loaded_model(folder).double()
+            wrapped = model if ranks == 1 else DistributedDataParallel(model, find_unused_parameters=True)
+            kind = dipole.text.CachedContrastiveLoss if cached else dipole.text.ContrastiveLoss
+            size = {"mini_batch_size": 2} if cached else {}
+            loss = kind(model, spec, gather_across_devices=gathered, **directions, **size)
+            loss.objective.double()
+            loss.model = wrapped
+            found[name, cached] = measured(loss, rows=rows)
+    return found
+
+
+def rank_main(rank, folder, kept):
+    torch.set_num_threads(1)
+    meet = f"file://{os.path.join(kept, 'meet')}"
+    dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=2)
+    torch.save(every_case(folder, rank, 2), os.path.join(kept, f"gathered{rank}.pt"))
+    torch.save(every_case(folder, rank, 2, gathered=False), os.path.join(kept, f"apart{rank}.pt"))
+    dist.destroy_process_group()
+
+
+def test_two_ranks_are_one_process(folder, tmp_path):
+    tiny_model(folder)
+    mp.spawn(rank_main, (str(folder), str(tmp_path)), nprocs=2)
+    one = every_case(folder)
+    for rank in range(2):
+        two, apart = (torch.load(tmp_path / f"{kind}{rank}.pt") for kind in ("gathered", "apart"))
+        for case, wanted in one.items():
+            check_same(two[case], wanted, 1e-8)
+        for case in apart:
+            assert abs(apart[case][0] - one[case][0]) > 1e-4, case
+    # Ranks that do not look at each other take the same step all the same.
+    first, second = (torch.load(tmp_path / f"apart{rank}.pt") for rank in range(2))
+    for case in first:
+        for name, grad in first[case][1].items():
+            torch.testing.assert_close(second[case][1][name], grad, rtol=1e-8, atol=1e-8)
+
+
+def test_the_callback_is_loaded_with_the_loss():
+    from transformers.trainer import DEFAULT_CALLBACKS
+
+    assert dipole.text.ContrastiveLoss
+    assert DEFAULT_CALLBACKS.count(ObjectiveCallback) == 1

@@ -1,0 +1,392 @@
+"""Pairs of one's own: a sentence twice (SimCSE), and the columns of a table."""
+
+import csv
+import gzip
+import json
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+import dipole
+from dipole.core.ground.errors import ConfigError, DataError
+from dipole.core.ground.seeding import Seeds
+from dipole.core.train.build import construct
+from dipole.core.train.loop import RunInterruptedError, train
+from dipole.core.train.recipe import load
+from dipole.text.adapter import TextAdapter
+from dipole.text.columns import read_pairs, without_duplicates
+from dipole.text.config import TextSettings
+from dipole.text.partners import find_partners
+
+TAU = 0.05
+ROWS = [
+    {"query": f"what is a{i} b", "pos": f"it is a{i} c", "neg": [f"no{i} d", f"nor{i} e"][: i % 3]} for i in range(40)
+]
+
+
+def write(path, rows):
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return str(path)
+
+
+@pytest.fixture
+def table(tmp_path):
+    return write(tmp_path / "pairs.jsonl", ROWS)
+
+
+def make(tmp_path, batch_size=8, rank=0, world_size=1, **settings):
+    torch.manual_seed(0)
+    return TextAdapter(
+        TextSettings(**{"encoder": "bow", "word_size": 6, "hidden_size": 8, "limit": 200} | settings),
+        seed=Seeds(0), device=torch.device("cpu"), workdir=tmp_path, batch_size=batch_size, rank=rank,
+        world_size=world_size,
+    )  # fmt: skip
+
+
+# Views ---------------------------------------------------------------------------------------------------------------
+
+VIEWS = {"pairs": "views", "dropout": 0.2}
+BERT = {"encoder": "transformer", "layers": 1, "heads": 2}
+
+
+@pytest.mark.parametrize("encoder", [{}, BERT])
+def test_views_are_simcse(tmp_path, encoder):
+    """Gao et al. 2021, Eq. 4: -log exp(sim(h_i, h'_i) / tau) / sum_j exp(sim(h_i, h'_j) / tau), in a float64 loop."""
+    adapter = make(tmp_path, **VIEWS, **encoder)
+    assert adapter.config.sides == 1
+    torch.manual_seed(3)
+    embedded = adapter.embed(next(adapter.batches(0)))
+    h, g = (normalize(embedded.rows[name].detach().double(), dim=1) for name in ("first", "second"))
+    assert (h != g).any(1).all()
+    expected = np.mean([
+        -(h[i] @ g[i]) / TAU + torch.logsumexp(torch.stack([h[i] @ g[j] for j in range(8)]) / TAU, 0) for i in range(8)
+    ])  # fmt: skip
+    assert dipole.objective(f"infonce(temperature={TAU})")(embedded).loss.item() == pytest.approx(expected, rel=1e-5)
+    adapter.module.eval()
+    embedded = adapter.embed(next(adapter.batches(0)))
+    assert torch.allclose(embedded.rows["first"], embedded.rows["second"], atol=1e-6)
+
+
+def test_masks_are_of_each_row_rescaled_and_drawn_anew(tmp_path):
+    adapter = make(tmp_path, **VIEWS, word_size=500, batch_size=16)
+    first, second = list(adapter.batches(0))[:2]
+    assert set(first.masks.unique().tolist()) == {0.0, 1.25}
+    assert len({tuple(mask) for mask in first.masks.flatten(0, 1).tolist()}) == 32
+    assert first.masks.mean().item() == pytest.approx(1, abs=0.02)
+    assert not torch.equal(first.masks, second.masks)
+    again = next(make(tmp_path, **VIEWS, word_size=500, batch_size=16).batches(0, 1))
+    assert torch.equal(again.masks, second.masks)
+    assert torch.equal(again.index, second.index)
+
+
+def test_views_take_every_sentence_once_in_an_epoch(tmp_path):
+    adapter = make(tmp_path, **VIEWS)
+    seen = [torch.cat([batch.index for batch in adapter.batches(epoch)]).tolist() for epoch in range(2)]
+    assert len(set(seen[0])) == len(seen[0]) == 8 * adapter.steps_per_epoch
+    assert seen[0] != seen[1]
+    ordered = make(tmp_path, **VIEWS, order="sequential")
+    assert torch.cat([b.index for b in ordered.batches(1)]).tolist() == sorted(ordered.train_rows)[: len(seen[0])]
+
+
+def test_views_without_dropout_are_refused_with_the_cure(tmp_path):
+    from transformers import BertConfig
+
+    for settings in ({}, BERT):
+        with pytest.raises(ValueError, match=r"dropout is 0.*set\s+text\.dropout, for example 0\.1"):
+            TextSettings(pairs="views", **settings)
+    with pytest.raises(ValueError, match="leave sides out"):
+        TextSettings(**VIEWS, sides=2)
+    small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    config = BertConfig(vocab_size=2000, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **small)
+    config.save_pretrained(tmp_path / "none")
+    own = {"encoder": "transformer", "transformer": str(tmp_path / "none" / "config.json")}
+    with pytest.raises(ConfigError, match=r"has no dropout.*Set text\.dropout"):
+        make(tmp_path, pairs="views", **own)
+    cured = make(tmp_path, **VIEWS, **own)
+    assert {m.p for m in cured.module.modules() if isinstance(m, torch.nn.Dropout)} == {0.2}
+    BertConfig(vocab_size=2000, **small).save_pretrained(tmp_path / "own")
+    kept = make(tmp_path, pairs="views", encoder="transformer", transformer=str(tmp_path / "own" / "config.json"))
+    assert {m.p for m in kept.module.modules() if isinstance(m, torch.nn.Dropout)} == {0.1}
+
+
+# Tables --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sides", [1, 2])
+@pytest.mark.filterwarnings("ignore:.*lack a negative")
+def test_columns_are_the_softmax_over_positives_and_hard_negatives(table, tmp_path, sides):
+    """SimCSE Eq. 5 with any number of negatives in a row, as MultipleNegativesRankingLoss sums them."""
+    adapter = make(tmp_path, pairs="columns", corpus=table, sides=sides, no_duplicates=False, held_out=0.0)
+    batch = next(adapter.batches(0))
+    rows = [ROWS[i] for i in batch.index.tolist()]
+    encode = adapter._sides
+    place = {text: i for i, text in enumerate(adapter.table.texts)}
+
+    def vectors(texts, side):
+        return normalize(encode(np.array([place[t] for t in texts]))[side].double(), dim=1)
+
+    asked = vectors([row["query"] for row in rows], 0)
+    known = vectors([row["pos"] for row in rows] + [text for row in rows for text in row["neg"]], 1)
+    scores = asked @ known.T / TAU
+    expected = -(scores.log_softmax(1).diagonal()).mean().item()
+    loss = dipole.objective(f"infonce(temperature={TAU})")(adapter.embed(batch)).loss
+    assert loss.item() == pytest.approx(expected, rel=1e-5)
+    assert (adapter.module.g is None) == (sides == 1)
+
+
+def test_a_table_without_negatives(tmp_path):
+    corpus = write(tmp_path / "t.jsonl", [{"sentence1": f"a{i} b", "sentence2": f"c{i} d"} for i in range(30)])
+    adapter = make(tmp_path, pairs="columns", corpus=corpus, dropout=0.1, held_out=0.2)
+    embedded = adapter.embed(next(adapter.batches(0)))
+    pairs = embedded.relate(embedded.rows)
+    assert (len(pairs.anchors), len(pairs.candidates)) == (8, 8)
+    assert torch.isfinite(dipole.objective("infonce")(embedded).loss)
+    assert "triplet/accuracy" not in adapter.evaluate(None)
+
+
+def test_formats_give_the_same_table(tmp_path):
+    from datasets import Dataset, DatasetDict
+
+    rows = [{"anchor": f'a "{i}", b', "positive": f"line\nbreak {i}", "negative": f"n{i}"} for i in range(5)]
+    write(tmp_path / "a.jsonl", rows)
+    with gzip.open(tmp_path / "b.jsonl.gz", "wt") as file:
+        file.write("\n".join(map(json.dumps, rows)))
+    for name, mark in (("c.csv", ","), ("d.tsv", "\t")):
+        with open(tmp_path / name, "w", newline="", encoding="utf-8-sig") as file:
+            writer = csv.DictWriter(file, rows[0], delimiter=mark)
+            writer.writeheader()
+            writer.writerows(rows)
+    data = Dataset.from_list(rows)
+    data.to_parquet(tmp_path / "e.parquet")
+    data.save_to_disk(tmp_path / "f")
+    DatasetDict({"train": data, "dev": data.select([0])}).save_to_disk(tmp_path / "g")
+    tables = [read_pairs(str(tmp_path / n)) for n in ("a.jsonl", "b.jsonl.gz", "c.csv", "d.tsv", "e.parquet", "f", "g")]
+    assert tables[0].texts[:3] == ['a "0", b', "line break 0", "n0"]
+    assert len({(each.fingerprint, *each.texts, *each.columns) for each in tables}) == 1
+    assert len(read_pairs(str(tmp_path / "g"), split="dev")) == 1
+    with pytest.raises(DataError, match="no split 'test'; it has train, dev"):
+        read_pairs(str(tmp_path / "g"), split="test")
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["id", "positive", "anchor", "negative_2", "negative_1"], ["anchor", "positive", "negative_2", "negative_1"]),
+        (["query", "pos", "neg", "prompt"], ["query", "pos", "neg"]),
+        (["sentence1", "sentence2", "label"], ["sentence1", "sentence2"]),
+        (["premise", "entailment", "contradiction"], ["premise", "entailment", "contradiction"]),
+        (["sent0", "sent1", "hard_neg"], ["sent0", "sent1", "hard_neg"]),
+        (["Question", "Answer"], ["Question", "Answer"]),
+    ],
+)
+def test_usual_names_are_found(tmp_path, names, expected):
+    found = read_pairs(write(tmp_path / "t.jsonl", [{name: f"text {name}" for name in names}]))
+    assert list(found.columns) == expected
+    numbers = [found.anchor[0], found.positive[0], *found.negatives[0]]
+    assert [found.texts[i] for i in numbers] == [f"text {name}" for name in expected]
+
+
+def test_lists_give_several_and_missing_cells_are_counted(tmp_path):
+    rows = [
+        {"a": "one", "p": ["two", "three"], "n": ["four", " ", "five"]},
+        {"a": "one", "p": "", "n": ["six"]},
+        {"a": None, "p": "seven"},
+        {"a": "eight", "p": "nine"},
+    ]
+    with pytest.warns(UserWarning, match=r"of 4 rows 2 have no 'a' or no 'p' and are left out, 1 lack a negative"):
+        found = read_pairs(write(tmp_path / "t.jsonl", rows), ["a", "p", "n"])
+    texts = [*found.texts, None]
+    assert [[texts[i] for i in row] for row in np.column_stack([found.anchor, found.positive, found.negatives])] == [
+        ["one", "two", "four", "five"], ["one", "three", "four", "five"], ["eight", "nine", None, None]
+    ]  # fmt: skip
+    assert (found.incomplete, found.fewer) == (2, 1)
+    with pytest.raises(DataError, match="none of 2 rows has both 'a' and 'p'"):
+        read_pairs(write(tmp_path / "t.jsonl", [{"a": "x", "p": ""}] * 2), ["a", "p"])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("t.csv", "anchor,positive\na,b\n\nc,d,e\n", r"t\.csv, line 4: 3 cells, the header names 2"),
+        ("t.csv", 'anchor,positive\n"a\nb",c\nd\n', r"line 4: 1 cells"),
+        ("t.csv", 'anchor,positive\na,"b\n', r"t\.csv, line 2: not CSV"),
+        ("t.csv", "anchor,anchor\n", "two columns are called 'anchor'"),
+        ("t.csv", "", "no header"),
+        ("t.csv", "anchor,positive\n", "holds no row"),
+        ("t.jsonl", '{"anchor": "a", "positive": "b"}\n\n{"anchor": \n', r"t\.jsonl, line 3: not JSON"),
+        ("t.jsonl", '["a", "b"]\n', "line 1: expected named columns, got list"),
+        ("t.jsonl", '{"anchor": "a", "positive": 3}\n', "line 1: column 'positive' holds int"),
+        ("t.jsonl", '{"anchor": ["a", "b"], "positive": "c"}\n', "the anchor 'anchor' holds 2 texts"),
+        ("t.jsonl", '{"x": "a", "y": "b"}\n', r"no usual names among the columns x, y.*text\.columns"),
+        ("t.txt", "a\n", "rows are read from"),
+    ],
+)
+def test_what_is_malformed_is_named(tmp_path, name, content, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=message):
+        read_pairs(str(tmp_path / name))
+
+
+def test_other_wrong_tables(table, tmp_path):
+    with pytest.raises(DataError, match=r"no column 'qery'; it has query, pos, neg.*Did you mean 'query'"):
+        read_pairs(table, ["qery", "pos"])
+    (tmp_path / "t.csv").write_bytes("anchor,positive\ncaf\u00e9,b\n".encode("latin-1"))
+    with pytest.raises(DataError, match=r"not utf-8.*Say text\.encoding"):
+        read_pairs(str(tmp_path / "t.csv"))
+    assert read_pairs(str(tmp_path / "t.csv"), encoding="latin-1").texts == ["caf\u00e9", "b"]
+    (tmp_path / "t.parquet").write_bytes(b"PAR1 no")
+    with pytest.raises(DataError, match="not a readable parquet file"):
+        read_pairs(str(tmp_path / "t.parquet"))
+    with pytest.raises(DataError, match="nothing at"):
+        read_pairs(str(tmp_path / "absent.csv"))
+    for settings, message in (
+        ({"pairs": "columns"}, "set corpus to a file"),
+        ({"pairs": "columns", "corpus": "x", "columns": ("a",)}, "must name an anchor, a positive"),
+        ({"pairs": "columns", "corpus": "x", "window": 2}, "window has no effect"),
+        ({"columns": ("a", "b")}, "columns has no effect"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            TextSettings(**settings)
+    assert TextSettings().determining() == {}
+
+
+# Duplicates ----------------------------------------------------------------------------------------------------------
+
+
+def test_no_text_stands_in_two_rows_of_a_batch():
+    draw = np.random.default_rng(0)
+    texts = [tuple({int(x) for x in draw.zipf(1.3, 3) % 60}) for _ in range(400)]
+    batches = list(without_duplicates(texts, draw.permutation(400).tolist(), 8))
+    used = [row for batch in batches for row in batch]
+    assert len(set(used)) == len(used)
+    assert all(len(batch) == 8 and sum(len(texts[r]) for r in batch) == len({t for r in batch for t in texts[r]})
+               for batch in batches)  # fmt: skip
+    free = list(without_duplicates([(i,) for i in range(20)], range(20), 6))
+    assert free == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11], [12, 13, 14, 15, 16, 17]]
+
+
+def test_duplicates_wait_on_any_number_of_ranks_and_after_a_resume(tmp_path):
+    rows = [{"anchor": f"a{i // 3}", "positive": f"p{i}", "negative": f"n{i % 25}"} for i in range(60)]
+    corpus = write(tmp_path / "t.jsonl", rows)
+    settings = {"pairs": "columns", "corpus": corpus, "held_out": 0.0}
+    whole = make(tmp_path, **settings)
+    epochs = [[batch.index.tolist() for batch in whole.batches(epoch)] for epoch in range(3)]
+    for batch in [batch for epoch in epochs for batch in epoch]:
+        for column in rows[0]:
+            assert len({rows[i][column] for i in batch}) == 8
+    assert [len(epoch) for epoch in epochs] == [whole.steps_per_epoch] * 3
+    assert whole.steps_per_epoch >= 6
+    parts = [make(tmp_path, rank=rank, world_size=3, **settings) for rank in range(3)]
+    shares = [[batch.index.tolist() for batch in part.batches(1)] for part in parts]
+    assert [[i for share in split for i in share] for split in zip(*shares, strict=True)] == epochs[1]
+    assert [batch.index.tolist() for batch in make(tmp_path, **settings).batches(2, 3)] == epochs[2][3:]
+    same = write(tmp_path / "s.jsonl", [{"anchor": f"a{i}", "positive": "yes"} for i in range(20)])
+    with pytest.raises(DataError, match=r"no 8 of the 20 rows.*\('yes' stands in 20 rows\).*no_duplicates = false"):
+        make(tmp_path, **settings | {"corpus": same})
+    assert make(tmp_path, **settings | {"corpus": same, "no_duplicates": False}).steps_per_epoch == 2
+
+
+# Evaluation ----------------------------------------------------------------------------------------------------------
+
+
+def test_partners_are_ranked_among_all_candidates():
+    draw = torch.Generator().manual_seed(0)
+    f, g = (torch.randn(30, 5, generator=draw) for _ in range(2))
+    anchor = torch.tensor([0, 0, 1, 2, 12])
+    positive = torch.tensor([10, 11, 12, 13, 14])
+    negatives = torch.tensor([[20, 21], [22, -1], [-1, -1], [23, 24], [10, -1]])
+    ranks, won = [], []
+    pool = sorted({10, 11, 12, 13, 14, 20, 21, 22, 23, 24})
+    score = {(a, c): float(normalize(f[a], dim=0) @ normalize(g[c], dim=0)) for a in anchor.tolist() for c in pool}
+    for row, (a, p) in enumerate(zip(anchor.tolist(), positive.tolist(), strict=True)):
+        own = {int(q) for q, b in zip(positive, anchor, strict=True) if b == a} | {a}
+        ranks.append(1 + sum(score[a, c] > score[a, p] for c in pool if c not in own))
+        won += [score[a, p] > score[a, n] for n in negatives[row].tolist() if n >= 0]
+    found = find_partners(f, g, anchor, positive, negatives)
+    assert found["positive@1"] == pytest.approx(np.mean([r == 1 for r in ranks]))
+    assert found["positive_mrr"] == pytest.approx(np.mean([1 / r for r in ranks]), rel=1e-6)
+    assert found["triplet/accuracy"] == pytest.approx(np.mean(won))
+    assert found["chance@1"] == 0.1
+
+
+# Whole runs ----------------------------------------------------------------------------------------------------------
+
+RECIPE = """
+name = "tiny"
+domain = "text"
+objective = "infonce(temperature=0.05) + 0.1*dp"
+[train]
+steps = 8
+batch_size = 8
+[text]
+held_out = 0.3
+hidden_size = 8
+word_size = 6
+limit = 200
+"""
+RUNS = {
+    "views": 'pairs = "views"\ndropout = 0.1\nencoder = "transformer"\nlayers = 1\nheads = 2\n',
+    "columns": 'pairs = "columns"\ndropout = 0.1\nencoder = "bow"\ncorpus = "{table}"\n',
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*lack a negative")
+@pytest.mark.parametrize("kind", RUNS)
+def test_a_run_is_continued_bit_for_bit_evaluated_and_exported(kind, table, tmp_path, monkeypatch, capsys):
+    from dipole.core.cli import main
+
+    recipe = tmp_path / "tiny.toml"
+    recipe.write_text(RECIPE + RUNS[kind].format(table=table))
+    config = load(recipe).config
+    construct(config)
+    whole = train(config, tmp_path / "whole", quiet=True)
+    embed, count = TextAdapter.embed, iter(range(100))
+
+    def stopping(self, batch):
+        if next(count) == 5:
+            signal.raise_signal(signal.SIGINT)
+        return embed(self, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TextAdapter, "embed", stopping)
+        with pytest.raises(RunInterruptedError, match="checkpoint is saved"):
+            train(config, tmp_path / "parts", quiet=True)
+    assert train(config, tmp_path / "parts", quiet=True).results == whole.results
+    models = [next((tmp_path / name).glob("*/model/*.safetensors")).read_bytes() for name in ("whole", "parts")]
+    assert models[0] == models[1]
+    run = str(tmp_path / "whole" / whole.hash)
+    capsys.readouterr()
+    assert main(["eval", run, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["agrees"] is True
+    if kind == "columns":
+        assert whole.data["columns"] == ["query", "pos", "neg"]
+        assert whole.data["rows_with_fewer_negatives"] == 14
+        assert {"positive@1", "triplet/accuracy", "pair_error"} <= whole.results.keys()
+    pytest.importorskip("sentence_transformers")
+    assert main(["export", run, "--to", "sentence-transformers", "--out", str(tmp_path / "st")]) == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*lack a negative")
+def test_the_weights_of_the_best_evaluation_are_kept(table, tmp_path):
+    recipe = tmp_path / "tiny.toml"
+    recipe.write_text(RECIPE + RUNS["columns"].format(table=table))
+    every = ["train.evaluate_every=2", "train.learning_rate=0.3"]
+    by = "-positive_mrr"  # smallest: the first evaluation is beaten by none, or by an earlier one than the last
+    record = train(load(recipe, [*every, f"train.best_by={by}"]).config, tmp_path / "runs", quiet=True)
+    folder = tmp_path / "runs" / record.hash
+    lines = [json.loads(line) for line in Path(folder / "metrics.jsonl").read_text().splitlines()]
+    seen = {line["step"]: line["eval/positive_mrr"] for line in lines if "eval/positive_mrr" in line}
+    assert set(seen) == {2, 4, 6, 8}
+    best = min(seen, key=lambda step: seen[step])
+    assert record.chosen == {"by": by, "step": best, "value": pytest.approx(seen[best], rel=1e-6)}
+    assert record.results["positive_mrr"] == record.chosen["value"]
+    assert best < 8
+    assert not (folder / "checkpoints").exists()
+    with pytest.raises(ConfigError, match=r"no result 'positive_mr'.*Did you mean 'positive_mrr'"):
+        train(load(recipe, [*every, "train.best_by=positive_mr"]).config, tmp_path / "runs", quiet=True)
+    with pytest.raises(ConfigError, match="set evaluate_every"):
+        load(recipe, ["train.best_by=positive_mrr"])

@@ -1,0 +1,48 @@
+"""Small sentence transformers with random weights, and sentences for them; nothing is downloaded."""
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+WORDS = "a the cat dog sat on mat ran far home red blue green tree sky sun moon night day rain"
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+COLUMNS = {
+    "anchor": ["a cat sat", "the dog ran far", "red sky", "the moon", "rain", "a green tree on the mat"],
+    "positive": ["the cat", "a dog ran home", "blue sky on a day", "night moon", "rain rain day", "tree"],
+    "negative_1": ["dog", "cat", "green sky at night", "sun", "the sun", "red tree"],
+    "negative_2": ["home home", "the mat", "day", "day sun day", "a cat ran", "sky"],
+}
+
+
+def tiny_model(folder, dropout=0.0, width=16, layers=1):
+    """A SentenceTransformer of a BERT with one layer and mean pooling; its files are written into a folder."""
+    tokenizer = Tokenizer(models.WordLevel({w: n for n, w in enumerate((*SPECIAL, *WORDS.split()))}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(SPECIAL) + len(WORDS.split()), hidden_size=width, num_hidden_layers=layers,
+        num_attention_heads=2,
+        intermediate_size=2 * width, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
+        max_position_embeddings=32,
+    )  # fmt: skip
+    BertModel(config, add_pooling_layer=False).save_pretrained(folder)
+    names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token"), SPECIAL, strict=True))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
+    return loaded_model(folder)
+
+
+def loaded_model(folder):
+    """The same from the files that `tiny_model` has written."""
+    transformer = modules.Transformer(str(folder), max_seq_length=32)
+    width = transformer.get_embedding_dimension()
+    return SentenceTransformer(modules=[transformer, modules.Pooling(width, pooling_mode="mean")], device="cpu")
+
+
+def features(model, columns=4):
+    """What the trainer hands to a loss."""
+    return [dict(model.preprocess(texts)) for texts in list(COLUMNS.values())[:columns]]

@@ -1,0 +1,202 @@
+"""The online linear probe: it learns, it is logged, and the encoder never notices."""
+
+import copy
+import json
+import os
+import tempfile
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from safetensors.torch import load_file
+
+from dipole.core.ground.errors import ConfigError
+from dipole.core.ground.seeding import Seeds
+from dipole.core.train.loop import train
+from dipole.core.train.metrics import read_metrics
+from dipole.core.train.recipe import load
+from dipole.vision.adapter import VisionAdapter
+from dipole.vision.config import VisionConfig
+from dipole.vision.encoders import EncoderConfig, build_encoder
+from dipole.vision.frameworks.base import Branch
+from dipole.vision.online import OnlineConfig, OnlineProbe
+
+SHORT = ["train.epochs=2", "train.batch_size=128", "vision.encoder.width=4", "vision.probe.probes=['knn']",
+         "vision.probe.baselines=false", "train.log_every=1"]  # fmt: skip
+ONLINE = "vision.probe.online={learning_rate=1e-2}"
+METHODS = {
+    "simclr": [],
+    "moco": ["vision.method=moco", "vision.negatives=200"],
+    "swav": ["vision.method=swav", "vision.swav.small_views=1", "vision.swav.small_size=8"],
+    "blocks": ["vision.method=blocks", "vision.views=1", "train.batch_size=129", "objective=blocks"],
+    "byol": ["vision.method=byol", "objective=regression"],
+    "microbatches": ["train.microbatch=50"],
+    "checkpointing": ["train.activation_checkpointing=true"],
+}
+
+
+@pytest.mark.parametrize("settings", METHODS.values(), ids=METHODS)
+def test_the_encoder_never_notices(tmp_path, settings):
+    """Weights, running statistics and losses are those of a run without it, bit for bit."""
+    runs = {}
+    for name, more in (("with", [ONLINE]), ("without", [])):
+        config = load("digits-simclr", [*SHORT, *settings, *more]).config
+        record = train(config, tmp_path, quiet=True)
+        runs[name] = tmp_path / config.hash, record
+    first, second = (load_file(folder / "model" / "module.safetensors") for folder, _ in runs.values())
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    lines = [
+        [line for line in read_metrics(folder / "metrics.jsonl") if "train/loss" in line] for folder, _ in runs.values()
+    ]
+    assert [line["train/loss"] for line in lines[0]] == [line["train/loss"] for line in lines[1]]
+    assert all({"train/online_accuracy", "train/online_loss"} <= line.keys() for line in lines[0])
+    assert not any("train/online_loss" in line for line in lines[1])
+    assert "online/accuracy" in runs["with"][1].results
+    assert "online/accuracy" not in runs["without"][1].results
+
+
+def test_it_learns_the_classes(tmp_path):
+    config = load("digits-simclr", [*SHORT, ONLINE, "train.epochs=12", "train.evaluate_every=6"]).config
+    record = train(config, tmp_path, quiet=True)
+    lines = read_metrics(tmp_path / config.hash / "metrics.jsonl")
+    logged = [line["train/online_accuracy"] for line in lines if "train/online_accuracy" in line]
+    evaluated = [line["eval/online/accuracy"] for line in lines if "eval/online/accuracy" in line]
+    assert logged[0] < 0.25
+    assert logged[-1] > 0.5
+    assert len(evaluated) == 2
+    assert evaluated[-1] > 0.6
+    assert record.results["online/accuracy"] == pytest.approx(evaluated[-1], rel=1e-6)
+
+
+# Against gradient descent by hand ----------------------------------------------------------------------------------
+
+
+def branch(seed=0):
+    torch.manual_seed(seed)
+    encoder = build_encoder(EncoderConfig(name="linear", width=5), 1, 3)
+    return Branch(encoder, torch.nn.Linear(5, 4), None)
+
+
+def batches(count=4, rows=6):
+    generator = torch.Generator().manual_seed(1)
+    images = torch.rand(count, 2, rows, 1, 3, 3, generator=generator)  # two views
+    return images, torch.randint(0, 3, (count, rows), generator=generator)
+
+
+def learn(config, own=slice(None)):
+    part = branch()
+    probe = OnlineProbe(config, [part], 3, torch.device("cpu"))
+    found = []
+    for views, labels in zip(*batches(), strict=True):
+        with probe.seen():
+            part(torch.cat(list(views[:, own])))
+        found.append({name: float(value) for name, value in probe.step(labels[own]).items()})
+    return probe, found
+
+
+def test_its_steps_are_those_of_softmax_regression():
+    """SGD with momentum and weight decay by hand in float64, on both views."""
+    probe, found = learn(OnlineConfig(optimizer="sgd", learning_rate=0.5, momentum=0.8, weight_decay=0.01))
+    part = branch()
+    w, b = torch.zeros(3, 5, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+    v, u = torch.zeros_like(w), torch.zeros_like(b)
+    for (views, labels), logged in zip(zip(*batches(), strict=True), found, strict=True):
+        x = part.encoder(torch.cat(list(views))).detach().double()
+        y = torch.cat([labels, labels])
+        shares = torch.softmax(x @ w.T + b, 1)
+        assert logged["online_loss"] == pytest.approx(float(-shares[range(12), y].log().mean()), rel=1e-5)
+        assert logged["online_accuracy"] == pytest.approx(float((shares.argmax(1) == y).double().mean()), rel=1e-6)
+        gap = (shares - torch.eye(3, dtype=torch.float64)[y]) / 12
+        v, u = 0.8 * v + gap.T @ x + 0.01 * w, 0.8 * u + gap.sum(0) + 0.01 * b
+        w, b = w - 0.5 * v, b - 0.5 * u
+    torch.testing.assert_close(probe.weight.detach().double(), w, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(probe.bias.detach().double(), b, atol=1e-6, rtol=1e-5)
+
+
+def test_its_state_continues_it():
+    config = OnlineConfig()
+    probe, _ = learn(config)
+    again = OnlineProbe(config, [branch()], 3, torch.device("cpu"))
+    again.load_state_dict(copy.deepcopy(probe.state_dict()))
+    x, y = torch.rand(6, 1, 3, 3), torch.tensor([0, 1, 2, 0, 1, 2])
+    for each in (probe, again):
+        part = branch()
+        part.watch = None
+        each.seen.__init__([part])
+        with each.seen():
+            part(x)
+        each.step(y)
+    assert torch.equal(probe.weight, again.weight)
+
+
+def rank_main(rank, file, folder, shares):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=len(shares))
+    probe, found = learn(OnlineConfig(), slice(sum(shares[:rank]), sum(shares[: rank + 1])))
+    torch.save({"weight": probe.weight.detach(), "found": found}, os.path.join(folder, f"{rank}.pt"))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("shares", [(3, 3), (1, 3, 2)])
+def test_ranks_are_one_process(shares):
+    probe, found = learn(OnlineConfig())
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(rank_main, args=(os.path.join(folder, "meet"), folder, shares), nprocs=len(shares))
+        ranks = [torch.load(os.path.join(folder, f"{rank}.pt")) for rank in range(len(shares))]
+    for rank in ranks:
+        torch.testing.assert_close(rank["weight"], probe.weight.detach(), atol=1e-6, rtol=1e-4)
+        assert torch.equal(rank["weight"], ranks[0]["weight"])
+        for mine, one in zip(rank["found"], found, strict=True):
+            assert mine == pytest.approx(one, rel=1e-4)
+
+
+def test_a_probe_that_has_not_learnt_is_not_measured(tmp_path):
+    """As in `dipole eval`, which has the encoder alone."""
+    table = {"encoder": {"width": 4}, "data": {"limit": 64}, "probe": {"probes": ["knn"], "online": {}}}
+    a = VisionAdapter(
+        VisionConfig.model_validate_json(json.dumps(table)), seed=Seeds(0), device=torch.device("cpu"),
+        workdir=tmp_path, batch_size=16,
+    )  # fmt: skip
+    assert "online/accuracy" not in a.evaluate(None)
+    a.embed(next(iter(a.batches(0))))
+    a.after_step()
+    assert "online/accuracy" in a.evaluate(None)
+    assert set(a.metrics()) == {"online_accuracy", "online_loss"}
+
+
+# What cannot be ----------------------------------------------------------------------------------------------------
+
+
+def test_without_labels_it_is_refused(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "u.npz", images=pixels)
+    config = load(
+        "digits-simclr", [*SHORT, ONLINE, f"vision.data.source={tmp_path}/u.npz", "train.batch_size=16"]
+    ).config
+    with pytest.raises(ConfigError, match=r"vision\.probe\.online: .*without a label.*leave the online probe out"):
+        train(config, tmp_path, quiet=True)
+
+
+def test_momentum_has_no_effect_with_adam():
+    with pytest.raises(ConfigError, match=r"momentum has no effect with optimizer 'adam'"):
+        load("digits-simclr", ["vision.probe.online.momentum=0.9"])
+
+
+def test_both_halves_of_lab_stand_side_by_side():
+    """CMC has two encoders, and the probe reads both."""
+    table = {"method": "cmc", "encoder": {"name": "linear", "width": 8, "dim": 4}}
+    config = VisionConfig.model_validate_json(json.dumps(table))
+    from dipole.vision.frameworks.base import Setup
+    from dipole.vision.image_set import ImageSet
+
+    images = ImageSet("colour", torch.randint(0, 256, (20, 3, 4, 4), dtype=torch.uint8), torch.arange(20) % 2)
+    module = config.framework.from_config(config, Setup(images, 4, 10, config.encoder))
+    probe = OnlineProbe(OnlineConfig(), module.branches(), 2, torch.device("cpu"))
+    views = torch.rand(10, 3, 4, 4)
+    with probe.seen():
+        module.embedding(views)
+    torch.testing.assert_close(probe.seen.taken(), module.features(views).detach())

@@ -1,0 +1,129 @@
+"""An objective as a loss of sentence-transformers, for batches larger than memory holds activations of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Literal
+
+from sentence_transformers import SentenceTransformer
+from torch import Tensor, nn
+
+from dipole.core.contrast.objective import Composite, Objective
+from dipole.core.ground.errors import OptionError, PairsError
+from dipole.core.ground.microbatch import Draws, instead, microbatched, own_forward
+from dipole.text.contrastive_loss import ContrastiveLoss, Direction, unwrapped
+
+SHARED = ("prompt_length",)
+"""Tensors among the features that belong to the batch, not to its rows."""
+
+
+class CachedContrastiveLoss(ContrastiveLoss):
+    """`ContrastiveLoss` whose memory grows with `mini_batch_size`, while the loss sees the whole batch.
+
+        loss = dipole.text.CachedContrastiveLoss(model, "infonce(temperature=0.05)", mini_batch_size=32)
+
+    The value and every gradient are those of ContrastiveLoss from the same seed, dropout included: sentences are
+    embedded without a graph, and again, some at a time, when their gradient is known (Gao et al. 2021, Sec. 3.2).
+    CachedMultipleNegativesRankingLoss draws other masks than the undivided batch; otherwise it is the same.
+
+    Args:
+        model, objective, gather_across_devices, directions, partition_mode: as in `ContrastiveLoss`.
+        mini_batch_size: sentences that the model sees at a time, >= 1.
+        draws: "batch", dropout as in the undivided batch, for which masks of the whole batch are drawn with each part;
+            "microbatch", each part draws its own.
+
+    Raises:
+        OptionError: mini_batch_size or draws are none of these. PairsError, from a call: features that cannot be given
+        some rows at a time (StaticEmbedding, flattened inputs, images of several sizes).
+    """
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        objective: str | Objective | Composite,
+        *,
+        mini_batch_size: int = 32,
+        gather_across_devices: bool = False,
+        directions: Sequence[Direction] = ("query_to_doc",),
+        partition_mode: Literal["joint", "per_direction"] = "joint",
+        draws: Draws = "batch",
+    ) -> None:
+        if isinstance(mini_batch_size, bool) or not isinstance(mini_batch_size, int) or mini_batch_size < 1:
+            raise OptionError(f"mini_batch_size must be a whole number >= 1, got {mini_batch_size!r}.")
+        if draws not in ("batch", "microbatch"):
+            raise OptionError(f"draws must be 'batch' or 'microbatch', got {draws!r}.")
+        super().__init__(
+            model,
+            objective,
+            gather_across_devices=gather_across_devices,
+            directions=directions,
+            partition_mode=partition_mode,
+        )
+        self.mini_batch_size = mini_batch_size
+        self.draws: Draws = draws
+
+    def embed(self, columns: list[dict[str, Tensor]]) -> list[Tensor]:
+        with self._divided(unwrapped(self.model)):
+            return super().embed(columns)
+
+    def _divided(self, model: Any) -> AbstractContextManager[None]:
+        """Let the model compute some rows at a time; below MatryoshkaLoss, which keeps what the model gives."""
+        decorator = model.__dict__.get("forward")
+        inner = getattr(decorator, "fn", None)
+        if callable(inner):
+            return _attribute(decorator, "fn", self._rows_at_a_time(model, inner))
+        return instead(model, self._rows_at_a_time(model, own_forward(model)))
+
+    def _rows_at_a_time(self, model: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def divided(features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+            rows, shared = _split(model, features)
+
+            def run(part: dict[str, Any]) -> dict[str, Tensor]:
+                # A module may change what it is given, and the second pass is given the same.
+                own = {name: value.clone() for name, value in part.items()}
+                return {"sentence_embedding": forward({**shared, **own}, **kwargs)["sentence_embedding"]}
+
+            found: dict[str, Any] = microbatched(model, self.mini_batch_size, self.draws, run)(rows)
+            return found
+
+        return divided
+
+    def get_config_dict(self) -> dict[str, Any]:
+        return {**super().get_config_dict(), "mini_batch_size": self.mini_batch_size}
+
+    @property
+    def citation(self) -> str:
+        return super().citation + (
+            "\n@misc{gao2021scaling,\n"
+            "    title={Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup},\n"
+            "    author={Luyu Gao and Yunyi Zhang and Jiawei Han and Jamie Callan},\n"
+            "    year={2021},\n    eprint={2101.06983},\n    archivePrefix={arXiv},\n    primaryClass={cs.LG}\n}\n"
+        )
+
+
+def _split(model: nn.Module, features: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What has a row for each sentence, and what the batch has in common.
+
+    Raises:
+        PairsError: the rows of some features are no sentences.
+    """
+    tensors = {n: v for n, v in features.items() if isinstance(v, Tensor) and v.ndim and n not in SHARED}
+    counts = {name: len(value) for name, value in tensors.items()}
+    if not tensors or len(set(counts.values())) > 1 or "offsets" in features or "cu_seq_lens_q" in features:
+        shown = ", ".join(f"{name} {tuple(value.shape)}" for name, value in tensors.items())
+        raise PairsError(
+            f"CachedContrastiveLoss cannot give {type(model).__name__} some sentences at a time: its features must "
+            f"have a row for each, got {shown or 'none'}. Use ContrastiveLoss for StaticEmbedding and flattened inputs."
+        )
+    return tensors, {name: value for name, value in features.items() if name not in tensors}
+
+
+@contextmanager
+def _attribute(owner: Any, name: str, value: Any) -> Any:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)

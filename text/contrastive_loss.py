@@ -1,0 +1,279 @@
+"""Objectives as losses of sentence-transformers: the columns of a data set in, one number out."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from sentence_transformers import SentenceTransformer
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from dipole.core.contrast.embedded import Embedded
+from dipole.core.contrast.objective import Composite, Objective, entry_of
+from dipole.core.contrast.objective import objective as build_objective
+from dipole.core.contrast.registry import registry
+from dipole.core.ground.distributed import all_sum, alone, world_size
+from dipole.core.ground.errors import ConfigError, OptionError, PairsError
+from dipole.core.train.objective_callback import FILE, carry, load_objectives, needs_trainer
+from dipole.text.loss_columns import related_columns
+
+Direction = Literal["query_to_doc", "query_to_query", "doc_to_query"]
+
+MODES: dict[frozenset[str], str] = {
+    frozenset(["query_to_doc"]): "joint",
+    frozenset(["query_to_doc", "query_to_query"]): "joint",
+    frozenset(["query_to_doc", "doc_to_query"]): "per_direction",
+}
+"""Directions that can be asked for, and how they go together."""
+
+
+class ContrastiveLoss(nn.Module):
+    """An objective as the loss of a SentenceTransformerTrainer: the first column finds the second among all others.
+
+        loss = dipole.text.ContrastiveLoss(model, "infonce(temperature=0.05) + 0.1*dp")
+
+    Columns are those of MultipleNegativesRankingLoss: (anchor, positive), or (anchor, positive, negative_1, ...,
+    negative_n); candidates of an anchor are all positives and all negatives of the batch. One column with a label
+    column of class numbers has all sentences of a class as positives of each other.
+    `infonce(temperature=t)` is MultipleNegativesRankingLoss(scale=1/t).
+
+    Args:
+        model: the SentenceTransformer that is trained.
+        objective: its text, an Objective or a Composite.
+        gather_across_devices: candidates are those of all ranks, with gradient: N ranks of B/N are one process of B.
+            Otherwise each rank looks at its own batch alone.
+        directions: ("query_to_doc",); with "query_to_query" the other anchors are negatives as well; with
+            "doc_to_query" each positive also finds its anchor among all anchors, and both losses are averaged.
+        partition_mode: as in MultipleNegativesRankingLoss; "joint" but for "doc_to_query", which is "per_direction".
+
+    Parameters of the objective are trained, saved as `objective.safetensors` in the trainer's checkpoints and resumed;
+    `after_step` runs after each optimizer step (`dipole.core.train.objective_callback`).
+
+    Raises:
+        SpecError: for a wrong text. ConfigError: a model that gives no sentence embedding. OptionError: directions that
+        are none of these. PairsError, from a call: columns or labels that the objective cannot be evaluated on.
+
+    Source: Henderson et al. 2017, Sec. 4.4, as sentence-transformers computes it. We differ in "joint" over both sides,
+    which is refused, and in ranks: the value is that of the batch of all ranks, not of this rank's anchors.
+    """
+
+    model: Any  # a wrapped one while a trainer runs
+    objective: Composite
+    number: int
+    taken: bool
+    in_model: bool
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        objective: str | Objective | Composite,
+        *,
+        gather_across_devices: bool = False,
+        directions: Sequence[Direction] = ("query_to_doc",),
+        partition_mode: Literal["joint", "per_direction"] = "joint",
+    ) -> None:
+        super().__init__()
+        if not isinstance(unwrapped(model), SentenceTransformer):
+            raise ConfigError(
+                f"{type(self).__name__} needs a model that gives sentence embeddings, a SentenceTransformer; "
+                f"got {type(unwrapped(model)).__name__}."
+            )
+        _check_directions(directions, partition_mode)
+        self.model = model
+        self.objective = as_composite(objective)
+        self.gather_across_devices = gather_across_devices
+        self.directions = tuple(directions)
+        self.partition_mode = partition_mode
+        if next(self.objective.parameters(), None) is not None:
+            self.objective.build(width_of(unwrapped(model)))
+        self.objective.to(unwrapped(model).device)
+        for parameter in self.objective.parameters():
+            # It is no part of the model, whose gradients DistributedDataParallel averages.
+            parameter.register_hook(mean_over_ranks)
+        carry(self)
+
+    def trains(self, model: nn.Module) -> bool:
+        return unwrapped(self.model) is unwrapped(model)
+
+    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
+        """The loss of a batch.
+
+        Args:
+            sentence_features: of each column, what the model takes.
+            labels: (B,) class of each row, for objectives that need them.
+        """
+        if self.training and torch.is_grad_enabled() and not self.taken and needs_trainer(self.objective):
+            self.taken = True  # said once
+            warnings.warn(
+                f"no trainer looks after the objective {self.objective}, which has parameters of its own. In "
+                "a loop of your own optimise loss.parameters(), call loss.objective.after_step(learning_rate) after "
+                "each step, and save loss.state_dict(). A trainer that was built before dipole.text.ContrastiveLoss "
+                "was loaded takes callbacks=[dipole.text.ObjectiveCallback()].",
+                stacklevel=2,
+            )
+        return self.compute_loss_from_embeddings(self.embed(list(sentence_features)), labels)
+
+    def embed(self, columns: list[dict[str, Tensor]]) -> list[Tensor]:
+        """Embeddings (B, d) of each column."""
+        if not columns:
+            raise PairsError(f"{type(self).__name__} got no column of text; it needs (anchor, positive, ...).")
+        try:
+            return embed_columns(self.model, columns)
+        except KeyError as error:
+            if error.args != ("sentence_embedding",):
+                raise
+            name = type(unwrapped(self.model)).__name__
+            raise ConfigError(
+                f"the model ({name}) gives no sentence_embedding: its modules end before the pooling. "
+                "Add a Pooling module, or a module that writes features['sentence_embedding']."
+            ) from None
+
+    def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor | None = None) -> Tensor:
+        """The loss of embeddings (B, d) of each column."""
+        self._check_width(embeddings[0].shape[1])
+        embedded = related_columns(embeddings, labels, self.directions)
+        with nullcontext() if self.gather_across_devices else alone():
+            return self._value(embedded, labels)
+
+    def _value(self, embedded: Embedded, labels: Tensor | None) -> Tensor:
+        try:
+            loss: Tensor = self.objective(embedded).loss
+        except PairsError as error:
+            if "needs labels" not in str(error) or labels is not None:
+                raise
+            raise PairsError(
+                f"{self.objective} needs labels: give the data set a column 'label' of class numbers."
+            ) from None
+        return loss
+
+    def _check_width(self, width: int) -> None:
+        """Embeddings must be as wide as the objective's parameters are."""
+        try:
+            self.objective.build(width)
+        except PairsError as error:
+            raise PairsError(
+                f"embeddings are {width} wide, but a term has parameters of another width: {error} Under "
+                "MatryoshkaLoss leave such a term out, or take matryoshka_dims=[the model's width] alone."
+            ) from None
+
+    # What sentence-transformers asks of a loss ---------------------------------------------------------------------
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """The arguments, for model cards."""
+        return {
+            "objective": str(self.objective),
+            "gather_across_devices": self.gather_across_devices,
+            "directions": self.directions,
+            "partition_mode": self.partition_mode,
+        }
+
+    @property
+    def citation(self) -> str:
+        """BibTeX of the objective, with the source of each term, for model cards."""
+        named = [(name, entry_of(term)) for name, _, term in self.objective if registry.name_of(type(term))]
+        sources = "; ".join(f"{name}: {entry.source}" for name, entry in named if entry.source)
+        return f"\n@misc{{dipole,\n    title={{{self.objective}}},\n    note={{{sources}}}\n}}\n"
+
+    # What was learnt besides the model -----------------------------------------------------------------------------
+
+    def load_objective(self, folder: str | Path) -> None:
+        """Read the objective's parameters from a checkpoint folder of a trainer.
+
+        Raises:
+            CheckpointError: the folder holds none, or those of another objective.
+        """
+        load_objectives(Path(folder) / FILE, [self.objective])
+
+    def projected_model(self) -> SentenceTransformer:
+        """The model as it is used: with a Dense module behind it where a term learns a projection (CLLR's L).
+
+        The result shares the model's modules, and `save_pretrained` writes a folder that loads without dipole; where no
+        term projects, it is the model itself.
+        """
+        from sentence_transformers.sentence_transformer import modules
+
+        model = unwrapped(self.model)
+        width = width_of(model)
+        with torch.no_grad():
+            unit = torch.eye(width, device=model.device)
+            images = self.objective.transform(unit)  # (d, d'), rows: images of the unit vectors
+        if images.shape == unit.shape and torch.equal(images, unit):
+            return model
+        dense = modules.Dense(width, images.shape[1], bias=False, activation_function=nn.Identity())
+        dense.linear.weight = nn.Parameter(images.T.contiguous())
+        found = SentenceTransformer(
+            modules=[*model.children(), dense],
+            device=str(model.device),
+            prompts=model.prompts,
+            default_prompt_name=model.default_prompt_name,
+            similarity_fn_name=model.similarity_fn_name,
+        )
+        return found.train(model.training)
+
+
+def as_composite(given: str | Objective | Composite) -> Composite:
+    """A text built, one objective as a sum of itself, a sum as it is.
+
+    Raises:
+        SpecError: for a wrong text. ConfigError: for anything else.
+    """
+    if isinstance(given, str):
+        return build_objective(given)
+    if isinstance(given, Objective):
+        return Composite([given], [1.0])
+    if not isinstance(given, Composite):
+        raise ConfigError(
+            f"objective must be a text such as 'infonce(temperature=0.05) + 0.1*dp', an Objective or a Composite, got "
+            f"{given!r}."
+        )
+    return given
+
+
+def unwrapped(model: Any) -> Any:
+    """The model inside of DistributedDataParallel and torch.compile."""
+    while True:
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
+        elif hasattr(model, "_orig_mod"):
+            model = model._orig_mod
+        else:
+            return model
+
+
+def width_of(model: SentenceTransformer) -> int:
+    """Width of the embeddings in training, which `truncate_dim` does not cut."""
+    with model.truncate_embeddings(None):
+        width = model.get_embedding_dimension()
+        return int(width) if width is not None else len(model.encode("a", show_progress_bar=False))
+
+
+def mean_over_ranks(gradient: Tensor) -> Tensor:
+    """What DistributedDataParallel makes of a gradient."""
+    return all_sum(gradient) / world_size()
+
+
+def embed_columns(model: nn.Module, columns: list[dict[str, Tensor]]) -> list[Tensor]:
+    """Embeddings of each column, as the library's own losses make them: candidates in one pass where they can be."""
+    try:
+        from sentence_transformers.base.losses.merged_forward import embed_columns as merged
+    except ImportError:  # before 6.0
+        return [model(column)["sentence_embedding"] for column in columns]
+    found: list[Tensor] = merged(model, columns)
+    return found
+
+
+def _check_directions(directions: Sequence[str], partition_mode: str) -> None:
+    if isinstance(directions, str) or frozenset(directions) not in MODES:
+        shown = "; ".join(str(tuple(sorted(each, reverse=True))) for each in MODES)
+        raise OptionError(
+            f"directions must be one of {shown}, got {directions!r}. Both sides in one softmax (GTE) is no sum over "
+            "anchors of one matrix of similarities."
+        )
+    wanted = MODES[frozenset(directions)]
+    if partition_mode != wanted:
+        raise OptionError(f"directions={tuple(directions)} need partition_mode={wanted!r}, got {partition_mode!r}.")

@@ -1,0 +1,107 @@
+"""A folder of sentence-transformers as an encoder: its transformer with the pooling and the layers behind it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from dipole.core.ground.errors import ConfigError
+from dipole.text.encoders.networks import Part
+from dipole.text.encoders.tail import POOLING, Pooled
+
+_LEGACY = ("cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+_READ: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "Dense": lambda c: {
+        "kind": "dense", "size": c["in_features"], "out": c["out_features"], "bias": c.get("bias", True),
+        "activation": c.get("activation_function", "torch.nn.modules.activation.Tanh").rpartition(".")[2],
+        "residual": c.get("use_residual", False),
+    },
+    "LayerNorm": lambda c: {"kind": "layer_norm", "size": c.get("dimension") or c["embedding_dimension"]},
+    "Dropout": lambda c: {"kind": "dropout", "p": c.get("dropout", 0.0)},
+    "Normalize": lambda c: {"kind": "normalize"},
+}  # fmt: skip
+
+
+def with_modules(part: Part, source: str | None, pooling: str = "mean") -> Part:
+    """The encoder with the modules that a folder of sentence-transformers has behind its transformer.
+
+    Args:
+        part: the transformer, built from the folder.
+        source: folder or Hub name; what is none of sentence-transformers', and None, leave the encoder as it is.
+        pooling: the setting, which such a folder answers itself.
+
+    Raises:
+        ConfigError: a module that is not known, a file that is missing, or a pooling that the folder contradicts.
+    """
+    listed = None if source is None else _file(source, "modules.json")
+    if source is None or listed is None:
+        return part
+    modules = [(each["type"].rpartition(".")[2], each["path"]) for each in json.loads(listed.read_text())]
+    kinds = [kind for kind, _ in modules]
+    if kinds[:2] != ["Transformer", "Pooling"] or not set(kinds[2:]) <= set(_READ) or modules[0][1]:
+        raise ConfigError(
+            f"text.transformer = {source!r} is a SentenceTransformer of {', '.join(kinds)}; read are a Transformer, "
+            f"its Pooling and then {', '.join(_READ)}. Load it with sentence-transformers and take "
+            "dipole.text.ContrastiveLoss to train it."
+        )
+    modes = _modes(_config(source, modules[1][1]))
+    if pooling not in ("mean", *modes):
+        raise ConfigError(
+            f"text.pooling = {pooling!r}, but the SentenceTransformer {source!r} pools by {' and '.join(modes)}: "
+            "leave text.pooling out, or give the transformer alone."
+        )
+    layers = [_READ[kind](_config(source, path)) for kind, path in modules[2:]]
+    unknown = [name for each in layers if not hasattr(nn, name := each.get("activation", "Identity"))]
+    if unknown:
+        raise ConfigError(f"text.transformer = {source!r}: the activation {unknown[0]} is none of torch.nn.")
+    found = Pooled(part, modes, layers)
+    found.described, found.remarks = getattr(part, "described", None), getattr(part, "remarks", ())
+    for own, (_, path) in zip(found.layers, modules[2:], strict=True):
+        if any(True for _ in own.parameters()):
+            values = _weights(source, path)
+            own.load_state_dict({name.removeprefix("norm."): value for name, value in values.items()})
+    return found
+
+
+def _file(source: str, name: str) -> Path | None:
+    """A file of a folder, or of a name on the Hub; None where there is none."""
+    path = Path(source)
+    if path.exists():
+        return path / name if (path / name).is_file() else None
+    from transformers.utils import cached_file
+
+    try:
+        found = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
+    except OSError:
+        return None
+    return None if found is None else Path(found)
+
+
+def _config(source: str, path: str) -> dict[str, Any]:
+    found = _file(source, f"{path}/config.json")
+    config: dict[str, Any] = {} if found is None else json.loads(found.read_text())
+    inputs = {config.get("module_input_name"), config.get("module_output_name")} - {None, "sentence_embedding"}
+    if inputs or config.get("include_prompt") is False:
+        raise ConfigError(f"text.transformer = {source!r}: {path} reads or leaves out what is no whole sentence.")
+    return config
+
+
+def _modes(config: dict[str, Any]) -> tuple[str, ...]:
+    given = config.get("pooling_mode")
+    if given is None:
+        return tuple(mode for mode, old in zip(POOLING, _LEGACY, strict=True) if config.get(f"pooling_mode_{old}")) or (
+            "mean",
+        )
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _weights(source: str, path: str) -> dict[str, Tensor]:
+    if (found := _file(source, f"{path}/model.safetensors")) is not None:
+        return load_file(found)
+    if (found := _file(source, f"{path}/pytorch_model.bin")) is not None:
+        return dict(torch.load(found, map_location="cpu", weights_only=True))
+    raise ConfigError(f"text.transformer = {source!r}: {path} holds neither model.safetensors nor pytorch_model.bin.")

@@ -1,0 +1,172 @@
+"""Rows of files and data sets, each with the place it stands at: JSON lines, CSV, parquet, `datasets`."""
+
+import csv
+import gzip
+import json
+import zlib
+from collections.abc import Iterable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from dipole.core.ground.errors import DataError
+from dipole.core.ground.extras import install_line
+from dipole.core.ground.hub import without_retry_messages
+
+JSON, PARQUET = (".jsonl", ".jsonl.gz", ".json"), (".parquet",)
+CSV = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
+ROWS = (*JSON, *CSV, *PARQUET)
+LONGEST_CELL = 2**31 - 1  # bytes of a CSV cell; the library's own limit is 128 KiB
+Located = tuple[str, Any]
+"""Where a row stands ("pairs.jsonl, line 3") and what it is."""
+
+
+def package(name: str) -> Any:
+    """Import a package of the text extra, or say how to install it."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        raise DataError(f"reading a corpus needs {error.name}; install it with: {install_line('text')}") from error
+
+
+def located_rows(source: str, split: str, encoding: str) -> Iterator[Located]:
+    """Yield the rows of a file, of a folder of files, of a folder that `datasets` saved, or of a data set of the Hub.
+
+    Args:
+        source: a file or folder of .jsonl, .jsonl.gz, .csv, .csv.gz, .tsv, .parquet; a folder written by
+            `save_to_disk`; or "hub:NAME" or "hub:NAME:SUBSET".
+        split: of a data set.
+        encoding: of CSV files.
+
+    Raises:
+        DataError: nothing is there, or a file cannot be read; the message names file and line.
+    """
+    if source.startswith("hub:"):
+        yield from _numbered(hub_rows(source.removeprefix("hub:"), split), source)
+        return
+    path = Path(source)
+    if not path.exists():
+        raise DataError(f"nothing at {path}. Give a file or folder of {', '.join(ROWS)}, or hub:NAME.")
+    if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
+        yield from _numbered(_saved(path, split), source)
+        return
+    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.name.endswith(ROWS))
+    if not files or not files[0].name.endswith(ROWS):
+        what = f"the folder {path} holds no such file" if path.is_dir() else f"{path} is none of them"
+        raise DataError(f"rows are read from {', '.join(ROWS)}, and {what}.")
+    for file in files:
+        if file.name.endswith(PARQUET):
+            yield from _numbered(parquet_rows(file), str(file))
+        elif file.name.endswith(CSV):
+            yield from csv_rows(file, encoding)
+        else:
+            yield from json_rows(file)
+
+
+def _numbered(rows: Iterable[Any], where: str) -> Iterator[Located]:
+    for number, row in enumerate(rows, 1):
+        yield f"{where}, row {number}", row
+
+
+def json_rows(file: Path) -> Iterator[Located]:
+    """A JSON value a line; empty lines are passed over.
+
+    Raises:
+        DataError: a line is not JSON or not UTF-8, or the file is cut short.
+    """
+    opener = gzip.open if file.suffix == ".gz" else open
+    number = 0
+    try:
+        with opener(file, "rt", encoding="utf-8-sig") as lines:
+            for line in lines:
+                number += 1
+                if line.strip():
+                    yield f"{file}, line {number}", json.loads(line)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{file}, line {number}: not JSON ({error.msg})") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file}, after line {number}: not UTF-8 ({error.reason})") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{file}, after line {number}: {error}") from None
+
+
+def csv_rows(file: Path, encoding: str = "utf-8") -> Iterator[Located]:
+    """The rows of a CSV file with a header, or of one whose cells tabs divide (.tsv), as mappings of texts.
+
+    Raises:
+        DataError: no header, a name twice in it, a row with another number of cells, an open quotation mark, another
+            encoding.
+    """
+    opener = gzip.open if file.suffix == ".gz" else open
+    tabs = file.name.removesuffix(".gz").endswith(".tsv")
+    csv.field_size_limit(LONGEST_CELL)
+    begins = 1
+    try:
+        with opener(file, "rt", encoding="utf-8-sig" if encoding == "utf-8" else encoding, newline="") as lines:
+            reader = csv.reader(lines, delimiter="\t" if tabs else ",", strict=True)
+            header = [name.strip() for name in next(reader, [])]
+            if not any(header):
+                raise DataError(f"{file}, line 1: no header; the first line must name the columns")
+            twice = next((name for name in header if header.count(name) > 1), None)
+            if twice is not None:
+                raise DataError(f"{file}, line 1: two columns are called {twice!r}")
+            begins = reader.line_num + 1
+            for cells in reader:
+                where = f"{file}, line {begins}"
+                begins = reader.line_num + 1
+                if not cells:
+                    continue
+                if len(cells) != len(header):
+                    raise DataError(f"{where}: {len(cells)} cells, the header names {len(header)}: {', '.join(header)}")
+                yield where, dict(zip(header, cells, strict=True))
+    except csv.Error as error:
+        raise DataError(f"{file}, line {begins}: not CSV ({error})") from None
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{file}, after line {begins - 1}: not {encoding} ({error.reason}). Say text.encoding, for example "
+            f"'latin-1' or 'cp1252'."
+        ) from None
+    except LookupError:
+        raise DataError(
+            f"{file}: there is no encoding {encoding!r}; 'utf-8', 'latin-1' and 'cp1252' are the usual ones."
+        ) from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{file}, after line {begins - 1}: {error}") from None
+
+
+def parquet_rows(file: Path) -> Iterator[Any]:
+    """The rows of a parquet file, streamed."""
+    load_dataset = package("datasets").load_dataset
+    try:
+        yield from load_dataset("parquet", data_files=str(file), split="train", streaming=True)
+    except Exception as error:  # pyarrow and datasets have no common base
+        raise DataError(f"{file} is not a readable parquet file: {str(error).splitlines()[0]}") from error
+
+
+def hub_rows(name: str, split: str) -> Iterable[Any]:
+    """A data set of the Hub, streamed; NAME:SUBSET names one of its parts."""
+    load_dataset = package("datasets").load_dataset
+    name, _, subset = name.partition(":")
+    try:
+        with without_retry_messages():
+            return load_dataset(name, subset or None, split=split, streaming=True)
+    except Exception as error:  # the datasets library and the network raise many kinds
+        raise DataError(
+            f"the data set {name!r} (split {split!r}) cannot be opened from the Hugging Face Hub: "
+            f"{str(error).splitlines()[0]}. Without a network, give a local file or folder."
+        ) from error
+
+
+def _saved(folder: Path, split: str) -> Iterable[Any]:
+    """A folder that `datasets` wrote: one set, or a split of several."""
+    try:
+        found = package("datasets").load_from_disk(str(folder))
+    except DataError:
+        raise
+    except Exception as error:  # pyarrow and datasets have no common base
+        raise DataError(f"{folder} is not a readable data set: {str(error).splitlines()[0]}") from error
+    if not isinstance(found, dict):
+        return found
+    if split not in found:
+        raise DataError(f"{folder} has no split {split!r}; it has {', '.join(found)}. Say text.split.")
+    return found[split]
