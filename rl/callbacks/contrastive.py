@@ -146,7 +146,7 @@ class ContrastiveCallback(BaseCallback):
             rows = [space.sample() for _ in range(2)]
             trial = copy.deepcopy(self.keys)  # whose statistics may change
             try:
-                seen = obs_as_tensor(_stacked(rows), self.model.device)  # type: ignore[arg-type]
+                seen = obs_as_tensor(_stacked(rows), self.model.device)
                 found = self._features(trial, seen)
             except (RuntimeError, ValueError, TypeError, AssertionError, IndexError, KeyError) as error:
                 raise ConfigError(
