@@ -1,4 +1,4 @@
-"""`dipole play`: arguments only; nothing heavy is imported before it runs."""
+"""`dipole play`: arguments only. It stands here, as importing the rl package registers environments with gymnasium."""
 
 import argparse
 from collections.abc import Callable
