@@ -270,6 +270,7 @@ def gradients(outputs: Sequence[Tensor], inputs: Sequence[Tensor], grads: Sequen
     return list(torch.autograd.grad(out, inputs, upstream, create_graph=True, materialize_grads=True))
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def whole(
     x: Tensor,
     y: Tensor,
@@ -318,9 +319,6 @@ def whole(
         else:
             results[statistic] = statistic.finish(each, x.new_zeros(()) if shift is None else shift, counts)
     return near, results
-
-
-untraced = torch.compiler.disable(whole)
 
 
 def needs_maximum(statistic: Statistic, bound: float) -> bool:

@@ -239,8 +239,7 @@ class _Matrix:
         if isinstance(y, Circling):
             self.results, self.positives = round_statistics(x, y, self.pairs, self.wanted, self.bound)
         elif self.unit or (dense.fits(len(x), len(y)) and engine.wanted() != "triton"):
-            form = dense.untraced if torch.compiler.is_compiling() else dense.whole
-            self.positives, self.results = form(
+            self.positives, self.results = dense.whole(
                 x,
                 y,
                 self.pairs.positives,
