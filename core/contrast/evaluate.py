@@ -38,6 +38,7 @@ class Rows:
     def __init__(self, matrix: _Matrix, values: dict[str, Tensor], further: tuple[Rows, ...] = ()) -> None:
         self.pairs = matrix.pairs
         self.further = further
+        self.notes: list[str] = []
         self._matrix = matrix
         self._values = values
 
@@ -56,6 +57,14 @@ class Rows:
             return self._values[name]
         except KeyError:
             raise AttributeError(f"no row statistic {name!r}; declared: {', '.join(self._values) or 'none'}") from None
+
+    def note(self, reason: str) -> None:
+        """Say why the value that `loss` returns is 0 without being learnt, as `TermValue.note` shows it.
+
+        What a run has been told at every step is said on the terminal and in its record. The reason is text made of
+        sizes: to ask tensors for their values would wait for the device.
+        """
+        self.notes.append(f"0: {reason}")
 
     @property
     def count(self) -> Tensor:
@@ -306,7 +315,7 @@ def _value(
     elif term.needs_negatives and prepared.has_negatives is None and not bool((prepared.negative_counts > 0).any()):
         # A finished scalar cannot be masked. Lists as long as the candidates are the one case that asks the device.
         return (matrix.sides[0] * 0.0).sum(), NO_NEGATIVES
-    return value, ""
+    return value, "; ".join(rows.notes)
 
 
 def _left_out(term: Objective, prepared: Pairs) -> Tensor | None:
