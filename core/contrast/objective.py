@@ -197,7 +197,8 @@ class Objective(nn.Module):
 
     def build_for(self, embeddings: Tensor) -> None:
         """Create parameters that do not exist yet, as wide as the embeddings (A, d) and where they are."""
-        lazy = any(isinstance(each, UninitializedParameter) for each in self.parameters())
+        held = self._parameters or self._modules  # most have none, and to go through them takes as long as a product
+        lazy = bool(held) and any(isinstance(each, UninitializedParameter) for each in self.parameters())
         self.build(embeddings.shape[1])
         if lazy:
             self.to(embeddings.device)
