@@ -19,6 +19,7 @@ from dipole.core.contrast.spec import Term, format_terms, option_span, parse
 from dipole.core.contrast.spec import caret as caret_under
 from dipole.core.contrast.statistics import AnyStatistic
 from dipole.core.ground.errors import OptionError, PairsError, SpecError
+from dipole.core.ground.memory import check_fits
 
 __all__ = ["SHARPNESS", "Composite", "Objective", "Outcome", "Rows", "TermValue", "entry_of", "objective"]
 
@@ -174,6 +175,7 @@ class Objective(nn.Module):
         """Give a lazily created parameter its shape; later calls must agree with it."""
         parameter = getattr(self, name)
         if isinstance(parameter, UninitializedParameter):
+            check_fits(f"{self.registered_name()}: {name}", shape, parameter)
             parameter.materialize(shape)
             with torch.no_grad():
                 init(parameter)

@@ -27,6 +27,12 @@ def results_table(values: Mapping[str, float | None]) -> str:
     return text_table(rows) if rows else "(none)"
 
 
+def shortened(text: str, most: int = 300) -> str:
+    """The text, or its two ends where it is longer than an error should show."""
+    half = (most - 5) // 2
+    return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"
+
+
 def number(value: float | None) -> str:
     """Four significant digits; numbers that were not finite are said to be."""
     if value is None:
