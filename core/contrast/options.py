@@ -9,6 +9,7 @@ from numbers import Integral, Real
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 from dipole.core.ground.errors import OptionError, nearest
+from dipole.core.ground.text import shortened
 
 LARGEST = 2**53
 """Of whole numbers: beyond it they are no longer exact as floats, and no size or count is meant."""
@@ -78,7 +79,7 @@ class Option:
             return value
         elif self.choices and not self.kinds:
             raise OptionError(
-                f"{owner}: {self.name} must be {self.allowed}, got {value!r}.{nearest(str(value), self.choices)}",
+                f"{owner}: {self.name} must be {self.allowed}, got {_shown(value)}.{nearest(str(value), self.choices)}",
                 self.name,
             )
         elif isinstance(value, bool):
@@ -88,12 +89,21 @@ class Option:
             if str in self.kinds:
                 return value
         elif isinstance(value, Real):  # NumPy's scalars as well
-            if isinstance(value, Integral) and abs(int(value)) > LARGEST:
-                raise OptionError(f"{owner}: {self.name} must be {self.allowed}, not above {LARGEST}.", self.name)
+            if isinstance(value, Integral) and float not in self.kinds and abs(int(value)) > LARGEST:
+                shown = _shown(value)
+                said = f"{owner}: {self.name} must be {self.allowed}, up to {LARGEST}, got {shown}."
+                raise OptionError(said, self.name)
             number: float = int(value) if isinstance(value, Integral) and float not in self.kinds else _as_float(value)
             if type(number) in self.kinds and (self.bounds is None or number in self.bounds) and number == number:
                 return number
-        raise OptionError(f"{owner}: {self.name} must be {self.allowed}, got {value!r}.", self.name)
+        raise OptionError(f"{owner}: {self.name} must be {self.allowed}, got {_shown(value)}.", self.name)
+
+
+def _shown(value: Any) -> str:
+    try:
+        return shortened(repr(value))
+    except ValueError:  # Python writes no integer of thousands of digits
+        return "a number of thousands of digits"
 
 
 def _as_float(value: Real) -> float:
@@ -141,5 +151,7 @@ def checked(owner: str, options: tuple[Option, ...], given: Mapping[str, Any]) -
     for name in given:
         if name not in by_name:
             known = ", ".join(by_name) or "none"
-            raise OptionError(f"{owner} has no option {name!r}.{nearest(name, by_name)} Its options: {known}.", name)
+            raise OptionError(
+                f"{owner} has no option {shortened(repr(name))}.{nearest(name, by_name)} Its options: {known}.", name
+            )
     return {name: by_name[name].check(owner, value) for name, value in given.items()}

@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 
 from dipole.core.ground.errors import SpecError
+from dipole.core.ground.text import shortened
 
 Value = int | float | bool | str | None
 
@@ -24,7 +25,7 @@ _TOKEN = re.compile(
     )""",
     re.VERBOSE | re.ASCII,
 )
-LONGEST, LONGEST_TOKEN = 10_000, 200
+LONGEST, LONGEST_TOKEN = 10_000, 2000
 """Characters of a text and of one name, number or quoted value: more is no objective."""
 SHOWN = 150
 """Characters of a text that an error shows around the place it speaks of."""
@@ -143,7 +144,7 @@ class _Reader:
     def number(self, text: str, start: int, end: int) -> float:
         number = float(text)
         if math.isinf(number):
-            raise self.error(f"the number {text} is too large", start, end)
+            raise self.error(f"the number {shortened(text)} is too large", start, end)
         return number
 
     def value(self) -> Value:

@@ -220,12 +220,17 @@ def _check_values(found: Target, curve: Curve) -> None:
     kind, given = type(found.term), found.term.__dict__["given"]
     import torch  # late: a configuration without schedules does not need it
 
+    values = sorted(set(curve.values))
     with torch.random.fork_rng(devices=[]):  # constructors may draw parameters
-        first, *others = [_plain(kind(**{**given, found.option: value})) for value in sorted(set(curve.values))]
-    derived = sorted(key for key in first if key != found.option for other in others if first[key] != other.get(key))
+        moved, *others = [kind(**{**given, found.option: value}) for value in values]
+    derived = set()
+    for value, built in zip(values[1:], others, strict=True):
+        setattr(moved, found.option, value)
+        now, wanted = _plain(moved), _plain(built)
+        derived |= {key for key in wanted if now.get(key) != wanted[key]}
     if derived:
         raise ValueError(
-            f"{found.term.registered_name()} computes {', '.join(derived)} from it when it is built, so it cannot "
+            f"{found.term.registered_name()} computes {', '.join(sorted(derived))} from it when it is built, so it cannot "
             "change afterwards; keep the option alone as an attribute and compute the rest where it is used"
         )
 

@@ -43,10 +43,12 @@ SPEC = st.one_of(st.lists(TERM, min_size=1, max_size=4).map(" + ".join), st.text
 def answered(call: Any) -> None:
     """The call gives a value, or an error of ours of at most 2,000 characters, within a second."""
     begin = time.process_time()
+    said = ""
     try:
         call()
     except DipoleError as error:
-        assert len(str(error)) < 2000
+        said = str(error)
+    assert len(said) < 2000
     assert time.process_time() - begin < 1
 
 
@@ -92,12 +94,12 @@ def test_many_settings(overrides: list[str]) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("1" * 4000 + "*dp", "a number of more than 200 characters"),
+        ("1" * 4000 + "*dp", "a number of more than 2000 characters"),
         ("1" * 10_000 + "*dp", "too long"),
         ("dp(self=None)", "no option 'self'"),
         ("cllr(dim=10000000000)", "10000000000 x 10000000000 takes"),
         ("swav(dim=10000000000)", "GB with its gradient"),
-        ("cllr(dim=" + "9" * 30 + ")", "not above"),
+        ("cllr(dim=" + "9" * 30 + ")", "up to 9007199254740992"),
         ("\N{ARABIC-INDIC DIGIT ONE}*dp", "cannot read"),
     ],
 )

@@ -115,7 +115,7 @@ def test_values_are_never_evaluated():
 def test_constructors_check_like_the_grammar():
     from dipole.core.contrast.objectives.infonce import InfoNCE
 
-    with pytest.raises(OptionError, match="temperature must be a number > 0, got -1"):
+    with pytest.raises(OptionError, match="temperature must be a number > 0 or learned, got -1"):
         InfoNCE(temperature=-1)
     with pytest.raises(OptionError, match="no option 'temprature'"):
         InfoNCE(temprature=1)
@@ -123,7 +123,7 @@ def test_constructors_check_like_the_grammar():
         InfoNCE(**{"self": 1})
     assert InfoNCE(1).temperature == 1.0
     assert InfoNCE(np.float32(0.25)).temperature == 0.25
-    with pytest.raises(OptionError, match="temperature must be a number > 0, got True"):
+    with pytest.raises(OptionError, match="temperature must be a number > 0 or learned, got True"):
         InfoNCE(True)
-    with pytest.raises(OptionError, match="temperature must be a number > 0, got 1000"):
+    with pytest.raises(OptionError, match="temperature must be a number > 0 or learned, got 1000"):
         InfoNCE(10**400)
