@@ -164,7 +164,8 @@ def hub_rows(name: str, split: str, asker: Asker) -> Iterable[Any]:
     name, _, subset = name.partition(":")
     try:
         with without_retry_messages():
-            return load_dataset(name, subset or None, split=split, streaming=True)
+            streamed: Iterable[Any] = load_dataset(name, subset or None, split=split, streaming=True)
+            return streamed
     except Exception as error:  # the datasets library and the network raise many kinds
         raise DataError(
             f"the data set {name!r} (split {split!r}) cannot be opened from the Hugging Face Hub: "
@@ -175,13 +176,15 @@ def hub_rows(name: str, split: str, asker: Asker) -> Iterable[Any]:
 def _saved(folder: Path, split: str, asker: Asker) -> Iterable[Any]:
     """A folder that `datasets` wrote: one set, or a split of several."""
     try:
-        found = asker.package("datasets").load_from_disk(str(folder))
+        found: Any = asker.package("datasets").load_from_disk(str(folder))
     except DataError:
         raise
     except Exception as error:  # pyarrow and datasets have no common base
         raise DataError(f"{folder} is not a readable data set: {str(error).splitlines()[0]}") from error
     if not isinstance(found, dict):
-        return found
+        whole: Iterable[Any] = found
+        return whole
     if split not in found:
         raise DataError(f"{folder} has no split {split!r}; it has {', '.join(found)}. Say {asker.split}.")
-    return found[split]
+    part: Iterable[Any] = found[split]
+    return part
