@@ -356,7 +356,7 @@ def test_a_run_with_captions_is_used_without_its_table(tmp_path, table):
     _, made, _ = load_run(folder, "cpu")
     tokens = made.module.caption.tokens(["a red square"])
     assert torch.equal(made.module.eval().caption(*tokens), before)
-    assert main(["export", str(folder.path), "--to", "transformers", "-o", str(tmp_path / "exported")]) == 0
+    assert main(["export", str(folder.path), "--to", "transformers", "--out", str(tmp_path / "exported")]) == 0
 
 
 def test_resume_with_captions_is_bit_exact(tmp_path, table, monkeypatch):
