@@ -16,6 +16,7 @@ from dipole.vision.pairing import column_problems
 from dipole.vision.probes import ProbeConfig
 
 FRAMEWORKS = by_name()
+CAPTIONED = [name for name, method in FRAMEWORKS.items() if method.reads_captions]
 SINGLE = [name for name, method in FRAMEWORKS.items() if method.single]
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class VisionSettings(Settings):
     def _check(self) -> Self:
         """Check the settings against the method and give it its own table: the stored configuration is complete."""
         if self.caption is not None and "method" not in self.model_fields_set:
-            object.__setattr__(self, "method", "clip")
+            object.__setattr__(self, "method", CAPTIONED[0])
         method = self.framework
         problems = self._pair_problems()
         problems += [
@@ -119,10 +120,12 @@ class VisionSettings(Settings):
         if self.pairs == "labels" and self.negatives is not None:
             problems.append("negatives has no effect with pairs 'labels': all views of other classes repel")
         if self.pairs == "columns":
-            if self.caption is not None and self.method != "clip":
-                problems.append(f"method {self.method!r} has no encoder for captions; set method = 'clip'")
-            if self.caption is None and self.method == "clip":
-                problems.append("method 'clip' needs what reads captions: set vision.caption.encoder = 'hub:...'")
+            if self.caption is not None and not self.framework.reads_captions:
+                problems.append(f"method {self.method!r} has no encoder for captions; set method = {CAPTIONED[0]!r}")
+            if self.caption is None and self.framework.reads_captions:
+                problems.append(
+                    f"method {self.method!r} needs what reads captions: set vision.caption.encoder = 'hub:...'"
+                )
             if self.caption is not None and self.columns is None:
                 object.__setattr__(self, "columns", ("image", "caption"))
             problems += column_problems(self.columns, self.caption is not None, self.views, self.data)

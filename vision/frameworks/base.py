@@ -127,6 +127,7 @@ class Method(nn.Module):
         positives_key: what of [vision] sets the number of positives; empty where nothing does.
         counts_anchor: whether it counts the anchor as well, as the number of views does.
         pairs: what of vision.pairs it can carry.
+        reads_captions: whether it has an encoder for captions.
         projector: linear layers and batch norm of the mlp projector where the recipe says nothing; None: 2 and none.
 
     Instance attributes:
@@ -141,6 +142,7 @@ class Method(nn.Module):
     positives_key: ClassVar[str] = "views"
     counts_anchor: ClassVar[bool] = True
     pairs: ClassVar[tuple[PairKind, ...]] = ("augmented", "columns")
+    reads_captions: ClassVar[bool] = False
     projector: ClassVar[tuple[int, Norm] | None] = None
 
     embedding_dim: int

@@ -38,6 +38,7 @@ class CLIP(OneBranch):
     single = "its caption is the other view"
     without_negatives = "an image's negatives are the other captions of the batch, and the other way round"
     positives_key = ""
+    reads_captions = True
     pairs: ClassVar[tuple[PairKind, ...]] = ("columns",)
 
     def __init__(
