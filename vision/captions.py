@@ -113,7 +113,7 @@ class CaptionBranch(nn.Module):
         self.model.eval()
         try:
             with torch.enable_grad():
-                outputs = self.model(input_ids=ids, attention_mask=torch.ones_like(ids))
+                outputs = self.model(input_ids=ids)  # a mask would be looked into, which meta tensors do not allow
                 last = outputs.last_hidden_state
         except Exception as error:  # each architecture has its own
             reason = str(error).strip().partition("\n")[0]

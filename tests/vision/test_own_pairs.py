@@ -392,6 +392,15 @@ def test_labelled_images_besides_give_probes_and_zero_shot(tmp_path, table):
     assert len(made.parts.held_out) == 16
 
 
+def test_a_plan_reads_no_table(table):
+    config = settings(table, data={"source": "nowhere.csv"})
+    for each in (config, settings(pairs="labels")):
+        sketch = VisionAdapter.sketch(each, 8)
+        loss_of = objective("infonce", dim=sketch.width)
+        assert sketch.width == 8
+        assert loss_of(sketch.related(loss_of, sketch.width, *sketch.arguments)).loss.isfinite()
+
+
 # Ranks -----------------------------------------------------------------------------------------------------------
 
 CASES = {
