@@ -29,6 +29,7 @@ forward(
         "logistic": "dipole.core.measure.logistic",
         "probes": "senteval.protocols",
         "recurrent": "encoders.recurrent",
+        "rows": "dipole.core.ground.rows",
         "relatedness": "senteval.relatedness",
         "senteval_tasks": "senteval.tasks",
         "stepped": "senteval.torch_classifier",

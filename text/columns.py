@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from dipole.core.ground.errors import ConfigError, DataError, nearest
-from dipole.text.rows import located_rows
+from dipole.core.ground.rows import located_rows
+from dipole.text.corpus import READER
 
 # Usual names, each set with the anchor's first; a name and a number (negative_3) is one of them too.
 USUAL = (
@@ -110,7 +111,7 @@ def read_pairs(
     negatives: list[list[int]] = []
     found: tuple[str, ...] | None = None
     incomplete = fewer = read = 0
-    for where, row in located_rows(source, split, encoding):
+    for where, row in located_rows(source, split, encoding, READER):
         if limit is not None and read == limit:
             break
         read += 1

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dipole.core.ground.errors import DataError
-from dipole.text.rows import JSON, PARQUET, hub_rows, json_rows, package, parquet_rows
+from dipole.core.ground.rows import JSON, PARQUET, Asker, hub_rows, json_rows, parquet_rows
 
 Unit = Literal["documents", "sentences"]
+READER = Asker("text", "text.split", "text.encoding")
 TEXT = (".txt", ".text")
 # A longer piece of text is cut at a blank before sentences are sought in it: no sentence is that long, files are.
 PIECE = 100_000
@@ -37,7 +38,7 @@ ABBREVIATIONS = (
 
 @cache
 def _punkt() -> Any:
-    punkt = package("nltk.tokenize.punkt")
+    punkt = READER.package("nltk.tokenize.punkt")
     parameters = punkt.PunktParameters()
     parameters.abbrev_types = set(ABBREVIATIONS.split())
     return punkt.PunktSentenceTokenizer(parameters)
@@ -98,7 +99,7 @@ def read_documents(
     elif source == "pydoc":
         yield from pydoc_documents()
     elif source.startswith("hub:"):
-        yield from _rows(hub_rows(source.removeprefix("hub:"), split), source, unit, column)
+        yield from _rows(hub_rows(source.removeprefix("hub:"), split, READER), source, unit, column)
     else:
         path = Path(source)
         if not path.exists():
@@ -136,14 +137,16 @@ def labelled_documents(source: str, column: str | None = None) -> Iterator[tuple
     """
     if source.startswith("hub:"):
         name = source.removeprefix("hub:")
-        parts: list[tuple[str, Iterable[Any]]] = [(split, hub_rows(name, split)) for split in ("train", "test")]
+        parts: list[tuple[str, Iterable[Any]]] = [(split, hub_rows(name, split, READER)) for split in ("train", "test")]
     else:
         path = Path(source)
         if not path.is_file() or not path.name.endswith(JSON + PARQUET):
             raise DataError(
                 f"no labelled documents at {path}. Give a {', '.join(JSON[:2] + PARQUET)} file, or hub:NAME."
             )
-        parts = [("", parquet_rows(path) if path.name.endswith(PARQUET) else (row for _, row in json_rows(path)))]
+        parts = [
+            ("", parquet_rows(path, READER) if path.name.endswith(PARQUET) else (row for _, row in json_rows(path)))
+        ]
     seen: dict[str, int] = {}
     for part, rows in parts:
         for number, row in enumerate(rows, 1):
@@ -166,7 +169,7 @@ def labelled_documents(source: str, column: str | None = None) -> Iterator[tuple
 def documents_of(file: Path, unit: Unit, column: str | None, encoding: str) -> Iterator[Document]:
     """The documents of one file; what is neither JSON nor parquet is text."""
     if file.name.endswith(PARQUET):
-        yield from _rows(parquet_rows(file), str(file), unit, column)
+        yield from _rows(parquet_rows(file, READER), str(file), unit, column)
     elif file.name.endswith(JSON):
         yield from _rows((row for _, row in json_rows(file)), str(file), unit, column)
     else:

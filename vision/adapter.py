@@ -1,8 +1,9 @@
 """Vision as the trainer sees it: data, views, a framework and the probes."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import cache, cached_property
 from operator import attrgetter
 from pathlib import Path
@@ -21,20 +22,24 @@ from dipole.core.train.adapter import Adapter, Context, Sketch
 from dipole.core.train.block_losses import BlockShape
 from dipole.core.train.config import Settings
 from dipole.vision.augment import AugmentConfig, apply, centre, draw
+from dipole.vision.captions import CaptionBranch, Tokens
 from dipole.vision.compatibility import example, explain
 from dipole.vision.config import VisionConfig
 from dipole.vision.crops import Crops, random_views
-from dipole.vision.data import DataConfig, Parts, expected, load
+from dipole.vision.data import DataConfig, Parts, expected
 from dipole.vision.decoding import Encoded
 from dipole.vision.embed import ImageEmbedder
 from dipole.vision.encoders import Encoder, build_encoder
 from dipole.vision.export import FORMATS, export_as
 from dipole.vision.frameworks.base import Batch, Branch, Method, Order, Setup
+from dipole.vision.frameworks.clip import CLIP
 from dipole.vision.image_set import ImageSet
 from dipole.vision.kept import HUB, Kept, KnownImages, keep, read
 from dipole.vision.online import OnlineProbe
+from dipole.vision.pairing import PairedSet, load_parts
 from dipole.vision.pictures import draw_query, neighbourhood, sharpness
 from dipole.vision.probes import ProbeConfig, check_labels, probe
+from dipole.vision.retrieval import recall, zero_shot
 
 if TYPE_CHECKING:
     from dipole.core.train.loop import Run
@@ -65,7 +70,8 @@ class VisionAdapter(Adapter):
         if self.kept is None:
             images = self.parts.pretrain
             self.steps_per_epoch = len(self._order) // self.batch_size
-            check_labels(config.probe, self.parts.train, self.parts.test)
+            if self._has_classes:
+                check_labels(config.probe, self.parts.train, self.parts.test)
         else:
             self._kept = read(self.kept)
             config, images = self._kept.config(config), self._kept.images.stand_in()
@@ -80,7 +86,8 @@ class VisionAdapter(Adapter):
             self.module = self.module.to(memory_format=self._layout)  # type: ignore[call-overload]
         # Baselines are probed on the encoder as it was before training.
         # A network of transformers that is used has its configuration alone: it is not what it was.
-        was = config.probe.baselines and not (self._kept is not None and config.encoder.name.startswith(HUB))
+        of_hub = config.encoder.name.startswith(HUB) or config.caption is not None
+        was = config.probe.baselines and not (self._kept is not None and of_hub)
         self._untrained = copy.deepcopy(self.module) if was else None
         self._baselines: dict[str, float] | None = None
         self._step = 0  # of the batch that was handed out last, from 1
@@ -96,7 +103,7 @@ class VisionAdapter(Adapter):
     @cached_property
     def parts(self) -> Parts:
         """The images; of a model in use they are read when something asks for them."""
-        return load(self.config.data, self.seed, self.validation)
+        return load_parts(self.config, self.seed, self.validation)
 
     @cached_property
     def _order(self) -> Order:
@@ -119,7 +126,8 @@ class VisionAdapter(Adapter):
         width = _width(config.model_copy(update=unasked), images, batch_size)
         key = config.framework.positives_key or "views"
         views = config.count if key == "views" else attrgetter(key)(config) + (not config.framework.counts_anchor)
-        return Sketch(width, example, (config.method, views, min(batch_size, EXAMPLE)))
+        by_label = config.pairs == "labels"
+        return Sketch(width, example, (config.method, views, min(batch_size, EXAMPLE), by_label))
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         batches = self._batches(epoch, start)
@@ -135,18 +143,30 @@ class VisionAdapter(Adapter):
         share = self.batch_size // self.world_size
         mine = slice(self.rank * share, (self.rank + 1) * share)
         labels = images.labels
-        if labels is not None and bool((labels < 0).any()):
+        if labels is not None and self.config.pairs != "labels" and bool((labels < 0).any()):
             labels = None  # the unlabelled would look like one more class
         for step in range(start, self.steps_per_epoch):
             index = order[step * self.batch_size : (step + 1) * self.batch_size]
             generator = self.seed.torch("augment", epoch, step)
-            recipes = self.config.framework.augmentations(self.config)
-            views = random_views(images.images, index, recipes, generator, self.device, mine)
+            recipes = list(self.config.framework.augmentations(self.config))
+            views: list[Tensor] = [torch.empty(0)] * len(recipes)
+            columns = images.columns if isinstance(images, PairedSet) else (images.images,)
+            for place, column in enumerate(columns[: len(recipes)]):
+                own = slice(place, None, len(columns))
+                views[own] = random_views(column, index, recipes[own], generator, self.device, mine)
             if self._layout is not None:
                 views = [view.contiguous(memory_format=self._layout) for view in views]
             seed = self.seed.stream("augment", "negatives", epoch, step)
             classes = None if labels is None else sent(labels[index[mine]], self.device)
-            yield Batch(views, classes, sent(index[mine], self.device), seed)
+            yield Batch(views, classes, sent(index[mine], self.device), seed, self._tokens(images, index[mine]))
+
+    def _tokens(self, images: ImageSet, index: Tensor) -> Tokens | None:
+        """The captions of some images as their encoder takes them; None where there are none."""
+        if not isinstance(self.module, CLIP):
+            return None
+        assert isinstance(images, PairedSet)
+        tokens = self.module.caption.tokens([images.captions[row] for row in index.tolist()])
+        return Tokens(*(sent(each, self.device) for each in tokens))
 
     def embed(self, batch: Batch) -> Embedded:
         self._labels = batch.labels
@@ -155,10 +175,12 @@ class VisionAdapter(Adapter):
         return embedded
 
     def encoders(self) -> list[nn.Module]:
-        return [part for part in self.module.modules() if isinstance(part, Branch)]
+        return [part for part in self.module.modules() if isinstance(part, Branch | CaptionBranch)]
 
     def remarks(self) -> list[str]:
-        return list(dict.fromkeys(line for encoder in self._encoders() for line in encoder.remarks))
+        found = [line for encoder in self._encoders() for line in encoder.remarks]
+        found += self.module.caption.remarks if isinstance(self.module, CLIP) else ()
+        return list(dict.fromkeys(found))
 
     def _encoders(self) -> list[Encoder]:
         return [part for part in self.module.modules() if isinstance(part, Encoder)]
@@ -169,6 +191,8 @@ class VisionAdapter(Adapter):
         try:
             run.loop()
         except PairsError as error:
+            if self.config.pairs == "labels" or isinstance(self.module, CLIP):
+                raise  # others would pair by something else
             assert run.objective is not None
             cure = explain(
                 run.objective,
@@ -202,21 +226,67 @@ class VisionAdapter(Adapter):
 
     def evaluate(self, objective: Any) -> dict[str, float]:
         shape = BlockShape.of(objective, self.config.framework.block_positives(self.config))
-        results = self._probe(self.module, objective, shape)
+        results = self._judged(self.module, objective, shape)
         if self._untrained is not None:
             if self._baselines is None:
                 if self._kept is not None:
                     _same_statistics(self._untrained, self.module)
-                untrained = self._probe(self._untrained.to(self.device), None, shape)
-                on_crops = self._on_crops(self.module, lambda view: view)
-                raw = probe(self.config.probe, *self._labelled(self._pixels), self.seed.probe, shape, on_crops)
+                untrained = self._judged(self._untrained.to(self.device), None, shape)
                 self._baselines = {f"untrained/{k}": v for k, v in untrained.items()}
-                self._baselines |= {f"raw/{k}": v for k, v in raw.items()}
+                if self._has_classes:
+                    on_crops = self._on_crops(self.module, lambda view: view)
+                    raw = probe(self.config.probe, *self._labelled(self._pixels), self.seed.probe, shape, on_crops)
+                    self._baselines |= {f"raw/{k}": v for k, v in raw.items()}
             results |= self._baselines
         if self._online is not None and self._online.steps:
             results["online/accuracy"] = self._online_accuracy(self._online)
         if self.config.probe.picture and self._step:
             self.draw(self.workdir / "pictures" / f"step-{self._step}.png", objective, f"step {self._step}")
+        return results
+
+    @property
+    def _has_classes(self) -> bool:
+        """Whether there is something for probes; pairs of one's own need no classes."""
+        return self.config.pairs != "columns" or self.parts.train.labels is not None
+
+    def _judged(self, module: Method, objective: Any, shape: BlockShape) -> dict[str, float]:
+        """What probes and held-out pairs say of a module."""
+        results = self._probe(module, objective, shape) if self._has_classes else {}
+        held_out = self.parts.held_out
+        if isinstance(held_out, PairedSet):
+            results |= self._retrieved(module, objective, held_out)
+        return results
+
+    def _retrieved(self, module: Method, objective: Any, pairs: PairedSet) -> dict[str, float]:
+        """Who finds whom among held-out pairs; with captions also which class's caption is nearest to an image."""
+
+        def embedded(images: ImageSet) -> Tensor:
+            z = self._extract(module, module.embedding, images)
+            return z if objective is None else objective.transform(z.to(self.device)).cpu()
+
+        def read(captions: Sequence[str]) -> Tensor:
+            assert isinstance(module, CLIP)
+            with frozen(module):
+                parts = [
+                    module.caption(
+                        *(each.to(self.device) for each in module.caption.tokens(captions[start : start + CHUNK]))
+                    )
+                    for start in range(0, len(captions), CHUNK)
+                ]
+                z = torch.cat([part.float() for part in parts])
+                return z.cpu() if objective is None else objective.transform(z).cpu()
+
+        first = embedded(pairs)
+        second = read(pairs.captions) if pairs.captions else embedded(replace(pairs, images=pairs.others[0]))
+        names = ("image", "caption") if pairs.captions else ("first", "second")
+        ids, same = pairs.ids[:, :2], not pairs.captions
+        found = {f"{names[0]}_to_{names[1]}": recall(first, second, ids, same)}
+        found[f"{names[1]}_to_{names[0]}"] = recall(second, first, ids.flip(1), same)
+        results = {f"retrieval/{way}/{k}": value for way, numbers in found.items() for k, value in numbers.items()}
+        test = self.parts.test
+        if self.config.caption is not None and test.labels is not None and test.class_names:
+            prompts = [self.config.caption.prompt.format(name) for name in test.class_names]
+            results["zero_shot/accuracy"] = zero_shot(embedded(test), read(prompts), test.labels)
         return results
 
     def _online_accuracy(self, probe: OnlineProbe) -> float:
@@ -316,7 +386,8 @@ class VisionAdapter(Adapter):
             return self._kept.info
         described = next((encoder.described for encoder in self._encoders() if encoder.described), None)
         found = {**self.parts.info(), "view_size": self.size}
-        return found if described is None else found | {"encoder": dict(described)}
+        found |= {} if described is None else {"encoder": dict(described)}
+        return found | ({"caption": self.module.caption.described} if isinstance(self.module, CLIP) else {})
 
     def export(self, to: str, folder: Path, record: Any, objective: Any = None) -> None:
         export_as(to, self, folder, record, objective)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from dipole.core.contrast.objective import Composite
+from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.errors import ConfigError, PairsError
 from dipole.vision.frameworks import Method, by_name
 from dipole.vision.frameworks.base import MOST_VIEWS, Related
@@ -36,7 +37,7 @@ def carriers(
     found: dict[str, int] = {}
     for count in dict.fromkeys((views, 2, (objective.positives_wanted or 1) + 1)):
         for method in by_name().values():
-            if images is not None and not _trains_on(method, images):
+            if "augmented" not in method.pairs or (images is not None and not _trains_on(method, images)):
                 continue
             if method.positives_key == "views" and count > MOST_VIEWS:
                 continue
@@ -46,9 +47,13 @@ def carriers(
     return found
 
 
-def example(objective: Composite, dim: int, method: str, views: int, batch_size: int) -> Related:
-    """Random rows of so many images, paired as a framework pairs a batch; of two classes."""
+def example(
+    objective: Composite, dim: int, method: str, views: int, batch_size: int, by_label: bool = False
+) -> Related:
+    """Random rows of so many images, paired as a framework pairs a batch, or by their labels; of two classes."""
     labels = (torch.arange(batch_size) % 2).sort().values
+    if by_label:
+        return Pairs.from_labels([torch.randn(batch_size, dim) for _ in range(views)], labels)
     framework = by_name()[method]
     found = framework.samples(views, batch_size, lambda *shape: torch.randn(*shape, dim), labels)
     return next(iter(found))[1]

@@ -6,14 +6,17 @@ from pydantic import Field, create_model, model_validator
 
 from dipole.core.train.config import Settings
 from dipole.vision.augment import AugmentConfig
+from dipole.vision.captions import CaptionConfig
 from dipole.vision.data import DataConfig
 from dipole.vision.encoders import EncoderConfig
 from dipole.vision.encoders.processor import processor_of
 from dipole.vision.frameworks import DEFAULT, Method, by_name
-from dipole.vision.frameworks.base import MOST_VIEWS
+from dipole.vision.frameworks.base import MOST_VIEWS, PairKind
+from dipole.vision.pairing import column_problems
 from dipole.vision.probes import ProbeConfig
 
 FRAMEWORKS = by_name()
+CAPTIONED = [name for name, method in FRAMEWORKS.items() if method.reads_captions]
 SINGLE = [name for name, method in FRAMEWORKS.items() if method.single]
 
 if TYPE_CHECKING:
@@ -30,6 +33,21 @@ class VisionSettings(Settings):
     """The [vision] table without the frameworks' own tables."""
 
     method: FrameworkName = DEFAULT
+    pairs: PairKind = Field(
+        "augmented",
+        description="views of an image; labels: all views of a class as well (supervised contrast); columns: the "
+        "images, or image and caption, of each row of a table of one's own (.csv, .jsonl, .parquet, hub:NAME), which "
+        "is data.pretrain or else data.source",
+    )
+    columns: tuple[str, ...] | None = Field(
+        None, description="pairs = 'columns' only: names of two or more columns of images, or of image and caption"
+    )
+    caption: CaptionConfig | None = Field(
+        None, description="only with pairs = 'columns': the second column holds captions"
+    )
+    images_per_class: int | None = Field(
+        None, ge=2, description="pairs = 'labels' only: a batch is groups of so many images of a class; default random"
+    )
     views: int | None = Field(
         None, ge=1, le=MOST_VIEWS, description=f"views per image, K + 1; default 2, and 1 for {' and '.join(SINGLE)}"
     )
@@ -45,15 +63,18 @@ class VisionSettings(Settings):
     @model_validator(mode="after")
     def _check(self) -> Self:
         """Check the settings against the method and give it its own table: the stored configuration is complete."""
+        if self.caption is not None and "method" not in self.model_fields_set:
+            object.__setattr__(self, "method", CAPTIONED[0])
         method = self.framework
-        problems = [
+        problems = self._pair_problems()
+        problems += [
             f"[vision.{name}] has no effect with method {self.method!r}"
             for name, other in FRAMEWORKS.items()
             if other.table is not None and name != self.method and getattr(self, name) is not None
         ]
         if method.single and self.views not in (None, 1):
             problems.append(f"method {self.method!r} takes views = 1: {method.single}")
-        if not method.single and self.views == 1:
+        if not method.single and self.views == 1 and self.pairs != "labels":
             problems.append(f"method {self.method!r} needs views = 2 or more")
         if not method.negatives_mean and self.negatives is not None:
             problems.append(f"negatives has no effect with method {self.method!r}; {method.without_negatives}")
@@ -70,7 +91,8 @@ class VisionSettings(Settings):
             own = {name: value for name, value in told.items() if getattr(self.encoder, name) is None}
             object.__setattr__(self, "encoder", self.encoder.model_copy(update=own))
         if self.views is None:
-            object.__setattr__(self, "views", 1 if method.single else 2)
+            several = len(self.columns or ()) if self.pairs == "columns" else 2
+            object.__setattr__(self, "views", 1 if method.single else several)
         if self.negatives is None:
             object.__setattr__(self, "negatives", method.default_negatives)
         if method.table is not None and self.own_table is None:
@@ -81,6 +103,33 @@ class VisionSettings(Settings):
         if self.encoder.is_hub and self.augment.size is None and (side := processor_of(self.encoder).size):
             object.__setattr__(self, "augment", self.augment.model_copy(update={"size": side}))
         return self
+
+    def _pair_problems(self) -> list[str]:
+        """What does not fit vision.pairs."""
+        carriers = [name for name, method in FRAMEWORKS.items() if self.pairs in method.pairs]
+        problems = []
+        if self.method not in carriers:
+            allowed = f"it takes pairs = {' or '.join(map(repr, self.framework.pairs))}"
+            problems.append(
+                f"method {self.method!r} cannot carry pairs = {self.pairs!r}: {allowed}; methods that can: "
+                f"{', '.join(carriers)}"
+            )
+        for name, value in (("columns", "columns"), ("caption", "columns"), ("images_per_class", "labels")):
+            if getattr(self, name) is not None and self.pairs != value:
+                problems.append(f"{name} has no effect with pairs {self.pairs!r}; set vision.pairs = {value!r}")
+        if self.pairs == "labels" and self.negatives is not None:
+            problems.append("negatives has no effect with pairs 'labels': all views of other classes repel")
+        if self.pairs == "columns":
+            if self.caption is not None and not self.framework.reads_captions:
+                problems.append(f"method {self.method!r} has no encoder for captions; set method = {CAPTIONED[0]!r}")
+            if self.caption is None and self.framework.reads_captions:
+                problems.append(
+                    f"method {self.method!r} needs what reads captions: set vision.caption.encoder = 'hub:...'"
+                )
+            if self.caption is not None and self.columns is None:
+                object.__setattr__(self, "columns", ("image", "caption"))
+            problems += column_problems(self.columns, self.caption is not None, self.views, self.data)
+        return problems
 
     def determining(self) -> dict[str, Any]:
         found = super().determining()

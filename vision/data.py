@@ -107,10 +107,13 @@ class Parts:
     pretrain: ImageSet
     train: ImageSet
     test: ImageSet
+    held_out: ImageSet | None = None  # pairs that are not trained on
 
     def info(self) -> dict[str, Any]:
         """The description that goes into the record."""
         parts = {"pretrain": self.pretrain, "train": self.train, "test": self.test}
+        if self.held_out is not None and self.held_out is not self.test:
+            parts["held_out"] = self.held_out
         together = hashlib.sha256("".join(part.fingerprint for part in parts.values()).encode()).hexdigest()
         mean, std = self.pretrain.statistics
         return {

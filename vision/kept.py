@@ -1,10 +1,11 @@
 """What a trained vision model needs besides its weights: what is known of its images, the classes' names included.
 
-kept/vision.json, and encoder/ where the network is one of transformers' by name or folder
+kept/vision.json, encoder/ where the network is one of transformers' by name or folder, and caption/ with the
+configuration and the tokenizer of what reads captions
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from dipole.core.ground.errors import CheckpointError
+from dipole.vision.captions import CaptionBranch
 from dipole.vision.config import VisionConfig
 from dipole.vision.image_set import ImageSet
 
@@ -50,7 +52,7 @@ class Kept:
     """A folder as `keep` filled it.
 
     images: as they are known; steps_per_epoch: batches; info: what the record says of the data; encoder: settings of a
-    network of transformers that is built from its configuration in this folder.
+    network of transformers that is built from its configuration in this folder; caption: the same of a text model.
     """
 
     folder: Path
@@ -58,14 +60,18 @@ class Kept:
     steps_per_epoch: int
     info: dict[str, Any]
     encoder: dict[str, Any]
+    caption: dict[str, Any] = field(default_factory=dict)
 
     def config(self, config: VisionConfig) -> VisionConfig:
-        """The settings of the run, in which a network of transformers is found in this folder."""
-        inner = self.folder / "encoder"
-        if not inner.is_dir():
-            return config
-        settings = {"name": f"{HUB}{inner}", **self.encoder}
-        return config.model_copy(update={"encoder": config.encoder.model_copy(update=settings)})
+        """The settings of the run, in which networks of transformers are found in this folder."""
+        inner, text = self.folder / "encoder", self.folder / "caption"
+        if inner.is_dir():
+            settings = {"name": f"{HUB}{inner}", **self.encoder}
+            config = config.model_copy(update={"encoder": config.encoder.model_copy(update=settings)})
+        if text.is_dir() and config.caption is not None:
+            settings = {"encoder": f"{HUB}{text}", **self.caption}
+            config = config.model_copy(update={"caption": config.caption.model_copy(update=settings)})
+        return config
 
 
 def keep(
@@ -78,6 +84,13 @@ def keep(
         # What its default is depends on the weights that there were.
         settings = {"weights": "random", "revision": None, "pooling": encoder.pooling}
     told = {"images": asdict(images), "steps_per_epoch": steps, "info": info, "encoder": settings}
+    branch = next((part for part in module.modules() if isinstance(part, CaptionBranch)), None)
+    if branch is not None:
+        branch.model.config.save_pretrained(folder / "caption")
+        branch.tokenizer.save_pretrained(folder / "caption")
+        told["caption"] = {
+            "weights": "random", "revision": None, "pooling": branch.pooling, "max_length": branch.limit,
+        }  # fmt: skip
     (folder / "vision.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
 
 
@@ -85,6 +98,7 @@ def read(folder: Path) -> Kept:
     """Read what `keep` wrote; CheckpointError where it is damaged."""
     try:
         told = json.loads((folder / "vision.json").read_text(encoding="utf-8"))
-        return Kept(folder, KnownImages(**told["images"]), told["steps_per_epoch"], told["info"], told["encoder"])
+        images = KnownImages(**told["images"])
+        return Kept(folder, images, told["steps_per_epoch"], told["info"], told["encoder"], told.get("caption", {}))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"the model {folder} is damaged: {error!r}. Train again with --overwrite.") from error

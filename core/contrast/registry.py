@@ -14,7 +14,6 @@ from threading import RLock
 from typing import Any, Literal, TypeVar
 
 from dipole.core.contrast.options import Option, options_of
-from dipole.core.ground.text import shortened
 from dipole.core.ground.errors import RegistryError, SpecError, nearest
 from dipole.core.ground.plugins import (
     SWITCH,
@@ -27,6 +26,7 @@ from dipole.core.ground.plugins import (
     switched_off,
     undoable,
 )
+from dipole.core.ground.text import shortened
 
 Kind = Literal["objective", "regularizer", "diagnostic"]
 Target = TypeVar("Target", bound=Callable[..., Any])
@@ -178,7 +178,9 @@ class Registry:
         absent = [f"\nA plug-in that cannot be used: {error}\n" for error in self._broken.values()]
         absent += [f" Plug-ins are switched off ({SWITCH}=none)."] if switched_off() else []
         known = ", ".join(sorted(self._entries))
-        raise SpecError(f"unknown name {shortened(repr(name))}.{''.join(absent)}{nearest(key, self._names)} Known: {known}.")
+        raise SpecError(
+            f"unknown name {shortened(repr(name))}.{''.join(absent)}{nearest(key, self._names)} Known: {known}."
+        )
 
     def name_of(self, target: Callable[..., Any]) -> str | None:
         """The name a class or function was registered under; None if it was not."""

@@ -20,6 +20,11 @@ Weights = Literal["pretrained", "random"]
 READS = {"pixel_values": "images", "input_ids": "text"}
 """What a network takes first -> what that is of."""
 _CONFIGS = ("config.json", "preprocessor_config.json", "processor_config.json")
+TOKENIZERS = (
+    "tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "merges.txt", "spiece.model",
+    "sentencepiece.bpe.model", "tokenizer.model",
+)  # fmt: skip
+"""Files of which one at least comes with a tokenizer."""
 _CURES = {
     "GatedRepoError": "it is gated: accept its terms on its page on the Hub, and log in with `hf auth login`",
     "RepositoryNotFoundError": "the Hub has no model of that name, or it is private: check it, or log in with "
@@ -192,6 +197,29 @@ def image_processor(source: Source) -> dict[str, Any]:
     except ValueError as error:
         raise source.error(_reason(error)) from error
     return dict(found)
+
+
+def tokenizer(source: Source) -> Any:
+    """The tokenizer that comes with a network.
+
+    Raises:
+        ConfigError: none does, or it cannot be read.
+    """
+    from transformers import AutoTokenizer
+
+    path = source.path
+    if path is not None and not any((path / name).is_file() for name in TOKENIZERS):
+        raise source.error("there is no tokenizer beside it; write one there with tokenizer.save_pretrained")
+    with _told(source), _quiet():
+        return AutoTokenizer.from_pretrained(str(path or source.text), **_revision(source))
+
+
+def tokenizer_content(source: Source) -> str | None:
+    """A hash of the files of the tokenizer in a folder; None for a name on the Hub."""
+    if source.path is None:
+        return None
+    files = [source.path / name for name in TOKENIZERS if (source.path / name).is_file()]
+    return _hash_of(tuple((file, file.stat().st_mtime_ns, file.stat().st_size) for file in files))
 
 
 def _revision(source: Source) -> dict[str, str]:

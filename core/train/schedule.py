@@ -229,8 +229,9 @@ def _check_values(found: Target, curve: Curve) -> None:
         now, wanted = _plain(moved), _plain(built)
         derived |= {key for key in wanted if now.get(key) != wanted[key]}
     if derived:
+        names = ", ".join(sorted(derived))
         raise ValueError(
-            f"{found.term.registered_name()} computes {', '.join(sorted(derived))} from it when it is built, so it cannot "
+            f"{found.term.registered_name()} computes {names} from it when it is built, so it cannot "
             "change afterwards; keep the option alone as an attribute and compute the rest where it is used"
         )
 

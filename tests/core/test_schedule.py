@@ -60,11 +60,14 @@ def test_a_scheduled_option_gives_what_an_objective_built_with_it_gives(entry: A
     generator = torch.Generator().manual_seed(3)
     one, two = (torch.randn(12, 8, generator=generator, dtype=torch.float64) for _ in range(2))
     for option in entry.options:
-        if float not in option.kinds:
+        if float not in option.kinds or option.name.endswith("init"):  # of what is learned
             continue
         torch.manual_seed(0)
         moved: Composite = objective(entry.name, dim=8).double()
-        value = getattr(moved.terms[0], option.name) * 0.75 + 0.01
+        value = getattr(moved.terms[0], option.name)
+        if value is None or isinstance(value, Tensor):
+            continue  # it follows another option, or is learned
+        value = value * 0.75 + 0.01
         name = f"{entry.name}.{option.name}"
         if schedule.check({name: schedule.Shape("linear", value * 0.9, value)}, moved, 1.0):
             assert name == "co2.temperature"  # consistency_temperature is this one where it is not given

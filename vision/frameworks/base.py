@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
@@ -27,20 +27,26 @@ from dipole.vision.image_set import ImageSet
 from dipole.vision.registry import Entries
 
 if TYPE_CHECKING:
+    from dipole.vision.captions import Tokens
     from dipole.vision.config import VisionConfig
 
+PairKind = Literal["augmented", "labels", "columns"]
 MOST_VIEWS = 16  # of an image, without small crops
 Build = Callable[[int], tuple[Encoder, nn.Module, int]]  # channels -> encoder, projector, width of the embedding
 Related = Pairs | tuple[Pairs, ...]
 
 
 class Batch(NamedTuple):
-    """views: each (B, C, H, W) in [0, 1]; labels (B,) or None; rows (B,) of the images; seed: of this step's draws."""
+    """views: each (B, C, H, W) in [0, 1]; labels (B,) or None; rows (B,) of the images; seed: of this step's draws.
+
+    captions: of the images, where there are some.
+    """
 
     views: list[Tensor]
     labels: Tensor | None
     rows: Tensor
     seed: int
+    captions: Tokens | None = None
 
 
 class Order(Protocol):
@@ -157,6 +163,8 @@ class Method(nn.Module):
         default_negatives: vision.negatives where the recipe gives none.
         positives_key: what of [vision] sets the number of positives; empty where nothing does.
         counts_anchor: whether it counts the anchor as well, as the number of views does.
+        pairs: what of vision.pairs it can carry.
+        reads_captions: whether it has an encoder for captions.
         projector: linear layers and batch norm of the mlp projector where the recipe says nothing; None: 2 and none.
 
     Instance attributes:
@@ -170,6 +178,8 @@ class Method(nn.Module):
     default_negatives: ClassVar[int | None] = None
     positives_key: ClassVar[str] = "views"
     counts_anchor: ClassVar[bool] = True
+    pairs: ClassVar[tuple[PairKind, ...]] = ("augmented", "columns")
+    reads_captions: ClassVar[bool] = False
     projector: ClassVar[tuple[int, Norm] | None] = None
 
     embedding_dim: int

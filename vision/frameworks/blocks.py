@@ -50,6 +50,7 @@ class Blocks(OneBranch):
 
     table = BlocksConfig
     single = "the images of a block are each other's positives"
+    pairs = ("augmented",)
     without_negatives = "objectives take their own, as in blocks(k=4)"
     positives_key = "blocks.size"
     counts_anchor = False

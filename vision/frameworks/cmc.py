@@ -61,6 +61,7 @@ class CMC(Method):
 
     table = CMCConfig
     single = "the two halves of Lab are its two views"
+    pairs = ("augmented",)
     negatives_mean = "drawn from a memory bank instead of the batch"
     positives_key = ""
 

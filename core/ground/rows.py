@@ -5,6 +5,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,15 +22,30 @@ Located = tuple[str, Any]
 """Where a row stands ("pairs.jsonl, line 3") and what it is."""
 
 
-def package(name: str) -> Any:
-    """Import a package of the text extra, or say how to install it."""
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        raise DataError(f"reading a corpus needs {error.name}; install it with: {install_line('text')}") from error
+@dataclass(frozen=True)
+class Asker:
+    """Who asks for rows, for messages.
+
+    Args:
+        extra: of dipole, which has what reading needs.
+        split: the setting that chooses a split.
+        encoding: the setting of the encoding of CSV files; "" where there is none.
+    """
+
+    extra: str
+    split: str
+    encoding: str = ""
+
+    def package(self, name: str) -> Any:
+        """Import a package of the extra, or say how to install it."""
+        try:
+            return import_module(name)
+        except ModuleNotFoundError as error:
+            line = install_line(self.extra)
+            raise DataError(f"reading these rows needs {error.name}; install it with: {line}") from error
 
 
-def located_rows(source: str, split: str, encoding: str) -> Iterator[Located]:
+def located_rows(source: str, split: str, encoding: str, asker: Asker) -> Iterator[Located]:
     """Yield the rows of a file, of a folder of files, of a folder that `datasets` saved, or of a data set of the Hub.
 
     Args:
@@ -37,18 +53,19 @@ def located_rows(source: str, split: str, encoding: str) -> Iterator[Located]:
             `save_to_disk`; or "hub:NAME" or "hub:NAME:SUBSET".
         split: of a data set.
         encoding: of CSV files.
+        asker: for whom.
 
     Raises:
         DataError: nothing is there, or a file cannot be read; the message names file and line.
     """
     if source.startswith("hub:"):
-        yield from _numbered(hub_rows(source.removeprefix("hub:"), split), source)
+        yield from _numbered(hub_rows(source.removeprefix("hub:"), split, asker), source)
         return
     path = Path(source)
     if not path.exists():
         raise DataError(f"nothing at {path}. Give a file or folder of {', '.join(ROWS)}, or hub:NAME.")
     if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
-        yield from _numbered(_saved(path, split), source)
+        yield from _numbered(_saved(path, split, asker), source)
         return
     files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.name.endswith(ROWS))
     if not files or not files[0].name.endswith(ROWS):
@@ -56,9 +73,9 @@ def located_rows(source: str, split: str, encoding: str) -> Iterator[Located]:
         raise DataError(f"rows are read from {', '.join(ROWS)}, and {what}.")
     for file in files:
         if file.name.endswith(PARQUET):
-            yield from _numbered(parquet_rows(file), str(file))
+            yield from _numbered(parquet_rows(file, asker), str(file))
         elif file.name.endswith(CSV):
-            yield from csv_rows(file, encoding)
+            yield from csv_rows(file, encoding, asker)
         else:
             yield from json_rows(file)
 
@@ -90,7 +107,7 @@ def json_rows(file: Path) -> Iterator[Located]:
         raise DataError(f"{file}, after line {number}: {error}") from None
 
 
-def csv_rows(file: Path, encoding: str = "utf-8") -> Iterator[Located]:
+def csv_rows(file: Path, encoding: str, asker: Asker) -> Iterator[Located]:
     """The rows of a CSV file with a header, or of one whose cells tabs divide (.tsv), as mappings of texts.
 
     Raises:
@@ -122,10 +139,8 @@ def csv_rows(file: Path, encoding: str = "utf-8") -> Iterator[Located]:
     except csv.Error as error:
         raise DataError(f"{file}, line {begins}: not CSV ({error})") from None
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"{file}, after line {begins - 1}: not {encoding} ({error.reason}). Say text.encoding, for example "
-            f"'latin-1' or 'cp1252'."
-        ) from None
+        cure = f"Say {asker.encoding}, for example 'latin-1' or 'cp1252'" if asker.encoding else "Save it as UTF-8"
+        raise DataError(f"{file}, after line {begins - 1}: not {encoding} ({error.reason}). {cure}.") from None
     except LookupError:
         raise DataError(
             f"{file}: there is no encoding {encoding!r}; 'utf-8', 'latin-1' and 'cp1252' are the usual ones."
@@ -134,22 +149,23 @@ def csv_rows(file: Path, encoding: str = "utf-8") -> Iterator[Located]:
         raise DataError(f"{file}, after line {begins - 1}: {error}") from None
 
 
-def parquet_rows(file: Path) -> Iterator[Any]:
+def parquet_rows(file: Path, asker: Asker) -> Iterator[Any]:
     """The rows of a parquet file, streamed."""
-    load_dataset = package("datasets").load_dataset
+    load_dataset = asker.package("datasets").load_dataset
     try:
         yield from load_dataset("parquet", data_files=str(file), split="train", streaming=True)
     except Exception as error:  # pyarrow and datasets have no common base
         raise DataError(f"{file} is not a readable parquet file: {str(error).splitlines()[0]}") from error
 
 
-def hub_rows(name: str, split: str) -> Iterable[Any]:
+def hub_rows(name: str, split: str, asker: Asker) -> Iterable[Any]:
     """A data set of the Hub, streamed; NAME:SUBSET names one of its parts."""
-    load_dataset = package("datasets").load_dataset
+    load_dataset = asker.package("datasets").load_dataset
     name, _, subset = name.partition(":")
     try:
         with without_retry_messages():
-            return load_dataset(name, subset or None, split=split, streaming=True)
+            streamed: Iterable[Any] = load_dataset(name, subset or None, split=split, streaming=True)
+            return streamed
     except Exception as error:  # the datasets library and the network raise many kinds
         raise DataError(
             f"the data set {name!r} (split {split!r}) cannot be opened from the Hugging Face Hub: "
@@ -157,16 +173,18 @@ def hub_rows(name: str, split: str) -> Iterable[Any]:
         ) from error
 
 
-def _saved(folder: Path, split: str) -> Iterable[Any]:
+def _saved(folder: Path, split: str, asker: Asker) -> Iterable[Any]:
     """A folder that `datasets` wrote: one set, or a split of several."""
     try:
-        found = package("datasets").load_from_disk(str(folder))
+        found: Any = asker.package("datasets").load_from_disk(str(folder))
     except DataError:
         raise
     except Exception as error:  # pyarrow and datasets have no common base
         raise DataError(f"{folder} is not a readable data set: {str(error).splitlines()[0]}") from error
     if not isinstance(found, dict):
-        return found
+        whole: Iterable[Any] = found
+        return whole
     if split not in found:
-        raise DataError(f"{folder} has no split {split!r}; it has {', '.join(found)}. Say text.split.")
-    return found[split]
+        raise DataError(f"{folder} has no split {split!r}; it has {', '.join(found)}. Say {asker.split}.")
+    part: Iterable[Any] = found[split]
+    return part

@@ -1,0 +1,445 @@
+"""Pairs of one's own: classes as positives, tables of images, images and their captions."""
+
+import csv
+import json
+import os
+import shutil
+import signal
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from PIL import Image
+from pydantic import ValidationError
+from safetensors.torch import load_file
+from torch.nn.functional import cosine_similarity, cross_entropy
+
+from dipole import objective
+from dipole.core.cli import main
+from dipole.core.ground.errors import ConfigError, DataError
+from dipole.core.ground.seeding import Seeds, seed_everything
+from dipole.core.train.config import TrainConfig
+from dipole.core.train.encoding import Encoding
+from dipole.core.train.run_folder import RunFolder
+from dipole.core.train.trained_run import load_run
+from dipole.vision.adapter import VisionAdapter
+from dipole.vision.config import VisionConfig
+from dipole.vision.frameworks.base import Batch
+from dipole.vision.pairing import apart, read_pairs
+from dipole.vision.retrieval import recall, zero_shot
+from dipole.vision.sources import Decoding
+
+CPU, SIDE, ROWS = torch.device("cpu"), 12, 40
+COLOURS = {"red": (200, 40, 40), "green": (40, 200, 40), "blue": (40, 40, 200), "white": (200, 200, 200)}
+SMALL = {"encoder": {"name": "small-conv", "width": 4, "projector": "linear", "dim": 8}, "augment": {"size": SIDE}}
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """A folder: pairs.csv with 40 rows, their images, and a small BERT with its tokenizer."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("pairs")
+    (folder / "images").mkdir()
+    draw = np.random.default_rng(0)
+    rows = []
+    for number in range(ROWS):
+        colour = list(COLOURS)[number % 4]
+        row = {"image": f"images/{number}.png", "positive": f"images/{number}b.png"}
+        for name in row.values():
+            pixels = np.clip(np.array(COLOURS[colour]) + draw.integers(-30, 30, (SIDE, SIDE, 3)), 0, 255)
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / name)
+        rows.append(row | {"caption": f"a {colour} square , number {number}"})
+    write(folder / "pairs.csv", rows)
+    words = ["[PAD]", "[UNK]", "a", "square", "number", ",", "photo", "of", *COLOURS, *map(str, range(ROWS))]
+    tokens = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="[UNK]"))
+    tokens.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokens, pad_token="[PAD]", unk_token="[UNK]")
+    fast.save_pretrained(folder / "bert")
+    torch.manual_seed(0)
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    BertModel(BertConfig(vocab_size=64, max_position_embeddings=32, **small)).save_pretrained(folder / "bert")
+    return folder
+
+
+def write(path, rows):
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def settings(folder=None, **table):
+    """A [vision] table; with a folder one of captions."""
+    if folder is not None:
+        table = {
+            "pairs": "columns", "columns": ["image", "caption"], "caption": {"encoder": f"hub:{folder / 'bert'}"},
+            "data": {"source": str(folder / "pairs.csv")}, **table,
+        }  # fmt: skip
+    return VisionConfig.model_validate_json(json.dumps({**SMALL, **table}))
+
+
+def adapter(config, batch_size=8, rank=0, world_size=1):
+    seed_everything(0)
+    return VisionAdapter(
+        config, seed=Seeds(0), device=CPU, workdir=Path(), batch_size=batch_size, rank=rank, world_size=world_size
+    )
+
+
+# Classes ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_positives_of_labels_are_all_views_of_the_class():
+    made = adapter(settings(pairs="labels", views=3, data={"limit": 64}), 16)
+    batch = next(iter(made.batches(0)))
+    embedded = made.embed(batch)
+    pairs = embedded.relate(dict(embedded.rows))
+    labels = batch.labels.repeat(3)
+    for anchor, row in enumerate(pairs.positives.tolist()):
+        same = {other for other in range(48) if labels[other] == labels[anchor] and other != anchor}
+        assert {other for other in row if other >= 0} == same
+
+
+def test_supcon_of_labels_is_the_papers_equation():
+    """Khosla et al. 2020, Eq. 2, as a loop in float64."""
+    made = adapter(settings(pairs="labels", data={"limit": 64}), 16)
+    made.module.double()
+    batch = next(iter(made.batches(0)))
+    batch = batch._replace(views=[view.double() for view in batch.views])
+    embedded = made.embed(batch)
+    found = objective("supcon(temperature=0.2)", dim=8)(embedded).loss
+    z = torch.nn.functional.normalize(torch.cat([embedded.rows["view0"], embedded.rows["view1"]]), dim=1)
+    labels, terms = batch.labels.repeat(2), []
+    for i in range(32):
+        others = [a for a in range(32) if a != i]
+        total = sum((z[i] @ z[a] / 0.2).exp() for a in others)
+        own = [p for p in others if labels[p] == labels[i]]
+        terms.append(-sum(((z[i] @ z[p] / 0.2).exp() / total).log() for p in own) / len(own))
+    torch.testing.assert_close(found, sum(terms) / 32)
+
+
+@pytest.mark.parametrize("text", ["supcon", "infonce", "dcl", "infonce + 0.1*dp"])
+def test_labels_train_with_other_objectives(text):
+    made = adapter(settings(pairs="labels", data={"limit": 64}), 16)
+    loss = objective(text, dim=8)(made.embed(next(iter(made.batches(0))))).loss
+    loss.backward()
+    assert loss.isfinite()
+    assert any(p.grad is not None and p.grad.abs().max() > 0 for p in made.module.parameters())
+
+
+def test_groups_of_a_class_fill_the_batch():
+    made = adapter(settings(pairs="labels", images_per_class=4, data={"limit": 200}), 16)
+    for batch in made.batches(0):
+        groups = batch.labels.view(4, 4)
+        assert (groups == groups[:, :1]).all()
+        assert len(batch.rows.view(4, 4)[0].unique()) == 4
+    with pytest.raises(ConfigError, match="multiple of 4"):
+        adapter(settings(pairs="labels", images_per_class=4), 18)
+
+
+def test_labels_have_to_be_there_before_training(table):
+    with pytest.raises(ConfigError, match="has no labels"):
+        adapter(settings(pairs="labels", data={"source": str(table / "images")}))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"pairs": "labels", "method": "byol"}, "'byol' cannot carry pairs = 'labels'"),
+        ({"pairs": "labels", "negatives": 3}, "negatives has no effect"),
+        ({"pairs": "columns", "columns": ["a", "b"], "method": "blocks"}, "'blocks' cannot carry"),
+        ({"pairs": "columns", "columns": ["a", "b"], "method": "cmc"}, "'cmc' cannot carry"),
+        ({"columns": ["a", "b"]}, "columns has no effect with pairs 'augmented'"),
+        ({"images_per_class": 2}, "images_per_class has no effect"),
+        ({"pairs": "columns", "data": {"source": "x.csv"}}, "columns must name two or more"),
+        ({"pairs": "columns", "columns": ["a", "b"]}, "set vision.data.source to a file"),
+        ({"pairs": "columns", "columns": ["image", "caption"], "data": {"source": "x.csv"}}, "vision.caption.encoder"),
+        ({"method": "clip"}, "'clip' cannot carry pairs = 'augmented'"),
+        ({"caption": {"encoder": "bert"}}, "hub:ID-or-folder"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused(wrong, said):
+    with pytest.raises(ValidationError, match=said):
+        settings(**wrong)
+
+
+def test_runs_from_before_keep_their_names():
+    assert "pairs" not in settings().determining()
+    assert "columns" not in settings().determining()
+
+
+# Tables ----------------------------------------------------------------------------------------------------------
+
+
+def test_views_come_from_the_columns(table):
+    still = {"size": SIDE, "crop_scale": [1, 1], "crop_ratio": [1, 1], "flip": 0, "jitter": 0, "grey": 0}
+    config = settings(
+        pairs="columns", columns=["image", "positive"], augment=still, data={"source": str(table / "pairs.csv")}
+    )
+    made = adapter(config)
+    batch = next(iter(made.batches(0)))
+    pairs = made.parts.pretrain
+    for view, column in zip(batch.views, pairs.columns, strict=True):
+        torch.testing.assert_close(view, column[batch.rows] / 255, atol=1e-5, rtol=0)
+    assert not torch.equal(*batch.views)
+    number = int(pairs.ids[batch.rows[0], 0]) // 2
+    stored = np.asarray(Image.open(table / "images" / f"{number}b.png"))
+    assert np.array_equal(pairs.others[0][batch.rows[0]].permute(1, 2, 0).numpy(), stored)
+    results = made.evaluate(objective("infonce", dim=8))
+    assert set(results) == {
+        f"retrieval/{way}/{name}" for way in ("first_to_second", "second_to_first")
+        for name in ("recall@1", "recall@5", "recall@10", "chance@1")
+    }  # fmt: skip
+
+
+def test_no_image_stands_on_both_sides(tmp_path, table):
+    rows = [{"image": str(table / f"images/{n % 10}.png"), "caption": f"number {n}"} for n in range(30)]
+    write(tmp_path / "pairs.csv", rows)
+    pairs = read_pairs(str(tmp_path / "pairs.csv"), ["image", "caption"], True, Decoding())
+    for seed in range(5):
+        first, second = apart(pairs, 0.6, torch.Generator().manual_seed(seed))
+        assert len(first) + len(second) == 30
+        assert len(first) == 18
+        assert not set(first.ids[:, 0].tolist()) & set(second.ids[:, 0].tolist())
+
+
+def test_cells(tmp_path, table):
+    lines = [
+        {"image": str(table / "images/0.png"), "caption": ["one ", "  another"]},
+        {"image": str(table / "images/1.png"), "caption": None},
+        {"image": str(table / "images/2.png"), "caption": "third"},
+    ]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.warns(UserWarning, match="1 of 3 rows lack"):
+        pairs = read_pairs(str(tmp_path / "pairs.jsonl"), ["image", "caption"], True, Decoding())
+    assert pairs.captions == ("one", "another", "third")
+    assert torch.equal(pairs.images[0], pairs.images[1])
+
+
+def test_parquet_holds_images_themselves(tmp_path, table):
+    from datasets import Dataset
+
+    cells = [{"bytes": (table / f"images/{n}.png").read_bytes(), "path": None} for n in range(4)]
+    Dataset.from_dict({"image": cells, "caption": list("abcd")}).to_parquet(str(tmp_path / "pairs.parquet"))
+    pairs = read_pairs(str(tmp_path / "pairs.parquet"), ["image", "caption"], True, Decoding())
+    stored = torch.from_numpy(np.array(Image.open(table / "images/2.png"))).permute(2, 0, 1)
+    assert torch.equal(pairs.images[2], stored)
+
+
+def test_wrong_tables_are_one_message(tmp_path, table):
+    source = tmp_path / "pairs.csv"
+    shutil.copytree(table / "images", tmp_path / "images")
+    shutil.copy(table / "pairs.csv", source)
+    with pytest.raises(DataError, match=r"pairs.csv, line 2: no column 'picture'.*Set vision.columns"):
+        read_pairs(str(source), ["picture", "positive"], False, Decoding())
+    (tmp_path / "images/3.png").unlink()
+    with pytest.raises(DataError, match=r"pairs.csv, line 5: .*3.png: no such image file"):
+        read_pairs(str(source), ["image", "positive"], False, Decoding())
+    (tmp_path / "images/3.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"pairs.csv, line 5: .*3.png"):
+        read_pairs(str(source), ["image", "positive"], False, Decoding())
+    for memory in (4e9, 1.0):  # decoded at once, and batch by batch
+        with pytest.warns(UserWarning, match="skipped 1 of 80"):
+            pairs = read_pairs(str(source), ["image", "positive"], False, Decoding(None, "skip", memory))
+        assert len(pairs) == 39
+        assert 6 not in pairs.ids
+        assert len(pairs.broken()) == 1
+        stored = np.asarray(Image.open(table / "images/4b.png"))
+        assert np.array_equal(pairs.others[0][torch.tensor([3])][0].permute(1, 2, 0).numpy(), stored)
+    with pytest.raises(DataError, match=r"If the column holds captions, set vision.caption.encoder"):
+        read_pairs(str(table / "pairs.csv"), ["image", "caption"], False, Decoding())
+
+
+# Captions --------------------------------------------------------------------------------------------------------
+
+
+def test_the_loss_of_captions_is_clips():
+    """Radford et al. 2021, Figure 3: the mean of two cross entropies, logits of cosine times exp(t)."""
+    a, b = torch.randn(6, 8, dtype=torch.double), torch.randn(6, 8, dtype=torch.double)
+    from dipole.core.contrast.pairs import Pairs
+
+    logits = cosine_similarity(a[:, None], b[None], dim=2) / 0.07
+    expected = (cross_entropy(logits, torch.arange(6)) + cross_entropy(logits.T, torch.arange(6))) / 2
+    found = objective("infonce(temperature=learned, init=0.07)", dim=8).double()(Pairs.both(a, b)).loss
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+
+
+def test_captions_are_read_as_transformers_reads_them(table):
+    from transformers import AutoModel, AutoTokenizer
+
+    made = adapter(settings(table))
+    batch = next(iter(made.batches(0)))
+    texts = [made.parts.pretrain.captions[row] for row in batch.rows.tolist()]
+    branch = made.module.caption.eval()
+    tokens = AutoTokenizer.from_pretrained(table / "bert")(texts, padding=True, return_tensors="pt")
+    hidden = AutoModel.from_pretrained(table / "bert").eval()(**tokens).last_hidden_state
+    weight = tokens["attention_mask"].float()
+    expected = (hidden * weight[..., None]).sum(1) / weight.sum(1, keepdim=True)
+    torch.testing.assert_close(branch(*batch.captions), branch.projector(expected), atol=1e-5, rtol=1e-5)
+    assert branch.limit == 32
+    assert branch.tokens([" ".join(["red"] * 50)]).ids.shape[1] == 32
+
+
+@pytest.mark.parametrize("text", ["infonce(temperature=learned, init=0.07)", "siglip"])
+def test_captions_in_microbatches_are_the_undivided_batch(table, text):
+    found = []
+    for size in (None, 3):
+        made = adapter(settings(table))
+        made.module.eval()
+        loss_of = objective(text, dim=8)
+        encoding = Encoding(made.encoders(), TrainConfig(steps=1, microbatch=size), compiles=False)
+        with encoding():
+            embedded = made.embed(next(iter(made.batches(0))))
+        loss_of(embedded).loss.backward()
+        found.append([p.grad for p in made.module.parameters() if p.requires_grad])
+        assert all(grad is not None for grad in found[-1])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+def test_recall_by_a_loop():
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.tensor([[n // 2, n] for n in range(20)])
+    f, b = torch.randn(10, 6, generator=generator), torch.randn(20, 6, generator=generator)
+    a = f[ids[:, 0]]
+    scores = cosine_similarity(f[:, None], b[None], dim=2)
+    order = scores.argsort(1, descending=True).tolist()
+    for k in (1, 5, 10):
+        expected = np.mean([any(place // 2 == image for place in row[:k]) for image, row in enumerate(order)])
+        assert recall(a, b, ids)[f"recall@{k}"] == pytest.approx(expected)
+        back = scores.T.argsort(1, descending=True).tolist()
+        expected = np.mean([caption // 2 in row[:k] for caption, row in enumerate(back)])
+        assert recall(b, a, ids.flip(1))[f"recall@{k}"] == pytest.approx(expected)
+    assert recall(a, b, ids)["chance@1"] == pytest.approx(0.1)
+    assert zero_shot(torch.eye(3), torch.eye(3), torch.tensor([0, 1, 0])) == pytest.approx(2 / 3)
+
+
+def test_an_image_of_both_columns_does_not_answer_for_itself():
+    z = torch.nn.functional.normalize(torch.randn(4, 8, generator=torch.Generator().manual_seed(0)))
+    ids = torch.tensor([[0, 1], [1, 0], [2, 3], [3, 2]])
+    near = torch.stack([z[0], z[0] + 0.1 * z[1], z[2], z[2] + 0.1 * z[3]])
+    assert recall(near[ids[:, 0]], near[ids[:, 1]], ids, same_things=True)["recall@1"] == 1
+
+
+def trained(folder, runs, *more):
+    flags = [
+        "vision.method=clip", "vision.pairs=columns", "vision.columns=['image','caption']", "vision.views=",
+        f"vision.caption.encoder=hub:{folder / 'bert'}", f"vision.data.source={folder / 'pairs.csv'}",
+        "vision.encoder.width=4", "vision.encoder.hidden=", "vision.encoder.projector=linear", "vision.encoder.dim=8",
+        f"vision.augment.size={SIDE}", "train.batch_size=8", "train.epochs=", "train.steps=6", "train.warmup=0",
+        "train.checkpoint_every=2", "objective=infonce(temperature=learned, init=0.07)", *more,
+    ]  # fmt: skip
+    assert main(["train", "digits-simclr", "--runs", str(runs), "--quiet", "--set", *flags]) == 0
+    (run,) = (path for path in runs.iterdir() if path.is_dir())
+    return RunFolder(run)
+
+
+def test_a_run_with_captions_is_used_without_its_table(tmp_path, table):
+    there = tmp_path / "there"
+    shutil.copytree(table, there)
+    folder = trained(there, tmp_path / "runs")
+    results = folder.read_record().results
+    assert 0 <= results["retrieval/image_to_caption/recall@1"] <= 1
+    assert "untrained/retrieval/caption_to_image/recall@5" in results
+    _, made, loss_of = load_run(folder, "cpu")
+    again = made.evaluate(loss_of)
+    ours = {name: value for name, value in results.items() if name.startswith("retrieval/")}
+    assert {name: again[name] for name in ours} == pytest.approx(ours)
+    tokens = made.module.caption.tokens(["a red square"])
+    before = made.module.eval().caption(*tokens)
+    shutil.rmtree(there)
+    _, made, _ = load_run(folder, "cpu")
+    tokens = made.module.caption.tokens(["a red square"])
+    assert torch.equal(made.module.eval().caption(*tokens), before)
+    assert main(["export", str(folder.path), "--to", "transformers", "--out", str(tmp_path / "exported")]) == 0
+
+
+def test_resume_with_captions_is_bit_exact(tmp_path, table, monkeypatch):
+    whole = trained(table, tmp_path / "whole")
+    embed, calls = VisionAdapter.embed, []
+
+    def interrupted(self, batch):
+        calls.append(1)
+        if len(calls) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return embed(self, batch)
+
+    monkeypatch.setattr(VisionAdapter, "embed", interrupted)
+    with pytest.raises(AssertionError):
+        trained(table, tmp_path / "parts")
+    parts = trained(table, tmp_path / "parts")
+    assert len(calls) == 6
+    one, other = (load_file(run.model / "module.safetensors") for run in (whole, parts))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_labelled_images_besides_give_probes_and_zero_shot(tmp_path, table):
+    for number in range(ROWS):
+        home = tmp_path / "classes" / list(COLOURS)[number % 4]
+        home.mkdir(parents=True, exist_ok=True)
+        shutil.copy(table / f"images/{number}.png", home)
+    data = {"source": str(tmp_path / "classes"), "pretrain": str(table / "pairs.csv")}
+    made = adapter(settings(table, data=data, probe={"probes": ["knn"], "neighbours": 2}))
+    results = made.evaluate(objective("infonce", dim=8))
+    assert {"knn/accuracy", "zero_shot/accuracy", "retrieval/caption_to_image/recall@1"} <= set(results)
+    assert len(made.parts.pretrain) == 24
+    assert len(made.parts.held_out) == 16
+
+
+def test_a_plan_reads_no_table(table):
+    config = settings(table, data={"source": "nowhere.csv"})
+    for each in (config, settings(pairs="labels")):
+        sketch = VisionAdapter.sketch(each, 8)
+        loss_of = objective("infonce", dim=sketch.width)
+        assert sketch.width == 8
+        assert loss_of(sketch.related(loss_of, sketch.width, *sketch.arguments)).loss.isfinite()
+
+
+# Ranks -----------------------------------------------------------------------------------------------------------
+
+CASES = {
+    "labels": ({"pairs": "labels", "views": 2}, "supcon"),
+    "labels, infonce": ({"pairs": "labels", "views": 3}, "infonce + 0.1*dp"),
+    "clip": ("captions", "infonce"),
+    "siglip": ("captions", "siglip"),
+}
+
+
+def one_step(case, folder, rank=0, world_size=1):
+    table, text = CASES[case]
+    config = settings(Path(folder)) if table == "captions" else settings(**table, data={"limit": 64})
+    encoder = config.encoder.model_copy(update={"name": "linear", "projector_norm": None})
+    made = adapter(config.model_copy(update={"encoder": encoder}), 8, rank, world_size)
+    made.module.double().eval()  # without dropout
+    batch: Batch = next(iter(made.batches(0)))
+    loss_of = objective(text, dim=made.embedding_dim).double()
+    found = loss_of(made.embed(batch._replace(views=[view.double() for view in batch.views])))
+    found.loss.backward()
+    return found.loss.detach(), [p.grad for p in made.module.parameters() if p.requires_grad]
+
+
+def on_a_rank(rank, meet, folder, out):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=2)
+    torch.save({case: one_step(case, folder, rank, 2) for case in CASES}, os.path.join(out, f"{rank}.pt"))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_two_ranks_are_one_process(table):
+    with tempfile.TemporaryDirectory() as out:
+        mp.spawn(on_a_rank, args=(os.path.join(out, "meet"), str(table), out), nprocs=2)
+        ranks = [torch.load(os.path.join(out, f"{rank}.pt")) for rank in range(2)]
+    for case in CASES:
+        loss, gradients = one_step(case, table)
+        for rank in ranks:
+            torch.testing.assert_close(rank[case][0], loss, atol=1e-9, rtol=1e-9)
+        means = [torch.stack(each).mean(0) for each in zip(*(rank[case][1] for rank in ranks), strict=True)]
+        for mean, gradient in zip(means, gradients, strict=True):
+            torch.testing.assert_close(mean, gradient, atol=1e-9, rtol=1e-7)

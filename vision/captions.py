@@ -1,0 +1,185 @@
+"""Captions: the [vision.caption] table, their tokens, and the text model of transformers that reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from dipole.core.ground import backbone
+from dipole.core.ground.errors import ConfigError
+from dipole.core.ground.freezing import fix_unused
+from dipole.core.train.config import Settings
+from dipole.core.train.finetuning import FREEZE_HELP, LORA_HELP, WEIGHTS_HELP, FreezeSetting, LoraTable, fine_tune
+from dipole.vision.encoders import EncoderConfig, build_projector
+from dipole.vision.encoders.hub import PREFIX
+
+Pooling = Literal["mean", "cls", "last", "pooler"]
+UNLIMITED = 1_000_000  # a tokenizer's limit beyond all texts stands for none
+
+
+class CaptionConfig(Settings):
+    """The [vision.caption] table: what reads the captions of a column file."""
+
+    encoder: str = Field(description=f"{PREFIX}ID-or-folder of a text model of transformers with its tokenizer")
+    pooling: Pooling | None = Field(
+        None,
+        description="mean of the tokens, cls (the first), last, or pooler (the architecture's own); default pooler for "
+        "the text part of an image model (CLIP, SigLIP), else mean",
+    )
+    max_length: int | None = Field(
+        None, ge=2, description="tokens after which a caption is cut; default as many as model and tokenizer allow"
+    )
+    freeze: FreezeSetting = Field("none", description=FREEZE_HELP)
+    lora: LoraTable | None = Field(None, description=LORA_HELP)
+    weights: backbone.Weights | None = Field(None, description=WEIGHTS_HELP)
+    revision: str | None = Field(None, description="branch, tag or commit; default main")
+    prompt: str = Field(
+        "a photo of a {}.", description="caption of a class, for zero-shot classification of labelled probe images"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.encoder.startswith(PREFIX) or self.encoder == PREFIX:
+            raise ValueError(f"encoder must be {PREFIX}ID-or-folder, got {self.encoder!r}")
+        if self.prompt.count("{}") != 1:
+            raise ValueError(f"prompt must hold {{}} once, where the class's name goes, got {self.prompt!r}")
+        if self.revision is not None and self.source.path is not None:
+            raise ValueError(f"revision: has no effect with a folder, {self.source.text!r}; it belongs to a Hub name")
+        return self
+
+    def determining(self) -> dict[str, Any]:
+        """A folder counts by what it holds, not by where it lies; a name on the Hub by itself and its revision."""
+        found = super().determining()
+        if content := self.source.content:
+            found["encoder"] = [PREFIX + content, backbone.tokenizer_content(self.source)]
+        return found
+
+    @property
+    def source(self) -> backbone.Source:
+        """Where the text model comes from."""
+        return backbone.Source(self.encoder.removeprefix(PREFIX), "vision.caption.encoder", self.weights, self.revision)
+
+
+class Tokens(NamedTuple):
+    """Captions as tokens: ids (B, T) and mask (B, T), 1 where there is one."""
+
+    ids: Tensor
+    mask: Tensor
+
+
+class CaptionBranch(nn.Module):
+    """A text model and its projector; `tokens` makes of captions what it takes.
+
+    Args:
+        config: of the captions.
+        heads: the [vision.encoder] table; captions have the kind of projector that images have.
+
+    Raises:
+        ConfigError: it cannot be loaded, reads no text, has no tokenizer, or a setting does not fit it.
+    """
+
+    def __init__(self, config: CaptionConfig, heads: EncoderConfig) -> None:
+        super().__init__()
+        source = config.source
+        built = backbone.load(source, "input_ids")
+        self.model: Any = built.model
+        self.tokenizer = _tokenizer(source, self.model.config)
+        self.limit = _limit(config, self.tokenizer, self.model)
+        # Models that were trained on captions of one length read their summary at its end.
+        self._padding = "max_length" if self.model.config.model_type.startswith("siglip") else "longest"
+        features = self._look(config, built)
+        fix_unused(self.model, features)
+        fine_tune(self.model, config.freeze, config.lora, "vision.caption")
+        self.projector, self.width = build_projector(heads, features.shape[1])
+        self.remarks: tuple[str, ...] = tuple(built.remarks(source))
+        parameters = list(self.model.parameters())
+        self.described = {
+            **built.described(source),
+            "pooling": self.pooling,
+            "max_length": self.limit,
+            "width": features.shape[1],
+            "parameters": sum(each.numel() for each in parameters),
+            "frozen": sum(each.numel() for each in parameters if not each.requires_grad),
+        }
+
+    def _look(self, config: CaptionConfig, built: backbone.Backbone) -> Tensor:
+        """See from one caption what the model gives, and choose the pooling."""
+        ids = torch.zeros(1, 2, dtype=torch.long)
+        was = self.model.training
+        self.model.eval()
+        try:
+            with torch.enable_grad():
+                outputs = self.model(input_ids=ids)  # a mask would be looked into, which meta tensors do not allow
+                last = outputs.last_hidden_state
+        except Exception as error:  # each architecture has its own
+            reason = str(error).strip().partition("\n")[0]
+            raise config.source.error(f"{type(self.model).__name__} gives no states of tokens ({reason})") from error
+        self.model.train(was)
+        has_pooler = outputs.get("pooler_output") is not None
+        if config.pooling == "pooler" and not has_pooler:
+            raise ConfigError(
+                f"vision.caption.pooling: {type(self.model).__name__} has no pooled output. Allowed: mean, cls, last."
+            )
+        of_images = hasattr(self.model.config, "projection_dim") or "siglip" in self.model.config.model_type
+        self.pooling: Pooling = config.pooling or ("pooler" if has_pooler and of_images else "mean")
+        return pooled(last, outputs.get("pooler_output"), torch.ones_like(ids), self.pooling)
+
+    def tokens(self, captions: Sequence[str]) -> Tokens:
+        """Tokens of captions, each cut after `limit`."""
+        found = self.tokenizer(
+            list(captions), padding=self._padding, truncation=True, max_length=self.limit, return_tensors="pt"
+        )
+        ids = found["input_ids"]
+        return Tokens(ids, found.get("attention_mask", torch.ones_like(ids)))
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        outputs = self.model(input_ids=ids, attention_mask=mask)
+        return self.projector(pooled(outputs.last_hidden_state, outputs.get("pooler_output"), mask, self.pooling))
+
+
+def pooled(hidden: Tensor, pooler: Tensor | None, mask: Tensor, how: Pooling) -> Tensor:
+    """States (b, T, d) of tokens, those that mask (b, T) has first in their row, as one vector each, (b, d)."""
+    if how == "pooler":
+        assert pooler is not None
+        return pooler
+    if how == "cls":
+        return hidden[:, 0]
+    if how == "last":
+        return hidden[torch.arange(len(hidden), device=hidden.device), mask.sum(1) - 1]
+    weight = mask.to(hidden.dtype)
+    return torch.bmm(weight[:, None], hidden)[:, 0] / weight.sum(1, keepdim=True)
+
+
+def _tokenizer(source: backbone.Source, config: Any) -> Any:
+    tokenizer = backbone.tokenizer(source)
+    if len(tokenizer) > config.vocab_size:
+        raise source.error(
+            f"its tokenizer has {len(tokenizer)} tokens, {config.model_type} knows {config.vocab_size}; give those "
+            "that belong together"
+        )
+    tokenizer.padding_side = "right"
+    if tokenizer.pad_token is None:
+        if tokenizer.eos_token is None:
+            raise source.error("its tokenizer has no token to pad with (pad_token)")
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def _limit(config: CaptionConfig, tokenizer: Any, model: nn.Module) -> int:
+    """Tokens of a caption, at most."""
+    known = [tokenizer.model_max_length] if tokenizer.model_max_length < UNLIMITED else []
+    for name, part in model.named_modules():
+        if name.endswith(("position_embeddings", "position_embedding", "wpe")) and isinstance(part, nn.Embedding):
+            # Where one position is padding (RoBERTa), those of tokens begin behind it.
+            known.append(part.num_embeddings - (0 if part.padding_idx is None else part.padding_idx + 1))
+    limit = min(known, default=512)
+    if config.max_length is not None and known and config.max_length > limit:
+        raise ConfigError(
+            f"vision.caption.max_length: {config.max_length} tokens are more than {type(model).__name__} reads; "
+            f"at most {limit}."
+        )
+    return config.max_length or limit
