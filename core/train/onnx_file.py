@@ -49,24 +49,16 @@ def write_onnx(
             something else.
     """
     check_onnx()
-    axes = {name: torch.export.Dim(name) for names in free.values() for name in names}
-    shapes = {name: {place: axes[axis] for place, axis in enumerate(names)} for name, names in free.items()}
+    named = {name: dict(enumerate(names)) for name, names in free.items()}
     try:
-        with _quiet():
-            program = torch.onnx.export(
-                module,
-                kwargs=dict(example),
-                dynamo=True,
-                dynamic_shapes=shapes,
-                input_names=list(example),
-                output_names=[OUTPUT],
-                verbose=False,
-            )
-            assert program is not None  # with dynamo there is one
-            program.save(folder / FILE)
+        _write(folder / FILE, module, example, named)
     except Exception as error:  # torch.export, torch.onnx and onnxscript have no common base
-        reason = str(error).strip().partition("\n")[0]
-        raise TrainingError(f"this network cannot be written as ONNX: {type(error).__name__}: {reason}") from error
+        try:  # as it runs on the example; whether other sizes give the same is seen below
+            _write_traced(folder / FILE, module, example, named)
+        except Exception:
+            cause = _root(error)
+            reason = str(cause).strip().partition("\n")[0]
+            raise TrainingError(f"this network cannot be written as ONNX: {type(cause).__name__}: {reason}") from error
     for inputs in (example, *others):
         with torch.no_grad():
             wanted = module(**inputs)
@@ -75,6 +67,46 @@ def write_onnx(
             raise TrainingError(
                 f"{folder / FILE} gives features that differ by {off:.2g} from the run's; it is not used."
             )
+
+
+def _write(path: Path, module: nn.Module, example: Mapping[str, Tensor], free: Mapping[str, Mapping[int, str]]) -> None:
+    axes = {axis: torch.export.Dim(axis) for names in free.values() for axis in names.values()}
+    shapes = {name: {place: axes[axis] for place, axis in names.items()} for name, names in free.items()}
+    with _quiet():
+        program = torch.onnx.export(
+            module,
+            kwargs=dict(example),
+            dynamo=True,
+            dynamic_shapes=shapes,
+            input_names=list(example),
+            output_names=[OUTPUT],
+            verbose=False,
+        )
+        assert program is not None  # with dynamo there is one
+        program.save(path)
+
+
+def _write_traced(
+    path: Path, module: nn.Module, example: Mapping[str, Tensor], free: Mapping[str, Mapping[int, str]]
+) -> None:
+    """By a trace: networks whose shapes `torch.export` cannot follow, such as the windows of a Swin, are written too."""
+    with _quiet():
+        torch.onnx.export(
+            module,
+            kwargs=dict(example),
+            f=path,
+            dynamo=False,
+            dynamic_axes={name: dict(axes) for name, axes in free.items()},
+            input_names=list(example),
+            output_names=[OUTPUT],
+        )
+
+
+def _root(error: BaseException) -> BaseException:
+    """What an error came from in the end; the exporter's own say how to report it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 def run_onnx(path: Path, inputs: Mapping[str, Tensor]) -> Tensor:
