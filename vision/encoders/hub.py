@@ -52,7 +52,7 @@ def pooled(hidden: Tensor, how: Pooling, prefix: int) -> Tensor:
 
 
 def read_pooled(model: Any, pixel_values: Tensor) -> Tensor:
-    """Features (n, d) of a model of transformers: as its config.json says a run pools, else by its pooler or by mean."""
+    """Features (n, d) of a model of transformers: as config.json says that a run pools, else by pooler or mean."""
     outputs = model(pixel_values=pixel_values, **any_size(model))
     how, prefix = getattr(model.config, POOLED, (None, 0))
     given = outputs.get("pooler_output")

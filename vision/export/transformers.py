@@ -118,7 +118,7 @@ def export(adapter: "VisionAdapter", folder: Path, record: Any, objective: "Comp
     channels, size = adapter.images.channels, adapter.size
     if tap != encoder.last and hasattr(encoder, "save_pretrained"):
         raise ConfigError(
-            f"vision.encoder.tap: a model of transformers ends with {encoder.last!r}, and cannot be written as one that "
+            f"vision.encoder.tap: a model of transformers ends with {encoder.last!r}, and none can be written that "
             f"ends with {tap!r}; choose --to onnx."
         )
     plain = tap == encoder.last and _save_plain(encoder, folder, size)
