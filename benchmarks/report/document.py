@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dipole.benchmarks.manifest import read_manifests
-from dipole.benchmarks.report import charts, tables
+from dipole.benchmarks.report import charts, searches, tables
 from dipole.benchmarks.report.charts import Picture
 from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.report.table import ReportTable
-from dipole.benchmarks.run_records import Collection, read_records
+from dipole.benchmarks.run_records import Collection, Problem, read_records
+from dipole.benchmarks.sweep.summary import SearchSummary, read_summaries
 from dipole.core.ground.progress import duration
 from dipole.core.record import RunRecord, now
 
@@ -51,12 +52,16 @@ def make_report(runs: Path) -> Report:
     if (coverage := tables.coverage_table(suites)) is not None:
         found = (coverage, tables.every_claim_table(suites))
         sections.append(Section("published", "The papers", "What was printed, and what was run here", (), found, {}))
+    searched, unreadable = read_summaries(runs)
+    sections += [_search(each, collection) for each in searched]
     asked = {job.hash for suite in suites for job in suite.jobs}
+    asked |= {trial.run for each in searched for trial in each.trials}
     others = [record for name, record in collection.records.items() if name not in asked]
     if others:
         table = tables.other_runs_table(others, joules, runs).without_empty_columns()
         subtitle = f"{len(others)} runs of `dipole train`" if len(others) != 1 else "one run of `dipole train`"
         sections.append(Section("other-runs", "Other runs", subtitle, (), (table,), {}))
+    damaged = [*damaged, *(Problem(path, said) for path, said in unreadable)]
     if (problems := tables.problems_table(collection, damaged)) is not None:
         count = len(problems.rows)
         subtitle = f"{count} {'entry' if count == 1 else 'entries'} of the runs folder"
@@ -88,6 +93,14 @@ def _suite(
     drawn = {name: found for name, found in pictures.items() if found}
     filled = [table.without_empty_columns() for table in shown]
     return Section(manifest.name, manifest.title, subtitle, list(_notes(results)), filled, drawn)
+
+
+def _search(search: SearchSummary, collection: Collection) -> Section:
+    shown = searches.search_tables(search, collection.done)
+    slices = searches.slices(search)
+    drawn = {"Slices": slices} if slices else {}
+    title = f"Search: {search.name}"
+    return Section(f"search-{search.name}", title, searches.spent(search), searches.notes(search), shown, drawn)
 
 
 def _notes(results: SuiteResults) -> Iterable[str]:
