@@ -1,16 +1,20 @@
 """SimCSE's head: trained, then kept or dropped; and a transformer's own limit of tokens."""
 
 import json
+import signal
 
 import numpy as np
 import pytest
 import torch
 
 from dipole.core.cli import main
-from dipole.core.ground.errors import ConfigError
-from dipole.core.train.recipe import resolve
+from dipole.core.ground.errors import CheckpointError, ConfigError
+from dipole.core.train.loop import train
+from dipole.core.train.recipe import load, resolve
 from dipole.core.train.run_folder import RunFolder
+from dipole.core.train.signals import RunInterruptedError
 from dipole.core.train.trained_run import load_run
+from dipole.text.adapter import TextAdapter
 from dipole.text.exported import open_folder
 from dipole.text.model import limit_of
 from tests.text.test_using import CPU, SENTENCES, trained, vectors, write_transformer
@@ -30,7 +34,7 @@ def states(adapter):
         return torch.cat([model(input_ids=torch.tensor([ids])).last_hidden_state[:, 0] for ids in tokens])
 
 
-@pytest.mark.parametrize("head", ["mlp", "mlp_only_train"])
+@pytest.mark.parametrize("head", [pytest.param("mlp", marks=pytest.mark.slow), "mlp_only_train"])
 def test_the_head_is_trained_and_stays_only_where_it_should(tmp_path, head):
     run = trained(tmp_path / "there", head=head, **BERT)
     _, adapter, _ = load_run(RunFolder(run), "cpu")
@@ -49,7 +53,7 @@ def test_the_head_is_trained_and_stays_only_where_it_should(tmp_path, head):
         ), to
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean"])
+@pytest.mark.parametrize("pooling", ["cls", pytest.param("mean", marks=pytest.mark.slow)])
 def test_adapters_are_merged_in_every_format(tmp_path, pooling):
     run = trained(tmp_path / "there", **BERT | {"pooling": pooling})
     recipe = tmp_path / "there" / "recipe.toml"
@@ -106,26 +110,16 @@ def test_a_model_of_few_positions_is_trained_embedded_and_exported(tmp_path, mon
     corpus.write_text(json.dumps({"id": "long", "sentences": [long] * 200}) + "\n")
     recipe = tmp_path / "there" / "recipe.toml"
     with pytest.raises(ConfigError, match="positions for 6; set it to 6 or less"):
-        from dipole.core.train.loop import train
-        from dipole.core.train.recipe import load
-
         train(load(recipe, []).config, tmp_path / "again", quiet=True)
 
 
 def test_a_run_does_not_go_on_with_another_corpus(tmp_path, monkeypatch):
-    from dipole.core.ground.errors import CheckpointError
-    from dipole.core.train.signals import RunInterruptedError
-    from dipole.core.train.loop import train
-    from dipole.core.train.recipe import load
-    from dipole.text.adapter import TextAdapter
 
     run = trained(tmp_path / "there")
     recipe, corpus = tmp_path / "there" / "recipe.toml", tmp_path / "there" / "corpus.jsonl"
     before, step = corpus.read_text(), TextAdapter.before_step
 
     def interrupted(self):
-        import signal
-
         step(self)
         signal.raise_signal(signal.SIGINT)
 
