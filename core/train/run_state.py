@@ -12,8 +12,8 @@ from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.errors import CheckpointError, ConfigError
 from dipole.core.ground.seeding import Seeds, rng_state, seed_everything, set_rng_state
 from dipole.core.record import RunRecord, hardware, library_versions, now, peak_memory
-from dipole.core.train.best import Best
 from dipole.core.train.adapter import same_data
+from dipole.core.train.best import Best
 from dipole.core.train.build import build, scheduled
 from dipole.core.train.checkpoint import FORMAT
 from dipole.core.train.config import RunConfig
