@@ -57,7 +57,7 @@ def read_pooled(model: Any, pixel_values: Tensor) -> Tensor:
     how, prefix = getattr(model.config, POOLED, (None, 0))
     given = outputs.get("pooler_output")
     if how == "pooler" or (how is None and given is not None):
-        return given.flatten(1)  # type: ignore[no-any-return, union-attr]
+        return given.flatten(1)
     return pooled(outputs.last_hidden_state, how or "mean", prefix)
 
 
