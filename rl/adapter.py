@@ -25,7 +25,8 @@ from dipole.core.ground.errors import ConfigError
 from dipole.core.measure.intervals import interquartile_mean
 from dipole.core.train.adapter import Adapter, Context, Sketch
 from dipole.core.train.config import Settings
-from dipole.rl import augmentation, snapshots
+from dipole.core.train.embedder import Embedder
+from dipole.rl import augmentation, kept, snapshots
 from dipole.rl.agent import ContrastiveSAC
 from dipole.rl.config import RLConfig
 from dipole.rl.contrast import bilinear_terms, start_bilinear
@@ -35,6 +36,8 @@ from dipole.rl.envs.running.faults import guarded
 from dipole.rl.envs.running.workers import WorkerVecEnv
 from dipole.rl.episodes.history import Evaluation, scores
 from dipole.rl.episodes.play import evaluate
+from dipole.rl.export import export_sb3
+from dipole.rl.exported import NO_VECTORS
 from dipole.rl.replay import FrameBatch
 
 if TYPE_CHECKING:
@@ -74,9 +77,11 @@ class RLAdapter(Adapter):
             raise ConfigError(
                 "the rl domain trains in one process: start it without torchrun (rl.envs steps several at once)."
             )
+        self._kept = None if self.kept is None else kept.read(self.kept)
         self.agent = ContrastiveSAC(
             "CnnPolicy",
-            self._environments(),
+            self._environments() if self._kept is None else None,
+            _init_setup_model=self._kept is None,
             objective="none",  # the run's objective is attached when training starts
             preset=config.preset,
             augmentation=config.augmentation,
@@ -86,6 +91,10 @@ class RLAdapter(Adapter):
             device=str(self.device),
             **config.agent_settings(),
         )
+        if self._kept is not None:
+            assert self.kept is not None
+            kept.settle(self.agent, self._kept, self.kept)
+        self.agent.task = {"name": config.task, "settings": config.environment()}
         self.agent.set_logger(Logger(None, []))
         policy = self.agent.policy
         self.module = nn.ModuleDict(
@@ -197,6 +206,8 @@ class RLAdapter(Adapter):
         return torch.cat([encoder(part) for part in images.split(128)]).float().cpu(), None
 
     def data_info(self) -> dict[str, Any]:
+        if self._kept is not None:
+            return dict(self._kept["info"])
         env = self._evaluation_env
         first, _ = env.reset(seed=0)
         described = {
@@ -225,16 +236,23 @@ class RLAdapter(Adapter):
         return {"agent": folder.name, "history": history}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._pending = self.workdir / "checkpoints" / state["agent"]
+        self._pending = snapshots.named(self.workdir / "checkpoints", state["agent"])
         snapshots.check(self._pending)
         self.history = [Evaluation(steps, agent, tuple(returns)) for steps, agent, returns in state["history"]]
 
+    def keep(self, folder: Path) -> None:
+        kept.keep(folder, self.agent, self.data_info())
+
+    def embedder(self, features: str | None = None, objective: Any = None) -> Embedder:
+        """Refused: what an agent gives for its inputs is actions."""
+        raise ConfigError(f"{self.workdir} {NO_VECTORS}")
+
     def export(self, to: str, folder: Path, record: Any, objective: Any = None) -> None:
-        """Write agent.zip for `ContrastiveSAC.load`: the networks, the trained objective, and the run's settings."""
+        """Write agent.zip for `ContrastiveSAC.load`, sac.zip for SB3's own SAC, its networks' code, and a card."""
         agent, train = self.agent, record.config["train"]
         agent.adopt(objective, **_settings_of(train["learning_rate"], train["precision"]))
         agent.num_timesteps, agent.environment_steps = record.data["agent_steps"], record.data["environment_steps"]
-        agent.save(folder / "agent.zip")
+        export_sb3(agent, folder, record, self.data_info())
 
 
 def _settings_of(learning_rate: float, precision: str) -> dict[str, Any]:

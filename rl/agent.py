@@ -21,17 +21,18 @@ from dipole.core.contrast.evaluate import without_autocast
 from dipole.core.contrast.gather import relate
 from dipole.core.contrast.objective import Composite, Objective, Outcome
 from dipole.core.contrast.pairs import Pairs
-from dipole.core.ground.errors import ConfigError, DipoleError, SpecError, TrainingError
+from dipole.core.ground.errors import ConfigError, TrainingError
 from dipole.core.ground.files import replacing
 from dipole.core.ground.transfer import Fetched, sent
 from dipole.core.train.nonfinite import terms_with_bad_gradient
 from dipole.core.train.optimizer import skip_if
+from dipole.rl import description
 from dipole.rl import settings as presets
 from dipole.rl.arguments import check_seed, check_whole, plain
 from dipole.rl.augmentation import Augmentation, resolve
 from dipole.rl.contrast import as_composite, require_unlabelled, unregistered
 from dipole.rl.encoder import Maps, detached
-from dipole.rl.envs.running.faults import fault_message, guarded
+from dipole.rl.envs.running.faults import describe, fault_message, guarded
 from dipole.rl.policy import ContrastivePolicy, q_values, sample_action
 from dipole.rl.replay import FrameBatch, FrameReplayBuffer
 
@@ -84,7 +85,7 @@ class ContrastiveSAC(SAC):
             default the preset's. An Objective or a Composite is used as the very module that it is, with its weights.
         preset: "curl" (the repository), "paper", or "small" (two cores).
         augmentation: "crop", "shift", "none", or a function (B, C, H, W) uint8 -> (B, C, h, h).
-        storage: where replay keeps its frames: "host", or "device".
+        storage: where replay keeps its frames: "host", "device", or "auto" (on a GPU where they fit).
         settings: any other field of `settings.Settings` by name (batch_size, learning_rate, joint_backward, ...), and
             SB3's action_noise, replay_buffer_class, replay_buffer_kwargs, stats_window_size, tensorboard_log, verbose,
             seed, device.
@@ -105,7 +106,7 @@ class ContrastiveSAC(SAC):
         objective: str | Objective | Composite | None = None,
         preset: str = "curl",
         augmentation: str | Callable[[Tensor], Tensor] = "crop",
-        storage: Literal["host", "device"] = "host",
+        storage: Literal["auto", "host", "device"] = "auto",
         _init_setup_model: bool = True,
         **settings: Any,
     ) -> None:
@@ -123,6 +124,7 @@ class ContrastiveSAC(SAC):
         self.augmentation = augmentation
         self.storage = storage
         self.environment_steps = 0
+        self.task: dict[str, Any] | None = None  # the name and the keywords of its environment, where these are known
         self.faults: list[dict[str, Any]] = []
         self.outcome: Outcome | None = None
         self._watched: list[Watched] = []
@@ -187,15 +189,14 @@ class ContrastiveSAC(SAC):
                 f"replay_buffer_class must derive from FrameReplayBuffer, got {self.replay_buffer_class}."
             )
         if self.own_terms and self._given is None:
-            raise ConfigError(
-                f"this agent was trained with an objective that is not registered ({', '.join(self.own_terms)}): give "
-                "it when loading, ContrastiveSAC.load(path, objective=...)."
-            )
+            raise ConfigError(description.unregistered_message(self.own_terms))
         self.policy_kwargs = {"settings": chosen, "image_size": self._augment.size}
         # Not kept among the keywords: its weights are saved with the policy's, and its text with the settings.
         self.policy_kwargs["contrast"] = self._given
         super()._setup_model()
         del self.policy_kwargs["contrast"]
+        if chosen.compile:
+            self.policy.compile_networks()
         assert self.log_ent_coef is not None
         self.ent_coef_optimizer = self.policy.adam(
             [self.log_ent_coef], chosen.temperature_learning_rate, chosen.temperature_beta
@@ -220,6 +221,20 @@ class ContrastiveSAC(SAC):
         self.contrast_optimizer = self.policy.adam([*encoder, *own], rate)
         if chosen.encoder_steps == 2:
             self.encoder_optimizer = self.policy.adam(encoder, rate)
+
+    @property
+    def has_own_replay(self) -> bool:
+        """Whether replay is what the agent makes by itself."""
+        return self.replay_buffer_class is FrameReplayBuffer and set(self.replay_buffer_kwargs) <= {"storage"}
+
+    def set_up_for_playing(self) -> None:
+        """Make the networks of an agent without an environment, and the smallest replay there is."""
+        if self.target_entropy == "auto":
+            assert isinstance(self.action_space, spaces.Box)
+            self.target_entropy = float(-np.prod(self.action_space.shape).astype(np.float32))
+        self.buffer_size = self.n_envs
+        self._setup_model()
+        self.buffer_size = self.settings.buffer_size
 
     def _encoder_rate(self, progress: float) -> float:
         chosen = self.settings.encoder_learning_rate
@@ -253,10 +268,21 @@ class ContrastiveSAC(SAC):
         for index, info in enumerate(infos):
             self.environment_steps += int(info.get("environment_steps", 1))
             if "fault" in info:
-                self.faults.append({"environment": index, "agent_step": self.num_timesteps, **info["fault"]})
-                self.logger.record("rollout/faults", len(self.faults))
-                warnings.warn(fault_message(index, info["fault"]), RuntimeWarning, stacklevel=2)
+                self._count_fault(index, info["fault"])
         self.logger.record("time/environment_steps", self.environment_steps)
+
+    def _count_fault(self, index: int, fault: dict[str, Any]) -> None:
+        self.faults.append({"environment": index, "agent_step": self.num_timesteps, **fault})
+        self.logger.record("rollout/faults", len(self.faults))
+        warnings.warn(fault_message(index, fault), RuntimeWarning, stacklevel=3)
+
+    def _store_transition(self, replay: Any, action: Any, new_obs: Any, reward: Any, dones: Any, infos: Any) -> None:
+        # Of environments in a VecEnv of the user's own, whose rewards no Guard has looked at.
+        for index in np.flatnonzero(~np.isfinite(reward)):
+            if "fault" not in infos[index]:
+                error = ValueError(f"the reward is {reward[index]}")
+                self._count_fault(int(index), describe(error, self.num_timesteps, self._episode_num, self.seed))
+        super()._store_transition(replay, action, new_obs, reward, dones, infos)
 
     def _setup_learn(
         self, total_timesteps: int, callback: Any = None, reset_num_timesteps: bool = True, *rest: Any, **settings: Any
@@ -466,7 +492,8 @@ class ContrastiveSAC(SAC):
 
     def _after_contrast(self) -> None:
         assert self.policy.contrast is not None
-        self.policy.contrast.after_step(self._encoder_rate(self._current_progress_remaining))
+        done = self._n_updates // self.settings.contrast_every + 1
+        self.policy.contrast.after_step(self._encoder_rate(self._current_progress_remaining), done)
 
     @torch.no_grad()
     def _follow(self) -> None:
@@ -577,17 +604,8 @@ class ContrastiveSAC(SAC):
         """
         if objective is not None:
             settings["_given"] = as_composite(objective)
-        try:
+        with description.explained(path, objective):
             return super().load(path, *arguments, **settings)
-        except SpecError as error:
-            raise ConfigError(
-                f"the objective of the agent {path} is not known here: {error}\nImport the module that registers it "
-                "before loading, or give it: ContrastiveSAC.load(path, objective=...)."
-            ) from error
-        except RuntimeError as error:
-            if objective is None or isinstance(error, DipoleError):
-                raise
-            raise ConfigError(f"the agent {path} was saved with another objective than {objective}: {error}") from error
 
     def save(self, path: Any, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None) -> None:
         """Save as SB3 does, but to a temporary file first: the old file stays until the new one is on the disk.
@@ -602,6 +620,7 @@ class ContrastiveSAC(SAC):
         final = final if final.suffix else final.with_suffix(".zip")
         with replacing(final) as temporary:
             super().save(temporary, exclude, include)
+            description.add_to(temporary, self)
 
     def save_replay_buffer(self, path: Any) -> None:
         """Save the replay buffer as SB3 does, atomically."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dipole.core.ground.errors import ConfigError, nearest
+from dipole.core.ground.transfer import sent
 
 if TYPE_CHECKING:
     from dipole.rl.replay import Frames
@@ -118,12 +119,11 @@ def shift(images: Tensor, top: NDArray[Any], left: NDArray[Any], pad: int) -> Te
         pad: largest shift in pixels.
     """
     height, width = images.shape[-2:]
-    rows = (
-        torch.as_tensor(top, device=images.device)[:, None] + torch.arange(height, device=images.device) - pad
-    )  # (B, h)
-    columns = torch.as_tensor(left, device=images.device)[:, None] + torch.arange(width, device=images.device) - pad
+    device = images.device
+    rows = sent(torch.as_tensor(top), device)[:, None] + torch.arange(height, device=device) - pad  # (B, h)
+    columns = sent(torch.as_tensor(left), device)[:, None] + torch.arange(width, device=device) - pad
     rows, columns = rows.clamp(0, height - 1), columns.clamp(0, width - 1)
-    batch = torch.arange(len(images), device=images.device)[:, None]
+    batch = torch.arange(len(images), device=device)[:, None]
     moved = images.transpose(1, 2)[batch, rows]  # (B, h, C, w)
     return moved.permute(0, 3, 2, 1)[batch, columns].permute(0, 2, 3, 1).contiguous()
 

@@ -30,7 +30,9 @@ class RLConfig(AgentTable):
     envs: int = Field(1, ge=1, description="environments that are stepped together")
     workers: bool = Field(False, description="each environment in a process of its own")
     augmentation: Literal["crop", "shift", "none"] = "crop"
-    storage: Literal["host", "device"] = Field("host", description="where replay keeps its frames")
+    storage: Literal["auto", "host", "device"] = Field(
+        "auto", description="where replay keeps its frames; auto: on a GPU where they fit"
+    )
     episodes: int = Field(10, ge=1, description="episodes of an evaluation")
 
     @field_validator("task")

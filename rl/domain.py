@@ -7,6 +7,7 @@ RL = Domain(
     summary="agents that see pixels: SAC with a contrastive objective (CURL)",
     adapter="dipole.rl.adapter:RLAdapter",
     extra="rl",
+    exported="dipole.rl.exported:open_folder",
     probes={
         "drawing without a display": "dipole.rl.envs.suite.rendering:choose_backend",
         "simulator": "dipole.rl.envs.suite.rendering:import_suite",

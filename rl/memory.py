@@ -21,6 +21,11 @@ def available_bytes(device: torch.device) -> int:
     return free if limit == "max" else min(free, max(int(limit) - used, 0))
 
 
+def has_room_for(needed: int, device: torch.device) -> bool:
+    """Whether a GPU would hold so many bytes and as many again are left for what is computed there."""
+    return device.type == "cuda" and 2 * needed <= available_bytes(device)
+
+
 def gigabytes(count: float) -> str:
     return f"{count / 1e9:,.2f} GB"
 

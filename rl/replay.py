@@ -21,10 +21,12 @@ from torch import Tensor
 from dipole.core.ground.errors import ConfigError, TrainingError
 from dipole.core.ground.transfer import sent
 from dipole.rl.augmentation import Augmentation
-from dipole.rl.memory import require_bytes
+from dipole.rl.memory import has_room_for, require_bytes
 
 # Room for the first frame of each episode; episodes shorter than 50 steps leave room for a few transitions less.
 _SLACK = 50
+_STEPS = ("actions", "rewards", "dones", "valid", "stacks", "oldest_frame")  # (n_envs, steps, ...)
+_PLACES = ("_head", "_tail", "_written", "_newest", "pos", "full")
 
 
 class Frames:
@@ -125,13 +127,14 @@ class FrameReplayBuffer(ReplayBuffer):
 
     Any stacking is stored exactly: frames are recognised by their pixels, so a repeated first frame, a zero-padded one
     (VecFrameStack) or no overlap at all need no declaration. A time limit (`TimeLimit.truncated`) is not a termination.
-    A step that a fault ended (`info["fault"]`) is never sampled.
+    A step that a fault ended (`info["fault"]`), or whose reward is not finite, is never sampled.
 
     Args:
         buffer_size: transitions over all environments.
         observation_space: a Box (C, H, W) of uint8.
         frame_stack: frames in an observation; by default C / 3 where C is a multiple of 3, otherwise C.
-        storage: "host", or "device" to keep the frames on the training device.
+        storage: "host", or "device" to keep the frames on the training device; "auto": there, if that is a GPU whose
+            free memory is twice what they need.
         seed: of the sampler; drawn from NumPy's global generator (which SB3 seeds) if left out.
 
     Raises:
@@ -149,7 +152,7 @@ class FrameReplayBuffer(ReplayBuffer):
         optimize_memory_usage: bool = False,
         handle_timeout_termination: bool = True,
         frame_stack: int | None = None,
-        storage: Literal["host", "device"] = "host",
+        storage: Literal["auto", "host", "device"] = "host",
         seed: int | None = None,
     ) -> None:
         BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs=n_envs)
@@ -159,8 +162,8 @@ class FrameReplayBuffer(ReplayBuffer):
             or len(observation_space.shape) != 3
         ):
             raise ConfigError(f"FrameReplayBuffer stores uint8 images (C, H, W), not {observation_space}.")
-        if storage not in ("host", "device"):
-            raise ConfigError(f"storage must be 'host' or 'device', got {storage!r}.")
+        if storage not in ("auto", "host", "device"):
+            raise ConfigError(f"storage must be 'auto', 'host' or 'device', got {storage!r}.")
         channels, height, width = observation_space.shape
         self.frame_stack = frame_stack or (channels // 3 if channels % 3 == 0 else channels)
         if channels % self.frame_stack:
@@ -170,13 +173,16 @@ class FrameReplayBuffer(ReplayBuffer):
         # Every frame is stored once whatever SB3 asks for, and its option would lose the time limits.
         self.optimize_memory_usage = False
         self.handle_timeout_termination = handle_timeout_termination
-        self.storage = storage
         self.buffer_size = max(-(-buffer_size // n_envs), 1)  # steps, as SB3 counts
         self._frame_shape = (channels // self.frame_stack, height, width)
         self._ring = self.buffer_size + max(self.buffer_size // _SLACK, 4 * self.frame_stack)
         shape = (n_envs, self._ring, *self._frame_shape)
+        needed = self.bytes_needed(self.buffer_size, n_envs, self._frame_shape, self.frame_stack, self.action_dim)
+        if storage == "auto":
+            storage = "device" if has_room_for(needed, self.device) else "host"
+        self.storage = storage
         require_bytes(
-            self.bytes_needed(self.buffer_size, n_envs, self._frame_shape, self.frame_stack, self.action_dim),
+            needed,
             self.buffer_size * n_envs,
             self._frame_shape,
             self.device if storage == "device" else torch.device("cpu"),
@@ -238,10 +244,11 @@ class FrameReplayBuffer(ReplayBuffer):
             self.stacks[env, slot] = np.array([before, after]) % self._ring
             self.oldest_frame[env, slot] = min(*before, *after)
             self.actions[env, slot] = action[env]
-            self.rewards[env, slot] = reward[env]
+            finite = bool(np.isfinite(reward[env]))
+            self.rewards[env, slot] = reward[env] if finite else 0.0
             timeout = self.handle_timeout_termination and info.get("TimeLimit.truncated", False)
             self.dones[env, slot] = bool(done[env]) and not timeout
-            self.valid[env, slot] = "fault" not in info
+            self.valid[env, slot] = finite and "fault" not in info
             self._head[env] += 1
         self.pos = int(self._head[0] % self.buffer_size)
         self.full = bool(self._head[0] >= self.buffer_size)
@@ -346,14 +353,50 @@ class FrameReplayBuffer(ReplayBuffer):
     def _tensor(self, array: NDArray[Any]) -> Tensor:
         return sent(torch.from_numpy(np.ascontiguousarray(array)), self.device)
 
-    def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        del state["frames"], state["digests"]
+    def state_dict(self) -> dict[str, Any]:
+        """What is stored, and the sampler's generator: arrays, numbers and lists."""
         rows = int(min(self._written.max(), self._ring))
         steps = int(min(self._head.max(), self.buffer_size))
-        for name in ("actions", "rewards", "dones", "valid", "stacks", "oldest_frame"):
-            state[name] = state[name][:, :steps]
-        return {**state, "frames_used": self.frames.used(rows)}
+        return {
+            **{name: getattr(self, name)[:, :steps] for name in _STEPS},
+            **{name: getattr(self, name) for name in _PLACES},
+            "frames": self.frames.used(rows),
+            "rng": self.rng,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from what `state_dict` returned. Steps whose reward is not finite are never sampled again.
+
+        Raises:
+            ValueError: the state is of a buffer of another shape.
+        """
+        for name in _STEPS:
+            stored, own = state[name], getattr(self, name)
+            if stored.shape[0] != self.n_envs or stored.shape[1] > own.shape[1] or stored.shape[2:] != own.shape[2:]:
+                raise ValueError(f"replay {name} has the shape {stored.shape}, this agent's {own.shape}")
+            own[:] = 0
+            own[:, : stored.shape[1]] = stored
+        used = state["frames"]
+        if used.shape[2:] != self._frame_shape or used.shape[1] > self._ring or used.dtype != np.uint8:
+            raise ValueError(f"frames of the shape {used.shape[2:]}, this agent's are {self._frame_shape}")
+        for name in _PLACES:
+            setattr(self, name, state[name])
+        self.rng = state["rng"]
+        self._fill(used)
+
+    def _fill(self, used: NDArray[np.uint8]) -> None:
+        """Put frames back, and work out what follows from the rest."""
+        self.frames.restore(used)
+        self.digests = np.zeros((self.n_envs, self._ring), np.int64)
+        self.digests[:, : used.shape[1]] = [[digest(frame) for frame in each] for each in used]
+        bad = ~np.isfinite(self.rewards)
+        self.rewards[bad], self.valid[bad] = 0.0, False
+
+    def __getstate__(self) -> dict[str, Any]:
+        stored = self.state_dict()
+        stored["frames_used"] = stored.pop("frames")
+        state = {name: value for name, value in self.__dict__.items() if name not in ("frames", "digests")}
+        return state | stored
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         used = state.pop("frames_used")
@@ -363,11 +406,9 @@ class FrameReplayBuffer(ReplayBuffer):
         self.frames = (DeviceFrames if self.storage == "device" else Frames)(
             (self.n_envs, self._ring, *self._frame_shape), self.device
         )
-        self.frames.restore(used)
-        self.digests = np.zeros((self.n_envs, self._ring), np.int64)
-        self.digests[:, : used.shape[1]] = [[digest(frame) for frame in each] for each in used]
-        for name in ("actions", "rewards", "dones", "valid", "stacks", "oldest_frame"):
+        for name in _STEPS:
             stored = state[name]
             full = np.zeros((self.n_envs, self.buffer_size, *stored.shape[2:]), stored.dtype)
             full[:, : stored.shape[1]] = stored
             setattr(self, name, full)
+        self._fill(used)

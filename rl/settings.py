@@ -115,6 +115,7 @@ class AgentTable(Table):
         json_schema_extra={"allowed": "(low, high) with low < high"},
     )
     channels_last: bool = Field(True, description="memory layout of the convolutions")
+    compile: bool = Field(False, description="compile the networks of the update (torch.compile); for GPUs")
     chunk: int = Field(64, ge=0, description="rows that go through the encoder at once on the CPU (0: all)")
 
     @model_validator(mode="before")

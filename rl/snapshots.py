@@ -1,23 +1,25 @@
 """Everything a bit-exact continuation needs, in one folder that appears whole or not at all.
 
-agent.zip (networks and optimizers, SB3's format), replay.pkl, state.pkl (generators, environments with their physics,
-frame stacks, observations, counters) and manifest.json (their sizes).
+agent.zip (networks and optimizers, SB3's format), replay and state (generators, environments with their physics, frame
+stacks, observations, counters) as .json and .npz each, and manifest.json (their sizes). No code in any of them is run.
 """
 
 import json
-import pickle
+import re
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.vec_env import VecEnv, VecTransposeImage
 
 from dipole.core.contrast.objective import Composite, Objective
 from dipole.core.ground.errors import CheckpointError, DipoleError
 from dipole.core.ground.files import replacing, why
 from dipole.core.ground.seeding import rng_state, set_rng_state
+from dipole.rl import description, plain_state
 from dipole.rl.agent import ContrastiveSAC
 from dipole.rl.envs.running.workers import WorkerVecEnv
 from dipole.rl.names import lazy
@@ -26,7 +28,9 @@ from dipole.rl.names import lazy
 __getattr__ = lazy(__name__, {"CheckpointCallback": "dipole.rl.callbacks.checkpointing"})
 
 KEEP = 2
-_PARTS = ("agent.zip", "replay.pkl", "state.pkl")
+_FORMAT = 2  # 1 held pickles
+_PARTS = ("agent.zip", *plain_state.files("replay"), *plain_state.files("state"))
+_NAME = re.compile(r"agent-\d{9,}")
 _COUNTERS = (
     "num_timesteps", "_episode_num", "_n_updates", "environment_steps", "faults", "ep_info_buffer", "ep_success_buffer",
     "_last_episode_starts", "_current_progress_remaining", "_total_timesteps",
@@ -39,18 +43,18 @@ def save(agent: ContrastiveSAC, folder: str | Path) -> Path:
     Call it between rollouts (`CheckpointCallback` does): inside `on_step` SB3 has not stored the transition yet.
 
     Raises:
-        CheckpointError: the disk refused; a folder that was there before is untouched.
+        CheckpointError: the disk refused, or an environment's `get_state` returns what only code could make again; a
+            folder that was there before is untouched.
     """
     folder = Path(folder)
     try:
         with replacing(folder) as temporary:
             temporary.mkdir()
             agent.save(temporary / "agent.zip")
-            agent.save_replay_buffer(temporary / "replay.pkl")
-            with open(temporary / "state.pkl", "wb") as file:
-                pickle.dump(_state(agent), file, protocol=pickle.HIGHEST_PROTOCOL)
+            plain_state.write(temporary, "replay", agent.replay_buffer.state_dict())
+            plain_state.write(temporary, "state", _state(agent))
             sizes = {name: (temporary / name).stat().st_size for name in _PARTS}
-            (temporary / "manifest.json").write_text(json.dumps({"format": 1, "bytes": sizes}))
+            (temporary / "manifest.json").write_text(json.dumps({"format": _FORMAT, "bytes": sizes}))
     except OSError as error:
         raise CheckpointError(f"cannot save the checkpoint {folder}: {why(error)}") from error
     return folder
@@ -62,6 +66,7 @@ def resume(
     device: str = "auto",
     cls: type[ContrastiveSAC] = ContrastiveSAC,
     objective: Objective | Composite | None = None,
+    **given: Any,
 ) -> ContrastiveSAC:
     """Return an agent that continues as if it had never stopped: `agent.learn(rest, reset_num_timesteps=False)`.
 
@@ -72,18 +77,16 @@ def resume(
         device: where to continue.
         cls: the agent's class.
         objective: of an agent whose terms are not registered, as `ContrastiveSAC.load` takes it.
+        given: keywords of the agent that no file can hold: a function as augmentation or learning_rate, action_noise,
+            replay_buffer_class and its keywords, tensorboard_log.
 
     Raises:
-        CheckpointError: the folder is missing, incomplete or unreadable.
+        CheckpointError: the folder is missing, incomplete or unreadable, or of an earlier version, which wrote pickles.
+        ConfigError: a keyword is needed that was not given.
     """
     folder = Path(folder)
     check(folder)
-    try:
-        agent = cls.load(folder / "agent.zip", env=env, device=device, objective=objective)
-    except DipoleError:
-        raise
-    except (OSError, ValueError, KeyError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise CheckpointError(f"the checkpoint {folder} cannot be read: {error}") from error
+    agent: ContrastiveSAC = description.open_agent(folder / "agent.zip", cls, env, device, objective, **given)
     restore(agent, folder)
     return agent
 
@@ -92,19 +95,25 @@ def restore(agent: ContrastiveSAC, folder: str | Path) -> None:
     """Put a checkpoint back into an agent of the same settings, in place."""
     folder = Path(folder)
     check(folder)
+    with _readable(folder):
+        description.load_weights(agent, folder / "agent.zip")
+        agent.replay_buffer.load_state_dict(plain_state.read(folder, "replay"))
+        _take(agent, plain_state.read(folder, "state"))
+
+
+@contextmanager
+def _readable(folder: Path) -> Iterator[None]:
     try:
-        _, parameters, variables = load_from_zip_file(folder / "agent.zip", load_data=False, device=agent.device)
-        agent.set_parameters(parameters, exact_match=True, device=agent.device)
-        assert variables is not None
-        assert agent.log_ent_coef is not None
-        agent.log_ent_coef.data = variables["log_ent_coef"].data
-        agent.load_replay_buffer(folder / "replay.pkl")
-        with open(folder / "state.pkl", "rb") as file:
-            state = pickle.load(file)
-    except (OSError, ValueError, KeyError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise CheckpointError(f"the checkpoint {folder} cannot be read: {error}") from error
-    for name, value in state["counters"].items():
-        setattr(agent, name, value)
+        yield
+    except DipoleError:
+        raise
+    except Exception as error:  # a file of our own form with anything at all in it
+        raise CheckpointError(f"the checkpoint {folder} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _take(agent: ContrastiveSAC, state: dict[str, Any]) -> None:
+    for name in _COUNTERS:
+        setattr(agent, name, state["counters"][name])
     agent._last_obs, agent._last_original_obs = state["last_obs"], state["last_original_obs"]
     agent.action_space.np_random.bit_generator.state = state["action_space"]
     if agent.env is not None:
@@ -115,17 +124,37 @@ def restore(agent: ContrastiveSAC, folder: str | Path) -> None:
 def check(folder: Path) -> None:
     """Raise CheckpointError unless every part is there at its full size."""
     try:
-        sizes = json.loads((folder / "manifest.json").read_text())["bytes"]
-    except (OSError, ValueError, KeyError) as error:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        known, sizes = manifest["format"], dict(manifest["bytes"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(
             f"{folder} is no checkpoint of an agent: its manifest.json is missing or damaged."
         ) from error
-    for name, size in sizes.items():
+    if known != _FORMAT:
+        raise CheckpointError(
+            f"the checkpoint {folder} is of another version of dipole. Those of earlier versions hold pickles, which "
+            "may run any code when they are read, so they are not. Finish the run with the version that began it, or "
+            "begin again (dipole train --resume never)."
+        )
+    for name in _PARTS:
+        size = sizes.get(name)
         found = (folder / name).stat().st_size if (folder / name).is_file() else 0
         if found != size:
             raise CheckpointError(
                 f"the checkpoint {folder} is incomplete: {name} has {found} of {size} bytes. Use another one."
             )
+
+
+def named(folder: Path, name: Any) -> Path:
+    """The checkpoint of a name in a folder, and nothing outside it.
+
+    Raises:
+        CheckpointError: for anything else than the name of a checkpoint, or one that leads elsewhere.
+    """
+    path = folder / str(name)
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or path.is_symlink():
+        raise CheckpointError(f"{name!r} is no checkpoint of an agent in {folder}: its name is agent-<agent steps>.")
+    return path
 
 
 def _state(agent: ContrastiveSAC) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`dipole data`: arguments only; nothing heavy is imported before it runs."""
+"""`dipole data wiki3029`: arguments only; nothing heavy is imported before it runs."""
 
 import argparse
 from collections.abc import Callable
@@ -7,9 +7,8 @@ from pathlib import Path
 Runner = Callable[[argparse.Namespace], int]
 
 
-def data(parser: argparse.ArgumentParser) -> Runner:
-    """Build a corpus that a paper describes and nobody ships."""
-    parser.add_argument("corpus", choices=("wiki3029",), help="wiki3029: articles as classes (Arora et al., Sec. 8)")
+def wiki3029(parser: argparse.ArgumentParser) -> Runner:
+    """Articles as classes, as Arora et al. describe them (Sec. 8)."""
     parser.add_argument(
         "source", type=Path, metavar="SOURCE",
         help="a MediaWiki dump (.xml, .xml.bz2, .xml.gz), a file of articles (.jsonl, .jsonl.gz, .parquet), or a "
@@ -28,10 +27,10 @@ def data(parser: argparse.ArgumentParser) -> Runner:
         "--lines", action="store_true", help="a line of a text file is a sentence; default: text to be cut into them"
     )
     parser.add_argument("--encoding", default="utf-8", help="of text files (default: utf-8)")
-    return _data
+    return _wiki3029
 
 
-def _data(arguments: argparse.Namespace) -> int:
+def _wiki3029(arguments: argparse.Namespace) -> int:
     from dipole.text.wiki3029 import build
 
     built = build(

@@ -8,4 +8,5 @@ TEXT = Domain(
     adapter="dipole.text.adapter:TextAdapter",
     extra="text",
     exported="dipole.text.exported:open_folder",
+    data="dipole.text.published:SETS",
 )

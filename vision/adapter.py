@@ -23,7 +23,7 @@ from dipole.core.train.config import Settings
 from dipole.vision.augment import AugmentConfig, apply, centre, draw
 from dipole.vision.compatibility import example, explain
 from dipole.vision.config import VisionConfig
-from dipole.vision.crops import Crops
+from dipole.vision.crops import Crops, random_views
 from dipole.vision.data import DataConfig, Parts, expected, load
 from dipole.vision.decoding import Encoded
 from dipole.vision.embed import ImageEmbedder
@@ -34,7 +34,7 @@ from dipole.vision.image_set import ImageSet
 from dipole.vision.kept import HUB, Kept, KnownImages, keep, read
 from dipole.vision.online import OnlineProbe
 from dipole.vision.pictures import draw_query, neighbourhood, sharpness
-from dipole.vision.probes import ProbeConfig, probe
+from dipole.vision.probes import ProbeConfig, check_labels, probe
 
 if TYPE_CHECKING:
     from dipole.core.train.loop import Run
@@ -65,6 +65,7 @@ class VisionAdapter(Adapter):
         if self.kept is None:
             images = self.parts.pretrain
             self.steps_per_epoch = len(self._order) // self.batch_size
+            check_labels(config.probe, self.parts.train, self.parts.test)
         else:
             self._kept = read(self.kept)
             config, images = self._kept.config(config), self._kept.images.stand_in()
@@ -138,14 +139,9 @@ class VisionAdapter(Adapter):
             labels = None  # the unlabelled would look like one more class
         for step in range(start, self.steps_per_epoch):
             index = order[step * self.batch_size : (step + 1) * self.batch_size]
-            # Parameters are drawn for the whole batch, so that any number of ranks sees the same views.
             generator = self.seed.torch("augment", epoch, step)
-            pixels = sent(images.images[index[mine]], self.device)
-            height, width = images.images.shape[-2:]
-            views = [
-                apply(recipe, pixels, draw(recipe, len(index), height, width, generator)[mine])
-                for recipe in self.config.framework.augmentations(self.config)
-            ]
+            recipes = self.config.framework.augmentations(self.config)
+            views = random_views(images.images, index, recipes, generator, self.device, mine)
             if self._layout is not None:
                 views = [view.contiguous(memory_format=self._layout) for view in views]
             seed = self.seed.stream("augment", "negatives", epoch, step)

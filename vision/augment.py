@@ -7,7 +7,7 @@ parameters.
 """
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias
 
 import torch
@@ -150,8 +150,32 @@ class Parameters:
         return Parameters(box=box, **dict(zip(names, (each[:, 0] for each in columns), strict=True)), order=self.order)
 
 
+@dataclass(frozen=True)
+class Chances:
+    """What decides the crop of each of n images, whatever its size.
+
+    area, log_ratio (n, attempts): shares of the image's area and logarithms of width / height, in the order in which
+    they are tried. place (2, n): of the box that fits, from 0 (top, left) to 1.
+    """
+
+    area: Tensor
+    log_ratio: Tensor
+    place: Tensor
+
+    def __getitem__(self, index: slice) -> "Chances":
+        return Chances(self.area[index], self.log_ratio[index], self.place[:, index])
+
+
 def draw(config: AugmentConfig, n: int, height: int, width: int, generator: torch.Generator) -> Parameters:
     """Sample the parameters of n images of height x width pixels."""
+    parameters, chances = draw_cropped(config, n, generator)
+    return replace(parameters, box=boxes(config, chances, height, width))
+
+
+def draw_cropped(
+    config: AugmentConfig, n: int, generator: torch.Generator, size: int = 0
+) -> tuple[Parameters, Chances]:
+    """Sample the parameters of n images of any sizes: what decides their crops, and what happens to crops of `size`."""
 
     def uniform(low: float, high: float) -> Tensor:
         return torch.empty(n).uniform_(low, high, generator=generator)
@@ -164,8 +188,9 @@ def draw(config: AugmentConfig, n: int, height: int, width: int, generator: torc
         1 + jittered * (uniform(max(0.0, 1 - strength), 1 + strength) - 1)
         for strength in (config.brightness, config.contrast, config.saturation)
     ]
+    chances = draw_chances(config, n, generator)
     return Parameters(
-        box=draw_boxes(config, n, height, width, generator),
+        box=torch.tensor([0.0, 0.0, size, size]).expand(n, 4),
         flip=event(config.flip),
         brightness=factors[0],
         contrast=factors[1],
@@ -176,20 +201,29 @@ def draw(config: AugmentConfig, n: int, height: int, width: int, generator: torc
         order=tuple(torch.randperm(4, generator=generator).tolist()),
         # Last, and only where it is asked for: what else is drawn stays what it was before there was such a thing.
         solarize=event(config.solarize) if config.solarize else torch.zeros(n),
-    )
+    ), chances
+
+
+def draw_chances(config: AugmentConfig, n: int, generator: torch.Generator) -> Chances:
+    """Sample what decides n crops: area uniform in `crop_scale`, log aspect uniform in `crop_ratio`, ten attempts."""
+    area = torch.empty(n, CROP_ATTEMPTS).uniform_(*config.crop_scale, generator=generator)
+    log_ratio = torch.empty(n, CROP_ATTEMPTS).uniform_(*map(math.log, config.crop_ratio), generator=generator)
+    return Chances(area, log_ratio, torch.rand(2, n, generator=generator))
 
 
 def draw_boxes(config: AugmentConfig, n: int, height: int, width: int, generator: torch.Generator) -> Tensor:
-    """Sample n crop boxes (n, 4): area uniform in `crop_scale`, log aspect uniform in `crop_ratio`, whole pixels.
+    """Sample n crop boxes (n, 4) of images of height x width pixels."""
+    return boxes(config, draw_chances(config, n, generator), height, width)
 
-    The first of ten attempts that fits is taken; where none fits, the largest centred box within the ratios.
+
+def boxes(config: AugmentConfig, chances: Chances, height: int, width: int) -> Tensor:
+    """Crop boxes (n, 4) in whole pixels: top, left, height, width.
+
+    The first attempt that fits is taken; where none fits, the largest centred box within the ratios.
     """
-    low, high = config.crop_scale
-    area = torch.empty(n, CROP_ATTEMPTS).uniform_(low, high, generator=generator) * (height * width)
-    log_ratio = torch.empty(n, CROP_ATTEMPTS).uniform_(*map(math.log, config.crop_ratio), generator=generator)
-    place = torch.rand(2, n, generator=generator)
-    w = (area * log_ratio.exp()).sqrt().round()
-    h = (area / log_ratio.exp()).sqrt().round()
+    area, ratio, place = chances.area * (height * width), chances.log_ratio.exp(), chances.place
+    w = (area * ratio).sqrt().round()
+    h = (area / ratio).sqrt().round()
     fits = (w > 0) & (w <= width) & (h > 0) & (h <= height)
     first = fits.float().argmax(1, keepdim=True)  # of equal values the first
     fallback_h, fallback_w = whole_box(height, width, config.crop_ratio)

@@ -1,4 +1,4 @@
-"""Random crops on which a linear probe is trained, and what a frozen network makes of them."""
+"""Random views of numbered images, and the features of such views on which a linear probe is trained."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -7,9 +7,51 @@ import torch
 from torch import Tensor
 
 from dipole.core.ground.seeding import Seeds
-from dipole.core.ground.transfer import prefetched
-from dipole.vision.augment import AugmentConfig, apply, draw
-from dipole.vision.decoding import Encoded
+from dipole.core.ground.transfer import prefetched, sent
+from dipole.vision.augment import AugmentConfig, apply, boxes, draw, draw_cropped
+from dipole.vision.decoding import Box, Encoded
+
+EVERY = slice(None)
+
+
+def random_views(
+    images: Tensor | Encoded,
+    index: Tensor,
+    recipes: Sequence[AugmentConfig],
+    generator: torch.Generator,
+    device: torch.device,
+    mine: slice = EVERY,
+) -> list[Tensor]:
+    """A view of each image for each recipe, (b, C, size, size) in [0, 1].
+
+    Parameters are drawn for the whole batch, so that any number of ranks sees the same views. Images in memory are
+    cropped as they are there; of those that stay encoded each crop is cut from the image as it is stored.
+
+    Args:
+        images: (n, C, H, W). index: of the images of a batch over all ranks. mine: which of these are made.
+    """
+    if isinstance(images, Tensor):
+        pixels = sent(images[index[mine]], device)
+        height, width = images.shape[-2:]
+        return [apply(each, pixels, draw(each, len(index), height, width, generator)[mine]) for each in recipes]
+    sizes = [each.size or images.size for each in recipes]
+    drawn = [draw_cropped(each, len(index), generator, size) for each, size in zip(recipes, sizes, strict=True)]
+    chances = [each[mine] for _, each in drawn]
+
+    def place(number: int, height: int, width: int) -> list[Box]:
+        own = slice(number, number + 1)
+        return [_box(boxes(each, some[own], height, width)) for each, some in zip(recipes, chances, strict=True)]
+
+    cut = images.crops(index[mine], place, sizes)
+    return [
+        apply(each, sent(pixels, device), parameters[mine])
+        for each, pixels, (parameters, _) in zip(recipes, cut, drawn, strict=True)
+    ]
+
+
+def _box(box: Tensor) -> Box:
+    top, left, height, width = map(int, box[0].tolist())
+    return left, top, left + width, top + height
 
 
 @dataclass(frozen=True)
@@ -35,8 +77,6 @@ class Crops:
             yield features
 
     def _views(self, epoch: int, batches: Sequence[Tensor]) -> Iterator[Tensor]:
-        height, width = self.images.shape[-2:]
         for place, index in enumerate(batches):
             generator = self.seed.torch("probe", "crops", epoch, place)
-            parameters = draw(self.augment, len(index), height, width, generator)
-            yield apply(self.augment, self.images[index].to(self.device), parameters)
+            yield from random_views(self.images, index, [self.augment], generator, self.device)

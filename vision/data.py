@@ -12,8 +12,19 @@ from dipole.core.ground.errors import DataError
 from dipole.core.ground.seeding import Seeds
 from dipole.core.train.config import Settings
 from dipole.vision.class_lists import read_classes
+from dipole.vision.decoding import Encoded
 from dipole.vision.image_set import ImageSet
-from dipole.vision.sources import Decoding, Known, Source, described, known, open_source
+from dipole.vision.sources import (
+    HELD_OUT,
+    SHARDS,
+    Decoding,
+    Known,
+    Source,
+    Streaming,
+    described,
+    known,
+    open_source,
+)
 
 IMBALANCE_BINS = 10
 
@@ -25,7 +36,9 @@ class DataConfig(Settings):
     test: str | None = Field(None, description="where the test part lies, if not in the source itself")
     train_split: str = Field("train", description="the source's split for training and probing")
     test_split: str = Field(
-        "test", description="the source's split for testing; absent: a seeded share of the training split"
+        "test",
+        description="the source's split for testing; without 'test' its val, validation, valid or dev; absent: a "
+        "seeded share of the training split",
     )
     pretrain: str | None = Field(
         None, description="where the images for pretraining lie, if not in the source; for example WebVision v1"
@@ -51,6 +64,17 @@ class DataConfig(Settings):
     size: int | None = Field(
         None, ge=4, description="short side after decoding, then a centred square; default: as stored"
     )
+    streaming: bool = Field(
+        False,
+        description="read a data set of the library `datasets` one image after another, without a copy of it; "
+        "of `pretrain` where that is given, else of `source`",
+    )
+    length: int | None = Field(
+        None, ge=2, description="images of a stream: its first so many, without counting or labels; default: all"
+    )
+    buffer: int = Field(
+        4096, ge=1, description="of a stream: images among which the order is drawn anew, shard after shard"
+    )
     memory: float = Field(4.0, gt=0, description="GB of decoded images; a larger set is decoded batch by batch")
     on_corrupt: Literal["refuse", "skip"] = Field("refuse", description="what to do with a file that cannot be decoded")
 
@@ -61,7 +85,19 @@ class DataConfig(Settings):
                 "only_labelled pretrains on the images that labelled_per_class leaves: set that, and neither pretrain "
                 "nor pretrain_split"
             )
+        streams = self.streaming or (self.pretrain or self.source).startswith(SHARDS)
+        given = [name for name in ("length", "buffer") if getattr(self, name) != type(self).model_fields[name].default]
+        if given and not streams:
+            raise ValueError(
+                f"{' and '.join(given)}: no effect without a stream; set streaming = true, or name shards as "
+                f"{SHARDS}PATTERN"
+            )
         return self
+
+    def decoding(self, streamed: bool) -> Decoding:
+        """How images are read; streamed: where the stream lies that the settings are of."""
+        stream = Streaming(self.streaming, self.length, self.buffer) if streamed else Streaming()
+        return Decoding(self.size, self.on_corrupt, self.memory * 1e9, stream)
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,11 +162,11 @@ def load(config: DataConfig, seed: Seeds, validation: float = 0.0) -> Parts:
         is taken from the training images before all else, so that nothing is trained on it.
     """
     wanted = None if config.classes is None else read_classes(config.classes)
-    decoding = Decoding(config.size, config.on_corrupt, config.memory * 1e9)
+    decoding = config.decoding(streamed=config.pretrain is None)
     source = open_source(config.source, decoding, wanted)
-    test = None if validation else _own_test(config, decoding, source, wanted)
+    test = None if validation else _own_test(config, source, wanted)
     train = source.read(config.train_split)
-    if test is None and config.test is None and config.test_split not in source.splits:
+    if test is None and config.test is None and _held_out(config, source) is None:
         train, test = _cut(train, config.train_share, seed.torch("data", "split"))
     if validation:
         train, test = _cut(train, 1 - validation, seed.torch("data", "validation"))
@@ -145,10 +181,10 @@ def load(config: DataConfig, seed: Seeds, validation: float = 0.0) -> Parts:
             f"the training and test parts have different classes: {_difference(train.class_names, test.class_names)}."
         )
     if config.limit is not None and config.limit < len(train):
-        train = train.take(torch.randperm(len(train), generator=seed.torch("data", "limit"))[: config.limit])
+        train = _part(train, torch.randperm(len(train), generator=seed.torch("data", "limit"))[: config.limit])
     if validation and config.pretrain is None and config.pretrain_split == config.train_split:
         config = config.model_copy(update={"pretrain_split": None})
-    pretrain = _pretrain(config, decoding, source, train)
+    pretrain = _pretrain(config, source, train)
     if config.labelled_per_class is not None:
         train = few_of_each(train, config.labelled_per_class, seed.torch("data", "labelled"))
         pretrain = train if config.only_labelled else pretrain
@@ -157,14 +193,21 @@ def load(config: DataConfig, seed: Seeds, validation: float = 0.0) -> Parts:
     return Parts(pretrain, train, test)
 
 
-def _own_test(
-    config: DataConfig, decoding: Decoding, source: Source, wanted: tuple[str, ...] | None
-) -> ImageSet | None:
+def _own_test(config: DataConfig, source: Source, wanted: tuple[str, ...] | None) -> ImageSet | None:
     """The test images where they lie apart from the training images."""
     if config.test is not None:
-        other = open_source(config.test, decoding, wanted)
-        return other.read(other.splits[0] if len(other.splits) == 1 else config.test_split)
-    return source.read(config.test_split) if config.test_split in source.splits else None
+        other = open_source(config.test, config.decoding(streamed=False), wanted)
+        return other.read(other.splits[0] if len(other.splits) == 1 else _held_out(config, other) or config.test_split)
+    split = _held_out(config, source)
+    return None if split is None else source.read(split)
+
+
+def _held_out(config: DataConfig, source: Source) -> str | None:
+    """The split to test on: the one that is named, or what stands for 'test' in a source that has none."""
+    if config.test_split in source.splits:
+        return config.test_split
+    names = HELD_OUT if config.test_split == HELD_OUT[0] else ()
+    return next((name for name in names if name in source.splits and name != config.train_split), None)
 
 
 def _cut(images: ImageSet, share: float, generator: torch.Generator) -> tuple[ImageSet, ImageSet]:
@@ -172,14 +215,20 @@ def _cut(images: ImageSet, share: float, generator: torch.Generator) -> tuple[Im
     cut = round(share * len(images))
     if not 0 < cut < len(images):
         raise DataError(f"{images.name} has {len(images)} images, too few to hold some back for testing.")
-    return images.take(order[:cut]), images.take(order[cut:])
+    return _part(images, order[:cut]), _part(images, order[cut:])
 
 
-def _pretrain(config: DataConfig, decoding: Decoding, source: Source, train: ImageSet) -> ImageSet:
+def _part(images: ImageSet, index: torch.Tensor) -> ImageSet:
+    """The images of an index; those of a stream in its order, as they cannot well be read in another."""
+    streamed = isinstance(images.images, Encoded) and images.images.stream is not None
+    return images.take(index.sort().values if streamed else index)
+
+
+def _pretrain(config: DataConfig, source: Source, train: ImageSet) -> ImageSet:
     if config.pretrain is None:
         return train if config.pretrain_split is None else source.read(config.pretrain_split)
     wanted = None if config.pretrain_classes is None else read_classes(config.pretrain_classes)
-    other = open_source(config.pretrain, decoding, wanted)
+    other = open_source(config.pretrain, config.decoding(streamed=True), wanted)
     split = config.pretrain_split or config.train_split
     pretrain = other.read(other.splits[0] if len(other.splits) == 1 else split)
     if pretrain.images.shape[1:] != train.images.shape[1:]:

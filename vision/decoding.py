@@ -1,14 +1,15 @@
-"""Images that stay encoded and are decoded in parallel when they are needed: sets larger than memory."""
+"""Images that stay encoded and are decoded in parallel when they are needed: sets larger than memory, and streams."""
 
 import hashlib
 import io
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -20,14 +21,13 @@ from dipole.core.ground.transfer import prefetched as prefetched  # earlier vers
 
 OnCorrupt = Literal["refuse", "skip"]
 PROBED = 1000  # images whose bytes enter the fingerprint
+T = TypeVar("T")
+Box = tuple[int, int, int, int]  # left, upper, right, lower, as Pillow has them
 
 
 def decode(data: bytes, size: int | None) -> np.ndarray:
     """Decode one image to uint8 (H, W, 3): short side to `size` and the centred square, or as it is without a size."""
-    with Image.open(io.BytesIO(data)) as image:
-        if size is not None:
-            image.draft("RGB", (size, size))  # JPEG: decode at a fraction of the resolution where that suffices
-        picture = image.convert("RGB")
+    picture = opened(data, size)
     if size is not None and picture.size != (size, size):
         width, height = picture.size
         side = min(width, height)
@@ -36,12 +36,44 @@ def decode(data: bytes, size: int | None) -> np.ndarray:
     return np.asarray(picture)
 
 
-def attempt(data: Callable[[], bytes], size: int | None) -> np.ndarray | str:
-    """The decoded image, or why there is none."""
+def opened(data: bytes, size: int | None = None) -> Image.Image:
+    """An image in RGB, 8 bits a channel; a JPEG may come at a fraction of its resolution where `size` pixels do."""
+    with Image.open(io.BytesIO(data)) as image:
+        if size is not None:
+            image.draft("RGB", (size, size))
+        return eight_bits(image).convert("RGB")
+
+
+def eight_bits(image: Image.Image) -> Image.Image:
+    """A grey image of 16 bits, or of numbers in [0, 1], in the 256 levels that others have; others as they are.
+
+    Pillow's own conversion cuts such values off at 255. ValueError where nothing says which value is white.
+    """
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        values = np.asarray(image).astype(np.float64) / 65535
+    elif image.mode == "I":
+        raise ValueError("32-bit whole numbers do not say which value is white; save it with 8 or 16 bits a channel")
+    elif image.mode == "F":
+        values = np.asarray(image).astype(np.float64)
+        if not (values.min() >= 0 and values.max() <= 1):
+            raise ValueError(
+                f"its numbers go from {values.min():g} to {values.max():g}, and floating-point pixels lie in [0, 1]; "
+                "scale them, or save it with 8 or 16 bits a channel"
+            )
+    else:
+        return image
+    return Image.fromarray(np.round(values.clip(0, 1) * 255).astype(np.uint8))
+
+
+def attempt(data: Callable[[], bytes], use: Callable[[bytes], T]) -> T | str:
+    """What is made of an image's bytes, or why nothing is."""
     try:
-        return decode(data(), size)
+        return use(data())
+    except DataError:
+        raise  # of the whole set, not of this image
     except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, EOFError, struct.error, ...
-        return str(error).partition(": <")[0] or type(error).__name__
+        # Where an object lies in memory says nothing, and is another place each time.
+        return re.sub(r"\s*:?\s*<[^>]* at 0x[^>]*>", "", str(error)) or type(error).__name__
 
 
 def describe(broken: Sequence[str], total: int) -> str:
@@ -51,11 +83,24 @@ def describe(broken: Sequence[str], total: int) -> str:
 
 
 @dataclass(frozen=True, eq=False)
+class Stream:
+    """How the images of a set follow one another where they are read in their order.
+
+    bounds: (shards + 1,) the first image of each shard, and their number. buffer: images among which the order is drawn
+    anew. forward: whether they can only be read one after another.
+    """
+
+    bounds: Tensor
+    buffer: int
+    forward: bool
+
+
+@dataclass(frozen=True, eq=False)
 class Encoded:
     """n images by name; `self[index]` decodes some of them in parallel to uint8 (k, 3, size, size).
 
     A file that cannot be decoded is refused when it is met, or named in `skipped` and replaced by the next one that can
-    be (of the same class, but at the border of two).
+    be (of the same class, but at the border of two). Random crops are cut from the images as they are stored (`crops`).
     """
 
     names: Sequence[str]
@@ -63,7 +108,8 @@ class Encoded:
     rows: Tensor  # (n,) which of `names` belong to this set
     size: int
     on_corrupt: OnCorrupt = "refuse"
-    skipped: list[str] = field(default_factory=list)
+    skipped: dict[int, str] = field(default_factory=dict)  # by place in `names`; all parts of a set share it
+    stream: Stream | None = None
 
     dtype = torch.uint8
     ndim = 4
@@ -80,20 +126,43 @@ class Encoded:
         return replace(self, rows=self.rows[index])
 
     def __getitem__(self, index: Tensor | slice) -> Tensor:
-        wanted = self.rows[index].tolist()
-        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-            images = list(pool.map(self._one, wanted))
-        return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
+        return _stacked(self._all(index, lambda _, data: decode(data, self.size)))
+
+    def crops(self, index: Tensor, boxes: Callable[[int, int, int], list[Box]], sizes: Sequence[int]) -> list[Tensor]:
+        """Cut views from images as they are stored, each uint8 (k, 3, s, s) for its s of `sizes`.
+
+        boxes: place in `index`, height and width of the image -> the box of each view. A box is cut out before it is
+        resized (bilinear, antialiased), so that nothing outside of it is read: Pillow's and torchvision's crop.
+        """
+
+        def cut(place: int, data: bytes) -> list[np.ndarray]:
+            picture = opened(data)
+            found = zip(boxes(place, picture.height, picture.width), sizes, strict=True)
+            return [
+                np.asarray(picture.crop(box).resize((size, size), Image.Resampling.BILINEAR)) for box, size in found
+            ]
+
+        views = self._all(index, cut)
+        return [_stacked([view[number] for view in views]) for number in range(len(sizes))]
 
     def split(self, size: int) -> Iterator[Tensor]:
         """Decoded parts of `size` images, one at a time."""
         for start in range(0, len(self), size):
             yield self[slice(start, start + size)]
 
-    def _one(self, row: int) -> np.ndarray:
+    def _all(self, index: Tensor | slice, use: Callable[[int, bytes], T]) -> list[T]:
+        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+            return list(pool.map(lambda each: self._one(each[1], partial(use, each[0])), self._wanted(index)))
+
+    def _wanted(self, index: Tensor | slice) -> list[tuple[int, int]]:
+        return list(enumerate(self.rows[index].tolist()))
+
+    def _one(self, row: int, use: Callable[[bytes], T]) -> T:
         for offset in range(len(self.names)):
             place = (row + offset) % len(self.names)
-            found = attempt(partial(self.read, place), self.size)
+            if place in self.skipped:
+                continue
+            found = attempt(partial(self.read, place), use)
             if not isinstance(found, str):
                 return found
             message = f"{self.names[place]} ({found})"
@@ -102,16 +171,26 @@ class Encoded:
                     f"{describe([message], len(self.names))}. Repair or remove it, "
                     "or set vision.data.on_corrupt = 'skip'."
                 )
-            if message not in self.skipped:
-                self.skipped.append(message)
+            if self.skipped.setdefault(place, message) is message:
                 warnings.warn(f"replaced an image file that cannot be decoded: {message}", stacklevel=2)
         raise DataError(f"none of {len(self.names)} image files can be decoded.")
 
+    def sample(self, count: int) -> Tensor:
+        """About so many images spread over the set, decoded; the first where images come one after another."""
+        if self.stream is not None and self.stream.forward:
+            return self[self.rows.argsort()[:count]]
+        return self[slice(None, None, max(1, len(self) // count))]
+
     def fingerprint(self) -> str:
-        """sha256 of the names and of the encoded bytes of 1,000 images spread over the set."""
+        """sha256 of the names and of the encoded bytes of 1,000 images spread over the set (`sample`)."""
         digest = hashlib.sha256(str(tuple(self.shape)).encode())
         rows = self.rows.tolist()
         digest.update("\n".join(os.path.basename(self.names[row]) for row in rows).encode())
-        for row in rows[:: max(1, len(rows) // PROBED)]:
+        forward = self.stream is not None and self.stream.forward
+        for row in sorted(rows)[:PROBED] if forward else rows[:: max(1, len(rows) // PROBED)]:
             digest.update(self.read(row))
         return digest.hexdigest()
+
+
+def _stacked(images: list[np.ndarray]) -> Tensor:
+    return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()

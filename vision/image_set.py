@@ -51,7 +51,7 @@ class ImageSet:
 
     def broken(self) -> tuple[str, ...]:
         """Files that could not be decoded so far."""
-        return (*self.skipped, *(self.images.skipped if isinstance(self.images, Encoded) else ()))
+        return (*self.skipped, *(self.images.skipped.values() if isinstance(self.images, Encoded) else ()))
 
     def counts(self) -> dict[str, int]:
         """Images per class, by name; 'unlabelled' for those without."""
@@ -66,8 +66,7 @@ class ImageSet:
         return self.class_names[label] if label < len(self.class_names) else str(label)
 
     def _sample(self) -> Tensor:
-        images = self.images
-        return images if isinstance(images, Tensor) else images[slice(None, None, max(1, len(images) // SAMPLE))]
+        return self.images if isinstance(self.images, Tensor) else self.images.sample(SAMPLE)
 
     @cached_property
     def statistics(self) -> tuple[list[float], list[float]]:

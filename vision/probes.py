@@ -22,6 +22,7 @@ from dipole.core.train.block_losses import BlockShape, block_losses
 from dipole.core.train.config import Settings
 from dipole.vision.augment import AugmentConfig, Probability, Range
 from dipole.vision.frameworks.base import MOST_VIEWS
+from dipole.vision.image_set import ImageSet
 from dipole.vision.online import OnlineConfig
 from dipole.vision.pictures import Projection
 
@@ -119,6 +120,30 @@ class ProbeConfig(Settings):
             self.solver, self.epochs, self.batch_size, self.learning_rate, self.weight_decay, self.schedule,
             self.milestones, self.decay,
         )  # fmt: skip
+
+
+def check_labels(config: ProbeConfig, train: ImageSet, test: ImageSet) -> None:
+    """DataError where the probes will find no labels or a single class: said before training, not after it."""
+    fitted = [name for name in config.probes if name != "kmeans"]
+    parts = {"training": train} if fitted else {}
+    parts |= {"test": test} if config.probes else {}
+    cure = (
+        "Give labelled images as vision.data.source, vision.data.test or another vision.data.test_split, and those to "
+        "pretrain on as vision.data.pretrain; or train without probes: --set 'vision.probe.probes=[]'."
+    )
+    for part, images in parts.items():
+        named = ", ".join(fitted if part == "training" else config.probes)
+        if images.labels is None or not bool((images.labels >= 0).any()):
+            raise DataError(
+                f"no image of the {part} part ({images.name}) has a label, as the probes {named} need. {cure}"
+            )
+    if fitted and train.labels is not None:
+        classes = train.labels[train.labels >= 0].unique()
+        if len(classes) < 2:
+            raise DataError(
+                f"all labelled images of the training part ({train.name}) are of one class, "
+                f"{train.class_name(int(classes[0]))}, and the probes {', '.join(fitted)} need two or more. {cure}"
+            )
 
 
 def probe(

@@ -32,7 +32,7 @@ def check_alike(views: Sequence[Tensor], name: str = "views") -> None:
     check_matrix(f"{name}[0]", views[0])
     for number, view in enumerate(views[1:], 1):
         check_matrix(f"{name}[{number}]", view, (f"{name}[0]", views[0]))
-        if len(view) != len(views[0]):
+        if view.shape[0] != views[0].shape[0]:
             raise PairsError(f"{name}[{number}] must have {len(views[0])} rows like {name}[0], got {len(view)}.")
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from dipole.core.contrast.similarity import lengths, normalize, unnormalized
 from dipole.core.contrast.statistics import AnyStatistic, Extreme, Statistic, as_tuple
 from dipole.core.contrast.tile import Side, Tile, mask_of
 
@@ -40,6 +41,8 @@ class _Plan:
         padded: -1 may stand among the excluded, or a column twice.
         first: columns before it take part in no row.
         symmetric: x is y, and exclusion is mutual.
+        unit: rows are normalised first.
+        full: every row has an entry that takes part.
     """
 
     statistics: tuple[tuple[Statistic, bool], ...]
@@ -47,6 +50,8 @@ class _Plan:
     padded: bool
     first: int
     symmetric: bool
+    unit: bool
+    full: bool
 
     def tile(self, s: Tensor, excluded: Tensor) -> Tile:
         """The matrix (A, C - first) as a tile."""
@@ -56,13 +61,29 @@ class _Plan:
             return Tile(rows, columns, s, mask_of(excluded - self.first, s.shape[1]), sides)
         return Tile(rows, columns, s, None, sides, excluded)
 
+    def again(self, tensors: Sequence[Tensor], exps: Sequence[float]) -> Tile:
+        """The same tile of what was saved of it: s, what is excluded, and the exponentials of some scales."""
+        s, excluded, listed, *formed = tensors
+        columns = slice(0, s.shape[1])
+        sides = (Side(slice(0, len(s)), 1),)
+        return Tile(sides[0].rows, columns, s, excluded, sides, listed, dict(zip(exps, formed, strict=True)))
+
 
 class _Whole(torch.autograd.Function):
     """Similarities of positives (A, K); then sums of statistics, places of extremes and shifts, (A,) each."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, positives: Tensor, excluded: Tensor, plan: _Plan) -> tuple[Tensor, ...]:
-        matrix = x @ y.T
+        raw = x, y
+        ones: tuple[Tensor, ...] = ()  # normalised rows and their lengths, of x and where it is another of y
+        if plan.unit:
+            of_x = lengths(x)
+            ones = (x / of_x, of_x)
+            if not plan.symmetric:
+                of_y = lengths(y)
+                ones += y / of_y, of_y
+            x, y = ones[0], ones[0 if plan.symmetric else 2]
+        matrix = x @ y.t()
         tile = plan.tile(matrix[:, plan.first :] if plan.first else matrix, excluded)
         sums, shifts = [], []
         for statistic, runs in plan.statistics:
@@ -72,9 +93,9 @@ class _Whole(torch.autograd.Function):
                 sums.append((part if part is e else tile.allowed(part, 0.0)).sum(1))
             if shift is not None:
                 shifts.append(shift)
-        ctx.plan, ctx.tile = plan, tile.emptied()
+        ctx.plan, ctx.exps, ctx.saved_ones = plan, tuple(tile.formed), len(ones)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, y, positives, excluded, *shifts, *tile.tensors())
+        ctx.save_for_backward(*raw, positives, excluded, *ones, *shifts, *tile.tensors())
         places = [_place(each, tile, plan.first) for each in plan.extremes]
         ctx.mark_non_differentiable(*places, *shifts)
         return matrix.gather(1, positives), *sums, *places, *shifts
@@ -83,15 +104,17 @@ class _Whole(torch.autograd.Function):
     def backward(ctx: Any, near: Tensor | None, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         plan: _Plan = ctx.plan
         x, y, positives, excluded, *saved = ctx.saved_tensors
+        ones, saved = saved[: ctx.saved_ones], saved[ctx.saved_ones :]
         running = sum(runs for _, runs in plan.statistics)
         shifts = iter(saved[:running])
         if torch.is_grad_enabled():
             return *_again(plan, (x, y, positives, excluded), shifts, (near, *grads), ctx.needs_input_grad), *[None] * 3
-        tile = ctx.tile.filled(saved[running:])
+        tile = plan.again(saved[running:], ctx.exps)
         upstream = iter(grads)
         # Where a slope is as symmetric as s, both directions are one product: a third of what adding a transpose costs.
         both = plan.symmetric and not running
         total: Tensor | None = None  # dL/ds, (A, C)
+        cleared = plan.full  # multiples of e are 0 already where an entry takes no part, by what is a number then
         for statistic, runs in plan.statistics:
             e = _exp(statistic, tile, next(shifts) if runs else None)
             slopes, factor = slopes_of(statistic, tile.s, e)
@@ -99,18 +122,27 @@ class _Whole(torch.autograd.Function):
                 weight = next(upstream)
                 if weight is not None:
                     weight = (weight if factor == 1 else factor * weight).unsqueeze(1)
-                    weight = weight + weight.T if both else weight
+                    weight = weight + weight.t() if both else weight
+                    cleared = cleared and slope is e
                     total = slope * weight if total is None else total.addcmul_(slope, weight)
-        total = torch.zeros_like(tile.s) if total is None else tile.allowed_(total, 0.0)
+        if total is None:
+            total = torch.zeros_like(tile.s)
+        elif not cleared:
+            total = tile.allowed_(total, 0.0)
         if plan.first:
             total = pad(total, (plan.first, 0))
         if near is not None:
             total.scatter_add_(1, positives, near)
             if both:
-                total.T.scatter_add_(1, positives, near)
-        if plan.symmetric:
-            return (total if both else total + total.T) @ x, *[None] * 4
-        return total @ y, total.T @ x if ctx.needs_input_grad[1] else None, *[None] * 3
+                total.scatter_add_(0, positives.t(), near.t())
+        if plan.unit:
+            x, y = ones[0], ones[0 if plan.symmetric else 2]
+        dx = (total if both or not plan.symmetric else total + total.t()) @ y
+        dy = total.t() @ x if ctx.needs_input_grad[1] and not plan.symmetric else None
+        if plan.unit:
+            dx = unnormalized(dx, x, ones[1])
+            dy = None if dy is None else unnormalized(dy, y, ones[3])
+        return dx, dy, None, None, None
 
 
 def _top(statistic: Statistic, tile: Tile) -> Tensor:
@@ -130,7 +162,20 @@ def _exp(statistic: Statistic, tile: Tile, shift: Tensor | None) -> Tensor | Non
         return None
     if shift is None:
         return tile.exp(statistic.scale)
-    return tile.allowed_((statistic.scale * tile.s).sub_(shift.unsqueeze(1)).exp_(), 0.0)
+    return tile.allowed_(exp_below((statistic.scale * tile.s).sub_(shift.unsqueeze(1))), 0.0)
+
+
+def exp_below(exponent: Tensor) -> Tensor:
+    """e^exponent, written over it, of exponents of at most 0; exactly 0 where it is no normal number.
+
+    A processor takes a hundred times as long over numbers below those, and beside the 1 of a row's maximum they are
+    nothing.
+    """
+    if exponent.device.type != "cpu":
+        return exponent.exp_()
+    lowest = math.ceil(math.log(torch.finfo(exponent.dtype).tiny))
+    # The next number down from 1 is 10^-7 away: a limit of 1.01 e^lowest takes what was raised to it, and little else.
+    return torch.threshold_(exponent.clamp_min_(lowest).exp_(), 1.01 * math.exp(lowest), 0.0)
 
 
 def _place(extreme: Extreme, tile: Tile, first: int) -> Tensor:
@@ -167,7 +212,9 @@ def _again(
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradients (A, d), (C, d) as functions that can be differentiated again."""
     x, y, positives, excluded = inputs
-    matrix = x @ (x if plan.symmetric else y).T
+    first = normalize(x) if plan.unit else x
+    second = first if plan.symmetric else normalize(y) if plan.unit else y
+    matrix = first @ second.T
     s = matrix[:, plan.first :]
     mask = mask_of(excluded - plan.first, s.shape[1])
     outputs = [matrix.gather(1, positives)]
@@ -236,6 +283,8 @@ def whole(
     counts: Tensor,
     bound: float | None,
     symmetric: bool,
+    unit: bool = False,
+    full: bool = False,
 ) -> tuple[Tensor, dict[AnyStatistic, Tensor]]:
     """Similarities of positives, (A, K), and all statistics of the rows of x y^T, with gradient.
 
@@ -249,21 +298,26 @@ def whole(
         counts: (A,) number of columns that take part in each row.
         bound: largest |x_i . y_j| that can occur; None if unknown.
         symmetric: x is y, and j is excluded for i exactly if i is for j.
+        unit: similarities are those of the normalised rows of x and y.
+        full: every row is known to have an entry that takes part.
     """
     unbounded = math.inf if bound is None else bound
     sums = [each for each in statistics if isinstance(each, Statistic)]
     extremes = tuple(each for each in statistics if isinstance(each, Extreme))
     asked = tuple((each, needs_maximum(each, unbounded)) for each in sums)
-    plan = _Plan(asked, extremes, padded, first, symmetric)
+    plan = _Plan(asked, extremes, padded, first, symmetric, unit, full)
     near, *found = _Whole.apply(  # type: ignore[no-untyped-call]
         x, y, positives.clamp_min(0) if padded else positives, excluded, plan
     )
     rest = iter(found)
     parts = [tuple(islice(rest, len(parts_of(each)))) for each in sums]
     results: dict[AnyStatistic, Tensor] = {each: next(rest) for each in extremes}
-    zero = counts.new_zeros((), dtype=x.dtype)
     for (statistic, runs), each in zip(asked, parts, strict=True):
-        results[statistic] = statistic.finish(each, next(rest) if runs else zero, counts)
+        shift = next(rest) if runs else None
+        if full:
+            results[statistic] = statistic.finish_full(each, shift, counts)
+        else:
+            results[statistic] = statistic.finish(each, x.new_zeros(()) if shift is None else shift, counts)
     return near, results
 
 

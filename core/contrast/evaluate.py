@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from dipole.core.contrast import engine
-from dipole.core.contrast.dense import fits, whole
+from dipole.core.contrast import dense, engine
 from dipole.core.contrast.gather import Related
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.contrast.ring import Circling, projected, round_paired, round_statistics
-from dipole.core.contrast.similarity import full_precision, paired
+from dipole.core.contrast.similarity import full_precision, normalize, paired
 from dipole.core.contrast.statistics import AnyStatistic
 from dipole.core.contrast.sweep import row_statistics
 from dipole.core.contrast.travelling import Travelling
@@ -36,14 +35,22 @@ class Rows:
     the rows of the pairs that `Objective.further` asked for.
     """
 
-    def __init__(
-        self, pairs: Pairs, x: Tensor, y: Tensor, values: dict[str, Tensor], further: tuple[Rows, ...] = ()
-    ) -> None:
-        self.pairs = pairs
-        self.x = x
-        self.y = y
+    def __init__(self, matrix: _Matrix, values: dict[str, Tensor], further: tuple[Rows, ...] = ()) -> None:
+        self.pairs = matrix.pairs
         self.further = further
+        self.notes: list[str] = []
+        self._matrix = matrix
         self._values = values
+
+    @property
+    def x(self) -> Tensor:
+        """(A, d) the anchors as the similarities see them."""
+        return self._matrix.x
+
+    @property
+    def y(self) -> Tensor:
+        """(C, d) the candidates likewise."""
+        return self._matrix.y
 
     def __getattr__(self, name: str) -> Tensor:
         try:
@@ -51,10 +58,18 @@ class Rows:
         except KeyError:
             raise AttributeError(f"no row statistic {name!r}; declared: {', '.join(self._values) or 'none'}") from None
 
+    def note(self, reason: str) -> None:
+        """Say why the value that `loss` returns is 0 without being learnt, as `TermValue.note` shows it.
+
+        What a run has been told at every step is said on the terminal and in its record. The reason is text made of
+        sizes: to ask tensors for their values would wait for the device.
+        """
+        self.notes.append(f"0: {reason}")
+
     @property
     def count(self) -> Tensor:
         """(A,) number of negatives of each anchor, in the embeddings' dtype."""
-        return self.pairs.negative_counts.to(self.x.dtype)
+        return self.pairs.negative_counts.to(self._matrix.dtype)
 
     def similarity(self, index: Tensor) -> Tensor:
         """Similarities (A, n) with the listed candidates, with gradient."""
@@ -137,7 +152,7 @@ def evaluate(terms: Mapping[str, tuple[float, Objective]], related: Related) -> 
     weighted = [v.value if v.weight == 1 else v.weight * v.value for v in values.values()]
     return Outcome(
         sum(weighted[1:], weighted[0]),
-        {name: replace(v, value=v.value.detach()) for name, v in values.items()},
+        {name: TermValue(v.value.detach(), v.weight, v.note, v.left_out) for name, v in values.items()},
     )
 
 
@@ -153,10 +168,15 @@ def without_autocast(device: str) -> AbstractContextManager[Any]:
 
 def _on_pairs(terms: Mapping[str, tuple[float, Objective]], pairs: Pairs, related: Related) -> dict[str, TermValue]:
     # The pairs a term looks at, those of its own anchors first.
-    prepared = {name: (term.prepare(pairs), *term.further(pairs)) for name, (_, term) in terms.items()}
+    prepared: dict[str, tuple[Pairs, ...]] = {}
     # Terms that look at the same pairs look at the same narrowed pairs.
-    local = {id(each): _share(related, each) for several in prepared.values() for each in several[1:]}
-    local |= {id(several[0]): related.local(several[0]) for several in prepared.values()}
+    local: dict[int, Pairs] = {}
+    for name, (_, term) in terms.items():
+        several = prepared[name] = term.prepare(pairs), *term.further(pairs)
+        for each in several[1:]:
+            local.setdefault(id(each), _share(related, each))
+    for several in prepared.values():
+        local[id(several[0])] = related.local(several[0])
     matrices: dict[object, _Matrix] = {}
     seen_by: dict[str, list[_Matrix]] = {}
     asked: dict[str, dict[str, AnyStatistic]] = {}
@@ -188,10 +208,15 @@ def _share(related: Related, pairs: Pairs) -> Pairs:
 
 
 class _Matrix:
-    """One similarity matrix and the statistics that all terms looking at it have asked for."""
+    """One similarity matrix and the statistics that all terms looking at it have asked for.
 
-    def __init__(self, pairs: Pairs, x: Tensor, y: Tensor, bound: float | None) -> None:
-        self.pairs, self.x, self.y, self.bound = pairs, x, y, bound
+    Of a matrix of cosines that is formed as a whole, `sides` are rows that nobody has normalised: it does that itself,
+    and `x` and `y` are made where a term asks for them.
+    """
+
+    def __init__(self, pairs: Pairs, x: Tensor, y: Tensor, bound: float | None, unit: bool = False) -> None:
+        self.pairs, self.sides, self.bound, self.unit = pairs, (x, y), bound, unit
+        self.dtype = x.dtype
         self.embeddings: tuple[Tensor, Tensor] | None = None
         self.wanted: list[AnyStatistic] = []
         self.results: dict[AnyStatistic, Tensor] = {}
@@ -203,6 +228,11 @@ class _Matrix:
             return cls(pairs, x, x, None)
         if term.by_row and isinstance(pairs.candidates, Travelling):
             return cls(pairs, *projected(term, pairs))
+        if term.similarity == "cosine" and term.by_row and not isinstance(pairs.candidates, Travelling):
+            x, y = pairs.anchors, pairs.candidates
+            if dense.fits(x.shape[0], y.shape[0]) and engine.wanted() != "triton":
+                left = full_precision(x)
+                return cls(pairs, left, left if x is y else full_precision(y), 1.0, unit=True)
         x, y, bound = term.project(pairs)
         matrix = cls(pairs, x, y.everywhere() if isinstance(y, Travelling) else y, bound)
         if term.keeps_directions and not isinstance(pairs.candidates, Travelling):
@@ -211,13 +241,16 @@ class _Matrix:
 
     def sweep(self) -> None:
         """All statistics that were asked for."""
-        symmetric = self.pairs.mutual and self.x is self.y
-        if isinstance(self.y, Circling):
-            self.results, self.positives = round_statistics(self.x, self.y, self.pairs, self.wanted, self.bound)
-        elif self.wanted and fits(len(self.x), len(self.y)) and engine.wanted() != "triton":
-            self.positives, self.results = whole(
-                self.x,
-                self.y,
+        if not self.wanted and not isinstance(self.sides[1], Circling):
+            return
+        x, y = self.sides
+        symmetric = self.pairs.mutual and x is y
+        if isinstance(y, Circling):
+            self.results, self.positives = round_statistics(x, y, self.pairs, self.wanted, self.bound)
+        elif self.unit or (dense.fits(len(x), len(y)) and engine.wanted() != "triton"):
+            self.positives, self.results = dense.whole(
+                x,
+                y,
                 self.pairs.positives,
                 self.pairs.excluded,
                 list(dict.fromkeys(self.wanted)),
@@ -226,11 +259,13 @@ class _Matrix:
                 counts=self.pairs.negative_counts,
                 bound=self.bound,
                 symmetric=symmetric,
+                unit=self.unit,
+                full=not self.pairs.known.padded and self.pairs.has_negatives is True,
             )
-        elif self.wanted:
+        else:
             self.results = row_statistics(
-                self.x,
-                self.y,
+                x,
+                y,
                 self.pairs.excluded,
                 self.wanted,
                 counts=self.pairs.negative_counts,
@@ -242,7 +277,17 @@ class _Matrix:
 
     def rows(self, asked: Mapping[str, AnyStatistic], further: tuple[Rows, ...] = ()) -> Rows:
         named = {name: self.results[statistic] for name, statistic in asked.items()}
-        return Rows(self.pairs, self.x, self.y, named, further)
+        return Rows(self, named, further)
+
+    @cached_property
+    def x(self) -> Tensor:
+        return normalize(self.sides[0]) if self.unit else self.sides[0]
+
+    @cached_property
+    def y(self) -> Tensor:
+        if self.sides[1] is self.sides[0]:
+            return self.x
+        return normalize(self.sides[1]) if self.unit else self.sides[1]
 
     @cached_property
     def positives(self) -> Tensor:
@@ -257,9 +302,9 @@ def _value(
     # What the global pairs hold decides: ranks must agree on whether they go on to the sums over all of them.
     idle = term.idle(prepared)
     if idle:
-        return (matrix.x * 0.0).sum(), idle
-    if term.is_base() and prepared.has_positives is False:
-        return (matrix.x * 0.0).sum(), "0: no anchor has a positive"
+        return (matrix.sides[0] * 0.0).sum(), idle
+    if prepared.has_positives is False and term.is_base():
+        return (matrix.sides[0] * 0.0).sum(), "0: no anchor has a positive"
     rows = matrix.rows(asked, tuple(other.rows(asked) for other in matrices[1:]))
     value = term.loss(matrix.positives if term.similarity is not None else matrix.x, rows)
     if value.ndim:
@@ -269,8 +314,8 @@ def _value(
         value = rows.mean(value)
     elif term.needs_negatives and prepared.has_negatives is None and not bool((prepared.negative_counts > 0).any()):
         # A finished scalar cannot be masked. Lists as long as the candidates are the one case that asks the device.
-        return (matrix.x * 0.0).sum(), NO_NEGATIVES
-    return value, ""
+        return (matrix.sides[0] * 0.0).sum(), NO_NEGATIVES
+    return value, "; ".join(rows.notes)
 
 
 def _left_out(term: Objective, prepared: Pairs) -> Tensor | None:

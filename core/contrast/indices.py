@@ -2,15 +2,16 @@
 
 from collections.abc import Callable
 from functools import lru_cache, wraps
-from typing import TypeVarTuple
+from typing import TypeVar, TypeVarTuple
 
 import torch
 from torch import Tensor
 
 Shape = TypeVarTuple("Shape")
+Made = TypeVar("Made")
 
 
-def remembered(make: Callable[[*Shape], Tensor]) -> Callable[[*Shape], Tensor]:
+def remembered(make: Callable[[*Shape], Made]) -> Callable[[*Shape], Made]:
     """Indices that shapes alone decide are made once: at 32 rows a tenth of a step. Nobody may write to them.
 
     What is made inside `torch.inference_mode` could not be used by autograd later; what is made under another mode
@@ -19,9 +20,11 @@ def remembered(make: Callable[[*Shape], Tensor]) -> Callable[[*Shape], Tensor]:
     kept = lru_cache(maxsize=64)(make)
 
     @wraps(make)
-    def get(*args: *Shape) -> Tensor:
+    def get(*args: *Shape) -> Made:
         if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
             return make(*args)
+        if not torch.is_inference_mode_enabled():
+            return kept(*args)
         with torch.inference_mode(False):
             return kept(*args)
 
@@ -32,6 +35,12 @@ def remembered(make: Callable[[*Shape], Tensor]) -> Callable[[*Shape], Tensor]:
 def numbers(count: int, device: torch.device) -> Tensor:
     """0 to count - 1, (count,)."""
     return torch.arange(count, device=device)
+
+
+@remembered
+def column(count: int, device: torch.device) -> Tensor:
+    """0 to count - 1, (count, 1)."""
+    return torch.arange(count, device=device).unsqueeze(1)
 
 
 @remembered

@@ -10,6 +10,9 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, 
 
 from dipole.core.ground.errors import OptionError, nearest
 
+LARGEST = 2**53
+"""Of whole numbers: beyond it they are no longer exact as floats, and no size or count is meant."""
+
 
 @dataclass(frozen=True)
 class Range:
@@ -85,6 +88,8 @@ class Option:
             if str in self.kinds:
                 return value
         elif isinstance(value, Real):  # NumPy's scalars as well
+            if isinstance(value, Integral) and abs(int(value)) > LARGEST:
+                raise OptionError(f"{owner}: {self.name} must be {self.allowed}, not above {LARGEST}.", self.name)
             number: float = int(value) if isinstance(value, Integral) and float not in self.kinds else _as_float(value)
             if type(number) in self.kinds and (self.bounds is None or number in self.bounds) and number == number:
                 return number

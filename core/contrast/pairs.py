@@ -23,6 +23,7 @@ from dipole.core.contrast.classes import same_label
 from dipole.core.contrast.embedded import Embedded, Relation
 from dipole.core.contrast.indices import (
     absolute,
+    column,
     filled,
     instances_of,
     joined,
@@ -32,6 +33,7 @@ from dipole.core.contrast.indices import (
     padded,
     pads_last,
     relative,
+    remembered,
     repeat,
     repeated_numbers,
     runs_of,
@@ -168,18 +170,18 @@ class Pairs:
             each = [rows[f"view{number}"] for number in range(len(views))]
             count, batch = len(each), len(each[0])
             z = torch.cat(each)  # (VB, d), view-major
-            runs = tuple((number, batch) for number in range(count))
             classes = repeat(rows.get("labels"), count)
-            return cls(
-                z,
-                z,
-                positives=other_views(count, batch, z.device),  # (VB, V-1)
-                dropped=numbers(count * batch, z.device).unsqueeze(1),  # (VB, 1)
-                labels=classes,
-                candidate_labels=classes,
-                index=repeat(rows["index"], count) if "index" in rows else repeated_numbers(batch, count, z.device),
-                structure=Structure(runs, runs, among=count * batch, fewest=count - 1, mutual=True, shared=count - 1),
-            )
+            given: dict[str, Tensor | None] = {"anchors": z, "candidates": z}
+            if classes is not None:
+                given |= {"labels": classes, "candidate_labels": classes}
+            if "index" in rows:
+                given["index"] = given["candidate_index"] = repeat(rows["index"], count)
+            known = _of_views(count, batch, z.device)
+            if torch.compiler.is_compiling():
+                return replace(known, **given)  # type: ignore[arg-type]
+            pairs = cls.__new__(cls)
+            pairs.__dict__.update(vars(known), **given)  # with what was read off the indices
+            return pairs
 
         return _made(rows, relate, labels, index)
 
@@ -1001,6 +1003,27 @@ class Pairs:
         return mask.scatter_(1, torch.where(listed < 0, count, listed), False)[:, :-1]
 
 
+@remembered
+def _of_views(count: int, batch: int, device: torch.device) -> "Pairs":
+    """Pairs of so many views of a batch without embeddings, each row an anchor and a candidate.
+
+    Below some hundred rows to find the indices takes as long as the similarities themselves.
+    """
+    nothing = torch.empty(count * batch, 0, device=device)
+    runs = tuple((number, batch) for number in range(count))
+    pairs = Pairs(
+        nothing,
+        nothing,
+        positives=other_views(count, batch, device),  # (VB, V-1)
+        dropped=column(count * batch, device),  # (VB, 1)
+        index=repeated_numbers(batch, count, device),
+        structure=Structure(runs, runs, among=count * batch, fewest=count - 1, mutual=True, shared=count - 1),
+    )
+    for name in ("excluded", "positive_mask", "negative_counts", "has_negatives", "has_positives"):
+        getattr(pairs, name)  # which it keeps
+    return pairs
+
+
 def _columns(negatives: Tensor | Sequence[Tensor] | None, anchor: Tensor) -> Tensor:
     """Hard negatives in any of their forms as (B, n, d)."""
     batch, width = anchor.shape
@@ -1010,10 +1033,10 @@ def _columns(negatives: Tensor | Sequence[Tensor] | None, anchor: Tensor) -> Ten
         found = list(negatives.unbind(1))
     else:
         found = [negatives] if isinstance(negatives, Tensor) else list(negatives)
-    for number, column in enumerate(found):
-        check_matrix(f"negatives[{number}]", column, ("anchor", anchor))
-        if len(column) != batch:
-            raise PairsError(f"negatives[{number}] must have {batch} rows like anchor, got {len(column)}.")
+    for number, each in enumerate(found):
+        check_matrix(f"negatives[{number}]", each, ("anchor", anchor))
+        if len(each) != batch:
+            raise PairsError(f"negatives[{number}] must have {batch} rows like anchor, got {len(each)}.")
     if isinstance(negatives, Tensor) and negatives.ndim == 3:
         return negatives
     return torch.stack(found, 1) if found else anchor.new_empty(batch, 0, width)

@@ -17,8 +17,17 @@ def full_precision(x: Tensor) -> Tensor:
 
 def normalize(x: Tensor) -> Tensor:
     """Rows of unit length, (n, d); a zero row stays zero and gets no gradient instead of an exploding one."""
-    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return x / norm.masked_fill(norm <= _TINY, torch.inf)
+    return x / lengths(x)
+
+
+def lengths(x: Tensor) -> Tensor:
+    """What rows are divided by to have unit length, (n, 1): infinity for a zero row."""
+    return torch.threshold(torch.linalg.vector_norm(x, dim=-1, keepdim=True), _TINY, torch.inf)
+
+
+def unnormalized(grad: Tensor, unit: Tensor, length: Tensor) -> Tensor:
+    """The gradient (n, d) of rows from that of the unit vectors (n, d) they were normalised to, by their lengths."""
+    return (grad - unit * (grad * unit).sum(-1, keepdim=True)).div_(length)
 
 
 class _PairedDot(torch.autograd.Function):

@@ -22,8 +22,12 @@ _TOKEN = re.compile(
     | (?P<string>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')
     | (?P<mark>[+*(),=])
     )""",
-    re.VERBOSE,
+    re.VERBOSE | re.ASCII,
 )
+LONGEST, LONGEST_TOKEN = 10_000, 200
+"""Characters of a text and of one name, number or quoted value: more is no objective."""
+SHOWN = 150
+"""Characters of a text that an error shows around the place it speaks of."""
 _WORDS: dict[str, Value] = {"true": True, "false": False, "none": None, "True": True, "False": False, "None": None}
 
 
@@ -57,22 +61,31 @@ def format_value(value: Value) -> str:
 
 
 def caret(text: str, start: int, end: int | None = None) -> str:
-    """Two lines: the text and carets under the offending characters."""
+    """Two lines: the text, or what is around the place, and carets under the offending characters."""
     shown = re.sub(r"\s", " ", text)
-    return f"  {shown}\n  {' ' * start}{'^' * max(1, (end or start + 1) - start)}"
+    first = 0 if len(shown) <= SHOWN else max(0, min(start - SHOWN // 2, len(shown) - SHOWN))
+    last = first + SHOWN
+    before, after = "..." if first else "", "..." if last < len(shown) else ""
+    marks = "^" * max(1, min(end or start + 1, last) - start)
+    return f"  {before}{shown[first:last]}{after}\n  {' ' * (len(before) + start - first)}{marks}"
 
 
 class _Reader:
     def __init__(self, text: str) -> None:
         self.text = text
         self.tokens: list[tuple[str, str, int, int]] = []
-        position = 0
-        while text[position:].strip():
+        if len(text) > LONGEST:
+            raise SpecError(f"an objective of {len(text)} characters is too long; at most {LONGEST} are read")
+        position, end = 0, len(text.rstrip())
+        while position < end:
             match = _TOKEN.match(text, position)
             if match is None:
                 place = position + len(text[position:]) - len(text[position:].lstrip())
                 raise self.error(f"cannot read {text[place]!r}", place)
             kind = str(match.lastgroup)
+            if match.end(kind) - match.start(kind) > LONGEST_TOKEN:
+                what = "quoted value" if kind == "string" else kind
+                raise self.error(f"a {what} of more than {LONGEST_TOKEN} characters", match.start(kind))
             self.tokens.append((kind, match[kind], match.start(kind), match.end(kind)))
             position = match.end()
         self.tokens.append(("end", "", len(text.rstrip()), len(text.rstrip()) + 1))

@@ -63,6 +63,15 @@ class Statistic:
         """
         return sums[0]
 
+    def finish_full(self, sums: tuple[Tensor, ...], shift: Tensor | None, count: Tensor) -> Tensor:
+        """The same where every row has a negative, so that none is masked; the shift is None for 0."""
+        return self.finish(sums, sums[0].new_zeros(()) if shift is None else shift, count)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "finish" in cls.__dict__ and "finish_full" not in cls.__dict__:  # what it inherits would be another's
+            cls.finish_full = Statistic.finish_full  # type: ignore[method-assign]
+
 
 def as_tuple(parts: Parts) -> tuple[Tensor, ...]:
     """One part or several as several."""
@@ -84,6 +93,9 @@ class LogSumExp(Statistic):
     def finish(self, sums: tuple[Tensor, ...], shift: Tensor, count: Tensor) -> Tensor:
         none = count == 0
         return (sums[0].masked_fill(none, 1.0).log() + shift).masked_fill(none, -math.inf)
+
+    def finish_full(self, sums: tuple[Tensor, ...], shift: Tensor | None, count: Tensor) -> Tensor:
+        return sums[0].log() if shift is None else sums[0].log() + shift
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,6 +158,9 @@ class SoftmaxMean(Statistic):
     def finish(self, sums: tuple[Tensor, ...], shift: Tensor, count: Tensor) -> Tensor:
         none = count == 0
         return (sums[1] / sums[0].masked_fill(none, 1.0)).masked_fill(none, 0.0)
+
+    def finish_full(self, sums: tuple[Tensor, ...], shift: Tensor | None, count: Tensor) -> Tensor:
+        return sums[1] / sums[0]
 
 
 @dataclass(frozen=True)

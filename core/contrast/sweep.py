@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dipole.core.contrast import engine
-from dipole.core.contrast.dense import LOWEST, needs_maximum, parts_of, rises, slopes_of, sweep_again
+from dipole.core.contrast.dense import LOWEST, exp_below, needs_maximum, parts_of, rises, slopes_of, sweep_again
 from dipole.core.contrast.statistics import AnyStatistic, Extreme, Statistic, as_tuple
 from dipole.core.contrast.tile import Side, Tile, Tiling
 
@@ -43,7 +43,7 @@ class Term:
         if not self.running:
             return tile.exp(scale)
         shifted = (scale * tile.s).sub_(shifts[self.number, side.rows].unsqueeze(side.axis))
-        return tile.allowed_(shifted.exp_(), 0.0)
+        return tile.allowed_(exp_below(shifted), 0.0)
 
     def add(self, tile: Tile, sums: Tensor, shifts: Tensor) -> None:
         """Add a tile's parts to the sums (N, A) of the rows it serves."""

@@ -49,6 +49,11 @@ class Tile:
         """Its tensors, to be saved for a backward pass, which lets go of them when it is done."""
         return self.s, self.excluded, self.listed, *self._exp.values()
 
+    @property
+    def formed(self) -> tuple[float, ...]:
+        """The scales whose exponentials were formed, in the order of their tensors."""
+        return tuple(self._exp)
+
     def emptied(self) -> "Tile":
         """Where it lies and which exponentials were formed, without the tensors."""
         nothing = self.s.new_empty(0)

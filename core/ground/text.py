@@ -23,7 +23,14 @@ def results_table(values: Mapping[str, float | None]) -> str:
     for name in names:
         beside = [number(values[f"{c}/{name}"]) if f"{c}/{name}" in values else "" for c in columns]
         rows.append([name, number(values[name]), *beside])
-    return text_table(rows if columns else rows[1:])
+    rows = rows if columns else rows[1:]
+    return text_table(rows) if rows else "(none)"
+
+
+def shortened(text: str, most: int = 300) -> str:
+    """The text, or its two ends where it is longer than an error should show."""
+    half = (most - 5) // 2
+    return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"
 
 
 def number(value: float | None) -> str:

@@ -39,6 +39,7 @@ class Domain:
         exported: "package.module:function" for `dipole embed` on what `dipole export` wrote; "" where it cannot. The
             function gets a folder, a torch.device and the name of features or None; it returns an `Embedder`, or None
             for a folder that is not its own by what it holds.
+        data: "package.module:NAME" of the data sets that its recipes need (core/train/data_sets.py); "" for none.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Domain:
     probes: Mapping[str, str] = field(default_factory=dict)
     package: str = ""
     exported: str = ""
+    data: str = ""
 
     @property
     def install(self) -> str:
@@ -148,7 +150,9 @@ def adapter_class(name: str) -> type[Adapter]:
             f"domain {name!r} needs the package {error.name!r}, which is not installed. "
             f"Install it with: {domain.install}"
         ) from error
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # somebody's code: sys.exit, or anything that derives from no Exception
         if domain.package == OURS or isinstance(error, DipoleError):
             raise
         owner = f" of {domain.package}" if domain.package else ""

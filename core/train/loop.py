@@ -208,7 +208,7 @@ class Run(Bookkeeping):
                 # An optimizer that is told to skip by itself (fused SGD) would begin its next step with empty momenta.
                 if is_finite:
                     optimizer.step()
-                    objective.after_step(rate)
+                    objective.after_step(rate, self.step + 1, self.total_steps)
                 scaler.update()
                 adapter.after_step()
                 if self._negatives is None:

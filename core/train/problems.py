@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ValidationError
 
 from dipole.core.ground.errors import nearest
+from dipole.core.ground.text import shortened
 
 
 def describe(error: ValidationError, model: type[BaseModel], skip: str | None = None) -> list[str]:
@@ -18,7 +19,7 @@ def describe(error: ValidationError, model: type[BaseModel], skip: str | None = 
         location = [str(part) for part in each["loc"]]
         if skip is not None and location[:1] == [skip]:
             continue
-        path = ".".join(location) or "the recipe"
+        path = shortened(".".join(location)) or "the recipe"
         context = each.get("ctx", {})
         got = each["input"]
         kind = each["type"]
@@ -29,12 +30,14 @@ def describe(error: ValidationError, model: type[BaseModel], skip: str | None = 
         elif kind in ("literal_error", "enum"):
             allowed = _allowed_values(location, model) or [context["expected"]]
             near = nearest(got, allowed) if isinstance(got, str) else ""
-            lines.append(f"{path}: {got!r} is not allowed.{near} Allowed: {', '.join(map(str, allowed))}.")
+            lines.append(
+                f"{path}: {shortened(repr(got))} is not allowed.{near} Allowed: {', '.join(map(str, allowed))}."
+            )
         elif kind == "value_error":
             lines.append(f"{path}: {context['error']}".replace("\n", "\n    "))
         else:
             message = each["msg"].removeprefix("Input ")
-            lines.append(f"{path}: {message}, got {json.dumps(got, default=str)}.")
+            lines.append(f"{path}: {message}, got {shortened(json.dumps(got, default=str))}.")
     return list(dict.fromkeys(lines))
 
 

@@ -17,6 +17,7 @@ from typing import Any, cast
 from pydantic import Field, ValidationError, create_model
 
 from dipole.core.ground.errors import ConfigError, nearest
+from dipole.core.ground.text import shortened
 from dipole.core.train.config import RATE, RunConfig, Settings, TrainConfig
 from dipole.core.train.domains import adapter_class
 from dipole.core.train.problems import describe
@@ -37,23 +38,37 @@ def read_recipe(recipe: str | Path) -> dict[str, Any]:
     path = Path(recipe)
     if str(recipe) in shipped:
         path = shipped[str(recipe)]
-    elif not path.is_file():
+    elif not is_file(path):
         looks_like_path = path.suffix == ".toml" or len(path.parts) > 1
         if looks_like_path:
-            raise ConfigError(f"no recipe file {str(path)!r}. Check the path, or see `dipole list recipes`.")
+            raise ConfigError(f"no recipe file {shortened(str(path))!r}. Check the path, or see `dipole list recipes`.")
         raise ConfigError(
-            f"unknown recipe {str(recipe)!r}.{nearest(str(recipe), shipped)} "
+            f"unknown recipe {shortened(str(recipe))!r}.{nearest(str(recipe), shipped)} "
             f"Shipped recipes: {', '.join(shipped) or 'none'}; or give the path of a .toml file."
         )
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    except (RecursionError, ValueError) as error:  # brackets in brackets; an integer of thousands of digits
+        raise ConfigError(f"{path} is no recipe: nested too deeply, or a number too long.") from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
 
 
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; a name that no file can have is none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
 UNSET = object()
+DEEPEST = 20
+"""Tables within tables that a key may name."""
+LONGEST_PROBLEM = 900
+"""Characters of one problem of a configuration."""
 
 
 def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
@@ -62,14 +77,16 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
     "a.b=" gives UNSET: the recipe's value is taken away.
     """
     path, equals, value = text.partition("=")
+    if len(path) > 1000 or path.count(".") > DEEPEST:
+        raise ConfigError(f"--set {shortened(text)!r}: no setting has such a name.")
     keys = _keys(path)
     if not equals or not all(keys):
-        raise ConfigError(f"--set {text!r} is not of the form key=value or table.key=value.")
+        raise ConfigError(f"--set {shortened(text)!r} is not of the form key=value or table.key=value.")
     if not value.strip():
         return keys, UNSET
     try:
         read = tomllib.loads(f"value = {value}")
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError, ValueError):
         return keys, value.strip()
     return keys, read["value"] if set(read) == {"value"} else value.strip()
 
@@ -89,7 +106,10 @@ def _keys(path: str) -> tuple[str, ...]:
 def resolve(recipe: Mapping[str, Any], overrides: Iterable[str] = ()) -> Resolved:
     """Merge and check; every problem found is in the one ConfigError that is raised."""
     problems: list[str] = []
-    values = cast(dict[str, Any], _copy(recipe))
+    try:
+        values = cast(dict[str, Any], _copy(recipe))
+    except RecursionError:
+        raise ConfigError("the recipe is nested too deeply.") from None
     origins = dict.fromkeys(_paths(values), "recipe")
     for text in overrides:
         try:
@@ -145,7 +165,8 @@ def resolve(recipe: Mapping[str, Any], overrides: Iterable[str] = ()) -> Resolve
             problems.append(f"objective: 'none' is not possible in the domain {domain!r}.")
     if problems or config is None:
         title = "one problem" if len(problems) == 1 else f"{len(problems)} problems"
-        raise ConfigError(f"the configuration has {title}:\n" + "\n".join(f"  - {each}" for each in problems))
+        shown = "\n".join(f"  - {shortened(each, LONGEST_PROBLEM)}" for each in problems)
+        raise ConfigError(f"the configuration has {title}:\n" + shown)
     # What a table was given, but neither by the recipe nor by --set, its own preset has brought.
     brought = {f"{domain}.{name}" for name in config.settings.model_fields_set}
     for path in _paths(config.model_dump(mode="json", exclude_none=True)):

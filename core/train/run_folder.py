@@ -106,6 +106,11 @@ class RunFolder:
         try:
             return read_record(self.record)
         except RecordError as error:
+            if any(self.checkpoints.glob("*")):
+                raise RecordError(
+                    f"{error}\nIts checkpoints are still there: remove {self.record} and repeat the command to "
+                    "continue from them (--overwrite would throw them away)."
+                ) from error
             raise RecordError(f"{error}\nTo train this run again: --overwrite.") from error
 
     def finished(self) -> bool:

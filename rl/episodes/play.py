@@ -21,8 +21,9 @@ def evaluate(
     seed: int | None = None,
     frames: list[NDArray[np.uint8]] | None = None,
     observations: list[NDArray[np.uint8]] | None = None,
+    deterministic: bool = True,
 ) -> list[float]:
-    """Play whole episodes with the deterministic action and return their returns; no generator of training is touched.
+    """Play whole episodes and return their returns; no generator of training is touched by deterministic actions.
 
     An episode that a fault of the environment ends does not count and is played again; five of them in a row stop.
 
@@ -33,6 +34,7 @@ def evaluate(
         seed: of the first episode.
         frames: collects the rendered frames of the first episode, for a video.
         observations: collects every observation.
+        deterministic: take the mean action; False draws from the policy, with torch's global generator.
 
     Raises:
         ConfigError: if `env` is no single environment with the agent's observations, or `episodes` below 1.
@@ -54,7 +56,7 @@ def evaluate(
             frames.append(np.asarray(env.render()))
         if observations is not None:
             observations.append(np.asarray(observation))
-        action, _ = agent.predict(observation, deterministic=True)
+        action, _ = agent.predict(observation, deterministic=deterministic)
         observation, reward, terminated, truncated, info = env.step(action)
         total += float(reward)
         if terminated or truncated:

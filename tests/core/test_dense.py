@@ -164,3 +164,26 @@ def test_places_of_the_largest_and_smallest_entries(monkeypatch):
             value = dipole.objective(spec)(pairs).loss
             both.append((value, torch.autograd.grad(value, x)))
         torch.testing.assert_close(*both)
+
+
+def test_exponentials_too_small_for_normal_numbers_are_zero():
+    for dtype, low in ((torch.float32, -87.0), (torch.float64, -708.0)):
+        x = torch.tensor([0.0, -1.0, low + 1, low - 1, -1e30, -torch.inf, torch.nan], dtype=dtype)
+        found = dense.exp_below(x.clone())
+        torch.testing.assert_close(found[:3], x[:3].exp())
+        assert found[3:6].tolist() == [0.0, 0.0, 0.0]
+        assert found[6].isnan()
+
+
+def test_a_row_of_zeros_has_no_gradient_and_spoils_no_other():
+    """Rows are normalised inside the matrix; a cosine with nothing is 0."""
+    x, y = draw(5, 4), draw(5, 4, seed=1)
+    with torch.no_grad():
+        x[2] = 0
+    dipole.objective("infonce")(x, y).loss.backward()
+    assert torch.equal(x.grad[2], torch.zeros(4, dtype=torch.float64))
+    unit = torch.nn.functional.normalize(torch.cat([x, y]).detach(), dim=1).requires_grad_()
+    logits = (unit @ unit.T / 0.5).masked_fill(torch.eye(10, dtype=torch.bool), -torch.inf)
+    wanted = torch.nn.functional.cross_entropy(logits, torch.arange(10).roll(5))
+    torch.testing.assert_close(dipole.objective("infonce")(x, y).loss, wanted)
+    assert bool(y.grad.isfinite().all())

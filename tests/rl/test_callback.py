@@ -132,3 +132,109 @@ def test_what_it_cannot_do_is_said():
     with pytest.raises(TrainingError, match="the term infonce is nan"):
         callback._step(agent.replay_buffer.sample(8).observations)
     assert all(torch.equal(a, b) for a, b in zip(before, callback.encoder.parameters(), strict=True))
+
+
+def test_a_callback_belongs_to_one_agent():
+    callback = ContrastiveCallback("infonce", batch_size=8)
+    first = sac()
+    first.learn(12, callback=callback)
+    first.learn(2, callback=callback, reset_num_timesteps=False)
+    with pytest.raises(ConfigError, match=r"belongs to another agent.*make one for each"):
+        sac().learn(12, callback=callback)
+    sac().learn(12, callback=ContrastiveCallback(callback.contrast, batch_size=8))
+
+
+class Instruments(gymnasium.ObservationWrapper):
+    """The dot task seen through a dictionary: a picture and two numbers."""
+
+    def __init__(self):
+        super().__init__(DotEnv(size=36))
+        numbers = gymnasium.spaces.Box(-1, 1, (2,))
+        self.observation_space = gymnasium.spaces.Dict({"eye": self.env.observation_space, "numbers": numbers})
+
+    def observation(self, observation):
+        return {"eye": observation, "numbers": self.unwrapped._dot.astype("float32")}
+
+
+@pytest.mark.parametrize("algorithm", [SAC, PPO])
+def test_images_in_a_dictionary_are_augmented(algorithm):
+    settings = {"n_steps": 16, "n_epochs": 1} if algorithm is PPO else {"buffer_size": 100, "learning_starts": 16}
+    agent = algorithm("MultiInputPolicy", Instruments(), batch_size=8, device="cpu", seed=0, **settings)
+    callback = ContrastiveCallback("infonce", batch_size=8)
+    shapes = []
+    callback.augmentation = lambda images: shapes.append(tuple(images.shape)) or images
+    losses = record_losses(callback)
+    agent.learn(20, callback=callback)
+    assert losses
+    assert set(shapes) == {(8, 9, 36, 36)}
+
+
+class Floating(gymnasium.ObservationWrapper):
+    def __init__(self):
+        super().__init__(DotEnv(size=36))
+        self.observation_space = gymnasium.spaces.Box(0, 1, (9, 36, 36), "float32")
+
+    def observation(self, observation):
+        return (observation / 255).astype("float32")
+
+
+def test_agents_without_an_encoder_of_images_are_named():
+    for env in (DotEnv(size=36), Floating()):
+        agent = SAC("MlpPolicy", env, buffer_size=50, device="cpu", policy_kwargs=dict(NET))
+        with pytest.raises(ConfigError, match="FlattenExtractor has nothing to train: give the agent one"):
+            agent.learn(1, callback=ContrastiveCallback("infonce"))
+
+
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [(36, r"makes \(2, 9, 36, 5\) of two observations, not \(2, 7\)"), (35, r"cannot see observations of Box")],
+)
+def test_encoders_that_do_not_fit_the_observations_are_named(size, said):
+    class Wrong(torch.nn.Linear):
+        features_dim = 7
+
+    callback = ContrastiveCallback("infonce", encoder=lambda model: Wrong(size, 5))
+    with pytest.raises(ConfigError, match=said):
+        sac().learn(1, callback=callback)
+
+
+def test_float_images_are_learned_from():
+    kwargs = {**NET, "normalize_images": False, "features_extractor_kwargs": {"normalized_image": True}}
+    agent = SAC(
+        "CnnPolicy", Floating(), buffer_size=50, learning_starts=10, batch_size=8, device="cpu", policy_kwargs=kwargs
+    )
+    callback = ContrastiveCallback("infonce", batch_size=8)
+    losses = record_losses(callback)
+    agent.learn(14, callback=callback)
+    assert losses
+
+
+@pytest.fixture
+def late(monkeypatch):
+    monkeypatch.setattr(ContrastiveCallback, "_reads_late", property(lambda self: True))
+
+
+def test_read_late_the_encoder_is_the_same(late):
+    """As on a GPU: nothing is read before the next step, and the steps are those of steps that are read at once."""
+    weights = {}
+    for name in ("late", "at once"):
+        agent, callback = sac(), ContrastiveCallback("infonce + dp", batch_size=8)
+        if name == "at once":
+            type(callback)._reads_late = property(lambda self: False)
+        agent.learn(16, callback=callback)
+        weights[name] = [p.detach().clone() for p in callback.encoder.parameters()]
+    for one, two in zip(*weights.values(), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)  # Adam in its fused form and in the other
+
+
+def test_a_bad_step_is_left_out_and_told_before_the_next(late):
+    agent, callback = sac(), ContrastiveCallback("infonce", batch_size=16)
+    agent.learn(20, callback=callback)
+    seen = agent.replay_buffer.sample(16).observations
+    before = [p.detach().clone() for p in callback.encoder.parameters()]
+    callback.augmentation = lambda images: images.float() * torch.nan
+    assert isinstance(callback._step(seen), torch.Tensor)
+    assert all(map(torch.equal, before, callback.encoder.parameters()))
+    with pytest.raises(TrainingError, match="the term infonce is nan at agent step 20; no step was taken"):
+        callback._step(seen)
+    assert all(map(torch.equal, before, callback.encoder.parameters()))

@@ -11,6 +11,7 @@ import torch
 from dipole.core.ground.errors import TrainingError
 from dipole.rl import ContrastiveSAC
 from dipole.rl import agent as agent_module
+from dipole.rl.description import open_agent
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from device_reads import META, no_cuda_waits, no_reads
@@ -151,3 +152,23 @@ def test_an_update_on_a_gpu_waits_for_nothing(tiny_agent, joint):
     agent.update(batches[1])
     with no_cuda_waits():
         agent.update(batches[2])
+
+
+@pytest.mark.parametrize("joint", [False, True])
+def test_compiled_the_agent_is_the_same(tiny_agent, monkeypatch, joint, tmp_path):
+    """Traced by Dynamo and run as it was written; what Inductor fuses is rounded otherwise."""
+    plain = tiny_agent(objective="infonce + dp", joint_backward=joint).learn(16)
+    traced = []
+
+    def compile_eagerly(function, **options):
+        traced.append(function.__name__)
+        return original(function, backend="eager", **options)
+
+    original = torch.compile
+    monkeypatch.setattr(torch, "compile", compile_eagerly)
+    compiled = tiny_agent(objective="infonce + dp", joint_backward=joint, compile=True).learn(16)
+    assert set(traced) == {"convolve", "head", "distribution"}
+    for name, value in plain.policy.state_dict().items():
+        assert torch.equal(compiled.policy.state_dict()[name], value), name
+    compiled.save(tmp_path / "agent.zip")
+    assert open_agent(tmp_path / "agent.zip", type(plain), device="cpu").settings.compile

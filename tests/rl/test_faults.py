@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dipole.core.ground.errors import CheckpointError, ConfigError, TrainingError
-from dipole.rl import CheckpointCallback, ContrastiveSAC, DotEnv, WorkerVecEnv, make_env, resume, snapshots
+from dipole.rl import CheckpointCallback, DotEnv, WorkerVecEnv, make_env, resume, snapshots
 from dipole.rl.envs.running.faults import PATIENCE, Guard
 
 
@@ -188,11 +188,11 @@ def test_an_environment_without_a_state_starts_a_new_episode(tiny_agent, tmp_pat
 
 def test_incomplete_checkpoints_are_refused(tiny_agent, tmp_path):
     folder = snapshots.save(tiny_agent().learn(12), tmp_path / "saved")
-    data = (folder / "replay.pkl").read_bytes()
-    (folder / "replay.pkl").write_bytes(data[:-10])
-    with pytest.raises(CheckpointError, match=rf"incomplete: replay.pkl has {len(data) - 10} of {len(data)} bytes"):
+    data = (folder / "replay.npz").read_bytes()
+    (folder / "replay.npz").write_bytes(data[:-10])
+    with pytest.raises(CheckpointError, match=rf"incomplete: replay.npz has {len(data) - 10} of {len(data)} bytes"):
         resume(folder, make_env("dot"))
-    (folder / "replay.pkl").unlink()
+    (folder / "replay.npz").unlink()
     with pytest.raises(CheckpointError, match="incomplete"):
         resume(folder, make_env("dot"))
     with pytest.raises(CheckpointError, match="no checkpoint"):
@@ -203,11 +203,12 @@ def test_a_failing_checkpoint_leaves_the_old_one(tiny_agent, tmp_path, monkeypat
     agent = tiny_agent().learn(12)
     folder = snapshots.save(agent, tmp_path / "saved")
 
-    def full(self, path):
+    def full(*arguments, **arrays):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(ContrastiveSAC, "save_replay_buffer", full)
+    monkeypatch.setattr(np, "savez", full)
     with pytest.raises(CheckpointError, match="free some space"):
         snapshots.save(agent, folder)
+    monkeypatch.undo()
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]
     assert resume(folder, make_env("dot"), device="cpu").num_timesteps == 12

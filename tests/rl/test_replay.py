@@ -8,7 +8,7 @@ import torch
 from gymnasium import spaces
 
 from dipole.core.ground.errors import ConfigError, TrainingError
-from dipole.rl import memory
+from dipole.rl import memory, replay
 from dipole.rl.augmentation import Centre, Crop, Custom, Shift, resolve, shift
 from dipole.rl.replay import FrameReplayBuffer
 
@@ -245,3 +245,17 @@ def test_stock_sac_learns_from_this_buffer():
     )
     agent.learn(8)
     assert len(agent.replay_buffer) == 8
+
+
+def test_frames_lie_on_a_gpu_by_themselves_where_they_fit(monkeypatch):
+    needed = FrameReplayBuffer(60, space(), ACTION, "cpu", seed=0).nbytes
+    for free, device, expected in (
+        (2 * needed, "cuda", True),
+        (2 * needed - 1, "cuda", False),
+        (2 * needed, "cpu", False),
+    ):
+        monkeypatch.setattr(memory, "available_bytes", lambda device, free=free: free)
+        assert memory.has_room_for(needed, torch.device(device)) is expected
+    assert FrameReplayBuffer(60, space(), ACTION, "cpu", storage="auto", seed=0).storage == "host"
+    monkeypatch.setattr(replay, "has_room_for", lambda needed, device: True)
+    assert FrameReplayBuffer(60, space(), ACTION, "cpu", storage="auto", seed=0).storage == "device"

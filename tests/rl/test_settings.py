@@ -44,6 +44,7 @@ CHANGED = {
     "log_std_bounds": [-5, 1],
     "channels_last": False,
     "chunk": 0,
+    "compile": True,
 }
 RECIPE = {"domain": "rl", "objective": "infonce", "train": {"steps": 100}}
 

@@ -20,6 +20,7 @@ from dipole.core.ground.seeding import Seeds
 from dipole.core.ground.transfer import sent
 from dipole.core.train.config import Settings
 from dipole.vision.augment import AugmentConfig
+from dipole.vision.decoding import Encoded
 from dipole.vision.encoders import Encoder, EncoderConfig, build_encoder, build_projector
 from dipole.vision.heads import Norm
 from dipole.vision.image_set import ImageSet
@@ -64,6 +65,42 @@ class Shuffled:
 
     def rows(self, epoch: int) -> Tensor:
         return torch.randperm(self.count, generator=self.seed.torch("data", "order", epoch))
+
+
+@dataclass(frozen=True)
+class ShardByShard:
+    """Each image of a stream once in an epoch, nearly in the order in which the stream is read.
+
+    Its shards follow one another in an order of the seed, and the images are drawn anew within reaches of `buffer`
+    that begin elsewhere in every epoch. It is known before anything is read: any place in it can be gone on from.
+
+    shard: (n,) of each image.
+    """
+
+    shard: Tensor
+    buffer: int
+    seed: Seeds
+
+    def __len__(self) -> int:
+        return len(self.shard)
+
+    def rows(self, epoch: int) -> Tensor:
+        generator = self.seed.torch("data", "order", epoch)
+        turn = torch.randperm(int(self.shard.max()) + 1, generator=generator)
+        order = turn[self.shard].argsort(stable=True)
+        reach = (torch.arange(len(order)) + torch.randint(self.buffer, (), generator=generator)) // self.buffer
+        chance = torch.rand(len(order), generator=generator, dtype=torch.float64)
+        return order[(reach + chance).argsort()]
+
+
+def image_order(images: ImageSet, seed: Seeds) -> Order:
+    """Each image once in an epoch, in an order of the seed; of a stream one in which it can be read."""
+    stream = images.images.stream if isinstance(images.images, Encoded) else None
+    if stream is None:
+        return Shuffled(len(images), seed)
+    assert isinstance(images.images, Encoded)
+    shard = torch.searchsorted(stream.bounds, images.images.rows, right=True) - 1
+    return ShardByShard(shard, stream.buffer, seed)
 
 
 @dataclass(frozen=True)
@@ -155,7 +192,7 @@ class Method(nn.Module):
     @classmethod
     def order(cls, config: VisionConfig, images: ImageSet, batch_size: int, world_size: int, seed: Seeds) -> Order:
         """Which images stand in an epoch; batches of `batch_size` are cut from it, and equal shares for the ranks."""
-        return Shuffled(len(images), seed)
+        return image_order(images, seed)
 
     @classmethod
     def block_positives(cls, config: VisionConfig) -> int:

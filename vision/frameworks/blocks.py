@@ -14,6 +14,7 @@ from dipole.core.ground.errors import ConfigError
 from dipole.core.ground.seeding import Seeds
 from dipole.core.train.config import Settings
 from dipole.core.train.sampling import ClassBlocks
+from dipole.vision.decoding import Encoded
 from dipole.vision.frameworks.base import Batch, Build, OneBranch, Related, Setup, instances, register_framework
 from dipole.vision.image_set import ImageSet
 
@@ -67,6 +68,11 @@ class Blocks(OneBranch):
             raise ConfigError(
                 f"vision.method: blocks are images of one class, and {images.name} has images without a label; take a "
                 "labelled split, or method = 'simclr'."
+            )
+        if isinstance(images.images, Encoded) and images.images.stream is not None and images.images.stream.forward:
+            raise ConfigError(
+                f"vision.method: blocks are drawn by class from all of {images.name}, which is read one image after "
+                "another; leave vision.data.streaming out, or take method = 'simclr'."
             )
 
     @classmethod

@@ -4,9 +4,32 @@ from pathlib import Path
 
 from dipole.core.ground.errors import DataError, nearest
 from dipole.core.ground.plugins import import_all
-from dipole.vision.sources.base import READERS, Classes, Decoding, Known, Source, register_source
+from dipole.vision.sources.base import (
+    HELD_OUT,
+    HUB,
+    READERS,
+    SHARDS,
+    Classes,
+    Decoding,
+    Known,
+    Source,
+    Streaming,
+    register_source,
+)
+from dipole.vision.sources.streamed import open_stream
 
-__all__ = ["Decoding", "Known", "Source", "described", "known", "open_source", "register_source"]
+__all__ = [
+    "HELD_OUT",
+    "SHARDS",
+    "Decoding",
+    "Known",
+    "Source",
+    "Streaming",
+    "described",
+    "known",
+    "open_source",
+    "register_source",
+]
 
 import_all(__name__)
 
@@ -17,6 +40,8 @@ def open_source(source: str, options: Decoding, wanted: Classes = None) -> Sourc
     wanted: the class names to keep, in their order.
     """
     path = Path(source).expanduser()
+    if options.stream.on:
+        return open_stream(source, options, wanted)
     for reader in sorted(READERS.values(), key=lambda each: each.general):
         if reader.matches(source, path):
             return reader.open(source, options, wanted)
@@ -32,4 +57,5 @@ def described() -> str:
 
 def known(source: str) -> Known | None:
     """What is known of a data set by its name, without looking for it."""
+    source = source.removeprefix(HUB)
     return next((reader.known[source] for reader in READERS.values() if source in reader.known), None)

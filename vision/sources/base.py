@@ -9,7 +9,22 @@ from dipole.vision.decoding import OnCorrupt
 from dipole.vision.image_set import ImageSet
 from dipole.vision.registry import Entries
 
+HELD_OUT = ("test", "val", "validation", "valid", "dev")  # splits for testing by name, the first that is there
+SPLITS = ("train", *HELD_OUT, "unlabeled")
+
+SHARDS = "wds:"  # before the names of tar files
+HUB = "hub:"  # before a data set that the library `datasets` finds: an id, or a folder
+
 Classes = tuple[str, ...] | None  # names of the classes to keep, in their order; None keeps all
+
+
+@dataclass(frozen=True)
+class Streaming:
+    """Whether a set is read one image after another, how many of its images, and how many are shuffled at a time."""
+
+    on: bool = False
+    length: int | None = None
+    buffer: int = 4096
 
 
 @dataclass(frozen=True)
@@ -19,6 +34,7 @@ class Decoding:
     size: int | None = None
     on_corrupt: OnCorrupt = "refuse"
     memory: float = 4e9
+    stream: Streaming = Streaming()
 
 
 @dataclass(frozen=True)

@@ -1,32 +1,47 @@
 """Folders of image files."""
 
+import mimetypes
+import warnings
+from functools import cache
 from pathlib import Path
 
 import torch
+from PIL import Image
 
 from dipole.core.ground.errors import DataError
 from dipole.vision.image_set import ImageSet
-from dipole.vision.sources.base import Classes, Decoding, Source, register_source
+from dipole.vision.sources.base import SPLITS, Classes, Decoding, Source, register_source
 from dipole.vision.sources.images import decode_all
 
-SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
+SUFFIXES = frozenset(
+    {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".j2k", ".jpx"}
+)
+# What else is a picture, by its suffix, where the system's list of types does not know it.
+PICTURES = frozenset({".avif", ".heic", ".heif", ".jxl", ".dng", ".cr2", ".nef", ".arw", ".exr", ".psd", ".pfm"})
 
 
 @register_source("a folder of images", matches=lambda text, path: path.is_dir(), general=True)
 def image_folder(source: str, options: Decoding, wanted: Classes) -> Source:
     """A folder of images per class, or such folders per split (train/CLASS/x.jpg); loose images are unlabelled."""
     path = Path(source).expanduser()
-    folders = sorted(child.name for child in path.iterdir() if child.is_dir())
+    folders = sorted(child.name for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
     nested = [name for name in folders if any(grand.is_dir() for grand in (path / name).iterdir())]
     # A folder of splits: its folders hold folders, or are named as splits are.
-    splits = tuple(nested or [name for name in folders if name in ("train", "test", "val", "validation", "unlabeled")])
+    splits = tuple(nested or [name for name in folders if name in SPLITS])
     if not splits:
         return Source(str(path), ("train",), lambda _: _read_folder(path, options, wanted))
-    return Source(str(path), splits, lambda split: _read_folder(path / split, options, wanted))
+
+    def read(split: str) -> ImageSet:
+        left_out = _beside(path, "beside the folders of the splits")
+        return _read_folder(path / split, options, wanted, left_out)
+
+    return Source(str(path), splits, read)
 
 
-def _read_folder(path: Path, options: Decoding, wanted: Classes) -> ImageSet:
-    classes = sorted(child.name for child in path.iterdir() if child.is_dir())
+def _read_folder(path: Path, options: Decoding, wanted: Classes, left_out: tuple[str, ...] = ()) -> ImageSet:
+    classes = sorted(child.name for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
+    if classes:
+        left_out += _beside(path, "beside the folders of the classes")
     if wanted is not None and classes:
         missing = [name for name in wanted if name not in classes]
         if missing:
@@ -35,13 +50,22 @@ def _read_folder(path: Path, options: Decoding, wanted: Classes) -> ImageSet:
     files: list[Path] = []
     labels: list[int] = []
     for label, folder in enumerate([path / name for name in classes] or [path]):
-        found = sorted(file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES)
-        files += found
-        labels += [label if classes else -1] * len(found)
+        for file in sorted(folder.rglob("*")):
+            if file.suffix.lower() in SUFFIXES:
+                files.append(file)
+                labels.append(label if classes else -1)
+            elif is_picture(file):
+                left_out += (f"{file} (files {file.suffix} are not read)",)
     if not files:
+        others = f" It holds others: {left_out[0]}." if left_out else ""
         raise DataError(
-            f"the folder {path} holds no images ({', '.join(sorted(SUFFIXES))}). "
+            f"the folder {path} holds no images ({', '.join(sorted(SUFFIXES))}).{others} "
             "Expected one folder per class (CLASS/file.jpg), split folders (train/CLASS/file.jpg), or loose images."
+        )
+    if left_out:
+        more = f"; and {len(left_out) - 5} more" if len(left_out) > 5 else ""
+        warnings.warn(
+            f"{len(left_out)} images of {path.name} are left out: {'; '.join(left_out[:5])}{more}", stacklevel=2
         )
     return decode_all(
         path.name,
@@ -50,4 +74,24 @@ def _read_folder(path: Path, options: Decoding, wanted: Classes) -> ImageSet:
         torch.tensor(labels) if classes else None,
         tuple(classes),
         options,
+        left_out,
     )
+
+
+def _beside(path: Path, where: str) -> tuple[str, ...]:
+    return tuple(f"{file} ({where})" for file in sorted(path.iterdir()) if file.is_file() and is_picture(file))
+
+
+def is_picture(file: Path) -> bool:
+    """Whether a file is an image by its suffix, of a kind that is read or not."""
+    suffix = file.suffix.lower()
+    return suffix in SUFFIXES | PICTURES | _known_to_pillow() or (
+        (mimetypes.guess_type(file.name)[0] or "").startswith("image/")
+    )
+
+
+@cache
+def _known_to_pillow() -> frozenset[str]:
+    found = Image.registered_extensions()
+    # Programs, films and arrays have plug-ins as well.
+    return frozenset(suffix for suffix, kind in found.items() if kind not in ("PDF", "MPEG", "HDF5", "EPS", "BUFR"))

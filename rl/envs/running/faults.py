@@ -3,6 +3,7 @@
 from typing import Any
 
 import gymnasium
+import numpy as np
 from stable_baselines3.common.monitor import Monitor
 
 from dipole.core.ground.errors import TrainingError
@@ -24,8 +25,16 @@ def fault_message(environment: int, fault: dict[str, Any]) -> str:
     )
 
 
+def require_finite(reward: Any) -> None:
+    """Raise ValueError for a reward that nothing can be learned from."""
+    if not np.isfinite(np.asarray(reward, np.float64)).all():
+        raise ValueError(f"the reward is {reward}")
+
+
 class Guard(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Turns an exception in `step` into a truncated episode with `info["fault"]`: error, step, episode, seed.
+    """Turns an exception in `step`, or a reward that is not finite, into a truncated episode with `info["fault"]`.
+
+    The fault holds error, step, episode and seed.
 
     The observation of such a step is the last good one, the reward 0; replay leaves the step out. An exception in
     `reset` is tried again; after five faults without a good step TrainingError is raised.
@@ -51,11 +60,12 @@ class Guard(gymnasium.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         self._step += 1
         try:
-            self._last, reward, terminated, truncated, info = self.env.step(action)
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            require_finite(reward)
         except Exception as error:
             self._count(error)
             return self._last, 0.0, False, True, {"fault": describe(error, self._step, self._episode, self._seed)}
-        self._in_a_row = 0
+        self._last, self._in_a_row = observation, 0
         return self._last, reward, terminated, truncated, info
 
     def _count(self, error: Exception) -> None:

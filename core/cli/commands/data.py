@@ -1,0 +1,119 @@
+"""`dipole data`: the data sets that recipes need, fetched and prepared."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from dipole.core.cli import Runner
+from dipole.core.ground.download import BASE, Progress, RemoteFile, address, digest, free_bytes
+from dipole.core.ground.errors import ConfigError, DataError
+from dipole.core.train.data_sets import Built, DataSet, data_sets, fetched_folder, find, get, is_prepared
+from dipole.core.train.domains import resolve
+
+EVERY = 2.0  # seconds between two lines of progress
+
+
+def configure(parser: argparse.ArgumentParser) -> Runner:
+    """Fetch and prepare the data sets that recipes need, or build one that nobody ships."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="list | get NAME | NAME")
+    actions.add_parser("list", help="what can be fetched or built", description="What can be fetched or built.")
+    runners: dict[str, Runner] = {"list": _list, "get": _get}
+    fetched = actions.add_parser(
+        "get", help="fetch and prepare one",
+        description="Say licence and size of a data set, ask, fetch it with its checksum and prepare it. Repeated, it "
+        "goes on where it stopped; files that were put into FOLDER.download by hand are taken from there.",
+    )  # fmt: skip
+    fetched.add_argument("name", metavar="NAME", help="as `dipole data list` has it")
+    fetched.add_argument("--to", type=Path, metavar="FOLDER", help="folder to prepare (default: data/NAME)")
+    fetched.add_argument("--yes", action="store_true", help="do not ask")
+    fetched.add_argument("--url", metavar="URL", help=f"fetch from a mirror, URL/FILE; also ${BASE}")
+    for name, each in data_sets().items():
+        if isinstance(each, Built):
+            built = actions.add_parser(name, help=each.summary, description=each.summary)
+            runners[name] = resolve(each.configure)(built)
+    return lambda arguments: runners[arguments.action](arguments)
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    found = data_sets()
+    width = max(map(len, found), default=0)
+    for name, each in found.items():
+        if isinstance(each, Built):
+            print(f"{name:<{width}}  {each.summary} (built: `dipole data {name} --help`)")
+        else:
+            size = "size asked when fetched" if isinstance(each.files, str) else _sizes(each.files)
+            print(f"{name:<{width}}  {each.summary}\n{'':<{width}}  {size}; licence: {each.licence}")
+    return 0
+
+
+def _get(arguments: argparse.Namespace) -> int:
+    name, data = arguments.name, find(arguments.name)
+    folder = arguments.to or Path("data") / name
+    if is_prepared(name, folder):
+        print(f"{folder} is there already.\n{_use(data, folder)}")
+        return 0
+    files = data.remote()
+    if arguments.url:
+        files = tuple(replace(file, url=f"{arguments.url.rstrip('/')}/{file.path}", name=file.path) for file in files)
+    downloads = fetched_folder(folder)
+    missing = [file for file in files if not (downloads / file.path).is_file()]
+    unchecked = [file.path for file in files if file.checksum is None]
+    print(f"{name}: {data.summary}\nlicence  {data.licence}\nsee      {data.page}")
+    print(f"size     {_sizes(files)}, to {folder}")
+    for file in missing:
+        print(f"from     {address(file)}")
+    if unchecked:
+        print(f"checked  no checksum is known of {', '.join(unchecked[:5])}: compare what is printed at the end")
+    _check_space(missing, folder)
+    if missing and not arguments.yes:
+        _ask()
+    get(name, data, files, folder, _lines)
+    for file in files:
+        if file.checksum is None:
+            print(f"sha256   {digest(downloads / file.path)}  {file.path}")
+    print(f"{folder} is ready; {downloads} is no longer needed.\n{_use(data, folder)}")
+    return 0
+
+
+def _ask() -> None:
+    if not sys.stdin.isatty():
+        raise ConfigError("nobody is there to be asked; say --yes to fetch it under that licence.")
+    if input("Fetch it? [y/N] ").strip().lower() not in ("y", "yes"):
+        raise ConfigError("nothing was fetched.")
+
+
+def _check_space(files: list[RemoteFile], folder: Path) -> None:
+    needed, free = sum(file.size or 0 for file in files), free_bytes(folder.absolute())
+    if needed > free:
+        raise DataError(
+            f"{needed / 1e9:.2f} GB are to be fetched, and the disk of {folder} has {free / 1e9:.2f} GB left. Free "
+            "some space, or give another folder with --to."
+        )
+
+
+def _use(data: DataSet, folder: Path) -> str:
+    return f"use it by  --set {data.use.format(folder=folder)}"
+
+
+def _sizes(files: tuple[RemoteFile, ...]) -> str:
+    known = [file.size for file in files if file.size is not None]
+    if len(known) < len(files):
+        return "size not published"
+    return f"{sum(known) / 1e6:,.1f} MB in {len(files)} file{'' if len(files) == 1 else 's'}"
+
+
+def _lines(file: RemoteFile) -> Progress:
+    told = time.monotonic()
+
+    def progress(done: int, total: int | None) -> None:
+        nonlocal told
+        if time.monotonic() - told > EVERY:
+            told = time.monotonic()
+            of = "" if total is None else f" of {total / 1e6:,.1f}"
+            print(f"{file.path}: {done / 1e6:,.1f}{of} MB", file=sys.stderr, flush=True)
+
+    return progress

@@ -1,0 +1,123 @@
+"""Data sets that recipes need, as the domains declare them: where they lie, under which licence, how they are prepared.
+
+A `Domain` names a mapping in `data`: name -> `DataSet` (fetched by `dipole data get NAME`) or `Built` (made from what
+the user has, by `dipole data NAME`). The module of that mapping imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dipole.core.ground.download import Progress, RemoteFile, fetch
+from dipole.core.ground.errors import ConfigError, DataError, nearest
+from dipole.core.ground.files import atomic_write, replacing, why
+from dipole.core.train.domains import domains, resolve
+
+MARK = ".dipole-data"  # in a folder that was prepared, with the name of its data set
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A data set that can be fetched.
+
+    Args:
+        summary: a line for `dipole data list`.
+        licence: what its authors say, in words.
+        page: where they say it.
+        files: what is fetched; or "package.module:function", which asks for the list when it is needed.
+        prepare: "package.module:function": gets the folder of what was fetched and a folder to fill.
+        use: what to set in a recipe then; {folder} stands for the folder.
+    """
+
+    summary: str
+    licence: str
+    page: str
+    files: tuple[RemoteFile, ...] | str
+    prepare: str
+    use: str
+
+    def remote(self) -> tuple[RemoteFile, ...]:
+        """What is fetched."""
+        if not isinstance(self.files, str):
+            return self.files
+        found: tuple[RemoteFile, ...] = resolve(self.files)()
+        return found
+
+
+@dataclass(frozen=True)
+class Built:
+    """A data set that nobody ships, built from what the user has.
+
+    configure: "package.module:function", as a command (core/cli/app.py).
+    """
+
+    summary: str
+    configure: str
+
+
+def data_sets() -> dict[str, DataSet | Built]:
+    """Every data set of every domain, by name; the first keeps its name."""
+    found: dict[str, DataSet | Built] = {}
+    for domain in domains().values():
+        if domain.data:
+            try:
+                declared: Mapping[str, DataSet | Built] = resolve(domain.data)
+                found = dict(declared) | found
+            except (Exception, SystemExit) as error:
+                owner = f" of {domain.package}" if domain.package else ""
+                warnings.warn(f"the data sets of {domain.name!r}{owner} cannot be read: {error!r}", stacklevel=2)
+    return dict(sorted(found.items()))
+
+
+def find(name: str) -> DataSet:
+    """The data set of a name that can be fetched; ConfigError where there is none."""
+    known = {each: found for each, found in data_sets().items() if isinstance(found, DataSet)}
+    if name not in known:
+        raise ConfigError(f"unknown data set {name!r}.{nearest(name, known)} Known: {', '.join(known)}.")
+    return known[name]
+
+
+def fetched_folder(folder: Path) -> Path:
+    """Where what is fetched for a folder lies, or is put by hand."""
+    return folder.with_name(f"{folder.name}.download")
+
+
+def is_prepared(name: str, folder: Path) -> bool:
+    """Whether a folder holds the data set already; DataError where it holds something else."""
+    if not folder.exists():
+        return False
+    mark = folder / MARK
+    try:
+        if mark.is_file() and mark.read_text(encoding="utf-8").split()[:1] == [name]:
+            return True
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{mark} cannot be read: {error}.") from error
+    if folder.is_dir() and not any(folder.iterdir()):
+        return False
+    raise DataError(f"{folder} is there and was not made by `dipole data get {name}`. Give another folder with --to.")
+
+
+def get(
+    name: str, data: DataSet, files: tuple[RemoteFile, ...], folder: Path,
+    progress: Callable[[RemoteFile], Progress],
+) -> None:  # fmt: skip
+    """Fetch the files of a data set and prepare its folder, which appears at once and whole.
+
+    Raises:
+        DataError: a file cannot be fetched, is not the published one, or cannot be prepared; the disk refused.
+    """
+    downloads = fetched_folder(folder)
+    for file in files:
+        fetch(file, downloads, progress(file))
+    try:
+        if folder.is_dir():
+            folder.rmdir()  # an empty one
+        with replacing(folder) as temporary:
+            temporary.mkdir()
+            resolve(data.prepare)(downloads, temporary)
+            atomic_write(temporary / MARK, f"{name}\n")
+    except OSError as error:
+        raise DataError(f"cannot prepare {folder}: {why(error)}") from error

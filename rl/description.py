@@ -1,0 +1,211 @@
+"""An agent's own description inside its zip: all that is needed to build it again, as JSON, without the pickles of SB3.
+
+`ContrastiveSAC.load` reads a file as SB3 does, code in it included. `open_agent` reads the description and the weights
+alone, so that a file from anywhere can be played and continued.
+"""
+
+import json
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from stable_baselines3.common.save_util import load_from_zip_file
+
+from dipole.core.contrast.objective import Composite, Objective
+from dipole.core.ground.errors import CheckpointError, ConfigError, DipoleError, SpecError
+
+FILE = "dipole.json"  # inside the zip
+_FORMAT = 1
+_LARGEST = 10_000_000  # bytes of a description; more is none
+COUNTERS = ("num_timesteps", "_episode_num", "_n_updates", "environment_steps", "_current_progress_remaining")
+# Keywords of the agent that may hold code, which no file of ours does.
+_CODE = ("learning_rate", "augmentation", "action_noise", "replay_buffer_class", "replay_buffer_kwargs")
+
+
+def describe(agent: Any) -> dict[str, Any]:
+    """What `build` makes the agent from."""
+    settings = dict(agent.settings)
+    given: dict[str, Any] = {
+        "learning_rate": settings["learning_rate"],
+        "augmentation": agent.augmentation,
+        "action_noise": agent.action_noise,
+        "replay_buffer_class": None if agent.has_own_replay else agent.replay_buffer_class,
+        "replay_buffer_kwargs": None if agent.has_own_replay else agent.replay_buffer_kwargs,
+    }
+    code = [name for name in _CODE if given[name] is not None and not isinstance(given[name], int | float | str)]
+    settings["learning_rate"] = None if "learning_rate" in code else settings["learning_rate"]
+    return {
+        "format": _FORMAT,
+        "settings": settings,
+        "augmentation": None if "augmentation" in code else agent.augmentation,
+        "storage": agent.storage,
+        "stats_window_size": agent._stats_window_size,
+        "seed": agent.seed,
+        **told_spaces(agent),
+        "counters": {name: getattr(agent, name) for name in COUNTERS},
+        "own_terms": list(agent.own_terms),
+        "code": code,
+        "task": agent.task,
+    }
+
+
+def add_to(path: Path, agent: Any) -> None:
+    """Put the description into a zip that SB3 wrote."""
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(FILE, json.dumps(describe(agent), indent=1))
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read the description in a zip.
+
+    Raises:
+        CheckpointError: the file is missing, damaged, or holds none.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if FILE not in archive.namelist():
+                raise CheckpointError(
+                    f"{path} holds no description by dipole (it is of an earlier version, or of another program): what "
+                    "SB3 itself writes is read by running code in it, which is not done here. If you trust it, load it "
+                    "in Python with ContrastiveSAC.load(path), and save it again."
+                )
+            if archive.getinfo(FILE).file_size > _LARGEST:
+                raise ValueError(f"{FILE} is too large")
+            told = json.loads(archive.read(FILE))
+        if not isinstance(told, dict) or told.get("format") != _FORMAT:
+            raise ValueError(f"{FILE} is of another format")
+        return told
+    except (OSError, ValueError, zipfile.BadZipFile, RecursionError, NotImplementedError) as error:
+        raise CheckpointError(f"the agent {path} cannot be read: {error}") from error
+
+
+def open_agent(
+    path: str | Path,
+    cls: Any,
+    env: Any = None,
+    device: str = "auto",
+    objective: Objective | Composite | None = None,
+    **given: Any,
+) -> Any:
+    """Build an agent from its zip; no code in the file is run.
+
+    Args:
+        path: what `ContrastiveSAC.save` wrote.
+        cls: the agent's class.
+        env: to go on learning in. Without one the agent plays; its replay is as small as can be.
+        device: where to.
+        objective: as `ContrastiveSAC.load` takes it.
+        given: keywords of `ContrastiveSAC` that a file cannot hold: functions, SB3's objects, tensorboard_log.
+
+    Raises:
+        CheckpointError: the file is damaged or was not written here. ConfigError: the agent needs what was not given.
+    """
+    told = read(Path(path))
+    try:
+        with explained(path, objective):
+            agent = build(cls, told, env, device, objective, **given)
+            load_weights(agent, path)
+            for name in COUNTERS:
+                setattr(agent, name, told["counters"][name])
+    except DipoleError:
+        raise
+    except Exception as error:  # a file of our own form with anything at all in it
+        raise CheckpointError(f"the agent {path} cannot be read: {type(error).__name__}: {error}") from error
+    return agent
+
+
+def build(
+    cls: Any,
+    told: dict[str, Any],
+    env: Any = None,
+    device: str = "auto",
+    objective: Objective | Composite | None = None,
+    **given: Any,
+) -> Any:
+    """Build the agent of a description, without its weights; see `open_agent`."""
+    missing = [name for name in told["code"] if name not in given]
+    if missing:
+        raise ConfigError(
+            f"the agent was made with code that is not kept in a file ({', '.join(missing)}): give it again, as in "
+            f"resume(..., {missing[0]}=...)."
+        )
+    if told["own_terms"] and objective is None:
+        raise ConfigError(unregistered_message(told["own_terms"]))
+    settings = {name: value for name, value in told["settings"].items() if name not in given}
+    if objective is not None:
+        settings["objective"] = objective
+    keywords = {"augmentation": told["augmentation"], "storage": told["storage"], "seed": told["seed"]}
+    keywords |= {"stats_window_size": told["stats_window_size"], "device": device, **settings, **given}
+    if env is not None:
+        agent = cls("CnnPolicy", env, **keywords)
+    else:
+        agent = cls("CnnPolicy", None, _init_setup_model=False, **keywords)
+        settle(agent, told)
+    agent.task = told.get("task")
+    return agent
+
+
+def told_spaces(agent: Any) -> dict[str, Any]:
+    """What an agent sees and does, as `settle` reads it."""
+    return {
+        "n_envs": agent.n_envs,
+        "observation_space": _described(agent.observation_space),
+        "action_space": _described(agent.action_space),
+    }
+
+
+def settle(agent: Any, told: Mapping[str, Any]) -> None:
+    """Make the networks of an agent that was made without an environment, for what `told_spaces` says."""
+    agent.observation_space, agent.action_space = map(_space, (told["observation_space"], told["action_space"]))
+    agent.n_envs = int(told["n_envs"])
+    agent.set_up_for_playing()
+
+
+def load_weights(agent: Any, path: str | Path) -> None:
+    """Networks, optimizers and temperature of a zip into an agent of the same settings; tensors alone are read."""
+    _, parameters, variables = load_from_zip_file(path, load_data=False, device=agent.device)
+    agent.set_parameters(parameters, exact_match=True, device=agent.device)
+    assert variables is not None
+    agent.log_ent_coef.data = variables["log_ent_coef"].data
+
+
+@contextmanager
+def explained(path: Any, objective: Any) -> Iterator[None]:
+    """Say of an objective that is not known, or another one, how to give the right one."""
+    try:
+        yield
+    except SpecError as error:
+        raise ConfigError(
+            f"the objective of the agent {path} is not known here: {error}\nImport the module that registers it "
+            "before loading, or give it: ContrastiveSAC.load(path, objective=...)."
+        ) from error
+    except RuntimeError as error:
+        if objective is None or isinstance(error, DipoleError):
+            raise
+        raise ConfigError(f"the agent {path} was saved with another objective than {objective}: {error}") from error
+
+
+def unregistered_message(terms: Any) -> str:
+    return (
+        f"this agent was trained with an objective that is not registered ({', '.join(terms)}): give it when loading, "
+        "ContrastiveSAC.load(path, objective=...)."
+    )
+
+
+def _described(space: Any) -> dict[str, Any]:
+    # One number stands for bounds that are the same everywhere, as those of images are.
+    low, high = (
+        side.flat[0].item() if (side == side.flat[0]).all() else side.tolist() for side in (space.low, space.high)
+    )
+    return {"low": low, "high": high, "shape": list(space.shape), "dtype": str(space.dtype)}
+
+
+def _space(told: dict[str, Any]) -> spaces.Box:
+    dtype: Any = np.dtype(told["dtype"]).type
+    shape = tuple(map(int, told["shape"]))
+    low, high = (np.broadcast_to(np.asarray(told[side], dtype), shape) for side in ("low", "high"))
+    return spaces.Box(low, high, shape, dtype)

@@ -1,0 +1,132 @@
+"""What an agent on the disk reaches in whole episodes: `dipole play`."""
+
+import json
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from dipole.core.ground.errors import ConfigError
+from dipole.core.ground.seeding import isolated
+from dipole.core.measure.intervals import interquartile_mean
+from dipole.core.train.launch import pick_device
+from dipole.core.train.run_folder import DEFAULT_RUNS, find_run
+from dipole.core.train.trained_run import load_run
+from dipole.rl.agent import ContrastiveSAC
+from dipole.rl.arguments import check_seed, check_whole
+from dipole.rl.description import open_agent
+from dipole.rl.envs.registry import find
+from dipole.rl.episodes.play import evaluate
+from dipole.rl.episodes.video import require_format, write_video
+from dipole.rl.exported import AGENT
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Returns of the episodes that were played, in order."""
+
+    task: str
+    seed: int
+    deterministic: bool
+    returns: tuple[float, ...]
+    video: str | None = None
+
+    def __str__(self) -> str:
+        how = "deterministic" if self.deterministic else "stochastic"
+        shown = "" if self.video is None else f"\n{self.video}"
+        return (
+            f"{self.task}: return {np.mean(self.returns):.2f} +- {np.std(self.returns):.2f} "
+            f"({len(self.returns)} episodes, {how}, seed {self.seed}; interquartile mean "
+            f"{interquartile_mean(self.returns):.2f}, {min(self.returns):.2f} to {max(self.returns):.2f}){shown}"
+        )
+
+    def as_json(self) -> str:
+        """The same as one JSON object, with every return."""
+        return json.dumps(
+            {
+                "task": self.task,
+                "episodes": len(self.returns),
+                "seed": self.seed,
+                "deterministic": self.deterministic,
+                "mean": float(np.mean(self.returns)),
+                "std": float(np.std(self.returns)),
+                "iqm": interquartile_mean(self.returns),
+                "min": min(self.returns),
+                "max": max(self.returns),
+                "returns": list(self.returns),
+                "video": self.video,
+            }
+        )
+
+
+def trial(
+    name: str | Path,
+    task: str | None = None,
+    episodes: int = 10,
+    seed: int = 0,
+    deterministic: bool = True,
+    video: str | Path | None = None,
+    device: str | None = None,
+    runs: Path = DEFAULT_RUNS,
+) -> Trial:
+    """Play episodes with the agent of a run or an export; the same arguments play the same episodes.
+
+    Args:
+        name: a run's folder or hash, agent.zip, or a folder that holds it.
+        task: another one than the agent's own; rendered and stacked as the agent wants its observations.
+        episodes, seed: how many, and the seed of the first one and of drawn actions.
+        deterministic: the mean action; False draws from the policy.
+        video: .gif or .mp4 of the first episode.
+        device: where to.
+        runs: where hashes are looked up.
+
+    Raises:
+        ConfigError: for an argument out of range, an unknown task, or one that does not fit the agent.
+        CheckpointError: the agent cannot be read.
+    """
+    check_whole(episodes=episodes)
+    check_seed(seed)
+    if video is not None:
+        require_format(video)
+    with isolated(seed):  # making an agent seeds the global generators
+        agent = _open(name, runs, device)
+    known = agent.task or {}
+    if task is None and "name" not in known:
+        raise ConfigError(f"{name} does not say what its task is: give --env TASK.")
+    chosen = find(task or known["name"])
+    settings = known["settings"] if chosen.name == known.get("name") else _fitting(agent, chosen.settings)
+    if video is not None and chosen.factory is gymnasium.make:
+        settings = {"render_mode": "rgb_array", **settings}
+    frames: list[Any] | None = None if video is None else []
+    with closing(chosen.make(**settings)) as env, isolated(seed):
+        returns = evaluate(agent, env, episodes, seed, frames, deterministic=deterministic)
+        if video is not None and frames is not None:
+            write_video(frames, video, int(env.metadata.get("render_fps") or 25))
+    return Trial(chosen.name, seed, deterministic, tuple(returns), None if video is None else str(video))
+
+
+def _open(name: str | Path, runs: Path, device: str | None) -> ContrastiveSAC:
+    path = Path(name)
+    if path.is_dir() and (path / AGENT).is_file() and not (path / "config.toml").is_file():
+        path = path / AGENT
+    if path.suffix == ".zip" or path.is_file():
+        agent: ContrastiveSAC = open_agent(path, ContrastiveSAC, device=str(pick_device(device or "auto")))
+        return agent
+    folder = find_run(str(name), runs)
+    domain = folder.read_config().domain
+    if domain != "rl":
+        raise ConfigError(f"the run {folder.path} is of the domain {domain!r}: only agents (rl) play.")
+    _, adapter, _ = load_run(folder, device)
+    adapter.module.eval()
+    played: ContrastiveSAC = adapter.agent  # type: ignore[attr-defined]
+    return played
+
+
+def _fitting(agent: ContrastiveSAC, settings: tuple[str, ...]) -> dict[str, Any]:
+    """Size and stacking of the agent's observations, as keywords of an environment that has such."""
+    channels, height, _ = agent.observation_space.shape  # type: ignore[misc]
+    wanted = {"size": height, "frame_stack": channels // 3}
+    return {key: value for key, value in wanted.items() if key in settings and value}

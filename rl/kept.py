@@ -1,0 +1,44 @@
+"""What a trained agent needs besides its weights: the spaces that it sees and acts in, and what is known of its task.
+
+kept/agent.json; with it an agent is built without its environment
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from dipole.core.ground.errors import CheckpointError, DipoleError
+from dipole.rl import description
+from dipole.rl.agent import ContrastiveSAC
+
+_FILE = "agent.json"
+
+
+def keep(folder: Path, agent: ContrastiveSAC, info: dict[str, Any]) -> None:
+    told = {**description.told_spaces(agent), "info": info}
+    (folder / _FILE).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """Read what `keep` wrote; CheckpointError where it is damaged."""
+    try:
+        told: dict[str, Any] = json.loads((folder / _FILE).read_text(encoding="utf-8"))
+        if set(told) != {"n_envs", "observation_space", "action_space", "info"}:
+            raise ValueError("keys are missing")
+        return told
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise _damaged(folder, error) from error
+
+
+def settle(agent: ContrastiveSAC, told: dict[str, Any], folder: Path) -> None:
+    """Make the networks of an agent that has no environment."""
+    try:
+        description.settle(agent, told)
+    except DipoleError:
+        raise
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
+        raise _damaged(folder, error) from error
+
+
+def _damaged(folder: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f"the model {folder} is damaged: {error!r}. Train again with --overwrite.")

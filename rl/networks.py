@@ -1,0 +1,239 @@
+"""The networks that an agent acts with, on torch, gymnasium and stable-baselines3 alone.
+
+An exported folder holds a copy of this file, so that `stable_baselines3.SAC.load` plays the agent without dipole.
+"""
+
+import itertools
+from typing import Any
+
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
+from stable_baselines3.sac.policies import Actor, SACPolicy
+from torch import Tensor, nn
+
+Maps = tuple[Tensor, ...]
+"""Images or feature maps in chunks of rows, (b, channels, height, width) each."""
+
+
+class PixelEncoder(BaseFeaturesExtractor):
+    """Conv 3x3/2, then 3x3/1, ReLU after each, Linear, LayerNorm (SAC-AE; CURL never applies the tanh).
+
+    Split in `convolve` and `head`, because the actor shares the convolutions of the critic but has a head of its own,
+    and because the actor's loss stops between the two.
+
+    Args:
+        observation_space: Box (C, H, W) uint8, as rendered; larger images than `image_size` are cut to their middle.
+        features_dim: width of the embedding.
+        image_size: height and width of what the convolutions see.
+        layers, filters: number and channels of the convolutions.
+        tanh: apply tanh to the embedding.
+        channels_last: memory layout of the convolutions.
+        chunk: rows at once on the CPU (0: all). The allocator hands out blocks of more than 32 MB as fresh pages, each
+            of which faults: at batch 512 that is half of the time. The values do not depend on it.
+    """
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        features_dim: int = 50,
+        image_size: int = 84,
+        layers: int = 4,
+        filters: int = 32,
+        tanh: bool = False,
+        channels_last: bool = True,
+        chunk: int = 64,
+    ) -> None:
+        super().__init__(observation_space, features_dim)
+        assert isinstance(observation_space, spaces.Box)
+        self.image_size = image_size
+        self.tanh = tanh
+        self.chunk = chunk
+        self.format = torch.channels_last if channels_last else torch.contiguous_format
+        extent = (image_size - 3) // 2 + 1 - 2 * (layers - 1)
+        if extent < 1:
+            raise ValueError(f"images of {image_size} pixels are too small for {layers} convolutions of 3x3.")
+        channels = [observation_space.shape[0], *[filters] * layers]
+        self.convs = nn.ModuleList(
+            nn.Conv2d(before, after, 3, stride=1 if index else 2)
+            for index, (before, after) in enumerate(itertools.pairwise(channels))
+        )
+        self.fc = nn.Linear(filters * extent * extent, features_dim)
+        self.ln = nn.LayerNorm(features_dim)
+        self.apply(initialise)
+
+    def prepare(self, images: Tensor) -> Maps:
+        """Images (B, C, size, size) with values 0..255 -> chunks of rows with values 0..1, as the convolutions want."""
+        dtype = self.fc.weight.dtype
+        if torch.amp.is_autocast_available(images.device.type) and torch.is_autocast_enabled(images.device.type):
+            dtype = torch.get_autocast_dtype(images.device.type)
+        chunk = self.chunk if self.chunk and images.device.type == "cpu" else len(images)
+        # The layout is changed while a pixel is still one byte. The copy keeps images that are floats as they are.
+        parts = (part.contiguous(memory_format=self.format) for part in images.split(chunk))
+        return tuple(part.to(dtype, copy=True).div_(255) for part in parts)
+
+    def convolve(self, images: Tensor | Maps) -> Maps:
+        """Images, or what `prepare` made of them -> feature maps (b, filters, extent, extent) of each chunk of rows."""
+        found = []
+        for x in self.prepare(images) if isinstance(images, Tensor) else images:
+            for conv in self.convs:
+                x = torch.relu_(conv(x))
+            found.append(x)
+        return tuple(found)
+
+    def head(self, maps: Maps) -> Tensor:
+        """Feature maps of every chunk -> embedding (B, features_dim), in the parameters' precision."""
+        weight = self.fc.weight
+        if self.format == torch.channels_last:
+            # The maps lie in memory as (b, row, column, filter): one permutation of the weight spares one of each map.
+            weight = weight.unflatten(1, maps[0].shape[1:]).permute(0, 2, 3, 1).flatten(1)
+            maps = tuple(each.permute(0, 2, 3, 1) for each in maps)
+        weight = weight.to(maps[0].dtype)
+        z = torch.cat([nn.functional.linear(each.flatten(1), weight, self.fc.bias) for each in maps])
+        z = self.ln(z.to(self.ln.weight.dtype))
+        return torch.tanh(z) if self.tanh else z
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.convolve(self.centre(images)))
+
+    def centre(self, images: Tensor) -> Tensor:
+        """Cut larger images to their middle."""
+        top, left = ((extent - self.image_size) // 2 for extent in images.shape[-2:])
+        return images[..., top : top + self.image_size, left : left + self.image_size]
+
+
+def detached(maps: Maps) -> Maps:
+    """The same maps, through which no gradient goes."""
+    return tuple(each.detach() for each in maps)
+
+
+def initialise(module: nn.Module) -> None:
+    """Orthogonal linear layers, delta-orthogonal convolutions (Xiao et al. 2018), zero biases, as SAC-AE and CURL."""
+    if isinstance(module, nn.Linear):
+        nn.init.orthogonal_(module.weight)
+        nn.init.zeros_(module.bias)
+    elif isinstance(module, nn.Conv2d):
+        nn.init.zeros_(module.weight)
+        nn.init.zeros_(module.bias)  # type: ignore[arg-type]
+        middle = module.weight.shape[2] // 2
+        gain = nn.init.calculate_gain("relu")
+        with torch.no_grad():
+            # In place on the slice: orthogonal_ itself wants a contiguous matrix.
+            module.weight[:, :, middle, middle] = nn.init.orthogonal_(torch.empty(module.weight.shape[:2]), gain)
+
+
+class SquashedActor(Actor):
+    """SB3's actor with the log standard deviation squashed into its range instead of clamped."""
+
+    log_std_bounds: tuple[float, float]
+
+    def distribution(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Features (B, d) -> mean and log standard deviation (B, A) of the Gaussian before the tanh."""
+        latent = self.latent_pi(features)
+        low, high = self.log_std_bounds
+        raw = self.log_std(latent).to(features.dtype)  # type: ignore[operator]
+        return self.mu(latent).to(features.dtype), low + 0.5 * (high - low) * (torch.tanh(raw) + 1)
+
+    def get_action_dist_params(self, obs: PyTorchObs) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        mean, log_std = self.distribution(self.extract_features(obs, self.features_extractor))
+        return mean, log_std, {}
+
+
+class PixelPolicy(SACPolicy):
+    """Actor, critic and momentum critic of SAC on images; the actor's convolutions are the critic's own.
+
+    The optimizer of the actor leaves the convolutions alone.
+
+    Args:
+        observation_space, action_space, lr_schedule: as SB3 passes them.
+        encoder: keywords of `PixelEncoder`.
+        hidden: widths of actor and critic.
+        log_std_bounds: range of the actor's log standard deviation.
+        beta: Adam's first decay.
+    """
+
+    actor: SquashedActor
+    encoder_class = PixelEncoder
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Box,
+        lr_schedule: Schedule,
+        encoder: dict[str, Any],
+        hidden: list[int],
+        log_std_bounds: tuple[float, float] = (-10.0, 2.0),
+        beta: float = 0.9,
+        use_sde: bool = False,
+    ) -> None:
+        assert not use_sde
+        self.log_std_bounds = (log_std_bounds[0], log_std_bounds[1])
+        self.beta = beta
+        super().__init__(
+            observation_space,
+            action_space,
+            lr_schedule,
+            net_arch=list(hidden),
+            features_extractor_class=self.encoder_class,
+            features_extractor_kwargs=dict(encoder),
+            normalize_images=False,  # the encoder divides by 255 itself, chunk by chunk
+        )
+
+    def _build(self, lr_schedule: Schedule) -> None:
+        self.actor = self.make_actor()
+        self.critic = self.make_critic()
+        self.critic_target = self.make_critic()
+        for network in (self.actor.latent_pi, self.critic):
+            network.apply(initialise)
+        # One orthogonal matrix for mean and deviation, as a single output layer would have.
+        outputs: list[Any] = [self.actor.mu, self.actor.log_std]
+        joint = nn.init.orthogonal_(torch.empty(2 * len(outputs[0].weight), outputs[0].weight.shape[1]))
+        with torch.no_grad():
+            for layer, weight in zip(outputs, joint.chunk(2), strict=True):
+                layer.weight.copy_(weight)
+                layer.bias.zero_()
+        self.critic_target.load_state_dict(self.critic.state_dict())
+        self.critic_target.requires_grad_(False)
+        self.critic_target.set_training_mode(False)
+        self.actor.features_extractor.convs = self.encoder.convs
+        rate = lr_schedule(1)
+        shared = {id(parameter) for parameter in self.encoder.convs.parameters()}
+        self.actor.optimizer = self.adam(
+            [parameter for parameter in self.actor.parameters() if id(parameter) not in shared], rate
+        )
+        self.critic.optimizer = self.adam(self.critic.parameters(), rate)
+
+    @property
+    def encoder(self) -> PixelEncoder:
+        """The critic's encoder: the anchors' encoder."""
+        assert isinstance(self.critic.features_extractor, PixelEncoder)
+        return self.critic.features_extractor
+
+    @property
+    def key_encoder(self) -> PixelEncoder:
+        """The momentum critic's encoder: the positives' encoder."""
+        assert isinstance(self.critic_target.features_extractor, PixelEncoder)
+        return self.critic_target.features_extractor
+
+    def adam(self, parameters: Any, rate: float, beta: float | None = None) -> torch.optim.Adam:
+        """Adam in its fused form (a third of the time on a CPU, the same values)."""
+        betas = (self.beta if beta is None else beta, 0.999)
+        return torch.optim.Adam(parameters, lr=rate, betas=betas, fused=True)
+
+    def make_actor(self, features_extractor: Any = None) -> SquashedActor:
+        kwargs = self._update_features_extractor(self.actor_kwargs, features_extractor)
+        actor = SquashedActor(**kwargs).to(self.device)
+        actor.log_std_bounds = self.log_std_bounds
+        return actor
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        return {
+            "observation_space": self.observation_space,
+            "action_space": self.action_space,
+            "lr_schedule": self._dummy_schedule,
+            "encoder": self.features_extractor_kwargs,
+            "hidden": self.net_arch,
+            "log_std_bounds": self.log_std_bounds,
+            "beta": self.beta,
+        }

@@ -1,0 +1,139 @@
+"""Whatever a stranger sends as an objective, a setting or a recipe: a value or one short error of ours, and soon."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import dipole
+from dipole.core.contrast.registry import registry
+from dipole.core.ground.errors import DipoleError, OptionError, SpecError
+from dipole.core.train.recipe import load, parse_override, read_recipe, resolve
+
+MANY = settings(max_examples=20_000, deadline=None, suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+
+NAMES = [entry.name for entry in registry.entries()]
+OPTIONS = sorted({option.name for entry in registry.entries() for option in entry.options})
+NUMBERS = st.one_of(
+    st.integers(-5, 5),
+    st.integers(-(10**30), 10**30),
+    st.floats(),
+    st.just("9" * 4000),
+    st.just("1e999"),
+    st.just("nan"),
+).map(str)
+VALUES = st.one_of(
+    NUMBERS, st.sampled_from(["true", "none", "learned", "cosine", "'a'", "[", "(1)"]), st.text(max_size=5)
+)
+OPTION = st.tuples(st.sampled_from([*OPTIONS, "self", "", "temperatur"]), VALUES).map("=".join)
+TERM = st.builds(
+    lambda weight, name, options: f"{weight}{name}({', '.join(options)})",
+    st.one_of(st.just(""), NUMBERS.map(lambda number: f"{number}*")),
+    st.one_of(st.sampled_from(NAMES), st.text(max_size=8)),
+    st.lists(OPTION, max_size=3),
+)
+SPEC = st.one_of(st.lists(TERM, min_size=1, max_size=4).map(" + ".join), st.text(max_size=60))
+
+
+def answered(call: Any) -> None:
+    """The call gives a value, or an error of ours of at most 2,000 characters, within a second."""
+    begin = time.process_time()
+    try:
+        call()
+    except DipoleError as error:
+        assert len(str(error)) < 2000
+    assert time.process_time() - begin < 1
+
+
+@FEW
+@given(SPEC)
+def test_objectives(text: str) -> None:
+    answered(lambda: dipole.objective(text, dim=8))
+
+
+@pytest.mark.slow
+@MANY
+@given(SPEC)
+def test_many_objectives(text: str) -> None:
+    answered(lambda: dipole.objective(text, dim=8))
+
+
+KEYS = st.one_of(
+    st.sampled_from(
+        ["train.steps", "train.batch_size", "objective", "seed", "domain", "train", "vision.views", "train.schedule"]
+    ),
+    st.text(max_size=10),
+)
+OVERRIDE = st.tuples(KEYS, st.one_of(VALUES, SPEC)).map("=".join)
+
+
+def settle(overrides: list[str]) -> None:
+    resolve(read_recipe("digits-simclr"), overrides)
+
+
+@settings(FEW, max_examples=60)
+@given(st.lists(OVERRIDE, max_size=3))
+def test_settings(overrides: list[str]) -> None:
+    answered(lambda: settle(overrides))
+
+
+@pytest.mark.slow
+@settings(MANY, max_examples=3000)
+@given(st.lists(OVERRIDE, max_size=3))
+def test_many_settings(overrides: list[str]) -> None:
+    answered(lambda: settle(overrides))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("1" * 4000 + "*dp", "a number of more than 200 characters"),
+        ("1" * 10_000 + "*dp", "too long"),
+        ("dp(self=None)", "no option 'self'"),
+        ("cllr(dim=10000000000)", "10000000000 x 10000000000 takes"),
+        ("swav(dim=10000000000)", "GB with its gradient"),
+        ("cllr(dim=" + "9" * 30 + ")", "not above"),
+        ("\N{ARABIC-INDIC DIGIT ONE}*dp", "cannot read"),
+    ],
+)
+def test_sizes_and_lengths_are_refused_before_they_cost_anything(text: str, said: str) -> None:
+    with pytest.raises((SpecError, OptionError), match=said):
+        dipole.objective(text)
+
+
+def test_a_long_text_is_shown_around_the_place() -> None:
+    text = "infonce + " * 200 + "dq + " + "infonce + " * 200 + "dp"
+    with pytest.raises(SpecError) as caught:
+        dipole.objective(text)
+    shown, marks = str(caught.value).splitlines()[-2:]
+    assert shown[marks.index("^") : marks.rindex("^") + 1] == "dq"
+    assert len(shown) < 200
+
+
+def test_what_is_there_can_be_asked_for() -> None:
+    assert dipole.objective("cllr(dim=64)").terms[0].L.shape == (64, 64)
+    with torch.device("meta"):
+        assert dipole.objective("cllr", dim=100_000).terms[0].L.shape == (100_000, 100_000)
+
+
+@pytest.mark.parametrize("content", ["a = " + "[" * 5000, "a = " + "9" * 5000, "[" * 3000, "\x00", "a = 1e99999"])
+def test_recipes_that_are_none(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(content)
+    answered(lambda: load(path))
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "a\x00b", "/" * 300, ""])
+def test_names_that_no_recipe_has(name: str) -> None:
+    answered(lambda: read_recipe(name))
+
+
+@pytest.mark.parametrize("text", ["train.steps=" + "9" * 5000, "a=" + "[" * 5000, "=" * 5000, "a." * 5000 + "b=1"])
+def test_overrides_that_are_none(text: str) -> None:
+    answered(lambda: resolve(read_recipe("digits-simclr"), [text]))
+    answered(lambda: parse_override(text))

@@ -1,0 +1,267 @@
+"""A trained agent outside of its run: moved, exported, loaded in fresh processes, played."""
+
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from stable_baselines3 import SAC
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.monitor import Monitor
+
+from dipole.core.cli import main
+from dipole.core.ground.errors import CheckpointError, ConfigError
+from dipole.core.train.loop import train
+from dipole.core.train.recipe import load
+from dipole.core.train.run_folder import RunFolder
+from dipole.core.train.trained_run import evaluate_run, load_run
+from dipole.rl import ContrastiveSAC, DotEnv, make_env
+from dipole.rl.description import FILE, open_agent
+from dipole.rl.episodes.play import evaluate
+from dipole.rl.episodes.trial import trial
+
+SETTINGS = [
+    "objective=infonce(similarity=bilinear) + 0.5*dp",
+    "train.steps=90",
+    "train.evaluate_every=90",
+    "train.checkpoint_every=90",
+    "train.batch_size=16",
+    "rl.learning_starts=40",
+    "rl.episodes=2",
+    "rl.filters=8",
+    "rl.hidden=[32]",
+    "device=cpu",
+]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished run that was moved to another place, and its record."""
+    folder = tmp_path_factory.mktemp("agent")
+    config = load("dot", SETTINGS).config
+    record = train(config, folder / "runs", quiet=True)
+    moved = folder / "moved" / "elsewhere"
+    shutil.copytree(folder / "runs" / config.hash, moved)
+    shutil.rmtree(folder / "runs")
+    return moved, record
+
+
+@pytest.fixture(scope="module")
+def exported(run):
+    assert main(["export", str(run[0]), "--to", "sb3", "--license", "mit"]) == 0
+    return run[0] / "export-sb3"
+
+
+@pytest.fixture(scope="module")
+def seen():
+    return np.random.default_rng(0).integers(0, 256, (8, 9, 28, 28), dtype=np.uint8)
+
+
+def fresh(program, *arguments, cwd):
+    done = subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_moved_run_is_whole_and_needs_no_environment(run, monkeypatch):
+    folder, record = run
+    again, found = evaluate_run(RunFolder(folder), "cpu")
+    assert again.evaluations[-1].agrees
+    assert found.results["return/mean"] == record.results["return/mean"]
+    monkeypatch.setattr("dipole.rl.envs.registry.Environment.make", lambda *_, **__: pytest.fail("an environment"))
+    _, adapter, _ = load_run(RunFolder(folder), "cpu")
+    assert adapter.agent.env is None
+    assert adapter.data_info() == record.data
+    assert adapter.agent.settings.buffer_size == adapter.agent.buffer_size > 1
+    assert adapter.agent.replay_buffer.buffer_size == 1  # nothing is stored where nothing is learned
+
+
+def test_a_damaged_run_is_named(run, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(run[0], folder)
+    kept = folder / "model" / "kept" / "agent.json"
+    told = json.loads(kept.read_text())
+    for wrong in ({}, {**told, "observation_space": {}}, {**told, "n_envs": "many"}, []):
+        kept.write_text(json.dumps(wrong))
+        with pytest.raises(CheckpointError, match=r"is damaged.*--overwrite"):
+            load_run(RunFolder(folder), "cpu")
+
+
+_CONTRASTIVE = """
+import json, sys
+import numpy as np
+from stable_baselines3.common.evaluation import evaluate_policy
+from dipole.rl import ContrastiveSAC, DotEnv
+agent = ContrastiveSAC.load(sys.argv[1], env=DotEnv(), device="cpu")
+played = agent.predict(np.load(sys.argv[2]), deterministic=True)[0]
+mean, _ = evaluate_policy(agent, agent.get_env(), n_eval_episodes=2)
+before = agent.contrast.terms[0].W.detach().clone()
+agent.learn(50)
+moved = float((agent.contrast.terms[0].W.detach() - before).abs().max())
+trainer = [name for name in sys.modules if name in ("dipole.core.train.loop", "dipole.rl.adapter")]
+print(json.dumps([played.tolist(), mean, moved, len(agent.replay_buffer), agent.settings.objective, trainer]))
+"""
+
+_PLAIN = """
+import json, sys
+import gymnasium, numpy as np
+sys.modules["dipole"] = None  # as if it were not installed
+from stable_baselines3 import SAC
+from stable_baselines3.common.evaluation import evaluate_policy
+
+class World(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0, 255, (9, 28, 28), np.uint8)
+    action_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 30
+        return self.observation_space.sample(), {}
+    def step(self, action):
+        self.left -= 1
+        return self.observation_space.sample(), 1.0, False, self.left == 0, {}
+
+objects = None
+if len(sys.argv) > 3:
+    from networks import PixelPolicy
+    objects = {"policy_class": PixelPolicy}
+agent = SAC.load(sys.argv[1], env=World(), device="cpu", custom_objects=objects, learning_starts=5)
+played = agent.predict(np.load(sys.argv[2]), deterministic=True)[0]
+mean, _ = evaluate_policy(agent, agent.get_env(), n_eval_episodes=2)
+convolutions = agent.critic.features_extractor.convs[0].weight
+before = convolutions.detach().clone()
+agent.learn(30)
+assert agent.actor.features_extractor.convs[0].weight is convolutions
+print(json.dumps([played.tolist(), mean, float((convolutions - before).abs().max()), agent.policy.__class__.__name__]))
+"""
+
+
+def test_the_agent_plays_and_goes_on_learning_in_a_fresh_process(run, exported, seen, tmp_path):
+    np.save(tmp_path / "seen.npy", seen)
+    _, adapter, objective = load_run(RunFolder(run[0]), "cpu")
+    adapter.module.eval()
+    expected = adapter.agent.predict(seen, deterministic=True)[0]
+    played, mean, moved, stored, text, trainer = fresh(
+        _CONTRASTIVE, exported / "agent.zip", tmp_path / "seen.npy", cwd=tmp_path
+    )
+    np.testing.assert_array_equal(np.array(played, np.float32), expected)
+    assert 0 <= mean <= 50
+    assert moved > 0
+    assert stored == 50
+    assert text == str(objective)
+    assert trainer == []
+
+
+@pytest.mark.parametrize("code", [[], ["networks"]], ids=["classes in the zip", "classes beside it"])
+def test_stable_baselines3_alone_plays_and_learns(run, exported, seen, tmp_path, code):
+    np.save(tmp_path / "seen.npy", seen)
+    _, adapter, _ = load_run(RunFolder(run[0]), "cpu")
+    expected = adapter.agent.predict(seen, deterministic=True)[0]
+    played, mean, moved, name = fresh(_PLAIN, exported / "sac.zip", tmp_path / "seen.npy", *code, cwd=exported)
+    np.testing.assert_array_equal(np.array(played, np.float32), expected)
+    assert (mean, name) == (30, "PixelPolicy")
+    assert moved > 0
+
+
+def test_both_zips_draw_the_same_actions(exported, seen):
+    """The deviation is squashed into its range in both; SB3's own actor would clamp it."""
+    ours = ContrastiveSAC.load(exported / "agent.zip", device="cpu")
+    plain = SAC.load(exported / "sac.zip", device="cpu")
+    drawn = []
+    for agent in (ours, plain):
+        torch.manual_seed(3)
+        drawn.append(agent.predict(seen, deterministic=False)[0])
+    np.testing.assert_array_equal(*drawn)
+    assert float(plain.log_ent_coef.detach()) == float(ours.log_ent_coef.detach())
+
+
+def test_the_card_says_what_it_is(exported):
+    card = (exported / "README.md").read_text()
+    assert card.startswith("---\nlicense: mit\nlibrary_name: stable-baselines3\npipeline_tag: reinforcement-learning\n")
+    for part in ("- deep-reinforcement-learning", "- dot", "SAC.load", "make_env(", "return/mean", "0.5 x `dp`"):
+        assert part in card
+
+
+def test_played_returns_are_those_of_sb3(run, exported, capsys, tmp_path):
+    assert main(["play", str(exported / "agent.zip"), "--episodes", "3", "--seed", "5", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    agent = ContrastiveSAC.load(exported / "agent.zip", device="cpu")
+    env = agent._wrap_env(Monitor(DotEnv()))
+    env.seed(5)
+    expected, _ = evaluate_policy(agent, env, n_eval_episodes=3, return_episode_rewards=True)
+    assert told["returns"] == pytest.approx(expected, abs=1e-5)
+    assert told["mean"] == pytest.approx(np.mean(expected), abs=1e-5)
+    assert (told["task"], told["deterministic"], told["episodes"]) == ("dot", True, 3)
+    assert main(["play", str(run[0]), "--episodes", "3", "--seed", "5", "--video", str(tmp_path / "dot.gif")]) == 0
+    shown = capsys.readouterr().out
+    assert f"return {told['mean']:.2f} +- {told['std']:.2f} (3 episodes, deterministic, seed 5" in shown
+    assert (tmp_path / "dot.gif").read_bytes().startswith(b"GIF89a")
+
+
+def test_drawn_actions_depend_on_the_seed_alone(exported):
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    one = trial(exported, episodes=1, seed=2, deterministic=False)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(9)
+    assert trial(exported, episodes=1, seed=2, deterministic=False) == one
+    assert trial(exported, episodes=1, seed=2) != one
+
+
+def test_another_task_is_seen_as_the_agent_sees(tiny_agent, tmp_path):
+    agent = tiny_agent(make_env("dot", size=36, frame_stack=2))
+    agent.save(tmp_path / "agent.zip")
+    assert len(trial(tmp_path / "agent.zip", "dot", episodes=1).returns) == 1
+    with pytest.raises(ConfigError, match="does not say what its task is: give --env"):
+        trial(tmp_path / "agent.zip")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--episodes", "0"], "episodes must be an integer >= 1"),
+        (["--seed", "-1"], "seed must be an integer from 0"),
+        (["--env", "cheeta"], "Did you mean 'cheetah-run'"),
+        (["--video", "dot.avi"], "videos are written as .gif or .mp4, not '.avi'"),
+    ],
+)
+def test_wrong_arguments_are_named(exported, capsys, arguments, said):
+    assert main(["play", str(exported), *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_an_agent_has_no_vectors(run, exported, capsys):
+    for folder in (run[0], exported):
+        assert main(["embed", str(folder), "x"]) == 2
+        assert "is an agent" in capsys.readouterr().err
+
+
+def test_no_code_of_a_received_file_is_run(exported, tmp_path):
+    """SB3 would unpickle `data`; what is played is built from the description alone."""
+    trap = tmp_path / "agent.zip"
+    with zipfile.ZipFile(exported / "agent.zip") as good, zipfile.ZipFile(trap, "w") as bad:
+        for name in good.namelist():
+            bad.writestr(name, "{" if name == "data" else good.read(name))
+    assert trial(trap, episodes=1).returns == trial(exported, episodes=1).returns
+    for wrong in ("{", "[]", "{}", '{"format": 1}', '{"format": 1, "code": [], "own_terms": [], "settings": 3}'):
+        with zipfile.ZipFile(trap, "w") as bad:
+            bad.writestr(FILE, wrong)
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            open_agent(trap, ContrastiveSAC, device="cpu")
+    with pytest.raises(CheckpointError, match="holds no description"):
+        open_agent(exported / "sac.zip", ContrastiveSAC, device="cpu")
+
+
+def test_what_only_code_makes_is_asked_for(tiny_agent, tmp_path):
+    halves = lambda images: images[..., 2:-2, 2:-2]  # noqa: E731
+    agent = tiny_agent(augmentation=halves, learning_rate=lambda left: 1e-3 * left)
+    agent.save(tmp_path / "agent.zip")
+    with pytest.raises(ConfigError, match=r"not kept in a file \(learning_rate, augmentation\): give it again"):
+        open_agent(tmp_path / "agent.zip", ContrastiveSAC, device="cpu")
+    again = open_agent(tmp_path / "agent.zip", ContrastiveSAC, device="cpu", augmentation=halves, learning_rate=2e-4)
+    assert evaluate(again, DotEnv(), 1, 0) == evaluate(agent, DotEnv(), 1, 0)

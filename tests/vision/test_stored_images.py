@@ -1,0 +1,272 @@
+"""Crops cut from images as they are stored, pixels of other depths, and what is said before training."""
+
+import io
+import json
+import math
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy.stats import ks_2samp
+
+from dipole.core.cli.app import main
+from dipole.core.ground.errors import DataError, RecordError
+from dipole.core.ground.seeding import Seeds, seed_everything
+from dipole.core.train.loop import train
+from dipole.core.train.recipe import load as load_recipe
+from dipole.core.train.run_folder import RunFolder
+from dipole.vision import augment as A
+from dipole.vision.adapter import VisionAdapter
+from dipole.vision.config import VisionConfig
+from dipole.vision.crops import random_views
+from dipole.vision.data import DataConfig, load
+from dipole.vision.decoding import Encoded, decode
+from dipole.vision.sources import Decoding, open_source
+
+PLAIN = {"flip": 0.0, "jitter": 0.0, "grey": 0.0}
+
+
+def encoded(pictures, size):
+    contents = []
+    for picture in pictures:
+        buffer = io.BytesIO()
+        Image.fromarray(picture).save(buffer, "PNG")
+        contents.append(buffer.getvalue())
+    names = [str(number) for number in range(len(contents))]
+    return Encoded(names, contents.__getitem__, torch.arange(len(contents)), size)
+
+
+def triangle(picture, box, size):
+    """Crop and resize as a float64 loop: the mean of the box's pixels under a triangle as wide as the scale."""
+    left, upper, right, lower = box
+    crop = picture[upper:lower, left:right].astype(np.float64)
+    for axis in (0, 1):
+        n, lines = crop.shape[axis], []
+        scale = n / size
+        for i in range(size):
+            centre, reach = (i + 0.5) * scale, max(scale, 1.0)
+            weight = np.array([max(0.0, 1 - abs(p + 0.5 - centre) / reach) for p in range(n)])
+            lines.append(np.tensordot(weight / weight.sum(), crop, (0, axis)))
+        crop = np.stack(lines, axis)
+    return crop
+
+
+def test_crops_are_cut_from_the_whole_image():
+    rng = np.random.default_rng(0)
+    pictures = [rng.integers(0, 256, shape, dtype=np.uint8) for shape in ((30, 50, 3), (61, 22, 3), (17, 17, 3))]
+    boxes = [[(40, 3, 50, 28), (0, 0, 50, 30)], [(1, 2, 9, 60), (2, 30, 20, 40)], [(0, 0, 4, 4), (5, 6, 17, 17)]]
+    seen = {}
+
+    def place(number, height, width):
+        seen[number] = height, width
+        return boxes[number]
+
+    first, second = encoded(pictures, 8).crops(torch.arange(3), place, (8, 6))
+    assert seen == {0: (30, 50), 1: (61, 22), 2: (17, 17)}
+    for n, picture in enumerate(pictures):
+        for view, box, size in ((first, boxes[n][0], 8), (second, boxes[n][1], 6)):
+            np.testing.assert_allclose(view[n].permute(1, 2, 0).numpy(), triangle(picture, box, size), atol=1.01)
+
+
+def loop(height, width, scale, ratio, rng):
+    """Inception's crop in plain numbers, as torchvision documents it."""
+    for _ in range(10):
+        area = height * width * rng.uniform(*scale)
+        aspect = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
+        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            return rng.integers(0, height - h + 1), rng.integers(0, width - w + 1), h, w
+    inside = width / height
+    if inside < ratio[0]:
+        w, h = width, round(width / ratio[0])
+    elif inside > ratio[1]:
+        w, h = round(height * ratio[1]), height
+    else:
+        w, h = width, height
+    return (height - h) // 2, (width - w) // 2, h, w
+
+
+@pytest.mark.parametrize(("height", "width"), [(300, 500), (500, 120), (60, 64)])
+def test_boxes_on_the_original_are_distributed_as_a_loops(height, width):
+    config, n = A.AugmentConfig(crop_scale=(0.08, 1.0)), 4000
+    _, chances = A.draw_cropped(config, n, torch.Generator().manual_seed(0), 32)
+    one_by_one = torch.cat([A.boxes(config, chances[i : i + 1], height, width) for i in range(50)])
+    ours = A.boxes(config, chances, height, width)
+    assert torch.equal(one_by_one, ours[:50])
+    rng = np.random.default_rng(1)
+    theirs = np.array([loop(height, width, (0.08, 1.0), (3 / 4, 4 / 3), rng) for _ in range(n)], dtype=float)
+    top, left, h, w = ours.double().numpy().T
+    assert ((top >= 0) & (left >= 0) & (top + h <= height) & (left + w <= width)).all()
+    for a, b in ((h * w, theirs[:, 2] * theirs[:, 3]), (w / h, theirs[:, 3] / theirs[:, 2]), (top, theirs[:, 0])):
+        assert ks_2samp(a, b).pvalue > 1e-3
+    assert ks_2samp(left, theirs[:, 1]).pvalue > 1e-3
+
+
+def test_views_of_a_whole_image_equal_those_in_memory():
+    """Where the stored image is the square itself, both ways see the same crops; only rounding to 8 bits differs."""
+    pictures = np.random.default_rng(0).integers(0, 256, (6, 24, 24, 3), dtype=np.uint8)
+    stacked = torch.from_numpy(pictures).permute(0, 3, 1, 2)
+    recipes = [A.AugmentConfig(size=12), A.AugmentConfig(size=8, crop_scale=(0.1, 0.4), **PLAIN)]
+    index, cpu = torch.tensor([4, 1, 0, 5]), torch.device("cpu")
+    generators = [torch.Generator().manual_seed(3) for _ in range(3)]
+    ours = random_views(encoded(pictures, 24), index, recipes, generators[0], cpu)
+    memory = random_views(stacked, index, recipes, generators[1], cpu)
+    assert (ours[1] - memory[1]).abs().max() <= 0.51 / 255 + 1e-6 or (ours[1] - memory[1]).abs().max() <= 1.01 / 255
+    assert (ours[0] - memory[0]).abs().mean() < 0.01
+    part = random_views(encoded(pictures, 24), index, recipes, generators[2], cpu, slice(2, 4))
+    assert all(torch.equal(a[2:], b) for a, b in zip(ours, part, strict=True))
+
+
+def test_training_sees_what_a_centred_square_would_not(tmp_path):
+    """Wide images whose margins alone are white: no square of the middle holds a white pixel."""
+    picture = np.zeros((16, 64, 3), np.uint8)
+    picture[:, :20], picture[:, -20:] = 255, 255
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for i in range(8):
+            Image.fromarray(picture).save(tmp_path / name / f"{i}.png")
+    table = {"data": {"source": str(tmp_path), "size": 16, "memory": 1e-9}, "augment": {"size": 8, **PLAIN}}
+    config = VisionConfig.model_validate_json(json.dumps(table | {"encoder": {"name": "small-conv", "width": 4}}))
+    seed_everything(0)
+    adapter = VisionAdapter(
+        config, seed=Seeds(0), device=torch.device("cpu"), workdir=Path(), batch_size=8, rank=0, world_size=1
+    )
+    view = next(iter(adapter.batches(0))).views[0]
+    assert view.amax((1, 2, 3)).max() == 1
+    assert adapter.parts.train.images[torch.arange(4)].max() == 0  # probes see the middle
+
+
+# --- pixels of other depths -------------------------------------------------------------------------------------------
+
+
+def saved(tmp_path, name, values):
+    Image.fromarray(values).save(tmp_path / name)
+    return (tmp_path / name).read_bytes()
+
+
+@pytest.mark.parametrize("name", ["x.png", "x.tif", "x.pgm"])
+def test_sixteen_bits_are_scaled(tmp_path, name):
+    ramp = np.linspace(0, 65535, 64).reshape(8, 8)
+    pixels = decode(saved(tmp_path, name, ramp.astype(np.uint16)), None)
+    np.testing.assert_allclose(pixels[:, :, 0], ramp / 257, atol=1.01)
+
+
+def test_floating_point_pixels_lie_between_0_and_1(tmp_path):
+    ramp = np.linspace(0, 1, 64, dtype=np.float32).reshape(8, 8)
+    np.testing.assert_allclose(decode(saved(tmp_path, "x.tif", ramp), None)[:, :, 1], ramp * 255, atol=0.51)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (np.full((4, 4), 90000, np.int32), r"x\.tif \(32-bit whole numbers do not say"),
+        (np.full((4, 4), 200, np.float32), r"numbers go from 200 to 200"),
+        (np.full((4, 4), np.nan, np.float32), r"numbers go from nan"),
+    ],
+)
+def test_values_without_a_white_are_refused(tmp_path, values, message):
+    saved(tmp_path, "x.tif", values)
+    with pytest.raises(DataError, match=message):
+        open_source(str(tmp_path), Decoding()).read("train")
+
+
+# --- folders ----------------------------------------------------------------------------------------------------------
+
+
+def folder(root, classes=("cat", "dog"), count=4, suffix=".png"):
+    for c, name in enumerate(classes):
+        (root / name).mkdir(parents=True)
+        for i in range(count):
+            Image.new("RGB", (12, 12), (20 * c + i, 0, 0)).save(root / name / f"{i}{suffix}")
+    return root
+
+
+@pytest.mark.parametrize("name", ["val", "validation", "valid"])
+def test_val_beside_train_is_the_test_part(tmp_path, name):
+    folder(tmp_path / "train")
+    folder(tmp_path / name, count=3)
+    parts = load(DataConfig(source=str(tmp_path)), Seeds(0))
+    assert (len(parts.train), len(parts.test)) == (8, 6)
+
+
+def test_test_is_taken_before_val_and_another_name_is_not_replaced(tmp_path):
+    for split, count in (("train", 5), ("val", 3), ("test", 2)):
+        folder(tmp_path / split, count=count)
+    assert len(load(DataConfig(source=str(tmp_path)), Seeds(0)).test) == 4
+    assert len(load(DataConfig(source=str(tmp_path), test_split="val"), Seeds(0)).test) == 6
+    assert len(load(DataConfig(source=str(tmp_path), test_split="held"), Seeds(0)).test) == 4  # a share of train
+
+
+def test_images_that_are_left_out_are_named(tmp_path):
+    folder(tmp_path, suffix=".jp2")
+    Image.new("RGB", (12, 12)).save(tmp_path / "stray.png")
+    (tmp_path / "cat" / "photo.heic").write_bytes(b"x")
+    (tmp_path / "notes.txt").write_text("no image")
+    with pytest.warns(UserWarning, match=r"2 images .* left out: .*stray\.png .*photo\.heic"):
+        images = open_source(str(tmp_path), Decoding()).read("train")
+    assert (len(images), len(images.broken())) == (8, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        open_source(str(folder(tmp_path / "clean")), Decoding()).read("train")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ([], r"no image of the training part .* has a label, as the probes linear, few_shot, knn need"),
+        (["vision.probe.probes=['kmeans']"], r"no image of the test part .* the probes kmeans need"),
+    ],
+)
+def test_missing_labels_are_said_before_training(tmp_path, settings, message):
+    folder(tmp_path / "x", ("",), 24)
+    settings = [f"vision.data.source={tmp_path / 'x'}", "train.batch_size=4", *settings]
+    with pytest.raises(DataError, match=message):
+        train(load_recipe("digits-simclr", settings).config, tmp_path / "runs", quiet=True)
+    assert not list(tmp_path.rglob("checkpoints/*"))
+
+
+def test_one_class_is_said_before_training(tmp_path):
+    folder(tmp_path / "x", ("cat",), 24)
+    config = load_recipe("digits-simclr", [f"vision.data.source={tmp_path / 'x'}", "train.batch_size=4"]).config
+    with pytest.raises(DataError, match=r"are of one class, cat, and the probes linear, few_shot, knn need two"):
+        train(config, tmp_path / "runs", quiet=True)
+
+
+def test_a_run_without_probes_ends_well(tmp_path, capsys):
+    folder(tmp_path / "x", ("",), 24)
+    settings = [
+        f"vision.data.source={tmp_path / 'x'}", "train.batch_size=4", "vision.probe.probes=[]", "train.epochs=",
+        "train.steps=1", "vision.probe.baselines=false", "vision.encoder.width=4",
+    ]  # fmt: skip
+    arguments = ["train", "digits-simclr", "--runs", str(tmp_path / "runs"), "--quiet"]
+    assert main([*arguments, *(word for each in settings for word in ("--set", each))]) == 0
+    assert "Error" not in capsys.readouterr().err
+
+
+def test_a_bad_file_counts_once_however_often_it_is_met(tmp_path):
+    folder(tmp_path, count=8)
+    for i in (1, 4):
+        for name in ("cat", "dog"):
+            (tmp_path / name / f"{i}.png").write_bytes(b"no image")
+    images = open_source(str(tmp_path), Decoding(size=8, memory=1, on_corrupt="skip")).read("train")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(5):
+            list(images.images.split(5))
+            list(images.take(torch.arange(0, 16, 2)).images.split(3))
+    assert len(images.broken()) == len(said) == 4
+    assert not any("0x" in name for name in images.broken())
+
+
+def test_a_damaged_record_beside_checkpoints_does_not_cost_them(tmp_path):
+    run = RunFolder(tmp_path)
+    run.record.write_text("{")
+    with pytest.raises(RecordError, match=r"To train this run again: --overwrite"):
+        run.read_record()
+    run.checkpoints.mkdir()
+    (run.checkpoints / "step-00000001.0123456789abcdef.pt").write_bytes(b"x")
+    with pytest.raises(RecordError, match=r"remove .*record\.json and repeat the command to continue"):
+        run.read_record()

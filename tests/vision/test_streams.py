@@ -1,0 +1,294 @@
+"""Streams: shards of tar files and sets of `datasets`; each image once, in an order of the seed, for any ranks."""
+
+import gzip
+import io
+import json
+import os
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from dipole.core.ground.errors import ConfigError, DataError
+from dipole.core.ground.seeding import Seeds, seed_everything
+from dipole.core.train.loop import train
+from dipole.core.train.recipe import load as load_recipe
+from dipole.vision.adapter import VisionAdapter
+from dipole.vision.config import VisionConfig
+from dipole.vision.data import DataConfig, load
+from dipole.vision.decoding import decode
+from dipole.vision.frameworks.base import ShardByShard, image_order
+from dipole.vision.sources import Decoding, Streaming, open_source
+from dipole.vision.sources.streamed import Forward
+from dipole.vision.sources.webdataset import braces
+
+EACH, SHARDS = 8, 5
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("DIPOLE_CACHE", str(folder))
+    return folder
+
+
+def png(number, size=(14, 10)):
+    pixels = np.random.default_rng(number).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def shard(path, members):
+    with tarfile.open(path, "w") as archive:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+
+
+@pytest.fixture
+def shards(tmp_path):
+    """Five tar files of eight images, numbered through, of classes 0 to 3."""
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    for s in range(SHARDS):
+        members = []
+        for i in range(s * EACH, (s + 1) * EACH):
+            members += [(f"a/{i:04d}.png", png(i)), (f"a/{i:04d}.cls", str(i % 4).encode())]
+        shard(folder / f"train-{s:03d}.tar", members)
+    return folder
+
+
+def pattern(folder):
+    return f"wds:{folder}/train-{{000..{SHARDS - 1:03d}}}.tar"
+
+
+def test_shards_are_read_where_they_lie(shards):
+    images = open_source(pattern(shards), Decoding(size=8)).read("train")
+    assert len(images) == SHARDS * EACH
+    assert images.labels.tolist() == [i % 4 for i in range(SHARDS * EACH)]
+    index = torch.tensor([39, 0, 17])
+    expected = np.stack([decode(png(int(i)), 8) for i in index]).transpose(0, 3, 1, 2)
+    np.testing.assert_array_equal(images.images[index].numpy(), expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("t-{008..011}.tar", ["t-008.tar", "t-009.tar", "t-010.tar", "t-011.tar"]),
+        ("{a,b}-{0..1}", ["a-0", "a-1", "b-0", "b-1"]),
+        ("{9..11}", ["9", "10", "11"]),
+        ("plain.tar", ["plain.tar"]),
+    ],
+)
+def test_braces_are_the_shells(text, names):
+    assert braces(text) == names
+
+
+def test_a_set_of_shards_by_folder_star_and_list(shards):
+    whole = open_source(pattern(shards), Decoding(size=8)).read("train").fingerprint
+    two = "::".join(f"{shards}/train-{part}.tar" for part in ("00[0-2]", "{003..004}"))
+    for source in (f"wds:{shards}", f"wds:{shards}/*.tar", f"wds:{two}"):
+        assert open_source(source, Decoding(size=8)).read("train").fingerprint == whole
+
+
+def test_names_before_the_number_are_splits(shards):
+    for path in list(shards.glob("*00[34].tar")):
+        path.rename(shards / f"val-{path.stem[-1]}.tar")
+    parts = load(DataConfig(source=f"wds:{shards}", size=8), Seeds(0))
+    assert (len(parts.train), len(parts.test)) == (3 * EACH, 2 * EACH)
+
+
+def test_labels_of_json_and_names(tmp_path):
+    members = [("x.png", png(0)), ("x.json", b'{"label": "dog"}'), ("y.png", png(1)), ("y.json", b'{"label": "cat"}')]
+    shard(tmp_path / "0.tar", [*members, ("z.v1.png", png(2))])
+    images = open_source(f"wds:{tmp_path}", Decoding(size=8)).read("train")
+    assert (images.labels.tolist(), images.class_names) == ([1, 0, -1], ("cat", "dog"))
+
+
+def test_what_is_no_shard_is_said(shards, tmp_path):
+    def read(source):
+        return open_source(source, Decoding(size=8)).read("train")
+
+    with pytest.raises(DataError, match=r"1 of 6 shards are missing: .*train-005\.tar"):
+        read(f"wds:{shards}/train-{{000..005}}.tar")
+    with pytest.raises(DataError, match="no shards"):
+        read(f"wds:{tmp_path}/x*.tar")
+    with pytest.raises(DataError, match="have to lie on a disk"):
+        read("wds:https://somewhere/train-{000..005}.tar")
+    path = shards / "train-000.tar"
+    (tmp_path / "a.tar.gz").write_bytes(gzip.compress(path.read_bytes()))
+    with pytest.raises(DataError, match="gunzip"):
+        read(f"wds:{tmp_path}/a.tar.gz")
+    path.write_bytes(path.read_bytes()[:9000])
+    with pytest.raises(DataError, match=r"train-000\.tar is (damaged|cut off)"):
+        read(f"wds:{shards}")
+
+
+def test_the_index_is_kept_and_made_again_where_it_is_damaged_or_old(shards, cache):
+    source = open_source(pattern(shards), Decoding(size=8))
+    images = source.read("train")
+    kept = sorted(cache.rglob("*.json"))
+    assert len(kept) == SHARDS
+    before = [path.stat().st_mtime_ns for path in kept]
+    source.read("train")
+    assert [path.stat().st_mtime_ns for path in kept] == before
+    kept[0].write_text(kept[0].read_text()[:50])
+    assert source.read("train").fingerprint == images.fingerprint
+    shard(shards / "train-000.tar", [("b/1.png", png(99)), ("b/1.cls", b"7")])
+    with pytest.raises(DataError, match="has changed while it was in use"):
+        images.images[torch.tensor([3])]
+    assert source.read("train").labels[0] == 7
+
+
+def test_each_image_once_shard_after_shard_in_an_order_of_the_seed():
+    shard_of = torch.arange(40) // 8
+    order = ShardByShard(shard_of, 1, Seeds(0))
+    rows = [order.rows(epoch) for epoch in range(2)]
+    for each in rows:
+        assert sorted(each.tolist()) == list(range(40))
+        assert len(torch.unique_consecutive(shard_of[each])) == 5  # without a buffer no two shards mix
+    assert not torch.equal(*rows)
+    assert torch.equal(rows[0], ShardByShard(shard_of, 1, Seeds(0)).rows(0))
+    mixed = ShardByShard(shard_of, 12, Seeds(0)).rows(0)
+    assert sorted(mixed.tolist()) == list(range(40))
+    sequence = rows[0].tolist()  # the order of the shards is that of the seed; the buffer moves no image further
+    assert max(abs(sequence.index(int(row)) - place) for place, row in enumerate(mixed)) < 12 + 8
+
+
+def adapter(source, rank=0, world_size=1, **data):
+    table = {
+        "encoder": {"name": "small-conv", "width": 4, "dim": 8},
+        "augment": {"size": 8},
+        "data": {"source": source, "size": 10, "buffer": 16, **data},
+        "probe": {"probes": []},
+    }
+    seed_everything(0)
+    return VisionAdapter(
+        VisionConfig.model_validate_json(json.dumps(table)), seed=Seeds(0), device=torch.device("cpu"), workdir=Path(),
+        batch_size=8, rank=rank, world_size=world_size,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def parquet(tmp_path):
+    """A folder as the Hub has them: two files of `train`, one of `test`."""
+    datasets = pytest.importorskip("datasets")
+    names = datasets.ClassLabel(names=["a", "b", "c"])
+    features = datasets.Features({"img": datasets.Image(), "label": names})
+    folder = tmp_path / "hub"
+    folder.mkdir()
+    for name, rows in (
+        ("train-00000-of-00002", range(18)),
+        ("train-00001-of-00002", range(18, 30)),
+        ("test-0", range(6)),
+    ):
+        content = {"img": [{"bytes": png(i), "path": None} for i in rows], "label": [i % 3 for i in rows]}
+        datasets.Dataset.from_dict(content, features=features).to_parquet(str(folder / f"{name}.parquet"))
+    return folder
+
+
+@pytest.fixture(params=["shards", "stream"])
+def source(request):
+    if request.param == "shards":
+        return {"source": pattern(request.getfixturevalue("shards"))}
+    return {"source": f"hub:{request.getfixturevalue('parquet')}", "streaming": True}
+
+
+def equal(a, b):
+    return all(torch.equal(x, y) for x, y in zip(a.views, b.views, strict=True)) and torch.equal(a.rows, b.rows)
+
+
+def test_an_epoch_goes_on_in_its_middle_bit_for_bit(source):
+    whole = list(adapter(**source).batches(1))
+    rest = list(adapter(**source).batches(1, start=2))
+    assert len(rest) == len(whole) - 2 >= 1
+    assert all(equal(a, b) for a, b in zip(whole[2:], rest, strict=True))
+    assert not torch.equal(whole[0].views[0], next(iter(adapter(**source).batches(0))).views[0])
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_global_batch_is_one_for_any_number_of_ranks(source, ranks):
+    for one, *parts in zip(
+        adapter(**source).batches(0), *(adapter(rank=r, world_size=ranks, **source).batches(0) for r in range(ranks)),
+        strict=True,
+    ):  # fmt: skip
+        assert torch.equal(one.rows, torch.cat([part.rows for part in parts]))
+        for number, view in enumerate(one.views):
+            assert torch.equal(view, torch.cat([part.views[number] for part in parts]))
+
+
+def test_a_stream_is_counted_once_and_equals_the_set(parquet, cache):
+    stream = open_source(f"hub:{parquet}", Decoding(size=8, stream=Streaming(on=True)))
+    assert sorted(stream.splits) == ["test", "train"]
+    images, plain = stream.read("train"), open_source(str(parquet), Decoding(size=8)).read("train")
+    assert images.class_names == plain.class_names
+    assert images.labels.tolist() == plain.labels.tolist()
+    assert torch.equal(torch.cat(list(images.images.split(7))), plain.images)
+    assert len(list(cache.rglob("*.json"))) == 1
+    assert image_order(images, Seeds(0)).shard.tolist() == [0] * 18 + [1] * 12
+
+
+def test_with_a_length_nothing_is_counted(parquet, cache):
+    options = Decoding(size=8, stream=Streaming(on=True, length=20))
+    images = open_source(f"hub:{parquet}", options).read("train")
+    assert (len(images), images.labels) == (20, None)
+    assert not list(cache.rglob("*.json"))
+    too_long = Decoding(size=8, stream=Streaming(on=True, length=50))
+    longer = open_source(f"hub:{parquet}", too_long).read("train").images
+    with pytest.raises(DataError, match="ends after 30 images"):
+        longer[torch.tensor([40])]
+
+
+def test_pretraining_on_a_stream_with_labelled_probes(parquet, shards):
+    config = DataConfig(source=str(parquet), pretrain=pattern(shards), length=24, buffer=8, size=8)
+    parts = load(config, Seeds(0))
+    assert (len(parts.pretrain), len(parts.train), len(parts.test)) == (24, 30, 6)
+    assert isinstance(parts.train.images, torch.Tensor)
+
+
+def test_rows_in_order_are_read_once_and_any_row_can_be_read():
+    opened = []
+
+    def begin(shard):
+        opened.append(shard)
+        return iter(range(shard * 10, shard * 10 + 10))
+
+    reader = Forward(begin, [0, 10, 20, 30], 12, lambda row: bytes([row]), "x")
+    assert [reader(row)[0] for row in (3, 1, 9, 0, 12, 15, 11, 10, 19, 25)] == [3, 1, 9, 0, 12, 15, 11, 10, 19, 25]
+    assert opened == [0, 1, 2]
+    assert [reader(row)[0] for row in (0, 29)] == [0, 29]
+    assert opened == [0, 1, 2, 0]
+
+
+def test_settings_without_a_stream_are_refused(shards):
+    for data in ({"length": 20}, {"buffer": 9}):
+        with pytest.raises(ValueError, match="no effect without a stream"):
+            DataConfig(**data)
+    with pytest.raises(DataError, match=r"leave vision\.data\.streaming out"):
+        load(DataConfig(source=pattern(shards), streaming=True), Seeds(0))
+    with pytest.raises(DataError, match="cannot be streamed"):
+        load(DataConfig(source="digits", streaming=True), Seeds(0))
+
+
+def test_blocks_are_not_drawn_from_a_stream(parquet):
+    table = {"method": "blocks", "data": {"source": f"hub:{parquet}", "streaming": True, "size": 8}}
+    with pytest.raises(ConfigError, match="one image after another"):
+        VisionAdapter(
+            VisionConfig.model_validate_json(json.dumps(table)), seed=Seeds(0), device=torch.device("cpu"),
+            workdir=Path(), batch_size=6, rank=0, world_size=1,
+        )  # fmt: skip
+
+
+def test_a_run_on_shards(shards, tmp_path):
+    settings = [
+        f"vision.data.source={pattern(shards)}", "vision.data.size=10", "vision.augment.size=8", "train.epochs=",
+        "train.steps=3", "train.batch_size=8", "vision.encoder.width=4", "vision.probe.probes=['knn']",
+    ]  # fmt: skip
+    record = train(load_recipe("digits-simclr", settings).config, tmp_path / "runs", quiet=True)
+    assert record.data["sizes"] == {"pretrain": 24, "train": 24, "test": 16}
+    assert os.path.isdir(tmp_path / "runs")
