@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
@@ -32,8 +33,9 @@ from dipole.text.embed import SentenceEmbedder
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoded import Sentences, building, encode_documents
 from dipole.text.encoded import keep as keep_file
+from dipole.text.encoders.head import evaluated
 from dipole.text.kept import READ_BY, Kept, Probes, keep
-from dipole.text.model import build_model, clip_each, expanded, fixed_table, never_differs
+from dipole.text.model import build_model, clip_each, expanded, fixed_table, limit_of, never_differs
 from dipole.text.neighbours import nearest_sentences, neighbour_histogram, next_sentence
 from dipole.text.partners import find_partners
 from dipole.text.senteval.numbers import numbers_of
@@ -99,6 +101,7 @@ class TextAdapter(Adapter):
         self.train_rows, self.held_rows = self._split()
         self.module = build_model(config, len(self.tokens), fixed_table(config, self.tokens))
         self.embedding_dim = self.module.width
+        self._check_lengths()
         if config.pairs == "blocks" and config.blocks == "random":
             documents = self.sentences.document[self.train_rows]
             self._class_blocks = ClassBlocks(documents, self._unit, config.block_count, self.seed)
@@ -184,7 +187,10 @@ class TextAdapter(Adapter):
             return self._probes.table
         if c.pairs != "columns":
             return None
-        return read_pairs(c.corpus, c.columns, split=c.split, encoding=c.encoding, limit=c.limit)
+        with warnings.catch_warnings():
+            if self.rank:  # all ranks read the same table, and one of them says what it lacks
+                warnings.simplefilter("ignore")
+            return read_pairs(c.corpus, c.columns, split=c.split, encoding=c.encoding, limit=c.limit)
 
     def _documents(self) -> Iterator[Document]:
         c = self.config
@@ -246,6 +252,14 @@ class TextAdapter(Adapter):
             held[start + first : start + last] = True
             trained[start + trained_on : start + length] = False
         return np.flatnonzero(trained), np.flatnonzero(held)
+
+    def _check_lengths(self) -> None:
+        limit, longest = limit_of(self.module), int(self.sentences.lengths.max(initial=0))
+        if limit is not None and longest > limit:
+            raise ConfigError(
+                f"text.max_length {self.config.max_length} leaves sentences of {longest} tokens, and the transformer "
+                f"has positions for {limit}; set it to {limit} or less"
+            )
 
     def _find_blocks(self) -> list[np.ndarray]:
         """For each document that has a block, the positions in `train_rows` at which one starts."""
@@ -425,11 +439,11 @@ class TextAdapter(Adapter):
     def encoder(self, objective: Any = None) -> SentenceEncoder:
         """The model as it is evaluated and exported: with its vocabulary expanded if the recipe says so."""
         c = self.config
-        model, tokens = self.module, self.tokens
+        model, tokens = evaluated(self.module), self.tokens
         if c.expand:
             assert c.vectors is not None  # the configuration has checked it
             model, tokens = expanded(model, tokens, c.vectors if self._kept is None else self._kept.vectors)
-        limit = 512 if c.encoder == "transformer" else None
+        limit = min(512, limit_of(model) or 512) if c.encoder == "transformer" else None
         transform = None if objective is None else objective.transform
         return SentenceEncoder(model, tokens, c.normalize, limit, transform)
 

@@ -54,6 +54,11 @@ class TextSettings(Settings):
     layers: int = Field(2, ge=1, description="of the small BERT")
     heads: int = Field(4, ge=1, description="of the small BERT")
     pooling: Literal["mean", "cls"] = "mean"
+    head: Literal["none", "mlp", "mlp_only_train"] = Field(
+        "none",
+        description="transformer only: a linear map and tanh over the pooled output (SimCSE); mlp is evaluated and "
+        "exported with it, mlp_only_train without",
+    )
     sides: Literal[1, 2] = Field(
         2,
         description="2: f and g without shared weights; 1: one encoder for both, as views and columns have it where "
@@ -172,6 +177,7 @@ class TextSettings(Settings):
             ("layers", "encoder", "transformer"),
             ("heads", "encoder", "transformer"),
             ("pooling", "encoder", "transformer"),
+            ("head", "encoder", "transformer"),
             ("vocabulary_size", "tokenizer", "words"),
             ("lower", "tokenizer", "words"),
         ):

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 SENTENCE_TRANSFORMERS, CONFIG, ONNX = "modules.json", "config.json", "model.onnx"
 TOKENIZER = "tokenizer.json"
+POOLED = "dipole_pooling"  # in the config.json of a plain transformer: how its run pools
 BATCH = 32  # sentences at a time, of similar length
 
 
@@ -69,7 +70,7 @@ def _transformer(folder: Path, device: torch.device) -> Any:
     @torch.no_grad()
     def read(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         states = model(input_ids=ids.to(device), attention_mask=mask.to(device)).last_hidden_state.cpu()
-        if isinstance(model, DipoleSentenceModel):
+        if isinstance(model, DipoleSentenceModel) or getattr(model.config, POOLED, "mean") == "cls":
             return states[:, 0]
         weight = mask[..., None].to(states.dtype)
         return (states * weight).sum(1) / weight.sum(1)

@@ -21,6 +21,7 @@ from dipole.text import encoders
 from dipole.text.columns import PairTable
 from dipole.text.config import TextSettings
 from dipole.text.encoded import Sentences
+from dipole.text.encoders.head import with_head
 from dipole.text.encoders.tail import Pooled
 from dipole.text.model import build_model
 from dipole.text.vocabulary import Tokens, load_tokens
@@ -100,18 +101,17 @@ class Kept:
         """The untrained model, in the shape of the trained one; no file beside the folder is read."""
         if config.transformer is not None:
             config = config.model_copy(update={"transformer": str(self.folder / "transformer")})
+        head = config.head
+        config = config.model_copy(update={"head": "none"})  # it stands over what is behind
         width = self.told["fixed"]
         blank = None if width is None else nn.Embedding.from_pretrained(torch.zeros(len(self.tokens), width))
         model = build_model(config, len(self.tokens), blank)
         behind = self.told["behind"]
-        if behind is not None:
-            sides = [
-                None if side is None else Pooled(side, tuple(behind["pooling"]), behind["layers"])
-                for side in (model.f, model.g)
-            ]
-            assert sides[0] is not None
-            model = encoders.SentenceModel(sides[0], sides[1], model.dropout)
-        return model
+
+        def whole(side: encoders.Part) -> encoders.Part:
+            return with_head(Pooled(side, tuple(behind["pooling"]), behind["layers"]) if behind else side, head)
+
+        return encoders.SentenceModel(whole(model.f), None if model.g is None else whole(model.g), model.dropout)
 
     @property
     def vectors(self) -> str:

@@ -1,6 +1,7 @@
 """The encoders of a run: built from its settings, bounded in their gradients, with more words at the end."""
 
 import copy
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 from dipole.core.ground.errors import DataError
 from dipole.text import encoders
 from dipole.text.config import TextSettings
+from dipole.text.encoders.head import with_head
 from dipole.text.encoders.sentence_folder import with_modules
 from dipole.text.vocabulary import Tokens, expand, read_vectors, words_vocabulary
 
@@ -38,7 +40,7 @@ def build_model(c: TextSettings, words: int, fixed: nn.Embedding | None) -> enco
     # The members of a block are all the same kind of thing: one encoder, as in Arora et al.
     single = c.sides == 1 or c.pairs == "blocks"
     # A mask for each row is drawn for the rows of all ranks, by the adapter.
-    sides = [with_modules(side(), c.transformer, c.pooling) for _ in range(1 if single else 2)]
+    sides = [with_head(with_modules(side(), c.transformer, c.pooling), c.head) for _ in range(1 if single else 2)]
     return encoders.SentenceModel(sides[0], None if single else sides[1], 0.0 if c.rows_drop else c.dropout)
 
 
@@ -55,6 +57,21 @@ def with_dropout(part: encoders.Transformer, rate: float) -> encoders.Transforme
         if isinstance(getattr(config, name, None), float):
             setattr(config, name, rate)
     return part
+
+
+def limit_of(model: nn.Module) -> int | None:
+    """The most tokens that the transformers of a model have positions for; None where nothing bounds them."""
+    inner: list[Any] = [part.model for part in model.modules() if isinstance(part, encoders.Transformer)]
+    return min((found for found in map(_positions, inner) if found is not None), default=None)
+
+
+def _positions(model: Any) -> int | None:
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
+            # RoBERTa and its kind count from the position after that of padding.
+            return module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
+    found = getattr(model.config, "max_position_embeddings", None)
+    return found if isinstance(found, int) and found > 0 else None
 
 
 def never_differs(model: encoders.SentenceModel, batch: encoders.Batch) -> bool:

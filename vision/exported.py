@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,7 @@ def _transformers(folder: Path, is_earlier: bool, device: torch.device, features
     from transformers import AutoConfig, AutoModel
 
     from dipole.core.ground.errors import DataError
+    from dipole.vision.encoders.hub import read_pooled
     from dipole.vision.export.transformers import DipoleVisionConfig, EarlierModel
     from dipole.vision.modeling_dipole_vision import DipoleVisionModel
 
@@ -51,12 +53,7 @@ def _transformers(folder: Path, is_earlier: bool, device: torch.device, features
     except Exception as error:  # transformers, safetensors and the model each raise their own
         raise DataError(f"{folder} cannot be loaded: {str(error).partition(chr(10))[0]}") from error
     model = found.eval().to(device)
-
-    def read(pixels: torch.Tensor) -> torch.Tensor:
-        outputs = model(pixel_values=pixels)
-        pooled = getattr(outputs, "pooler_output", None)
-        return outputs.last_hidden_state.mean(1) if pooled is None else pooled
-
+    read = partial(read_pooled, model)
     if is_earlier:
         return _sized(read, model, device, features)
     return _processed(folder, read, device, features)

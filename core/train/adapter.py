@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from dipole.core.contrast.embedded import Embedded
     from dipole.core.contrast.pairs import Pairs
     from dipole.core.ground.seeding import Seeds
+    from dipole.core.record import RunRecord
     from dipole.core.train.embedder import Embedder
 
 
@@ -250,3 +251,8 @@ class Adapter(ABC):
         `transform` goes with them.
         """
         raise NotImplementedError
+
+
+def same_data(adapter: Adapter, record: RunRecord) -> bool:
+    """Whether an adapter reads the data that a run was trained on."""
+    return adapter.data_info().get("fingerprint") == record.data.get("fingerprint")

@@ -49,32 +49,71 @@ def write_onnx(
             something else.
     """
     check_onnx()
-    axes = {name: torch.export.Dim(name) for names in free.values() for name in names}
-    shapes = {name: {place: axes[axis] for place, axis in enumerate(names)} for name, names in free.items()}
+    named = {name: dict(enumerate(names)) for name, names in free.items()}
     try:
-        with _quiet():
-            program = torch.onnx.export(
-                module,
-                kwargs=dict(example),
-                dynamo=True,
-                dynamic_shapes=shapes,
-                input_names=list(example),
-                output_names=[OUTPUT],
-                verbose=False,
-            )
-            assert program is not None  # with dynamo there is one
-            program.save(folder / FILE)
-    except Exception as error:  # torch.export, torch.onnx and onnxscript have no common base
-        reason = str(error).strip().partition("\n")[0]
-        raise TrainingError(f"this network cannot be written as ONNX: {type(error).__name__}: {reason}") from error
-    for inputs in (example, *others):
-        with torch.no_grad():
-            wanted = module(**inputs)
-        off = float((run_onnx(folder / FILE, inputs) - wanted).abs().max())
-        if not off <= TOLERANCE * max(1.0, float(wanted.abs().max())):
-            raise TrainingError(
-                f"{folder / FILE} gives features that differ by {off:.2g} from the run's; it is not used."
-            )
+        _write(folder / FILE, module, example, named)
+        off = _off(folder / FILE, module, (example, *others))
+    except Exception as error:  # torch.export, torch.onnx, onnxscript and onnxruntime have no common base
+        try:
+            _write_traced(folder / FILE, module, example, named)
+            off = _off(folder / FILE, module, (example, *others))
+        except Exception:
+            cause = _root(error)
+            reason = str(cause).strip().partition("\n")[0]
+            raise TrainingError(f"this network cannot be written as ONNX: {type(cause).__name__}: {reason}") from error
+    if not off <= TOLERANCE:
+        raise TrainingError(f"{folder / FILE} gives features that differ by {off:.2g} from the run's; it is not used.")
+
+
+@torch.no_grad()
+def _off(path: Path, module: nn.Module, tried: Sequence[Mapping[str, Tensor]]) -> float:
+    """Largest difference of a file's output, in terms of the module's largest number where that is above 1."""
+    found = []
+    for inputs in tried:
+        wanted = module(**inputs)
+        off = float((run_onnx(path, inputs) - wanted).abs().max())
+        found.append(off / max(1.0, float(wanted.abs().max())))
+    return max(found, key=lambda each: (each != each, each))  # no number is the furthest off
+
+
+def _write(path: Path, module: nn.Module, example: Mapping[str, Tensor], free: Mapping[str, Mapping[int, str]]) -> None:
+    axes = {axis: torch.export.Dim(axis) for names in free.values() for axis in names.values()}
+    shapes = {name: {place: axes[axis] for place, axis in names.items()} for name, names in free.items()}
+    with _quiet():
+        program = torch.onnx.export(
+            module,
+            kwargs=dict(example),
+            dynamo=True,
+            dynamic_shapes=shapes,
+            input_names=list(example),
+            output_names=[OUTPUT],
+            verbose=False,
+        )
+        assert program is not None  # with dynamo there is one
+        program.save(path)
+
+
+def _write_traced(
+    path: Path, module: nn.Module, example: Mapping[str, Tensor], free: Mapping[str, Mapping[int, str]]
+) -> None:
+    """By a trace of the example: `torch.export` cannot follow every shape, or holds one still that should be free."""
+    with _quiet():
+        torch.onnx.export(
+            module,
+            kwargs=dict(example),
+            f=path,
+            dynamo=False,
+            dynamic_axes={name: dict(axes) for name, axes in free.items()},
+            input_names=list(example),
+            output_names=[OUTPUT],
+        )
+
+
+def _root(error: BaseException) -> BaseException:
+    """What an error came from in the end; the exporter's own say how to report it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 def run_onnx(path: Path, inputs: Mapping[str, Tensor]) -> Tensor:

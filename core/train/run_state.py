@@ -12,6 +12,7 @@ from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.errors import CheckpointError, ConfigError
 from dipole.core.ground.seeding import Seeds, rng_state, seed_everything, set_rng_state
 from dipole.core.record import RunRecord, hardware, library_versions, now, peak_memory
+from dipole.core.train.adapter import same_data
 from dipole.core.train.best import Best
 from dipole.core.train.build import build, scheduled
 from dipole.core.train.checkpoint import FORMAT
@@ -70,6 +71,11 @@ class RunState:
         self._schedules = scheduled(config.train, self.objective, self.adapter.steps_per_epoch)
         self._scheduled = self._schedules.set(self.step)
         earlier = folder.read_record() if state and folder.record.is_file() else None
+        if earlier is not None and self.adapter.built_from_data and not same_data(self.adapter, earlier):
+            raise CheckpointError(
+                f"the data of the run {folder.path} have changed since its checkpoint was written, and its model is "
+                "built from them. Put the old data back, or start again with --resume never."
+            )
         self._started = earlier.started if earlier else now()
 
     @property

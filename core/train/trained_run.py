@@ -20,7 +20,7 @@ from dipole.core.train.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from dipole.core.contrast.objective import Composite
-    from dipole.core.train.adapter import Adapter
+    from dipole.core.train.adapter import Adapter, same_data
 
 
 def load_run(
@@ -88,11 +88,6 @@ def _rebuilt(
         )
     warnings.warn(f"{told}: it was rebuilt from its data.", stacklevel=3)
     return adapter, objective
-
-
-def same_data(adapter: Adapter, record: RunRecord) -> bool:
-    """Whether an adapter reads the data that a run was trained on."""
-    return adapter.data_info().get("fingerprint") == record.data.get("fingerprint")
 
 
 def evaluate_run(

@@ -139,7 +139,7 @@ def test_eval_of_a_run_that_changed_or_broke(blobs: Path, capsys: pytest.Capture
 
 
 def test_numbers_of_another_program_stand_beside_the_run_s_own(blobs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from dipole.benchmarks.run_records import collect
+    from dipole.benchmarks.run_records import read_records
 
     dipole(capsys, "train", blobs, "--quiet")
     (folder,) = Path("runs").iterdir()
@@ -150,7 +150,7 @@ def test_numbers_of_another_program_stand_beside_the_run_s_own(blobs: Path, caps
     assert code == 0
     assert "detectron2 0.6" in out
     assert (folder / "record.json").read_bytes() == before
-    results = collect(Path("runs")).records[folder.name].results
+    results = read_records(Path("runs")).records[folder.name].results
     assert (results["detection/voc/AP50"], results["detection/voc/AP"]) == (0.8, 0.52)
     assert "mean/accuracy" in results
     for wrong, message in (
@@ -163,7 +163,7 @@ def test_numbers_of_another_program_stand_beside_the_run_s_own(blobs: Path, caps
         assert code == 2
         assert message in err
     (folder / "measured.json").write_text("{")
-    found = collect(Path("runs"))
+    found = read_records(Path("runs"))
     assert found.records[folder.name].results.keys() >= {"mean/accuracy"}
     assert [problem.path.name for problem in found.problems] == ["measured.json"]
     code, _, err = dipole(capsys, "add", folder, "AP=1", "--source", "x")

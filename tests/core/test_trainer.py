@@ -95,13 +95,15 @@ def test_a_run_learns_and_leaves_what_it_promises(blobs: Path, tmp_path: Path) -
         ("blobs.queue=24", "train.optimizer=sgd", "train.schedule=cosine", "train.warmup=2"),
         ("objective=infonce(similarity=bilinear)+0.1*cllr(dim=8, solver=proximal)", "train.optimizer=adamw"),
         ("train.optimizer=lars", "train.clip=0.1", "objective=infonce+dp"),
+        ("objective=infonce(temperature=learned, init=0.07)", "train.best_by=mean/accuracy"),
+        ("train.best_by=-mean/accuracy",),  # the smallest comes first, before the interruption
     ],
 )
 def test_resume_is_bit_exact(
     blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...]
 ) -> None:
     overrides = ("train.evaluate_every=4", *overrides)
-    quiet(blobs, *overrides, runs=tmp_path / "whole")
+    at_once = quiet(blobs, *overrides, runs=tmp_path / "whole")
     at_batch(monkeypatch, 5, lambda: signal.raise_signal(signal.SIGINT))
     with pytest.raises(RunInterruptedError, match="after step 5 of 10; the checkpoint is saved"):
         quiet(blobs, *overrides, runs=tmp_path / "parts")
@@ -110,6 +112,7 @@ def test_resume_is_bit_exact(
     assert read_record(path).status == "interrupted"
     record = quiet(blobs, *overrides, runs=tmp_path / "parts")
     assert record.status == "done"
+    assert (record.results, record.chosen) == (at_once.results, at_once.chosen)
     whole, parts = weights(tmp_path / "whole"), weights(tmp_path / "parts")
     assert whole.keys() == parts.keys()
     assert all(torch.equal(whole[name], parts[name]) for name in whole)

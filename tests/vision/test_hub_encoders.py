@@ -404,7 +404,8 @@ def test_adapters_are_kept_and_merged_where_they_are_exported(models, name, tmp_
     assert torch.equal(own(images), trained)  # the encoder itself keeps its adapters
     said = json.loads((tmp_path / "preprocessor_config.json").read_text())
     assert said["image_mean"] == pytest.approx(MEAN)
-    assert said["size"] == {"height": SIDE, "width": SIDE}
+    assert said["size"] == {"shortest_edge": SIDE}
+    assert said["crop_size"] == {"height": SIDE, "width": SIDE}
 
 
 def test_targets_choose_the_layers(models):

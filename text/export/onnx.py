@@ -11,6 +11,7 @@ from dipole.core.train.card import Card, write_card
 from dipole.core.train.onnx_file import FILE, OUTPUT, write_onnx
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders import BagOfWords, Channels, Part, Projected, SentenceModel, Transformer, WordGRU
+from dipole.text.encoders.tail import Pooled, pooled
 from dipole.text.portable import TASK, fast_tokenizer, parts_scaled, projected
 
 AXES = ("batch", "length")
@@ -55,6 +56,8 @@ def _padded(part: Part) -> nn.Module:
             return _Mapped(_padded(part.part), part.matrix)
         case Transformer():
             return _Pooled(part)
+        case Pooled():
+            return _Behind(part)
     raise ConfigError(f"an encoder of the kind {type(part).__name__} cannot be exported to ONNX.")
 
 
@@ -128,6 +131,19 @@ class _Pooled(nn.Module):
         return (hidden * weight).sum(1) / weight.sum(1)
 
 
+class _Behind(nn.Module):
+    """Pooling and layers as sentence-transformers puts them behind a transformer."""
+
+    def __init__(self, part: Pooled) -> None:
+        super().__init__()
+        self.model, self.pooling, self.layers = part.part.model, part.pooling, part.layers
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        hidden = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
+        found: Tensor = self.layers(torch.cat([pooled(hidden, mask.bool(), mode) for mode in self.pooling], 1))
+        return found
+
+
 def export(encoder: SentenceEncoder, folder: Path, record: Any) -> None:
     """Write model.onnx, the tokenizer and README.md; onnxruntime has to give the run's vectors.
 
@@ -136,7 +152,8 @@ def export(encoder: SentenceEncoder, folder: Path, record: Any) -> None:
     """
     model = projected(encoder)
     padded = PaddedSentences(model, parts_scaled(encoder, model), encoder.tokens.empty).eval()
-    tried = [_random(len(encoder.tokens), *shape) for shape in ((3, 7), (1, 1), (5, 12))]
+    longest = encoder.max_length or 12
+    tried = [_random(len(encoder.tokens), *shape) for shape in ((3, min(7, longest)), (1, 1), (5, min(12, longest)))]
     write_onnx(folder, padded, tried[0], {"input_ids": AXES, "attention_mask": AXES}, tried[1:])
     fast_tokenizer(encoder.tokens, encoder.max_length).save_pretrained(folder)
     usage = f"""

@@ -5,6 +5,7 @@ without dipole, and its hidden states are pooled as the card says. Everything el
 folder and whose output is the sentence's vector, as the state of a single token.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from dipole.core.train.card import Card, write_card
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders import Transformer
 from dipole.text.export.sentence_transformers import PROBE
+from dipole.text.exported import POOLED
 from dipole.text.portable import TASK, fast_tokenizer, projected, with_code, write_code
 
 CLOSE = 1e-5
@@ -33,6 +35,9 @@ def export(encoder: SentenceEncoder, folder: Path, record: Any) -> None:
     is_plain = model.g is None and isinstance(model.f, Transformer)
     saved: Any = model.f.model if isinstance(model.f, Transformer) and is_plain else with_code(encoder, model)
     saved.save_pretrained(folder)
+    if is_plain:  # such a model has no place of its own for it
+        told = json.loads((folder / "config.json").read_text(encoding="utf-8")) | {POOLED: pooling_of(encoder)}
+        (folder / "config.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
     fast_tokenizer(encoder.tokens, encoder.max_length).save_pretrained(folder)
     if not is_plain:
         write_code(folder)
@@ -52,7 +57,8 @@ def pooling_of(encoder: SentenceEncoder) -> str:
 @torch.no_grad()
 def _vectors(encoder: SentenceEncoder, folder: Path, is_plain: bool) -> np.ndarray:
     """Vectors of `PADDED` as somebody computes them who follows the card; plain ones not scaled."""
-    batch = fast_tokenizer(encoder.tokens, encoder.max_length)(PADDED, padding=True, return_tensors="pt")
+    tokenizer = fast_tokenizer(encoder.tokens, encoder.max_length)
+    batch = tokenizer(PADDED, padding=True, truncation=encoder.max_length is not None, return_tensors="pt")
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
     states = AutoModel.from_pretrained(folder).eval()(**inputs).last_hidden_state
     if not is_plain or pooling_of(encoder) == "cls":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from dipole.core.ground import backbone
 from dipole.core.ground.errors import ConfigError
+from dipole.core.ground.files import atomic_write
 from dipole.core.ground.freezing import fix_unused, layers
 from dipole.core.ground.lora import merged
 from dipole.core.train.finetuning import fine_tune
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 Pooling = Literal["cls", "mean", "max", "pooler"]
 PREFIX = "hub:"
+POOLED = "dipole_pooling"  # in the config.json of an exported model: how its run pools, and tokens before the patches
 CLASS_TOKENS = ("cls_token", "class_token", "class_embedding")
 
 
@@ -48,6 +51,22 @@ def pooled(hidden: Tensor, how: Pooling, prefix: int) -> Tensor:
     return patches.mean(1) if how == "mean" else patches.amax(1)
 
 
+def read_pooled(model: Any, pixel_values: Tensor) -> Tensor:
+    """Features (n, d) of a model of transformers: as config.json says that a run pools, else by pooler or mean."""
+    outputs = model(pixel_values=pixel_values, **any_size(model))
+    how, prefix = getattr(model.config, POOLED, (None, 0))
+    given = outputs.get("pooler_output")
+    if how == "pooler" or (how is None and given is not None):
+        return given.flatten(1)
+    return pooled(outputs.last_hidden_state, how or "mean", prefix)
+
+
+def any_size(model: nn.Module) -> dict[str, Any]:
+    """What a model is called with that has a position for each patch: positions for another number of patches."""
+    accepted = inspect.signature(model.forward).parameters
+    return {"interpolate_pos_encoding": True} if "interpolate_pos_encoding" in accepted else {}
+
+
 class HubEncoder(Encoder):
     """A model of transformers that reads `pixel_values`, and how its output is pooled.
 
@@ -68,9 +87,7 @@ class HubEncoder(Encoder):
         self.model = built.model
         if processor.mean is not None and channels in (1, inputs):
             self.fix_statistics(processor.mean, processor.std or (1.0,))
-        accepted = inspect.signature(self.model.forward).parameters
-        # Positions for another number of patches, and as they are for the model's own.
-        self._options = {"interpolate_pos_encoding": True} if "interpolate_pos_encoding" in accepted else {}
+        self._options = any_size(self.model)
         self._look(channels, size, config, processor, built)
         fine_tune(self.model, config.freeze, config.lora, "vision.encoder")
         self.described = self._described(built, size, config)
@@ -188,10 +205,13 @@ class HubEncoder(Encoder):
     def save_pretrained(self, folder: Path) -> None:
         """Write the model and the settings of its image processor as `AutoModel.from_pretrained` reads them.
 
-        Adapters are added to the weights they stand beside.
+        Adapters are added to the weights they stand beside. How the run pools stands in config.json, for `read_pooled`.
         """
         model: Any = merged(self.model)
         model.save_pretrained(folder)
+        told = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        told[POOLED] = [self.pooling, self._prefix]
+        atomic_write(folder / "config.json", json.dumps(told, indent=2) + "\n")
         mean, std = (self.get_buffer(name).tolist() for name in ("mean", "std"))
         write_processor(folder, self._size, len(mean), mean, std)
 

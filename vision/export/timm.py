@@ -33,7 +33,8 @@ def timm_weights(encoder: Encoder) -> dict[str, Tensor]:
     if inner is not None:  # a network of timm's own, as transformers wraps it
         return dict(inner.state_dict())
     if not isinstance(encoder, ResNetEncoder) or encoder.model.config.stem != "imagenet":
-        name = f"a {type(encoder).__name__}" if not isinstance(encoder, ResNetEncoder) else "a ResNet with a 3x3 stem"
+        named = type(getattr(encoder, "model", encoder)).__name__
+        name = "a ResNet with a 3x3 stem" if isinstance(encoder, ResNetEncoder) else f"a {named}"
         raise ConfigError(
             f"timm has no network like {name}; export a run whose vision.encoder.name is resnet18 or resnet50 with "
             "vision.encoder.stem = 'imagenet', or choose --to transformers or onnx."

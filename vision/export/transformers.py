@@ -20,6 +20,7 @@ from dipole.core.train.card import Card, write_card
 from dipole.vision import modeling_dipole_vision as modeling
 from dipole.vision.encoders import Encoder, EncoderConfig, build_encoder
 from dipole.vision.encoders.base import Stages
+from dipole.vision.encoders.hub import HubEncoder, any_size, read_pooled
 from dipole.vision.encoders.resnet import ResNetEncoder
 from dipole.vision.processor import FILE as PROCESSOR
 from dipole.vision.processor import write_processor
@@ -78,7 +79,7 @@ class Normalised(nn.Module):
 
     def forward(self, pixel_values: Tensor) -> BaseModelOutputWithPooling:
         x = (pixel_values - self.get_buffer("mean")) / self.get_buffer("std")
-        return BaseModelOutputWithPooling(pooler_output=self.model(pixel_values=x).pooler_output.flatten(1))
+        return BaseModelOutputWithPooling(pooler_output=read_pooled(self.model, x))
 
 
 class DipoleVisionModel(modeling.DipoleVisionModel):
@@ -115,10 +116,15 @@ def export(adapter: "VisionAdapter", folder: Path, record: Any, objective: "Comp
     encoder = adapter.module.trained_encoder()
     tap = encoder.check_tap(adapter.config.encoder.tap)
     channels, size = adapter.images.channels, adapter.size
+    if tap != encoder.last and hasattr(encoder, "save_pretrained"):
+        raise ConfigError(
+            f"vision.encoder.tap: a model of transformers ends with {encoder.last!r}, and none can be written that "
+            f"ends with {tap!r}; choose --to onnx."
+        )
     plain = tap == encoder.last and _save_plain(encoder, folder, size)
     if not plain:
         _save_with_code(encoder, folder, channels, size, tap)
-    _check(adapter, folder, is_plain=plain)
+    _check(adapter, folder)
     write_card(folder, _card(adapter, plain), record, adapter.data_info())
 
 
@@ -189,10 +195,8 @@ def _save_with_code(encoder: Encoder, folder: Path, channels: int, size: int, ta
 
 
 @torch.no_grad()
-def _check(adapter: "VisionAdapter", folder: Path, is_plain: bool) -> None:
-    """Load the folder and compare its features with the run's, where they are the model's own pooled output."""
-    if is_plain and getattr(adapter.module.trained_encoder(), "pooling", "pooler") != "pooler":
-        return
+def _check(adapter: "VisionAdapter", folder: Path) -> None:
+    """Load the folder and compare its features with the run's."""
     views = torch.rand(3, adapter.images.channels, adapter.size, adapter.size)
     wanted = adapter.module.features(views)
     found = DipoleVisionModel.from_pretrained(folder).eval()(views).pooler_output
@@ -203,20 +207,20 @@ def _check(adapter: "VisionAdapter", folder: Path, is_plain: bool) -> None:
 
 def _card(adapter: "VisionAdapter", plain: bool) -> Card:
     trust = "" if plain else ", trust_remote_code=True"
-    pooling = getattr(adapter.module.trained_encoder(), "pooling", "pooler")
-    output = "pooler_output.flatten(1)" if pooling == "pooler" else "last_hidden_state"
+    encoder = adapter.module.trained_encoder()
+    options = "".join(f", {name}={value}" for name, value in any_size(getattr(encoder, "model", encoder)).items())
+    output = encoder.expression if isinstance(encoder, HubEncoder) else "outputs.pooler_output.flatten(1)"
     usage = f"""
 from PIL import Image
 from transformers import AutoImageProcessor, AutoModel
 
 processor, model = AutoImageProcessor.from_pretrained("FOLDER"), AutoModel.from_pretrained("FOLDER"{trust})
-features = model(**processor(Image.open("image.png"), return_tensors="pt")).{output}
+outputs = model(**processor(Image.open("image.png"), return_tensors="pt"){options})
+features = {output}
 """
-    notes = [] if plain else [
+    notes = "" if plain else (
         "The code of the model lies in this folder and needs torch and transformers alone. Mean and standard deviation "
         "of the training images are part of the weights; the image processor divides by 255."
-    ]  # fmt: skip
-    if pooling != "pooler":
-        notes.append(f"The features of the run are the last hidden states, pooled: {pooling}.")
+    )  # fmt: skip
     what = f"An image encoder ({adapter.config.encoder.name}, method {adapter.config.method})."
-    return Card(what, usage, TASK, "transformers", ("vision",), "\n\n".join(notes))
+    return Card(what, usage, TASK, "transformers", ("vision",), notes)

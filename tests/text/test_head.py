@@ -1,0 +1,136 @@
+"""SimCSE's head: trained, then kept or dropped; and a transformer's own limit of tokens."""
+
+import json
+import signal
+
+import numpy as np
+import pytest
+import torch
+
+from dipole.core.cli import main
+from dipole.core.ground.errors import CheckpointError, ConfigError
+from dipole.core.train.loop import train
+from dipole.core.train.recipe import load, resolve
+from dipole.core.train.run_folder import RunFolder
+from dipole.core.train.signals import RunInterruptedError
+from dipole.core.train.trained_run import load_run
+from dipole.text.adapter import TextAdapter
+from dipole.text.exported import open_folder
+from dipole.text.model import limit_of
+from tests.text.test_using import CPU, SENTENCES, trained, vectors, write_transformer
+
+BERT = {
+    "encoder": "transformer", "transformer": "bert", "tokenizer": "bert", "sides": 1, "normalize": "none",
+    "hidden_size": None, "word_size": None, "pooling": "cls",
+}  # fmt: skip
+FORMATS = ("sentence-transformers", "transformers", "onnx")
+
+
+def states(adapter):
+    """[CLS] of the sentences, by the transformer alone."""
+    tokens = adapter.tokens.encode(SENTENCES, 50)
+    model = adapter.module.f.part.model.eval()
+    with torch.no_grad():
+        return torch.cat([model(input_ids=torch.tensor([ids])).last_hidden_state[:, 0] for ids in tokens])
+
+
+@pytest.mark.parametrize("head", [pytest.param("mlp", marks=pytest.mark.slow), "mlp_only_train"])
+def test_the_head_is_trained_and_stays_only_where_it_should(tmp_path, head):
+    run = trained(tmp_path / "there", head=head, **BERT)
+    _, adapter, _ = load_run(RunFolder(run), "cpu")
+    f = adapter.module.f
+    assert f.linear.weight.shape == (8, 8)
+    torch.manual_seed(0)
+    fresh = torch.nn.Linear(8, 8).weight
+    assert not torch.equal(f.linear.weight, fresh)
+    plain = states(adapter)
+    wanted = torch.tanh(plain @ f.linear.weight.T + f.linear.bias) if head == "mlp" else plain
+    assert vectors(run) == pytest.approx(wanted.detach().numpy(), abs=1e-6)
+    for to in FORMATS:
+        assert main(["export", str(run), "--to", to, "--out", str(tmp_path / to)]) == 0
+        assert open_folder(tmp_path / to, CPU, None).vectors(SENTENCES).numpy() == pytest.approx(
+            vectors(run), abs=1e-5
+        ), to
+
+
+@pytest.mark.parametrize("pooling", ["cls", pytest.param("mean", marks=pytest.mark.slow)])
+def test_adapters_are_merged_in_every_format(tmp_path, pooling):
+    run = trained(tmp_path / "there", **BERT | {"pooling": pooling})
+    recipe = tmp_path / "there" / "recipe.toml"
+    recipe.write_text(recipe.read_text() + "lora = {rank = 2}\n")
+    assert main(["train", str(recipe), "--runs", str(tmp_path / "runs"), "--quiet"]) == 0
+    (adapted,) = (path for path in (tmp_path / "runs").iterdir() if path.is_dir())
+    assert not np.allclose(vectors(adapted), vectors(run), atol=1e-4)
+    for to in FORMATS:
+        assert main(["export", str(adapted), "--to", to, "--out", str(tmp_path / to)]) == 0
+        found = open_folder(tmp_path / to, CPU, None).vectors(SENTENCES).numpy()
+        assert found == pytest.approx(vectors(adapted), abs=1e-5), to
+
+
+def test_a_head_belongs_to_a_transformer():
+    with pytest.raises(ConfigError, match="head has no effect with encoder 'gru'"):
+        resolve({"name": "t", "domain": "text", "text": {"head": "mlp"}})
+
+
+def test_sentences_are_cut_where_the_positions_end(tmp_path):
+    folder = tmp_path / "there"
+    folder.mkdir()
+    write_transformer(folder / "bert")
+    run = trained(folder, **BERT)
+    assert limit_of(load_run(RunFolder(run), "cpu")[1].module) == 512
+    shortened = torch.nn.Embedding(6, 8)
+    holder = torch.nn.ModuleList([load_run(RunFolder(run), "cpu")[1].module])
+    holder[0].f.model.embeddings.position_embeddings = shortened
+    assert limit_of(holder) == 6
+
+
+def test_a_model_of_few_positions_is_trained_embedded_and_exported(tmp_path, monkeypatch):
+    from transformers import BertConfig, BertModel
+
+    import tests.text.test_using as using
+    from dipole.text.vocabulary import words_vocabulary
+
+    def short(folder):
+        config = BertConfig(
+            vocab_size=40, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+            max_position_embeddings=6,
+        )  # fmt: skip
+        BertModel(config).save_pretrained(folder)
+        words_vocabulary(using.WORDS).save(folder / "tokenizer.json")
+        return folder
+
+    monkeypatch.setattr(using, "write_transformer", short)
+    run = trained(tmp_path / "there", **BERT)
+    long = " ".join(using.WORDS)
+    _, adapter, _ = load_run(RunFolder(run), "cpu")
+    assert np.array_equal(*(adapter.encoder().encode([text]) for text in (long, " ".join(using.WORDS[:6]))))
+    assert main(["export", str(run), "--to", "transformers", "--out", str(tmp_path / "out")]) == 0
+    assert open_folder(tmp_path / "out", CPU, None).vectors([long]).shape == (1, 8)
+    corpus = tmp_path / "there" / "corpus.jsonl"
+    corpus.write_text(json.dumps({"id": "long", "sentences": [long] * 200}) + "\n")
+    recipe = tmp_path / "there" / "recipe.toml"
+    with pytest.raises(ConfigError, match="positions for 6; set it to 6 or less"):
+        train(load(recipe, []).config, tmp_path / "again", quiet=True)
+
+
+def test_a_run_does_not_go_on_with_another_corpus(tmp_path, monkeypatch):
+
+    run = trained(tmp_path / "there")
+    recipe, corpus = tmp_path / "there" / "recipe.toml", tmp_path / "there" / "corpus.jsonl"
+    before, step = corpus.read_text(), TextAdapter.before_step
+
+    def interrupted(self):
+        step(self)
+        signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TextAdapter, "before_step", interrupted)
+        with pytest.raises(RunInterruptedError):
+            train(load(recipe, []).config, tmp_path / "runs", quiet=True)
+    corpus.write_text(before.replace("word3 ", "word4 "))
+    with pytest.raises(CheckpointError, match=r"have changed since its checkpoint.*--resume never"):
+        train(load(recipe, []).config, tmp_path / "runs", quiet=True)
+    corpus.write_text(before)
+    done = train(load(recipe, []).config, tmp_path / "runs", quiet=True)
+    assert done.status == "done"
+    assert done.results == RunFolder(run).read_record().results

@@ -1,0 +1,87 @@
+"""A run over a model of transformers, after the model it started from and its images are gone."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from dipole.core.cli import main
+from dipole.core.ground.errors import ConfigError
+from dipole.core.train.run_folder import RunFolder
+from dipole.core.train.trained_run import load_run
+from tests.vision.test_using import probed, trained
+
+SIDE = 16
+NOT_THEIRS = ("vision.encoder.width=", "vision.encoder.dim=")  # settings of our own networks
+
+
+def checkpoint(folder, name):
+    from transformers import AutoModel, ConvNextConfig, SwinConfig, ViTConfig
+
+    config = {
+        "vit": ViTConfig(
+            hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, image_size=SIDE,
+            patch_size=4,
+        ),
+        "swin": SwinConfig(
+            embed_dim=8, depths=[1, 1], num_heads=[2, 2], image_size=SIDE, patch_size=2, window_size=2,
+            drop_path_rate=0.0,
+        ),
+        "convnext": ConvNextConfig(hidden_sizes=[8, 16], depths=[1, 1], num_stages=2, patch_size=2),
+    }[name]  # fmt: skip
+    torch.manual_seed(4)
+    AutoModel.from_config(config).save_pretrained(folder)
+    return folder
+
+
+CASES = [
+    ("vit", "mean", [], 1e-5),
+    ("vit", "cls", ["vision.encoder.lora={rank = 2}"], 1e-5),
+    ("convnext", "max", [], 1e-5),
+    ("swin", "mean", [], 1e-5),
+    ("vit", "mean", ["vision.augment.size=24"], 0.01),  # resized as bytes
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "pooling", "more", "near"),
+    [pytest.param(*case, marks=[] if case[0] == "convnext" else pytest.mark.slow) for case in CASES],
+)
+def test_every_folder_gives_the_features_of_the_run(tmp_path, name, pooling, more, near):
+    source = checkpoint(tmp_path / "model", name)
+    settings = [f"vision.encoder.name=hub:{source}", f"vision.encoder.pooling={pooling}"]
+    run = trained(tmp_path / "there", *settings, *NOT_THEIRS, *more)
+    features, images, _ = probed(run)
+    inputs = tmp_path / "inputs"
+    inputs.mkdir()
+    for number, image in enumerate(images):
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(inputs / f"{number:03}.png")
+    moved = shutil.move(run, tmp_path / "elsewhere")
+    for gone in ("there", "model"):
+        shutil.rmtree(tmp_path / gone)
+
+    def embedded(folder):
+        out = tmp_path / "f.npy"
+        assert main(["embed", str(folder), str(inputs), "-o", str(out), "--quiet"]) == 0
+        return np.load(out)
+
+    assert np.array_equal(embedded(moved), features.numpy())
+    for to in ("transformers", "onnx"):
+        assert main(["export", str(moved), "--to", to, "--out", str(tmp_path / to)]) == 0
+        assert embedded(tmp_path / to) == pytest.approx(features.numpy(), abs=near)
+    card = (tmp_path / "transformers" / "README.md").read_text()
+    assert {"mean": ".mean(", "cls": "[:, 0]", "max": ".amax("}[pooling] in card  # what the run's features are
+    assert json.loads((tmp_path / "transformers" / "config.json").read_text())["model_type"] == name
+
+
+def test_what_has_no_such_folder_is_refused(tmp_path):
+    source = checkpoint(tmp_path / "model", "vit")
+    settings = [f"vision.encoder.name=hub:{source}", "vision.encoder.tap=layer1"]
+    run = trained(tmp_path / "there", *settings, *NOT_THEIRS)
+    _, adapter, _ = load_run(RunFolder(run), "cpu")
+    for to, said in (("transformers", "ends with 'layer1'; choose --to onnx"), ("timm", "no network like a ViTModel")):
+        with pytest.raises(ConfigError, match=said):
+            adapter.export(to, tmp_path, None)
