@@ -18,7 +18,7 @@ from dipole.core.ground.errors import DataError, nearest
 from dipole.core.ground.rows import Asker, located_rows
 from dipole.core.ground.seeding import Seeds
 from dipole.vision.data import DataConfig, Parts, load
-from dipole.vision.decoding import Encoded, attempt, describe
+from dipole.vision.decoding import Encoded, attempt, decode, describe
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources import Decoding
 from dipole.vision.sources.images import decode_all
