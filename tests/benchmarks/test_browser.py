@@ -121,7 +121,7 @@ def column(browser, table, index):
 def test_opens_without_errors_and_without_any_request(page, tmp_path):
     assert page.log() == []
     assert page.run("return performance.getEntriesByType('resource').length") == 0
-    assert page.run("return document.querySelectorAll('svg.chart').length") > 10
+    assert page.run("return document.querySelectorAll('figure.chart svg').length") > 10
     # The study, the table, all printed tables, the run outside of suites, the foreign file.
     assert page.run("return document.querySelectorAll('section').length") == 5
 
@@ -204,7 +204,7 @@ def test_works_without_scripts(page, runs_folder, tmp_path):
         page.open(f"http://127.0.0.1:{server.server_port}/")
         assert page.run("return document.querySelectorAll('.theme, .filter, th button').length") == 0
         assert len(column(page, "study-small-results", 0)) == 4
-        assert page.run("return document.querySelector('svg.chart').getBoundingClientRect().width") > 100
+        assert page.run("return document.querySelector('figure.chart svg').getBoundingClientRect().width") > 100
     finally:
         server.shutdown()
         page.log()
