@@ -100,7 +100,9 @@ def _forest(results: SuiteResults) -> list[Picture]:
                 rows.append(_of_seeds(cell.row.label, list(cell.samples.values()), "ours"))
         chart = kinds.interval_chart(f"{column.name}: ours beside the printed", _named(column), rows, None)
         if any(row.source == "ours" for row in rows):
-            caption = f"{column.name}. Ours: mean, {INTERVAL}, small dots the seeds. Printed: bar one standard deviation."
+            caption = (
+                f"{column.name}. Ours: mean, {INTERVAL}, small dots the seeds. Printed: bar one standard deviation."
+            )
             found += _picture(chart, caption)
     return found
 
@@ -177,7 +179,9 @@ def _costs(title: Callable[[str], str], runs: Mapping[str, Sequence[RunRecord]])
         if len(means) < 2 or max(means) - min(means) <= SAME * max(means):
             continue
         rows = [kinds.Estimate(label, fmean(v), min(v), max(v), v) for label, v in values.items()]
-        caption = f"{title(what)}: mean, bar from least to most, on the machines named in the list of runs; compare rows "
+        caption = (
+            f"{title(what)}: mean, bar from least to most, on the machines named in the list of runs; compare rows "
+        )
         chart = kinds.interval_chart(title(what), f"{what} ({unit})", rows, None)
         found += _picture(chart, f"{caption}of one machine only.")
     return found

@@ -66,12 +66,16 @@ def make_report(runs: Path) -> Report:
         groups = _by_task(others)
         compared = [tables.comparison_table(task, records) for task, records in groups.items() if len(records) > 1]
         subtitle = f"{len(others)} runs of `dipole train`" if len(others) != 1 else "one run of `dipole train`"
-        sections.append(Section("other-runs", "Other runs", subtitle, (), (*compared, listed), charts.other_runs(groups, runs)))
+        sections.append(
+            Section("other-runs", "Other runs", subtitle, (), (*compared, listed), charts.other_runs(groups, runs))
+        )
     if (problems := tables.problems_table(collection, damaged)) is not None:
         count = len(problems.rows)
         subtitle = f"{count} {'entry' if count == 1 else 'entries'} of the runs folder"
         sections.append(Section("problems", "Problems", subtitle, (), (problems,), {}))
-    return Report("dipole report", now(), _facts(collection, joules), sections, findings.of_machines(collection.done.values()))
+    return Report(
+        "dipole report", now(), _facts(collection, joules), sections, findings.of_machines(collection.done.values())
+    )
 
 
 def _suite(
@@ -97,7 +101,9 @@ def _suite(
     subtitle = f"{manifest.suite}, scale {manifest.scale}: {done} of {len(results.jobs)} runs finished"
     drawn = {name: found for name, found in pictures.items() if found}
     filled = [table.without_empty_columns() for table in shown]
-    return Section(manifest.name, manifest.title, subtitle, list(_notes(results)), filled, drawn, findings.of_suite(results))
+    return Section(
+        manifest.name, manifest.title, subtitle, list(_notes(results)), filled, drawn, findings.of_suite(results)
+    )
 
 
 def _by_task(records: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:

@@ -106,7 +106,8 @@ CONFIG: dict[str, Any] = {
     "font": FONT,
     "view": {"stroke": None},
     "axis": {
-        "labelColor": "var(--text)", "titleColor": "var(--text)", "gridColor": "var(--line)", "tickColor": "var(--soft)",
+        "labelColor": "var(--text)", "titleColor": "var(--text)", "gridColor": "var(--line)",
+        "tickColor": "var(--soft)",
         "domainColor": "var(--soft)", "labelFontSize": 11.5, "titleFontSize": 12.5, "titleFontWeight": "normal",
         "labelLimit": 0, "titleLimit": 0, "aria": False,
     },
@@ -190,7 +191,7 @@ def _(chart: ScatterChart) -> Any:
     rows = [
         {"series": g.label, "x": x, "y": y} for g in chart.groups for x, y in zip(g.x, g.y, strict=True)
     ]  # fmt: skip
-    across, up = equal_scales([row["x"] for row in rows], [row["y"] for row in rows])
+    across, up = equal_scales([x for g in chart.groups for x in g.x], [y for g in chart.groups for y in g.y])
     chosen = alt.selection_point(name="chosen", fields=["series"], bind="legend")
     colour, shape, _ = _series([group.label for group in chart.groups])
     return (

@@ -1,4 +1,4 @@
-"""What a report found, in the sentences it opens with: differences that hold or do not, and where they were measured."""
+"""What a report found, in the sentences it opens with: differences that hold or do not, and where they are from."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -79,7 +79,9 @@ def _relative(cell: CellResult) -> float:
 def _leads(cell: CellResult) -> str:
     unit = {"%": "points"}.get(cell.column.unit, cell.column.unit)
     verb = "leads" if _lead(cell) > 0 else "trails"
-    return f"{cell.row.label} {verb} by {number(abs(_difference(cell)))}{f' {unit}' if unit else ''} ({cell.column.name})"
+    return (
+        f"{cell.row.label} {verb} by {number(abs(_difference(cell)))}{f' {unit}' if unit else ''} ({cell.column.name})"
+    )
 
 
 def _beside_printed(results: SuiteResults) -> Sequence[str]:

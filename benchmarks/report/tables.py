@@ -253,7 +253,9 @@ def comparison_table(task: str, records: Sequence[RunRecord]) -> ReportTable:
     by: dict[str, list[RunRecord]] = {}
     for record in records:
         by.setdefault(record.objective, []).append(record)
-    names = list(dict.fromkeys(name for record in records for name, value in record.results.items() if value is not None))
+    names = list(
+        dict.fromkeys(name for record in records for name, value in record.results.items() if value is not None)
+    )
     rows = []
     for objective, runs in by.items():
         cells = [Cell(objective), Cell(str(len(runs)), len(runs))]
@@ -264,7 +266,9 @@ def comparison_table(task: str, records: Sequence[RunRecord]) -> ReportTable:
             cells.append(Cell(number(summary.mean), summary.mean, spread) if summary else Cell(""))
         rows.append(tuple(cells))
     slug = re.sub(r"[^a-z0-9]+", "-", task.lower()).strip("-")
-    note = "Mean and standard deviation over the runs of one objective; what else differs between them is not told apart."
+    note = (
+        "Mean and standard deviation over the runs of one objective; what else differs between them is not told apart."
+    )
     head = ("objective", "runs", *names)
     return ReportTable(f"comparison-{slug}", f"Comparison: {task}", head, rows, note, frozenset({"objective"}))
 
