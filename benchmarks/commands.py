@@ -34,6 +34,32 @@ def bench(parser: argparse.ArgumentParser) -> Runner:
     return run
 
 
+def sweep(parser: argparse.ArgumentParser) -> Runner:
+    """Search a space of settings, then train the winner's seeds."""
+    parser.add_argument("recipe", metavar="RECIPE", help="a shipped recipe or a .toml file")
+    parser.add_argument(
+        "--space", metavar="KEY=KIND(...)", nargs="+", action="extend", default=[], required=True,
+        help="what varies: log(LOW, HIGH), uniform(LOW, HIGH), int(LOW, HIGH), logint(LOW, HIGH), choice(A, B, ...); "
+        "a KEY as for --set, or objective.TERM.OPTION or objective.TERM.weight",
+    )  # fmt: skip
+    parser.add_argument("--trials", type=_positive, default=20, metavar="N", help="of the whole search (default 20)")
+    parser.add_argument(
+        "--metric", required=True, metavar="NAME", help="a number of the evaluation, such as linear/accuracy"
+    )
+    parser.add_argument("--minimize", action="store_true", help="less is better")
+    parser.add_argument(
+        "--seeds", type=_positive, default=3, metavar="N", help="seeds 0 to N-1 of the winner, on the test part"
+    )
+    parser.add_argument(
+        "--set", metavar="KEY=VALUE", nargs="+", action="extend", default=[], dest="overrides",
+        help="change settings of every run",
+    )  # fmt: skip
+    _running(parser)
+    parser.add_argument("--name", metavar="NAME", help="of the search, by which it is continued (default: by content)")
+    parser.add_argument("--seed", type=_whole, default=0, metavar="N", help="of the proposals (default 0)")
+    return _sweep
+
+
 def report(parser: argparse.ArgumentParser) -> Runner:
     """Write an HTML report of recorded runs."""
     parser.add_argument("runs", type=Path, metavar="RUNS", help="folder of runs")
@@ -66,7 +92,14 @@ def demo(parser: argparse.ArgumentParser) -> Runner:
 
 def _running(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="folder of runs (default: runs)")
-    parser.add_argument("--engine", choices=("local", "ray"), default="local", help="processes here, or a Ray cluster")
+    parser.add_argument(
+        "--engine", choices=("local", "ray", "slurm"), default="local",
+        help="processes here, a Ray cluster, or SLURM jobs",
+    )  # fmt: skip
+    parser.add_argument(
+        "--slurm", metavar="KEY=VALUE", nargs="+", action="extend", default=[], type=_option,
+        help="options of sbatch with --engine slurm, such as partition=gpu time=600 gpus_per_node=1",
+    )  # fmt: skip
     parser.add_argument("--jobs", type=_positive, metavar="N", help="jobs at a time (default: one per GPU or core)")
     parser.add_argument("--threads", type=_positive, metavar="N", help="computing threads of a job")
 
@@ -95,10 +128,21 @@ def _bench(arguments: argparse.Namespace) -> int:
         arguments.effect,
         arguments.overrides,
         arguments.seeds,
+        dict(arguments.slurm),
     )
     if not arguments.plan:
         print(f"Report: dipole report {arguments.runs} -o report.html")
     return code
+
+
+def _sweep(arguments: argparse.Namespace) -> int:
+    from dipole.benchmarks.sweep.search import sweep
+
+    a = arguments
+    return sweep(
+        a.recipe, a.space, a.metric, a.trials, a.minimize, a.seeds, a.overrides, a.runs, a.engine, a.jobs, a.threads,
+        a.name, a.seed, dict(a.slurm),
+    )  # fmt: skip
 
 
 def _demo(arguments: argparse.Namespace) -> int:
@@ -128,6 +172,19 @@ def _report(arguments: argparse.Namespace) -> int:
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
+    return int(text)
+
+
+def _option(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key or not value:
+        raise argparse.ArgumentTypeError(f"must be of the form KEY=VALUE, got {text!r}")
+    return key, value
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 0, got {text!r}")
     return int(text)
 
 

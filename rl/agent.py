@@ -466,7 +466,8 @@ class ContrastiveSAC(SAC):
 
     def _after_contrast(self) -> None:
         assert self.policy.contrast is not None
-        self.policy.contrast.after_step(self._encoder_rate(self._current_progress_remaining))
+        done = self._n_updates // self.settings.contrast_every + 1
+        self.policy.contrast.after_step(self._encoder_rate(self._current_progress_remaining), done)
 
     @torch.no_grad()
     def _follow(self) -> None:

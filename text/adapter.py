@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from itertools import islice
@@ -412,6 +412,10 @@ class TextAdapter(Adapter):
     def encoders(self) -> list[nn.Module]:
         return [side for side in (self.module.f, self.module.g) if side is not None]
 
+    def remarks(self) -> Sequence[str]:
+        found: Sequence[str] = getattr(self.module.f, "remarks", ())  # of g they are the same
+        return found
+
     def before_step(self) -> None:
         if self.config.clip_per_tensor is not None:
             clip_each(self.module, self.config.clip_per_tensor)
@@ -594,7 +598,11 @@ class TextAdapter(Adapter):
             },
             **read,
             "unknown_words": float(unknown),
-            "encoder": {"width": self.module.output_width, "parameters": encoders.parameter_count(self.module)},
+            "encoder": {
+                "width": self.module.output_width,
+                "parameters": encoders.parameter_count(self.module),
+                **(getattr(self.module.f, "described", None) or {}),
+            },
         }
 
     def export(self, to: str, folder: Path, record: Any, objective: Any = None) -> None:

@@ -4,9 +4,11 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from dipole.core.ground.backbone import Source, Weights
 from dipole.core.ground.errors import ConfigError
 from dipole.core.measure.class_tasks import Classifier
 from dipole.core.train.config import Settings
+from dipole.core.train.finetuning import FREEZE_HELP, LORA_HELP, WEIGHTS_HELP, FreezeSetting, LoraTable
 from dipole.text.columns import check_columns
 
 
@@ -46,6 +48,9 @@ class TextSettings(Settings):
         "trained", description="word embeddings; both is MultiChannel"
     )
     transformer: str | None = Field(None, description="config.json, checkpoint folder or Hub name; none: a small BERT")
+    weights: Weights | None = Field(None, description=f"with `transformer`: {WEIGHTS_HELP}")
+    freeze: FreezeSetting = Field("none", description=f"with `transformer`: {FREEZE_HELP}")
+    lora: LoraTable | None = Field(None, description=f"with `transformer`: {LORA_HELP}")
     layers: int = Field(2, ge=1, description="of the small BERT")
     heads: int = Field(4, ge=1, description="of the small BERT")
     pooling: Literal["mean", "cls"] = "mean"
@@ -118,8 +123,13 @@ class TextSettings(Settings):
         return self.pairs in ("views", "columns")
 
     def determining(self) -> dict[str, Any]:
-        """A block held one sentence less once, and its document was not drawn by itself: those are other runs."""
+        """Of a block, and of the files of a transformer.
+
+        A block held one sentence less once, and its document was not drawn by itself: those are other runs.
+        """
         found = super().determining()
+        if self.transformer and (content := Source(self.transformer, "", self.weights).content):
+            found["transformer"] = content  # what lies there, wherever it lies
         return found | {"blocks_version": 2} if self.pairs == "blocks" else found
 
     @model_validator(mode="after")
@@ -131,6 +141,10 @@ class TextSettings(Settings):
         if self.held_out + self.development >= 1:
             problems.append("held_out and development together leave nothing for training; their sum must be below 1")
         given = self.model_fields_set
+        defaults = {name: field.default for name, field in type(self).model_fields.items()}
+        of_transformer = [name for name in ("weights", "freeze", "lora") if getattr(self, name) != defaults[name]]
+        if of_transformer and self.transformer is None:
+            problems.append(f"{', '.join(of_transformer)}: no effect without transformer, a checkpoint or config.json")
         if self.channels != "trained" and self.vectors is None:
             problems.append(f"channels {self.channels!r} needs vectors, a GloVe or word2vec text file")
         if self.expand and (self.vectors is None or self.channels == "fixed" or self.encoder == "transformer"):

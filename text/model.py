@@ -30,7 +30,9 @@ def build_model(c: TextSettings, words: int, fixed: nn.Embedding | None) -> enco
 
     def transformer() -> encoders.Transformer:
         if c.transformer is not None:
-            return encoders.build_transformer(c.transformer, c.pooling, words)
+            return encoders.build_transformer(
+                c.transformer, c.pooling, words, freeze=c.freeze, lora=c.lora, weights=c.weights
+            )
         return encoders.small_transformer(words, c.hidden_size, c.layers, c.heads, c.pooling)
 
     # The members of a block are all the same kind of thing: one encoder, as in Arora et al.

@@ -2,10 +2,12 @@
 
 from importlib.resources import files
 from pathlib import Path
+from typing import cast
 
 import torch
 from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
 
+from dipole.core.ground.lora import merged
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders import Part, Projected, SentenceModel, architecture
 from dipole.text.encoders.modeling_dipole import DipoleSentenceConfig, DipoleSentenceModel
@@ -63,7 +65,7 @@ def fast_tokenizer(tokens: Tokens, max_length: int | None) -> PreTrainedTokenize
 
 def projected(encoder: SentenceEncoder) -> SentenceModel:
     """The encoder's model on the CPU, with its linear `transform` (CLLR's L) as a layer of f and of g."""
-    model = encoder.model.cpu().eval()
+    model = cast(SentenceModel, merged(encoder.model.cpu().eval()))
     if encoder.transform is None:
         return model
     with torch.no_grad():

@@ -161,6 +161,12 @@ class VisionAdapter(Adapter):
     def encoders(self) -> list[nn.Module]:
         return [part for part in self.module.modules() if isinstance(part, Branch)]
 
+    def remarks(self) -> list[str]:
+        return list(dict.fromkeys(line for encoder in self._encoders() for line in encoder.remarks))
+
+    def _encoders(self) -> list[Encoder]:
+        return [part for part in self.module.modules() if isinstance(part, Encoder)]
+
     def fit(self, run: "Run") -> None:
         """Train; where the framework cannot carry the objective, the error says which ones can."""
         self._run = run
@@ -312,7 +318,9 @@ class VisionAdapter(Adapter):
     def data_info(self) -> dict[str, Any]:
         if self._kept is not None and "parts" not in vars(self):
             return self._kept.info
-        return {**self.parts.info(), "view_size": self.size}
+        described = next((encoder.described for encoder in self._encoders() if encoder.described), None)
+        found = {**self.parts.info(), "view_size": self.size}
+        return found if described is None else found | {"encoder": dict(described)}
 
     def export(self, to: str, folder: Path, record: Any, objective: Any = None) -> None:
         export_as(to, self, folder, record, objective)

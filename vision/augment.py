@@ -74,7 +74,11 @@ class AugmentConfig(Operations):
     [-h, h] turns.
     """
 
-    size: int | None = Field(None, ge=4, description="side of the views in pixels; default: the images' own")
+    size: int | None = Field(
+        None,
+        ge=4,
+        description="side of the views in pixels; default: as a hub encoder's processor says, else the images' own",
+    )
     view: dict[str, ViewConfig] = Field(
         default_factory=dict, description="by number from 1, such as vision.augment.view.2: what is otherwise there"
     )

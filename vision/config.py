@@ -8,6 +8,7 @@ from dipole.core.train.config import Settings
 from dipole.vision.augment import AugmentConfig
 from dipole.vision.data import DataConfig
 from dipole.vision.encoders import EncoderConfig
+from dipole.vision.encoders.processor import processor_of
 from dipole.vision.frameworks import DEFAULT, Method, by_name
 from dipole.vision.frameworks.base import MOST_VIEWS
 from dipole.vision.probes import ProbeConfig
@@ -77,6 +78,8 @@ class VisionSettings(Settings):
         views = len(method.augmentations(self))
         if beyond := [number for number in self.augment.view if int(number) > views]:
             raise ValueError(f"augment.view.{beyond[0]} has no effect: an image has {views} views")
+        if self.encoder.is_hub and self.augment.size is None and (side := processor_of(self.encoder).size):
+            object.__setattr__(self, "augment", self.augment.model_copy(update={"size": side}))
         return self
 
     def determining(self) -> dict[str, Any]:

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dipole.benchmarks.manifest import read_manifests
-from dipole.benchmarks.report import charts, findings, tables
+from dipole.benchmarks.report import charts, findings, searches, tables
 from dipole.benchmarks.report.charts import Picture
 from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.report.table import ReportTable
-from dipole.benchmarks.run_records import Collection, read_records
+from dipole.benchmarks.run_records import Collection, Problem, read_records
+from dipole.benchmarks.sweep.summary import SearchSummary, read_summaries
 from dipole.core.ground.progress import duration
 from dipole.core.record import RunRecord, now
 
@@ -59,7 +60,10 @@ def make_report(runs: Path) -> Report:
     if (coverage := tables.coverage_table(suites)) is not None:
         found = (coverage, tables.every_claim_table(suites))
         sections.append(Section("published", "The papers", "What was printed, and what was run here", (), found, {}))
+    searched, unreadable = read_summaries(runs)
+    sections += [_search(each, collection) for each in searched]
     asked = {job.hash for suite in suites for job in suite.jobs}
+    asked |= {trial.run for each in searched for trial in each.trials}
     others = [record for name, record in collection.records.items() if name not in asked]
     if others:
         listed = tables.other_runs_table(others, joules, runs).without_empty_columns()
@@ -69,6 +73,7 @@ def make_report(runs: Path) -> Report:
         sections.append(
             Section("other-runs", "Other runs", subtitle, (), (*compared, listed), charts.other_runs(groups, runs))
         )
+    damaged = [*damaged, *(Problem(path, said) for path, said in unreadable)]
     if (problems := tables.problems_table(collection, damaged)) is not None:
         count = len(problems.rows)
         subtitle = f"{count} {'entry' if count == 1 else 'entries'} of the runs folder"
@@ -114,6 +119,14 @@ def _by_task(records: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
             name = record.data.get("name")
             found.setdefault(f"{record.domain}, {name}" if name else record.domain, []).append(record)
     return found
+
+
+def _search(search: SearchSummary, collection: Collection) -> Section:
+    shown = searches.search_tables(search, collection.done)
+    slices = searches.slices(search)
+    drawn = {"Slices": slices} if slices else {}
+    title = f"Search: {search.name}"
+    return Section(f"search-{search.name}", title, searches.spent(search), searches.notes(search), shown, drawn)
 
 
 def _notes(results: SuiteResults) -> Iterable[str]:

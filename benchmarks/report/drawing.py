@@ -191,15 +191,19 @@ def _(chart: ScatterChart) -> Any:
     rows = [
         {"series": g.label, "x": x, "y": y} for g in chart.groups for x, y in zip(g.x, g.y, strict=True)
     ]  # fmt: skip
-    across, up = equal_scales([x for g in chart.groups for x in g.x], [y for g in chart.groups for y in g.y])
+    across: dict[str, Any] = {"zero": False}
+    up = across
+    if chart.is_equal:
+        domains = equal_scales([x for g in chart.groups for x in g.x], [y for g in chart.groups for y in g.y])
+        across, up = ({"zero": False, "nice": False, "domain": domain} for domain in domains)
     chosen = alt.selection_point(name="chosen", fields=["series"], bind="legend")
     colour, shape, _ = _series([group.label for group in chart.groups])
     return (
         alt.Chart(alt.Data(values=rows))
         .mark_point(filled=True, size=18)
         .encode(
-            x=alt.X("x:Q", title=chart.x_label, scale=alt.Scale(domain=across, nice=False, zero=False)),
-            y=alt.Y("y:Q", title=chart.y_label, scale=alt.Scale(domain=up, nice=False, zero=False)),
+            x=alt.X("x:Q", title=chart.x_label, scale=alt.Scale(**across)),
+            y=alt.Y("y:Q", title=chart.y_label, scale=alt.Scale(**up)),
             color=colour,
             shape=shape,
             opacity=alt.condition(chosen, alt.value(0.7), alt.value(0.06)),

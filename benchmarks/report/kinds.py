@@ -119,9 +119,10 @@ class HistogramChart(Chart):
 
 @dataclass(frozen=True)
 class ScatterChart(Chart):
-    """Points by group; one length is the same on both axes, so that angles are true."""
+    """Points by group; where it `is_equal`, one length is the same on both axes, so that angles are true."""
 
     groups: Sequence[Dots]
+    is_equal: bool = True
 
     @property
     def is_narrow(self) -> bool:

@@ -240,6 +240,8 @@ def other_runs_table(
     rows = []
     for r in records:
         results = ", ".join(f"{k} {number(v)}" for k, v in r.results.items() if v is not None)
+        if r.evaluated_on != "test" and results:
+            results = f"on the {r.evaluated_on} part: {results}"
         cells = _run_cells(r.hash, r.seed, r, joules.get(r.hash, {}))
         command = repeat(["train", _printable(str(runs / r.hash / "config.toml"))], r.hardware.world_size)
         rows.append((Cell(r.name), Cell(r.domain), Cell(r.objective), *cells, Cell(results), Cell(command)))

@@ -1,6 +1,6 @@
 """`dipole bench`: expand a suite, run what is missing, show progress and time left, sum up."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -21,7 +21,7 @@ from dipole.core.ground.progress import duration
 from dipole.core.record import RunRecord, read_record
 from dipole.core.train.config import RunConfig
 
-EngineName = Literal["local", "ray"]
+EngineName = Literal["local", "ray", "slurm"]
 
 
 def bench(
@@ -35,6 +35,7 @@ def bench(
     effect: float | None = None,
     overrides: Sequence[str] = (),
     seeds: int | None = None,
+    slurm: Mapping[str, str] | None = None,
     console: Console | None = None,
 ) -> int:
     """Run what is missing of a suite; the exit code is 1 if a job failed, or could not be built where only planned.
@@ -43,19 +44,20 @@ def bench(
         name: a shipped suite or the path of a suite file.
         scale: "small" (minutes to hours on two cores) or "paper" (the paper's settings).
         runs: folder of runs; it is created.
-        engine: "local" processes or a "ray" cluster.
+        engine: "local" processes, a "ray" cluster, or jobs of "slurm".
         jobs, threads: jobs at a time and threads per job; default what the machine has.
         plan_only: print the number of jobs, the estimated time, the seeds needed and what cannot be built, and stop.
         effect: the difference that the plan's number of seeds is to show, in units of the columns.
         overrides: settings over those of every run, such as where data lie.
         seeds: number of seeds in place of the scale's own.
+        slurm: options of sbatch, for the engine "slurm".
     """
     console = console or Console()
     sized = read_suite(name).at(scale, overrides, seeds)
     wanted = sized.jobs(runs)
     records = read_records(runs).done if runs.is_dir() else {}
     shared = sized.scale.shared_process
-    chosen = make_engine(engine, jobs, threads, shared) if not plan_only or engine == "local" else None
+    chosen = make_engine(engine, jobs, threads, shared, slurm) if not plan_only or engine == "local" else None
     slots = chosen.slots if chosen else jobs or 1
     if plan_only:
         print_plan(console, sized, make_plan(sized, wanted, records, slots, effect))
@@ -116,7 +118,18 @@ def _plan_line(
     return str(len(wanted)), str(len(wanted) - len(missing)), shown
 
 
-def make_engine(engine: EngineName, jobs: int | None, threads: int | None, shared_process: bool = False) -> Engine:
+def make_engine(
+    engine: EngineName,
+    jobs: int | None,
+    threads: int | None,
+    shared_process: bool = False,
+    slurm: Mapping[str, str] | None = None,
+) -> Engine:
+    """Where jobs run; `shared_process`: many in one process, where the engine is this machine."""
+    if engine == "slurm":
+        from dipole.benchmarks.run.slurm_engine import SlurmEngine
+
+        return SlurmEngine(jobs, threads, slurm)
     if engine == "ray":
         from dipole.benchmarks.run.ray_engine import RayEngine
 

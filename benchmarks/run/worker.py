@@ -12,6 +12,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -30,7 +32,7 @@ def main(argv: list[str]) -> int:
     command = argv[argv.index("--") + 1 :]
     follow(parent)
     try:
-        with claim(runs / BENCH / "claims", name):
+        with claim(runs / BENCH / "claims", name), _stopped_by(_request(runs, name)):
             if is_done(runs / name):  # another runner may have finished it since its record was looked at
                 return 0
             if not _is_that_run(command, name, runs):
@@ -42,6 +44,37 @@ def main(argv: list[str]) -> int:
             return code
     except TakenError:
         return TAKEN
+
+
+def ask_to_stop(runs: Path, name: str) -> None:
+    """Ask the worker of a job, wherever it runs, to save a checkpoint and end."""
+    path = _request(runs, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+
+
+def _request(runs: Path, name: str) -> Path:
+    return runs / BENCH / "stops" / name
+
+
+@contextmanager
+def _stopped_by(request: Path) -> Iterator[None]:
+    """End the training inside the block as a scheduler would once a file of that name is there."""
+    request.unlink(missing_ok=True)  # of an earlier attempt
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(1.0):
+            if request.exists():
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+        request.unlink(missing_ok=True)
 
 
 def command_line(runs: Path, name: str, processes: int, command: list[str]) -> list[str]:

@@ -21,7 +21,7 @@ from dipole import __version__
 from dipole.core.cli import commands
 from dipole.core.ground.errors import ConfigError, DipoleError, nearest
 from dipole.core.ground.first_error import is_first
-from dipole.core.ground.plugins import PluginError, distribution, is_ours, load, package, points
+from dipole.core.ground.plugins import OURS, PluginError, distribution, is_ours, load, package, points
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -125,22 +125,41 @@ def broken_commands() -> list[PluginError]:
     return broken
 
 
+def listed_commands() -> list[dict[str, str]]:
+    """Name, summary and package of every command; of another package's nothing is imported: it may be slow or broken.
+
+    Its summary is that of its package.
+    """
+    declared: dict[str, EntryPoint | None] = {point.name: point for point in reversed(points("commands"))}
+    found = declared | dict.fromkeys(_own())
+    return [
+        {"name": name, "summary": _summary(name, found[name]), "package": _package(found[name])}
+        for name in sorted(found)
+    ]
+
+
+def by(origin: str) -> str:
+    """What is said behind a summary of somebody else's: whose it is."""
+    return f" (by {origin})" if origin not in ("", OURS) else ""
+
+
+def _package(point: EntryPoint | None) -> str:
+    return OURS if point is None or is_ours(point) else distribution(point)
+
+
 def _summary(name: str, point: EntryPoint | None) -> str:
-    """What the overview says of a command; of another package's nothing is imported, it may be slow or broken."""
     if point is None or is_ours(point):
         try:
             return (_find(name).__doc__ or "").strip().partition("\n")[0]
         except PluginError as error:
             return f"cannot be imported: {error.reason}"
-    about = point.dist.metadata["Summary"] if point.dist else ""
-    return f"{about or 'added'} (by {distribution(point)})"
+    return (point.dist.metadata["Summary"] if point.dist else "") or "added"
 
 
 def _overview() -> argparse.ArgumentParser:
-    declared: dict[str, EntryPoint | None] = {point.name: point for point in reversed(points("commands"))}
-    found = declared | dict.fromkeys(_own())
-    width = max(map(len, found))
-    lines = [f"  {name:<{width}}  {_summary(name, found[name])}" for name in sorted(found)]
+    found = listed_commands()
+    width = max(len(each["name"]) for each in found)
+    lines = [f"  {each['name']:<{width}}  {each['summary']}{by(each['package'])}" for each in found]
     return argparse.ArgumentParser(
         prog="dipole",
         usage="dipole COMMAND [...]",

@@ -18,7 +18,7 @@ from dipole.core.cli.plugins import broken_plugins
 from dipole.core.ground.errors import DipoleError
 from dipole.core.ground.extras import install_line
 from dipole.core.ground.files import why
-from dipole.core.ground.plugins import KINDS, distribution, is_ours, points
+from dipole.core.ground.plugins import KINDS, SWITCH, distribution, is_ours, points, switched_off
 from dipole.core.train.domains import Domain, domains, resolve
 
 
@@ -179,6 +179,8 @@ def _plugins() -> Iterator[Finding]:
     if not any(map(is_ours, points("domains"))):
         cure = "Install it again: `make`, or pip install -e . in the checkout."
         yield Finding("entry points", "broken", "dipole was installed before its parts were declared", cure)
+    if switched_off():
+        yield Finding("plug-ins", "ok", f"left out by {SWITCH}=none")
     declared: dict[str, list[str]] = {}
     for kind in KINDS:
         for point in points(kind):
@@ -212,7 +214,9 @@ def _probe(domain: Domain, name: str, target: str) -> Finding:
         return Finding(name, "missing", what, cure or what)
     except ModuleNotFoundError as error:
         return Finding(name, "missing", f"{error.name} is not installed", domain.install)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # somebody's code: sys.exit, or anything that derives from no Exception
         return Finding(
             name, "missing", f"{type(error).__name__}: {error}", "See the message; the domain cannot be used."
         )

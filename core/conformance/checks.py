@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.gradcheck import GradcheckError, gradcheck
 
-from dipole.core.conformance.layouts import VIEWS, Layout, Leaves, hard_pairs, two_views
+from dipole.core.conformance.held import Stops
+from dipole.core.conformance.layouts import VIEWS, Layout, Leaves, hard_pairs, in_order, two_views
 from dipole.core.conformance.subjects import Result, Subject, parameters_of
 from dipole.core.contrast import dense, engine, sweep
 from dipole.core.contrast.pairs import Pairs
@@ -30,7 +31,16 @@ ROWS, COLUMNS = 8, 16  # of the batches for low precision
 
 
 class Failed(AssertionError):  # noqa: N818
-    """A check found a fault; the message says which."""
+    """A check found a fault; the message says which.
+
+    Args:
+        message: what is wrong.
+        explains: names of checks that cannot but fail for the same cause.
+    """
+
+    def __init__(self, message: str, explains: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.explains = explains
 
 
 class Skipped(Exception):  # noqa: N818
@@ -106,6 +116,13 @@ def truth_of(subject: Subject, layout: Layout, leaves: Leaves, temperature: floa
     return subject.result(instance, layout, exact)
 
 
+_OF_NO_GRADIENT = ("reference", "gradcheck", "low temperature", "float16", "bfloat16", "descent", "large norms")
+_OF_CHANGE = (
+    "reference", "gradcheck", "low temperature", "float16", "bfloat16", "permutation", "state", "tiled", "compile",
+    "inductor", "descent", "temperature", "size", "large norms", "strides", "device", "eval mode", "ranks",
+)  # fmt: skip
+
+
 @check("reference")
 def matches_reference(subject: Subject) -> str:
     """Value and gradient equal an independent float64 reference (loops from the formula) to 1e-9."""
@@ -140,18 +157,29 @@ def gradient_reaches_inputs(subject: Subject) -> str:
     result = subject.result(instance, VIEWS, VIEWS.leaves())
     missing = [name for name, g in result.gradients.items() if g is None]
     if len(missing) == len(result.gradients):
-        raise Failed("no gradient at all: the loss is detached from its inputs")
-    if missing:
-        raise Failed(f"no gradient reaches {', '.join(missing)}")
+        raise Failed("no gradient at all: the loss is detached from its inputs", _OF_NO_GRADIENT)
+    still = subject.detached if isinstance(subject.detached, tuple) else ()
+    if wrong := [name for name in still if name in VIEWS.shapes and name not in missing]:
+        raise Failed(f"a gradient reaches {', '.join(wrong)}, which is declared detached")
+    # Where the loss says that it stops something without a name, one set of embeddings may get nothing.
+    spared = set(still) | (VIEWS.shapes.keys() if subject.detached is True else set())
+    if lacking := [name for name in missing if name not in spared]:
+        raise Failed(
+            f"no gradient reaches {', '.join(lacking)}"
+            + ("; if that is intended, declare it: detached" if set(lacking) <= VIEWS.shapes.keys() else ""),
+            ("reference",),
+        )
     for name, gradient in result.gradients.items():
-        assert gradient is not None
+        if gradient is None:
+            continue
         if not gradient.any():
             raise Failed(f"the gradient of {name} is zero")
         if name in VIEWS.shapes and not gradient.any(dim=1).all():
             raise Failed(
                 f"the gradient of {int((~gradient.any(dim=1)).sum())} of {len(gradient)} rows of {name} is zero"
             )
-    return f"reaches {', '.join(result.gradients)}"
+    reached = [name for name in result.gradients if name not in missing]
+    return f"reaches {', '.join(reached)}" + (f"; {', '.join(missing)} detached, as declared" if missing else "")
 
 
 @check("gradcheck")
@@ -168,23 +196,38 @@ def gradient_is_derivative(subject: Subject) -> str:
 
     def function(*values: Tensor) -> Tensor:
         # Parameters are perturbed in place, where the instance holds them.
-        return subject.call(instance, layout, dict(zip(names, values, strict=False)))
+        with subject.set_back(instance):
+            return subject.call(instance, layout, dict(zip(names, values, strict=False)))
 
+    if (error := _is_no_derivative(function, inputs)) is None:
+        return "equals finite differences"
+    if subject.truth is not None and subject.detached is not True:
+        true = subject.result(instance, layout, leaves, subject.truth)
+        if gradient_error(result, true) <= EXACT:
+            return "not the derivative of the value, but that of the reference, which stops a gradient too"
+    stops = _is_no_derivative(Stops().held(function, *inputs), inputs) is None
+    if stops and subject.detached:
+        return "equals finite differences with what it detaches held still, as declared"
+    slope, claimed = _along_a_direction(function, inputs)
+    raise Failed(
+        f"not the derivative of the value, which changes by {slope:.4g} along a random direction where the "
+        f"gradient says {claimed:.4g}; "
+        + (
+            "it is with what is detached held still: if that is intended, declare it: detached"
+            if stops
+            else "a detached factor does this, or a state that changes with each call"
+        )
+    ) from error
+
+
+def _is_no_derivative(function: Callable[..., Tensor], inputs: list[Tensor]) -> GradcheckError | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             gradcheck(function, inputs, eps=1e-6, atol=1e-6, rtol=1e-4)
     except GradcheckError as error:
-        if subject.truth is not None:
-            true = subject.result(instance, layout, leaves, subject.truth)
-            if gradient_error(result, true) <= EXACT:
-                return "not the derivative of the value, but that of the reference, which stops a gradient too"
-        slope, claimed = _along_a_direction(function, inputs)
-        raise Failed(
-            f"not the derivative of the value, which changes by {slope:.4g} along a random direction where the "
-            f"gradient says {claimed:.4g}; a detached factor does this, or a state that changes with each call"
-        ) from error
-    return "equals finite differences"
+        return error
+    return None
 
 
 def _along_a_direction(function: Callable[..., Tensor], inputs: list[Tensor]) -> tuple[float, float]:
@@ -356,24 +399,31 @@ def survives_without_negatives(subject: Subject) -> str:
 
 @check("permutation")
 def ignores_order(subject: Subject) -> str:
-    """Reordering the instances leaves the value and reorders the gradient."""
+    """Reordering the instances (by one, two of them, at random) leaves the value and reorders the gradient."""
     leaves = VIEWS.leaves()
     count = len(leaves["a"])
-    order = torch.cat([torch.arange(2, count), torch.arange(2)])  # rotates by a class, so that labels stay pairs
     result = subject.result(subject.make(), VIEWS, leaves)
-    layout = Layout(VIEWS.name, VIEWS.shapes, lambda a, b: _with_labels(a, b, order))
-    moved = subject.result(subject.make(), layout, _leaves(**{k: v.detach()[order] for k, v in leaves.items()}))
+    # A rotation and an exchange generate all orders; who is whose positive by place may survive either alone.
+    rotated = torch.arange(count).roll(-1)
+    exchanged = torch.cat([torch.tensor([1, 0]), torch.arange(2, count)])
+    for order in (rotated, exchanged, torch.randperm(count, generator=torch.Generator().manual_seed(5))):
+        ignores_this_order(subject, VIEWS, leaves, order, result)
+    return "same value, same gradient"
+
+
+def ignores_this_order(subject: Subject, layout: Layout, leaves: Leaves, order: Tensor, result: Result) -> None:
+    """Raise Failed if the instances of two views in another order have another value or gradient than the result."""
+    moved = subject.result(
+        subject.make(),
+        in_order(order, layout.width),
+        _leaves(**{name: leaf.detach()[order] for name, leaf in leaves.items()}),
+    )
     if not value_error(moved, result) <= EXACT:
         raise Failed(f"the value changes from {result.value.item():.8g} to {moved.value.item():.8g}")
     for name in leaves:
         before, after = result.gradients[name], moved.gradients[name]
         if before is not None and after is not None and not relative(after, before[order]) <= EXACT:
             raise Failed(f"the gradient of {name} changes by {relative(after, before[order]):.2g}")
-    return "same value, same gradient"
-
-
-def _with_labels(a: Tensor, b: Tensor, order: Tensor) -> Pairs:
-    return Pairs.from_views([a, b], (torch.arange(len(a)) // 2)[order])
 
 
 @check("determinism")
@@ -387,8 +437,9 @@ def repeats_itself(subject: Subject) -> str:
     for who, other in (("called again", instance), ("built again", subject.make(VIEWS, torch.float32))):
         second = subject.result(other, VIEWS, leaves)
         if not _same(first, second):
-            raise Failed(f"{who} it gives {second.value.item():.9g} after {first.value.item():.9g}")
-    return "same bits"
+            hint = "; if it is to depend on earlier calls, declare it: stateful" if who == "called again" else ""
+            raise Failed(f"{who} it gives {second.value.item():.9g} after {first.value.item():.9g}{hint}", _OF_CHANGE)
+    return "same bits" + (", its state set back, as declared" if subject.stateful else "")
 
 
 def _same(first: Result, second: Result) -> bool:
@@ -408,6 +459,9 @@ def survives_storage(subject: Subject) -> str:
     """state_dict into an instance of another seed, pickle, and the written spec all give the same loss."""
     instance = subject.make(VIEWS, torch.float32)
     leaves = VIEWS.leaves(torch.float32)
+    if subject.stateful:  # in the midst of a training
+        for seed in (7, 8):
+            subject.call(instance, VIEWS, VIEWS.leaves(torch.float32, seed=seed))
     first = subject.result(instance, VIEWS, leaves)
     kept = ["pickle"]
     try:

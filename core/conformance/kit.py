@@ -18,9 +18,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from dipole.core.conformance import edges
 from dipole.core.conformance.checks import CHECKS, Check, Failed, Skipped
 from dipole.core.conformance.report import CheckResult, Report, run
-from dipole.core.conformance.subjects import Subject, foreign, native, unregistered
+from dipole.core.conformance.subjects import Subject, declared, foreign, native, unregistered
 from dipole.core.contrast import engine as engines
 from dipole.core.contrast.objective import Composite, Objective
 from dipole.core.contrast.registry import registry
@@ -53,6 +54,9 @@ def check_objective(
     slow: bool = False,
     only: Iterable[str] | None = None,
     engine: str | None = None,
+    detached: bool | tuple[str, ...] = False,
+    stateful: bool = False,
+    ranks: bool = True,
 ) -> Report:
     """Run the conformance checks on one loss.
 
@@ -67,6 +71,10 @@ def check_objective(
         only: names of checks; all when left out.
         engine: what serves the sweeps of row statistics, "eager" or "triton"; by default what serves them anyway.
             Kernels run on the GPU, or in Triton's interpreter where there is none.
+        detached: the loss stops a gradient on purpose: True for one somewhere inside, or the names of its inputs that
+            get none, ("b",). A loss of one's own has an attribute of that name instead.
+        stateful: the value depends on earlier calls on purpose; likewise.
+        ranks: also compare two processes with one, unless `only` names the checks.
 
     Returns:
         A Report: `.ok`, `.rows`, `.table()`.
@@ -76,21 +84,44 @@ def check_objective(
         EngineError: if there is no such engine, or it cannot run here.
     """
     with engines.using(engine):
-        return run(subject_of(target, options=options, reference=reference), chosen(slow, only))
+        subject = subject_of(target, options=options, reference=reference, detached=detached, stateful=stateful)
+        return run(subject, chosen(slow, only, ranks))
 
 
-def chosen(slow: bool = False, only: Iterable[str] | None = None) -> list[Check]:
+def chosen(slow: bool = False, only: Iterable[str] | None = None, ranks: bool = True) -> list[Check]:
     """The checks of a run, in the order of the table."""
     names = [check.name for check in CHECKS]
     wanted = None if only is None else list(only)
     for name in wanted or ():
         if name not in names:
             raise SpecError(f"there is no check {name!r}.{nearest(name, names)} Checks: {', '.join(names)}.")
-    return [c for c in CHECKS if (c.name in wanted if wanted is not None else slow or not c.slow)]
+    if wanted is not None:
+        return [c for c in CHECKS if c.name in wanted]
+    return [c for c in CHECKS if (slow or not c.slow) and (ranks or c.run is not edges.ranks_equal_one_process)]
 
 
-def subject_of(target: Any, *, options: dict[str, Any] | None = None, reference: str | None = None) -> Subject:
+def subject_of(
+    target: Any,
+    *,
+    options: dict[str, Any] | None = None,
+    reference: str | None = None,
+    detached: bool | tuple[str, ...] = False,
+    stateful: bool = False,
+) -> Subject:
     """Make what is given ready for the checks; see `check_objective` for what may be given."""
+    subject = _subject(target, options, reference, detached, stateful)
+    if subject.takes_pairs and (detached or stateful):
+        raise SpecError(f"{subject.name} is an Objective: `detached` and `stateful` are attributes of its class.")
+    return subject
+
+
+def _subject(
+    target: Any,
+    options: dict[str, Any] | None,
+    reference: str | None,
+    detached: bool | tuple[str, ...],
+    stateful: bool,
+) -> Subject:
     if isinstance(target, Subject):
         return target
     name = target if isinstance(target, str) else getattr(target, "__name__", type(target).__name__)
@@ -110,10 +141,12 @@ def subject_of(target: Any, *, options: dict[str, Any] | None = None, reference:
     if not callable(target):
         raise SpecError(f"{name} cannot be called: a loss is called as loss(a, b), or give a class or function.")
     if inspect.isroutine(target) and _takes_two(target, options or {}):
+        said = declared(target)
+        detached, stateful = detached or said[0], stateful or said[1]
         target, options = partial(target, **(options or {})), None
     if not (inspect.isclass(target) or inspect.isroutine(target)):
         _refuse(options, "an instance has its options already", name)
-    subject = foreign(target, name, options, reference)
+    subject = foreign(target, name, options, reference, detached, stateful)
     try:
         subject.make()
     except Exception as error:
@@ -151,7 +184,7 @@ def all_subjects() -> list[str]:
 
 
 def parametrize_with_checks(
-    targets: Sequence[Any], *, slow: bool = False, only: Iterable[str] | None = None
+    targets: Sequence[Any], *, slow: bool = False, only: Iterable[str] | None = None, ranks: bool = True
 ) -> Callable[[Any], Any]:
     """Decorate a test so that it runs once for each target and check.
 
@@ -176,7 +209,7 @@ def parametrize_with_checks(
     cases = [
         pytest.param(subject, runner(check), id=f"{subject.name}-{check.name}".replace(" ", "_"))
         for subject in map(subject_of, targets)
-        for check in chosen(slow, only)
+        for check in chosen(slow, only, ranks)
     ]
     return pytest.mark.parametrize(("subject", "check"), cases)
 

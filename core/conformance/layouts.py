@@ -16,11 +16,24 @@ Leaves = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Layout:
-    """Named leaf tensors and how they become Pairs."""
+    """Named leaf tensors and how they become Pairs.
+
+    Args:
+        name: for messages.
+        shapes: of the leaves.
+        build: the Pairs of the leaves.
+        of_rows: whether the leaves are rows of a batch, so that ranks may hold parts of them.
+    """
 
     name: str
     shapes: dict[str, tuple[int, ...]]
     build: Callable[..., Pairs]
+    of_rows: bool = True
+
+    @property
+    def shared(self) -> set[str]:
+        """Leaves that all ranks hold alike: past embeddings."""
+        return self.shapes.keys() & {"queue", "bank"}
 
     @property
     def width(self) -> int:
@@ -38,8 +51,14 @@ class Layout:
 
 def two_views(count: int, width: int = WIDTH) -> Layout:
     """SimCLR's two views of `count` instances; the layout in which foreign losses are called too."""
-    labels = torch.arange(count) // 2  # instances in pairs of one class, for supervised objectives
-    return Layout("views", {"a": (count, width), "b": (count, width)}, lambda a, b: Pairs.from_views([a, b], labels))
+    return in_order(torch.arange(count), width)
+
+
+def in_order(order: Tensor, width: int = WIDTH) -> Layout:
+    """Two views of instances in another order; neighbours of the first order are of one class, of five in all."""
+    shape = len(order), width
+    labels = (order // 2) % 5
+    return Layout("views", {"a": shape, "b": shape}, lambda a, b: Pairs.from_views([a, b], labels))
 
 
 def _listed(x: Tensor, y: Tensor) -> Pairs:
@@ -99,7 +118,7 @@ LAYOUTS = (
     Layout("blocks", {"x": (3, 3, WIDTH)}, lambda x: Pairs.from_blocks(x, anchors="all")),
     Layout("first of a block", {"x": (4, 3, WIDTH)}, lambda x: Pairs.from_blocks(x)),
     Layout("block means", {"x": (4, 3, WIDTH)}, lambda x: Pairs.from_blocks(x, candidates="means")),
-    Layout("listed", {"x": (4, WIDTH), "y": (8, WIDTH)}, _listed),
+    Layout("listed", {"x": (4, WIDTH), "y": (8, WIDTH)}, _listed, of_rows=False),
 )
 
 

@@ -6,12 +6,14 @@ import copy
 import inspect
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from dipole.core.conformance.held import set_back
 from dipole.core.conformance.layouts import LAYOUTS, VIEWS, Layout, Leaves
 from dipole.core.conformance.reference import REFERENCES, Case
 from dipole.core.contrast.objective import Composite, Objective, Outcome, objective
@@ -50,6 +52,8 @@ class Subject:
         takes_pairs: True for dipole's objectives, False for what is called as loss(a, b).
         layouts: the batches it can be called on.
         read: builds an instance from the text that str() gives; None if it has no spelling.
+        detached: whether it stops a gradient on purpose, or which rows get none (`Objective.detached`).
+        stateful: whether its value depends on earlier calls; it is set back after each.
     """
 
     name: str
@@ -60,6 +64,8 @@ class Subject:
     takes_pairs: bool = False
     layouts: tuple[Layout, ...] = (VIEWS,)
     read: Callable[[str], Composite] | None = None
+    detached: bool | tuple[str, ...] = False
+    stateful: bool = False
 
     def make(
         self,
@@ -81,9 +87,13 @@ class Subject:
                         parameter.add_(torch.randn_like(parameter), alpha=0.2)
         return instance.to(dtype) if isinstance(instance, nn.Module) else instance
 
+    def set_back(self, instance: Any) -> AbstractContextManager[None]:
+        """Leaves the state of a stateful instance as it was."""
+        return set_back(instance) if self.stateful else nullcontext()
+
     def result(self, instance: Any, layout: Layout, leaves: Leaves, loss: Loss | None = None) -> Result:
         """Value and gradients of the loss (or of `loss`, called alike) on these leaves and all parameters."""
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), self.set_back(instance):
             warnings.simplefilter("ignore")
             value = (loss or self.call)(instance, layout, leaves)
         if not isinstance(value, Tensor) or value.numel() != 1:
@@ -97,12 +107,27 @@ class Subject:
         return Result(value.detach().double().reshape(()), gradients)
 
 
+def declared(*owners: Any) -> tuple[bool | tuple[str, ...], bool]:
+    """What a loss, or what builds it, says of itself: its attributes `detached` and `stateful`."""
+    names = next((x for x in (getattr(each, "detached", False) for each in owners) if isinstance(x, tuple)), ())
+    return names or any(getattr(each, "detached", False) is True for each in owners), any(
+        getattr(each, "stateful", False) is True for each in owners
+    )
+
+
 def parameters_of(instance: Any) -> dict[str, Tensor]:
     """Trainable parameters by name; none for a plain callable."""
     return dict(instance.named_parameters()) if isinstance(instance, nn.Module) else {}
 
 
-def foreign(target: Any, name: str, options: dict[str, Any] | None = None, reference: str | None = None) -> Subject:
+def foreign(
+    target: Any,
+    name: str,
+    options: dict[str, Any] | None = None,
+    reference: str | None = None,
+    detached: bool | tuple[str, ...] = False,
+    stateful: bool = False,
+) -> Subject:
     """Wrap a loss called as loss(a, b) on two (n, d) tensors: an instance, or a class or function that returns one.
 
     Args:
@@ -110,6 +135,8 @@ def foreign(target: Any, name: str, options: dict[str, Any] | None = None, refer
         name: shown in the report.
         options: constructor arguments.
         reference: the objective it should equal, as text; without one it is held against itself in float64.
+        detached: as in `Subject`, where the loss does not say so itself.
+        stateful: likewise.
     """
     options = options or {}
     builds = inspect.isclass(target) or inspect.isroutine(target)
@@ -121,15 +148,23 @@ def foreign(target: Any, name: str, options: dict[str, Any] | None = None, refer
         value: Tensor = instance(leaves["a"], leaves["b"])
         return value
 
+    says = declared(target) if builds and inspect.isclass(target) else declared(target, build())
+    detached, stateful = detached or says[0], stateful or says[1]
     truth = None
     if reference is not None:
         twin = native(reference)
 
         def truth(instance: Any, layout: Layout, leaves: Leaves, **overrides: Any) -> Tensor:
-            return by_loops(twin.make(layout, **overrides), layout, leaves)
+            if isinstance(detached, tuple):
+                leaves = {name: leaf.detach() if name in detached else leaf for name, leaf in leaves.items()}
+            value = by_loops(twin.make(layout, **overrides), layout, leaves)
+            if detached is not True:
+                return value
+            own = call(instance, layout, leaves)  # where it stops a gradient only it knows: the values are compared
+            return value.detach() + own - own.detach()
 
     adjustable = builds and "temperature" in inspect.signature(target).parameters
-    return Subject(name, build, call, truth, adjustable)
+    return Subject(name, build, call, truth, adjustable, detached=detached, stateful=stateful)
 
 
 def native(text: str) -> Subject:
@@ -138,7 +173,9 @@ def native(text: str) -> Subject:
         "temperature" in registry.get(term.name).defaults and dict(term.options).get("temperature") != "learned"
         for term in parse(text)
     ]
-    known = all(_reference(term) for _, _, term in read(text))
+    written = read(text)
+    known = all(_reference(term) for _, _, term in written)
+    detached, stateful = declared(*written.terms)
 
     def build(**overrides: Any) -> Composite:
         terms = parse(text)
@@ -158,6 +195,8 @@ def native(text: str) -> Subject:
         takes_pairs=True,
         layouts=LAYOUTS,
         read=read,
+        detached=detached,
+        stateful=stateful,
     )
 
 
@@ -176,6 +215,8 @@ def unregistered(target: type[Objective], name: str, options: dict[str, Any] | N
         "temperature" in inspect.signature(target).parameters,
         takes_pairs=True,
         layouts=LAYOUTS,
+        detached=target.detached,
+        stateful=target.stateful,
     )
 
 
@@ -193,7 +234,12 @@ def by_loops(instance: Composite, layout: Layout, leaves: Leaves) -> Tensor:
         loops = _reference(term)
         assert loops is not None
         options = {option.name: option.default for option in options_of(type(term).__init__)} | term.given
-        total = total + weight * loops(Case.of(pairs, parameters_of(term)), **options)
+        case = Case.of(pairs, parameters_of(term))
+        still = term.detached if isinstance(term.detached, tuple) else ()
+        for name in still:
+            values: dict[str, Any] = {name: [row.detach() for row in getattr(case, name)]}
+            case = replace(case, **values)
+        total = total + weight * loops(case, **options)
     return total
 
 

@@ -43,6 +43,7 @@ class Rows:
         self.x = x
         self.y = y
         self.further = further
+        self.notes: list[str] = []
         self._values = values
 
     def __getattr__(self, name: str) -> Tensor:
@@ -50,6 +51,14 @@ class Rows:
             return self._values[name]
         except KeyError:
             raise AttributeError(f"no row statistic {name!r}; declared: {', '.join(self._values) or 'none'}") from None
+
+    def note(self, reason: str) -> None:
+        """Say why the value that `loss` returns is 0 without being learnt, as `TermValue.note` shows it.
+
+        What a run has been told at every step is said on the terminal and in its record. The reason is text made of
+        sizes: to ask tensors for their values would wait for the device.
+        """
+        self.notes.append(f"0: {reason}")
 
     @property
     def count(self) -> Tensor:
@@ -270,7 +279,7 @@ def _value(
     elif term.needs_negatives and prepared.has_negatives is None and not bool((prepared.negative_counts > 0).any()):
         # A finished scalar cannot be masked. Lists as long as the candidates are the one case that asks the device.
         return (matrix.x * 0.0).sum(), NO_NEGATIVES
-    return value, ""
+    return value, "; ".join(rows.notes)
 
 
 def _left_out(term: Objective, prepared: Pairs) -> Tensor | None:

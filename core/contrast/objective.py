@@ -63,6 +63,12 @@ class Objective(nn.Module):
     needs_negatives: ClassVar[bool] = True
     sees_candidates: ClassVar[bool] = False
     """It looks at the rows of all candidates themselves, so that a ring would be of no use: they are gathered."""
+    stateful: ClassVar[bool] = False
+    """Its value depends on earlier calls. The conformance kit then sets it back before each call, and wants the state
+    in `state_dict`."""
+    detached: ClassVar[bool | tuple[str, ...]] = False
+    """It stops a gradient on purpose: True for one somewhere inside, or the rows that get none of it, ("candidates",).
+    The rows named are detached for its `reference` too."""
     given: dict[str, Any]
     similarity: str | None
 
@@ -132,8 +138,19 @@ class Objective(nn.Module):
         """Why the pairs of all ranks that it has prepared leave it nothing to learn; empty if they do not."""
         return NO_NEGATIVES if self.needs_negatives and pairs.has_negatives is False else ""
 
-    def after_step(self, learning_rate: float, weight: float) -> None:
-        """Called after each optimizer step (proximal steps)."""
+    def after_step(
+        self, learning_rate: float, weight: float, step: int | None = None, total: int | None = None
+    ) -> None:
+        """Called after each optimizer step (proximal steps, what changes with time).
+
+        A method without `step` and `total` is called without them.
+
+        Args:
+            learning_rate: of this step.
+            weight: of the term in its sum.
+            step: how many steps are done, this one included; None where the caller does not say.
+            total: of the whole run; None where nobody knows.
+        """
 
     def transform(self, features: Tensor) -> Tensor:
         """Features for downstream use."""
@@ -299,16 +316,31 @@ class Composite(nn.Module):
         """(t_pos, t_neg) of the first term that weighs points unequally (`Objective.weights`); else `SHARPNESS`."""
         return next((term.weights() for _, _, term in self if any(term.weights())), SHARPNESS)
 
-    def after_step(self, learning_rate: float) -> None:
-        """Proximal steps of the terms that have one; call it after each optimizer step."""
+    def after_step(self, learning_rate: float, step: int | None = None, total: int | None = None) -> None:
+        """Proximal steps of the terms that have one; call it after each optimizer step.
+
+        Args:
+            learning_rate: of this step.
+            step: how many steps are done, this one included.
+            total: of the whole run.
+        """
         for _, weight, term in self:
-            term.after_step(learning_rate, weight)
+            when = {"step": step, "total": total}
+            term.after_step(learning_rate, weight, **{key: when[key] for key in _timed(type(term).after_step)})
 
     def transform(self, features: Tensor) -> Tensor:
         """Features for downstream use: L Phi(x) where a term learns a projection, else unchanged."""
         for _, _, term in self:
             features = term.transform(features)
         return features
+
+
+@functools.cache
+def _timed(after_step: Callable[..., None]) -> tuple[str, ...]:
+    """What an `after_step` wants to know of the time."""
+    parameters = inspect.signature(after_step).parameters
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    return tuple(name for name in ("step", "total") if takes_all or name in parameters)
 
 
 def entry_of(term: Objective) -> Entry:

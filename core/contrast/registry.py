@@ -5,7 +5,6 @@ the entry-point group `dipole.objectives` (each entry point names a module or cl
 """
 
 import inspect
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,7 +15,17 @@ from typing import Any, Literal, TypeVar
 
 from dipole.core.contrast.options import Option, options_of
 from dipole.core.ground.errors import RegistryError, SpecError, nearest
-from dipole.core.ground.plugins import PluginError, is_ours, load, points
+from dipole.core.ground.plugins import (
+    SWITCH,
+    PluginError,
+    Table,
+    declared_by,
+    is_ours,
+    load,
+    points,
+    switched_off,
+    undoable,
+)
 
 Kind = Literal["objective", "regularizer", "diagnostic"]
 Target = TypeVar("Target", bound=Callable[..., Any])
@@ -40,6 +49,11 @@ class Entry:
     deviations: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
+    def package(self) -> str:
+        """The package it comes with: "dipole", name and version of another, or "" for a script's own."""
+        return declared_by(self.target.__module__)
+
+    @property
     def defaults(self) -> dict[str, Any]:
         """Option names and their default values."""
         return {option.name: option.default for option in self.options}
@@ -54,8 +68,9 @@ class Registry:
     """Names to entries; a name is taken once."""
 
     def __init__(self) -> None:
-        self._entries: dict[str, Entry] = {}
-        self._names: dict[str, str] = {}
+        # A plug-in that fails while it is imported leaves nothing behind.
+        self._entries: dict[str, Entry] = undoable(Table(), lambda entry: str(entry.target.__module__))
+        self._names: dict[str, str] = undoable(Table())
         self._broken: dict[str, PluginError] = {}
         self._state: Literal["empty", "loading", "loaded"] = "empty"
         self._lock = RLock()  # another thread waits until everything is there
@@ -144,17 +159,11 @@ class Registry:
                     self._state = "empty"
 
     def _load_plugin(self, point: EntryPoint) -> None:
-        """A broken plug-in takes nothing with it and leaves nothing behind; asking for its name says what happened."""
-        entries, names, modules = dict(self._entries), dict(self._names), set(sys.modules)
+        """A broken plug-in takes nothing with it; asking for its name says what happened."""
         try:
             load(point)
         except PluginError as error:
             self._broken[canonical_name(point.name)] = error
-            # What it imported for the first time goes too: a package that needs it imports, and so registers, it anew.
-            registered = {self._entries[name].target.__module__ for name in self._entries.keys() - entries.keys()}
-            for name in registered - modules:
-                sys.modules.pop(name, None)
-            self._entries, self._names = entries, names
 
     def get(self, name: str) -> Entry:
         """Return the entry of a name or alias; raise SpecError with the nearest name and all names."""
@@ -164,9 +173,11 @@ class Registry:
             return self._entries[self._names[key]]
         if key in self._broken:
             raise SpecError(f"the plug-in {self._broken[key]}")
+        # What may have brought the name comes before a guess at another one.
+        absent = [f"\nA plug-in that cannot be used: {error}\n" for error in self._broken.values()]
+        absent += [f" Plug-ins are switched off ({SWITCH}=none)."] if switched_off() else []
         known = ", ".join(sorted(self._entries))
-        broken = "".join(f"\nA plug-in that cannot be used: {error}" for error in self._broken.values())
-        raise SpecError(f"unknown name {name!r}.{nearest(key, self._names)} Known: {known}.{broken}")
+        raise SpecError(f"unknown name {name!r}.{''.join(absent)}{nearest(key, self._names)} Known: {known}.")
 
     def name_of(self, target: Callable[..., Any]) -> str | None:
         """The name a class or function was registered under; None if it was not."""
@@ -187,11 +198,14 @@ class Registry:
     def temporary(self) -> Iterator["Registry"]:
         """Forget at the end of the block whatever is registered inside it."""
         self._load()
-        entries, names = dict(self._entries), dict(self._names)
+        tables: tuple[dict[str, Any], ...] = (self._entries, self._names)
+        before = [(table, dict(table)) for table in tables]
         try:
             yield self
         finally:
-            self._entries, self._names = entries, names
+            for table, old in before:
+                table.clear()
+                table.update(old)
 
 
 registry = Registry()

@@ -79,8 +79,10 @@ class Tempered(Objective):
             )
         self._temperature = value
 
-    def after_step(self, learning_rate: float, weight: float) -> None:
-        super().after_step(learning_rate, weight)
+    def after_step(
+        self, learning_rate: float, weight: float, step: int | None = None, total: int | None = None
+    ) -> None:
+        super().after_step(learning_rate, weight, step, total)
         if self.logit_scale is not None and self.largest_scale is not None:
             with torch.no_grad():
                 self.logit_scale.clamp_(max=math.log(self.largest_scale))

@@ -1,23 +1,27 @@
 """What installed packages add: entry points of a group, loaded so that a broken one is an error with a name.
 
-dipole declares its own parts in the same way.
+dipole declares its own parts in the same way. Where one cannot be loaded, what it had registered until then is undone:
+a table of registered things takes part in that by `undoable`. DIPOLE_PLUGINS=none leaves other packages out.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import weakref
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import Distribution, EntryPoint, entry_points
+from itertools import takewhile
 from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any
 
-from dipole.core.ground.errors import DipoleError
+from dipole.core.ground.errors import ConfigError, DipoleError
 
 OURS = "dipole"
+SWITCH = "DIPOLE_PLUGINS"
 # What an entry point of each kind names; the group is "dipole.KIND".
 KINDS = {
     "objectives": "a module whose import registers",
@@ -43,8 +47,21 @@ class PluginError(DipoleError, ImportError):
 
 
 def points(kind: str) -> list[EntryPoint]:
-    """The entry points of a kind: dipole's own first, then those of other packages by name."""
-    return list(_sorted_points(f"{OURS}.{kind}", entry_points, _installed()))
+    """The entry points of a kind: dipole's own first, then those of other packages by name, unless switched off."""
+    found = _sorted_points(f"{OURS}.{kind}", entry_points, _installed())
+    return [point for point in found if is_ours(point)] if switched_off() else list(found)
+
+
+def switched_off() -> bool:
+    """Whether the environment leaves out what other packages add.
+
+    Raises:
+        ConfigError: for a value that is neither none nor all.
+    """
+    value = os.environ.get(SWITCH, "").strip().lower()
+    if value not in ("", "all", "none"):
+        raise ConfigError(f"{SWITCH} must be none (leave out what other packages add) or all, got {value[:80]!r}.")
+    return value == "none"
 
 
 @lru_cache(maxsize=32)
@@ -85,11 +102,61 @@ def is_ours(point: EntryPoint) -> bool:
     return package(point) == OURS
 
 
+def declared_by(module: str) -> str:
+    """Name and version of the package that a module of a plug-in comes with; "" for a module nobody declares.
+
+    It is known by the entry points: theirs that shares the longest beginning of its dotted name.
+    """
+    best, owner = 0, ""
+    for kind in KINDS:
+        for point in points(kind):
+            pairs = zip(module.split("."), point.module.split("."), strict=False)
+            shared = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+            if shared > best:
+                best, owner = shared, OURS if is_ours(point) else distribution(point)
+    return owner
+
+
+class Table(dict[Any, Any]):
+    """A dict that can be referred to weakly."""
+
+
+_tables: list[tuple[weakref.ref[Table], Callable[[Any], str]]] = []
+
+
+def undoable(table: Table, module: Callable[[Any], str] = lambda value: "") -> Table:
+    """Let a table be set back to what it was where a plug-in fails while it is imported.
+
+    Args:
+        table: name to what was registered.
+        module: the name of the module that registered a value, which has to be imported anew; "" for none.
+    """
+    _tables[:] = [each for each in _tables if each[0]() is not None]
+    _tables.append((weakref.ref(table), module))
+    return table
+
+
 def load(point: EntryPoint) -> Any:
-    """Import what an entry point names; PluginError whatever goes wrong in it, `sys.exit` included."""
+    """Import what an entry point names; PluginError whatever goes wrong in it, `sys.exit` included.
+
+    Then nothing of it stays registered.
+    """
+    before = [(table, dict(table), module) for kept, module in _tables if (table := kept()) is not None]
+    modules = set(sys.modules)
     try:
         return point.load()
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        half = {module(table[key]) for table, old, module in before for key in table.keys() - old.keys()}
+        for table, old, _ in before:
+            table.clear()
+            table.update(old)
+        # What it imported for the first time goes too: a package that needs it imports, and so registers, it anew.
+        for name in half - modules:
+            sys.modules.pop(name, None)
+            parent, _, last = name.rpartition(".")
+            vars(sys.modules.get(parent, ModuleType(""))).pop(last, None)
+        if isinstance(error, KeyboardInterrupt):
+            raise
         raise PluginError(point, error) from error
 
 

@@ -5,6 +5,7 @@ Each module imports only what stands above it:
     toml, identity                  values as text; what identifies a run
     schedule                        weights and options of terms that change with the step
     config, problems                the tables of a recipe; pydantic's errors in words
+    finetuning                      what of a pre-trained network learns
     embedder                        vectors of inputs of one's own, and files of them
     card, onnx_file, publish        what exported folders share: model card, ONNX, the Hub
     adapter                         what a domain provides

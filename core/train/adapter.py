@@ -167,6 +167,10 @@ class Adapter(ABC):
         """
         return [self.module]
 
+    def remarks(self) -> Sequence[str]:
+        """Return what is worth a line on the terminal before the first step: which weights a network starts from."""
+        return ()
+
     def before_step(self) -> None:  # noqa: B027
         """Change gradients before the optimizer sees them; they are those of the whole batch, of all ranks."""
 

@@ -117,6 +117,9 @@ class TrainConfig(Settings):
         default=False, description="keep less of the encoder for the backward pass, and compute it again there"
     )
     compile: bool = Field(default=False, description="compile the encoders for training (torch.compile)")
+    sync_batch_norm: bool = Field(
+        default=False, description="several ranks: batch norm takes its statistics from the rows of all of them"
+    )
     ring: bool = Field(
         default=False,
         description="several ranks: candidates travel round a ring instead of being gathered on every rank",

@@ -148,7 +148,9 @@ def adapter_class(name: str) -> type[Adapter]:
             f"domain {name!r} needs the package {error.name!r}, which is not installed. "
             f"Install it with: {domain.install}"
         ) from error
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # somebody's code: sys.exit, or anything that derives from no Exception
         if domain.package == OURS or isinstance(error, DipoleError):
             raise
         owner = f" of {domain.package}" if domain.package else ""

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_
 
-from dipole.core.ground.errors import DipoleError, TrainingError
+from dipole.core.ground.errors import ConfigError, DipoleError, TrainingError
 from dipole.core.ground.first_error import first_message
 from dipole.core.ground.progress import Progress
 from dipole.core.ground.seeding import set_deterministic
+from dipole.core.ground.sync_batch_norm import synchronize
 from dipole.core.ground.transfer import Fetched
 from dipole.core.record import RunRecord
 from dipole.core.train.bookkeeping import Bookkeeping
@@ -126,6 +127,8 @@ class Run(Bookkeeping):
         """Train to the end and return the record; whatever goes wrong is in the record before it is raised."""
         self._write_record("running")
         self._progress.start(self.config.name, self.total_steps, self.step)
+        for line in self.adapter.remarks():
+            self._progress.note(line)
         try:
             with self._interrupts.finishing():
                 self.adapter.module.train()
@@ -167,6 +170,8 @@ class Run(Bookkeeping):
             optimizer.load_state_dict(self._optimizer_state)
             self._optimizer_state = None
         scaler = self._scaler
+        if config.sync_batch_norm and not synchronize(adapter.module):
+            raise ConfigError("train.sync_batch_norm: has no effect, as there is no batch norm; leave it out.")
         step = Step(adapter, objective, Encoding(adapter.encoders(), config, self._compiles()), config.precision)
         forward = self.processes.wrap(step)
         late = checks_late(self.device, optimizer, scaler)
@@ -203,7 +208,7 @@ class Run(Bookkeeping):
                 # An optimizer that is told to skip by itself (fused SGD) would begin its next step with empty momenta.
                 if is_finite:
                     optimizer.step()
-                    objective.after_step(rate)
+                    objective.after_step(rate, self.step + 1, self.total_steps)
                 scaler.update()
                 adapter.after_step()
                 if self._negatives is None:

@@ -51,7 +51,9 @@ def _search(kind: str, pattern: str) -> tuple[dict[str, Path], list[PluginError]
 def _folder(point: EntryPoint) -> Path:
     try:
         spec = importlib.util.find_spec(point.module)
-    except (Exception, SystemExit) as error:  # it imports the parents of a dotted name
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # it imports the parents of a dotted name
         raise PluginError(point, error) from error
     for parent in (spec.submodule_search_locations if spec else None) or ():
         if (folder := Path(parent, point.attr or "")).is_dir():

@@ -51,6 +51,16 @@ SPECS = [
     "cllr(norm=nuclear, alpha=0.5)",
     "cllr(solver=proximal, tolerance=0.05)",
     "cllr(norm=nuclear, alpha=0.05, features=unit)",
+    "infonce(temperature=learned, init=0.2)",
+    "quickthoughts(temperature=learned, init=2.0, similarity=cosine)",
+    "dcl(temperature=learned, init=0.3)",
+    "hcl(temperature=learned, init=0.3)",
+    "co2(temperature=learned, init=0.3)",
+    "tuple(temperature=learned, init=0.3)",
+    "supcon(temperature=0.3, variant=in, similarity=dot)",
+    "supcon(temperature=learned, init=0.3)",
+    "siglip(temperature=0.3, bias=-2.0, similarity=dot)",
+    "siglip(temperature=learned, init=0.3, bias=learned, bias_init=-2.0)",
     "0.5*infonce + 0.3*cacr + 0.1*dp + 0.1*cllr",
 ]
 CYCLIC = ["blocks(k=1)", "blocks(b=1, k=2, loss=hinge)"]
@@ -129,7 +139,7 @@ class Good(nn.Module):
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
         n = len(a)
-        return cross_entropy(self.logits(a, b), torch.arange(2 * n).roll(n))
+        return cross_entropy(self.logits(a, b), torch.arange(2 * n, device=a.device).roll(n))
 
 
 class WrongSign(Good):

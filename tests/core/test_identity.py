@@ -135,6 +135,7 @@ def test_defaults_of_version_1() -> None:
         "activation_checkpointing": False,
         "compile": False,
         "ring": False,
+        "sync_batch_norm": False,
         "log_every": 10,
         "evaluate_on": "test",
         "validation_share": 0.2,
@@ -310,7 +311,10 @@ def test_a_class_of_a_script_enters_with_its_own_lines(tmp_path: Path, monkeypat
 def old_hash(config: RunConfig) -> str:
     """The name that earlier versions gave: the hash of every value but name and description."""
     # Settings that those versions did not have.
-    later = {"microbatch", "activation_checkpointing", "compile", "ring", "evaluate_on", "validation_share"}
+    later = {
+        "microbatch", "activation_checkpointing", "compile", "ring", "evaluate_on", "validation_share", "best_by",
+        "sync_batch_norm",
+    }  # fmt: skip
     values = config.model_dump(mode="json", exclude={"name": True, "description": True, "train": later})
     text = json.dumps(values, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]

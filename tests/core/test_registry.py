@@ -141,3 +141,53 @@ def test_a_broken_plug_in_leaves_nothing_behind_and_takes_nothing_with_it(tmp_pa
         fresh.get("broken")
     with pytest.raises(SpecError, match=r"unknown name 'half'(.|\n)*A plug-in that cannot be used: 'broken'"):
         fresh.get("half")
+
+
+RAISES = {"exit": "sys.exit(3)", "group": "raise BaseException('away')", "generator": "raise GeneratorExit()"}
+
+
+@pytest.mark.parametrize("end", RAISES.values(), ids=list(RAISES))
+def test_whatever_ends_an_import_ends_nothing_else(end, tmp_path, monkeypatch):
+    """What its first module registered is undone, and that module can be imported, and so register, once more."""
+    package = tmp_path / "half_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "first.py").write_text(
+        "from dipole.core.contrast import registry as home\n"
+        "@home.current.register('first', formula='0', source='none')\ndef first():\n    'First.'\n"
+    )
+    (package / "whole.py").write_text(f"import sys\nfrom half_package import first\n{end}\n")
+    (package / "again.py").write_text("from half_package import first\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = [EntryPoint(name, f"half_package.{name}", "dipole.objectives") for name in ("whole",)]
+    monkeypatch.setattr(plugins, "entry_points", lambda group: found)
+    fresh = Registry()
+    monkeypatch.setattr("dipole.core.contrast.registry.current", fresh, raising=False)
+    assert fresh.entries() == []
+    with pytest.raises(SpecError, match=r"unknown name 'first'\.\nA plug-in that cannot be used: 'whole'"):
+        fresh.get("first")
+    __import__("half_package.again")
+    assert [entry.name for entry in fresh.entries()] == ["first"]
+    for name in [name for name in sys.modules if name.startswith("half_package")]:
+        del sys.modules[name]
+
+
+def test_what_any_plug_in_registers_is_undone_where_it_fails(tmp_path, monkeypatch):
+    """A domain's module that registers an objective and then fails."""
+    (tmp_path / "failing_domain.py").write_text(
+        "from dipole.core.contrast.registry import register\n"
+        "@register('of_a_domain', formula='0', source='none')\ndef half():\n    'Half.'\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    registry.entries()
+    with pytest.raises(plugins.PluginError, match="ABSENT"):
+        plugins.load(EntryPoint("theirs", "failing_domain:ABSENT", "dipole.domains"))
+    assert "of_a_domain" not in [entry.name for entry in registry.entries()]
+    assert "failing_domain" not in sys.modules
+
+
+def test_an_interrupt_is_no_broken_plug_in(tmp_path, monkeypatch):
+    (tmp_path / "interrupted_plugin.py").write_text("raise KeyboardInterrupt\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        plugins.load(EntryPoint("interrupted", "interrupted_plugin", "dipole.objectives"))

@@ -104,12 +104,39 @@ def test_an_installed_package_adds_a_domain_with_its_recipe(site, tmp_path):
 
 
 def test_an_installed_package_adds_a_command(site):
-    overview, explained, greeted, near = dipole(site, "--help", "greet --help", "greet you", "gret you")
+    overview, explained, greeted, near, listed = dipole(
+        site, "--help", "greet --help", "greet you", "gret you", "list commands --json"
+    )
+    commands = {each["name"]: each for each in json.loads(listed[1])["commands"]}
+    assert commands["greet"]["package"] == "dipole-example 0.1"
+    assert commands["train"]["package"] == "dipole"
     assert "greet   Decoupled InfoNCE, and points on rings (by dipole-example 0.1)" in overview[1]
     assert "Greet somebody." in explained[1]
     assert greeted[:2] == (0, "hello you\n")
     assert near[0] == 2
     assert "Did you mean 'greet'?" in near[2]
+
+
+def test_what_packages_add_is_listed_with_them_and_can_be_left_out(site, monkeypatch):
+    listed, told, shown = dipole(site, "list objectives --json", "list objectives", "show decoupled --json")
+    packages = {each["name"]: each["package"] for each in json.loads(listed[1])["objectives"]}
+    assert (packages["decoupled"], packages["infonce"]) == ("dipole-example 0.1", "dipole")
+    assert "(by dipole-example 0.1)" in told[1]
+    assert json.loads(shown[1])["package"] == "dipole-example 0.1"
+    monkeypatch.setenv("DIPOLE_PLUGINS", "none")
+    listed, unknown, overview, doctor = dipole(site, "list", "show decoupled", "--help", "doctor --json")
+    assert not any(word in listed[1] for word in ("decoupled", "rings", "greet"))
+    assert "DIPOLE_PLUGINS=none" in listed[2]
+    assert "infonce" in listed[1]
+    assert unknown[0] == 2
+    assert "Plug-ins are switched off (DIPOLE_PLUGINS=none)" in unknown[2]
+    assert "greet" not in overview[1]
+    findings = {each["name"]: each for each in json.loads(doctor[1])}
+    assert findings["plug-ins"]["detail"] == "left out by DIPOLE_PLUGINS=none"
+    monkeypatch.setenv("DIPOLE_PLUGINS", "some")
+    (wrong,) = dipole(site, "list")
+    assert wrong[0] == 2
+    assert "DIPOLE_PLUGINS must be none" in wrong[2]
 
 
 ENTRY_POINTS = """

@@ -1,12 +1,14 @@
 """New encoders: word tables, transformers from a config or a checkpoint."""
 
-from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from dipole.core.ground.backbone import Source, Weights, load
 from dipole.core.ground.errors import ConfigError
+from dipole.core.ground.freezing import Freeze, fix_unused
+from dipole.core.train.finetuning import LoraTable, fine_tune
 from dipole.text.encoders.networks import Direction, Transformer, WordGRU
 
 
@@ -37,31 +39,50 @@ def word_gru(table: nn.Embedding, width: int, direction: Direction) -> WordGRU:
         raise ConfigError(str(error)) from None
 
 
-def build_transformer(source: str, pooling: Literal["mean", "cls"], vocabulary: int) -> Transformer:
-    """Make a transformer from a config file (random weights), or load a checkpoint folder or a name on the Hub."""
-    from transformers import AutoConfig, AutoModel
+def build_transformer(
+    source: str,
+    pooling: Literal["mean", "cls"],
+    vocabulary: int,
+    *,
+    freeze: Freeze = "none",
+    lora: LoraTable | None = None,
+    weights: Weights | None = None,
+) -> Transformer:
+    """Make a transformer of a checkpoint folder, a name on the Hub or a config file.
 
-    path = Path(source)
-    weights = (path.is_dir() and any(path.glob("*.safetensors"))) or (path.is_dir() and any(path.glob("*.bin")))
-    try:
-        if path.is_file() or (path.is_dir() and not weights):
-            config = AutoConfig.from_pretrained(str(path))
-            if config.vocab_size < vocabulary:
-                config.vocab_size = vocabulary
-            model = AutoModel.from_config(config)
-        else:
-            model = AutoModel.from_pretrained(source)
-    except (OSError, ValueError, KeyError) as error:
+    Args:
+        source: where it comes from; without weights there (a config file), or with weights "random", it starts anew.
+        pooling: over its tokens.
+        vocabulary: tokens that it has to know; a configuration's is enlarged to it.
+        freeze, lora, weights: as [text] has them.
+
+    Raises:
+        ConfigError: it cannot be loaded, reads no text, or its vocabulary is smaller; or a setting does not fit it.
+    """
+    place = Source(source, "text.transformer", weights)
+    random = weights == "random" or (place.path is not None and not place.weight_files)
+
+    def enlarged(config: Any) -> None:
+        if random and config.vocab_size < vocabulary:
+            config.vocab_size = vocabulary
+
+    built = load(place, "input_ids", enlarged)
+    if built.model.config.vocab_size < vocabulary:
         raise ConfigError(
-            f"text.transformer = {source!r} cannot be loaded: {str(error).splitlines()[0]}. Give a config.json, "
-            f"a checkpoint folder, or a name on the Hugging Face Hub."
-        ) from error
-    if model.config.vocab_size < vocabulary:
-        raise ConfigError(
-            f"text.transformer = {source!r} knows {model.config.vocab_size} tokens, the tokenizer has {vocabulary}; "
-            f"give the tokenizer that belongs to it"
+            f"text.transformer = {source!r} knows {built.model.config.vocab_size} tokens, the tokenizer has "
+            f"{vocabulary}; give the tokenizer that belongs to it"
         )
-    return Transformer(model, pooling)
+    try:
+        with torch.enable_grad():
+            states = built.model(input_ids=torch.zeros(1, 1, dtype=torch.long)).last_hidden_state
+    except Exception as error:  # each architecture has its own
+        reason = str(error).strip().partition("\n")[0]
+        raise place.error(f"{type(built.model).__name__} gives no states for tokens alone ({reason})") from error
+    fix_unused(built.model, states)
+    fine_tune(built.model, freeze, lora, "text")
+    part = Transformer(built.model, pooling)
+    part.described, part.remarks = built.described(place), tuple(built.remarks(place))
+    return part
 
 
 def small_transformer(

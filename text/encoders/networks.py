@@ -4,7 +4,7 @@ An exported folder holds a copy of this file and of those it imports: they impor
 dipole.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
 import torch
@@ -83,6 +83,8 @@ class Transformer(Part):
     """
 
     model: Any  # its attributes are transformers' own
+    described: Mapping[str, Any] | None = None  # where its weights come from, for the record
+    remarks: Sequence[str] = ()  # and what a user is told of them
 
     def __init__(self, model: nn.Module, pooling: Literal["mean", "cls"]) -> None:
         super().__init__()

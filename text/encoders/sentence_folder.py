@@ -59,6 +59,7 @@ def with_modules(part: Part, source: str | None, pooling: str = "mean") -> Part:
     if unknown:
         raise ConfigError(f"text.transformer = {source!r}: the activation {unknown[0]} is none of torch.nn.")
     found = Pooled(part, modes, layers)
+    found.described, found.remarks = getattr(part, "described", None), getattr(part, "remarks", ())
     for own, (_, path) in zip(found.layers, modules[2:], strict=True):
         if any(True for _ in own.parameters()):
             values = _weights(source, path)

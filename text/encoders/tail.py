@@ -79,6 +79,9 @@ class Pooled(Part):
         layers: descriptions as `layer` reads them.
     """
 
+    described: Mapping[str, Any] | None = None  # as of a `Transformer`
+    remarks: Sequence[str] = ()
+
     def __init__(self, part: Part, pooling: Sequence[str], layers: Sequence[Mapping[str, Any]]) -> None:
         super().__init__()
         self.part: Any = part

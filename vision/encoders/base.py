@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,9 @@ class Encoder(nn.Module):
     """
 
     taps: dict[str, int]
+    own_statistics: bool = False  # that the training set's do not replace
+    remarks: Sequence[str] = ()  # what a user is told when it is built
+    described: Mapping[str, Any] | None = None  # what the record says of it
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -34,6 +37,17 @@ class Encoder(nn.Module):
     def set_statistics(self, mean: list[float] | Tensor, std: list[float] | Tensor) -> None:
         self.get_buffer("mean").copy_(torch.as_tensor(mean))
         self.get_buffer("std").copy_(torch.as_tensor(std))
+
+    def fix_statistics(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        """Normalise by these, one of each or one per channel, whatever the training set's are."""
+        channels = len(self.get_buffer("mean"))
+        for name, values in (("mean", mean), ("std", std)):
+            if len(values) not in (1, channels):
+                raise ConfigError(
+                    f"vision.encoder.{name}: {len(values)} values for {channels} channels; give 1 or {channels}."
+                )
+        self.set_statistics(list(mean), list(std))
+        self.own_statistics = True
 
     def normalize(self, images: Tensor) -> Tensor:
         return (images - self.get_buffer("mean")[:, None, None]) / self.get_buffer("std")[:, None, None]
@@ -88,6 +102,19 @@ def register_encoder(name: str) -> Callable[[Builder], Builder]:
         return build
 
     return decorate
+
+
+def open_ended(name: str) -> bool:
+    """Whether an encoder's name begins as a registered "prefix:what" does and goes on."""
+    prefix, colon, rest = name.partition(":")
+    return bool(colon and rest) and any(each.startswith(f"{prefix}:") for each in ENCODERS)
+
+
+def builder(name: str) -> Builder:
+    """What builds the encoder of a name."""
+    if name in ENCODERS:
+        return ENCODERS[name]
+    return next(build for each, build in ENCODERS.items() if each.startswith(f"{name.partition(':')[0]}:"))
 
 
 def conv_norm(inputs: int, outputs: int, stride: int = 1) -> list[nn.Module]:

@@ -83,7 +83,7 @@ class Setup:
     def build(self, channels: int, share: float = 1.0) -> tuple[Encoder, nn.Module, int]:
         """Encoder of a share of its width and projector for so many channels, and the width of the embedding."""
         encoder = self.make(self.encoder, channels, self.size, share)
-        if channels == self.images.channels:
+        if channels == self.images.channels and not encoder.own_statistics:
             encoder.set_statistics(*self.images.statistics)
         return encoder, *build_projector(self.encoder, encoder.taps[encoder.last])
 

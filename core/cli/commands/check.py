@@ -31,6 +31,21 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
         metavar="NAME",
         help="what serves the row statistics: eager, or triton (its kernels on the GPU, or interpreted without one)",
     )
+    parser.add_argument(
+        "--detached",
+        metavar="INPUT",
+        nargs="*",
+        help="of loss(a, b): it stops a gradient on purpose, somewhere inside, or that of the inputs named",
+    )
+    parser.add_argument(
+        "--stateful", action="store_true", help="of loss(a, b): its value depends on earlier calls on purpose"
+    )
+    parser.add_argument(
+        "--ranks",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="compare two processes with one; to start them takes some seconds, once for all (default: yes)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON list")
 
     def run(arguments: argparse.Namespace) -> int:
@@ -50,10 +65,22 @@ def _run(arguments: argparse.Namespace) -> int:
     from dipole.core.train.recipe import parse_override
 
     options = {".".join(keys): value for keys, value in map(parse_override, arguments.option)}
+    detached = tuple(arguments.detached) or True if arguments.detached is not None else False
+    if arguments.ranks and arguments.only is None:
+        from dipole.core.conformance.ranks import start
+
+        start()  # they import torch while the other checks run
     reports = []
     for target in all_subjects() if arguments.all else [arguments.target]:
         report = check_objective(
-            target, options=options or None, reference=arguments.reference, slow=arguments.slow, only=arguments.only
+            target,
+            options=options or None,
+            reference=arguments.reference,
+            slow=arguments.slow,
+            only=arguments.only,
+            detached=detached,
+            stateful=arguments.stateful,
+            ranks=arguments.ranks,
         )
         reports.append(report)
         if not arguments.json:

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from dipole.core.cli import Runner
+from dipole.core.ground.plugins import SWITCH, switched_off
 
 REGISTERED = ("objectives", "regularizers", "diagnostics")
-KINDS = (*REGISTERED, "recipes", "suites", "domains")
+KINDS = (*REGISTERED, "recipes", "suites", "domains", "commands")
 RUNS = "runs"
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
-    """List objectives, regularizers, diagnostics, recipes, suites, domains and runs."""
+    """List objectives, regularizers, diagnostics, recipes, suites, domains, commands and runs."""
     parser.add_argument(
         "kind",
         nargs="?",
@@ -31,6 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from dipole.core.cli.app import by
     from dipole.core.cli.plugins import broken_plugins
 
     kinds = [arguments.kind] if arguments.kind else KINDS
@@ -42,12 +44,14 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"{kind}:")
             width = max((len(entry["name"]) for entry in entries), default=0)
             for entry in entries:
-                print(f"  {entry['name']:<{width}}  {entry['summary']}")
+                print(f"  {entry['name']:<{width}}  {entry['summary']}{by(entry.get('package', ''))}")
             if not entries:
                 print("  (none)")
     for kind in dict.fromkeys("objectives" if kind in REGISTERED else kind for kind in kinds):
         for error in broken_plugins(kind):
             print(f"cannot be used: {error}", file=sys.stderr)
+    if switched_off():
+        print(f"{SWITCH}=none: what other packages add is left out", file=sys.stderr)
     return 0
 
 
@@ -57,6 +61,10 @@ def list_kind(kind: str) -> list[dict[str, Any]]:
         return _files(kind)
     if kind == "domains":
         return _domains()
+    if kind == "commands":
+        from dipole.core.cli.app import listed_commands
+
+        return listed_commands()
     from dipole.core.contrast.registry import Kind, registry
 
     kinds: dict[str, Kind] = {"objectives": "objective", "regularizers": "regularizer", "diagnostics": "diagnostic"}
@@ -67,6 +75,7 @@ def list_kind(kind: str) -> list[dict[str, Any]]:
             "summary": entry.summary,
             "source": entry.source,
             "weight": entry.weight,
+            "package": entry.package,
         }
         for entry in registry.entries(kinds[kind])
     ]

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from dipole.core.cli import Runner
+from dipole.core.cli.plugins import broken_plugins
+from dipole.core.ground.plugins import OURS, PluginError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -51,9 +53,14 @@ def run(arguments: argparse.Namespace) -> int:
             entry = registry.get(name)
         except SpecError as error:
             near = nearest(name, [*files["recipe"], *files["suite"], *domain_names()])
-            raise SpecError(f"{error}{f' Recipes, suites and domains:{near}' if near else ''}") from None
+            broken = "".join(f"\nA plug-in that cannot be used: {each}" for each in _broken_folders())
+            raise SpecError(f"{error}{f' Recipes, suites and domains:{near}' if near else ''}{broken}") from None
         _show_entry(entry, arguments.json)
     return 0
+
+
+def _broken_folders() -> list[PluginError]:
+    return [*broken_plugins("recipes"), *broken_plugins("suites")]
 
 
 def _show_entry(entry: Entry, as_json: bool) -> None:
@@ -78,6 +85,7 @@ def _show_entry(entry: Entry, as_json: bool) -> None:
         "cost": entry.cost,
         "engine": _engine(entry),
         "weight": entry.weight,
+        "package": entry.package,
         "options": options,
         "deviations": {paper: list(lines) for paper, lines in entry.deviations.items()},
     }
@@ -91,6 +99,7 @@ def _show_entry(entry: Entry, as_json: bool) -> None:
         ("source", entry.source),
         ("cost", entry.cost),
         ("engine", facts["engine"]),
+        ("package", "" if entry.package == OURS else entry.package),
         ("aliases", ", ".join(entry.aliases)),
         ("weight", f"{entry.weight:g} when none is written" if entry.kind == "regularizer" else ""),
     ):

@@ -157,7 +157,9 @@ class CLLR(Objective):
         return l21(L) if self.norm == "l21" else nuclear(L)
 
     @torch.no_grad()
-    def after_step(self, learning_rate: float, weight: float) -> None:
+    def after_step(
+        self, learning_rate: float, weight: float, step: int | None = None, total: int | None = None
+    ) -> None:
         """Proximal map with threshold learning_rate * weight * alpha; nothing for the subgradient solver."""
         threshold = learning_rate * weight * self.alpha
         if self.solver != "proximal" or threshold == 0 or isinstance(self.L, UninitializedParameter):

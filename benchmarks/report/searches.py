@@ -1,0 +1,107 @@
+"""Sections of the report about searches (`dipole sweep`): trials spent, what mattered, the winner on both parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING
+
+from dipole.benchmarks.report import kinds
+from dipole.benchmarks.report.charts import Picture
+from dipole.benchmarks.report.table import Cell, ReportTable
+from dipole.core.record import RunRecord
+
+if TYPE_CHECKING:
+    from dipole.benchmarks.sweep.summary import SearchSummary, TrialLine
+
+
+def search_tables(search: SearchSummary, records: Mapping[str, RunRecord]) -> list[ReportTable]:
+    """The winner on both parts, what mattered, and every trial."""
+    found = [_winner(search, records)]
+    if search.importance:
+        rows = [(Cell(key), Cell(f"{100 * share:.0f}", share)) for key, share in search.importance.items()]
+        note = "The share of what tells the best trials from the others that a key explains (PED-ANOVA)."
+        head = ("key", "share (%)")
+        found.append(ReportTable(f"{search.name}-importance", "What mattered", head, rows, note, frozenset({"key"})))
+    return [*found, _trials(search)]
+
+
+def spent(search: SearchSummary) -> str:
+    """How many trials there were, and how they ended."""
+    ended = ", ".join(f"{count} {state}" for state, count in search.spent.items())
+    return f"{search.recipe}: {len(search.trials)} trials ({ended or 'none begun'}), compared by {search.metric}"
+
+
+def notes(search: SearchSummary) -> list[str]:
+    """What the numbers are of, and what they are not."""
+    return [
+        "Trials are measured on a validation part of the training data. The winner's value there is the largest of "
+        "many and so too good; its seeds on the test part, which no trial has seen, are the result.",
+        f"Space: {'; '.join(search.space)}.",
+    ]
+
+
+def _winner(search: SearchSummary, records: Mapping[str, RunRecord]) -> ReportTable:
+    best = next((trial for trial in search.trials if trial.number == search.best), None)
+    seeds = [records[run].results.get(search.metric) for run in search.winner if run in records]
+    tested = [value for value in seeds if value is not None]
+    rows = []
+    if best is not None:
+        value = Cell(_number(best.value), best.value)
+        rows.append((Cell("validation"), value, Cell(f"trial {best.number}"), _values(best)))
+    if tested:
+        spread = f"+- {stdev(tested):.3g}" if len(tested) > 1 else ""
+        many = f"{len(tested)} seeds" if len(tested) > 1 else "one seed"
+        rows.append((Cell("test"), Cell(_number(fmean(tested)), fmean(tested), spread), Cell(many), Cell("")))
+    return ReportTable(f"{search.name}-winner", "The winner", ("part", search.metric, "of", "values"), rows)
+
+
+def _trials(search: SearchSummary) -> ReportTable:
+    sign = -1 if search.maximize else 1
+    ordered = sorted(search.trials, key=lambda each: (each.value is None, sign * (each.value or 0.0), each.number))
+    rows = [
+        (
+            Cell(str(trial.number), trial.number),
+            Cell(trial.state),
+            Cell(_number(trial.value), trial.value, mark="best" if trial.number == search.best else ""),
+            _values(trial),
+            Cell(trial.run),
+        )
+        for trial in ordered
+    ]
+    head = ("trial", "state", search.metric, "values", "run")
+    return ReportTable(f"{search.name}-trials", "Trials", head, rows, "", frozenset({"run"}), is_folded=True)
+
+
+def _values(trial: TrialLine) -> Cell:
+    return Cell(", ".join(f"{key}={_number(value)}" for key, value in trial.values.items()))
+
+
+def _number(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+def slices(search: SearchSummary) -> list[Picture]:
+    """The metric over each key that is a number, and over trials as they were begun."""
+    done = [trial for trial in search.trials if trial.value is not None]
+    found = []
+    for text in search.space:
+        key, _, how = text.partition("=")
+        points = [(float(t.values[key]), float(t.value or 0.0)) for t in done if _is_number(t.values.get(key))]
+        if len({x for x, _ in points}) > 1:
+            label = key if not how.startswith("log") else f"{key} (searched in its logarithm)"
+            found.append(_dots(f"{search.metric} over {key}", label, search.metric, points))
+    if len(done) > 1:
+        points = [(float(trial.number), float(trial.value or 0.0)) for trial in done]
+        found.append(_dots(f"{search.metric} by trial", "trial", search.metric, points))
+    return found
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _dots(title: str, x: str, y: str, points: Sequence[tuple[float, float]]) -> Picture:
+    dots = kinds.Dots("trials", [first for first, _ in points], [second for _, second in points])
+    chart = kinds.ScatterChart(title, x, y, [dots], is_equal=False)
+    return Picture(chart, f"{title}, on the validation part.")

@@ -1,0 +1,162 @@
+"""The trials of a search in one SQLite file, shared by processes, machines and restarts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from dipole.benchmarks.sweep.space import Dimension, Value
+from dipole.core.ground.errors import ConfigError
+from dipole.core.ground.extras import install_line
+
+SWEEPS = ".sweeps"
+"""Folder of a runs folder that holds searches."""
+BUSY = 120.0
+"""Seconds that one process waits for another one's write."""
+
+
+class Study:
+    """A search that goes on.
+
+    Args:
+        folder: its folder; it is created.
+        space: what varies.
+        described: what tells it from another search: a folder of another description is refused.
+        maximize: whether more is better.
+        seed: of the proposals.
+    """
+
+    def __init__(
+        self, folder: Path, space: Sequence[Dimension], described: dict[str, Any], maximize: bool, seed: int
+    ) -> None:
+        optuna = _optuna()
+        self.folder, self.space, self._optuna = folder, tuple(space), optuna
+        folder.mkdir(parents=True, exist_ok=True)
+        self._id = uuid.uuid4().hex
+        with FileLock(folder / "ask.lock", timeout=BUSY):
+            storage = optuna.storages.RDBStorage(
+                f"sqlite:///{folder / 'study.db'}", engine_kwargs={"connect_args": {"timeout": BUSY}}
+            )
+            study = optuna.create_study(
+                storage=storage,
+                study_name=folder.name,
+                direction="maximize" if maximize else "minimize",
+                load_if_exists=True,
+                pruner=optuna.pruners.MedianPruner(),
+            )
+            earlier = study.user_attrs.get("described")
+            if earlier is None:
+                study.set_user_attr("described", described)
+            elif json.loads(json.dumps(described)) != earlier:
+                differs = sorted(key for key in {*earlier, *described} if earlier.get(key) != described.get(key))
+                raise ConfigError(
+                    f"the search {folder.name!r} in {folder.parent} is another one: {', '.join(differs)} differ. "
+                    "Give another --name, or the earlier settings to go on with it."
+                )
+            # Proposals are drawn anew after a restart: the same seed would repeat the first ones.
+            mixed = hashlib.sha256(f"{seed}/{len(study.trials)}".encode()).digest()
+            study.sampler = optuna.samplers.TPESampler(seed=int.from_bytes(mixed[:4]), multivariate=True)
+            self._study = study
+            self._alive = FileLock(self._lock_of(self._id))
+            self._alive.acquire()
+            self._take_back()
+
+    def close(self) -> None:
+        self._alive.release()
+        with suppress(OSError):
+            self._lock_of(self._id).unlink(missing_ok=True)
+
+    def _lock_of(self, driver: str) -> Path:
+        folder = self.folder / "processes"
+        folder.mkdir(exist_ok=True)
+        return folder / f"{driver}.lock"
+
+    def _take_back(self) -> None:
+        """Propose once more what a process that is gone had begun: its runs go on from their checkpoints."""
+        states = self._optuna.trial.TrialState
+        for trial in self._study.get_trials(deepcopy=False, states=(states.RUNNING,)):
+            if not self._lives(trial.user_attrs.get("process", "")):
+                self._study._storage.set_trial_user_attr(trial._trial_id, "lost", True)
+                self._study.tell(trial.number, state=states.FAIL)
+                self._study.enqueue_trial(trial.params)
+
+    def _lives(self, driver: str) -> bool:
+        path = self._lock_of(driver)
+        if not driver or not path.exists():
+            return False
+        try:
+            with FileLock(path, blocking=False):
+                return False
+        except Timeout:
+            return True
+
+    def ask(self, trials: int) -> tuple[Any, dict[str, Value]] | None:
+        """The next trial and its values; None where as many as wanted are done or under way."""
+        with FileLock(self.folder / "ask.lock", timeout=BUSY):
+            if len(self.spent()) >= trials:
+                return None
+            trial = self._study.ask()
+            trial.set_user_attr("process", self._id)
+            return trial, {each.key: each.suggest(trial) for each in self.space}
+
+    def spent(self) -> list[Any]:
+        """All trials but those that were lost with their process and those that only wait to be begun."""
+        waiting = self._optuna.trial.TrialState.WAITING
+        return [each for each in self._study.trials if each.state != waiting and not each.user_attrs.get("lost")]
+
+    def finish(self, trial: Any, value: float | None, pruned: bool = False) -> None:
+        """Put down how a trial ended; without a value it failed, or was stopped early."""
+        states = self._optuna.trial.TrialState
+        if value is not None:
+            self._study.tell(trial, value)
+        else:
+            self._study.tell(trial, state=states.PRUNED if pruned else states.FAIL)
+
+    @property
+    def best(self) -> Any:
+        """The best finished trial; None before there is one."""
+        try:
+            return self._study.best_trial
+        except ValueError:
+            return None
+
+    def importance(self) -> dict[str, float]:
+        """How much of what tells good trials from others each key explains (PED-ANOVA, Optuna's); sums to 1.
+
+        Empty where too little is known to say so.
+        """
+        with warnings.catch_warnings():
+            # Optuna warns where it would call all keys equally important for want of trials.
+            warnings.simplefilter("error", UserWarning)
+            try:
+                found = self._optuna.importance.get_param_importances(self._study)
+            except (ValueError, RuntimeError, UserWarning):
+                return {}
+        return {key: float(share) for key, share in found.items()}
+
+
+@contextmanager
+def opened(*arguments: Any) -> Iterator[Study]:
+    """A `Study`, closed at the end."""
+    study = Study(*arguments)
+    try:
+        yield study
+    finally:
+        study.close()
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"a search needs Optuna. Install it with: {install_line('sweep')}") from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna

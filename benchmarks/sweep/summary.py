@@ -1,0 +1,96 @@
+"""What is known of a search: one JSON file beside the runs, written as it goes on and read by the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from dipole.benchmarks.sweep.study import SWEEPS, Study
+from dipole.core.ground.errors import DataError
+from dipole.core.ground.files import atomic_write, why
+from dipole.core.record.run_record import Number, Part
+
+
+class TrialLine(Part):
+    """One trial: the values it took, its run, how it ended and what it was worth on the validation part."""
+
+    number: int
+    state: Literal["complete", "pruned", "fail", "running"]
+    values: dict[str, float | int | bool | str]
+    value: Number
+    run: str
+
+
+class SearchSummary(Part):
+    """A search: its space, its trials, what mattered, and the winner's runs on the test part."""
+
+    name: str
+    recipe: str
+    metric: str
+    maximize: bool
+    space: list[str]
+    trials: list[TrialLine]
+    importance: dict[str, float] = Field(default_factory=dict)
+    best: int | None = None
+    winner: list[str] = Field(default_factory=list)
+
+    @property
+    def spent(self) -> dict[str, int]:
+        """Trials by how they ended."""
+        states = [trial.state for trial in self.trials]
+        return {state: states.count(state) for state in dict.fromkeys(states)}
+
+
+def write_summary(runs: Path, study: Study, about: dict[str, Any], winner: list[str]) -> SearchSummary:
+    """Put down how a search stands."""
+    lines = [
+        TrialLine(
+            number=trial.number,
+            state=trial.state.name.lower(),
+            values=trial.params,
+            value=trial.value,
+            run=trial.user_attrs.get("run", ""),
+        )
+        for trial in study.spent()
+    ]
+    best = study.best
+    summary = SearchSummary(
+        **about,
+        space=[str(each) for each in study.space],
+        trials=lines,
+        importance=study.importance(),
+        best=None if best is None else best.number,
+        winner=winner,
+    )
+    atomic_write(path_of(runs, summary.name), summary.model_dump_json(indent=1))
+    return summary
+
+
+def path_of(runs: Path, name: str) -> Path:
+    return runs / SWEEPS / f"{name}.json"
+
+
+def read_summaries(runs: Path) -> tuple[list[SearchSummary], list[tuple[Path, str]]]:
+    """The searches of a runs folder, and each file that is none with what is wrong with it."""
+    found: list[SearchSummary] = []
+    problems: list[tuple[Path, str]] = []
+    for path in sorted((runs / SWEEPS).glob("*.json")):
+        try:
+            found.append(read_summary(path))
+        except DataError as error:
+            problems.append((path, str(error)))
+    return found, problems
+
+
+def read_summary(path: Path) -> SearchSummary:
+    """Read one search; DataError says what is wrong with it."""
+    try:
+        return SearchSummary.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"the search {path} cannot be read: {why(error)}") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise DataError(f"the search {path} is not one: {where}: {first['msg'][:200]}") from error

@@ -1,0 +1,303 @@
+"""More checks: of the inputs that a batch of random embeddings has not, and of what a call leaves behind."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import warnings
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dipole.core.conformance.checks import (
+    EXACT,
+    HALF_GRADIENT,
+    HALF_VALUE,
+    MODERATE_TEMPERATURE,
+    ROWS,
+    Failed,
+    Skipped,
+    check,
+    demand_finite,
+    gradient_error,
+    ignores_order,
+    ignores_this_order,
+    relative,
+    value_error,
+)
+from dipole.core.conformance.elsewhere import Accelerator, Elsewhere, WrongDeviceError
+from dipole.core.conformance.layouts import VIEWS, Leaves, two_views
+from dipole.core.conformance.ranks import on_two_ranks
+from dipole.core.conformance.subjects import Result, Subject
+from dipole.core.conformance.work import Work, cubic_share
+from dipole.core.ground.errors import DipoleError
+
+MANY, MORE = 72, 150  # rows of a view: against the reference, and for what needs none
+SIZES = (16, 32, 64, 128)
+CUBIC = 0.05
+STEPS = 4
+
+
+class _Token:
+    """Something to refer to weakly."""
+
+
+@check("temperature")
+def temperature_counts(subject: Subject) -> str:
+    """Another temperature gives another value and another gradient."""
+    if not subject.temperature:
+        raise Skipped("it has no temperature")
+    leaves = VIEWS.leaves()
+    low, high = (subject.result(subject.make(temperature=t), VIEWS, leaves) for t in (MODERATE_TEMPERATURE, 0.5))
+    if max(value_error(low, high), gradient_error(low, high)) <= EXACT:
+        raise Failed(f"the temperature has no effect: {low.value.item():.8g} at 0.05 and at 0.5")
+    return f"{low.value.item():.4g} at 0.05, {high.value.item():.4g} at 0.5"
+
+
+@check("size")
+def holds_for_many_rows(subject: Subject) -> str:
+    """Of 72 rows a view the value is that of the reference; of 150 each has a gradient, and order does not count."""
+    said = []
+    if subject.truth is not None:
+        layout = two_views(MANY)
+        instance, leaves = subject.make(layout), layout.leaves()
+        with torch.no_grad():
+            found, true = (
+                subject.result(instance, layout, leaves, loss).value for loss in (None, partial(subject.truth))
+            )
+        if not relative(found, true) <= EXACT:
+            raise Failed(f"{found.item():.10g} for {MANY} rows, reference {true.item():.10g}")
+        said.append(f"equals the reference for {MANY} rows")
+    layout = two_views(MORE)
+    leaves = layout.leaves()
+    result = subject.result(subject.make(layout), layout, leaves)
+    demand_finite(result, f"{MORE} rows")
+    few = subject.result(subject.make(), VIEWS, VIEWS.leaves())
+    for name in leaves:
+        gradient, before = result.gradients[name], few.gradients[name]
+        if gradient is not None and before is not None and before.any(dim=1).all():
+            empty = int((~gradient.any(dim=1)).sum())
+            if empty:
+                raise Failed(f"the gradient of {empty} of {MORE} rows of {name} is zero, of {len(before)} of none")
+    try:
+        ignores_order(subject)
+    except Failed:
+        return "; ".join([*said, "see permutation"])
+    order = torch.randperm(MORE, generator=torch.Generator().manual_seed(5))
+    ignores_this_order(subject, layout, leaves, order, result)
+    return "; ".join([*said, f"in any order for {MORE}"])
+
+
+@check("work")
+def is_not_cubic(subject: Subject) -> str:
+    """Numbers written and multiplied grow no faster than the square of the batch, nor does the largest tensor."""
+    totals, largest = [], []
+    for size in SIZES:
+        layout = two_views(size)
+        instance, leaves = subject.make(layout, torch.float32), layout.leaves(torch.float32)
+        with Work() as work:
+            subject.result(instance, layout, leaves)
+        totals.append(work.total)
+        largest.append(work.largest)
+    for what, counts in (("its largest tensor", largest), ("its work", totals)):
+        share = cubic_share(SIZES, counts)
+        if share > CUBIC:
+            raise Failed(
+                f"{what} grows with the cube of the batch: {counts[-2]:,} numbers for {SIZES[-2]} rows, {counts[-1]:,} "
+                f"for {SIZES[-1]}"
+            )
+    return f"{totals[-1] / totals[-2]:.2g} times the work for twice the batch"
+
+
+@check("memory")
+def keeps_no_graph(subject: Subject) -> str:
+    """After its backward pass nothing of a step stays alive, and nothing grows from step to step."""
+    instance = subject.make(VIEWS, torch.float32)
+    tokens, sizes = [], []
+    for step in range(STEPS):
+        leaves = VIEWS.leaves(torch.float32, seed=step)
+        inputs = {name: leaf * 1 for name, leaf in leaves.items()}  # as an encoder gives them
+        token = _Token()
+        tokens.append(weakref.ref(token))
+        for each in inputs.values():
+            each.register_hook(partial(_passed, token))
+        del token
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            loss = subject.call(instance, VIEWS, inputs)
+        if not loss.requires_grad:
+            raise Skipped("there is no graph")
+        try:
+            loss.sum().backward()
+        except RuntimeError as error:
+            if step and "second time" in str(error):
+                raise Failed(
+                    f"step {step + 1} goes back through the graph of an earlier step: detach what is kept"
+                ) from None
+            raise
+        del leaves, inputs, each, loss
+        sizes.append(_size(instance))
+    gc.collect()
+    alive = sum(token() is not None for token in tokens)
+    if alive > 1:
+        raise Failed(f"after {STEPS} steps the graphs of {alive} are alive: detach what is kept")
+    if sizes[-1] - sizes[1] >= VIEWS.leaves(torch.float32)["a"].nbytes:
+        raise Failed(f"what it keeps grows: {sizes[1]:,} bytes after step 2, {sizes[-1]:,} after step {STEPS}")
+    return "the graph of the last step lives until the next" if alive else "no graph stays"
+
+
+def _passed(token: _Token, gradient: Tensor) -> None:
+    """A hook that keeps its token alive as long as the graph."""
+
+
+def _size(instance: Any) -> int:
+    try:
+        return len(pickle.dumps(instance))
+    except Exception:  # the check "state" says so
+        return 0
+
+
+@check("zero rows")
+def survives_zero_rows(subject: Subject) -> str:
+    """Value and gradient are finite where an embedding is zero, in one view and in both."""
+    instance = subject.make(VIEWS, torch.float32)
+    for names in (("a",), ("a", "b")):
+        leaves = {name: leaf.detach() for name, leaf in VIEWS.leaves(torch.float32).items()}
+        for name in names:
+            leaves[name][1] = 0
+        result = subject.result(instance, VIEWS, {name: leaf.requires_grad_() for name, leaf in leaves.items()})
+        demand_finite(result, f"a row of zeros in {' and '.join(names)}")
+    return "finite"
+
+
+@check("large norms")
+def survives_large_norms(subject: Subject) -> str:
+    """In float16, embeddings whose squared norm is above the largest float16 have the value of shorter ones."""
+    layout = two_views(ROWS, 128)
+    plain = layout.leaves(torch.float16, seed=2)
+    large: Leaves = {name: (leaf.detach() * 32).requires_grad_() for name, leaf in plain.items()}
+    exact = []
+    for leaves in (plain, large):
+        doubled = {name: leaf.detach().double().requires_grad_() for name, leaf in leaves.items()}
+        exact.append(subject.result(subject.make(layout, temperature=0.5), layout, doubled))
+    if not relative(exact[1].value, exact[0].value, 1e-3) <= 1e-6:
+        raise Skipped("its value depends on the norms")
+    found = subject.result(subject.make(layout, torch.float32, temperature=0.5), layout, large)
+    demand_finite(found, "norms around 360")
+    off = relative(found.value, exact[1].value, 1e-3), gradient_error(found, exact[1], 1e-3)
+    if not (off[0] <= HALF_VALUE and off[1] <= HALF_GRADIENT):
+        raise Failed(
+            f"norms around 360: the value is off by {off[0]:.1%} ({found.value.item():.5g} for "
+            f"{exact[1].value.item():.5g}), the gradient by {off[1]:.1%}: squares overflow in float16"
+        )
+    return f"off by {off[0]:.1e} and {off[1]:.1e} at norms around 360"
+
+
+@check("strides")
+def ignores_strides(subject: Subject) -> str:
+    """Embeddings that are not contiguous (transposed, every second row) have the value and gradient of a copy."""
+    leaves = VIEWS.leaves()
+    result = subject.result(subject.make(), VIEWS, leaves)
+    ways: dict[str, Callable[[Tensor], Tensor]] = {
+        "transposed": lambda x: x.t().contiguous().t(),
+        "every second row": lambda x: torch.stack([x, -x], 1).flatten(0, 1)[::2],
+    }
+    for way, arrange in ways.items():
+        arranged = {name: arrange(leaf.detach()).requires_grad_() for name, leaf in leaves.items()}
+        try:
+            found = subject.result(subject.make(), VIEWS, arranged)
+        except Exception as error:
+            raise Failed(f"{way}: {type(error).__name__}: {error}".split("\n", 1)[0]) from None
+        off = max(value_error(found, result), gradient_error(found, result))
+        if not off <= EXACT:
+            raise Failed(f"{way}: off by {off:.2g}")
+    return "same value, same gradient"
+
+
+@check("device")
+def makes_its_tensors_there(subject: Subject) -> str:
+    """Tensors that it makes lie where its inputs are: found by a stand-in for an accelerator, on the processor."""
+    leaves = VIEWS.leaves()
+    instance = subject.make()
+    plain = subject.result(instance, VIEWS, leaves)
+    if isinstance(instance, nn.Module):
+        _move(instance)
+    try:
+        with Accelerator():
+            away = {name: Elsewhere(leaf.detach()).requires_grad_() for name, leaf in leaves.items()}
+            value = subject.call(instance, VIEWS, away)
+            if value.requires_grad:
+                torch.autograd.grad(value.sum(), list(away.values()), allow_unused=True)
+    except WrongDeviceError as error:
+        raise Failed(f"{error}, beside one of the inputs' device: make it with device=a.device") from None
+    except Exception as error:
+        raise Skipped(f"the stand-in cannot tell: {type(error).__name__}: {error}".split("\n", 1)[0]) from None
+    found = value.held if isinstance(value, Elsewhere) else value
+    off = relative(found.detach().double().reshape(()), plain.value)
+    if not off <= EXACT:
+        raise Failed(f"the value is off by {off:.2g} where the inputs lie on another device")
+    return "no tensor of the processor among them"
+
+
+def _move(instance: nn.Module) -> None:
+    """What `instance.to(device)` does: parameters and buffers go to the stand-in, other tensors stay."""
+    for module in instance.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                module._parameters[name] = nn.Parameter(Elsewhere(parameter.detach()), parameter.requires_grad)
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = Elsewhere(buffer.detach())
+
+
+@check("eval mode")
+def is_the_same_in_eval_mode(subject: Subject) -> str:
+    """The value of eval mode, and under no_grad, is that of training: a validation loss is the same loss."""
+    instance, leaves = subject.make(), VIEWS.leaves()
+    trained = subject.result(instance, VIEWS, leaves).value
+    with torch.no_grad():
+        plain = subject.result(instance, VIEWS, leaves).value
+    if not relative(plain, trained) <= EXACT:
+        raise Failed(f"{plain.item():.8g} under no_grad, {trained.item():.8g} with gradients")
+    if not isinstance(instance, nn.Module):
+        return "same under no_grad; it has no modes"
+    if subject.stateful:
+        return "same under no_grad; what it has seen counts in eval mode, as declared"
+    found = subject.result(subject.make().eval(), VIEWS, leaves).value
+    if not relative(found, trained) <= EXACT:
+        raise Failed(f"{found.item():.8g} in eval mode, {trained.item():.8g} in training")
+    return "same value"
+
+
+@check("ranks")
+def ranks_equal_one_process(subject: Subject) -> str:
+    """Two processes that hold unequal parts of a batch have the loss and every gradient of one that holds it all."""
+    if not subject.takes_pairs:
+        raise Skipped("a loss(a, b) knows nothing of other ranks; an Objective's rows are gathered for it")
+    cases: list[tuple[int, Any, Leaves]] = []
+    expected: list[Result] = []
+    for number, layout in enumerate(subject.layouts):
+        if layout.of_rows:
+            instance, leaves = subject.make(layout), layout.leaves()
+            try:
+                expected.append(subject.result(instance, layout, leaves))
+            except DipoleError:
+                continue
+            cases.append((number, subject.make(layout), leaves))
+    found = on_two_ranks(cases)
+    worst = 0.0
+    for (number, _, _), true, got in zip(cases, expected, found, strict=True):
+        if isinstance(got, str):
+            raise Failed(f"on {subject.layouts[number].name}: {got}")
+        for what, off in (("value", value_error(got, true)), ("gradient", gradient_error(got, true))):
+            if not off <= EXACT:
+                raise Failed(
+                    f"the {what} is off by {off:.2g} on {subject.layouts[number].name}: {got.value.item():.8g} on two "
+                    f"ranks, {true.value.item():.8g} in one process"
+                )
+            worst = max(worst, off)
+    return f"off by at most {worst:.1g} on {len(cases)} layouts"

@@ -1,0 +1,108 @@
+"""What a loss holds still: gradients that it stops on purpose, and the state that its calls leave behind."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+
+_DATA: Any = Tensor.data  # a property
+_STOPS = {Tensor.detach, torch.detach, _DATA.__get__, Tensor.item, Tensor.tolist, Tensor.__float__}
+
+
+class Stops(TorchFunctionMode):
+    """Remembers whatever leaves the graph of a call, and puts the same values in its place in later calls.
+
+    The later calls are then a function whose derivative is the gradient with the stops that the call has: what
+    `detach`, `data`, `item` and the inside of `torch.no_grad()` give does not follow the inputs.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: list[Any] = []
+        self._place: int | None = None  # None: remembering
+        self._inside = 0  # of autograd functions, whose derivative is their own affair
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        stops = func in _STOPS or not torch.is_grad_enabled()
+        if self._inside or not stops:
+            return func(*args, **kwargs)
+        if self._place is None:
+            out = func(*args, **kwargs)
+            self._kept.append(tree_map_only(Tensor, _copied, out))
+            return out
+        kept = self._kept[self._place] if self._place < len(self._kept) else None
+        self._place += 1
+        name = getattr(func, "__name__", "")
+        if kept is None or (name.endswith("_") and not name.startswith("__")) or name.startswith("__i"):
+            out = func(*args, **kwargs)  # in place: what it changed is changed to what it was
+            if isinstance(out, Tensor) and isinstance(kept, Tensor) and out.shape == kept.shape:
+                out.copy_(kept)
+            return out
+        return tree_map_only(Tensor, Tensor.clone, kept)
+
+    def _call(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        apply = cast(Any, torch.autograd.Function.apply).__func__
+
+        def counted(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            self._inside += 1
+            try:
+                return apply(cls, *args, **kwargs)
+            finally:
+                self._inside -= 1
+
+        with mock.patch.object(torch.autograd.Function, "apply", classmethod(counted)), self:
+            return function(*inputs)
+
+    def held(self, function: Callable[..., Tensor], *inputs: Tensor) -> Callable[..., Tensor]:
+        """The function with what it stops held at its values for these inputs."""
+        self._call(function, *inputs)
+
+        def repeated(*values: Tensor) -> Tensor:
+            self._place = 0
+            return self._call(function, *values)
+
+        return repeated
+
+
+def _copied(value: Tensor) -> Tensor:
+    return value.detach().clone()
+
+
+@contextmanager
+def set_back(instance: Any) -> Iterator[None]:
+    """Give an instance its state back at the end: buffers, and whatever else it keeps, but for its parameters."""
+    parts = list(instance.modules()) if isinstance(instance, nn.Module) else [instance]
+    before = [(part, _kept(vars(part))) for part in parts if hasattr(part, "__dict__")]
+    try:
+        yield
+    finally:
+        for part, values in before:
+            for name in vars(part).keys() - values.keys() - {"_parameters", "_modules"}:
+                del vars(part)[name]
+            vars(part).update(values)
+
+
+def _kept(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: _kept_value(value) for name, value in values.items() if name not in ("_parameters", "_modules")}
+
+
+def _kept_value(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return _copied(value)
+    if isinstance(value, dict | list | tuple):
+        return tree_map_only(Tensor, _copied, copy.copy(value))
+    if isinstance(value, nn.Module) or callable(value):
+        return value
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # what cannot be copied is no number that a loss keeps
+        return value

@@ -1,0 +1,206 @@
+"""`dipole sweep`: the space, the search on a validation part, restarts, pruning, the winner on the test part."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from rich.console import Console
+
+from dipole.benchmarks.report.document import make_report
+from dipole.benchmarks.run.worker import ask_to_stop
+from dipole.benchmarks.sweep.search import sweep
+from dipole.benchmarks.sweep.space import Dimension, corners, read_space, settings
+from dipole.benchmarks.sweep.study import SWEEPS, Study
+from dipole.benchmarks.sweep.summary import read_summaries, read_summary
+from dipole.core.ground.errors import ConfigError
+from dipole.core.record import read_record
+
+SHORT = (
+    "train.epochs=", "train.steps=4", "train.evaluate_every=2", "train.warmup=0", "train.batch_size=32",
+    "vision.data.limit=120", "vision.probe.probes=['knn']", "vision.probe.baselines=false", "vision.encoder.width=8",
+)  # fmt: skip
+SPACE = ("objective.infonce.temperature=log(0.05, 1)", "train.optimizer=choice(adam, sgd)")
+
+
+def quietly(space=SPACE, trials=3, **options):
+    options = {"metric": "knn/accuracy", "overrides": SHORT, "seeds": 1, "jobs": 2, "threads": 1} | options
+    with open(os.devnull, "w") as nowhere:
+        return sweep("digits-simclr", space, trials=trials, console=Console(file=nowhere), **options)
+
+
+def test_a_space_is_read_as_it_is_written():
+    space = read_space(
+        [
+            "a.b=log(1e-4, 1)",
+            "c=int(1, 8)",
+            "d=choice(adam, 'sgd', 3, true, dcl(rho=0.1, temperature=1))",
+            "e = uniform(-1,2)",
+        ]
+    )
+    assert space[0] == Dimension("a.b", "log", (1e-4, 1.0))
+    assert space[2].values == ("adam", "sgd", 3, True, "dcl(rho=0.1, temperature=1)")
+    assert read_space([str(each) for each in space]) == space
+    shown = corners(space)
+    assert {each["d"] for each in shown} == set(space[2].values)
+    assert {each["a.b"] for each in shown} == {1e-4, 1.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a", "not of the form"),
+        ("a=1", "not of the form"),
+        ("a=lgo(1, 2)", "unknown kind 'lgo'"),
+        ("a=log(0, 1)", "above 0"),
+        ("a=log(1)", "needs two numbers"),
+        ("a=uniform(2, 1)", "below the second"),
+        ("a=int(1, 2.5)", "whole numbers"),
+        ("a=uniform(1, inf)", "needs two numbers"),
+        ("a=choice()", "needs a value"),
+    ],
+)
+def test_a_space_that_cannot_be_read_is_said(text, said):
+    with pytest.raises(ConfigError, match=said):
+        read_space([text])
+
+
+def test_values_become_overrides_and_the_objective_is_rewritten():
+    values = {"objective.dp.weight": 0.3, "objective.infonce.temperature": 0.1, "train.optimizer": "sgd"}
+    found = settings(values, "infonce + 0.1*dp(delta_pos=0.2)")
+    assert found[0] == 'train.optimizer="sgd"'
+    assert found[1] == 'objective="infonce(temperature=0.1) + 0.3*dp(delta_pos=0.2)"'
+    assert settings({"objective": "dcl", "objective.dcl.rho": 0.2}, "infonce") == ['objective="dcl(rho=0.2)"']
+    assert settings({"objective.infonce.1.temperature": 1.0}, "infonce + infonce")[0].endswith(
+        '"infonce + infonce(temperature=1.0)"'
+    )
+    with pytest.raises(ConfigError, match="no term 'dc'"):
+        settings({"objective.dc.rho": 1.0}, "dcl")
+
+
+def test_a_search_chooses_on_validation_and_tests_its_winner(tmp_path):
+    assert quietly(runs=tmp_path, trials=2) == 0
+    (path,) = (tmp_path / SWEEPS).glob("*.json")
+    found = read_summary(path)
+    assert found.spent == {"complete": 2}
+    records = [read_record(tmp_path / trial.run / "record.json") for trial in found.trials]
+    for trial, record in zip(found.trials, records, strict=True):
+        assert record.evaluated_on == "validation"
+        assert trial.value == record.results["knn/accuracy"]
+        assert f"temperature={trial.values['objective.infonce.temperature']!r}" in record.objective
+        assert record.config["train"]["optimizer"] == trial.values["train.optimizer"]
+    best = max(found.trials, key=lambda trial: (trial.value, -trial.number))
+    assert found.trials[found.best].value == best.value
+    winners = [read_record(tmp_path / run / "record.json") for run in found.winner]
+    assert [record.seed for record in winners] == [0]
+    assert {record.evaluated_on for record in winners} == {"test"}
+    assert {record.objective for record in winners} == {records[found.best].objective}
+    # Once more is nothing new; more trials go on where it stopped.
+    before = path.read_text()
+    assert quietly(runs=tmp_path, trials=2) == 0
+    assert json.loads(path.read_text()) == json.loads(before)
+    assert quietly(runs=tmp_path, trials=3) == 0
+    assert read_summary(path).spent == {"complete": 3}
+    assert read_summaries(tmp_path) == ([read_summary(path)], [])
+    # The report tells how many trials were spent and both numbers; trials are no runs of their own there.
+    found = read_summary(path)
+    (tmp_path / SWEEPS / "damaged.json").write_text("{")
+    report = make_report(tmp_path)
+    (section,) = [each for each in report.sections if each.id.startswith("search-")]
+    assert "3 trials (3 complete)" in section.subtitle
+    (winner,) = [table for table in section.tables if table.title == "The winner"]
+    tested = read_record(tmp_path / found.winner[0] / "record.json").results["knn/accuracy"]
+    assert [row[1].sort for row in winner.rows] == [found.trials[found.best].value, tested]
+    (others,) = [each for each in report.sections if each.id == "other-runs"]
+    shown = {cell.text for row in others.tables[0].rows for cell in row}
+    assert not shown & {trial.run for trial in found.trials}
+    assert any("damaged.json" in cell.text for table in report.tables for row in table.rows for cell in row)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"space": ("train.optimizr=choice(adam)",)}, "train.optimizr: no such setting"),
+        ({"space": ("objective.infonce.temperature=uniform(-1, 1)",)}, "must be a number > 0"),
+        ({"space": ("objective.dp.weight=uniform(0, 1)",)}, "no term 'dp'"),
+        ({"name": "../elsewhere"}, "is no name of a file"),
+        ({"space": ()}, "needs --space"),
+        ({"metric": "knn/acuracy"}, "no 'knn/acuracy'. Did you mean 'knn/accuracy'"),
+    ],
+)
+def test_what_is_wrong_with_a_search_is_said(tmp_path, change, said):
+    with pytest.raises(ConfigError, match=said):
+        quietly(runs=tmp_path, trials=1, **change)
+
+
+def test_another_search_under_the_same_name_is_refused(tmp_path):
+    space = read_space(SPACE)
+    Study(tmp_path / "mine", space, {"metric": "a"}, True, 0).close()
+    with pytest.raises(ConfigError, match="is another one: metric differ"):
+        Study(tmp_path / "mine", space, {"metric": "b"}, True, 0)
+
+
+def test_a_trial_whose_process_is_gone_is_proposed_again(tmp_path):
+    space = read_space(SPACE)
+    first = Study(tmp_path / "mine", space, {}, True, 0)
+    _, values = first.ask(5)
+    second = Study(tmp_path / "mine", space, {}, True, 0)
+    assert second.ask(5)[1] != values  # the other process still works on it
+    first.close()
+    third = Study(tmp_path / "mine", space, {}, True, 0)
+    trial, again = third.ask(5)
+    assert again == values
+    assert [each.number for each in third.spent()] == [1, trial.number]
+    # Two processes draw different values.
+    assert third.ask(5)[1] != second.ask(5)[1]
+    assert third.ask(4) is None
+
+
+def test_a_run_that_is_asked_to_stop_saves_and_ends(tmp_path):
+    overrides = [*SHORT, "train.steps=4000", "train.evaluate_every=4000", "train.batch_size=16"]
+    import threading
+
+    from dipole.benchmarks.run.engines import LocalEngine
+    from dipole.benchmarks.run.tasks import Task
+    from dipole.benchmarks.suite import Job
+    from dipole.core.train.recipe import load
+
+    config = load("digits-simclr", overrides).config
+    job = Job(config.hash, config, "digits-simclr", tuple(overrides))
+
+    def stop_soon():
+        while not (tmp_path / job.hash / "metrics.jsonl").exists():
+            time.sleep(0.1)
+        ask_to_stop(tmp_path, job.hash)
+
+    thread = threading.Thread(target=stop_soon)
+    thread.start()
+    (result,) = LocalEngine(1, 1, []).run([Task(job.hash, "one", job.command)], tmp_path)
+    thread.join()
+    assert result.status == "failed"
+    record = read_record(tmp_path / job.hash / "record.json")
+    assert record.status == "interrupted"
+    assert 0 < record.steps < 4000
+    assert not list((tmp_path / ".bench" / "stops").iterdir())
+
+
+@pytest.mark.slow
+def test_a_killed_search_goes_on_and_loses_no_trial(tmp_path):
+    command = [
+        sys.executable, "-m", "dipole.core.cli", "sweep", "digits-simclr", "--set", *SHORT, "--space", *SPACE,
+        "--metric", "knn/accuracy", "--trials", "6", "--seeds", "1", "--runs", str(tmp_path), "--name", "mine",
+    ]  # fmt: skip
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    path = tmp_path / SWEEPS / "mine.json"
+    while not path.exists() or not any(t.state == "complete" for t in read_summary(path).trials):
+        assert child.poll() is None
+        time.sleep(0.2)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    found = read_summary(path)
+    assert found.spent == {"complete": 6}
+    assert len({trial.run for trial in found.trials}) == 6

@@ -1,0 +1,566 @@
+"""Losses with one fault each that the kit must find, by the check that is about it, and their correct twins."""
+
+import math
+
+import pytest
+import torch
+from lone_ranks import LeavesRankOne, MeanOfRank, Spread, SpreadOfAnchors
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, normalize
+
+import dipole
+from dipole.core.cli import main
+from dipole.core.conformance.held import set_back
+from dipole.core.conformance.kit import CHECKS, check_objective
+from dipole.core.conformance.work import cubic_share
+from dipole.core.contrast.objective import Objective
+from dipole.core.contrast.registry import registry
+from dipole.core.ground.errors import SpecError
+
+QUICK = [each.name for each in CHECKS if not each.slow and each.name not in ("compile", "ranks")]
+
+
+class NTXent(nn.Module):
+    """The correct twin: one direction, a's rows against b's."""
+
+    def __init__(self, temperature: float = 0.5):
+        super().__init__()
+        self.temperature = temperature
+
+    def unit(self, x: Tensor) -> Tensor:
+        return normalize(x.float() if x.dtype.itemsize < 4 else x, dim=1)
+
+    def logits(self, a: Tensor, b: Tensor) -> Tensor:
+        return self.unit(a) @ self.unit(b).T / self.temperature
+
+    def targets(self, a: Tensor) -> Tensor:
+        return torch.arange(len(a), device=a.device)
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return cross_entropy(self.logits(a, b), self.targets(a))
+
+
+class NextIsPositive(NTXent):
+    def targets(self, a):
+        return super().targets(a).roll(1)
+
+
+class LastIsPositive(NTXent):
+    def targets(self, a):
+        return super().targets(a).flip(0)
+
+
+class NoTemperature(NTXent):
+    def logits(self, a, b):
+        return super().logits(a, b) * self.temperature
+
+
+class KeepsLosses(NTXent):
+    """A running mean of losses with their graphs: the second backward pass goes through the first's."""
+
+    def __init__(self, temperature: float = 0.5):
+        super().__init__(temperature)
+        self.kept = None
+
+    def forward(self, a, b):
+        loss = super().forward(a, b)
+        self.kept = loss if self.kept is None else 0.5 * self.kept + loss
+        return loss + 0 * self.kept
+
+
+class KeepsGraphs(NTXent):
+    """A list of losses for a log."""
+
+    def __init__(self, temperature: float = 0.5):
+        super().__init__(temperature)
+        self.log = []
+
+    def forward(self, a, b):
+        self.log.append(super().forward(a, b))
+        return self.log[-1]
+
+
+class KeepsEmbeddings(NTXent):
+    """A list of detached embeddings without an end."""
+
+    def __init__(self, temperature: float = 0.5):
+        super().__init__(temperature)
+        self.log = []
+
+    def forward(self, a, b):
+        self.log.append(a.detach().clone())
+        return super().forward(a, b)
+
+
+class KeepsNumbers(KeepsEmbeddings):
+    """The twin of those that keep something: the last embeddings, without their graph."""
+
+    def forward(self, a, b):
+        self.log = [a.detach().clone()]
+        return NTXent.forward(self, a, b)
+
+
+class CubicMemory(NTXent):
+    def forward(self, a, b):
+        s = self.logits(a, b)
+        return super().forward(a, b) + 0.1 * (s[:, :, None] - s[:, None, :]).tanh().square().mean()
+
+
+class CubicTime(NTXent):
+    def forward(self, a, b):
+        s = self.logits(a, b)
+        return super().forward(a, b) + 0.1 * (s @ s.T).tanh().mean()
+
+
+class LoopOverPairs(NTXent):
+    """A loop over anchors and positives whose body walks over all pairs."""
+
+    def forward(self, a, b):
+        s = self.logits(a, b)
+        return super().forward(a, b) + 0.1 * torch.stack([(s - row).square().mean() for row in s]).mean()
+
+
+class FirstRowsOnly(NTXent):
+    def forward(self, a, b):
+        return cross_entropy(self.logits(a, b)[:64], self.targets(a)[:64])
+
+
+class ColderWhenLarge(NTXent):
+    """In any order and in every row, but another loss above 64 rows."""
+
+    def logits(self, a, b):
+        return super().logits(a, b) * (2 if len(a) > 64 else 1)
+
+
+class Unguarded(NTXent):
+    def unit(self, x):
+        return x / x.norm(dim=1, keepdim=True)
+
+
+class GuardedTooLate(NTXent):
+    """The value of a zero row is 0, its gradient 0/0."""
+
+    def unit(self, x):
+        return x / x.square().sum(1, keepdim=True).sqrt().clamp_min(1e-8)
+
+
+class OverflowingNorm(NTXent):
+    def unit(self, x):
+        return (x / x.square().sum(1, keepdim=True).sqrt()).float() if x.dtype.itemsize < 4 else super().unit(x)
+
+
+class Viewed(NTXent):
+    def unit(self, x):
+        return super().unit(x.view(-1).view(x.shape))
+
+
+class Strided(NTXent):
+    """Takes for granted that rows lie behind each other."""
+
+    def unit(self, x):
+        return super().unit(x.as_strided(x.shape, (x.shape[1], 1)))
+
+
+class OnProcessor(NTXent):
+    def targets(self, a):
+        return torch.arange(len(a))
+
+
+class MaskOnProcessor(NTXent):
+    def logits(self, a, b):
+        return super().logits(a, b) + torch.zeros(len(a), len(b), dtype=a.dtype)
+
+
+class KeptOnProcessor(NTXent):
+    """A tensor that is no buffer stays where it was made."""
+
+    def __init__(self, temperature: float = 0.5):
+        super().__init__(temperature)
+        self.scale = torch.ones(1, dtype=torch.float64)
+
+    def logits(self, a, b):
+        return super().logits(a, b) * self.scale.to(a.dtype)
+
+
+class Buffered(NTXent):
+    """The twin of what is kept: a buffer goes where the module goes."""
+
+    def __init__(self, temperature: float = 0.5):
+        super().__init__(temperature)
+        self.register_buffer("scale", torch.ones(1))
+
+    def logits(self, a, b):
+        return super().logits(a, b) * self.scale.to(a.dtype)
+
+
+class OtherInEval(NTXent):
+    def forward(self, a, b):
+        return super().forward(a, b) if self.training else super().logits(a, b).diagonal().mean()
+
+
+class DropsOut(NTXent):
+    """Draws from a generator of its own, so that only eval mode tells."""
+
+    def unit(self, x):
+        mask = torch.linspace(0.5, 1.5, x.shape[1], dtype=x.dtype, device=x.device)
+        return super().unit(x * mask if self.training else x)
+
+
+class OtherWithoutGradient(NTXent):
+    def forward(self, a, b):
+        return super().forward(a, b) * (1 if torch.is_grad_enabled() else 2)
+
+
+REFERENCE = "infonce"
+FAULTS = [
+    (NextIsPositive, "permutation"),
+    (LastIsPositive, "permutation"),
+    (NoTemperature, "temperature"),
+    (KeepsLosses, "memory"),
+    (KeepsGraphs, "memory"),
+    (KeepsEmbeddings, "memory"),
+    (CubicMemory, "work"),
+    (CubicTime, "work"),
+    (LoopOverPairs, "work"),
+    (FirstRowsOnly, "size"),
+    (Unguarded, "zero rows"),
+    (GuardedTooLate, "zero rows"),
+    (OverflowingNorm, "large norms"),
+    (Viewed, "strides"),
+    (Strided, "strides"),
+    (OnProcessor, "device"),
+    (MaskOnProcessor, "device"),
+    (KeptOnProcessor, "device"),
+    (OtherInEval, "eval mode"),
+    (DropsOut, "eval mode"),
+    (OtherWithoutGradient, "eval mode"),
+]
+
+
+def failures(target, **options):
+    return {row.check for row in check_objective(target, **options).failures}
+
+
+@pytest.mark.parametrize("loss", [NTXent, Buffered], ids=lambda loss: loss.__name__)
+def test_correct_twins_pass(loss):
+    report = check_objective(loss, only=QUICK)
+    assert report.ok, report.table()
+
+
+def test_what_keeps_numbers_passes():
+    assert failures(KeepsNumbers, only=["memory", "determinism", "device"]) == set()
+
+
+@pytest.mark.parametrize(("loss", "check"), FAULTS, ids=lambda value: getattr(value, "__name__", None))
+def test_faults_are_found_by_the_check_about_them(loss, check):
+    about = {each for _, each in FAULTS}
+    assert check in failures(loss, only=[check])
+    assert len(failures(loss, only=about - {check, "size"})) <= 1  # a fault may show in one more
+
+
+def test_a_size_is_found_where_the_reference_is_known():
+    def twin(temperature: float = 0.5):
+        return Both(NTXent, temperature)
+
+    def wrong(temperature: float = 0.5):
+        return Both(ColderWhenLarge, temperature)
+
+    class Both(nn.Module):
+        def __init__(self, kind, temperature):
+            super().__init__()
+            self.inner = kind(temperature)
+
+        def forward(self, a, b):
+            n, z = len(a), torch.cat([a, b])
+            s = self.inner.logits(z, z)
+            s = s.masked_fill(torch.eye(2 * n, dtype=torch.bool, device=a.device), -math.inf)
+            return cross_entropy(s, torch.arange(2 * n, device=a.device).roll(n))
+
+    assert failures(twin, reference="infonce", only=["reference", "size"]) == set()
+    assert failures(wrong, reference="infonce", only=["size"]) == {"size"}
+
+
+def test_the_share_of_the_cube_is_that_of_the_polynomial():
+    sizes = (16, 32, 64, 128)
+    assert cubic_share(sizes, [5 * n**2 + 100 * n + 7 for n in sizes]) == pytest.approx(0, abs=1e-9)
+    counts = [n**3 + 300 * n**2 for n in sizes]
+    assert cubic_share(sizes, counts) == pytest.approx(128**3 / counts[-1])
+
+
+# Stops and states that are intended.
+
+
+class SimSiam(nn.Module):
+    """-cos(a, stop(b)), and the other way round."""
+
+    detached = True
+
+    def forward(self, a, b):
+        cosine = nn.functional.cosine_similarity
+        return -(cosine(a, b.detach()).mean() + cosine(b, a.detach()).mean()) / 2
+
+
+class OneWay(nn.Module):
+    """A predictor's output against a target's: no gradient for the target."""
+
+    detached = ("b",)
+
+    def forward(self, a, b):
+        return -nn.functional.cosine_similarity(a, b.detach()).mean()
+
+
+class Codes(nn.Module):
+    """Targets made under no_grad, in place, as Sinkhorn's algorithm makes them."""
+
+    def forward(self, a, b):
+        s = normalize(a, dim=1) @ normalize(b, dim=1).T
+        with torch.no_grad():
+            q = torch.exp(s / 0.5)
+            for _ in range(3):
+                q /= q.sum(0, keepdim=True)
+                q /= q.sum(1, keepdim=True)
+        return -(q * s.log_softmax(1)).sum(1).mean()
+
+
+class WrongSlope(nn.Module):
+    """Declared, but its gradient is wrong beyond what it stops."""
+
+    detached = True
+
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            return 2 * g
+
+    def forward(self, a, b):
+        return self.Twice.apply(-nn.functional.cosine_similarity(a, b.detach()).mean())
+
+
+GRADIENT = ["gradient exists", "gradcheck", "permutation", "determinism", "size"]
+
+
+@pytest.mark.parametrize("loss", [SimSiam, OneWay], ids=lambda loss: loss.__name__)
+def test_a_declared_stop_is_no_fault(loss):
+    report = check_objective(loss, only=GRADIENT)
+    assert report.ok, report.table()
+    assert "as declared" in report.table()
+
+
+def test_an_undeclared_stop_is_named_with_its_cure():
+    report = check_objective(Codes, only=GRADIENT)
+    (fault,) = report.failures
+    assert fault.check == "gradcheck"
+    assert "declare it: detached" in fault.detail
+    assert check_objective(Codes, detached=True, only=GRADIENT).ok
+    assert main(["check", f"{__name__}:Codes", "--only", "gradcheck"]) == 1
+    assert main(["check", f"{__name__}:Codes", "--only", "gradcheck", "--detached"]) == 0
+
+
+def test_declaring_a_stop_hides_no_other_fault():
+    assert failures(WrongSlope, only=GRADIENT) == {"gradcheck"}
+
+    class Leaks(OneWay):
+        def forward(self, a, b):
+            return -nn.functional.cosine_similarity(a, b).mean()
+
+    assert failures(Leaks, only=GRADIENT) == {"gradient exists"}
+
+
+class Average(nn.Module):
+    """Pulls towards a moving mean, which is in its state."""
+
+    stateful = True
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, a, b):
+        with torch.no_grad():
+            self.mean = 0.9 * self.mean.to(a.dtype) + 0.1 * a.mean(0)
+        return (a - b).square().sum(1).mean() + (b @ self.mean).mean()
+
+
+class Unsaved(Average):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(6), persistent=False)
+
+
+def test_a_declared_state_is_no_fault():
+    checks = ["gradient exists", "determinism", "state", "permutation", "eval mode", "strides"]
+    report = check_objective(Average, only=checks, detached=True)
+    assert report.ok, report.table()
+    assert "as declared" in next(row.detail for row in report.rows if row.check == "determinism")
+    assert failures(Unsaved, only=checks) == {"state"}
+
+
+def test_a_state_is_set_back():
+    loss = Average()
+    loss.seen = [1]
+    with set_back(loss):
+        loss(torch.ones(2, 6), torch.ones(2, 6))
+        loss.seen.append(2)
+        loss.new = 3
+    assert not loss.mean.any()
+    assert loss.seen == [1]
+    assert not hasattr(loss, "new")
+
+
+class Calls(NTXent):
+    """Undeclared state: many checks fail for it."""
+
+    def __init__(self, temperature: float = 0.5):
+        super().__init__(temperature)
+        self.calls = 0
+
+    def forward(self, a, b):
+        self.calls += 1
+        return super().forward(a, b) * self.calls
+
+
+class NotForward(nn.Module):
+    def forward(self, a):
+        return a.sum()
+
+
+class Cut(NTXent):
+    def forward(self, a, b):
+        return super().forward(a, b).detach()
+
+
+@pytest.mark.parametrize(
+    ("loss", "cause"),
+    [(Calls, "determinism"), (Cut, "gradient exists")],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_one_cause_is_reported_once(loss, cause):
+    report = check_objective(loss, only=QUICK)
+    assert len(report.failures) >= 3
+    assert list(report.causes) == [cause]
+    assert report.table().splitlines()[0].endswith("for 1 cause")
+    assert f"as {cause!r}" in report.table()
+
+
+def test_the_same_error_everywhere_is_one_cause():
+    report = check_objective(NotForward, only=QUICK)
+    assert len(report.failures) > 8
+    assert len(report.causes) <= 2
+    assert report.as_dict()["checks"][0]["cause"] == "gradient exists" or report.rows[0].outcome == "-"
+
+
+# Ranks.
+
+
+def test_two_ranks_are_compared_with_one():
+    assert failures(Spread, only=["ranks", "eval mode"]) == set()
+    report = check_objective(SpreadOfAnchors, only=["ranks"])
+    assert "on one rank and" in report.failures[0].detail
+    assert failures(MeanOfRank, only=["ranks"]) == {"ranks"}
+    assert failures("infonce + 0.1*dp", only=["ranks"]) == set()
+
+
+def test_ranks_that_end_are_said_and_started_again():
+    report = check_objective(LeavesRankOne, only=["ranks"])
+    assert "the two processes ended" in report.failures[0].detail
+    assert failures(Spread, only=["ranks"]) == set()
+
+
+def test_what_another_process_cannot_import_is_said():
+    class Local(Spread):
+        pass
+
+    (fault,) = check_objective(Local, only=["ranks"]).failures
+    assert "cannot be sent to another process" in fault.detail
+
+
+def test_ranks_can_be_left_out():
+    names = [row.check for row in check_objective("dp", ranks=False).rows]
+    assert "ranks" not in names
+    assert "eval mode" in names
+
+
+class Target(Objective):
+    """Anchors towards stopped candidates; the kit stops them for the reference too."""
+
+    needs_negatives = False
+    detached = ("candidates",)
+
+    def __init__(self) -> None:
+        super().__init__("cosine")
+
+    def loss(self, positive, rows):
+        stopped = normalize(rows.pairs.candidates.detach().to(rows.x.dtype), dim=1)[rows.pairs.positives]
+        return -rows.over_positives((rows.x.unsqueeze(1) * stopped).sum(2))
+
+    @staticmethod
+    def reference(case):
+        from dipole.core.conformance.reference import cosine, mean
+
+        return mean(
+            [-mean([cosine(case.anchors[i], case.candidates[j]) for j in case.positives[i]]) for i in case.counted()]
+        )
+
+
+def test_the_reference_of_a_term_stops_what_the_term_declares():
+    assert failures(Target, only=["reference", "gradcheck", "gradient exists", "determinism"]) == set()
+
+    class Undeclared(Target):
+        detached = False
+
+    assert failures(Undeclared, only=["reference"]) == {"reference"}
+
+
+def test_an_objective_declares_in_its_class():
+    with pytest.raises(SpecError, match="attributes of its class"):
+        check_objective("infonce", detached=True)
+
+
+# What a term is told, and what it says.
+
+
+def test_after_step_is_told_the_time_where_it_asks():
+    told = []
+
+    class Old(Target):
+        def after_step(self, learning_rate, weight):
+            told.append(("old", learning_rate, weight))
+
+    class New(Target):
+        def after_step(self, learning_rate, weight, step=None, total=None):
+            told.append(("new", step, total))
+
+    class Step(Target):
+        def after_step(self, learning_rate, weight, *, step):
+            told.append(("step", step))
+
+    class Any(Target):
+        def after_step(self, learning_rate, weight, **when):
+            told.append(("any", when))
+
+    terms = dipole.core.contrast.objective.Composite([Old(), New(), Step(), Any()], [1.0, 2.0, 1.0, 1.0])
+    terms.after_step(0.1, 3, 10)
+    assert told == [("old", 0.1, 1.0), ("new", 3, 10), ("step", 3), ("any", {"step": 3, "total": 10})]
+    terms.after_step(0.1)
+    assert told[5] == ("new", None, None)
+
+
+def test_a_term_says_why_it_is_zero():
+    class Shy(Target):
+        def loss(self, positive, rows):
+            if len(rows.pairs.anchors) < 8:
+                rows.note("fewer than 8 anchors")
+                return 0 * positive.sum()
+            return super().loss(positive, rows)
+
+    with registry.temporary():
+        registry.register("shy")(Shy)
+        loss = dipole.objective("shy")
+        few, many = loss(torch.randn(3, 4), torch.randn(3, 4)), loss(torch.randn(4, 4), torch.randn(4, 4))
+    assert few.terms["shy"].note == "0: fewer than 8 anchors"
+    assert many.terms["shy"].note == ""
+    assert failures(Shy, only=["no negatives"]) == set()

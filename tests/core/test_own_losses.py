@@ -1,0 +1,72 @@
+"""Every block of docs/own-losses.md runs, and what it registers passes the conformance kit."""
+
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import dipole
+from dipole.core.conformance.kit import CHECKS, check_objective
+from dipole.core.contrast.registry import registry
+from dipole.core.ground.errors import PairsError
+from dipole.core.train.schedule import check, read
+
+PAGE = Path(__file__).parents[2] / "docs" / "own-losses.md"
+BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+NAMES = [name for block in BLOCKS for name in re.findall(r'@register\("(\w+)"', block)]
+QUICK = [each.name for each in CHECKS if not each.slow and each.name not in ("compile", "ranks")]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def blocks(tmp_path_factory):
+    """Each block is a module, which other processes can import."""
+    folder = tmp_path_factory.mktemp("own")
+    sys.path.insert(0, str(folder))
+    with registry.temporary():
+        for number, block in enumerate(BLOCKS):
+            (folder / f"own_loss_{number}.py").write_text(block)
+            importlib.import_module(f"own_loss_{number}")
+        yield
+    sys.path.remove(str(folder))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_the_page_registers_passes_the_kit(name):
+    report = check_objective(name, only=[*QUICK, "ranks"])
+    assert report.ok, report.table()
+
+
+def test_the_page_shows_each_hook():
+    text = "".join(BLOCKS)
+    for hook in ("build", "prepare", "further", "project", "summary", "remarks", "after_step", "statistics"):
+        assert f"def {hook}(" in text
+    for word in ("self.materialize(", "rows.note(", "stateful = True", "detached = ", "PairsError("):
+        assert word in text
+
+
+def test_a_layout_is_refused_in_one_sentence():
+    with pytest.raises(PairsError, match="arcface needs labels"):
+        dipole.objective("arcface")(torch.randn(4, 3), torch.randn(4, 3))
+
+
+def test_the_scheduled_option_of_the_page_can_be_scheduled():
+    (line,) = re.findall(r'^"(centred\.temperature)" = "(.*?)"', PAGE.read_text(), re.MULTILINE)
+    assert check({line[0]: read(line[1])}, dipole.objective("centred", dim=4), 100) == []
+
+
+def test_a_term_in_its_run():
+    torch.manual_seed(0)
+    loss = dipole.objective("infonce + 0.1*centred(least=6)", dim=4)
+    few = loss(torch.randn(2, 4), torch.randn(2, 4))
+    assert few.terms["centred"].note == "0: fewer than 6 rows"
+    loss.after_step(0.1, 3, 12)
+    term = loss.terms[1]
+    assert term.summary()["part of the run"] == 0.25
+    assert term.remarks() == []
+    other = dipole.objective("infonce + 0.1*centred(least=6)", dim=4)
+    other.load_state_dict(loss.state_dict())
+    views = torch.randn(4, 4), torch.randn(4, 4)
+    assert loss(*views).loss == other(*views).loss

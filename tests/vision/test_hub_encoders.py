@@ -1,0 +1,519 @@
+"""Models of transformers as encoders: small random checkpoints that the library wrote itself, offline."""
+
+import copy
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from dipole import objective
+from dipole.core.ground import backbone
+from dipole.core.ground.errors import ConfigError
+from dipole.core.ground.seeding import Seeds, seed_everything
+from dipole.core.train.config import TrainConfig
+from dipole.core.train.encoding import Encoding
+from dipole.core.train.optimizer import build_optimizer
+from dipole.core.train.recipe import resolve
+from dipole.vision.adapter import VisionAdapter
+from dipole.vision.config import VisionConfig
+from dipole.vision.encoders import EncoderConfig, build_encoder
+from dipole.vision.encoders.hub import HubEncoder
+from dipole.vision.encoders.processor import Processor, from_settings
+from dipole.vision.frameworks.base import Batch, Branch, Setup
+from dipole.vision.image_set import ImageSet
+
+MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
+SIDE, IMAGES = 16, 6
+ARCHITECTURES = ("resnet", "vit", "dinov2", "convnext", "swin")
+TOKENS_BEFORE = {"vit": 1, "dinov2": 1, "swin": 0}
+
+
+def configs():
+    from transformers import BertConfig, CLIPConfig, ConvNextConfig, Dinov2Config, ResNetConfig, SwinConfig, ViTConfig
+
+    small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    image = {"image_size": SIDE, "patch_size": 4}
+    return {
+        "resnet": ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic"),
+        "vit": ViTConfig(**small, **image),
+        "dinov2": Dinov2Config(
+            hidden_size=16, num_hidden_layers=2, num_attention_heads=2, mlp_ratio=2, drop_path_rate=0.1, **image
+        ),
+        "convnext": ConvNextConfig(hidden_sizes=[8, 16], depths=[1, 1], num_stages=2, patch_size=2),
+        "swin": SwinConfig(
+            embed_dim=8, depths=[1, 1], num_heads=[2, 2], image_size=SIDE, patch_size=2, window_size=2,
+            drop_path_rate=0.0,
+        ),
+        "clip": CLIPConfig(
+            vision_config={**small, **image},
+            text_config={**small, "vocab_size": 50, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2},
+        ),
+        "bert": BertConfig(**small, vocab_size=50),
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from transformers import AutoModel
+
+    folder = tmp_path_factory.mktemp("models")
+    for name, config in configs().items():
+        torch.manual_seed(4)
+        model = AutoModel.from_config(config)
+        for module in model.modules():  # statistics as of a network that was trained
+            if isinstance(module, nn.BatchNorm2d):
+                module.running_mean.normal_()
+                module.running_var.uniform_(0.5, 2)
+        model.save_pretrained(folder / name)
+        said = {"image_processor_type": "ViTImageProcessor", "size": {"height": SIDE, "width": SIDE}}
+        said |= {"image_mean": MEAN, "image_std": STD, "do_normalize": True, "do_rescale": True}
+        if name != "bert":
+            (folder / name / "preprocessor_config.json").write_text(json.dumps(said))
+    return folder
+
+
+def encoder(folder, channels=3, size=SIDE, **settings):
+    seed_everything(0)
+    return build_encoder(
+        EncoderConfig.model_validate_json(json.dumps({"name": f"hub:{folder}", **settings})), channels, size
+    )
+
+
+def reference(folder, images):
+    """transformers' own forward pass of the same pixels, as its processor normalises them."""
+    from transformers import AutoModel
+
+    model = AutoModel.from_pretrained(folder).eval()
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
+    with torch.no_grad():
+        return model(pixel_values=(images - mean) / std, output_hidden_states=True)
+
+
+# Features ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_features_are_those_of_transformers(models, name):
+    images = torch.rand(3, 3, SIDE, SIDE)
+    found = reference(models / name, images)
+    last, before = found.last_hidden_state, TOKENS_BEFORE.get(name, 0)
+    flat = last.flatten(2).transpose(1, 2) if last.ndim == 4 else last[:, before:]
+    expected = {"pooler": found.pooler_output.flatten(1), "mean": flat.mean(1), "max": flat.amax(1)}
+    if before:
+        expected["cls"] = last[:, 0]
+    for pooling, features in expected.items():
+        own = encoder(models / name, pooling=pooling).eval()
+        assert torch.allclose(own(images), features, atol=1e-6), pooling
+        assert own.taps["pooled"] == features.shape[1]
+        for tap, state in zip(own.taps, found.hidden_states, strict=False):
+            assert own(images, tap).shape == (3, own.taps[tap])
+            if pooling == "mean":
+                flat = state.flatten(2).mean(2) if state.ndim == 4 else state[:, before:].mean(1)
+                assert torch.allclose(own(images, tap), flat, atol=1e-6), tap
+    default = encoder(models / name).eval()
+    assert torch.allclose(default(images), expected["pooler"], atol=1e-6)
+    assert list(default.taps) == ["embeddings", "layer1", "layer2", "pooled"]
+
+
+def test_of_a_model_of_images_and_text_the_part_for_images(models):
+    from transformers import CLIPVisionModel
+
+    images = torch.rand(2, 3, SIDE, SIDE)
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
+    theirs = CLIPVisionModel.from_pretrained(models / "clip").eval()(pixel_values=(images - mean) / std)
+    assert torch.allclose(encoder(models / "clip").eval()(images), theirs.pooler_output, atol=1e-6)
+
+
+def test_grey_images_are_repeated_over_the_channels(models):
+    grey = torch.rand(2, 1, SIDE, SIDE)
+    own = encoder(models / "resnet", channels=1).eval()
+    expected = reference(models / "resnet", grey.expand(-1, 3, -1, -1)).pooler_output.flatten(1)
+    assert torch.allclose(own(grey), expected, atol=1e-6)
+
+
+def test_two_channels_have_equal_shares_of_the_first_layer(models):
+    two, three = encoder(models / "vit", channels=2).eval(), encoder(models / "vit").eval()
+    one = torch.rand(2, 1, SIDE, SIDE)
+    three.set_statistics([0.0] * 3, [1.0] * 3)
+    assert torch.allclose(two(one.expand(-1, 2, -1, -1)), three(one.expand(-1, 3, -1, -1)), atol=1e-5)
+    assert not two.own_statistics
+
+
+def test_from_the_configuration_alone(models, tmp_path):
+    shutil.copy(models / "vit" / "config.json", tmp_path)
+    anew, trained = encoder(tmp_path), encoder(models / "vit")
+    assert "random" in anew.remarks[0]
+    assert "with the weights" in trained.remarks[0]
+    assert (anew.described["weights"], trained.described["weights"]) == ("random", "pretrained")
+    weight = "model.layers.0.mlp.fc1.weight"
+    assert not torch.equal(anew.state_dict()[weight], trained.state_dict()[weight])
+    ignored = encoder(models / "vit", weights="random")
+    assert torch.equal(ignored.state_dict()[weight], anew.state_dict()[weight])  # of one seed
+    assert not anew.own_statistics  # no processor: the training set's
+    with pytest.raises(ConfigError, match="no weights"):
+        encoder(tmp_path, weights="pretrained")
+
+
+def test_a_head_that_no_file_holds_is_no_default(models, tmp_path):
+    from transformers import AutoModel
+
+    AutoModel.from_pretrained(models / "vit", add_pooling_layer=False).save_pretrained(tmp_path)
+    own = encoder(tmp_path)
+    assert own.pooling == "cls"
+    assert any("2 tensors are not among its weights" in line for line in own.remarks)
+    assert [name for name, each in own.named_parameters() if not each.requires_grad] == [
+        "model.pooler.dense.weight", "model.pooler.dense.bias"
+    ]  # fmt: skip
+    assert any("starts at random" in line for line in encoder(tmp_path, pooling="pooler").remarks)
+
+
+def test_other_sizes_interpolate_the_positions_and_are_said(models):
+    own = encoder(models / "vit", size=24).eval()
+    images = torch.rand(2, 3, 24, 24)
+    model = own.model
+    expected = model(pixel_values=own.normalize(images), interpolate_pos_encoding=True).pooler_output
+    assert torch.equal(own(images), expected)
+    assert any("24 pixels wide" in line and "16" in line for line in own.remarks)
+    assert not any("pixels" in line for line in encoder(models / "vit").remarks)
+
+
+# The image processor -------------------------------------------------------------------------------------------------
+
+SAID = [
+    ({"size": 24, "image_mean": [0.5], "image_std": [0.25]}, Processor(24, (0.5,), (0.25,))),
+    ({"size": {"shortest_edge": 32}, "crop_size": {"height": 28, "width": 28}}, Processor(28)),
+    ({"size": {"shortest_edge": 32}, "crop_size": 28, "do_center_crop": False}, Processor(32)),
+    ({"size": {"height": 8, "width": 8}, "do_normalize": False}, Processor(8, (0.0,), (1.0,))),
+    ({"image_mean": 127.5, "image_std": 255.0, "do_rescale": False}, Processor(None, (0.5,), (1.0,))),
+    (
+        {"image_mean": [0.0], "image_std": [1.0], "rescale_factor": 2 / 255, "rescale_offset": True},
+        Processor(None, (0.5,), (0.5,)),
+    ),
+    ({"image_processor": {"size": 12}}, Processor(12)),
+]
+
+
+@pytest.mark.parametrize(("said", "expected"), SAID)
+def test_what_a_processor_says(said, expected):
+    found = from_settings(said, backbone.Source("x", "vision.encoder.name"))
+    assert found.size == expected.size
+    assert (found.mean or ()) == pytest.approx(expected.mean or ())
+    assert (found.std or ()) == pytest.approx(expected.std or ())
+
+
+def vision(folder, **settings):
+    table = {"encoder": {"name": f"hub:{folder}", "dim": 5, **settings.pop("encoder", {})}, **settings}
+    return VisionConfig.model_validate_json(json.dumps(table))
+
+
+def test_the_processor_gives_size_and_statistics_unless_they_are_set(models):
+    config = vision(models / "vit")
+    assert config.augment.size == SIDE
+    assert vision(models / "vit", augment={"size": 24}).augment.size == 24
+    pixels = torch.randint(0, 256, (9, 3, 8, 8), dtype=torch.uint8)
+    setup = Setup(ImageSet("random", pixels), SIDE, 4, config.encoder)
+    branch, _, _ = setup.build(3)
+    assert branch.get_buffer("mean").tolist() == pytest.approx(MEAN)
+    own = encoder(models / "vit", mean=[0.1, 0.2, 0.3])
+    assert own.get_buffer("mean").tolist() == pytest.approx([0.1, 0.2, 0.3])
+    assert own.get_buffer("std").tolist() == pytest.approx(STD)
+    assert any("mean" in line and "0.6" in line for line in own.remarks)
+    small = build_encoder(EncoderConfig(name="small-conv", mean=(0.5,), std=(0.1,)), 3, 16)
+    assert small.own_statistics
+    assert small.get_buffer("mean").tolist() == [0.5] * 3
+    with pytest.raises(ConfigError, match="2 values for 3 channels"):
+        encoder(models / "vit", mean=[0.1, 0.2])
+
+
+# Frameworks ----------------------------------------------------------------------------------------------------------
+
+FRAMEWORKS = {
+    "simclr": {"method": "simclr"},
+    "moco": {"method": "moco", "negatives": 9},
+    "cmc": {"method": "cmc", "cmc": {"width": 1.0}},
+    "swav": {"method": "swav", "swav": {"small_views": 1, "small_size": 8}},
+    "blocks": {"method": "blocks", "blocks": {"size": 1}},
+}
+
+
+def framework(config):
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (20, 3, SIDE, SIDE), dtype=torch.uint8, generator=generator)
+    images = ImageSet("random", pixels, torch.arange(20) % 3)
+    seed_everything(1)
+    module = config.framework.from_config(config, Setup(images, SIDE, IMAGES, config.encoder))
+    views = [
+        torch.rand(IMAGES, 3, augment.size or SIDE, augment.size or SIDE, generator=generator)
+        for augment in config.framework.augmentations(config)
+    ]
+    return module, Batch(views, torch.arange(IMAGES) // 2 % 3, torch.arange(IMAGES), 7)
+
+
+def step(config, **train):
+    """Gradients and buffers after a step, and the module."""
+    module, batch = framework(config)
+    module.train()
+    torch.manual_seed(5)
+    branches = [part for part in module.modules() if isinstance(part, Branch)]
+    with Encoding(branches, TrainConfig(steps=1, **train), compiles=False)():
+        embedded = module(batch)
+    loss = objective("infonce")(embedded).loss
+    loss.backward()
+    module.after_step()
+    grads = {name: each.grad for name, each in module.named_parameters()}
+    return module, grads, {name: each.clone() for name, each in module.named_buffers()}
+
+
+@pytest.mark.parametrize("method", FRAMEWORKS)
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_framework_trains_them(models, method, name):
+    module, grads, _ = step(vision(models / name, **FRAMEWORKS[method]))
+    learning = {n for n, each in module.named_parameters() if each.requires_grad}
+    # Several ranks wait for the gradient of everything that learns.
+    assert learning == {n for n, grad in grads.items() if grad is not None}
+    assert all(bool(torch.isfinite(grads[n]).all()) for n in learning)
+    images = torch.rand(2, 3, SIDE, SIDE)
+    with torch.no_grad():
+        assert module.eval().features(images).shape[0] == module.embedding(images).shape[0] == 2
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_less_memory_changes_nothing(models, name):
+    config = vision(models / name, encoder={"freeze": 1})
+    _, whole, buffers = step(config)
+    for train in ({"activation_checkpointing": True}, {"microbatch": 4}):
+        if name == "resnet" and "microbatch" in train:
+            continue  # batch norm sees the rows of a microbatch
+        _, grads, left = step(config, **train)
+        for parameter, grad in whole.items():
+            assert (grad is None) == (grads[parameter] is None)
+            assert grad is None or torch.allclose(grad, grads[parameter], atol=1e-6), (train, parameter)
+        assert all(torch.allclose(buffers[key], left[key]) for key in buffers)
+
+
+def test_cmc_needs_the_whole_width(models):
+    with pytest.raises(ConfigError, match=r"vision\.cmc\.width = 1\.0"):
+        framework(vision(models / "vit", method="cmc"))
+
+
+def test_a_plan_reads_no_weights(models, tmp_path):
+    shutil.copytree(models / "swin", tmp_path / "swin")
+    config = vision(tmp_path / "swin", encoder={"lora": {"rank": 2}, "freeze": 1})
+    (tmp_path / "swin" / "model.safetensors").write_bytes(b"damaged")
+    sketch = VisionAdapter.sketch(config, 32)
+    assert sketch is not None
+    assert sketch.width == 5
+    with pytest.raises(ConfigError, match=r"vision\.encoder\.freeze: 9 layers"):
+        VisionAdapter.sketch(vision(models / "swin", encoder={"freeze": 9}), 32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["vit", "resnet"])
+def test_compiling_changes_nothing(models, name):
+    module, batch = framework(vision(models / name))
+    plain = copy.deepcopy(module)
+    found = []
+    for each, compiles in ((plain, False), (module, True)):
+        with Encoding([each.branch], TrainConfig(steps=1), compiles=compiles)():
+            loss = objective("infonce")(each(batch)).loss
+        loss.backward()
+        found.append([p.grad for p in each.parameters() if p.grad is not None])
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(*found, strict=True))
+
+
+# Freezing and adapters -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("how", [1, 2, "backbone"])
+def test_what_is_frozen_stays_as_it_is(models, name, how):
+    config = vision(models / name, encoder={"freeze": how}, method="moco", negatives=9)
+    module, batch = framework(config)
+    module.train()
+    before = {key: value.clone() for key, value in module.state_dict().items()}
+    parameters = list(module.parameters())
+    optimizer = build_optimizer(
+        TrainConfig(steps=1, learning_rate=0.1, weight_decay=0.1, optimizer="adamw"), parameters
+    )
+    objective("infonce")(module(batch)).loss.backward()
+    optimizer.step()
+    module.after_step()
+    changed = {key for key, value in module.state_dict().items() if not torch.equal(value, before[key])}
+    inside = {key.removeprefix("query.encoder.model.") for key in changed if key.startswith("query.encoder.model.")}
+    first = ("embedd", "encoder.stages.0", "layers.0", "encoder.layer.0", "encoder.layers.0")
+    second = ("encoder.stages.1", "layers.1", "encoder.layer.1", "encoder.layers.1")
+    assert not any(key.startswith(first) for key in inside)
+    assert any(key.startswith(second) for key in inside) == (how == 1)
+    assert bool(inside) == (how != "backbone") or name == "resnet"
+    assert not (how == "backbone" and inside)
+    assert any(key.startswith("query.projector") for key in changed)
+    # Frozen layers of the momentum copy evaluate as well.
+    for branch in (module.query, module.key):
+        model = branch.encoder.model
+        frozen = [
+            part for part in model.modules() if isinstance(part, nn.BatchNorm2d | nn.Dropout) and not part.training
+        ]
+        assert how != "backbone" or all(not part.training for part in model.modules())
+        assert frozen or name != "resnet"
+    learning = {id(p) for p in parameters if p.requires_grad}
+    assert {id(p) for group in optimizer.param_groups for p in group["params"]} == learning
+
+
+def test_embeddings_before_the_layers_are_frozen_with_them(models):
+    own = encoder(models / "vit", freeze=1)
+    fixed = {name for name, each in own.model.named_parameters() if not each.requires_grad}
+    assert {"embeddings.cls_token", "embeddings.position_embeddings"} < fixed
+    assert all(name.startswith(("embeddings.", "layers.0.")) for name in fixed)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_adapters_learn_and_nothing_else(models, name):
+    images = torch.rand(3, 3, SIDE, SIDE)
+    own = encoder(models / name, lora={"rank": 2, "alpha": 4})
+    expected = reference(models / name, images).pooler_output.flatten(1)
+    assert torch.allclose(own.eval()(images), expected, atol=1e-6)  # B starts at 0
+    learning = {each for each, parameter in own.named_parameters() if parameter.requires_grad}
+    assert learning
+    assert all("lora_" in each for each in learning)
+    module, grads, _ = step(vision(models / name, encoder={"lora": {"rank": 2}}, method="moco", negatives=9))
+    inside = {each for each, grad in grads.items() if grad is not None and each.startswith("query.encoder")}
+    assert all("lora_" in each for each in inside)
+    key = {each for each in module.state_dict() if each.startswith("key.encoder") and "lora_B" in each}
+    assert len(key) == len([each for each in inside if "lora_B" in each])
+
+
+@pytest.mark.parametrize("name", ["vit", "resnet"])
+def test_adapters_are_kept_and_merged_where_they_are_exported(models, name, tmp_path):
+    images = torch.rand(3, 3, SIDE, SIDE)
+    own = encoder(models / name, lora={"rank": 2}).eval()
+    before = own(images)
+    for each, parameter in own.named_parameters():
+        if "lora_B" in each:
+            nn.init.normal_(parameter)
+    trained = own(images)
+    assert not torch.allclose(before, trained, atol=1e-3)
+    again = encoder(models / name, lora={"rank": 2}).eval()
+    again.load_state_dict(own.state_dict())
+    assert torch.equal(again(images), trained)
+    own.save_pretrained(tmp_path)
+    assert torch.allclose(reference(tmp_path, images).pooler_output.flatten(1), trained, atol=1e-5)
+    assert torch.equal(own(images), trained)  # the encoder itself keeps its adapters
+    said = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    assert said["image_mean"] == pytest.approx(MEAN)
+    assert said["size"] == {"height": SIDE, "width": SIDE}
+
+
+def test_targets_choose_the_layers(models):
+    own = encoder(models / "vit", lora={"rank": 2, "targets": ["q_proj", "v_proj"]})
+    learning = {name for name, each in own.model.named_parameters() if each.requires_grad}
+    assert len(learning) == 2 * 2 * 2
+    with pytest.raises(ConfigError, match=r"has no linear map or convolution called 'query_proj'.*q_proj"):
+        encoder(models / "vit", lora={"targets": ["query_proj"]})
+    with pytest.raises(ConfigError, match="nothing to learn"):
+        encoder(models / "vit", lora={}, freeze="backbone")
+    partly = encoder(models / "vit", lora={}, freeze=1)
+    assert {name.split(".")[1] for name, each in partly.model.named_parameters() if each.requires_grad} == {"1"}
+
+
+# What identifies a run -----------------------------------------------------------------------------------------------
+
+
+def name_of(folder, **encoder):
+    recipe = {"domain": "vision", "train": {"steps": 1}}
+    return resolve({**recipe, "vision": {"encoder": {"name": f"hub:{folder}", **encoder}}}).config
+
+
+def test_a_folder_counts_by_its_content(models, tmp_path):
+    for copy_of in ("a", "b"):
+        shutil.copytree(models / "vit", tmp_path / copy_of)
+    first = name_of(tmp_path / "a")
+    assert name_of(tmp_path / "b").hash == first.hash
+    assert str(tmp_path) not in json.dumps(first.determining())
+    assert str(tmp_path) in first.to_toml()
+    shutil.copy(models / "resnet" / "preprocessor_config.json", tmp_path / "b")
+    assert name_of(tmp_path / "b").hash == first.hash  # the same text
+    weights = tmp_path / "b" / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    assert name_of(tmp_path / "b").hash != first.hash
+    assert name_of(tmp_path / "b", weights="random").hash == name_of(tmp_path / "a", weights="random").hash
+    for settings in ({"freeze": 1}, {"pooling": "mean"}, {"lora": {}}, {"weights": "random"}):
+        assert name_of(tmp_path / "a", **settings).hash != first.hash, settings
+
+
+# Errors --------------------------------------------------------------------------------------------------------------
+
+WRONG = [
+    ("bert", {}, r"it is a bert model, which reads text; give one that reads images"),
+    ("nowhere", {}, r"there is no such folder"),
+    ("empty", {}, r"the folder has no config\.json"),
+    ("unknown", {}, r"no-such-model"),
+    ("damaged", {}, r"cannot be loaded"),
+    ("vit", {"freeze": 3}, r"vision\.encoder\.freeze: 3 layers cannot be frozen, ViTModel has 2\. Allowed: 1 to 2, or"),
+    (
+        "resnet",
+        {"pooling": "cls"},
+        r"'cls' is not possible, ResNetModel has no class token\. Allowed: pooler, mean, max",
+    ),
+    ("swin", {"pooling": "cls"}, r"Allowed: pooler, mean, max"),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "message"), WRONG)
+def test_one_message_for_what_is_wrong(models, tmp_path, name, settings, message):
+    (tmp_path / "empty").mkdir()
+    shutil.copytree(models / "vit", tmp_path / "damaged")
+    (tmp_path / "damaged" / "model.safetensors").write_bytes(b"no weights")
+    (tmp_path / "unknown").mkdir()
+    (tmp_path / "unknown" / "config.json").write_text('{"model_type": "no-such-model"}')
+    folder = models / name if (models / name).is_dir() else tmp_path / name
+    with pytest.raises(ConfigError, match=message) as error:
+        encoder(folder, **settings)
+    assert "\n" not in str(error.value)
+
+
+def test_a_size_that_no_patch_fits(models):
+    with pytest.raises(ConfigError, match=r"cannot read images of 2 x 2 pixels .*vision\.augment\.size = 16"):
+        encoder(models / "vit", size=2)
+
+
+def test_settings_that_have_no_effect():
+    for settings in ({"freeze": 1}, {"lora": {}}, {"pooling": "mean"}, {"weights": "random"}):
+        with pytest.raises(ValidationError, match="no effect with encoder 'small-conv'"):
+            EncoderConfig.model_validate_json(json.dumps(settings))
+    for wrong in ({"name": "hub:"}, {"name": "resnet19"}, {"name": "hub:a/b", "freeze": 0}):
+        with pytest.raises(ValidationError):
+            EncoderConfig.model_validate_json(json.dumps(wrong))
+    with pytest.raises(ConfigError, match=r"Did you mean 'resnet18'\? Allowed: .*hub:ID-or-folder"):
+        resolve({"domain": "vision", "train": {"steps": 1}, "vision": {"encoder": {"name": "resnet19"}}})
+
+
+def test_the_hub_switched_off(monkeypatch):
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("transformers.utils.hub.is_offline_mode", lambda: True, raising=False)
+    with pytest.raises(ConfigError, match=r"vision\.encoder\.name: 'nobody/no-such-model-here' cannot be loaded"):
+        encoder("nobody/no-such-model-here")
+
+
+def test_the_adapter_says_and_records_what_it_starts_from(models):
+    seed_everything(0)
+    adapter = VisionAdapter(
+        vision(models / "vit", method="moco", negatives=9, data={"limit": 40}, probe={"probes": ["knn"]}),
+        seed=Seeds(0), device=torch.device("cpu"), workdir=Path(), batch_size=8,
+    )  # fmt: skip
+    assert [line for line in adapter.remarks() if "with the weights" in line] == [adapter.remarks()[0]]
+    described = adapter.data_info()["encoder"]
+    assert described["weights"] == "pretrained"
+    assert len(described["sha256"]) == 64
+    assert described["pooling"] == "pooler"
+    assert isinstance(adapter.module.trained_encoder(), HubEncoder)
+    batch = next(adapter.batches(0))
+    assert batch.views[0].shape == (8, 1, SIDE, SIDE)
+    assert bool(torch.isfinite(adapter.embed(batch).rows["query0"]).all())

@@ -1,0 +1,152 @@
+"""Batch norm over ranks: N ranks of B/N are one process of B in every framework, statistics included."""
+
+import copy
+import json
+import os
+import tempfile
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+
+from dipole import objective
+from dipole.core.ground.seeding import seed_everything
+from dipole.core.ground.sync_batch_norm import synchronize
+from dipole.core.train.config import TrainConfig
+from dipole.core.train.encoding import Encoding
+from dipole.vision.config import VisionConfig
+from dipole.vision.frameworks.base import Batch, Branch, Setup
+from dipole.vision.image_set import ImageSet
+
+IMAGES, SIDE = 12, 8
+FRAMEWORKS = {
+    "simclr": {"method": "simclr"},
+    "moco": {"method": "moco", "negatives": 9, "views": 3},
+    "moco, symmetric": {"method": "moco", "negatives": 9, "moco": {"symmetric": True}},
+    "cmc": {"method": "cmc", "negatives": 7},
+    "swav": {"method": "swav", "swav": {"small_views": 1, "small_size": SIDE}},
+    "blocks": {"method": "blocks", "blocks": {"size": 1}},
+}
+SHARES = {2: [(6, 6), (8, 4)], 3: [(6, 2, 4)]}
+NORMS = {
+    "running mean of all": lambda: nn.BatchNorm1d(5, momentum=None),
+    "no weights": lambda: nn.BatchNorm1d(5, affine=False),
+    "no statistics": lambda: nn.BatchNorm1d(5, track_running_stats=False),
+}
+
+
+def step(name, own=slice(None), sync=False, **train):
+    """Loss, gradients and buffers after a step of a framework whose encoder has batch norm."""
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (60, 3, SIDE, SIDE), dtype=torch.uint8, generator=generator)
+    images = ImageSet("random", pixels, torch.arange(60) % 3)
+    table = {**FRAMEWORKS[name], "encoder": {"name": "small-conv", "width": 2, "hidden": 6, "dim": 5}}
+    config = VisionConfig.model_validate_json(json.dumps(table))
+    seed_everything(1)
+    module = config.framework.from_config(config, Setup(images, SIDE, IMAGES, config.encoder)).double()
+    count = len(config.framework.augmentations(config))
+    views = [torch.rand(IMAGES, 3, SIDE, SIDE, dtype=torch.float64, generator=generator) for _ in range(count)]
+    rows = torch.randperm(60, generator=generator)[:IMAGES]
+    labels = torch.arange(IMAGES) // 2 % 3
+    mine = Batch([view[own] for view in views], labels[own], rows[own], 7)
+    if sync:
+        assert synchronize(module) == sum(isinstance(each, nn.BatchNorm2d) for each in module.modules()) > 0
+    branches = [part for part in module.modules() if isinstance(part, Branch)]
+    with Encoding(branches, TrainConfig(steps=1, **train), compiles=False)():
+        embedded = module(mine)
+    loss = objective("infonce")(embedded).loss
+    loss.backward()
+    module.after_step()
+    return {
+        "loss": loss.detach(),
+        "gradients": [p.grad for p in module.parameters() if p.grad is not None],
+        "buffers": dict(module.named_buffers()),
+        "names": list(module.state_dict()),
+    }
+
+
+def norm_alone(make, own=slice(None), sync=False):
+    """Output, gradients and buffers of one norm under a loss of all ranks that is no sum of rows."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(IMAGES, 5, dtype=torch.float64, generator=generator) + 100
+    weight = torch.randn(IMAGES, 5, dtype=torch.float64, generator=generator)
+    norm = make().double()
+    if sync:
+        synchronize(norm)
+        norm = copy.deepcopy(norm)  # what is synchronized is so in a copy
+    for _ in range(2):
+        mine = x[own].clone().requires_grad_()
+        y = norm(mine)
+        (y * weight[own]).pow(3).sum().backward()
+    learnt = [torch.zeros(5) if p.grad is None else p.grad for p in norm.parameters()]
+    return {"y": y.detach(), "x": mine.grad, "learnt": learnt, "buffers": dict(norm.named_buffers())}
+
+
+def every_case(rank, file, folder, world_size):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world_size)
+    found = {}
+    for shares in SHARES[world_size]:
+        own = slice(sum(shares[:rank]), sum(shares[: rank + 1]))
+        for name in FRAMEWORKS:
+            found[name, shares] = step(name, own, sync=True)
+        found["recomputed", shares] = step("simclr", own, sync=True, activation_checkpointing=True)
+        for name, make in NORMS.items():
+            found[name, shares] = norm_alone(make, own, sync=True)
+    found["apart"] = step("simclr", own)
+    torch.save(found, os.path.join(folder, f"{rank}.pt"))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def many(request):
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(every_case, args=(os.path.join(folder, "meet"), folder, request.param), nprocs=request.param)
+        yield [torch.load(os.path.join(folder, f"{rank}.pt")) for rank in range(request.param)]
+
+
+def farthest(one, ranks):
+    means = [torch.stack(each).mean(0) for each in zip(*(rank["gradients"] for rank in ranks), strict=True)]
+    pairs = list(zip(one["gradients"], means, strict=True))
+    pairs += [(one["loss"], rank["loss"]) for rank in ranks]
+    pairs += [(value, rank["buffers"][name]) for rank in ranks for name, value in one["buffers"].items()]
+    return max(float((a - b).abs().max()) for a, b in pairs)
+
+
+@pytest.mark.parametrize("name", [*FRAMEWORKS, "recomputed"])
+def test_ranks_are_one_process(many, name):
+    one = step("simclr" if name == "recomputed" else name)
+    for shares in SHARES[len(many)]:
+        ranks = [rank[name, shares] for rank in many]
+        assert farthest(one, ranks) < 1e-9
+        assert all(rank["names"] == one["names"] for rank in ranks)  # weights are saved under the names they had
+
+
+def test_without_it_they_are_not(many):
+    assert farthest(step("simclr"), [rank["apart"] for rank in many]) > 1e-3
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_every_kind_of_norm(many, name):
+    one = norm_alone(NORMS[name])
+    for shares in SHARES[len(many)]:
+        ranks = [rank[name, shares] for rank in many]
+        for key in ("y", "x"):
+            assert torch.allclose(torch.cat([rank[key] for rank in ranks]), one[key], rtol=0, atol=1e-9)
+        for place, learnt in enumerate(one["learnt"]):
+            assert torch.allclose(sum(rank["learnt"][place] for rank in ranks), learnt, rtol=0, atol=1e-9)
+        for buffer, value in one["buffers"].items():
+            assert all(torch.allclose(rank["buffers"][buffer], value, rtol=0, atol=1e-9) for rank in ranks), buffer
+
+
+def test_alone_and_in_evaluation_nothing_changes():
+    plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    own = copy.deepcopy(plain)
+    synchronize(own)
+    x = torch.randn(5, 3, 6, 6)
+    assert torch.equal(plain(x), own(x))
+    assert torch.equal(plain.eval()(x), own.eval()(x))
+    assert plain.state_dict().keys() == own.state_dict().keys()
