@@ -101,7 +101,7 @@ def test_one_damaged_file_costs_one_line_of_the_report(runs_folder, tmp_path, da
     (problems,) = [sheet for sheet in report.tables if sheet.name == "problems"]
     assert len(problems.rows) == 1
     new = set(tmp_path.rglob("*")) - set(before)
-    assert {path.parent for path in new} == {tmp_path / "all", tmp_path}
+    assert {path.parent for path in new} == {tmp_path / "all", tmp_path / "all" / "charts", tmp_path}
 
 
 def test_damaged_curves_and_energies_are_left_out(runs_folder, tmp_path):
