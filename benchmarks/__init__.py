@@ -22,7 +22,7 @@ forward(
         "rank": "run.one_rank",
         "results": "report.results",
         "sheets": "report.tables",
-        "svg": "report.svg",
+        "svg": "report.kinds",
         "worker": "run.worker",
     },
 )

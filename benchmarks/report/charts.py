@@ -1,7 +1,7 @@
-"""The pictures of a suite: learning curves, distance histograms by class, entropy, columns as a curve, cost."""
+"""The pictures of a suite and of runs outside suites: what is drawn of which data, each a chart and its caption."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from math import nan
@@ -9,24 +9,30 @@ from pathlib import Path
 from statistics import fmean
 
 from dipole.benchmarks.manifest import ColumnEntry
-from dipole.benchmarks.report import svg
+from dipole.benchmarks.report import kinds
 from dipole.benchmarks.report.curves import Curve, mean_line, read_curves
 from dipole.benchmarks.report.ranking import Rank
-from dipole.benchmarks.report.results import SuiteResults
-from dipole.benchmarks.statistics import Interval
+from dipole.benchmarks.report.results import CellResult, SuiteResults, measure
+from dipole.benchmarks.statistics import Interval, summarize
 from dipole.core.record import RunRecord
 
 ENTROPY, ENTROPY_MAXIMUM = "diag/conditional_entropy", "diag/conditional_entropy_maximum"
 RANK = "diag/rank"
 LOSS = "train/loss"
-INTERVAL = "estimate and 95 % interval"
+INTERVAL = "bar: 95 % interval"
+# More lines than this in one picture are told apart by nobody: they become rows of a heat map.
+MOST_LINES = 10
+# More histograms than this are compared as rows of a heat map.
+MOST_HISTOGRAMS = 6
+# Values closer than this are one value: a picture of them says nothing that a sentence does not.
+SAME = 0.02
 
 
 @dataclass(frozen=True)
 class Picture:
     """A chart and the sentence below it."""
 
-    svg: str
+    chart: kinds.Chart
     caption: str
 
 
@@ -35,12 +41,15 @@ def pictures(results: SuiteResults, runs: Path) -> dict[str, list[Picture]]:
     found: dict[str, list[Picture]] = {}
     if results.manifest.kind == "figure" and "columns" in results.manifest.show:
         found["Measurements"] = _columns(results)
-    curves, entropy, ranks, histograms = [], [], [], []
+    else:
+        found["Measurements"] = measured(results)
+    curves, losses, entropy, ranks, histograms = [], [], [], [], []
     for group in _groups(results):
         lines = _read(results, group, runs)
         models = {name: lines[first] for first, name in _models(results, group).items()}
         if "curves" in results.manifest.show:
-            curves += [*_curves(group, lines), *_losses(group, models)]
+            curves += _curves(group, lines)
+            losses += _losses(group, models)
         if "paths" in results.manifest.show:
             curves += _paths(group, lines)
         entropy += _entropy(results, group, models)
@@ -48,6 +57,7 @@ def pictures(results: SuiteResults, runs: Path) -> dict[str, list[Picture]]:
         histograms += _histograms(results, group)
     found["Embedded points"] = _scatter(results, runs)
     found["Learning curves"] = curves
+    found["Training loss"] = losses
     found["Distance histograms"] = histograms
     found["Conditional entropy"] = entropy
     found["Rank of the embeddings"] = ranks
@@ -57,41 +67,128 @@ def pictures(results: SuiteResults, runs: Path) -> dict[str, list[Picture]]:
 def ranking(title: str, ranks: Sequence[Rank], base: str) -> list[Picture]:
     """Probability of improvement and relative gain over the base, with intervals."""
     rows = [r for r in ranks if r.improvement is not None]
-    if not rows:
-        return []
     beats = [_estimate(r.label, r.improvement) for r in rows if r.improvement is not None]
     gains = [_estimate(r.label, r.gain, 100.0) for r in rows if r.gain is not None]
-    probability = svg.interval_chart(
-        f"{title}: probability of improvement",
-        "P(a run beats a run of the base), mean over tasks",
-        beats,
-        INTERVAL,
-        reference=0.5,
+    probability = kinds.interval_chart(
+        f"{title}: probability of improvement", "P(a run beats a run of the base), mean over tasks", beats, 0.5
     )
-    gain = svg.interval_chart(f"{title}: gain", "gain over the base (% of its mean)", gains, INTERVAL)
-    pair = [
-        Picture(probability, f"Against {base}; one half means no difference. Bootstrap: runs redrawn in every task."),
-        Picture(gain, f"Against {base}: interquartile mean over all runs of all tasks, stratified bootstrap."),
+    gain = kinds.interval_chart(f"{title}: gain", "gain over the base (% of its mean)", gains)
+    return [
+        *_picture(probability, f"Against {base}; one half means no difference. Bootstrap: runs redrawn in every task."),
+        *_picture(gain, f"Against {base}: interquartile mean over all runs of all tasks, stratified bootstrap."),
     ]
-    return [picture for picture in pair if picture.svg]
+
+
+def measured(results: SuiteResults) -> list[Picture]:
+    """The cells of a suite: ours beside the printed ones, a grid as heat map, or each column with its seeds."""
+    if any(cell.printed is not None and cell.printed.mean is not None for cell in results.cells):
+        return _forest(results)
+    return _grid(results) if len(results.columns) > 1 and len(results.rows) > 2 else _by_column(results)
+
+
+def _forest(results: SuiteResults) -> list[Picture]:
+    """One picture per column: our mean, interval and seeds over the printed number and its spread."""
+    found = []
+    for column in results.manifest.columns:
+        rows = []
+        for cell in _cells(results, column):
+            if cell.printed is None or cell.printed.mean is None:
+                continue
+            mean, std = cell.printed.mean, cell.printed.std or nan
+            rows.append(kinds.Estimate(cell.row.label, mean, mean - std, mean + std, source="printed"))
+            if cell.summary is not None:
+                rows.append(_of_seeds(cell.row.label, list(cell.samples.values()), "ours"))
+        chart = kinds.interval_chart(f"{column.name}: ours beside the printed", _named(column), rows, None)
+        if any(row.source == "ours" for row in rows):
+            caption = (
+                f"{column.name}. Ours: mean, {INTERVAL}, small dots the seeds. Printed: bar one standard deviation."
+            )
+            found += _picture(chart, caption)
+    return found
+
+
+def _by_column(results: SuiteResults) -> list[Picture]:
+    found = []
+    for column in results.manifest.columns:
+        cells = _cells(results, column)
+        rows = [_of_seeds(c.row.label, list(c.samples.values())) for c in cells if c.summary is not None]
+        if len(rows) > 1:
+            chart = kinds.interval_chart(f"{column.name}: all rows", _named(column), rows, None)
+            found += _picture(chart, f"{column.name}. Mean, {INTERVAL}, small dots the seeds.")
+    return found
+
+
+def _grid(results: SuiteResults) -> list[Picture]:
+    """Rows by columns as heat maps, one for each unit: differences from the base where there is one."""
+    units: dict[str, list[ColumnEntry]] = {}
+    for column in results.manifest.columns:
+        units.setdefault(column.unit, []).append(column)
+    found = []
+    for unit, columns in units.items():
+        of = f" ({unit})" if unit else ""
+        tiles = []
+        for cell in (cell for column in columns for cell in _cells(results, column)):
+            level = results.value(results.base or "", cell.column.name)
+            level = _column_mean(results, cell.column.name) if level is None else level
+            if cell.summary is not None:
+                # A cost that falls is better: colours say which is, numbers what was measured.
+                sign = 1 if cell.column.higher_is_better else -1
+                difference = sign * (cell.summary.mean - level)
+                tiles.append(kinds.Tile(cell.row.label, cell.column.name, difference, f"{cell.summary.mean:.4g}"))
+        against = results.base or "the mean of the column"
+        title = f"{results.manifest.title}: means{of}"
+        label = f"better than {against} by{of}"
+        caption = f"Means over seeds{of}. Colour: by how much better than {against}."
+        found += _picture(kinds.heat_map(title, "", "", tiles, label, 0.0), caption)
+    return found
+
+
+def _column_mean(results: SuiteResults, column: str) -> float:
+    values = [value for row in results.rows if (value := results.value(row.label, column)) is not None]
+    return fmean(values) if values else nan
+
+
+def _cells(results: SuiteResults, column: ColumnEntry) -> list[CellResult]:
+    return [cell for row in results.rows if (cell := results.cell(row.label, column.name)) is not None]
+
+
+def _of_seeds(label: str, values: Sequence[float], source: str = "") -> kinds.Estimate:
+    found = summarize(list(values))
+    return kinds.Estimate(label, found.mean, found.low, found.high, values, source)
+
+
+def _picture(chart: kinds.Chart | None, caption: str) -> list[Picture]:
+    return [] if chart is None else [Picture(chart, caption)]
 
 
 def cost(results: SuiteResults) -> list[Picture]:
-    """Wall time and memory of the runs, by row, for every group of runs."""
+    """Wall time and memory of the runs, by row, for every group of runs; not where every row took the same."""
     found = []
     for group in _groups(results):
         column = group.columns[0].name
         runs = {name: results.runs_of(first, column) for first, name in _models(results, group).items()}
-        for what, unit, numbers in (
-            ("wall time of a run", "s", {label: [r.wall_seconds for r in each] for label, each in runs.items()}),
-            ("largest memory of a run", "MB", {label: [_memory(r) for r in each] for label, each in runs.items()}),
-        ):
-            rows = [svg.Estimate(label, fmean(v), min(v), max(v)) for label, v in numbers.items() if v]
-            title = group.title(what)
-            if chart := svg.interval_chart(title, f"{what} ({unit})", rows, "mean, least to most"):
-                caption = f"{title}, on the machines named in the list of runs; compare rows of one machine only."
-                found.append(Picture(chart, caption))
+        found += _costs(group.title, runs)
     return found
+
+
+def _costs(title: Callable[[str], str], runs: Mapping[str, Sequence[RunRecord]]) -> list[Picture]:
+    found = []
+    for what, unit, of in (("wall time of a run", "s", _seconds), ("largest memory of a run", "MB", _memory)):
+        values = {label: [of(record) for record in each] for label, each in runs.items() if each}
+        means = [fmean(each) for each in values.values()]
+        if len(means) < 2 or max(means) - min(means) <= SAME * max(means):
+            continue
+        rows = [kinds.Estimate(label, fmean(v), min(v), max(v), v) for label, v in values.items()]
+        caption = (
+            f"{title(what)}: mean, bar from least to most, on the machines named in the list of runs; compare rows "
+        )
+        chart = kinds.interval_chart(title(what), f"{what} ({unit})", rows, None)
+        found += _picture(chart, f"{caption}of one machine only.")
+    return found
+
+
+def _seconds(record: RunRecord) -> float:
+    return record.wall_seconds
 
 
 def _memory(record: RunRecord) -> float:
@@ -99,8 +196,8 @@ def _memory(record: RunRecord) -> float:
     return (record.peak_device_bytes or record.peak_memory_bytes) / 2**20
 
 
-def _estimate(label: str, found: Interval, factor: float = 1.0) -> svg.Estimate:
-    return svg.Estimate(label, factor * found.value, factor * found.low, factor * found.high)
+def _estimate(label: str, found: Interval, factor: float = 1.0) -> kinds.Estimate:
+    return kinds.Estimate(label, factor * found.value, factor * found.low, factor * found.high)
 
 
 @dataclass(frozen=True)
@@ -163,7 +260,7 @@ def _logged(metric: str) -> list[str]:
     return [metric] if metric.startswith("diag/") else [f"eval/{metric}"]
 
 
-def _lines(curves: Mapping[str, list[dict[str, Curve]]], name: str, factor: float = 1.0) -> list[svg.Line]:
+def _lines(curves: Mapping[str, list[dict[str, Curve]]], name: str, factor: float = 1.0) -> list[kinds.Line]:
     lines = []
     for label, seeds in curves.items():
         present = [seed[name] for seed in seeds if name in seed]
@@ -178,8 +275,7 @@ def _curves(group: Group, curves: Mapping[str, list[dict[str, Curve]]]) -> list[
         lines = [line for name in _logged(column.metric) for line in _lines(curves, name, column.factor)]
         if any(len(line.x) > 1 for line in lines):
             title = f"{column.name} while training"
-            chart = svg.line_chart(title, "training step", _named(column), lines)
-            found.append(Picture(chart, f"{title}. Mean over seeds, band of one standard deviation."))
+            found += _lines_or_map(title, "training step", _named(column), lines, f"{title}. {MEANS}")
     return found
 
 
@@ -194,12 +290,12 @@ def _paths(group: Group, curves: Mapping[str, list[dict[str, Curve]]]) -> list[P
     for line in _lines(curves, of, second.factor):
         at = dict(zip(across[line.label].x, across[line.label].y, strict=True)) if line.label in across else {}
         if found := [(at[step], y) for step, y in zip(line.x, line.y, strict=True) if step in at]:
-            lines.append(svg.Line(line.label, [x for x, _ in found], [y for _, y in found]))
+            lines.append(kinds.Line(line.label, [x for x, _ in found], [y for _, y in found]))
     if not any(len(line.x) > 1 for line in lines):
         return []
     title = group.title(f"{second.name} over {first.name}")
-    chart = svg.line_chart(title, _named(first), _named(second), lines)
-    return [Picture(chart, f"{title}, from step to step of training. Mean over seeds.")]
+    chart = kinds.line_chart(title, _named(first), _named(second), lines[:MOST_LINES])
+    return _picture(chart, f"{title}, from step to step of training. Mean over seeds.{_left_out(lines)}")
 
 
 def _named(column: ColumnEntry) -> str:
@@ -207,21 +303,47 @@ def _named(column: ColumnEntry) -> str:
 
 
 def _losses(group: Group, curves: Mapping[str, list[dict[str, Curve]]]) -> list[Picture]:
-    losses = [_in_own_range(line) for line in _lines(curves, LOSS) if len(line.x) > 1]
-    if not losses:
-        return []
-    title = group.title("training loss")
-    chart = svg.line_chart(title, "training step", "loss (0: its lowest, 1: its highest)", losses)
-    caption = "Levels of different objectives are not comparable: each is scaled to the range of its mean."
-    return [Picture(chart, f"{title}. {caption}")]
+    """A picture per model: levels of different objectives have nothing to do with each other, and keep their axes."""
+    lines = [line for line in _lines(curves, LOSS) if len(line.x) > 1]
+    found = []
+    for line in lines[:MOST_LINES]:
+        title = group.title(f"training loss of {line.label}")
+        chart = kinds.line_chart(title, "training step", "loss", [line])
+        found += _picture(chart, f"{title}, on its own axis: levels of different objectives are not comparable.")
+    return found
 
 
-def _in_own_range(line: svg.Line) -> svg.Line:
-    low, high = min(line.y), max(line.y)
-    return svg.Line(line.label, line.x, [(y - low) / (high - low) if high > low else 0.0 for y in line.y])
+MEANS = "Mean over seeds, band of one standard deviation."
 
 
-def _is_shown(results: SuiteResults, kind: str, lines: Sequence[svg.Line]) -> bool:
+def _lines_or_map(
+    title: str, x_label: str, y_label: str, lines: Sequence[kinds.Line], caption: str, from_zero: bool = False
+) -> list[Picture]:
+    """Lines as long as they can be told apart, else a row of a heat map for each."""
+    if len(lines) <= MOST_LINES:
+        return _picture(kinds.line_chart(title, x_label, y_label, lines, from_zero), caption)
+    steps = sorted({x for line in lines for x in line.x})
+    kept = set(steps[:: -(-len(steps) // MOST_STEPS)]) | {steps[-1]}
+    tiles = [
+        kinds.Tile(line.label, f"{x:g}", y)
+        for x_kept in sorted(kept)
+        for line in lines
+        for x, y in zip(line.x, line.y, strict=True)
+        if x == x_kept
+    ]
+    chart = kinds.heat_map(title, x_label, "", tiles, y_label)
+    return _picture(chart, f"{title}: {len(lines)} rows, the mean over seeds as colour.")
+
+
+MOST_STEPS = 16
+
+
+def _left_out(lines: Sequence[kinds.Line]) -> str:
+    more = len(lines) - MOST_LINES
+    return f" The first {MOST_LINES} of {len(lines)} rows." if more > 0 else ""
+
+
+def _is_shown(results: SuiteResults, kind: str, lines: Sequence[kinds.Line]) -> bool:
     """Asked for by the suite, or a curve: a single measurement stands in the table of diagnostics."""
     return bool(lines) and (kind in results.manifest.show or any(len(line.x) > 1 for line in lines))
 
@@ -231,20 +353,21 @@ def _ranks(results: SuiteResults, group: Group, curves: Mapping[str, list[dict[s
     if not _is_shown(results, "rank", lines):
         return []
     title = group.title("rank of the embeddings")
-    chart = svg.line_chart(title, "training step", "numerical rank (dimensions)", lines, from_zero=True)
-    return [Picture(chart, f"{title}: directions in which at most 2000 test embeddings spread.")]
+    caption = f"{title}: directions in which at most 2000 test embeddings spread."
+    return _lines_or_map(title, "training step", "numerical rank (dimensions)", lines, caption, from_zero=True)
 
 
 def _entropy(results: SuiteResults, group: Group, curves: Mapping[str, list[dict[str, Curve]]]) -> list[Picture]:
     lines = _lines(curves, ENTROPY)
     if not _is_shown(results, "entropy", lines):
         return []
-    if tops := [line for line in _lines(curves, ENTROPY_MAXIMUM) if len(line.x)]:
+    tops = [line for line in _lines(curves, ENTROPY_MAXIMUM) if len(line.x)]
+    if tops and len(lines) < MOST_LINES:
         longest = max(tops, key=lambda line: len(line.x))
-        lines.append(svg.Line("maximum (uniform weights)", longest.x, longest.y, is_reference=True))
+        lines.append(kinds.Line("maximum (uniform weights)", longest.x, longest.y, is_reference=True))
     title = group.title("entropy of the negatives' weights")
-    chart = svg.line_chart(title, "training step", "conditional entropy (nats)", lines)
-    return [Picture(chart, f"{title}, on a training batch; higher means that the negatives are used more evenly.")]
+    caption = f"{title}, on a training batch; higher means that the negatives are used more evenly."
+    return _lines_or_map(title, "training step", "conditional entropy (nats)", lines, caption)
 
 
 CLASSES = (("same", "same class"), ("different", "different class"), ("all", "all pairs"))
@@ -252,23 +375,52 @@ NEIGHBOURS = (("correct", "correct (positives)"), ("incorrect", "incorrect (nega
 
 
 def _histograms(results: SuiteResults, group: Group) -> list[Picture]:
-    """Distances by class, or of positives and negatives that the data name (`show` says "pairs")."""
-    kinds = {"histogram": (CLASSES, "test embeddings"), "pairs": (NEIGHBOURS, "held-out anchors and candidates")}
+    """Distances by class, or of positives and negatives that the data name (`show` says "pairs").
+
+    All models of a group have the same axes; many of them are the rows of one heat map for each part.
+    """
+    known = {"histogram": (CLASSES, "test embeddings"), "pairs": (NEIGHBOURS, "held-out anchors and candidates")}
     found = []
-    for kind in (kind for kind in kinds if kind in results.manifest.show):
-        parts, of = kinds[kind]
+    for kind in (kind for kind in known if kind in results.manifest.show):
+        parts, of = known[kind]
+        models: dict[str, list[kinds.Steps]] = {}
         for first, name in _models(results, group).items():
             records = results.runs_of(first, group.columns[0].name)
             if series := _mean_histogram([record for record in records if record.histogram is not None], parts):
-                title = group.title(name)
-                chart = svg.histogram(title, "distance D = (1 - cosine) / 2", "density (1 / distance)", series)
-                found.append(Picture(chart, f"{title} ({of})"))
+                models[name] = series
+        if len(models) > MOST_HISTOGRAMS:
+            found += _density_maps(group, models, of)
+            continue
+        top = max((h for series in models.values() for one in series for h in one.heights), default=0.0)
+        for name, series in models.items():
+            title = group.title(name)
+            chart = kinds.histogram(title, DISTANCE, "density (1 / distance)", series, top)
+            found += _picture(chart, f"{title} ({of})")
     return found
 
 
-def _mean_histogram(records: Sequence[RunRecord], parts: Sequence[tuple[str, str]]) -> list[svg.Steps]:
+DISTANCE = "distance D = (1 - cosine) / 2"
+
+
+def _density_maps(group: Group, models: Mapping[str, Sequence[kinds.Steps]], of: str) -> list[Picture]:
+    found = []
+    for part in dict.fromkeys(one.label for series in models.values() for one in series):
+        tiles = [
+            kinds.Tile(name, f"{(left + right) / 2:.3g}", height)
+            for name, series in models.items()
+            for one in series
+            if one.label == part
+            for (left, right), height in zip(pairwise(one.edges), one.heights, strict=True)
+        ]
+        title = group.title(f"distances, {part}")
+        chart = kinds.heat_map(title, DISTANCE, "", tiles, "density (1 / distance)")
+        found += _picture(chart, f"{title} ({of}): a row for each of {len(models)} models.")
+    return found
+
+
+def _mean_histogram(records: Sequence[RunRecord], parts: Sequence[tuple[str, str]]) -> list[kinds.Steps]:
     """Mean over seeds of the density of pair distances, in parts; all pairs only where there is no other part."""
-    series: list[svg.Steps] = []
+    series: list[kinds.Steps] = []
     for kind, label in parts:
         densities = []
         for record in records:
@@ -280,7 +432,7 @@ def _mean_histogram(records: Sequence[RunRecord], parts: Sequence[tuple[str, str
                 densities.append([c / total / w for c, w in zip(counts, widths, strict=True)])
         if densities and (kind != "all" or not series):
             edges = records[0].histogram.edges  # type: ignore[union-attr]
-            series.append(svg.Steps(label, edges, [fmean(values) for values in zip(*densities, strict=True)]))
+            series.append(kinds.Steps(label, edges, [fmean(values) for values in zip(*densities, strict=True)]))
     return series
 
 
@@ -293,12 +445,13 @@ def _scatter(results: SuiteResults, runs: Path) -> list[Picture]:
         for row in results.rows:
             records = results.runs_of(row.label, column)
             points = _points(runs / records[0].hash / "points.json") if records else []
-            if chart := svg.scatter_chart(f"{column}: {row.label}", "first coordinate", "second coordinate", points):
+            chart = kinds.scatter_chart(f"{column}: {row.label}", "first coordinate", "second coordinate", points)
+            if chart is not None:
                 found.append(Picture(chart, f"{column}: {row.label} (seed {records[0].seed})"))
     return found
 
 
-def _points(path: Path) -> list[svg.Dots]:
+def _points(path: Path) -> list[kinds.Dots]:
     """Points of a run by class; none where the file is absent or damaged."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -307,7 +460,7 @@ def _points(path: Path) -> list[svg.Dots]:
         return []
     classes = sorted({c for _, _, c in rows})
     return [
-        svg.Dots(f"class {c + 1}", [x for x, _, own in rows if own == c], [y for _, y, own in rows if own == c])
+        kinds.Dots(f"class {c + 1}", [x for x, _, own in rows if own == c], [y for _, y, own in rows if own == c])
         for c in classes
     ]
 
@@ -320,13 +473,12 @@ def _columns(results: SuiteResults) -> list[Picture]:
     found = []
     for part, names in groupby(results.columns, key=lambda name: name.rpartition("/")[0]):
         title = f"{results.manifest.title}: {part}" if part else results.manifest.title
-        if chart := _column_chart(results, title, list(names)):
-            mean = f"{part}: mean" if part else "Mean"
-            found.append(Picture(chart, f"{mean} over seeds, band of one standard deviation."))
+        mean = f"{part}: mean" if part else "Mean"
+        found += _column_pictures(results, title, list(names), f"{mean} over seeds, band of one standard deviation.")
     return found
 
 
-def _column_chart(results: SuiteResults, title: str, names: Sequence[str]) -> str:
+def _column_pictures(results: SuiteResults, title: str, names: Sequence[str], caption: str) -> list[Picture]:
     numbers = [_number_in(name) for name in names]
     known = [n for n in numbers if n is not None]
     xs = known if len(known) == len(numbers) else [float(i) for i in range(len(numbers))]
@@ -338,8 +490,8 @@ def _column_chart(results: SuiteResults, title: str, names: Sequence[str]) -> st
         if any(v == v for v in values):
             low = [v - s for v, s in zip(values, spread, strict=True)]
             high = [v + s for v, s in zip(values, spread, strict=True)]
-            lines.append(svg.Line(row.label, xs, values, low, high))
-    return svg.line_chart(title, results.manifest.x_label, results.manifest.y_label, lines)
+            lines.append(kinds.Line(row.label, xs, values, low, high))
+    return _lines_or_map(title, results.manifest.x_label, results.manifest.y_label, lines, caption)
 
 
 def _number_in(name: str) -> float | None:
@@ -347,3 +499,30 @@ def _number_in(name: str) -> float | None:
         return float(name.rpartition("=")[2])
     except ValueError:
         return None
+
+
+def other_runs(groups: Mapping[str, Sequence[RunRecord]], runs: Path) -> dict[str, list[Picture]]:
+    """Runs outside suites: their results, curves and cost by objective, for every task that has several runs."""
+    found: dict[str, list[Picture]] = {"Comparison": [], "Learning curves": [], "Training loss": [], "Cost": []}
+    for task, records in groups.items():
+        by: dict[str, list[RunRecord]] = {}
+        for record in records:
+            by.setdefault(record.objective, []).append(record)
+        metrics = dict.fromkeys(name for record in records for name in record.results)
+        for metric in metrics:
+            values = {label: [v for r in each if (v := measure(r, metric)) is not None] for label, each in by.items()}
+            rows = [_of_seeds(label, each) for label, each in values.items() if each]
+            if len(rows) > 1:
+                chart = kinds.interval_chart(f"{task}: {metric}", metric, rows, None)
+                found["Comparison"] += _picture(chart, f"{task}: {metric}. Mean, {INTERVAL}, small dots the runs.")
+        names = [LOSS, *(name for metric in metrics for name in _logged(metric))]
+        read = {o: [read_curves(runs / r.hash / "metrics.jsonl", names) for r in each] for o, each in by.items()}
+        for name in names[1:]:
+            lines = _lines(read, name)
+            if any(len(line.x) > 1 for line in lines):
+                title = f"{task}: {name.removeprefix('eval/')} while training"
+                pictures = _lines_or_map(title, "training step", name.removeprefix("eval/"), lines, f"{title}. {MEANS}")
+                found["Learning curves"] += pictures
+        found["Training loss"] += _losses(Group((), task), read)
+        found["Cost"] += _costs(Group((), task).title, by)
+    return {name: shown for name, shown in found.items() if shown}

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TypeGuard
 
-from dipole.benchmarks.report.svg import Line
+from dipole.benchmarks.report.kinds import Line
 
 MOST_POINTS = 160
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dipole.benchmarks.manifest import read_manifests
-from dipole.benchmarks.report import charts, searches, tables
+from dipole.benchmarks.report import charts, findings, searches, tables
 from dipole.benchmarks.report.charts import Picture
 from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.report.table import ReportTable
@@ -25,6 +25,7 @@ class Section:
     notes: Sequence[str]
     tables: Sequence[ReportTable]
     pictures: Mapping[str, Sequence[Picture]]
+    findings: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,13 @@ class Report:
     created: str
     facts: Mapping[str, str]
     sections: Sequence[Section]
+    machines: str = ""
+
+    @property
+    def findings(self) -> list[str]:
+        """The first lines: what was found in every suite, and where."""
+        found = [f"{s.title}: {' '.join(s.findings)}" for s in self.sections if s.findings]
+        return [*found, self.machines] if self.machines else found
 
     @property
     def tables(self) -> list[ReportTable]:
@@ -58,15 +66,21 @@ def make_report(runs: Path) -> Report:
     asked |= {trial.run for each in searched for trial in each.trials}
     others = [record for name, record in collection.records.items() if name not in asked]
     if others:
-        table = tables.other_runs_table(others, joules, runs).without_empty_columns()
+        listed = tables.other_runs_table(others, joules, runs).without_empty_columns()
+        groups = _by_task(others)
+        compared = [tables.comparison_table(task, records) for task, records in groups.items() if len(records) > 1]
         subtitle = f"{len(others)} runs of `dipole train`" if len(others) != 1 else "one run of `dipole train`"
-        sections.append(Section("other-runs", "Other runs", subtitle, (), (table,), {}))
+        sections.append(
+            Section("other-runs", "Other runs", subtitle, (), (*compared, listed), charts.other_runs(groups, runs))
+        )
     damaged = [*damaged, *(Problem(path, said) for path, said in unreadable)]
     if (problems := tables.problems_table(collection, damaged)) is not None:
         count = len(problems.rows)
         subtitle = f"{count} {'entry' if count == 1 else 'entries'} of the runs folder"
         sections.append(Section("problems", "Problems", subtitle, (), (problems,), {}))
-    return Report("dipole report", now(), _facts(collection, joules), sections)
+    return Report(
+        "dipole report", now(), _facts(collection, joules), sections, findings.of_machines(collection.done.values())
+    )
 
 
 def _suite(
@@ -92,7 +106,19 @@ def _suite(
     subtitle = f"{manifest.suite}, scale {manifest.scale}: {done} of {len(results.jobs)} runs finished"
     drawn = {name: found for name, found in pictures.items() if found}
     filled = [table.without_empty_columns() for table in shown]
-    return Section(manifest.name, manifest.title, subtitle, list(_notes(results)), filled, drawn)
+    return Section(
+        manifest.name, manifest.title, subtitle, list(_notes(results)), filled, drawn, findings.of_suite(results)
+    )
+
+
+def _by_task(records: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
+    """Runs that may be compared: of one domain on one data set or task."""
+    found: dict[str, list[RunRecord]] = {}
+    for record in records:
+        if record.status == "done":
+            name = record.data.get("name")
+            found.setdefault(f"{record.domain}, {name}" if name else record.domain, []).append(record)
+    return found
 
 
 def _search(search: SearchSummary, collection: Collection) -> Section:

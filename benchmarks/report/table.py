@@ -70,6 +70,29 @@ def to_markdown(table: ReportTable) -> str:
     return "\n".join(lines) + "\n"
 
 
+def to_latex(table: ReportTable) -> str:
+    """A `tabular` of booktabs, to be put into a table of a paper; markup inside texts is escaped, the best bold."""
+    kinds = "".join("r" if is_number else "l" for is_number in table.numeric)
+    lines = [f"% {' '.join(table.title.split())}", rf"\begin{{tabular}}{{{kinds}}}", r"\toprule"]
+    lines += [" & ".join(map(_latex, table.head)) + r" \\", r"\midrule"]
+    for row in table.rows:
+        texts = [f"{_latex(c.text)} ({_latex(c.sub)})" if c.sub else _latex(c.text) for c in row]
+        shown = [rf"\textbf{{{text}}}" if cell.mark == "best" else text for text, cell in zip(texts, row, strict=True)]
+        lines.append(" & ".join(shown) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+LATEX = str.maketrans(
+    {char: f"\\{char}" for char in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "\N{PLUS-MINUS SIGN}": r"$\pm$"}
+)
+
+
+def _latex(text: str) -> str:
+    return " ".join(text.split()).translate(LATEX)
+
+
 def number(value: float) -> str:
     """A number for people: about four digits."""
     size = abs(value)

@@ -1,5 +1,6 @@
 """The tables of a report, once, for HTML, CSV and Markdown alike."""
 
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
@@ -14,7 +15,7 @@ from dipole.benchmarks.report.results import CellResult, SuiteResults
 from dipole.benchmarks.report.table import Cell, ReportTable, number
 from dipole.benchmarks.run import energy
 from dipole.benchmarks.run_records import Collection, Problem
-from dipole.benchmarks.statistics import Interval, iqm_interval, probability_of_improvement
+from dipole.benchmarks.statistics import Interval, iqm_interval, probability_of_improvement, summarize
 from dipole.core.ground.progress import duration
 from dipole.core.record import RunRecord
 
@@ -247,6 +248,31 @@ def other_runs_table(
     head = ("name", "domain", "objective", *RUN_HEAD, "results", "command")
     code = frozenset({"objective", "run", "command"})
     return ReportTable("other-runs", "Runs outside any suite", head, rows, RUN_NOTE, code)
+
+
+def comparison_table(task: str, records: Sequence[RunRecord]) -> ReportTable:
+    """Runs of one task outside suites by objective: mean and spread of every result that two runs have."""
+    by: dict[str, list[RunRecord]] = {}
+    for record in records:
+        by.setdefault(record.objective, []).append(record)
+    names = list(
+        dict.fromkeys(name for record in records for name, value in record.results.items() if value is not None)
+    )
+    rows = []
+    for objective, runs in by.items():
+        cells = [Cell(objective), Cell(str(len(runs)), len(runs))]
+        for name in names:
+            values = [value for run in runs if (value := run.results.get(name)) is not None]
+            summary = summarize(values) if values else None
+            spread = f"\N{PLUS-MINUS SIGN} {number(summary.std)}" if summary and summary.n > 1 else ""
+            cells.append(Cell(number(summary.mean), summary.mean, spread) if summary else Cell(""))
+        rows.append(tuple(cells))
+    slug = re.sub(r"[^a-z0-9]+", "-", task.lower()).strip("-")
+    note = (
+        "Mean and standard deviation over the runs of one objective; what else differs between them is not told apart."
+    )
+    head = ("objective", "runs", *names)
+    return ReportTable(f"comparison-{slug}", f"Comparison: {task}", head, rows, note, frozenset({"objective"}))
 
 
 RUN_HEAD = ("run", "seed", "state", "steps", "wall time", "memory (MB)", "GPU memory (MB)", "energy (kJ)", "device")

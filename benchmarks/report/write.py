@@ -1,26 +1,35 @@
-"""`dipole report`: one self-contained HTML file, and the same tables as Markdown and CSV."""
+"""`dipole report`: one self-contained HTML file; its tables as Markdown, CSV and LaTeX, its charts as SVG and PDF."""
 
+import re
 from pathlib import Path
 
 from dipole.benchmarks.report.document import Report, make_report
+from dipole.benchmarks.report.drawing import to_files
 from dipole.benchmarks.report.html import to_html
-from dipole.benchmarks.report.table import plain, to_csv
+from dipole.benchmarks.report.kinds import Chart
+from dipole.benchmarks.report.table import plain, to_csv, to_latex
 from dipole.benchmarks.report.table import to_markdown as table_to_markdown
 from dipole.core.ground.errors import ConfigError, RecordError
 from dipole.core.ground.files import atomic_write, why
 
 
 def write_report(runs: Path, output: Path) -> Report:
-    """Read a folder of runs and write report.html, report.md, or a folder with both and one CSV file per table.
+    """Read a folder of runs and write report.html, report.md, or a folder with both and a file of everything in them.
+
+    In a folder each table is a .csv and a .tex, each chart an .svg and a .pdf under charts/.
 
     Raises:
         ConfigError: the output's name says none of these.
         RecordError: it cannot be written.
     """
     report = make_report(runs)
+    texts: dict[Path, str | bytes] = {}
     if output.is_dir() or output.suffix == "":
         texts = {output / "report.html": to_html(report), output / "report.md": to_markdown(report)}
-        texts |= {output / f"{table.name}.csv": to_csv(table) for table in report.tables}
+        for table in report.tables:
+            texts |= {output / f"{table.name}.csv": to_csv(table), output / f"{table.name}.tex": to_latex(table)}
+        for name, chart in named_charts(report).items():
+            texts |= {output / "charts" / f"{name}{kind}": content for kind, content in to_files(chart).items()}
     elif output.suffix == ".html":
         texts = {output: to_html(report)}
     elif output.suffix == ".md":
@@ -36,10 +45,23 @@ def write_report(runs: Path, output: Path) -> Report:
     return report
 
 
+def named_charts(report: Report) -> dict[str, Chart]:
+    """Every chart by a name for its file: section, title, and a number where both are taken."""
+    found: dict[str, Chart] = {}
+    for section in report.sections:
+        for picture in (one for pictures in section.pictures.values() for one in pictures):
+            title = re.sub(r"[^A-Za-z0-9.=]+", "-", picture.chart.title).strip("-.")[:80]
+            name, count = f"{section.id}-{title}", 2
+            while name in found:
+                name, count = f"{section.id}-{title}-{count}", count + 1
+            found[name] = picture.chart
+    return found
+
+
 def to_markdown(report: Report) -> str:
     """The tables alone, for a repository or an issue."""
     facts = ", ".join(f"{name}: {plain(value)}" for name, value in report.facts.items())
-    lines = [f"# {report.title}", "", facts, ""]
+    lines = [f"# {report.title}", "", *(f"- {plain(line)}" for line in report.findings), "", facts, ""]
     for section in report.sections:
         lines += [f"## {plain(section.title)}", "", plain(section.subtitle), ""]
         lines += [f"- {plain(note)}" for note in section.notes]

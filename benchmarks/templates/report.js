@@ -1,6 +1,12 @@
 "use strict";
 // Sorting, filtering and the theme button. Everything else of the page works without this file.
 (() => {
+  // Folded tables are on paper, too.
+  const folded = () => [...document.querySelectorAll("details:not([open])")];
+  let opened = [];
+  addEventListener("beforeprint", () => { opened = folded(); for (const one of opened) one.open = true; });
+  addEventListener("afterprint", () => { for (const one of opened) one.open = false; opened = []; });
+
   const keyOf = (row, index) => {
     const cell = row.cells[index];
     const value = cell.dataset.sort ?? cell.textContent.trim();

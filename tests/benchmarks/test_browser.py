@@ -12,6 +12,7 @@ import urllib.request
 import pytest
 
 from dipole.benchmarks.report.write import write_report
+from tests.benchmarks.conftest import RunsFolder
 
 HOSTILE = '<img src=x onerror="window.pwned=1"><script>window.pwned=1</script>\'"`{{7*7}}=1+1|</td>'
 DRIVER = shutil.which("chromedriver")
@@ -49,6 +50,10 @@ class Chromium:
     def log(self):
         return self._call("POST", "/se/log", {"type": "browser"})
 
+    def command(self, name, parameters):
+        """A command of the DevTools protocol."""
+        return self._call("POST", "/goog/cdp/execute", {"cmd": name, "params": parameters})
+
     def close(self):
         try:
             self._call("DELETE", "", None)
@@ -80,9 +85,11 @@ def browser():
     found.close()
 
 
-@pytest.fixture
-def page(runs_folder, browser, tmp_path):
-    """A report with a study, a paper's table, hostile names everywhere a user can write one; opened from the disk."""
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """A report with a study, a paper's table, hostile names everywhere a user can write one."""
+    folder = tmp_path_factory.mktemp("study")
+    runs_folder = RunsFolder(folder / "runs")
     levels = {"vision": 0.9, "text": 0.6, "rl": 0.4}
     rows = [("infonce", "infonce", None), *((name, name, "infonce") for name in (HOSTILE, "hcl", "cacr"))]
     gain = {label: 0.01 * i for i, (label, _, _) in enumerate(rows)}
@@ -105,8 +112,14 @@ def page(runs_folder, browser, tmp_path):
     )
     runs_folder.record(objective=HOSTILE, name=HOSTILE, status="failed", error=HOSTILE)
     (runs_folder.path / "<b>foreign.txt").write_text("not a run")
-    write_report(runs_folder.path, tmp_path / "report.html")
-    browser.open((tmp_path / "report.html").as_uri())
+    write_report(runs_folder.path, folder / "report.html")
+    return folder / "report.html"
+
+
+@pytest.fixture
+def page(browser, report):
+    """The report opened from the disk."""
+    browser.open(report.as_uri())
     return browser
 
 
@@ -118,10 +131,10 @@ def column(browser, table, index):
     return browser.run(script, table, index)
 
 
-def test_opens_without_errors_and_without_any_request(page, tmp_path):
+def test_opens_without_errors_and_without_any_request(page):
     assert page.log() == []
     assert page.run("return performance.getEntriesByType('resource').length") == 0
-    assert page.run("return document.querySelectorAll('svg.chart').length") > 10
+    assert page.run("return document.querySelectorAll('figure.chart svg').length") > 10
     # The study, the table, all printed tables, the run outside of suites, the foreign file.
     assert page.run("return document.querySelectorAll('section').length") == 5
 
@@ -173,10 +186,10 @@ def test_theme_button_changes_the_colours(page):
     assert page.log() == []
 
 
-def test_a_phone_shows_it_without_sideways_scrolling(page, tmp_path):
+def test_a_phone_shows_it_without_sideways_scrolling(report):
     phone = Chromium(size=(390, 844))
     try:
-        phone.open((tmp_path / "report.html").as_uri())
+        phone.open(report.as_uri())
         assert phone.run("return innerWidth") == 390
         assert phone.run("return document.documentElement.scrollWidth") <= 390
         assert phone.log() == []
@@ -184,9 +197,9 @@ def test_a_phone_shows_it_without_sideways_scrolling(page, tmp_path):
         phone.close()
 
 
-def test_works_without_scripts(page, runs_folder, tmp_path):
+def test_works_without_scripts(page, report):
     """Served with a policy that forbids all scripts, every table and picture is still there."""
-    text = (tmp_path / "report.html").read_bytes()
+    text = report.read_bytes()
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
@@ -204,7 +217,114 @@ def test_works_without_scripts(page, runs_folder, tmp_path):
         page.open(f"http://127.0.0.1:{server.server_port}/")
         assert page.run("return document.querySelectorAll('.theme, .filter, th button').length") == 0
         assert len(column(page, "study-small-results", 0)) == 4
-        assert page.run("return document.querySelector('svg.chart').getBoundingClientRect().width") > 100
+        assert page.run("return document.querySelector('figure.chart svg').getBoundingClientRect().width") > 100
     finally:
         server.shutdown()
         page.log()
+
+
+# Every text of a picture inside the picture's box, and every picture inside its section; 1 px of rounding.
+CLIPPED = """
+  const outside = [];
+  for (const svg of document.querySelectorAll('figure.chart svg')) {
+    const box = svg.getBoundingClientRect(), room = svg.closest('section').getBoundingClientRect();
+    if (box.width < 100 || box.right > room.right + 1) outside.push('picture: ' + svg.getAttribute('aria-label'));
+    for (const text of svg.querySelectorAll('text')) {
+      const at = text.getBoundingClientRect();
+      if (at.width && (at.left < box.left - 1 || at.right > box.right + 1 || at.bottom > box.bottom + 1))
+        outside.push(text.textContent);
+    }
+  }
+  return outside;
+"""
+# What a reader cannot scroll to: a table wider than its box, whose box does not scroll; a page wider than the window.
+CUT = """
+  const cut = [...document.querySelectorAll('.scroll')].filter(box => box.scrollWidth > box.clientWidth + 1
+    && (arguments[0] || getComputedStyle(box).overflowX !== 'auto')).map(box => box.getAttribute('aria-label'));
+  if (document.documentElement.scrollWidth > innerWidth) cut.push('page');
+  return cut;
+"""
+
+
+@pytest.fixture(scope="module")
+def wide_report(tmp_path_factory):
+    """Long names, many columns, many rows, runs outside suites: what makes pages too wide."""
+    folder = tmp_path_factory.mktemp("wide")
+    runs_folder = RunsFolder(folder / "runs")
+    long = "infonce(temperature=0.07, symmetric=true, a_very_long_option=1.0)"
+    rows = [("infonce", "infonce", None), (long, long, "infonce"), ("hcl", "hcl", "infonce")]
+    columns = [(f"a data set of a long name {i}", "vision") for i in range(6)]
+    runs_folder.suite("wide", rows, columns, lambda r, c, s: 0.8 + 0.01 * s + len(r) / 1000, title="Wide", kind="study")
+    for objective in ("infonce", long):
+        runs_folder.record(objective=objective, results={"knn/accuracy": 0.5 + len(objective) / 1000})
+    write_report(runs_folder.path, folder / "wide.html")
+    return (folder / "wide.html").as_uri()
+
+
+@pytest.mark.parametrize("size", [(1400, 900), (390, 844)])
+def test_nothing_is_clipped_or_runs_over(wide_report, size):
+    browser = Chromium(size=size)
+    try:
+        browser.open(wide_report)
+        assert browser.run(CUT, False) == []
+        assert browser.run(CLIPPED) == []
+        assert browser.log() == []
+    finally:
+        browser.close()
+
+
+def test_paper_has_every_column_and_the_folded_tables(browser, wide_report):
+    """Laid out as on A4 less its margins (182 mm: 688 px), with the style of print."""
+    browser.open(wide_report)
+    size = {"width": 688, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
+    browser.command("Emulation.setDeviceMetricsOverride", size)
+    browser.command("Emulation.setEmulatedMedia", {"media": "print"})
+    try:
+        browser.run("dispatchEvent(new Event('beforeprint'))")
+        assert browser.run("return document.querySelectorAll('details:not([open])').length") == 0
+        assert browser.run("return document.querySelectorAll('details').length") > 0
+        assert browser.run(CUT, True) == []
+        assert browser.run(CLIPPED) == []
+        browser.run("dispatchEvent(new Event('afterprint'))")
+        assert browser.run("return document.querySelectorAll('details[open]').length") == 0
+    finally:
+        browser.command("Emulation.setEmulatedMedia", {"media": ""})
+        browser.command("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_a_chart_under_the_pointer_has_values_and_a_legend_that_selects(browser, wide_report):
+    """Vega draws it by its interpreter: the policy forbids to evaluate text, and the log is empty."""
+    browser.open(wide_report)
+    browser.log()
+    script = """
+      const box = [...document.querySelectorAll('figure.chart')]
+        .find(one => one.querySelectorAll('.role-legend-symbol path').length > 2).querySelector('.drawn');
+      window.box = box;
+      box.dispatchEvent(new PointerEvent('pointerenter'));
+    """
+    browser.run(script)
+    wait_for(browser, "return 'live' in box.dataset")
+    opacities = (
+        "return [...new Set([...box.querySelectorAll('.mark-symbol path')].map(p => p.getAttribute('opacity')))]"
+    )
+    before = browser.run(opacities)
+    browser.run("""
+      const symbol = box.querySelector('.role-legend-symbol path'), at = symbol.getBoundingClientRect();
+      for (const kind of ['pointerdown', 'pointerup', 'mousedown', 'mouseup', 'click'])
+        symbol.dispatchEvent(new MouseEvent(kind, { bubbles: true, clientX: at.x + 3, clientY: at.y + 3 }));
+    """)
+    wait_for(browser, f"{opacities.replace('return ', 'const now = ')}; return now.length > {len(before)}")
+    browser.run("""
+      const dot = box.querySelector('.role-mark.mark-symbol path'), at = dot.getBoundingClientRect();
+      for (const kind of ['pointerover', 'pointermove', 'mouseover', 'mousemove'])
+        dot.dispatchEvent(new MouseEvent(kind, { bubbles: true, clientX: at.x + 3, clientY: at.y + 3 }));
+    """)
+    wait_for(browser, "return document.querySelector('#vg-tooltip-element')?.textContent.includes('training step')")
+    assert browser.log() == []
+
+
+def wait_for(browser, script):
+    deadline = time.monotonic() + 20
+    while not browser.run(script):
+        assert time.monotonic() < deadline, script
+        time.sleep(0.1)

@@ -355,7 +355,9 @@ def test_distances_of_correct_and_incorrect_pairs_are_drawn_where_a_suite_asks(t
     assert [picture.caption for picture in shown] == [
         f"{row.label} (held-out anchors and candidates)" for row in sized.rows
     ]
-    assert all("correct (positives)" in picture.svg and "incorrect (negatives)" in picture.svg for picture in shown)
+    for picture in shown:
+        densities = {steps.label: list(steps.heights) for steps in picture.chart.series}
+        assert densities == {"correct (positives)": [1.5, 0.5], "incorrect (negatives)": [0.25, 1.75]}
     # Records from before they were counted show nothing.
     older = {name: record.model_copy(update={"histogram": None}) for name, record in records.items()}
     assert "Distance histograms" not in pictures(SuiteResults(manifest(sized, jobs), older), tmp_path)

@@ -1,0 +1,92 @@
+"""What a report found, in the sentences it opens with: differences that hold or do not, and where they are from."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from math import isfinite
+
+from dipole.benchmarks.report.results import CellResult, SuiteResults
+from dipole.benchmarks.report.table import number
+from dipole.core.record import RunRecord
+
+LEVEL = 0.05
+NAMED = 3
+
+
+def of_suite(results: SuiteResults) -> list[str]:
+    """One sentence on the differences from the base, one on the printed numbers; what is missing is said first."""
+    done, asked = sum(r.status == "done" for r in results.records.values()), len(results.jobs)
+    missing = [f"{asked - done} of {asked} runs are missing."] if done < asked else []
+    return [*missing, *_against_base(results), *_beside_printed(results)]
+
+
+def of_machines(records: Iterable[RunRecord]) -> str:
+    """Where runs were made and with what: devices with their machine, and the versions of libraries."""
+    devices: Counter[str] = Counter()
+    versions: dict[str, set[str]] = {}
+    for record in records:
+        devices[f"{record.hardware.device_name} ({record.hardware.machine})"] += 1
+        for name, version in record.versions.items():
+            versions.setdefault(name, set()).add(version)
+    if not devices:
+        return ""
+    several = len(devices) > 1
+    where = ", ".join(f"{name}: {n} runs" if several else name for name, n in devices.most_common(NAMED))
+    more = f" and {len(devices) - NAMED} more" if len(devices) > NAMED else ""
+    used = ", ".join(f"{name} {' and '.join(sorted(found))}" for name, found in sorted(versions.items(), key=_dipole))
+    return f"Measured on {where}{more}; with {used}." if used else f"Measured on {where}{more}."
+
+
+def _dipole(item: tuple[str, set[str]]) -> tuple[bool, str]:
+    return item[0] != "dipole", item[0]
+
+
+def _against_base(results: SuiteResults) -> list[str]:
+    tested = [c for c in results.cells if c.against_base is not None and c.against_base.n > 1]
+    if not tested:
+        has_base = any(c.against_base is not None for c in results.cells)
+        return ["One seed each: no difference can be tested."] if has_base else []
+    base = results.base
+    decided = [c for c in tested if isfinite(c.p_holm) and c.p_holm < LEVEL]
+    best = max(tested, key=_lead)
+    if not decided:
+        count = f"No difference of the {len(tested)} from {base} can be decided"
+        if len(tested) == 1:
+            count = f"The difference from {base} cannot be decided"
+        if _lead(best) <= 0:
+            return [f"{count}; no row leads {base}."]
+        seeds = f", {best.seeds_needed} seeds would show it" if best.seeds_needed else ""
+        return [f"{count}; {_leads(best)}{seeds}."]
+    named = sorted(decided, key=lambda c: -abs(_relative(c)))[:NAMED]
+    rest = f" and {len(decided) - NAMED} more" if len(decided) > NAMED else ""
+    count = f"{len(decided)} of {len(tested)} differences from {base} {'is' if len(decided) == 1 else 'are'} decided"
+    return [f"{count}: {', '.join(map(_leads, named))}{rest}."]
+
+
+def _difference(cell: CellResult) -> float:
+    return cell.against_base.difference if cell.against_base is not None else 0.0
+
+
+def _lead(cell: CellResult) -> float:
+    """By which share of its mean a cell is better than the base: columns have units of their own."""
+    return _relative(cell) if cell.column.higher_is_better else -_relative(cell)
+
+
+def _relative(cell: CellResult) -> float:
+    level = abs(cell.summary.mean) if cell.summary else 0.0
+    return _difference(cell) / (level or 1.0)
+
+
+def _leads(cell: CellResult) -> str:
+    unit = {"%": "points"}.get(cell.column.unit, cell.column.unit)
+    verb = "leads" if _lead(cell) > 0 else "trails"
+    return (
+        f"{cell.row.label} {verb} by {number(abs(_difference(cell)))}{f' {unit}' if unit else ''} ({cell.column.name})"
+    )
+
+
+def _beside_printed(results: SuiteResults) -> Sequence[str]:
+    verdicts = Counter(cell.comparison.verdict for cell in results.cells if cell.comparison is not None)
+    if not verdicts:
+        return []
+    counted = ", ".join(f"{n} {verdict}" for verdict, n in verdicts.most_common())
+    return [f"Beside the {verdicts.total()} printed numbers: {counted}."]

@@ -1,0 +1,266 @@
+"""Charts: the data in them, what Vega makes of it, and the files, against numbers worked out by hand."""
+
+import json
+import re
+from math import nan
+
+import pytest
+
+from dipole.benchmarks.report import charts, drawing, kinds
+from dipole.benchmarks.report.document import make_report
+from dipole.benchmarks.report.results import SuiteResults
+from dipole.benchmarks.report.table import Cell, ReportTable, to_latex
+from dipole.benchmarks.report.write import write_report
+from dipole.benchmarks.run_records import read_records
+from dipole.core.record import read_record
+
+altair = pytest.importorskip("altair")
+converter = pytest.importorskip("vl_convert")
+
+LINES = [kinds.Line("a", [1, 2, 3], [1.0, nan, 3.0], [0.5, nan, 2.5], [1.5, nan, 3.5]), kinds.Line("b", [1, 3], [2, 2])]
+ONE_OF_EACH = [
+    kinds.line_chart("lines", "step", "value", LINES),
+    kinds.histogram("histogram", "x", "y", [kinds.Steps("s", [0.0, 0.5, 1.0], [2.0, 0.0])]),
+    kinds.scatter_chart("scatter", "x", "y", [kinds.Dots("p", [0, 3], [0, 1]), kinds.Dots("q", [1], [nan])]),
+    kinds.interval_chart("intervals", "x", [kinds.Estimate("one", 1.0, 0.5, 1.5, (0.9, 1.1))], 0.5),
+    kinds.interval_chart(
+        "forest", "x", [kinds.Estimate("r", 1, nan, nan, source=s) for s in ("printed", "ours")], None
+    ),
+    kinds.heat_map("map", "x", "y", [kinds.Tile("r", "c", 1.0, "1.0"), kinds.Tile("r", "d", -1.0, "-1")], "v", 0.0),
+    kinds.heat_map("levels", "x", "y", [kinds.Tile("r", "c", 1.0), kinds.Tile("q", "c", 2.0)], "v"),
+]
+
+
+def results(runs_folder, written):
+    return SuiteResults(written, read_records(runs_folder.path).records)
+
+
+@pytest.mark.parametrize("chart", ONE_OF_EACH, ids=lambda chart: chart.title)
+def test_every_kind_is_valid_and_drawn_with_names_of_colours_alone(chart):
+    """The schema of Vega-Lite accepts the spec; no colour is fixed that a theme could make illegible."""
+    spec = drawing.spec(chart)
+    altair.Chart.from_dict(spec, validate=True)
+    assert spec["description"].startswith(chart.title)
+    svg = drawing.to_svg(spec)
+    if not isinstance(chart, kinds.HeatMap):
+        assert not re.findall(r'(?:fill|stroke)="(?:#|rgb|black|white)', svg)
+    assert "NaN" not in json.dumps(spec)
+    for text in (chart.x_label, chart.y_label):
+        assert not text or f">{text}<" in svg
+
+
+@pytest.mark.parametrize("chart", ONE_OF_EACH, ids=lambda chart: chart.title)
+def test_files_have_colours_of_their_own(chart):
+    found = drawing.to_files(chart)
+    assert "var(" not in found[".svg"]
+    assert f">{chart.title}<" in found[".svg"]
+    assert found[".pdf"].startswith(b"%PDF-")
+
+
+@pytest.mark.parametrize("values", [[], [nan], [3.0], [2.0, 2.0]])
+def test_charts_of_little_or_nothing(values):
+    """No picture for no data; a single or constant value still gets axes around it."""
+    chart = kinds.line_chart("t", "x", "y", [kinds.Line("l", list(range(len(values))), values)])
+    assert (chart is not None) == any(v == v for v in values)
+    if chart is not None:
+        assert "NaN" not in drawing.to_svg(drawing.spec(chart))
+    assert (kinds.interval_chart("t", "x", [kinds.Estimate("a", v, nan, nan) for v in values]) is not None) == any(
+        v == v for v in values
+    )
+
+
+def test_an_interval_chart_always_shows_what_it_is_measured_against():
+    """One estimate of 0.75 against one half: the line at one half is inside the picture, left of the marker."""
+    chart = kinds.interval_chart("t", "x", [kinds.Estimate("a", 0.75, nan, nan)], reference=0.5)
+    svg = drawing.to_svg({**drawing.spec(chart), "width": 300})
+    (rule,) = re.findall(r'<line[^>]*translate\(([0-9.]+),0\)"[^>]*stroke="var\(--soft\)" stroke-width="1.5"', svg)
+    (marker,) = re.findall(r'<path[^>]*translate\(([0-9.]+),[^>]*fill="var\(--c0\)"', svg)
+    assert 0 <= float(rule) < float(marker) <= 300
+
+
+def test_points_land_where_the_axes_say():
+    """A histogram over 0 to 1: the corner at one half is in the middle of the axis, its height the axis' top."""
+    svg = drawing.to_svg(drawing.spec(ONE_OF_EACH[1]))
+    width, height = drawing.NARROW
+    (outline,) = re.findall(r'<path[^>]* d="(M[^"]+)"[^>]*stroke="var\(--c0\)"', svg)
+    assert outline.startswith(f"M0,0L{width / 2:g},0L{width / 2:g},{height}")
+
+
+def test_a_missing_value_interrupts_a_line():
+    (path,) = re.findall(
+        r'<path[^>]* d="(M[^"]+)"[^>]*stroke="var\(--c0\)"', drawing.to_svg(drawing.spec(kinds.LineChart("t", "x", "y", [  # noqa: E501
+            kinds.Line("l", [0, 1, 2, 3, 4], [1, 2, nan, 2, 1])])))
+    )  # fmt: skip
+    assert path.count("M") == 2
+    assert drawing._marked([1, nan, 2, nan]) >= {0, 2}
+
+
+def test_one_length_is_the_same_on_both_axes():
+    across, up = drawing.equal_scales([0, 10], [0, 1])
+    width, height = drawing.NARROW
+    assert (across[1] - across[0]) / width == pytest.approx((up[1] - up[0]) / height)
+    assert across[0] < 0 < 10 < across[1]
+
+
+def test_what_doubles_gets_a_logarithmic_axis():
+    assert kinds.doubles([16, 32, 64, 128])
+    assert not kinds.doubles([1, 2, 3, 4])
+    assert not kinds.doubles([0, 1, 2, 4, 8])
+    chart = kinds.line_chart("t", "x", "y", [kinds.Line("l", [16, 32, 64, 128], [1, 2, 3, 4])])
+    svg = drawing.to_svg(drawing.spec(chart))
+    at = [float(x) for x in re.findall(r'<path[^>]*translate\(([0-9.]+),[^>]*fill="var\(--c0\)"', svg)]
+    width = drawing.NARROW[0]
+    assert at == pytest.approx([0, width / 3, 2 * width / 3, width], abs=0.01)
+    rows = [kinds.Estimate(name, value, nan, nan) for name, value in (("fast", 1.0), ("slow", 100.0))]
+    assert kinds.interval_chart("t", "s", rows, None).is_log
+    assert not kinds.interval_chart("t", "s", rows, 0.0).is_log
+
+
+def test_series_differ_in_colour_and_marker_and_long_names_keep_every_line():
+    names = [f"infonce(temperature=0.1, a_long_option_of_number={i})" for i in range(8)]
+    spec = drawing.spec(kinds.line_chart("t", "x", "y", [kinds.Line(n, [1, 2], [i, i]) for i, n in enumerate(names)]))
+    points = next(layer for layer in spec["layer"] if "shape" in layer["encoding"])
+    for channel in ("color", "shape"):
+        scale = points["encoding"][channel]["scale"]
+        assert (scale["domain"], len(set(scale["range"]))) == (names, 8)
+    svg = drawing.to_svg(spec)
+    for i in range(8):
+        assert f"a_long_option_of_number={i})" in re.sub(r"</tspan><tspan[^>]*>", "", svg)
+
+
+def test_seeds_are_dots_and_printed_numbers_stand_beside_ours(runs_folder):
+    written = runs_folder.suite(
+        "t", [("SimCLR (CL)", "infonce", None)], [("CIFAR-10", "vision")], lambda r, c, s: 0.8 + 0.01 * s,
+        published="cacr-table6",
+    )  # fmt: skip
+    (picture,) = charts.measured(results(runs_folder, written))
+    printed, ours = picture.chart.rows
+    assert (printed.source, ours.source) == ("printed", "ours")
+    assert printed.value == results(runs_folder, written).table.value("SimCLR (CL)", "CIFAR-10")
+    assert ours.runs == pytest.approx([80, 81, 82])
+    assert ours.value == pytest.approx(81)
+    # t of 0.975 at 2 degrees of freedom: 4.302653; standard error 1 / sqrt(3).
+    assert ours.high - ours.value == pytest.approx(4.302653 / 3**0.5, rel=1e-6)
+
+
+def test_a_grid_is_one_heat_map_and_says_who_is_missing(runs_folder):
+    rows = [("base", "infonce", None), ("hcl", "hcl", "base"), ("dcl", "dcl", "base")]
+    value = {"base": 0.5, "hcl": 0.6, "dcl": 0.45}
+    written = runs_folder.suite(
+        "grid", rows, [("a", "vision"), ("b", "vision")], lambda r, c, s: None if (r, c) == ("dcl", "b") else value[r]
+    )
+    (picture,) = charts.measured(results(runs_folder, written))
+    found = {(t.row, t.column): (t.value, t.text) for t in picture.chart.tiles}
+    assert found["hcl", "a"] == (pytest.approx(10), "60")
+    assert found["dcl", "a"] == (pytest.approx(-5), "45")
+    assert ("dcl", "b") not in found
+    assert len(found) == 5
+
+
+def test_losses_keep_their_levels_and_many_lines_become_a_heat_map(runs_folder):
+    rows = [(f"m{i}", f"m{i}", None) for i in range(charts.MOST_LINES + 2)]
+    written = runs_folder.suite("many", rows, [("a", "vision")], lambda r, c, s: 0.5, seeds=(0,))
+    found = charts.pictures(results(runs_folder, written), runs_folder.path)
+    loss = found["Training loss"][0].chart
+    logged = [
+        json.loads(x) for x in (runs_folder.path / written.jobs[0].hash / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert list(loss.lines[0].y) == [line["train/loss"] for line in logged]
+    (curve,) = found["Learning curves"]
+    assert {t.row for t in curve.chart.tiles} == {label for label, _, _ in rows}
+    maps = [picture.chart for picture in found["Distance histograms"]]
+    assert all(isinstance(chart, kinds.HeatMap) for chart in maps)
+    assert len(maps) == 2
+
+
+def test_histograms_that_are_compared_have_one_scale(runs_folder):
+    written = runs_folder.suite("h", [("a", "a", None), ("b", "b", None)], [("v", "vision")], lambda r, c, s: 0.5)
+    found = charts.pictures(results(runs_folder, written), runs_folder.path)["Distance histograms"]
+    assert len({picture.chart.top for picture in found}) == 1
+    assert found[0].chart.top == max(h for p in found for s in p.chart.series for h in s.heights)
+
+
+def test_cost_is_drawn_where_it_differs(runs_folder):
+    for objective, seconds in (("infonce", 10.0), ("hcl", 40.0)):
+        runs_folder.record(objective=objective, wall_seconds=seconds)
+    (section,) = [s for s in make_report(runs_folder.path).sections if s.id == "other-runs"]
+    (time,) = section.pictures["Cost"]  # all took the same memory
+    assert {row.label: row.value for row in time.chart.rows} == {"infonce": 10.0, "hcl": 40.0}
+
+
+def test_runs_outside_suites_are_compared(runs_folder):
+    values = {"infonce": (0.5, 0.6), "hcl": (0.7, 0.8)}
+    for objective, of in values.items():
+        for seed, value in enumerate(of):
+            runs_folder.record(objective=objective, seed=seed, results={"knn/accuracy": value})
+    (section,) = make_report(runs_folder.path).sections
+    (picture,) = section.pictures["Comparison"]
+    assert {row.label: row.runs for row in picture.chart.rows} == {name: list(of) for name, of in values.items()}
+    rows = {row[0].text: (row[1].sort, row[2].sort) for row in section.tables[0].rows}
+    assert rows == {"infonce": (2, pytest.approx(0.55)), "hcl": (2, pytest.approx(0.75))}
+
+
+def test_the_first_lines_say_what_was_found_and_where(runs_folder):
+    noise = [0.00, 0.02, 0.01]
+    rows = [("infonce", "infonce", None), ("hcl", "hcl", "infonce")]
+    runs_folder.suite(
+        "s",
+        rows,
+        [("a", "vision")],
+        lambda r, c, s: 0.8 + (0.005 + noise[s] if r == "hcl" else noise[-s]),
+        title="Study",
+    )
+    report = make_report(runs_folder.path)
+    study, machines = report.findings
+    (cell,) = SuiteResults(*_only(runs_folder)).cells[1:]
+    assert cell.against_base.difference == pytest.approx(0.5)
+    assert study == (
+        "Study: The difference from infonce cannot be decided; hcl leads by 0.500 points (a), "
+        f"{cell.seeds_needed} seeds would show it."
+    )
+    assert machines == "Measured on Test processor (Linux x86_64); with dipole 0.1.0."
+
+
+def test_differences_that_hold_are_named_with_their_side(runs_folder):
+    value = {"base": 0.5, "up": 0.7, "down": 0.4}
+    rows = [("base", "base", None), ("up", "up", "base"), ("down", "down", "base")]
+    runs_folder.suite("s", rows, [("a", "vision")], lambda r, c, s: value[r] + 0.001 * s * (r != "base"))
+    (line, _) = make_report(runs_folder.path).findings
+    assert "2 of 2 differences from base are decided: " in line
+    assert "up leads by 20.10 points (a)" in line
+    assert "down trails by 9.90 points (a)" in line
+
+
+def _only(runs_folder):
+    from dipole.benchmarks.manifest import read_manifests
+
+    ((written,), _) = read_manifests(runs_folder.path)
+    return written, read_records(runs_folder.path).records
+
+
+def test_a_folder_holds_every_table_and_chart_as_files(runs_folder, tmp_path):
+    for objective in ("infonce", "hcl"):
+        runs_folder.record(objective=objective, results={"knn/accuracy": 0.5})
+    report = write_report(runs_folder.path, tmp_path / "out")
+    drawn = sum(len(pictures) for section in report.sections for pictures in section.pictures.values())
+    assert drawn >= 3
+    assert len(list((tmp_path / "out" / "charts").glob("*.svg"))) == drawn
+    assert len(list((tmp_path / "out" / "charts").glob("*.pdf"))) == drawn
+    assert {p.stem for p in (tmp_path / "out").glob("*.tex")} == {table.name for table in report.tables}
+
+
+def test_a_table_in_latex_is_escaped_and_has_its_best_bold():
+    rows = [
+        (Cell("a_b"), Cell("50 % & more", 50.0, mark="best")),
+        (Cell(r"\x{1}"), Cell("1 \N{PLUS-MINUS SIGN} 2", 1.0)),
+    ]
+    lines = to_latex(ReportTable("s", "T", ("method", "x"), rows)).splitlines()
+    assert lines[1] == r"\begin{tabular}{lr}"
+    assert lines[5] == r"a\_b & \textbf{50 \% \& more} \\"
+    assert lines[6] == r"\textbackslash{}x\{1\} & 1 $\pm$ 2 \\"
+
+
+def test_old_records_are_drawn(tmp_path, runs_folder):
+    run = runs_folder.record()
+    record = read_record(runs_folder.path / run / "record.json")
+    assert charts.other_runs({"vision": [record]}, runs_folder.path)["Training loss"]
