@@ -10,6 +10,7 @@ Each module imports only what stands above it:
     card, onnx_file, publish        what exported folders share: model card, ONNX, the Hub
     adapter                         what a domain provides
     domains, shipped                domains and shipped files by name
+    data_sets                       published data sets, as the domains declare them
     recipe                          read, merge, check
     optimizer, metrics, sampling,   parts of a run
     checkpoint, model_files,
