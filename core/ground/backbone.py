@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 
 from dipole.core.ground.errors import ConfigError
+from dipole.core.ground.extras import install_line
 from dipole.core.ground.hub import without_retry_messages
 
 Weights = Literal["pretrained", "random"]
@@ -242,7 +243,7 @@ def _told(source: Source) -> Iterator[None]:
         yield
     except ImportError as error:
         missing = "timm" if "timm" in str(error) else str(error).strip().partition("\n")[0]
-        line = ": pip install timm" if missing == "timm" else ""
+        line = f": {install_line('timm')}" if missing == "timm" else ""
         raise source.error(f"it needs a package that is not installed, {missing}{line}") from error
     except ConfigError:
         raise
