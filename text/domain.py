@@ -8,5 +8,4 @@ TEXT = Domain(
     adapter="dipole.text.adapter:TextAdapter",
     extra="text",
     exported="dipole.text.exported:open_folder",
-    data="dipole.text.published:SETS",
 )

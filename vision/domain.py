@@ -8,7 +8,6 @@ VISION = Domain(
     adapter="dipole.vision.adapter:VisionAdapter",
     extra="vision",
     exported="dipole.vision.exported:open_folder",
-    data="dipole.vision.published:SETS",
 )
 TOY = Domain(
     name="toy",

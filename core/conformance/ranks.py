@@ -120,7 +120,8 @@ def on_two_ranks(cases: Sequence[Case]) -> list[Found]:
         raise RanksError(f"it cannot be sent to another process: {type(error).__name__}: {error}") from None
     start()
     try:
-        answers = _running[0].ask(question)
+        # What it is made of may have become importable since the processes were started.
+        answers = _running[0].ask(pickle.dumps((sys.path, question)))
     except RanksError:
         _running.clear()
         raise
@@ -208,7 +209,9 @@ def main(rank: int, meeting: str) -> None:
     )
     while True:
         try:
-            cases = _receive(sys.stdin.buffer)
+            path, question = _receive(sys.stdin.buffer)
+            sys.path += [each for each in path if each not in sys.path]
+            cases = pickle.loads(question)
         except EOFError:
             break
         except Exception as error:

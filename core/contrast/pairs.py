@@ -463,6 +463,7 @@ class Pairs:
                 positives=other_views(2, batch, z.device),
                 dropped=own_side(batch, z.device),  # (2B, B)
                 labels=repeat(rows.get("labels"), 2),
+                candidate_labels=repeat(rows.get("labels"), 2),
                 index=instances_of(rows, batch, z.device).repeat(2),
                 structure=Structure(runs, runs, among=2 * batch, fewest=1, mutual=True, shared=1, sides=True),
             )

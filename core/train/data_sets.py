@@ -1,7 +1,8 @@
-"""Data sets that recipes need, as the domains declare them: where they lie, under which licence, how they are prepared.
+"""Data sets that recipes need, as packages declare them: where they lie, under which licence, how they are prepared.
 
-A `Domain` names a mapping in `data`: name -> `DataSet` (fetched by `dipole data get NAME`) or `Built` (made from what
-the user has, by `dipole data NAME`). The module of that mapping imports nothing heavy.
+An entry point of the group `dipole.data`, or a `Domain` in `data`, names a mapping: name -> `DataSet` (fetched by
+`dipole data get NAME`) or `Built` (made from what the user has, by `dipole data NAME`). The module of that mapping
+imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from dipole.core.ground.download import Progress, RemoteFile, fetch
 from dipole.core.ground.errors import ConfigError, DataError, nearest
 from dipole.core.ground.files import atomic_write, replacing, why
-from dipole.core.train.domains import domains, resolve
+from dipole.core.ground.plugins import load, package, points
+from dipole.core.train.domains import Domain, added, domains, resolve
 
 MARK = ".dipole-data"  # in a folder that was prepared, with the name of its data set
 
@@ -59,16 +62,35 @@ class Built:
 
 
 def data_sets() -> dict[str, DataSet | Built]:
-    """Every data set of every domain, by name; the first keeps its name."""
+    """Every data set of every package and domain, by name; the first keeps its name."""
+    return _collected({**_declared(), **{domain.name: _of(domain) for domain in domains().values() if domain.data}})
+
+
+def built() -> dict[str, Built]:
+    """Those that are commands. A domain is not imported for them: they stand in the help."""
+    every = {**_declared(), **{domain.name: _of(domain) for domain in added() if domain.data}}
+    return {name: each for name, each in _collected(every).items() if isinstance(each, Built)}
+
+
+Sets = Callable[[], Mapping[str, DataSet | Built]]
+
+
+def _declared() -> dict[str, Sets]:
+    """By entry points of the group `dipole.data`: "module:MAPPING"."""
+    return {f"{point.name} of {package(point)}": partial(load, point) for point in points("data")}
+
+
+def _of(domain: Domain) -> Sets:
+    return partial(resolve, domain.data)
+
+
+def _collected(every: Mapping[str, Sets]) -> dict[str, DataSet | Built]:
     found: dict[str, DataSet | Built] = {}
-    for domain in domains().values():
-        if domain.data:
-            try:
-                declared: Mapping[str, DataSet | Built] = resolve(domain.data)
-                found = dict(declared) | found
-            except (Exception, SystemExit) as error:
-                owner = f" of {domain.package}" if domain.package else ""
-                warnings.warn(f"the data sets of {domain.name!r}{owner} cannot be read: {error!r}", stacklevel=2)
+    for owner, sets in every.items():
+        try:
+            found = dict(sets()) | found
+        except (Exception, SystemExit) as error:
+            warnings.warn(f"the data sets of {owner!r} cannot be read: {error!r}", stacklevel=3)
     return dict(sorted(found.items()))
 
 

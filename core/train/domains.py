@@ -65,6 +65,11 @@ def add_domain(domain: Domain) -> None:
     _added[domain.name] = domain
 
 
+def added() -> list[Domain]:
+    """The domains that this process has made known by itself."""
+    return list(_added.values())
+
+
 @contextmanager
 def temporary_domain(domain: Domain) -> Iterator[None]:
     """Make a domain known inside the block."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from dipole.core.ground.errors import ConfigError, DataError, DipoleError, RecordError, nearest
 from dipole.core.ground.seeding import Seeds, set_deterministic
 from dipole.core.record import Evaluation, Number, RunRecord, library_versions, now, write_record
+from dipole.core.train.adapter import same_data
 from dipole.core.train.build import build, scheduled
 from dipole.core.train.domains import adapter_class
 from dipole.core.train.evaluation import Evaluated, evaluate
@@ -20,7 +21,7 @@ from dipole.core.train.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from dipole.core.contrast.objective import Composite
-    from dipole.core.train.adapter import Adapter, same_data
+    from dipole.core.train.adapter import Adapter
 
 
 def load_run(

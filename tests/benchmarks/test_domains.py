@@ -6,7 +6,7 @@ import torch
 
 from dipole.core.contrast.gather import relate
 from dipole.core.ground.seeding import Seeds
-from dipole.core.train.evaluation import evaluate
+from dipole.core.train.evaluation import diagnose_pairs, evaluate
 from dipole.core.train.loop import build
 from dipole.core.train.recipe import load
 from dipole.core.train.run_folder import RunFolder
@@ -31,7 +31,7 @@ def measured(tmp_path_factory):
         with torch.no_grad():
             (pairs,) = relate(adapter.embed(next(iter(adapter.batches(0))))).local_pairs
         seeds = Seeds(config.seed)
-        evaluated = evaluate(adapter, objective, seeds, (pairs,))
+        evaluated = evaluate(adapter, objective, seeds, diagnose_pairs((pairs,), objective))
         adapter.module.eval()
         found[domain] = evaluated, adapter.features("test")[0].detach().float().numpy(), pairs
     return found

@@ -14,7 +14,7 @@ TESTED = {
     "lightning_module",
     "plain_loop",
     "sentence_transformers_trainer",
-    "stable_baselines3",
+    "sb3_agent",
     "transformers_trainer",
 }
 

@@ -175,7 +175,8 @@ def test_without_labels_it_is_refused(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (64, 8, 8), dtype=np.uint8)
     np.savez(tmp_path / "u.npz", images=pixels)
     config = load(
-        "digits-simclr", [*SHORT, ONLINE, f"vision.data.source={tmp_path}/u.npz", "train.batch_size=16"]
+        "digits-simclr",
+        [*SHORT, ONLINE, f"vision.data.source={tmp_path}/u.npz", "train.batch_size=16", "vision.probe.probes=[]"],
     ).config
     with pytest.raises(ConfigError, match=r"vision\.probe\.online: .*without a label.*leave the online probe out"):
         train(config, tmp_path, quiet=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from dipole.core.cli import Runner
 from dipole.core.ground.download import BASE, Progress, RemoteFile, address, digest, free_bytes
 from dipole.core.ground.errors import ConfigError, DataError
-from dipole.core.train.data_sets import Built, DataSet, data_sets, fetched_folder, find, get, is_prepared
+from dipole.core.train.data_sets import Built, DataSet, built, data_sets, fetched_folder, find, get, is_prepared
 from dipole.core.train.domains import resolve
 
 EVERY = 2.0  # seconds between two lines of progress
@@ -31,10 +31,9 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
     fetched.add_argument("--to", type=Path, metavar="FOLDER", help="folder to prepare (default: data/NAME)")
     fetched.add_argument("--yes", action="store_true", help="do not ask")
     fetched.add_argument("--url", metavar="URL", help=f"fetch from a mirror, URL/FILE; also ${BASE}")
-    for name, each in data_sets().items():
-        if isinstance(each, Built):
-            built = actions.add_parser(name, help=each.summary, description=each.summary)
-            runners[name] = resolve(each.configure)(built)
+    for name, each in built().items():
+        inner = actions.add_parser(name, help=each.summary, description=each.summary)
+        runners[name] = resolve(each.configure)(inner)
     return lambda arguments: runners[arguments.action](arguments)
 
 
