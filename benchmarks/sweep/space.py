@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dipole.core.contrast.spec import Term, format_terms, parse
+from dipole.core.contrast.spec import Term, format_terms, numbered, parse
 from dipole.core.ground.errors import ConfigError, SpecError, nearest
 
 Value = float | int | bool | str
@@ -153,8 +153,7 @@ def settings(values: Mapping[str, Value], objective: str) -> list[str]:
 
 def _changed(terms: list[Term], key: str, value: Value) -> list[Term]:
     owner, _, option = key.removeprefix(f"{OBJECTIVE}.").rpartition(".")
-    names = [term.name for term in terms]
-    known = [name if names.count(name) == 1 else f"{name}.{names[:i].count(name)}" for i, name in enumerate(names)]
+    known = numbered([term.name for term in terms])
     if owner not in known:
         raise ConfigError(
             f"--space {key}: the objective has no term {owner!r}.{nearest(owner, known)} Its terms: "

@@ -15,7 +15,7 @@ from dipole.core.contrast.options import checked, options_of
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.contrast.registry import Entry, registry
 from dipole.core.contrast.similarity import full_precision, normalize
-from dipole.core.contrast.spec import Term, format_terms, option_span, parse
+from dipole.core.contrast.spec import Term, format_terms, numbered, option_span, parse
 from dipole.core.contrast.spec import caret as caret_under
 from dipole.core.contrast.statistics import AnyStatistic
 from dipole.core.ground.errors import OptionError, PairsError, SpecError
@@ -270,11 +270,7 @@ class Composite(nn.Module):
         self.ring = ring
         self.terms = nn.ModuleList(terms)
         self.weights = list(weights) if weights is not None else [entry_of(term).weight for term in terms]
-        names = [term.registered_name() for term in terms]
-        self.names = [
-            name if names.count(name) == 1 else f"{name}.{names[:place].count(name)}"
-            for place, name in enumerate(names)
-        ]
+        self.names = numbered([term.registered_name() for term in terms])
 
     def __iter__(self) -> Iterator[tuple[str, float, Objective]]:
         for name, weight, term in zip(self.names, self.weights, self.terms, strict=True):

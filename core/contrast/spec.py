@@ -9,6 +9,7 @@ Text becomes terms and terms become text again; nothing is ever evaluated.
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dipole.core.ground.errors import SpecError
@@ -173,6 +174,13 @@ def parse(text: str) -> list[Term]:
 def format_terms(terms: list[Term]) -> str:
     """Write terms as text that `parse` reads back to the same terms."""
     return " + ".join(str(term) for term in terms)
+
+
+def numbered(names: Sequence[str]) -> list[str]:
+    """A name for each term of a sum: its own, and NAME.0, NAME.1, ... of one that stands there more than once."""
+    return [
+        name if names.count(name) == 1 else f"{name}.{names[:place].count(name)}" for place, name in enumerate(names)
+    ]
 
 
 def option_span(text: str, term: Term, name: str) -> tuple[int, int]:
