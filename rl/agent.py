@@ -138,17 +138,9 @@ class ContrastiveSAC(SAC):
         super().__init__(
             policy,
             env,  # type: ignore[arg-type]
-            learning_rate=chosen.learning_rate,
             buffer_size=chosen.buffer_size,
-            learning_starts=chosen.learning_starts,
-            batch_size=chosen.batch_size,
-            tau=chosen.tau,
-            gamma=chosen.gamma,
-            ent_coef=f"auto_{chosen.initial_temperature!r}",
-            target_update_interval=chosen.target_every,
-            train_freq=chosen.train_freq,
-            gradient_steps=chosen.gradient_steps,
             target_entropy=chosen.target_entropy,
+            **presets.sac_keywords(chosen),
             **sb3,
             _init_setup_model=_init_setup_model,
         )

@@ -20,6 +20,7 @@ from dipole.rl import networks
 from dipole.rl.agent import ContrastiveSAC
 from dipole.rl.exported import AGENT
 from dipole.rl.policy import encoder_keywords
+from dipole.rl.settings import sac_keywords
 
 PLAIN, CODE = "sac.zip", "networks.py"
 PLAIN_REPLAY = 10_000  # transitions that SB3's own replay holds twice over; `buffer_size=` of `SAC.load` changes it
@@ -81,17 +82,9 @@ def plain(agent: ContrastiveSAC) -> SAC:
     made = SAC(
         networks.PixelPolicy,
         None,  # type: ignore[arg-type]
-        learning_rate=chosen.learning_rate,
         buffer_size=agent.n_envs,
-        learning_starts=chosen.learning_starts,
-        batch_size=chosen.batch_size,
-        tau=chosen.tau,
-        gamma=chosen.gamma,
-        train_freq=chosen.train_freq,
-        gradient_steps=chosen.gradient_steps,
-        ent_coef=f"auto_{chosen.initial_temperature!r}",
-        target_update_interval=chosen.target_every,
         target_entropy=agent.target_entropy,
+        **sac_keywords(chosen),
         policy_kwargs=keywords,
         seed=agent.seed,
         device="cpu",

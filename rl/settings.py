@@ -230,3 +230,18 @@ def allowed(field: FieldInfo) -> str:
     if low is not None and high is not None:
         return f"{what} between {low:g} and {high:g}"
     return what if low is None else f"{what} >= {low:g}"
+
+
+def sac_keywords(chosen: Settings) -> dict[str, Any]:
+    """What SB3's SAC is given of an agent's settings, whichever class it is."""
+    return {
+        "learning_rate": chosen.learning_rate,
+        "learning_starts": chosen.learning_starts,
+        "batch_size": chosen.batch_size,
+        "tau": chosen.tau,
+        "gamma": chosen.gamma,
+        "ent_coef": f"auto_{chosen.initial_temperature!r}",
+        "target_update_interval": chosen.target_every,
+        "train_freq": chosen.train_freq,
+        "gradient_steps": chosen.gradient_steps,
+    }

@@ -17,6 +17,7 @@ from dipole.text.vocabulary import load_tokens, words_vocabulary
 sentence_transformers = pytest.importorskip("sentence_transformers")
 
 from dipole.text.export import export_sentence_transformer  # noqa: E402
+from tests.without_dipole import WITHOUT_DIPOLE  # noqa: E402
 
 WORDS = ["the", "film", "was", "good", "bad", "very", ".", "boring", "great"]
 TEXTS = ["the film was good .", "", "very very bad", "unheard of", "great", "the film was very very boring ."]
@@ -59,15 +60,9 @@ def test_the_learned_projection_goes_with_the_export(tmp_path, kind):
     assert model.encode(TEXTS) == pytest.approx(encoder.encode(TEXTS), abs=1e-5)
 
 
-ALONE = """
-import importlib.abc, json, sys
-
-class Absent(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "dipole":
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, Absent())
+ALONE = (
+    WITHOUT_DIPOLE
+    + """
 import numpy
 from sentence_transformers import SentenceTransformer
 folders, texts = json.loads(sys.argv[1])
@@ -85,6 +80,7 @@ for folder in folders:
 assert not any(name.partition(".")[0] == "dipole" for name in sys.modules)
 print(json.dumps(said))
 """
+)
 
 
 def own_tokenizer(tmp_path):

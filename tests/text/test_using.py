@@ -23,6 +23,7 @@ from dipole.text.embed import SentenceEmbedder, read_sentences
 from dipole.text.encode import SentenceEncoder
 from dipole.text.exported import open_folder
 from dipole.text.vocabulary import words_vocabulary
+from tests.without_dipole import WITHOUT_DIPOLE
 
 WORDS = [f"word{i}" for i in range(24)]
 SENTENCES = ["word1 word2 word3 .", "word9 unheard word4", "", "word23 word0 word7 word8 word11 ."]
@@ -305,15 +306,9 @@ def test_onnx_gives_the_same_vectors(tmp_path, kind):
     assert found == pytest.approx(encoder.encode([*SENTENCES, *SENTENCES[:1]]), abs=1e-5)
 
 
-ALONE = """
-import importlib.abc, json, sys
-
-class Absent(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "dipole":
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, Absent())
+ALONE = (
+    WITHOUT_DIPOLE
+    + """
 import numpy, torch
 from transformers import AutoModel, AutoTokenizer
 given, texts = json.loads(sys.argv[1])
@@ -327,6 +322,7 @@ for folder, code, mean in given:
     vectors = (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True) if mean else states[:, 0]
     numpy.save(folder + ".npy", vectors.numpy())
 """
+)
 
 
 def test_transformers_loads_the_folders_without_dipole(tmp_path):

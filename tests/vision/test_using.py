@@ -25,6 +25,7 @@ from dipole.vision.embed import ImageEmbedder, read_images
 from dipole.vision.encoders import EncoderConfig, build_encoder
 from dipole.vision.export import DipoleVisionModel
 from dipole.vision.exported import open_folder
+from tests.without_dipole import WITHOUT_DIPOLE
 
 CPU = torch.device("cpu")
 
@@ -203,15 +204,9 @@ def record(**changes):
     return SimpleNamespace(**(values | changes))
 
 
-ALONE = """
-import importlib.abc, json, sys
-
-class Absent(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "dipole":
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, Absent())
+ALONE = (
+    WITHOUT_DIPOLE
+    + """
 import numpy, torch
 from PIL import Image
 from transformers import AutoImageProcessor, AutoModel
@@ -223,6 +218,7 @@ for folder, code in given:
         pixels = processor(Image.open(picture), return_tensors="pt")
         numpy.save(folder + ".npy", model(**pixels).pooler_output.flatten(1).numpy())
 """
+)
 
 
 def test_transformers_loads_the_folders_without_dipole(tmp_path):
