@@ -5,6 +5,8 @@ from collections.abc import Callable
 from math import inf
 from pathlib import Path
 
+from dipole.core.cli.arguments import positive, whole
+
 Runner = Callable[[argparse.Namespace], int]
 
 
@@ -17,7 +19,7 @@ def bench(parser: argparse.ArgumentParser) -> Runner:
         help="change settings of every run, such as text.senteval=FOLDER",
     )  # fmt: skip
     _running(parser)
-    parser.add_argument("--seeds", type=_positive, metavar="N", help="seeds 0 to N-1 in place of the suite's own")
+    parser.add_argument("--seeds", type=positive, metavar="N", help="seeds 0 to N-1 in place of the suite's own")
     parser.add_argument(
         "--plan", action="store_true",
         help="print jobs, estimated time and seeds needed, and stop; without SUITE a line for every suite",
@@ -42,13 +44,13 @@ def sweep(parser: argparse.ArgumentParser) -> Runner:
         help="what varies: log(LOW, HIGH), uniform(LOW, HIGH), int(LOW, HIGH), logint(LOW, HIGH), choice(A, B, ...); "
         "a KEY as for --set, or objective.TERM.OPTION or objective.TERM.weight",
     )  # fmt: skip
-    parser.add_argument("--trials", type=_positive, default=20, metavar="N", help="of the whole search (default 20)")
+    parser.add_argument("--trials", type=positive, default=20, metavar="N", help="of the whole search (default 20)")
     parser.add_argument(
         "--metric", required=True, metavar="NAME", help="a number of the evaluation, such as linear/accuracy"
     )
     parser.add_argument("--minimize", action="store_true", help="less is better")
     parser.add_argument(
-        "--seeds", type=_positive, default=3, metavar="N", help="seeds 0 to N-1 of the winner, on the test part"
+        "--seeds", type=positive, default=3, metavar="N", help="seeds 0 to N-1 of the winner, on the test part"
     )
     parser.add_argument(
         "--set", metavar="KEY=VALUE", nargs="+", action="extend", default=[], dest="overrides",
@@ -56,7 +58,7 @@ def sweep(parser: argparse.ArgumentParser) -> Runner:
     )  # fmt: skip
     _running(parser)
     parser.add_argument("--name", metavar="NAME", help="of the search, by which it is continued (default: by content)")
-    parser.add_argument("--seed", type=_whole, default=0, metavar="N", help="of the proposals (default 0)")
+    parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of the proposals (default 0)")
     return _sweep
 
 
@@ -100,8 +102,8 @@ def _running(parser: argparse.ArgumentParser) -> None:
         "--slurm", metavar="KEY=VALUE", nargs="+", action="extend", default=[], type=_option,
         help="options of sbatch with --engine slurm, such as partition=gpu time=600 gpus_per_node=1",
     )  # fmt: skip
-    parser.add_argument("--jobs", type=_positive, metavar="N", help="jobs at a time (default: one per GPU or core)")
-    parser.add_argument("--threads", type=_positive, metavar="N", help="computing threads of a job")
+    parser.add_argument("--jobs", type=positive, metavar="N", help="jobs at a time (default: one per GPU or core)")
+    parser.add_argument("--threads", type=positive, metavar="N", help="computing threads of a job")
 
 
 def _bench(arguments: argparse.Namespace) -> int:
@@ -169,23 +171,11 @@ def _report(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
-    return int(text)
-
-
 def _option(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key or not value:
         raise argparse.ArgumentTypeError(f"must be of the form KEY=VALUE, got {text!r}")
     return key, value
-
-
-def _whole(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 0, got {text!r}")
-    return int(text)
 
 
 def _difference(text: str) -> float:

@@ -4,6 +4,8 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
+from dipole.core.cli.arguments import positive
+
 Runner = Callable[[argparse.Namespace], int]
 
 
@@ -15,12 +17,12 @@ def wiki3029(parser: argparse.ArgumentParser) -> Runner:
         "folder of such files or of articles as text",
     )  # fmt: skip
     parser.add_argument("out", type=Path, metavar="OUT", help="the file to write: NAME.jsonl or NAME.jsonl.gz")
-    parser.add_argument("--articles", type=_positive, default=3029, metavar="N", help="articles (default: 3029)")
+    parser.add_argument("--articles", type=positive, default=3029, metavar="N", help="articles (default: 3029)")
     parser.add_argument(
-        "--sentences", type=_positive, default=200, metavar="M", help="sentences of each article (default: 200)"
+        "--sentences", type=positive, default=200, metavar="M", help="sentences of each article (default: 200)"
     )
     parser.add_argument(
-        "--words", type=_positive, default=4, metavar="W", help="words of a sentence, at least (default: 4)"
+        "--words", type=positive, default=4, metavar="W", help="words of a sentence, at least (default: 4)"
     )
     parser.add_argument("--seed", type=int, default=0, help="which articles and sentences are taken (default: 0)")
     parser.add_argument(
@@ -48,9 +50,3 @@ def _wiki3029(arguments: argparse.Namespace) -> int:
         f"that are long enough, of {built.read}"
     )
     return 0
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
-    return int(text)

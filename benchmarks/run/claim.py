@@ -53,14 +53,15 @@ def claim(folder: Path, name: str) -> Iterator[None]:
 
 def is_held(path: Path) -> bool:
     """Whether the claim of a file FOLDER/NAME.json belongs to a living process."""
-    return _is_locked(_lock_of(path)) or _is_renewed_elsewhere(path)
+    return is_locked(_lock_of(path)) or _is_renewed_elsewhere(path)
 
 
 def _lock_of(path: Path) -> Path:
     return path.with_suffix(".lock")
 
 
-def _is_locked(path: Path) -> bool:
+def is_locked(path: Path) -> bool:
+    """Whether a living process of this host holds a lock file."""
     if not path.exists():
         return False
     try:

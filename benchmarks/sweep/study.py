@@ -11,8 +11,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
+from dipole.benchmarks.run.claim import is_locked
 from dipole.benchmarks.sweep.space import Dimension, Value
 from dipole.core.ground.errors import ConfigError
 from dipole.core.ground.extras import install_line
@@ -89,14 +90,7 @@ class Study:
                 self._study.enqueue_trial(trial.params)
 
     def _lives(self, driver: str) -> bool:
-        path = self._lock_of(driver)
-        if not driver or not path.exists():
-            return False
-        try:
-            with FileLock(path, blocking=False):
-                return False
-        except Timeout:
-            return True
+        return bool(driver) and is_locked(self._lock_of(driver))
 
     def ask(self, trials: int) -> tuple[Any, dict[str, Value]] | None:
         """The next trial and its values; None where as many as wanted are done or under way."""
