@@ -55,6 +55,7 @@ def main(steps: int = 20, learning_rate: float = 0.01) -> list[float]:
     if rank == 0:
         print(" ".join(f"{loss:.5f}" for loss in losses))
     if ranks > 1:
+        dist.barrier()  # a process that leaves early can abort another that still closes its connections
         dist.destroy_process_group()
     return losses
 

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 import dipole
 from dipole import Pairs
 from dipole.core.ground.errors import OptionError, PairsError
+from tests.leaving import leave
 
 ROWS = 11
 
@@ -369,8 +370,7 @@ def rank_main(rank, folder):
         found[way] = loss.detach(), [p.grad for p in module.parameters()], len(calls)
     if rank == 0:
         torch.save(found, os.path.join(folder, "found.pt"))
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 def test_two_ranks_are_one_process_whichever_is_wrapped(tmp_path):

@@ -9,6 +9,7 @@ from transformers import Trainer, TrainingArguments
 
 import dipole
 from dipole.core.ground.errors import ConfigError, OptionError, PairsError, SpecError
+from tests.leaving import leave
 
 ROWS = 24
 
@@ -156,7 +157,7 @@ def rank_main(rank, folder):
         dist.all_reduce(grad)
         grad /= 2
     torch.save(found, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    leave()
 
 
 def gradient_of(rows_of_it, items, processes):

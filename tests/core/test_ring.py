@@ -16,6 +16,7 @@ from dipole.core.contrast.embedded import Embedded
 from dipole.core.contrast.travelling import Travelling
 from dipole.core.ground.errors import PairsError
 from tests.core.test_distributed import LAYOUTS, SPECS, batch, build
+from tests.leaving import leave
 
 OWN = "indices of one's own"
 MORE = {
@@ -80,8 +81,7 @@ def rank_main(rank, file, sizes, results):
             asked.clear()
     if rank == 1:
         torch.save((found, gathered), results)
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 @pytest.fixture(scope="module", params=list(SIZES.values()), ids=list(SIZES))
@@ -140,8 +140,7 @@ def wrong_main(rank, file, results):
         objective(a, b)
     errors["one in a ring"] = str(error.value)
     torch.save(errors, f"{results}{rank}")
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 def test_what_cannot_work_is_an_error_on_every_rank(tmp_path):

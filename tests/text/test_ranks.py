@@ -16,6 +16,7 @@ from dipole.core.train.config import TrainConfig
 from dipole.core.train.encoding import Encoding
 from dipole.text.adapter import TextAdapter
 from dipole.text.config import TextSettings
+from tests.leaving import leave
 
 # Batches of 14 sentences (7 blocks of 2, a sentence and its positive) are cut unequally by three.
 CASES = {
@@ -90,8 +91,7 @@ def rank_main(rank, world_size, corpus, folder):
     divided = measured(corpus, rank, world_size, microbatch=2)
     if rank == 0:
         torch.save((found, cut, divided), os.path.join(folder, "found.pt"))
-    dist.barrier()  # a rank that leaves early can abort another that still closes its connections
-    dist.destroy_process_group()
+    leave()
 
 
 @pytest.fixture(scope="module", params=[2, 3])

@@ -32,6 +32,7 @@ from dipole.vision.frameworks.base import Batch
 from dipole.vision.pairing import apart, read_pairs
 from dipole.vision.retrieval import recall, zero_shot
 from dipole.vision.sources import Decoding
+from tests.leaving import leave
 
 CPU, SIDE, ROWS = torch.device("cpu"), 12, 40
 COLOURS = {"red": (200, 40, 40), "green": (40, 200, 40), "blue": (40, 40, 200), "white": (200, 200, 200)}
@@ -428,8 +429,7 @@ def on_a_rank(rank, meet, folder, out):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=2)
     torch.save({case: one_step(case, folder, rank, 2) for case in CASES}, os.path.join(out, f"{rank}.pt"))
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 def test_two_ranks_are_one_process(table):

@@ -23,6 +23,7 @@ from dipole.vision.adapter import VisionAdapter
 from dipole.vision.config import VisionConfig
 from dipole.vision.frameworks.base import Batch, Branch, Setup
 from dipole.vision.image_set import ImageSet
+from tests.leaving import leave
 
 BATCH = 16
 
@@ -183,8 +184,7 @@ def every_case(rank, file, folder, world_size):
         found[wrong] = step(("simclr", "infonce"), own)
         setattr(gather, attribute, right)
     torch.save(found, os.path.join(folder, f"{rank}.pt"))
-    dist.barrier()  # a rank that leaves early can abort another that still closes its connections
-    dist.destroy_process_group()
+    leave()
 
 
 @pytest.fixture(scope="module", params=[2, 3])
@@ -273,8 +273,7 @@ def rank_main(rank, file, source, folder):
         "rows": batch.rows,
     }
     torch.save(found, os.path.join(folder, f"{rank}.pt"))
-    dist.barrier()  # a rank that leaves early can abort another that still closes its connections
-    dist.destroy_process_group()
+    leave()
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from dipole.core.train.encoding import Encoding
 from dipole.vision.config import VisionConfig
 from dipole.vision.frameworks.base import Batch, Branch, Setup
 from dipole.vision.image_set import ImageSet
+from tests.leaving import leave
 
 IMAGES, SIDE = 12, 8
 FRAMEWORKS = {
@@ -97,8 +98,7 @@ def every_case(rank, file, folder, world_size):
             found[name, shares] = norm_alone(make, own, sync=True)
     found["apart"] = step("simclr", own)
     torch.save(found, os.path.join(folder, f"{rank}.pt"))
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 @pytest.fixture(scope="module", params=[2, 3])
