@@ -7,6 +7,7 @@ Both print the same numbers: N processes with B/N rows each compute the loss and
 """
 
 import argparse
+import gc
 import os
 
 import torch
@@ -31,11 +32,8 @@ class Model(nn.Module):
         return self.objective(self.encoder(first), self.encoder(second)).loss  # gathers the rows of all processes
 
 
-def main(steps: int = 20, learning_rate: float = 0.01) -> list[float]:
+def train(ranks: int, rank: int, steps: int, learning_rate: float) -> list[float]:
     """Train on noise, and give the loss of each step."""
-    ranks, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
-    if ranks > 1:
-        dist.init_process_group("gloo")
     torch.manual_seed(0)
     encoder = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 16))
     model = Model(encoder, "infonce(temperature=0.1) + 0.1*dp + 0.1*cllr(solver=proximal, alpha=0.5)", dim=16)
@@ -52,10 +50,21 @@ def main(steps: int = 20, learning_rate: float = 0.01) -> list[float]:
         optimizer.step()
         model.objective.after_step(learning_rate)
         losses.append(loss.item())
+    return losses
+
+
+def main(steps: int = 20, learning_rate: float = 0.01) -> list[float]:
+    """Train in as many processes as torchrun has started."""
+    ranks, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+    if ranks > 1:
+        dist.init_process_group("gloo")
+    losses = train(ranks, rank, steps, learning_rate)
     if rank == 0:
         print(" ".join(f"{loss:.5f}" for loss in losses))
     if ranks > 1:
-        dist.barrier()  # a process that leaves early can abort another that still closes its connections
+        # Together, and when DistributedDataParallel is gone: gloo aborts where one that lives loses its group.
+        gc.collect()
+        dist.barrier()
         dist.destroy_process_group()
     return losses
 
