@@ -99,25 +99,27 @@ class Outcome:
             return f"{'weakest' if verdict == AGREES and len(self.items) > 1 else 'by'} {self.deciding.words}"
         missing = sum(part.missing for part in self.parts)
         reasons = [f"{missing} comparison{'s' if missing > 1 else ''} without data"] if missing else []
-        seeds = max((n for item in self._undecided if (n := item.seeds)), default=None)
+        seeds = max((n for item in self._open if (n := item.seeds)), default=None)
         if not self.is_tested:
-            least = seeds_needed(1.0, 1.0, is_paired=True)
             reasons.append(
-                "no spread to judge by: with one seed each nothing can be decided; "
-                f"{least} would tell a gap as large as their spread"
+                "no spread to judge by (one seed each decides nothing); "
+                f"{seeds_needed(1.0, 1.0, is_paired=True)} seeds would tell what is off its bound by one spread"
             )
         elif seeds:
             reasons.append(f"{seeds} seeds would tell")
-        else:
+        elif not missing:
             reasons.append("on its bound, which no number of seeds decides")
         return f"{self.deciding.words}; {'; '.join(reasons)}"
 
     @property
-    def _undecided(self) -> Iterator[Item]:
+    def _open(self) -> Iterator[Item]:
+        """What is not decided, each by itself: the mean where a part is about it, or the comparisons."""
         for part in self.parts:
-            for item in [part.item] if part.item else part.items:
-                if decide(item.evidence, item.evidence.p) == UNDECIDED:
-                    yield item
+            if part.item and decide(part.item.evidence, part.item.evidence.p) == UNDECIDED:
+                yield part.item
+            elif decide(part.evidence, part.evidence.p) == UNDECIDED:
+                open_ones = [each for each in part.items if decide(each.evidence, each.evidence.p) == UNDECIDED]
+                yield from open_ones or part.items
 
 
 def evaluate(claim: Claim, grids: Mapping[str, Grid]) -> Outcome:
@@ -137,9 +139,7 @@ Found = Iterator[tuple[str, Contrast | None]]
 Place = tuple[Grid | None, str, str]
 
 
-def _found(
-    claim: Claim, index: int, part: Part, grids: Mapping[str, Grid]
-) -> Iterator[tuple[Contrast | None, bool]]:
+def _found(claim: Claim, index: int, part: Part, grids: Mapping[str, Grid]) -> Iterator[tuple[Contrast | None, bool]]:
     """Comparisons of a test, and whether the paper has them: a dash in its table is no comparison."""
     test = claim.tests[index]
     if test["kind"] not in _TESTS:

@@ -53,7 +53,7 @@ class Contrast:
     """One comparison before it is judged.
 
     `pairs` are what it compares, first minus second: one pair, or several of which all must hold (`every`) or one
-    (`any_of`). `direction` is -1 where the first is to be the smaller one; `printed` the sign of the printed difference.
+    (`any_of`). `direction` is -1 where the first is to be the smaller one; `printed` is the printed difference.
     """
 
     label: str
@@ -77,7 +77,7 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Item:
-    """One comparison: its value (a difference, ratio or gap) with a 95 % interval, whether it is as claimed, p-values."""
+    """One comparison: its value (a difference, ratio or gap), 95 % interval, whether it is as claimed, and evidence."""
 
     label: str
     value: float
