@@ -136,7 +136,7 @@ def _printed(outcome: Outcome) -> Cell:
 
 def _estimate(outcome: Outcome) -> Cell:
     found = outcome.deciding
-    return Cell("") if found is None else Cell(found.words, found.value)
+    return Cell("") if found is None else Cell(found.words, found.value if isfinite(found.value) else None)
 
 
 def _p(p: float) -> Cell:

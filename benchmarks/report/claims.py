@@ -10,6 +10,8 @@ from dipole.benchmarks.equivalence import NOTHING, Evidence, any_of, every
 from dipole.benchmarks.report import published
 from dipole.benchmarks.report.comparison import AGREES, DIFFERS, UNDECIDED
 from dipole.benchmarks.report.published import Claim, row_label
+from dipole.benchmarks.report.readings import LEVEL
+from dipole.benchmarks.report.table import number
 from dipole.benchmarks.report.verdicts import Contrast, Item, Judged, Part, Side, decide, default_part, judge
 from dipole.benchmarks.statistics import Summary, seeds_needed, summarize
 from dipole.core.ground.errors import DataError
@@ -105,6 +107,8 @@ class Outcome:
                 "no spread to judge by (one seed each decides nothing); "
                 f"{seeds_needed(1.0, 1.0, is_paired=True)} seeds would tell what is off its bound by one spread"
             )
+        elif self.p < LEVEL:
+            reasons.append(f"shown by itself (p = {number(self.p)}), but not among all claims of the suite")
         elif seeds:
             reasons.append(f"{seeds} seeds would tell")
         elif not missing:
@@ -270,7 +274,9 @@ def _contrast(label: str, one: Place, other: Place, kind: str = "mean", **more: 
     if first is None or second is None:
         return None
     value = first.summary.std - second.summary.std if kind == "std" else first.summary.mean - second.summary.mean
-    return Contrast(label, value, [(first, second)], **more) if isfinite(value) else None
+    # A spread that is not printed is no comparison; that of a single seed is one that decides nothing.
+    is_known = isfinite(value) or bool(first.samples and second.samples)
+    return Contrast(label, value, [(first, second)], **more) if is_known else None
 
 
 def _side(place: Place, kind: str = "mean") -> Side | None:

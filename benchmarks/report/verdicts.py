@@ -96,7 +96,7 @@ class Item:
     @property
     def words(self) -> str:
         interval = f" ({number(self.low)} to {number(self.high)})" if isfinite(self.low + self.high) else ""
-        return f"{self.label} {number(self.value)}{interval}"
+        return f"{self.label} {number(self.value) if isfinite(self.value) else 'unknown'}{interval}"
 
 
 @dataclass(frozen=True)
