@@ -79,7 +79,8 @@ class Outcome:
     @property
     def says(self) -> str:
         """The kind and the bound of every part."""
-        return "; ".join(dict.fromkeys(f"{each.part.kind}: {each.words}" for each in self.parts))
+        said = [(each.part.kind, each.words) for each in self.parts]
+        return "; ".join(dict.fromkeys(words if words.startswith(kind) else f"{kind}: {words}" for kind, words in said))
 
     @property
     def deciding(self) -> Item | None:

@@ -108,11 +108,12 @@ class Judged:
     missing: int
     evidence: Evidence
     item: Item | None = None  # the mean of all comparisons, where it is what is judged
+    side: str = "above"
 
     @property
     def words(self) -> str:
         """What the part says, with its bound."""
-        return KINDS[self.part.kind].words(self.part, len(self.items) + self.missing)
+        return KINDS[self.part.kind].words(self.part, len(self.items) + self.missing, self.side)
 
     @property
     def deciding(self) -> Item | None:
@@ -129,7 +130,7 @@ class Kind:
     """A kind of statement: the region of a comparison, how comparisons are put together, and its words."""
 
     region: Callable[[Part], tuple[float, float]]
-    words: Callable[[Part, int], str]
+    words: Callable[[Part, int, str], str]
     combine: Callable[[Part, Sequence[Evidence]], Evidence] = lambda part, evidence: every(evidence)
     is_closed: bool = False
     is_spread: bool = False
@@ -152,7 +153,9 @@ def judge(part: Part, contrasts: Sequence[Contrast | None]) -> Judged:
         found = Evidence(inside, found.outside if kind.of_each else 1.0 if missing else estimate.outside)
     if kind is KINDS["significant"]:
         found = Evidence(min(1.0, found.inside * LEVEL / part.level), found.outside)
-    return Judged(part, tuple(items), missing, found, mean)
+    turns = {_turn(part, each) for each in known} - {0}
+    side = "beyond" if len(turns) > 1 else "below" if turns == {-1} else "above"
+    return Judged(part, tuple(items), missing, found, mean, side)
 
 
 def decide(evidence: Evidence, p: float) -> str:
@@ -240,16 +243,16 @@ def _mean_item(part: Part, kind: Kind, known: Sequence[Contrast]) -> tuple[Item,
     return Item(label, value, holds, evidence, *_shown(found, is_log), seeds, tested), evidence
 
 
-def _each(words: str) -> Callable[[Part, int], str]:
-    def say(part: Part, n: int) -> str:
+def _each(words: str) -> Callable[[Part, int, str], str]:
+    def say(part: Part, n: int, side: str) -> str:
         numbers = {name: f"{value:g}" for name, value in part if isinstance(value, float)}
-        return words.format(**numbers) + (f", in each of {n}" if n > 1 else "")
+        return words.format(side=side, **numbers) + (f", in each of {n}" if n > 1 else "")
 
     return say
 
 
-def _counted(part: Part, n: int) -> str:
-    return f"above {part.bound:g} in at least {_least(part, n)} of {n}"
+def _counted(part: Part, n: int, side: str) -> str:
+    return f"{side} {part.bound:g} in at least {_least(part, n)} of {n}"
 
 
 def _least(part: Part, n: int) -> int:
@@ -285,16 +288,16 @@ def _within(part: Part) -> tuple[float, float]:
     return -(part.margin or 0.0), part.margin or 0.0
 
 
-def _sign_words(part: Part, n: int) -> str:
-    return f"above {part.bound:g}" + (f", {n} by their sign and in the mean" if n > 1 else "")
+def _sign_words(part: Part, n: int, side: str) -> str:
+    return f"{side} {part.bound:g}" + (f", {n} by their sign and in the mean" if n > 1 else "")
 
 
-def _mean_words(part: Part, n: int) -> str:
-    said = f"above {part.bound:g}" if part.low is None else f"{part.low:g} to {part.high:g}"
+def _mean_words(part: Part, n: int, side: str) -> str:
+    said = f"{side} {part.bound:g}" if part.low is None else f"{part.low:g} to {part.high:g}"
     return f"{said} in the mean of {n}"
 
 
-def _about_words(part: Part, n: int) -> str:
+def _about_words(part: Part, n: int, side: str) -> str:
     low, high = _about(part)
     said = f"{part.amount:g}" if part.amount is not None else f"{part.low:g} to {part.high:g}"
     return f"about {said} ({low:g} to {high:g})" + (f", in each of {n}" if n > 1 else "")
@@ -303,8 +306,8 @@ def _about_words(part: Part, n: int) -> str:
 KINDS: Mapping[str, Kind] = {
     "sign": Kind(_above, _sign_words, of_mean=True),
     "average": Kind(_above, _mean_words, of_mean=True, of_each=False),
-    "all": Kind(_above, _each("above {bound}")),
-    "significant": Kind(_above, _each("above {bound}, significant at {level}")),
+    "all": Kind(_above, _each("{side} {bound}")),
+    "significant": Kind(_above, _each("{side} {bound}, significant at {level}")),
     "most": Kind(_above, _counted, _count),
     "count": Kind(_above, _counted, _count),
     "at least": Kind(_above, _each("at least {bound}"), is_closed=True),

@@ -1,18 +1,27 @@
 """Every claim of the papers agrees, differs and is undecided on data made up for it; bounds, counts and few seeds."""
 
+import csv
+import io
+import json
 from itertools import product
 
 import numpy as np
 import pytest
+from rich.console import Console
 from scipy import stats
 
 from dipole.benchmarks import equivalence
 from dipole.benchmarks.equivalence import Evidence
+from dipole.benchmarks.manifest import read_manifests
 from dipole.benchmarks.report import published
 from dipole.benchmarks.report.claims import evaluate
 from dipole.benchmarks.report.comparison import AGREES, DIFFERS, UNDECIDED
 from dipole.benchmarks.report.readings import PARAMETERS, Part
+from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.report.verdicts import KINDS
+from dipole.benchmarks.report.write import write_report
+from dipole.benchmarks.run.terminal import print_results
+from dipole.benchmarks.run_records import read_records
 from dipole.benchmarks.statistics import Summary, summarize
 from tests.benchmarks.claim_data import Grid, grids, read_claims
 
@@ -316,9 +325,6 @@ def test_on_a_bound_the_error_keeps_its_level(effect):
 
 def test_the_claims_of_a_suite_are_one_family(runs_folder):
     """Each claim of CACR Table 9 is shown alone at 0.03; of three together none is."""
-    from dipole.benchmarks.report.results import SuiteResults
-    from dipole.benchmarks.run_records import read_records
-
     generator = np.random.default_rng(0)
     unit = generator.normal(size=3)
     unit = (unit - unit.mean()) / unit.std(ddof=1)
@@ -338,3 +344,50 @@ def test_the_claims_of_a_suite_are_one_family(runs_folder):
     assert found["cacr-c16"].p_holm > 0.05
     assert found["cacr-c16"].verdict_alone == UNDECIDED
     assert "shown by itself (p = 0.030), but not among all claims" in found["cacr-c16"].why
+
+
+@pytest.fixture
+def reported(runs_folder):
+    """CACR Table 9 with c16 refuted: w/o pi- is 4.98 below, and all else as claimed."""
+    generator = np.random.default_rng(0)
+    level = {"CACR": 86.0, "w/o pi+": 85.0, "w/o pi-": 81.02, "UAUR": 79.0}
+    noise = {place: 0.002 * generator.normal(size=4) for place in product(level, ("CIFAR-10", "CIFAR-100", "STL-10"))}
+    rows = [(name, "infonce", None) for name in level]
+    columns = [(name, "vision") for name in ("CIFAR-10", "CIFAR-100", "STL-10")]
+    runs_folder.suite(
+        "cacr-table9", rows, columns, lambda r, c, s: (level[r] + noise[r, c][s]) / 100, range(4),
+        published="cacr-table9",
+    )  # fmt: skip
+    return runs_folder.path
+
+
+def test_kind_bound_estimate_p_and_verdict_stand_in_every_format(reported, tmp_path):
+    write_report(reported, tmp_path / "out")
+    rows = {row["claim"]: row for row in json.loads((tmp_path / "out" / "cacr-table9-small-claims.json").read_text())}
+    row = rows["cacr-c16"]
+    assert row["kind"] == "more than 5, in each of 3"
+    assert row["verdict on ours"] == DIFFERS
+    assert row["p (Holm)"] < 0.05
+    assert "4.98 (4.9" in row["estimate"]
+    assert row["printed numbers"] == "3 of 3"
+    assert row["printed numbers: note"] == "no spread is printed: not tested"
+    assert rows["cacr-c15"]["verdict on ours"] == rows["cacr-c17"]["verdict on ours"] == AGREES
+    with (tmp_path / "out" / "cacr-table9-small-claims.csv").open() as lines:
+        (line,) = [line for line in csv.DictReader(lines) if line["claim"] == "cacr-c16"]
+    assert (line["kind"], line["verdict on ours"]) == (row["kind"], DIFFERS)
+    every = {row["claim"]: row for row in json.loads((tmp_path / "out" / "every-claim.json").read_text())}
+    assert every["cacr-c16"]["verdict on ours"] == "cacr-table9-small: differs"
+    assert every["lmcl-c16"]["verdict on ours: note"] == "the paper gives no timings"
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "more than 5, in each of 3" in page
+    assert "2 shown to agree, 1 to differ, 0 undecided" in page
+
+
+def test_the_terminal_shows_claims_in_80_columns(reported):
+    (manifest,), _ = read_manifests(reported)
+    out = io.StringIO()
+    print_results(Console(file=out, width=80), SuiteResults(manifest, read_records(reported).records))
+    shown = out.getvalue()
+    assert "cacr-c16" in shown
+    assert "more than 5" in " ".join(shown.split())
+    assert all(len(line) <= 80 for line in shown.splitlines())
