@@ -1,7 +1,7 @@
 """The papers' statements, evaluated one by one on any grid of numbers: the printed tables or our own."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations, pairwise, product
 from math import isfinite, nan
 from typing import Any, Protocol
@@ -157,7 +157,8 @@ def _found(claim: Claim, index: int, part: Part, grids: Mapping[str, Grid]) -> I
         dashes = {label for label, contrast in contrasts(test, tables) if contrast is None}
     for label, contrast in contrasts(test, grids):
         if part.is_about(label) or (contrast is None and test["table"] not in grids):
-            yield contrast, label not in dashes
+            named = replace(contrast, subject=_subject(test)) if contrast and len(claim.tests) > 1 else contrast
+            yield named, label not in dashes
 
 
 def _compare(test: Mapping[str, Any], grids: Mapping[str, Grid]) -> Found:
@@ -262,6 +263,13 @@ _TESTS: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Grid]], Found]] =
 
 def _row(name: str | Mapping[str, str]) -> str:
     return name if isinstance(name, str) else row_label(name["method"], name.get("group"))
+
+
+def _subject(test: Mapping[str, Any]) -> str:
+    """The rows of a test, as far as its labels do not name them."""
+    if not isinstance(test.get("a"), str | Mapping):
+        return ""
+    return _row(test["a"]) + (f" against {_row(test['b'])}" if isinstance(test.get("b"), str | Mapping) else "")
 
 
 def _columns(test: Mapping[str, Any], grid: Grid | None) -> Sequence[str]:

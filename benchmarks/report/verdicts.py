@@ -53,7 +53,8 @@ class Contrast:
     """One comparison before it is judged.
 
     `pairs` are what it compares, first minus second: one pair, or several of which all must hold (`every`) or one
-    (`any_of`). `direction` is -1 where the first is to be the smaller one; `printed` is the printed difference.
+    (`any_of`). `direction` is -1 where the first is to be the smaller one; `printed` is the printed difference. `subject` names the rows where a claim has more
+    than one list of comparisons.
     """
 
     label: str
@@ -64,6 +65,7 @@ class Contrast:
     printed: float | None = None
     is_log: bool = False
     is_closed: bool = False
+    subject: str = ""
 
     def estimates(self) -> list[Estimate]:
         return [_minus(*(side.logs for side in pair) if self.is_log else pair) for pair in self.pairs]
@@ -87,6 +89,7 @@ class Item:
     high: float = nan
     seeds: int | None = None
     is_tested: bool = False
+    subject: str = ""
 
     @property
     def p(self) -> float | None:
@@ -96,7 +99,8 @@ class Item:
     @property
     def words(self) -> str:
         interval = f" ({number(self.low)} to {number(self.high)})" if isfinite(self.low + self.high) else ""
-        return f"{self.label} {number(self.value) if isfinite(self.value) else 'unknown'}{interval}"
+        label = f"{self.subject}, {self.label}" if self.subject else self.label
+        return f"{label}: {number(self.value) if isfinite(self.value) else 'unknown'}{interval}"
 
 
 @dataclass(frozen=True)
@@ -203,13 +207,16 @@ def _item(part: Part, kind: Kind, contrast: Contrast) -> Item:
     low, high = _region(part, kind, contrast)
     value = log(contrast.value) if contrast.is_log else contrast.value
     estimates = contrast.estimates()
-    evidence = contrast.combine([against(each, low, high) for each in estimates])
+    single = [against(each, low, high) for each in estimates]
+    evidence = contrast.combine(single)
     # The printed value of several pairs is that of one of them, the range's but for its sign.
     shown = min(estimates, key=lambda each: abs(abs(each.value) - abs(value)))
     holds = _is_in(value, low, high, kind.is_closed or contrast.is_closed)
     tested = any(isfinite(each.error) for each in estimates)
-    seeds = max((n for each in estimates if (n := seeds_to_decide(each, low, high))), default=None)
-    return Item(contrast.label, contrast.value, holds, evidence, *_shown(shown, contrast.is_log), seeds, tested)
+    wanted = [seeds_to_decide(e, low, high) for e, found in zip(estimates, single, strict=True) if found.p >= LEVEL]
+    seeds = None if None in wanted else max((n for n in wanted if n), default=None)
+    interval = _shown(shown, contrast.is_log)
+    return Item(contrast.label, contrast.value, holds, evidence, *interval, seeds, tested, contrast.subject)
 
 
 def _shown(found: Estimate, is_log: bool) -> tuple[float, float]:
@@ -222,7 +229,8 @@ def _spread_item(part: Part, contrast: Contrast) -> Item:
     evidence = contrast.combine([smaller_spread(one, other) for one, other in pairs])
     seeds = max((n for one, other in pairs if (n := seeds_to_decide_spread(one.std, other.std))), default=None)
     holds = contrast.direction * contrast.value > ROUNDING
-    return Item(contrast.label, contrast.value, holds, evidence, seeds=seeds, is_tested=evidence != NOTHING)
+    tested = evidence != NOTHING
+    return Item(contrast.label, contrast.value, holds, evidence, nan, nan, seeds, tested, contrast.subject)
 
 
 def _mean_item(part: Part, kind: Kind, known: Sequence[Contrast]) -> tuple[Item, Evidence]:
@@ -240,7 +248,8 @@ def _mean_item(part: Part, kind: Kind, known: Sequence[Contrast]) -> tuple[Item,
     value = exp(found.value) if is_log else found.value
     seeds, tested = seeds_to_decide(found, low, high), isfinite(found.error)
     holds = _is_in(found.value, low, high, False)
-    return Item(label, value, holds, evidence, *_shown(found, is_log), seeds, tested), evidence
+    subject = known[0].subject if len({each.subject for each in known}) == 1 else ""
+    return Item(label, value, holds, evidence, *_shown(found, is_log), seeds, tested, subject), evidence
 
 
 def _each(words: str) -> Callable[[Part, int, str], str]:

@@ -150,7 +150,7 @@ def _solved(claim, parts, tables, want, on_bound):
         slack = np.eye(len(cells) + 1)[-1] * room
         if want == "differs":
             if number == 0:  # all of the first part is far on its wrong side
-                reach = 3.0 if is_log else 30.0
+                reach = 0.5 if is_log else 10.0
                 above.append(-gap if np.isfinite(high) and low != 0 else gap)
                 limit.append(-high - reach if np.isfinite(high) and low != 0 else low - reach)
         elif want == "bound" and number == on_bound:
@@ -164,7 +164,7 @@ def _solved(claim, parts, tables, want, on_bound):
             if np.isfinite(high):
                 above.append(gap + slack)
                 limit.append(high)
-    bounds = [(log(0.01), log(1e4)) if is_log else (-300.0, 300.0)] * len(cells) + [(0.0, SLACK)]
+    bounds = [(log(0.05), log(20.0)) if is_log else (-30.0, 30.0)] * len(cells) + [(0.0, SLACK)]
     goal = np.append(np.zeros(len(cells)), -1.0)
     found = linprog(goal, above or None, limit or None, equal or None, value or None, bounds)
     if not found.success or (want == "agrees" and found.x[-1] < 0.05):

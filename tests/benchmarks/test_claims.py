@@ -15,7 +15,7 @@ from dipole.benchmarks.equivalence import Evidence
 from dipole.benchmarks.manifest import read_manifests
 from dipole.benchmarks.report import published
 from dipole.benchmarks.report.claims import evaluate
-from dipole.benchmarks.report.comparison import AGREES, DIFFERS, UNDECIDED
+from dipole.benchmarks.report.comparison import AGREES, DIFFERS, UNDECIDED, compare
 from dipole.benchmarks.report.readings import PARAMETERS, Part
 from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.report.verdicts import KINDS
@@ -40,7 +40,10 @@ def test_every_claim_can_agree_differ_and_stay_open(id_):
         outcome = made(id_, want)
         assert outcome.verdict == verdict, (want, outcome.p, outcome.why(outcome.verdict))
         assert outcome.why(outcome.verdict)
-    assert made(id_, "agrees").hold == len(made(id_, "agrees").items)
+        if want == "agrees":
+            assert outcome.hold == len(outcome.items)
+        if want == "bound":
+            assert "on its bound, which no number of seeds decides" in outcome.why(UNDECIDED)
 
 
 @pytest.mark.parametrize("id_", TESTABLE)
@@ -391,3 +394,19 @@ def test_the_terminal_shows_claims_in_80_columns(reported):
     assert "cacr-c16" in shown
     assert "more than 5" in " ".join(shown.split())
     assert all(len(line) <= 80 for line in shown.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("shift", "verdict"), [(0.0, AGREES), (0.5, AGREES), (1.0, UNDECIDED), (1.3, UNDECIDED), (4.0, DIFFERS)]
+)
+def test_a_printed_number_is_judged_by_its_margin_on_both_sides(shift, verdict):
+    """Welch against 75 +- 0.2 of five trials: inside the point, across it, outside of it."""
+    generator = np.random.default_rng(0)
+    noise = generator.normal(size=6)
+    ours = 75 + shift + 0.3 * (noise - noise.mean()) / noise.std(ddof=1)
+    found = compare(published.PrintedCell(75.0, 0.2), 5, summarize(ours.tolist()), "accuracy %", True)
+    parts = np.array([0.3**2 / 6, 0.2**2 / 5])
+    df = parts.sum() ** 2 / (parts**2 / [5, 4]).sum()
+    half = stats.t.ppf(0.975, df) * np.sqrt(parts.sum())
+    assert (found.low, found.high) == pytest.approx((shift - half, shift + half))
+    assert found.verdict == verdict
