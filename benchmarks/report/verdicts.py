@@ -53,8 +53,8 @@ class Contrast:
     """One comparison before it is judged.
 
     `pairs` are what it compares, first minus second: one pair, or several of which all must hold (`every`) or one
-    (`any_of`). `direction` is -1 where the first is to be the smaller one; `printed` is the printed difference. `subject` names the rows where a claim has more
-    than one list of comparisons.
+    (`any_of`). `direction` is -1 where the first is to be the smaller one; `printed` is the printed difference.
+    `subject` names the rows where a claim has more than one list of comparisons.
     """
 
     label: str
