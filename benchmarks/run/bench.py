@@ -12,7 +12,7 @@ from dipole.benchmarks.plan import Estimator, faults, make_plan
 from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.run.engines import Engine, LocalEngine, PoolEngine
 from dipole.benchmarks.run.tasks import Result, Task
-from dipole.benchmarks.run.terminal import Summary, print_plan, print_results, print_summary, reporter, say
+from dipole.benchmarks.run.terminal import Summary, print_plan, print_results, print_summary, reckoning, reporter, say
 from dipole.benchmarks.run_records import read_records
 from dipole.benchmarks.suite import Job, ScaleName, read_suite, suites
 from dipole.core.ground.errors import TrainingError
@@ -104,6 +104,7 @@ def plan_all(
     table.add_section()
     table.add_row("all (shared runs once)", *_plan_line(every, records, estimator, slots))
     console.print(table)
+    say(console, reckoning())
     for problem in problems:
         say(console, f"cannot run: {problem}")
     return 1 if problems else 0
@@ -113,9 +114,7 @@ def _plan_line(
     wanted: dict[str, RunConfig], records: dict[str, RunRecord], estimator: Estimator, slots: int
 ) -> tuple[str, str, str]:
     missing = [config for name, config in wanted.items() if name not in records]
-    seconds, guessed = estimator.total(missing, slots)
-    shown = "unknown" if seconds is None else duration(seconds) + (f" ({guessed} guessed)" if guessed else "")
-    return str(len(wanted)), str(len(wanted) - len(missing)), shown
+    return str(len(wanted)), str(len(wanted) - len(missing)), str(estimator.total(missing, slots))
 
 
 def make_engine(
@@ -157,7 +156,7 @@ def run_jobs(
         say(console, f"{skipped} of {len(jobs)} runs are finished already.")
     with reporter(console, len(tasks)) as report:
         started = f"{len(tasks)} runs, {engine.slots} at a time" if tasks else ""
-        report(0, 0, estimator.total(list(waiting.values()), engine.slots)[0], started)
+        report(0, 0, estimator.total(list(waiting.values()), engine.slots).seconds, started)
         for result in engine.run(tasks, runs):
             config = waiting.pop(result.task.hash)
             if result.status == "done":
@@ -168,7 +167,7 @@ def run_jobs(
             else:
                 failed.append(result)
                 line = f"FAILED  {result.task.hash}  {result.task.label}: {result.message}  (log: {result.log})"
-            report(done, len(failed), estimator.total(list(waiting.values()), engine.slots)[0], line)
+            report(done, len(failed), estimator.total(list(waiting.values()), engine.slots).seconds, line)
     return Summary(done, tuple(failed), skipped)
 
 
