@@ -200,16 +200,16 @@ def read_grid(raw: object, where: str) -> Grid:
     excluded = raw.get("exclude", ())
     if not isinstance(excluded, list | tuple) or not all(isinstance(out, Mapping) and out for out in excluded):
         raise ConfigError(f"{where}: exclude is a list of points to leave out, such as [{{ batch = 256 }}].")
-    left_out = []
+    left_out: list[Mapping[str, tuple[str, ...]]] = []
     for out in excluded:
-        texts = {}
+        texts_out: dict[str, tuple[str, ...]] = {}
         for axis, value in out.items():
             _known(axis, axes, f"{where}: exclude")
-            texts[axis] = tuple(map(_text, value if isinstance(value, list | tuple) else [value]))
+            texts_out[axis] = tuple(map(_text, value if isinstance(value, list | tuple) else [value]))
             known = [each.text for each in axes[axis]]
-            if odd := [text for text in texts[axis] if text not in known]:
+            if odd := [text for text in texts_out[axis] if text not in known]:
                 raise ConfigError(f"{where}: exclude: {odd[0]!r} is no value of {axis}.{nearest(odd[0], known)}")
-        left_out.append(texts)
+        left_out.append(texts_out)
     grid = Grid(where, axes, tuple(map(tuple, zipped)), tuple(left_out))
     if axes and next(grid.points(), None) is None:
         raise ConfigError(f"{where}: exclude leaves nothing.")

@@ -3,8 +3,8 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from math import nan
+from dataclasses import asdict, dataclass
+from math import isnan, nan
 from statistics import fmean, median
 from typing import Any
 
@@ -127,6 +127,12 @@ class Plan:
     @property
     def guessed(self) -> int:
         return self.time.guessed
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `--plan --json` prints; a spread that is not known is null."""
+        lines = [asdict(line) | {"std": None if isnan(line.std) else line.std} for line in self.seeds]
+        counts = {"jobs": self.jobs, "finished": self.finished, "slots": self.slots}
+        return {**counts, "time": asdict(self.time), "seeds": lines}
 
 
 def faults(jobs: Sequence[Job], processes: int) -> tuple[Fault, ...]:

@@ -53,7 +53,7 @@ def measured(job: Job, short: bool) -> dict[str, Any]:
     if short:
         settings += [*STAND_INS.get(config.domain, ()), "train.epochs=", f"train.batch_size={FEW}"]
         source = config.model_dump(mode="json")[config.domain]
-        name = source.get("corpus") or (source.get("data") or {}).get("source")
+        name = str(source.get("corpus") or (source.get("data") or {}).get("source"))
         rows = ROWS[name] if unit == "epoch" else FEW
     seconds = []
     for length in (one, 3 * one):
@@ -73,21 +73,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", nargs="+", metavar="SUITE", default=list(suites()), help="these suites")
     parser.add_argument("--minutes", type=float, default=60.0, help="begin no further run after this")
+    parser.add_argument("--keep", action="store_true", help="add to the table what it has nothing of")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    end, entries, seen = time.monotonic() + 60 * arguments.minutes, [], set()
+    entries: list[dict[str, Any]] = []
+    if arguments.keep:
+        entries = json.loads(TABLE.read_text(encoding="utf-8"))["entries"]
+    end, seen = time.monotonic() + 60 * arguments.minutes, set()
     for scale in ("small", "paper"):
         for name in arguments.only:
             suite = read_suite(name)
             jobs = suite.at(scale).jobs() if scale in suite.scale else []
             for job in {job.recipe: job for job in reversed(jobs)}.values():
                 kind = json.dumps([job.recipe if scale == "paper" else kind_of(job.config)], sort_keys=True)
-                if kind in seen or time.monotonic() > end:
+                had = any(entry["suite"] == f"{name}-{scale}" and entry["recipe"] == job.recipe for entry in entries)
+                if kind in seen or had or time.monotonic() > end:
                     continue
                 seen.add(kind)
                 try:
                     entry = measured(job, short=scale == "paper" and job.config.domain != "toy")
-                except (DipoleError, KeyError, TypeError) as error:
+                except (DipoleError, KeyError, TypeError, OSError) as error:
                     print(
                         f"{name} {scale} {job.recipe}: left out: {' '.join(str(error).split())[:200]}", file=sys.stderr
                     )
