@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from dipole.benchmarks.run.reference import TABLE, calibration, kind_of, machine_name
+from dipole.benchmarks.run.reference import TABLE, calibration, kind_of, machine_name, rows_of
 from dipole.benchmarks.suite import Job, read_suite, suites
 from dipole.core.ground.errors import DipoleError
 from dipole.core.ground.files import atomic_write
@@ -26,11 +26,6 @@ from dipole.core.train.loop import train
 from dipole.core.train.recipe import load
 
 FEW = 8
-ROWS = {
-    "cifar10": 50_000, "cifar100": 50_000, "stl10": 100_000, "imagenet": 126_689, "wiki3029.jsonl.gz": 600_000,
-    "hub:bookcorpus/bookcorpus": 74_000_000, "hub:stanfordnlp/imdb": 50_000,
-}  # fmt: skip
-"""Rows of an epoch of what is not at hand: as the sets' authors have them, of ImageNet the 100 classes of CMC."""
 STAND_INS = {
     "vision": [
         "vision.data.source=digits", "vision.data.pretrain_split=", "vision.data.pretrain=", "vision.data.limit=64",
@@ -52,9 +47,7 @@ def measured(job: Job, short: bool) -> dict[str, Any]:
     rows = 1
     if short:
         settings += [*STAND_INS.get(config.domain, ()), "train.epochs=", f"train.batch_size={FEW}"]
-        source = config.model_dump(mode="json")[config.domain]
-        name = str(source.get("corpus") or (source.get("data") or {}).get("source"))
-        rows = ROWS[name] if unit == "epoch" else FEW
+        rows = rows_of(kind_of(config)) if unit == "epoch" else FEW
     seconds = []
     for length in (one, 3 * one):
         key = "steps" if short or unit == "step" else "epochs"
