@@ -37,6 +37,7 @@ from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.step import Opaque, Step
 
 STEPS = 3  # that are timed in each batch; the first of all is not
+PLAYED = 40  # agent steps of random actions
 PLAIN = ("train.warmup=0", "train.schedule=constant", "train.milestones=", "train.epochs=", "train.steps=8")
 DIGITS = (
     *PLAIN, "vision.data.source=digits", "vision.data.pretrain_split=", "vision.data.pretrain=", "vision.data.limit=",
@@ -122,16 +123,21 @@ def _steps(recipe: str, settings: Sequence[str]) -> float:
 
 
 def _updates(recipe: str, settings: Sequence[str]) -> float:
-    """Processor seconds of an agent's update and of the environment steps between two of them."""
-    whole = load(recipe, settings).config
-    work = work_of(whole)
-    assert work is not None
-    repeat, rows, few, more = round((whole.train.steps or 1) / work.steps), whole.train.batch_size, 24, 36
-    short = [*settings, f"rl.learning_starts={rows}", "rl.episodes=1", "train.evaluate_every=", "train.log_every=1000"]
-    seconds = [
-        _trained(load(recipe, [*short, f"train.steps={repeat * (rows + updates)}"]).config) for updates in (few, more)
-    ]
-    return max(seconds[1] - seconds[0], 0.05 * seconds[1]) / (more - few)
+    """Processor seconds of an agent's step in its environment and of an update: the median of a few."""
+    config = load(recipe, settings).config
+    with tempfile.TemporaryDirectory() as folder:
+        adapter, objective = build(config, RunFolder(Path(folder)), torch.device("cpu"))
+        agent: Any = adapter.agent  # type: ignore[attr-defined]
+        agent.adopt(objective)
+        began = time.process_time()
+        agent.learn(PLAYED, log_interval=None)
+        step = (time.process_time() - began) / PLAYED
+        seconds = []
+        for _ in range(STEPS + 1):
+            began = time.process_time()
+            agent.train(1, config.train.batch_size)
+            seconds.append(time.process_time() - began)
+    return step + median(seconds[1:])
 
 
 def _trained(config: RunConfig) -> float:
