@@ -3,14 +3,16 @@
 Counted on networks without memory, so that a run of weeks is counted in a second; data are not read.
 """
 
+import hashlib
 import json
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from dipole import __version__
+from dipole.core.ground.cache import kept_json
 from dipole.core.ground.errors import DipoleError
 from dipole.core.ground.seeding import Seeds
 from dipole.core.train.config import RunConfig
@@ -68,31 +70,18 @@ def _vision(config: RunConfig) -> Work:
     rows = config.train.batch_size
     order = settings.framework.order(settings, images, rows, 1, Seeds(0))
     units = max(len(order) // rows, 1)
-    keys = {"method", "views", "encoder", "augment", "negatives", "pairs", settings.method}
-    table = settings.model_dump(mode="json", include=keys) | {"side": images.images.shape[1:]}
-    flops = _counted(json.dumps(table, sort_keys=True, default=str), _Images(settings, images))
+    keys = {"method", "views", "encoder", "negatives", settings.method}
+    sides = [view.size for view in settings.framework.augmentations(settings)]
+    table = settings.model_dump(mode="json", include=keys) | {"sides": sides, "images": [*images.images.shape[1:]]}
+    digest = hashlib.sha256(json.dumps([__version__, table], sort_keys=True, default=str).encode()).hexdigest()
+    flops = kept_json("flops", digest[:16], lambda: _counted(settings, images))
     return Work(f"vision/{settings.encoder.name}", _steps(config, units), rows, flops, units, len(images))
 
 
-class _Images:
-    """Settings and images of a run, all alike for the cache: its key is the text before."""
-
-    def __init__(self, settings: Any, images: Any) -> None:
-        self.settings, self.images = settings, images
-
-    def __hash__(self) -> int:
-        return 0
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Images)
-
-
-@cache
-def _counted(_: str, what: _Images) -> float:
+def _counted(settings: Any, images: Any) -> float:
     """Floating-point operations of an image: those of all its views through the networks that see them, and back."""
     from dipole.vision.frameworks.base import Batch, Setup
 
-    settings, images = what.settings, what.images
     size = settings.augment.size or min(images.images.shape[-2:])
     count = COUNTED * (settings.framework.block_positives(settings) + 1)
     with torch.device("meta"):

@@ -4,6 +4,7 @@ import hashlib
 import json
 import textwrap
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -229,3 +230,15 @@ def test_a_suite_that_is_written_out_has_the_same_cells_and_no_grid(name, tmp_pa
 def test_only_suites_are_written_out(name, message, capsys):
     assert main(["show", name, "--expand"]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_example_of_the_documentation_is_a_suite(tmp_path):
+    text = (Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md").read_text()
+    example = text.partition("## Grids")[2].partition("```toml\n")[2].partition("```")[0]
+    sized = read_suite(written(tmp_path, example)).at("small")
+    assert len(list(sized.cells())) == 24
+    labels = [row.label for row in sized.rows]
+    assert labels[0] == "infonce, temperature=0.1"
+    assert len(labels) == 6
+    assert {sized.base_of(row) for row in sized.rows} == {None, *labels[:2]}
+    assert len({job.hash for job in sized.jobs()}) == 24

@@ -74,11 +74,9 @@ def _check_idle(path: Path, force: bool) -> None:
         owner = ""
     if _is_locked(path) or lives_here(owner):
         raise ConfigError(f"{path} is being trained (process {pid_in(owner)}); end that first.")
-    if not _says_running(path):
-        return
-    if is_gone(owner):
+    if is_gone(owner):  # a file that an orderly end takes away
         print(f"{path} was being trained when its process was killed.", file=sys.stderr)
-    elif not force:
+    elif _says_running(path) and not force:
         raise ConfigError(
             f"{path} is running by its record, and whether process {pid_in(owner)} of {host_in(owner)} still trains it "
             "cannot be told from here. If it does not: --force."
