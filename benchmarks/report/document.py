@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dipole.benchmarks.manifest import read_manifests
 from dipole.benchmarks.report import charts, findings, searches, tables
-from dipole.benchmarks.report.charts import Picture
+from dipole.benchmarks.report.picture import Picture
 from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.report.table import ReportTable
 from dipole.benchmarks.run_records import Collection, Problem, read_records
