@@ -87,8 +87,8 @@ def performance_profile(tasks: Sequence[Mapping[str, Sequence[float]]], places: 
     shares: dict[str, list[float]] = {}
     scaled = []
     for task in tasks:
-        every = np.concatenate([np.asarray(task[label], dtype=np.float64) for label in labels]) if labels else []
-        low, high = (float(np.min(every)), float(np.max(every))) if len(every) else (0.0, 0.0)
+        every = [float(value) for label in labels for value in task[label]] or [0.0]
+        low, high = min(every), max(every)
         scaled.append((low, (high - low) or 1.0))
     for label in labels:
         of = [

@@ -321,8 +321,9 @@ def _losses(results: SuiteResults, group: Group, curves: Mapping[str, list[dict[
         value = results.value(model[0], column.name)
         return model[0] != results.base, sign * value if value is not None else inf
 
+    base = "the base and " if results.base else ""
     ordered = [name for _, name in sorted(_models(results, group).items(), key=place)]
-    return loss_pictures(group, curves, ordered, f"the base and the best by {column.name}")
+    return loss_pictures(group, curves, ordered, f"{base}the best by the first column of its runs")
 
 
 def loss_pictures(

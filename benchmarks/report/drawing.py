@@ -4,6 +4,7 @@ Colours are names of the page's style sheet (`var(--c0)`), so that one picture s
 the light ones.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -38,17 +39,23 @@ def to_svg(drawn: Mapping[str, Any]) -> str:
 
 
 def to_files(chart: Chart) -> dict[str, str | bytes]:
-    """A chart as files, by suffix: SVG and PDF in the light colours, with the title that the page has in its text."""
-    svg = with_colours(to_svg({**spec(chart), "title": chart.title}), light())
+    """A chart as files, by suffix: SVG, PDF and Vega-Lite spec, in the light colours, with title and description."""
+    titled = {**spec(chart), "title": chart.title}
+    svg = with_colours(to_svg(titled), light())
     told = f"<title>{escape(chart.title)}</title><desc>{escape(chart.description)}</desc>"
     svg = re.sub(r"(<svg[^>]*>)", lambda m: m[1] + told, svg, count=1)
-    return {".svg": svg, ".pdf": _converter().svg_to_pdf(svg)}
+    written = json.dumps({"$schema": SCHEMA, **titled, "config": CONFIG}, indent=1, allow_nan=False)
+    return {".svg": svg, ".pdf": _converter().svg_to_pdf(svg), ".vl.json": _coloured(written, light())}
 
 
 def with_colours(svg: str, colours: Mapping[str, str]) -> str:
     """Names of colours replaced by the colours; a white ground."""
-    found = re.sub(r"var\(--([a-z0-9]+)\)", lambda m: colours[m[1]], svg)
+    found = _coloured(svg, colours)
     return re.sub(r"(<svg[^>]*>)", r'\1<rect width="100%" height="100%" fill="#ffffff"/>', found, count=1)
+
+
+def _coloured(text: str, colours: Mapping[str, str]) -> str:
+    return re.sub(r"var\(--([a-z0-9]+)\)", lambda m: colours[m[1]], text)
 
 
 @cache

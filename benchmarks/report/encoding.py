@@ -14,7 +14,7 @@ NARROW = 280, 190
 COLOURS = [f"var(--c{i})" for i in range(8)]
 SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left"]
 DASHES = [[1, 0], [7, 4], [2, 3], [8, 3, 2, 3]]
-LETTERS, ROWS = 30, 3
+LETTERS, ROWS = 36, 3
 # A picture is read to a thousandth of its axis at most, a number under the pointer to five digits.
 STEPS, DIGITS = 4000, 5
 
@@ -60,6 +60,16 @@ def wrapped(labels: Sequence[str]) -> Spec:
     return {"labelExpr": f"({json.dumps(long, ensure_ascii=False)})[datum.value] || datum.label"}
 
 
+def wrapped_rows(labels: Sequence[str]) -> Spec:
+    """The same for names of rows, their lines about the middle of the row."""
+    lifted = []
+    for lines in range(2, ROWS + 1):
+        if names := [label for label in labels if len(broken(label)) == lines]:
+            test = f"indexof({json.dumps(names, ensure_ascii=False)}, datum.value) >= 0"
+            lifted.append({"test": test, "value": -6.5 * (lines - 1)})
+    return {**wrapped(labels), **({"labelOffset": {"condition": lifted, "value": 0}} if lifted else {})}
+
+
 def broken(label: str) -> list[str]:
     """A label in lines of at most LETTERS letters, the last one marked where not all of it is shown."""
     if len(label) <= LETTERS:
@@ -70,6 +80,12 @@ def broken(label: str) -> list[str]:
 def rows_of(labels: Sequence[str]) -> int:
     """How many lines the longest label takes."""
     return max(len(broken(label)) for label in labels)
+
+
+def row_step(labels: Sequence[str]) -> int:
+    """Pixels from row to row that labels of so many lines need."""
+    lines = rows_of(labels)
+    return 24 if lines == 1 else 13 * lines + 5
 
 
 def rounded(values: Sequence[float | None]) -> list[float | None]:

@@ -9,9 +9,9 @@ from dipole.benchmarks.report.kinds import Chart, HeatMap
 # More lines than this in one picture are told apart by nobody: they become rows of a heat map.
 MOST_LINES = 10
 # More rows than this are no picture any more, but a table.
-MOST_ROWS = 40
+MOST_ROWS = 30
 # So much of a kind is drawn at once; what is beyond is drawn when it is unfolded. A large map counts twice.
-DRAWN, LARGE = 12, 200
+DRAWN, LARGE = 12, 100
 
 Item = TypeVar("Item")
 

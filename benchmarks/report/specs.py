@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import singledispatch
-from math import isfinite
+from math import ceil, isfinite
 from typing import Any
 
 from dipole.benchmarks.report.encoding import (
@@ -15,11 +15,12 @@ from dipole.benchmarks.report.encoding import (
     Spec,
     broken,
     rounded,
-    rows_of,
+    row_step,
     series_by,
     tip,
     unless_chosen,
     wrapped,
+    wrapped_rows,
 )
 from dipole.benchmarks.report.kinds import (
     Chart,
@@ -75,8 +76,8 @@ def _(chart: LineChart) -> Spec:
     if has_band:
         band = {"y": {**y_channel, "field": "low"}, "y2": {"field": "high"}, "opacity": faint}
         layers.append({"mark": {"type": "area", **step}, "encoding": band})
-    line = {"y": y_channel, "strokeDash": dash, "opacity": shown}
-    layers.append({"mark": {"type": "line", "strokeWidth": 2, **step}, "encoding": line})
+    drawn = {"y": y_channel, "strokeDash": dash, "opacity": shown}
+    layers.append({"mark": {"type": "line", "strokeWidth": 2, **step}, "encoding": drawn})
     tips = [tip("series", " "), tip("x", chart.x_label, ".6~g"), tip("y", chart.y_label, ".5~g")]
     tips += [tip(name, form=".5~g") for name in ("low", "high")] if has_band else []
     layers.append(
@@ -165,7 +166,7 @@ def _(chart: IntervalChart) -> Spec:
     labels = list(dict.fromkeys(row.label for row in chart.rows))
     sources = list(dict.fromkeys(row.source for row in chart.rows))
     scale: Spec = {"type": "log"} if chart.is_log else {"zero": False}
-    axis = {"grid": True, "gridDash": [1, 4], **wrapped(labels)}
+    axis = {"grid": True, "gridDash": [1, 4], **wrapped_rows(labels)}
     shared: Spec = {"y": {"field": "label", "type": "nominal", "title": None, "sort": None, "axis": axis}}
     shape: Spec = {}
     if len(sources) > 1:
@@ -185,6 +186,14 @@ def _(chart: IntervalChart) -> Spec:
     layers: list[Spec] = []
     if chart.reference is not None:
         layers.append({"data": {"values": [{"x": chart.reference}]}, "mark": RULE, "encoding": {"x": x}})
+    if dots:
+        # Seeds by the dozen are small and let those below shine through; few are rings that are counted.
+        mark: Spec = {"type": "point", "filled": False, "size": 22, "strokeWidth": 1.2, "opacity": 0.9}
+        dot = {**shared, "color": {"value": "var(--text)"}, "x": x, "tooltip": [tip("x", "one run", ".5~g")]}
+        dot.pop("opacity", None)
+        if max(len(row.runs) for row in chart.rows) > MANY:
+            mark |= {"size": 10, "strokeWidth": 0.9, "opacity": 0.45}
+            dot["color"] = {"value": "var(--soft)"}
     span = {**shared, "x": {**x, "field": "low"}, "x2": {"field": "high"}}
     layers.append(
         {
@@ -196,17 +205,12 @@ def _(chart: IntervalChart) -> Spec:
     point = {**shared, "x": x, "tooltip": tips, **shape}
     layers.append({"mark": {"type": "point", "filled": True, "size": 80}, "encoding": point})
     if dots:
-        # Seeds by the dozen are small and let those below shine through; few are rings that are counted.
-        most = max(len(row.runs) for row in chart.rows)
-        mark: Spec = {"type": "point", "filled": False, "size": 22, "strokeWidth": 1.2, "opacity": 0.9}
-        if most > MANY:
-            mark |= {"size": 10, "strokeWidth": 0.9, "opacity": 0.45}
-        dot = {**shared, "color": {"value": "var(--text)"}, "x": x, "tooltip": [tip("x", "one run", ".5~g")]}
-        dot.pop("opacity", None)
-        layers.append({"data": {"name": "dots"}, "mark": mark, "encoding": dot})
+        # Many lie below what they add up to, few on it.
+        place = len(layers) - 2 if mark["size"] < 20 else len(layers)
+        layers.insert(place, {"data": {"name": "dots"}, "mark": mark, "encoding": dot})
     data = {"rows": rows, **({"dots": dots} if dots else {})}
     found = _layered(data, "rows", {}, layers, is_chosen=bool(shape))
-    step = 11 + 13 * max(rows_of(labels), len(sources))
+    step = max(row_step(labels), 11 + 13 * len(sources))
     # Names and intervals share the width, so that long names do not make the picture, and its letters, smaller.
     return {
         **found,
@@ -233,8 +237,8 @@ def _(chart: RankChart) -> Spec:
         for i, (a, b) in enumerate(chart.groups)
     ]
     domain = [first - room, last + (len(bars) + 1.5) * room]
-    axis = {"grid": True, "gridDash": [1, 4], **wrapped(labels)}
-    y: Spec = {"field": "label", "type": "nominal", "title": None, "sort": labels, "axis": axis}
+    axis = {"grid": True, "gridDash": [1, 4], **wrapped_rows(labels)}
+    y: Spec = {"field": "label", "type": "nominal", "title": None, "scale": {"domain": labels}, "axis": axis}
     x = _number("x", chart.x_label, scale={"domain": domain, "nice": False, "zero": False}, axis={"tickMinStep": 0.5})
     layers: list[Spec] = [
         {
@@ -254,7 +258,7 @@ def _(chart: RankChart) -> Spec:
         },
     ]  # fmt: skip
     found = _layered({"rows": rows, "bars": bars}, "rows", {}, layers)
-    return {**found, "width": _beside(labels), "height": {"step": 11 + 13 * rows_of(labels)}}
+    return {**found, "width": _beside(labels), "height": {"step": row_step(labels)}}
 
 
 @spec_of.register
@@ -277,8 +281,13 @@ def _(chart: HeatMap) -> Spec:
         ends = [chart.middle - reach, chart.middle + reach]
         colours = {"scheme": "purpleorange", "domain": ends, "reverse": True}
         is_dark = f"abs(datum.value - {chart.middle!r}) > {0.7 * reach!r}"
-    angle = -40 if sum(min(len(name), LETTERS) for name in names) > 60 else 0
-    x_axis = {"labelAngle": angle, "labelOverlap": True, **wrapped(names)}
+    step = 52 if has_text else max(200, min(_beside(labels), 26 * len(names))) / len(names)
+    # Numbers in their order may be left out where there is no room, names may not.
+    is_number = names and _is_number(names[0])
+    is_long = not is_number and max(map(len, names)) * 6.2 > step
+    x_axis = {"labelAngle": -40 if is_long else 0, "labelOverlap": False, **wrapped(names)}
+    if is_number:
+        x_axis["values"] = names[:: ceil((max(map(len, names)) * 6.2 + 6) / step)]
     tips = [
         tip("row", chart.y_label or "row"),
         tip("column", chart.x_label or "column"),
@@ -287,7 +296,8 @@ def _(chart: HeatMap) -> Spec:
     shared: Spec = {
         "x": {"field": "column", "type": "nominal", "title": chart.x_label or None, "sort": names, "axis": x_axis},
         "y": {
-            "field": "row", "type": "nominal", "title": chart.y_label or None, "sort": None, "axis": wrapped(labels),
+            "field": "row", "type": "nominal", "title": chart.y_label or None, "sort": None,
+            "axis": wrapped_rows(labels),
         },
         "tooltip": tips,
     }  # fmt: skip
@@ -299,9 +309,9 @@ def _(chart: HeatMap) -> Spec:
         ink = {"condition": {"test": is_dark, "value": "#ffffff"}, "value": "#101418"}
         text = {"text": {"field": "text", "type": "nominal"}, "color": ink}
         layers.append({"mark": {"type": "text", "fontSize": 11}, "encoding": text})
-    width: Any = {"step": 52} if has_text else max(200, min(_beside(labels), 26 * len(names)))
+    width: Any = {"step": 52} if has_text else round(step * len(names))
     found = _layered({"rows": rows}, "rows", shared, layers)
-    return {**found, "width": width, "height": {"step": 9 + 13 * rows_of(labels)}}
+    return {**found, "width": width, "height": {"step": row_step(labels) - 2}}
 
 
 def _in_order(names: list[str]) -> list[str]:
@@ -310,6 +320,13 @@ def _in_order(names: list[str]) -> list[str]:
         return sorted(names, key=float)
     except ValueError:
         return names
+
+
+def _is_number(name: str) -> bool:
+    try:
+        return isfinite(float(name))
+    except ValueError:
+        return False
 
 
 def broken_title(text: str) -> str | list[str]:

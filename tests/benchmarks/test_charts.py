@@ -6,7 +6,7 @@ from math import nan
 
 import pytest
 
-from dipole.benchmarks.report import charts, drawing, kinds
+from dipole.benchmarks.report import charts, drawing, encoding, kinds, picture, specs
 from dipole.benchmarks.report.document import make_report
 from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.report.table import Cell, ReportTable, to_latex
@@ -26,6 +26,7 @@ ONE_OF_EACH = [
     kinds.interval_chart(
         "forest", "x", [kinds.Estimate("r", 1, nan, nan, source=s) for s in ("printed", "ours")], None
     ),
+    kinds.RankChart("ranks", "mean rank", "", [kinds.Ranked("a", 1.2), kinds.Ranked("b", 1.8)], [(0, 1)], 0.9),
     kinds.heat_map("map", "x", "y", [kinds.Tile("r", "c", 1.0, "1.0"), kinds.Tile("r", "d", -1.0, "-1")], "v", 0.0),
     kinds.heat_map("levels", "x", "y", [kinds.Tile("r", "c", 1.0), kinds.Tile("q", "c", 2.0)], "v"),
 ]
@@ -81,7 +82,7 @@ def test_an_interval_chart_always_shows_what_it_is_measured_against():
 def test_points_land_where_the_axes_say():
     """A histogram over 0 to 1: the corner at one half is in the middle of the axis, its height the axis' top."""
     svg = drawing.to_svg(drawing.spec(ONE_OF_EACH[1]))
-    width, height = drawing.NARROW
+    width, height = encoding.NARROW
     (outline,) = re.findall(r'<path[^>]* d="(M[^"]+)"[^>]*stroke="var\(--c0\)"', svg)
     assert outline.startswith(f"M0,0L{width / 2:g},0L{width / 2:g},{height}")
 
@@ -92,12 +93,12 @@ def test_a_missing_value_interrupts_a_line():
             kinds.Line("l", [0, 1, 2, 3, 4], [1, 2, nan, 2, 1])])))
     )  # fmt: skip
     assert path.count("M") == 2
-    assert drawing._marked([1, nan, 2, nan]) >= {0, 2}
+    assert specs._marked([1, nan, 2, nan]) >= {0, 2}
 
 
 def test_one_length_is_the_same_on_both_axes():
-    across, up = drawing.equal_scales([0, 10], [0, 1])
-    width, height = drawing.NARROW
+    across, up = specs.equal_scales([0, 10], [0, 1])
+    width, height = encoding.NARROW
     assert (across[1] - across[0]) / width == pytest.approx((up[1] - up[0]) / height)
     assert across[0] < 0 < 10 < across[1]
 
@@ -109,7 +110,7 @@ def test_what_doubles_gets_a_logarithmic_axis():
     chart = kinds.line_chart("t", "x", "y", [kinds.Line("l", [16, 32, 64, 128], [1, 2, 3, 4])])
     svg = drawing.to_svg(drawing.spec(chart))
     at = [float(x) for x in re.findall(r'<path[^>]*translate\(([0-9.]+),[^>]*fill="var\(--c0\)"', svg)]
-    width = drawing.NARROW[0]
+    width = encoding.NARROW[0]
     assert at == pytest.approx([0, width / 3, 2 * width / 3, width], abs=0.01)
     rows = [kinds.Estimate(name, value, nan, nan) for name, value in (("fast", 1.0), ("slow", 100.0))]
     assert kinds.interval_chart("t", "s", rows, None).is_log
@@ -121,7 +122,7 @@ def test_series_differ_in_colour_and_marker_and_long_names_keep_every_line():
     spec = drawing.spec(kinds.line_chart("t", "x", "y", [kinds.Line(n, [1, 2], [i, i]) for i, n in enumerate(names)]))
     points = next(layer for layer in spec["layer"] if "shape" in layer["encoding"])
     for channel in ("color", "shape"):
-        scale = points["encoding"][channel]["scale"]
+        scale = (spec["encoding"] | points["encoding"])[channel]["scale"]
         assert (scale["domain"], len(set(scale["range"]))) == (names, 8)
     svg = drawing.to_svg(spec)
     for i in range(8):
@@ -158,7 +159,7 @@ def test_a_grid_is_one_heat_map_and_says_who_is_missing(runs_folder):
 
 
 def test_losses_keep_their_levels_and_many_lines_become_a_heat_map(runs_folder):
-    rows = [(f"m{i}", f"m{i}", None) for i in range(charts.MOST_LINES + 2)]
+    rows = [(f"m{i}", f"m{i}", None) for i in range(picture.MOST_LINES + 2)]
     written = runs_folder.suite("many", rows, [("a", "vision")], lambda r, c, s: 0.5, seeds=(0,))
     found = charts.pictures(results(runs_folder, written), runs_folder.path)
     loss = found["Training loss"][0].chart
