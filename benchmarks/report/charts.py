@@ -440,11 +440,7 @@ def _density_maps(group: Group, models: Mapping[str, Sequence[kinds.Steps]], of:
     for part in dict.fromkeys(one.label for series in models.values() for one in series):
         every = [(name, one) for name, series in models.items() for one in series if one.label == part]
         shown, said = ends(every, lambda each: _middle(each[1]), "models, by mean distance")
-        tiles = [
-            kinds.Tile(name, f"{middle:.3g}", height)
-            for name, one in shown
-            for middle, height in _in_bins(one)
-        ]
+        tiles = [kinds.Tile(name, f"{middle:.3g}", height) for name, one in shown for middle, height in _in_bins(one)]
         title = group.title(f"distances, {part}")
         chart = kinds.heat_map(title, DISTANCE, "", tiles, "density (1 / distance)")
         found += pictured(chart, f"{title} ({of}): a row for each of {len(shown)} models.", said)

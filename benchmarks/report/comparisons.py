@@ -52,9 +52,7 @@ def _profile(results: SuiteResults, labels: Sequence[str]) -> list[Picture]:
     return pictured(chart, caption)
 
 
-def _ranked(
-    results: SuiteResults, groups: Sequence[Sequence[ColumnEntry]], labels: Sequence[str]
-) -> list[Picture]:
+def _ranked(results: SuiteResults, groups: Sequence[Sequence[ColumnEntry]], labels: Sequence[str]) -> list[Picture]:
     if not 3 <= len(labels) <= MOST_ROWS:
         return []
     if len(groups) >= ENOUGH:

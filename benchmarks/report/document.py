@@ -70,8 +70,8 @@ def make_report(runs: Path) -> Report:
         groups = _by_task(others)
         compared = [tables.comparison_table(task, records) for task, records in groups.items() if len(records) > 1]
         subtitle = f"{len(others)} runs of dipole train" if len(others) != 1 else "one run of dipole train"
-        drawn, found = charts.other_runs(groups, runs), findings.of_others(groups)
-        sections.append(Section("other-runs", "Other runs", subtitle, (), (*compared, listed), drawn, found))
+        drawn, said = charts.other_runs(groups, runs), findings.of_others(groups)
+        sections.append(Section("other-runs", "Other runs", subtitle, (), (*compared, listed), drawn, said))
     damaged = [*damaged, *(Problem(path, said) for path, said in unreadable)]
     if (problems := tables.problems_table(collection, damaged)) is not None:
         count = len(problems.rows)

@@ -6,7 +6,7 @@ from math import nan
 
 import pytest
 
-from dipole.benchmarks.report import charts, drawing, encoding, kinds, picture, specs
+from dipole.benchmarks.report import charts, drawing, encoding, grids, kinds, picture, specs
 from dipole.benchmarks.report.document import make_report
 from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.report.table import Cell, ReportTable, to_latex
@@ -247,6 +247,8 @@ def test_a_folder_holds_every_table_and_chart_as_files(runs_folder, tmp_path):
     assert drawn >= 3
     assert len(list((tmp_path / "out" / "charts").glob("*.svg"))) == drawn
     assert len(list((tmp_path / "out" / "charts").glob("*.pdf"))) == drawn
+    (table, *_) = sorted((tmp_path / "out" / "charts").glob("*knn-accuracy.tex"))
+    assert r"infonce & 0.500 & 1 \\" in table.read_text()
     assert {p.stem for p in (tmp_path / "out").glob("*.tex")} == {table.name for table in report.tables}
 
 
@@ -259,6 +261,65 @@ def test_a_table_in_latex_is_escaped_and_has_its_best_bold():
     assert lines[1] == r"\begin{tabular}{lr}"
     assert lines[5] == r"a\_b & \textbf{50 \% \& more} \\"
     assert lines[6] == r"\textbackslash{}x\{1\} & 1 $\pm$ 2 \\"
+
+
+def test_values_are_rounded_to_what_a_picture_shows():
+    assert encoding.rounded([81.234567891, nan, 90.0]) == [81.235, None, 90.0]
+    # A small range far from zero keeps its steps.
+    fine = encoding.rounded([1000.0001, 1000.0002])
+    assert fine[1] - fine[0] == pytest.approx(1e-4, rel=0.01)
+    assert encoding.rounded([0.0, 0.0]) == [0.0, 0.0]
+
+
+def test_twenty_models_of_fifty_seeds_are_no_block_of_a_hundred_lines(runs_folder, tmp_path):
+    """No picture has more lines or rows than can be told apart; what was chosen is said."""
+    rows = [(f"m{i}", f"m{i}", None if i == 0 else "m0") for i in range(20)]
+    runs_folder.suite(
+        "many", rows, [("a", "vision")], lambda r, c, s: 0.5 + int(r[1:]) / 100 + (s * 7 % 50) / 1e3, range(50),
+        kind="study",
+    )  # fmt: skip
+    report = write_report(runs_folder.path, tmp_path / "report.html")
+    (section,) = report.sections
+    for picture_ in (one for pictures in section.pictures.values() for one in pictures):
+        assert len(getattr(picture_.chart, "lines", ())) <= picture.MOST_LINES
+        assert len(getattr(picture_.chart, "rows", ())) <= picture.MOST_ROWS
+    (losses,) = {one.note for one in section.pictures["Training loss"]}
+    assert "10 of 20 models: the base and the best" in losses
+    assert {one.chart.lines[0].label for one in section.pictures["Training loss"]} == {
+        "m0",
+        *(f"m{i}" for i in range(11, 20)),
+    }
+    html = (tmp_path / "report.html").read_text()
+    assert losses in html
+    assert len(html) < 3.5e6
+
+
+def test_what_is_beyond_the_first_pictures_is_drawn_when_unfolded(runs_folder, tmp_path):
+    rows = [(f"m{i}", f"m{i}", None) for i in range(3)]
+    runs_folder.suite("wide", rows, [(f"c{i}", "vision") for i in range(6)], lambda r, c, s: 0.5, seeds=(0,))
+    report = write_report(runs_folder.path, tmp_path / "report.html")
+    (section,) = report.sections
+    losses = section.pictures["Training loss"]
+    assert (len(losses), picture.drawn_at_once(losses)) == (18, picture.DRAWN)
+    html = (tmp_path / "report.html").read_text()
+    assert "Training loss: 6 more" in html
+    for one in losses:
+        assert one.caption in html
+
+
+def test_a_grid_of_two_options_is_a_heat_map_of_one_over_the_other(runs_folder):
+    rows = [(f"hcl(temperature={t}, beta={b})",) * 2 + (None,) for t in (0.1, 1, 0.5) for b in (2, 10)]
+    written = runs_folder.suite(
+        "two", rows, [("a", "vision")], lambda r, c, s: 0.5 if "beta=10" in r else 0.6, seeds=(0,)
+    )
+    (shown,) = charts.measured(results(runs_folder, written))
+    assert (shown.chart.x_label, shown.chart.y_label) == ("temperature", "beta")
+    assert [(t.row, t.column, t.text) for t in shown.chart.tiles] == [
+        ("10", "0.1", "50.00"), ("10", "0.5", "50.00"), ("10", "1", "50.00"),
+        ("2", "0.1", "60.00"), ("2", "0.5", "60.00"), ("2", "1", "60.00"),
+    ]  # fmt: skip
+    assert grids.options_of(["a(x=1)", "a(x=2)", "a(x=3)", "a(x=4)"]) is None
+    assert grids.options_of(["a(x=1, y=1)", "a(x=1, y=2)", "b(x=2, y=1)", "a(x=2, y=2)"]) is None
 
 
 def test_old_records_are_drawn(tmp_path, runs_folder):
