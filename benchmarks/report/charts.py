@@ -167,7 +167,7 @@ def _cells(results: SuiteResults, column: ColumnEntry) -> list[CellResult]:
 
 def _of_seeds(label: str, values: Sequence[float], source: str = "") -> kinds.Estimate:
     found = summarize(list(values))
-    return kinds.Estimate(label, found.mean, found.low, found.high, values, source)
+    return kinds.Estimate(label, found.mean, _end(found.low), _end(found.high), values, source)
 
 
 def cost(results: SuiteResults) -> list[Picture]:
@@ -207,7 +207,12 @@ def _memory(record: RunRecord) -> float:
 
 
 def _estimate(label: str, found: Interval, factor: float = 1.0) -> kinds.Estimate:
-    return kinds.Estimate(label, factor * found.value, factor * found.low, factor * found.high)
+    return kinds.Estimate(label, factor * found.value, factor * _end(found.low), factor * _end(found.high))
+
+
+def _end(value: float | None) -> float:
+    """An end of an interval; nan where too few seeds give none."""
+    return nan if value is None else value
 
 
 @dataclass(frozen=True)

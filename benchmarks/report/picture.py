@@ -10,7 +10,7 @@ from dipole.benchmarks.report.kinds import Chart, HeatMap
 MOST_LINES = 10
 # More rows than this are no picture any more, but a table.
 MOST_ROWS = 30
-# So much of a kind is drawn at once; what is beyond is drawn when it is unfolded. A large map counts twice.
+# So much of a kind is drawn at once; what is beyond is drawn when it is unfolded. A large map counts threefold.
 DRAWN, LARGE = 12, 100
 
 Item = TypeVar("Item")
@@ -35,7 +35,7 @@ def drawn_at_once(pictures: Sequence[Picture]) -> int:
     spent = 0
     for count, picture in enumerate(pictures):
         chart = picture.chart
-        spent += 2 if isinstance(chart, HeatMap) and len(chart.tiles) > LARGE else 1
+        spent += 3 if isinstance(chart, HeatMap) and len(chart.tiles) > LARGE else 1
         if spent > DRAWN:
             return count
     return len(pictures)
