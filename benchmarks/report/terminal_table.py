@@ -23,9 +23,11 @@ def print_table(console: Console, table: ReportTable) -> None:
 def _blocks(console: Console, table: ReportTable) -> list[list[int]]:
     blocks: list[list[int]] = []
     chosen = [0]
+    # Measured as if there were room: a table says of itself that it is no wider than the terminal.
+    room = console.options.update(width=10_000)
     for column in range(1, len(table.head)):
-        is_wide = console.measure(_drawn(table, [*chosen, column], "")).maximum > console.width
-        if is_wide and len(chosen) > 1:
+        wide = console.measure(_drawn(table, [*chosen, column], ""), options=room).maximum
+        if wide > console.width and len(chosen) > 1:
             blocks.append(chosen)
             chosen = [0]
         chosen.append(column)
