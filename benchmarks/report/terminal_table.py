@@ -11,6 +11,8 @@ from dipole.benchmarks.report.table import ReportTable
 
 # Names and sentences wider than this are broken into lines.
 WIDEST_NAME, WIDEST = 30, 24
+# Most words of a column's name are no longer.
+WORD = 13
 
 
 def print_table(console: Console, table: ReportTable) -> None:
@@ -38,6 +40,9 @@ def _drawn(table: ReportTable, chosen: Sequence[int], title: str) -> Table:
     found = Table(title=escape(title) or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for i in chosen:
         most = WIDEST if i else WIDEST_NAME
+        if table.numeric[i]:
+            # Numbers are as wide as they are; the words of their name stand below each other.
+            most = max(WORD, *(len(text) for row in table.rows for text in (row[i].text, row[i].sub)))
         justify = "right" if table.numeric[i] else "left"
         found.add_column(escape(table.head[i]), justify=justify, overflow="fold", max_width=most)  # type: ignore[arg-type]
     for row in table.rows:
