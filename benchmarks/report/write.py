@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from dipole.benchmarks.report.claim_tables import to_json
 from dipole.benchmarks.report.document import Report, make_report
 from dipole.benchmarks.report.drawing import to_files
 from dipole.benchmarks.report.figure_table import as_table
@@ -17,8 +18,8 @@ from dipole.core.ground.files import atomic_write, why
 def write_report(runs: Path, output: Path, figures: Path | None = None) -> Report:
     """Read a folder of runs and write report.html, report.md, or a folder with both and a file of everything in them.
 
-    In a folder each table is a .csv and a .tex; each chart, under charts/ or in the folder `figures`, an .svg, a .pdf,
-    a Vega-Lite spec and a .tex of its numbers.
+    In a folder each table is a .csv and a .tex, claims are .json as well; each chart, under charts/ or in the folder
+    `figures`, an .svg, a .pdf, a Vega-Lite spec and a .tex of its numbers.
 
     Raises:
         ConfigError: the output's name says none of these.
@@ -30,6 +31,8 @@ def write_report(runs: Path, output: Path, figures: Path | None = None) -> Repor
         texts = {output / "report.html": to_html(report), output / "report.md": to_markdown(report)}
         for table in report.tables:
             texts |= {output / f"{table.name}.csv": to_csv(table), output / f"{table.name}.tex": to_latex(table)}
+            if table.name.endswith(("-claims", "every-claim")):
+                texts[output / f"{table.name}.json"] = to_json(table)
         texts |= _figures(report, output / "charts")
     elif output.suffix == ".html":
         texts = {output: to_html(report)}
