@@ -29,7 +29,7 @@ from dipole.core.train.optimizer import skip_if
 from dipole.rl import description
 from dipole.rl import settings as presets
 from dipole.rl.arguments import check_seed, check_whole, plain
-from dipole.rl.augmentation import Augmentation, resolve
+from dipole.rl.augmentation import Augmentation, one_number, resolve
 from dipole.rl.contrast import as_composite, require_unlabelled, unregistered
 from dipole.rl.encoder import Maps, detached
 from dipole.rl.envs.running.faults import describe, fault_message, guarded
@@ -84,7 +84,7 @@ class ContrastiveSAC(SAC):
         objective: text such as "infonce(similarity=bilinear) + 0.1*dp"; "none" trains on augmented images alone; by
             default the preset's. An Objective or a Composite is used as the very module that it is, with its weights.
         preset: "curl" (the repository), "paper", or "small" (two cores).
-        augmentation: "crop", "shift", "none", or a function (B, C, H, W) uint8 -> (B, C, h, h).
+        augmentation: "crop", "shift", "none", or a function (B, C, H, W) uint8 -> (B, C, h, w).
         storage: where replay keeps its frames: "host", "device", or "auto" (on a GPU where they fit).
         settings: any other field of `settings.Settings` by name (batch_size, learning_rate, joint_backward, ...), and
             SB3's action_noise, replay_buffer_class, replay_buffer_kwargs, stats_window_size, tensorboard_log, verbose,
@@ -165,11 +165,9 @@ class ContrastiveSAC(SAC):
         if not isinstance(space, spaces.Box) or space.dtype != np.uint8 or len(space.shape) != 3:
             raise ConfigError(f"ContrastiveSAC needs uint8 images (C, H, W) as observations, got {space}.")
         channels, height, width = space.shape
-        if height != width:
-            raise ConfigError(f"ContrastiveSAC needs square images, got {height}x{width}: crop or resize them.")
         chosen = self.settings
         self._augment: Augmentation = resolve(
-            self.augmentation, channels, height, chosen.image_size, chosen.crop_inclusive
+            self.augmentation, channels, one_number(height, width), chosen.image_size, chosen.crop_inclusive
         )
         if chosen.precision == "bf16":
             warn_if_emulated(self.device)
