@@ -32,6 +32,7 @@ from dipole.rl.arguments import check_seed, check_whole, plain
 from dipole.rl.augmentation import Augmentation, one_number, resolve
 from dipole.rl.contrast import as_composite, require_unlabelled, unregistered
 from dipole.rl.encoder import Maps, detached
+from dipole.rl.envs.running.admission import admitted, require_contained, require_observation
 from dipole.rl.envs.running.faults import describe, fault_message, guarded
 from dipole.rl.policy import ContrastivePolicy, q_values, sample_action
 from dipole.rl.replay import FrameBatch, FrameReplayBuffer
@@ -135,6 +136,8 @@ class ContrastiveSAC(SAC):
         self.contrast_optimizer: torch.optim.Adam | None = None
         if isinstance(policy, str) and policy != "CnnPolicy":
             raise ConfigError(f"policy must be 'CnnPolicy', got {policy!r}: ContrastiveSAC learns from pixels.")
+        if env is not None or _init_setup_model:
+            env = admitted(env)
         super().__init__(
             policy,
             env,  # type: ignore[arg-type]
@@ -149,6 +152,7 @@ class ContrastiveSAC(SAC):
 
     @staticmethod
     def _wrap_env(env: Any, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
+        env = admitted(env)
         inner = env.unwrapped if isinstance(env, VecEnv) else env
         if isinstance(inner, DummyVecEnv):
             inner.envs = [guarded(each) for each in inner.envs]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from stable_baselines3.common.vec_env import VecEnv, VecTransposeImage
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecTransposeImage
 
 from dipole.core.contrast.objective import Composite, Objective
 from dipole.core.ground.errors import CheckpointError, DipoleError
@@ -24,6 +24,7 @@ from dipole.core.ground.files import replacing, why
 from dipole.core.ground.seeding import rng_state, set_rng_state
 from dipole.rl import description, plain_state, segments
 from dipole.rl.agent import ContrastiveSAC
+from dipole.rl.envs.running.state import require_saved, wrapper_names, wrappers_set_state, wrappers_state
 from dipole.rl.envs.running.workers import WorkerVecEnv
 from dipole.rl.names import lazy
 
@@ -176,32 +177,51 @@ def _state(agent: ContrastiveSAC) -> dict[str, Any]:
         "last_obs": agent._last_obs,
         "last_original_obs": agent._last_original_obs,
         "action_space": agent.action_space.np_random.bit_generator.state,
-        "environments": agent.env.env_method("get_state") if agent.env.has_attr("get_state") else None,
+        "environments": agent.env.env_method("get_state") if agent.env.has_attr("wrapper_names") else None,
+        "vector": wrappers_state(agent.env),
+        "workers": _innermost(agent.env).counters() if isinstance(_innermost(agent.env), WorkerVecEnv) else None,
         "rng": rng_state(),
     }
+
+
+def _innermost(env: VecEnv) -> VecEnv:
+    while isinstance(env, VecEnvWrapper):
+        env = env.venv
+    return env
 
 
 def _restore_environments(agent: ContrastiveSAC, env: VecEnv, state: dict[str, Any]) -> None:
     # Seeds set while loading would otherwise be used by the next reset.
     env._reset_seeds()
-    states = state["environments"]
-    plain = env.venv if isinstance(env, VecTransposeImage) else env
-    restored = (
-        states is not None
-        and len(states) == env.num_envs
-        and not hasattr(plain, "venv")
-        and all(all(env.env_method("set_state", each, indices=index)) for index, each in enumerate(states))
-    )
+    states, vector = state["environments"], state.get("vector")
+    guarded = states is not None and len(states) == env.num_envs and env.has_attr("wrapper_names")
+    if vector is not None:
+        require_saved(vector, wrapper_names(env))
+        wrappers_set_state(env, vector)
+    restored = guarded and (vector is not None or not _has_a_state(env))
+    if restored:
+        for index, each in enumerate(states):
+            if "wrappers" in each:
+                require_saved(each["wrappers"], env.env_method("wrapper_names", indices=index)[0])
+        restored = all([env.env_method("set_state", each, indices=index)[0] for index, each in enumerate(states)])
     if not restored:
         warnings.warn(
-            "the environments cannot take their state back (no get_state / set_state, or a VecEnv wrapper with a state "
-            "of its own): a new episode starts, so the continuation is not bit for bit the same.",
+            "the environments cannot take their state back (no get_state / set_state, or a VecEnv of another kind than "
+            "DummyVecEnv and WorkerVecEnv): a new episode starts, so the continuation is not bit for bit the same.",
             RuntimeWarning,
             stacklevel=4,
         )
         agent._last_obs = None
-    elif isinstance(plain, WorkerVecEnv):
-        plain._last_obs = list(np.asarray(state["last_obs"]))
+        return
+    workers = _innermost(env)
+    if isinstance(workers, WorkerVecEnv):
+        workers.continue_from(np.asarray(state["last_obs"]), state.get("workers"))
+
+
+def _has_a_state(env: VecEnv) -> bool:
+    return isinstance(env, VecEnvWrapper) and not (
+        isinstance(env, VecTransposeImage) and not isinstance(env.venv, VecEnvWrapper)
+    )
 
 
 def checkpoints(folder: str | Path) -> list[Path]:

@@ -7,10 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.preprocessing import is_image_space, is_image_space_channels_first
-from stable_baselines3.common.vec_env import VecTransposeImage
+from stable_baselines3.common.vec_env import VecEnv, VecTransposeImage
 
 from dipole.core.ground.errors import ConfigError, TrainingError
 from dipole.rl.arguments import check_whole
+from dipole.rl.envs.running.admission import admitted, rendered
 from dipole.rl.envs.running.faults import PATIENCE, fault_message, guarded
 
 
@@ -53,7 +54,7 @@ def evaluate(
     total, in_a_row = 0.0, 0
     while len(returns) < episodes:
         if frames is not None and not returns:
-            frames.append(np.asarray(env.render()))
+            frames.append(rendered(env))
         if observations is not None:
             observations.append(np.asarray(observation))
         action, _ = agent.predict(observation, deterministic=deterministic)
@@ -72,7 +73,7 @@ def evaluate(
 
 def check_environment(env: Any) -> None:
     """Raise ConfigError for what is not one gymnasium environment."""
-    if not isinstance(env, gymnasium.Env):
+    if isinstance(env, str | VecEnv) or not isinstance(admitted(env), gymnasium.Env):
         raise ConfigError(f"evaluation needs one gymnasium environment (make_env(...)), got {type(env).__name__}.")
 
 
