@@ -128,6 +128,7 @@ class ContrastiveSAC(SAC):
         self.task: dict[str, Any] | None = None  # the name and the keywords of its environment, where these are known
         self.faults: list[dict[str, Any]] = []
         self.outcome: Outcome | None = None
+        self._is_guarded = False
         self._watched: list[Watched] = []
         self._bad: Tensor | None = None
         self._unread: Unread | None = None
@@ -276,7 +277,18 @@ class ContrastiveSAC(SAC):
             if "fault" not in infos[index]:
                 error = ValueError(f"the reward is {reward[index]}")
                 self._count_fault(int(index), describe(error, self.num_timesteps, self._episode_num, self.seed))
+        self._look_at(new_obs)
         super()._store_transition(replay, action, new_obs, reward, dones, infos)
+
+    def _look_at(self, observations: Any, closely: bool = False) -> None:
+        """Refuse observations of a VecEnv of the user's own that are not in their space; nobody else has looked."""
+        if self._is_guarded:
+            return
+        name = type(self.env.unwrapped).__name__
+        for each in observations:
+            require_observation(name, self.observation_space, each)
+            if closely:
+                require_contained(name, self.observation_space, each)
 
     def _setup_learn(
         self, total_timesteps: int, callback: Any = None, reset_num_timesteps: bool = True, *rest: Any, **settings: Any
@@ -284,7 +296,11 @@ class ContrastiveSAC(SAC):
         check_whole(0, total_timesteps=total_timesteps)
         if reset_num_timesteps:
             self.environment_steps = 0
-        return super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *rest, **settings)
+        prepared = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *rest, **settings)
+        assert self.env is not None
+        self._is_guarded = self.env.has_attr("wrapper_names")
+        self._look_at(self._last_obs, closely=True)
+        return prepared
 
     # Learning --------------------------------------------------------------------------------------------------------
 
@@ -579,7 +595,7 @@ class ContrastiveSAC(SAC):
 
     def _excluded_save_params(self) -> list[str]:
         own = ("_augment", "_given", "outcome", "encoder_optimizer", "contrast_optimizer")
-        unread = ("_watched", "_bad", "_unread", "_logged")
+        unread = ("_watched", "_bad", "_unread", "_logged", "_is_guarded")
         return [*super()._excluded_save_params(), *own, *unread]
 
     @classmethod

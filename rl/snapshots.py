@@ -24,6 +24,7 @@ from dipole.core.ground.files import replacing, why
 from dipole.core.ground.seeding import rng_state, set_rng_state
 from dipole.rl import description, plain_state, segments
 from dipole.rl.agent import ContrastiveSAC
+from dipole.rl.callbacks.contrastive import LEARNED, Learned
 from dipole.rl.envs.running.state import require_saved, wrapper_names, wrappers_set_state, wrappers_state
 from dipole.rl.envs.running.workers import WorkerVecEnv
 from dipole.rl.names import lazy
@@ -128,6 +129,8 @@ def _take(agent: ContrastiveSAC, state: dict[str, Any]) -> None:
         setattr(agent, name, state["counters"][name])
     agent._last_obs, agent._last_original_obs = state["last_obs"], state["last_original_obs"]
     agent.action_space.np_random.bit_generator.state = state["action_space"]
+    if state.get("contrastive") is not None:
+        setattr(agent, LEARNED, Learned.of(state["contrastive"]))
     if agent.env is not None:
         _restore_environments(agent, agent.env, state)
     set_rng_state(state["rng"])
@@ -180,6 +183,7 @@ def _state(agent: ContrastiveSAC) -> dict[str, Any]:
         "environments": agent.env.env_method("get_state") if agent.env.has_attr("wrapper_names") else None,
         "vector": wrappers_state(agent.env),
         "workers": _innermost(agent.env).counters() if isinstance(_innermost(agent.env), WorkerVecEnv) else None,
+        "contrastive": learned.state() if (learned := getattr(agent, LEARNED, None)) is not None else None,
         "rng": rng_state(),
     }
 
