@@ -5,6 +5,7 @@ observation instead of the 2 C channels that storing observation and next observ
 9x100x100 fit in about 3.1 GB instead of 18.
 """
 
+import copy
 import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -426,7 +427,7 @@ class FrameReplayBuffer(ReplayBuffer):
 
     def places(self) -> dict[str, Any]:
         """What is known of the whole: counters, the newest observations and the sampler's generator."""
-        return {**{name: getattr(self, name) for name in _PLACES}, "ring": self._ring, "rng": self.rng}
+        return copy.deepcopy({**{name: getattr(self, name) for name in _PLACES}, "ring": self._ring, "rng": self.rng})
 
     def load_places(self, state: dict[str, Any]) -> None:
         """Begin to continue from what `places` returned; `load_part` brings the rest.
@@ -561,19 +562,25 @@ class FrameReplayBuffer(ReplayBuffer):
             stored = {name: state.pop(name) for name in (*_PLACES, "actions", "rewards", "dones", "valid", "stacks")}
             stored |= {"frames": state.pop("frames_used"), "rng": state.pop("rng")}
             state.pop("oldest_frame")
+            state["_device"] = state.pop("device")
             channels = state["observation_space"].shape[0]
             state |= {"n_steps": 1, "gamma": 0.99, "_ring": _ring(state["buffer_size"], channels, channels)}
         self.__dict__.update(state)
-        if self.device.type == "cuda" and not torch.cuda.is_available():
-            self.device = torch.device("cpu")
+        if self._device.type == "cuda" and not torch.cuda.is_available():
+            self._device = torch.device("cpu")
         self._allocate()
         self.load_state_dict(stored)
 
-    def to(self, device: torch.device) -> None:
-        """Let batches, and frames that lie on the training device, go to another one."""
-        if device != self.device:
+    @property
+    def device(self) -> torch.device:
+        """Where batches go, and where frames lie that are kept on the training device; SB3 sets it after loading."""
+        return self._device
+
+    @device.setter
+    def device(self, device: torch.device) -> None:
+        if hasattr(self, "frames") and device != self._device:
             self.frames = self.frames.moved(self._ring, self._kept(self._ring), device)
-            self.device = device
+        self._device = device
 
     def _kept(self, ring: int) -> list[tuple[int, int]]:
         """Of each environment, the serial numbers of the planes that a ring of this length can take over."""

@@ -9,7 +9,7 @@ import hashlib
 import os
 import re
 import shutil
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -125,7 +125,7 @@ def _link(segment: Segment, folder: Path) -> Segment:
         os.link(source, target)
     except OSError:
         shutil.copyfile(source, target)
-    return segment
+    return replace(segment, folder=folder)
 
 
 def _write(

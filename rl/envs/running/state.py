@@ -17,7 +17,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
 from dipole.core.ground.errors import CheckpointError
 
-_LINKS = {"env", "venv", "metadata", "_metadata", "_cached_spec", "_saved_kwargs", "num_envs", "render_mode"}
+_LINKS = {"env", "venv", "class_attributes", "metadata", "_metadata", "_cached_spec", "_saved_kwargs", "num_envs", "render_mode"}
 # Clocks and files of the process that has ended; what the vector environment is about to do.
 _OF_THE_PROCESS = {"t_start", "episode_start_time", "results_writer", "actions", "waiting", "reset_infos"}
 _OF_THE_PROCESS |= {"_seeds", "_options", "start_time", "spec"}
