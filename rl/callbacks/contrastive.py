@@ -28,6 +28,7 @@ from dipole.core.train.optimizer import skip_if
 from dipole.rl.arguments import check_number, check_whole
 from dipole.rl.augmentation import SHIFT, shift
 from dipole.rl.contrast import as_composite, require_unlabelled
+from dipole.rl.envs.running.admission import image_keys
 
 Seen = Tensor | dict[str, Tensor]
 """Observations: images (B, C, H, W), or a dictionary that holds some."""
@@ -384,16 +385,3 @@ def equal(seen: Seen, positives: int) -> Tensor:
     candidates = torch.arange(size * positives, device=device)
     others = (name[:, None] == name.repeat(positives)) & (candidates % size != torch.arange(size, device=device)[:, None])
     return torch.where(others, candidates, -1)
-
-
-def image_keys(space: spaces.Space[Any]) -> tuple[str, ...]:
-    """Which parts of an observation are images (C, H, W): ("",) for one that is nothing else."""
-    if isinstance(space, spaces.Dict):
-        return tuple(key for key, each in space.spaces.items() if image_keys(each) == ("",))
-    return ("",) if isinstance(space, spaces.Box) and len(space.shape) == 3 else ()
-
-
-def _stacked(rows: list[Any]) -> Any:
-    if isinstance(rows[0], dict):
-        return {key: np.stack([row[key] for row in rows]) for key in rows[0]}
-    return np.stack(rows)

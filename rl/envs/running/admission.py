@@ -204,3 +204,16 @@ def _is_normalised(observation: Any) -> bool:
 
 def _short(value: Any) -> str:
     return f"{value:g}" if isinstance(value, int | float | np.number) else f"a {type(value).__name__}"
+
+
+def image_keys(space: spaces.Space[Any]) -> tuple[str, ...]:
+    """Which parts of an observation are images (C, H, W): ("",) for one that is nothing else."""
+    if isinstance(space, spaces.Dict):
+        return tuple(key for key, each in space.spaces.items() if image_keys(each) == ("",))
+    return ("",) if isinstance(space, spaces.Box) and len(space.shape) == 3 else ()
+
+
+def _stacked(rows: list[Any]) -> Any:
+    if isinstance(rows[0], dict):
+        return {key: np.stack([row[key] for row in rows]) for key in rows[0]}
+    return np.stack(rows)
