@@ -227,7 +227,11 @@ class ContrastiveSAC(SAC):
     @property
     def has_own_replay(self) -> bool:
         """Whether replay is what the agent makes by itself."""
-        return self.replay_buffer_class is FrameReplayBuffer and set(self.replay_buffer_kwargs) <= {"storage", "n_steps", "gamma"}
+        return self.replay_buffer_class is FrameReplayBuffer and set(self.replay_buffer_kwargs) <= {
+            "storage",
+            "n_steps",
+            "gamma",
+        }
 
     def set_up_for_playing(self) -> None:
         """Make the networks of an agent without an environment, and the smallest replay there is."""

@@ -282,9 +282,7 @@ class FrameReplayBuffer(ReplayBuffer):
     def _loses(self, env: int, serial: int) -> bool:
         """Whether writing the plane of this number overwrites one of the oldest transition."""
         tail = self._tail[env]
-        return bool(
-            tail < self._head[env] and self.oldest_frame[env, tail % self.buffer_size] <= serial - self._ring
-        )
+        return bool(tail < self._head[env] and self.oldest_frame[env, tail % self.buffer_size] <= serial - self._ring)
 
     def _grow(self, least: int = 0) -> None:
         """Make the ring long enough for the planes that a transition of this stream brings, if memory allows."""
@@ -489,11 +487,15 @@ class FrameReplayBuffer(ReplayBuffer):
             serials = range(max(int(written) - self._window, 0), int(written))
             self._recent[env] = {int(self.digests[env, serial % self._ring]): serial for serial in serials}
         bad = ~(np.isfinite(self.rewards) & np.isfinite(self.actions).all(-1))
-        live = [
-            (env, number % self.buffer_size)
-            for env, (tail, head) in enumerate(zip(self._tail, self._head, strict=True))
-            for number in range(tail, head)
-        ] if bad.any() else []
+        live = (
+            [
+                (env, number % self.buffer_size)
+                for env, (tail, head) in enumerate(zip(self._tail, self._head, strict=True))
+                for number in range(tail, head)
+            ]
+            if bad.any()
+            else []
+        )
         self._dropped(sum(bool(bad[each] and self.valid[each]) for each in live))
         self.rewards[bad], self.actions[bad], self.valid[bad] = 0.0, 0.0, False
 
@@ -531,7 +533,9 @@ class FrameReplayBuffer(ReplayBuffer):
         shape = self.observation_space.shape
         found = (frames.shape[2] * stacks.shape[-1], *frames.shape[3:])
         if found != shape or len(frames) != self.n_envs or state["actions"].shape[1] > size:
-            raise ValueError(f"the replay holds observations {found} of {len(frames)} environments, the agent's {shape}")
+            raise ValueError(
+                f"the replay holds observations {found} of {len(frames)} environments, the agent's {shape}"
+            )
         head, tail = state["_head"], state["_tail"]
         first, dropped = int(tail.min()), 0
         for number in range(first, int(head[0])):
@@ -539,9 +543,7 @@ class FrameReplayBuffer(ReplayBuffer):
             for env in range(self.n_envs):
                 before, after = (frames[env, stacks[env, slot, side]].reshape(shape) for side in (0, 1))
                 done = bool(state["dones"][env, slot])
-                ends = done or (
-                    number + 1 < head[0] and (stacks[env, slot, 1] != stacks[env, following, 0]).any()
-                )
+                ends = done or (number + 1 < head[0] and (stacks[env, slot, 1] != stacks[env, following, 0]).any())
                 reward, action, valid = (state[name][env, slot] for name in ("rewards", "actions", "valid"))
                 finite = np.isfinite(reward) and np.isfinite(action).all()
                 dropped += int(valid and not finite and number >= tail[env])

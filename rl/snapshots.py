@@ -207,7 +207,8 @@ def _restore_environments(agent: ContrastiveSAC, env: VecEnv, state: dict[str, A
         for index, each in enumerate(states):
             if "wrappers" in each:
                 require_saved(each["wrappers"], env.env_method("wrapper_names", indices=index)[0])
-        restored = all([env.env_method("set_state", each, indices=index)[0] for index, each in enumerate(states)])
+        taken = [env.env_method("set_state", each, indices=index)[0] for index, each in enumerate(states)]
+        restored = all(taken)
     if not restored:
         warnings.warn(
             "the environments cannot take their state back (no get_state / set_state, or a VecEnv of another kind than "

@@ -63,9 +63,10 @@ class ContrastiveCallback(BaseCallback):
     optimizer) is saved with the agent, and goes on where a loaded agent gets such a callback.
 
     Args:
-        objective: text such as "infonce(temperature=0.1) + 0.1*dp"; an Objective or Composite is trained as it is. Cosines, the default,
-            stay bounded. Raw products (similarity=bilinear or dot) of features that nothing else keeps small grow
-            without bound, above all with an on-policy agent: use them with an encoder that ends in a normalisation.
+        objective: text such as "infonce(temperature=0.1) + 0.1*dp"; an Objective or Composite is trained as it is.
+            Cosines, the default, stay bounded. Raw products (similarity=bilinear or dot) of features that nothing else
+            keeps small grow without bound, above all with an on-policy agent: use them with an encoder that ends in a
+            normalisation.
         updates: contrastive steps for each rollout.
         batch_size: observations in a step; of a rollout that has fewer different ones, all of these.
         augmentation: function (B, C, H, W) uint8 -> the same shape; random shifts by default.
@@ -233,7 +234,7 @@ class ContrastiveCallback(BaseCallback):
             return None
         rows = np.random.permutation(count)[: self.batch_size]
         taken = {key: sent(torch.from_numpy(each[rows]), self.model.device) for key, each in self._rollout.items()}
-        return taken[""] if "" in taken else taken
+        return taken.get("", taken)
 
     def _augmented(self, seen: Seen) -> Seen:
         if isinstance(seen, Tensor):
@@ -319,8 +320,8 @@ class Learned:
         text = str(self._parts["contrast"])
         if state["objective"] != text:
             raise ConfigError(
-                f"the agent was trained with a callback of the objective {state['objective']!r}, this one has {text!r}: "
-                f"use the same, or begin anew with `del agent.{LEARNED}`."
+                f"the agent was trained with a callback of the objective {state['objective']!r}, this one has {text!r}"
+                f": use the same, or begin anew with `del agent.{LEARNED}`."
             )
         try:
             for name, part in self._parts.items():
@@ -383,5 +384,13 @@ def equal(seen: Seen, positives: int) -> Tensor:
         weights = torch.from_numpy(np.random.default_rng(content.shape[1]).integers(2**62, size=content.shape[1]))
         name = name * 31 + (content.long() * sent(weights, device)).sum(1)
     candidates = torch.arange(size * positives, device=device)
-    others = (name[:, None] == name.repeat(positives)) & (candidates % size != torch.arange(size, device=device)[:, None])
+    others = (name[:, None] == name.repeat(positives)) & (
+        candidates % size != torch.arange(size, device=device)[:, None]
+    )
     return torch.where(others, candidates, -1)
+
+
+def _stacked(rows: list[Any]) -> Any:
+    if isinstance(rows[0], dict):
+        return {key: np.stack([row[key] for row in rows]) for key in rows[0]}
+    return np.stack(rows)

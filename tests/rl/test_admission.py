@@ -8,8 +8,8 @@ import pytest
 
 from dipole.core.ground.errors import ConfigError, TrainingError
 from dipole.rl import ContrastiveSAC, DotEnv, WorkerVecEnv, make_env
-from dipole.rl.episodes.play import evaluate
 from dipole.rl.envs import registry
+from dipole.rl.episodes.play import evaluate
 
 STEPS = 30
 

@@ -212,9 +212,7 @@ def test_a_replay_of_whole_frames_is_taken_over(tmp_path):
     batch = buffer.sample(64)
     found = {int(reward) for reward in batch.rewards[:, 0]}
     assert found == {1, 2, 4, 5, 6, 7}
-    for reward, image, following in zip(
-        batch.rewards[:, 0], batch.observations, batch.next_observations, strict=True
-    ):
+    for reward, image, following in zip(batch.rewards[:, 0], batch.observations, batch.next_observations, strict=True):
         at = int(reward)
         np.testing.assert_array_equal(image.numpy(), np.concatenate(frames[0, at : at + 3]))
         np.testing.assert_array_equal(following.numpy(), np.concatenate(frames[0, at + 1 : at + 4]))

@@ -147,7 +147,7 @@ class Told(Learned):
 
 def test_a_wrapper_that_cannot_be_saved_is_named(tiny_agent, tmp_path):
     snapshots.save(tiny_agent(Learned(DotEnv())).learn(12), tmp_path / "saved")
-    with pytest.raises(CheckpointError, match=r"state of the wrapper Learned is not in the checkpoint.*lock \(object\)"):
+    with pytest.raises(CheckpointError, match=r"the wrapper Learned is not in the checkpoint.*lock \(object\)"):
         resume(tmp_path / "saved", Learned(DotEnv()), device="cpu")
     with pytest.raises(CheckpointError, match=r"with the wrappers Monitor, Learned, Contract, this environment has"):
         resume(tmp_path / "saved", DotEnv(), device="cpu")

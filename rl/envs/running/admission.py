@@ -177,12 +177,13 @@ def require_full_range(name: str, space: spaces.Space[Any], observations: list[A
     if isinstance(space, spaces.Dict):
         for key, each in space.spaces.items():
             require_full_range(name, each, [observation[key] for observation in observations])
-    elif isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3:
-        if max(int(each.max()) for each in observations) == 1 and space.high.max() > 1:
-            raise ConfigError(
-                f"the environment {name} gives pixels of 0 and 1 in a space of 0 to 255, which the networks divide by "
-                "255. Allowed: uint8 from 0 to 255 (for an image x of 0..1: (255 * x).astype(np.uint8))."
-            )
+        return
+    pixels = image_keys(space) == ("",) and space.dtype == np.uint8 and space.high.max() > 1  # type: ignore[attr-defined]
+    if pixels and max(int(each.max()) for each in observations) == 1:
+        raise ConfigError(
+            f"the environment {name} gives pixels of 0 and 1 in a space of 0 to 255, which the networks divide by 255. "
+            "Allowed: uint8 from 0 to 255 (for an image x of 0..1: (255 * x).astype(np.uint8))."
+        )
 
 
 def rendered(env: gymnasium.Env[Any, Any]) -> np.ndarray:
@@ -192,14 +193,14 @@ def rendered(env: gymnasium.Env[Any, Any]) -> np.ndarray:
     if found is None or found.ndim != 3 or found.shape[2] not in (1, 3, 4) or found.dtype != np.uint8:
         got = f"{found.dtype} {found.shape}" if found is not None else "None" if picture is None else _short(picture)
         raise ConfigError(
-            f"render of the environment {shown(env)} returned {got}: a video needs pictures (H, W, 3) of uint8. Make it "
-            "with render_mode='rgb_array'."
+            f"render of the environment {shown(env)} returned {got}: a video needs pictures (H, W, 3) of uint8. Make "
+            "it with render_mode='rgb_array'."
         )
     return found
 
 
 def _is_normalised(observation: Any) -> bool:
-    return observation.dtype.kind == "f" and 0 <= np.min(observation) and np.max(observation) <= 1
+    return observation.dtype.kind == "f" and np.min(observation) >= 0 and np.max(observation) <= 1
 
 
 def _short(value: Any) -> str:
@@ -211,9 +212,3 @@ def image_keys(space: spaces.Space[Any]) -> tuple[str, ...]:
     if isinstance(space, spaces.Dict):
         return tuple(key for key, each in space.spaces.items() if image_keys(each) == ("",))
     return ("",) if isinstance(space, spaces.Box) and len(space.shape) == 3 else ()
-
-
-def _stacked(rows: list[Any]) -> Any:
-    if isinstance(rows[0], dict):
-        return {key: np.stack([row[key] for row in rows]) for key in rows[0]}
-    return np.stack(rows)

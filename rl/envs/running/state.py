@@ -17,10 +17,20 @@ from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
 from dipole.core.ground.errors import CheckpointError
 
-_LINKS = {"env", "venv", "class_attributes", "metadata", "_metadata", "_cached_spec", "_saved_kwargs", "num_envs", "render_mode"}
+_LINKS = {
+    "env",
+    "venv",
+    "class_attributes",
+    "metadata",
+    "_metadata",
+    "_cached_spec",
+    "_saved_kwargs",
+    "num_envs",
+    "render_mode",
+}
 # Clocks and files of the process that has ended; what the vector environment is about to do.
 _OF_THE_PROCESS = {"t_start", "episode_start_time", "results_writer", "actions", "waiting", "reset_infos"}
-_OF_THE_PROCESS |= {"_seeds", "_options", "start_time", "spec"}
+_OF_THE_PROCESS |= {"_seeds", "_options", "start_time", "spec", "num_envs", "render_mode"}
 _LIBRARIES = ("gymnasium", "stable_baselines3")
 _DRAWING = ("pygame", "moviepy")
 _State = dict[str, Any]
@@ -111,7 +121,9 @@ def _is_part(value: Any) -> bool:
 
 def _plain(value: Any) -> Any:
     """A copy that a checkpoint holds; TypeError with the type of what it does not."""
-    if value is None or isinstance(value, bool | int | float | str | bytes | np.random.Generator | np.random.RandomState):
+    if value is None or isinstance(
+        value, bool | int | float | str | bytes | np.random.Generator | np.random.RandomState
+    ):
         return copy.deepcopy(value)
     if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
         return value.copy()

@@ -13,8 +13,7 @@ from stable_baselines3.common.vec_env.subproc_vec_env import _stack_obs, _worker
 
 from dipole.core.ground.errors import ConfigError, TrainingError
 from dipole.rl.arguments import check_number, check_whole
-from dipole.rl.envs.running.faults import PATIENCE, Guard, fault_message, guarded
-
+from dipole.rl.envs.running.faults import PATIENCE, fault_message, guarded
 
 
 class _HungError(EOFError):
@@ -23,6 +22,7 @@ class _HungError(EOFError):
 
 # What a pipe raises whose other end is gone.
 _GONE = (EOFError, BrokenPipeError, ConnectionResetError)
+_TO_BEGIN = 60.0  # seconds: a process imports its libraries first
 _REFUSED = "dipole refuses"  # key of an info
 _COUNTERS = ("_root_seeds", "_steps", "_episodes", "_deaths", "_in_a_row")
 
@@ -39,8 +39,8 @@ class WorkerVecEnv(SubprocVecEnv):
     Args:
         env_fns: functions that make one environment each; they must be picklable by cloudpickle.
         start_method: "forkserver" (default) or "spawn"; "fork" breaks OpenGL and threads.
-        timeout: seconds that an environment may take to be made, for a step or a reset; one that takes longer is
-            ended and counts as dead. None: no limit.
+        timeout: seconds that an environment may take for a step or a reset; one that takes longer is ended and counts
+            as dead. A process has at least a minute to begin. None: no limit.
         restarts: dead workers to tolerate before TrainingError is raised; five faults of a worker without a good step
             between them raise it as well.
 
@@ -81,11 +81,11 @@ class WorkerVecEnv(SubprocVecEnv):
         try:
             for remote in self.remotes:
                 remote.send(("get_spaces", None))
-            found = [self._answer(index) for index in range(len(self.remotes))]
+            found = [self._answer(index, _TO_BEGIN) for index in range(len(self.remotes))]
         except _GONE as error:
             for process in self.processes:
                 process.terminate()
-            late = f" within {timeout:g} seconds (timeout)" if isinstance(error, _HungError) else ""
+            late = f" in time (timeout={timeout:g})" if isinstance(error, _HungError) else ""
             raise ConfigError(
                 f"an environment could not be made in its worker process{late}; the worker has printed why. Make it "
                 "once without workers to see the error."
@@ -106,7 +106,9 @@ class WorkerVecEnv(SubprocVecEnv):
             old if seed is None else seed for old, seed in zip(self._root_seeds, self._seeds, strict=True)
         ]
         for index, seed in enumerate(self._seeds):
-            self._episodes[index] = 1 if seed is not None else self._episodes[index] + (self._last_obs[index] is not None)
+            self._episodes[index] = (
+                1 if seed is not None else self._episodes[index] + (self._last_obs[index] is not None)
+            )
             self._steps[index] = 0 if seed is not None else self._steps[index]
         self._revive()
         for remote, seed, options in zip(self.remotes, self._seeds, self._options, strict=True):
@@ -183,15 +185,17 @@ class WorkerVecEnv(SubprocVecEnv):
         self._in_a_row[index] = self._in_a_row[index] + 1 if "fault" in result[3] else 0
         return result
 
-    def _answer(self, index: int) -> Any:
+    def _answer(self, index: int, least: float = 0.0) -> Any:
         """What a worker sends; _HungError where it sends nothing in time."""
-        if self._timeout is not None and not self.remotes[index].poll(self._timeout):
+        if self._timeout is not None and not self.remotes[index].poll(max(self._timeout, least)):
             raise _HungError
         return self.remotes[index].recv()
 
     def _start(self, make: "_Guarded") -> tuple[Any, Any]:
         remote, work_remote = self._context.Pipe()
-        process = self._context.Process(target=_worker, args=(work_remote, remote, CloudpickleWrapper(make)), daemon=True)
+        process = self._context.Process(
+            target=_worker, args=(work_remote, remote, CloudpickleWrapper(make)), daemon=True
+        )
         process.start()
         work_remote.close()
         return remote, process
@@ -212,8 +216,9 @@ class WorkerVecEnv(SubprocVecEnv):
             process.kill()
         process.join(timeout=5)
         died = f"its process died (exit code {process.exitcode})"
+        hung = f"it gave no answer for {self._timeout:g} seconds (timeout)" if self._timeout is not None else died
         fault = {
-            "error": f"it gave no answer for {self._timeout:g} seconds (timeout)" if isinstance(error, _HungError) else died,
+            "error": hung if isinstance(error, _HungError) else died,
             "step": self._steps[index],
             "episode": self._episodes[index],
             "seed": self._root_seeds[index],
@@ -232,7 +237,7 @@ class WorkerVecEnv(SubprocVecEnv):
         seed = np.random.SeedSequence([self._root_seeds[index] or 0, index, self._deaths[index]]).generate_state(1)[0]
         try:
             remote.send(("reset", (int(seed) >> 1, {})))
-            observation, reset_info = self._answer(index)
+            observation, reset_info = self._answer(index, _TO_BEGIN)
         except _GONE as again:
             return self._restart(index, again)
         _raise_refusal(reset_info)
