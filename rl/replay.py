@@ -85,6 +85,8 @@ class FrameReplayBuffer(ReplayBuffer):
             out of range.
     """
 
+    _device: torch.device
+
     def __init__(
         self,
         buffer_size: int,

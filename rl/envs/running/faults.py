@@ -129,6 +129,7 @@ class Guard(gymnasium.Wrapper[Any, Any, Any, Any]):
         inner = getattr(self.unwrapped, "set_state", None)
         whole = state["inner"] is not None and callable(inner)
         if whole:
+            assert callable(inner)
             # Wrappers such as gymnasium's order check allow a step only after a reset.
             self.env.reset()
             inner(state["inner"])

@@ -207,8 +207,9 @@ class WorkerVecEnv(SubprocVecEnv):
     def continue_from(self, observations: np.ndarray, counters: dict[str, Any] | None) -> None:
         """Go on in the middle of episodes whose states the workers have been given."""
         self._last_obs = list(observations)
-        for name in _COUNTERS if counters is not None else ():
-            setattr(self, name, list(counters[name]))
+        for name, values in (counters or {}).items():
+            if name in _COUNTERS:
+                setattr(self, name, list(values))
 
     def _restart(self, index: int, error: BaseException | None) -> _Step:
         process = self.processes[index]
