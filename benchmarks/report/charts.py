@@ -74,8 +74,8 @@ def ranking(title: str, ranks: Sequence[Rank], base: str) -> list[Picture]:
     )
     gain = kinds.interval_chart(f"{title}: gain", "gain over the base (% of its mean)", gains)
     return [
-        *_picture(probability, f"Against {base}; one half means no difference. Bootstrap: runs redrawn in every task."),
-        *_picture(gain, f"Against {base}: interquartile mean over all runs of all tasks, stratified bootstrap."),
+        *_picture(probability, f"Against {base}; one half means no difference. Bar: 95 % interval."),
+        *_picture(gain, f"Against {base}: mean over the middle tasks. Bar: 95 % interval of seeds paired with its own."),
     ]
 
 
