@@ -211,6 +211,12 @@ class SuiteResults:
         return first
 
     @property
+    def curves_on(self) -> str:
+        """The part that learning curves are of."""
+        done = (record for record in self.records.values() if record.status == "done")
+        return " and ".join(sorted({record.curves_on or record.evaluated_on for record in done})) or "test"
+
+    @property
     def empty_columns(self) -> list[str]:
         """A line per column whose metric no finished run has: a name written wrongly, or a probe that was left out."""
         lines = []

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
@@ -35,9 +36,19 @@ def results_table(results: SuiteResults) -> ReportTable:
     note = "Mean and standard deviation over seeds, n of the seeds asked for; best mean of a column in bold."
     if results.table is not None:
         note += " Below it the printed number."
+    note += of_parts(results.records.values())
     names = ("method", "objective") if has_objective else ("objective",)
     head = (*names, *(units[c] for c in results.columns))
     return ReportTable(f"{results.manifest.name}-results", "Results", head, rows, note, frozenset({"objective"}))
+
+
+def of_parts(records: Iterable[RunRecord]) -> str:
+    """Which part results are of, where it is not the test part of all of them."""
+    counted = Counter(record.evaluated_on for record in records if record.status == "done")
+    if not counted or set(counted) == {"test"}:
+        return ""
+    of = " and ".join(f"{part} ({count} runs)" for part, count in sorted(counted.items()))
+    return f" Measured on the {'part' if len(counted) == 1 else 'parts'} {of}."
 
 
 def cells_table(results: SuiteResults) -> ReportTable:

@@ -159,14 +159,14 @@ class _Owed:
     def times(self, factor: Array | float) -> "_Owed":
         """The same of so many times the mean."""
         factor = np.asarray(factor)
-        return _Owed(self.name, self.mean * factor, cast(Array, self.error * factor[..., None]), self.count)
+        return _Owed(self.name, self.mean * factor, self.error * factor[..., None], self.count)
 
 
 def _owed(name: Hashable, values: Array) -> _Owed:
     """Of the runs there are, (..., S)."""
     count = int(_present(values).sum())
     mean = np.nansum(values, axis=-1) / count
-    return _Owed(name, mean, cast(Array, np.nan_to_num((values - mean[..., None]) / count)), count)
+    return _Owed(name, mean, np.nan_to_num((values - mean[..., None]) / count), count)
 
 
 def _against(ours: Array, base: Array, name: Hashable) -> tuple[_Owed, _Owed]:
