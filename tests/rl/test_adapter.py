@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 from dipole.core.ground.errors import ConfigError
 from dipole.core.train.loop import Run, RunInterruptedError, train
+from dipole.core.train.metrics import read_metrics
 from dipole.core.train.model_files import load_weights
 from dipole.core.train.recipe import load
 from dipole.core.train.shipped import shipped_recipes
@@ -181,3 +182,19 @@ def test_settings_are_chosen_on_other_episodes_than_those_of_the_test(tmp_path):
         records[part] = record
         assert record.evaluated_on == part
     assert records["test"].results["return/mean"] != records["validation"].results["return/mean"]
+
+
+def test_curves_are_of_other_episodes_and_scores_of_those_of_the_test(tmp_path, monkeypatch):
+    from dipole.rl.episodes.history import SCORES
+
+    monkeypatch.setitem(SCORES, "100k", 60)
+    record = train(short("train.steps=120"), tmp_path, quiet=True)
+    lines = read_metrics(tmp_path / record.hash / "metrics.jsonl")
+    seen = [line for line in lines if "eval/return/mean" in line]
+    assert [line["step"] for line in seen] == [60, 120]
+    assert (record.curves_on, record.evaluated_on) == ("validation", "test")
+    (last,) = [line for line in lines if "test/return/mean" in line]
+    assert last["test/return/mean"] == pytest.approx(record.results["return/mean"], rel=1e-6)
+    assert seen[-1]["eval/return/mean"] != pytest.approx(record.results["return/mean"], rel=1e-6)
+    # The score of step 60 is a result: not that of the curve's episodes.
+    assert record.results["score/100k"] != pytest.approx(seen[0]["eval/return/mean"], rel=1e-6)
