@@ -22,13 +22,14 @@ from dipole.core.measure.class_tasks import class_tasks
 from dipole.core.measure.probes import knn_probe
 from dipole.core.train.adapter import Adapter, Context, Sketch
 from dipole.core.train.block_losses import BlockShape, block_losses
+from dipole.core.train.config import EvaluatedPart
 from dipole.core.train.sampling import ClassBlocks
 from dipole.text import encoders, pairing, senteval
 from dipole.text.batching import make_batch
 from dipole.text.columns import PairBatches, PairTable, read_pairs
 from dipole.text.config import TextSettings
 from dipole.text.corpus import Document, labelled_documents, read_documents
-from dipole.text.document_classification import document_accuracy
+from dipole.text.document_classification import document_accuracy, held_back
 from dipole.text.embed import SentenceEmbedder
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoded import Sentences, building, encode_documents
@@ -98,7 +99,7 @@ class TextAdapter(Adapter):
             self._restore(Kept(self.kept))
             return
         self.tokens, self.sentences = self._corpus()
-        self.train_rows, self.held_rows = self._split()
+        self.train_rows, _ = self._split("test")
         self.module = build_model(config, len(self.tokens), fixed_table(config, self.tokens))
         self.embedding_dim = self.module.width
         self._check_lengths()
@@ -151,18 +152,21 @@ class TextAdapter(Adapter):
         return encode_documents(self._documents(), self.tokens, self.config.max_length)
 
     @cached_property
-    def _rows(self) -> tuple[np.ndarray, np.ndarray]:
-        if self._probes is None:
-            return self._split()
-        return self._probes.rows["train"], self._probes.rows["test"][: None if self._probes.held_out else 0]
-
-    @cached_property
     def train_rows(self) -> np.ndarray:
-        return self._rows[0]
+        return self._split("test")[0] if self._probes is None else self._probes.rows["train"]
+
+    @property
+    def held_rows(self) -> np.ndarray:
+        """The rows of the part that is evaluated."""
+        if self._probes is not None:
+            return self._probes.rows["test"][: None if self._probes.held_out else 0]
+        if self.part not in self._held:
+            self._held[self.part] = self._split(self.part)[1]
+        return self._held[self.part]
 
     @cached_property
-    def held_rows(self) -> np.ndarray:
-        return self._rows[1]
+    def _held(self) -> dict[str, np.ndarray]:
+        return {}
 
     def embedder(self, features: str | None = None, objective: Any = None) -> SentenceEmbedder:
         return SentenceEmbedder(self.encoder(objective), features)
@@ -231,24 +235,24 @@ class TextAdapter(Adapter):
             return load_tokens(c.tokenizer)
         return build_vocabulary((s for d in self._documents() for s in d.sentences), c.vocabulary_size, c.lower)
 
-    def _split(self) -> tuple[np.ndarray, np.ndarray]:
-        """Rows for training and for evaluation: the last sentences of each document are held out.
+    def _split(self, part: EvaluatedPart) -> tuple[np.ndarray, np.ndarray]:
+        """Rows for training and of a part for evaluation: the last sentences of each document are the test part.
 
-        Those before them may be kept for development: they are in neither, unless it is they that are evaluated. Of a
-        table, the last rows are held out.
+        Those before them may be kept for development or validation. Of a table, the last rows are held out.
         """
+        is_validation = part == "validation"
         if self.table is not None:
             rows = np.arange(len(self.table))
             end = len(rows) - int(self.config.held_out * len(rows))
             learnt = max(0, end - int(self.validation * len(rows)))
-            return rows[:learnt], rows[learnt:end] if self.validation else rows[end:]
+            return rows[:learnt], rows[learnt:end] if is_validation else rows[end:]
         document = self.sentences.document
         _, starts, count = np.unique(document, return_index=True, return_counts=True)
         trained, held = np.ones(len(document), dtype=bool), np.zeros(len(document), dtype=bool)
         for start, length in zip(starts, count, strict=True):
             kept = length - int(self.config.held_out * length)
             trained_on = max(0, kept - int((self.config.development or self.validation) * length))
-            first, last = (trained_on, kept) if self.validation else (kept, length)
+            first, last = (trained_on, kept) if is_validation else (kept, length)
             held[start + first : start + last] = True
             trained[start + trained_on : start + length] = False
         return np.flatnonzero(trained), np.flatnonzero(held)
@@ -491,8 +495,10 @@ class TextAdapter(Adapter):
     def evaluate(self, objective: Any) -> dict[str, float]:
         rows = self._probe_rows("test")
         results = self._of_text(rows, objective) if self.table is None else self._of_table(self.table, rows, objective)
-        if self.config.labelled is not None and not self.validation:
+        if self.config.labelled is not None:
             labelled = labelled_documents(self.config.labelled, self.config.column)
+            if self.part == "validation":
+                labelled = held_back(labelled, self.validation, self.seed.numpy("probe", "labelled"))
             results.update(document_accuracy(self.encoder(objective).encode, labelled, self.config.labelled))
         c = self.config
         if c.senteval is not None:
@@ -503,7 +509,7 @@ class TextAdapter(Adapter):
             )  # fmt: skip
             for task, result in found.items():
                 results.update(numbers_of(task, result))
-            if self.validation:  # what SentEval itself chooses by
+            if self.part == "validation":  # what SentEval itself chooses by
                 return {name: value for name, value in results.items() if _is_seen(name)}
             for name, table in written_tables(found).items():
                 (self.workdir / name).write_text(table + "\n", encoding="utf-8")

@@ -43,7 +43,7 @@ def pictures(results: SuiteResults, runs: Path) -> dict[str, list[Picture]]:
         lines = _read(results, group, runs)
         models = {name: lines[first] for first, name in _models(results, group).items()}
         if "curves" in results.manifest.show:
-            curves += _curves(group, lines)
+            curves += _curves(group, lines, results.curves_on)
             losses += _losses(results, group, models)
         if "paths" in results.manifest.show:
             curves += _paths(group, lines)
@@ -69,8 +69,8 @@ def ranking(title: str, ranks: Sequence[Rank], base: str) -> list[Picture]:
     )
     gain = kinds.interval_chart(f"{title}: gain", "gain over the base (% of its mean)", gains)
     return [
-        *pictured(probability, f"Against {base}; one half means no difference. Bootstrap: runs redrawn in every task."),
-        *pictured(gain, f"Against {base}: interquartile mean over all runs of all tasks, stratified bootstrap."),
+        *pictured(probability, f"Against {base}; one half means no difference. Bar: 95 % interval."),
+        *pictured(gain, f"Against {base}: mean over the middle tasks. Bar: 95 % interval, seeds with their base."),
     ]
 
 
@@ -284,13 +284,13 @@ def _lines(curves: Mapping[str, list[dict[str, Curve]]], name: str, factor: floa
     return [line for line in lines if len(line.x)]
 
 
-def _curves(group: Group, curves: Mapping[str, list[dict[str, Curve]]]) -> list[Picture]:
+def _curves(group: Group, curves: Mapping[str, list[dict[str, Curve]]], part: str) -> list[Picture]:
     found = []
     for column in group.columns:
         lines = [line for name in _logged(column.metric) for line in _lines(curves, name, column.factor)]
         if any(len(line.x) > 1 for line in lines):
             title = f"{column.name} while training"
-            found += _lines_or_map(title, "training step", _named(column), lines, f"{title}. {MEANS}")
+            found += _lines_or_map(title, "training step", _named(column), lines, f"{title}, {part} part. {MEANS}")
     return found
 
 

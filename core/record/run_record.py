@@ -120,9 +120,12 @@ class RunRecord(Part):
     peak_memory_bytes: int = Field(default=0, description="largest resident memory of the process")
     peak_device_bytes: int | None = Field(default=None, description="largest memory allocated on the GPU")
     evaluated_on: Literal["test", "validation"] = Field(default="test", description="the part that results are of")
+    curves_on: Literal["test", "validation"] | None = Field(
+        default=None, description="the part that eval/... and diag/... of metrics.jsonl are of; none: as evaluated_on"
+    )
     results: dict[str, Number] = Field(default_factory=dict, description="evaluation at the end of training")
     chosen: dict[str, Any] | None = Field(
-        default=None, description="result by which the kept weights are the best, their step and its value"
+        default=None, description="result by which the kept weights are the best, their step, its value and its part"
     )
     diagnostics: dict[str, Number] = Field(default_factory=dict)
     histogram: Histogram | None = None

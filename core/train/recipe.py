@@ -161,6 +161,12 @@ def resolve(recipe: Mapping[str, Any], overrides: Iterable[str] = ()) -> Resolve
             )
         if config.train.evaluate_on == "validation" and not adapter.validates:
             problems.append(f"train.evaluate_on: the domain {domain!r} has no validation part. Allowed: test.")
+        chosen_by = config.train.best_by
+        if chosen_by is not None and adapter.validates and config.train.part == "test" and "/dev" not in chosen_by:
+            problems.append(
+                f"train.best_by: {chosen_by!r} would be chosen on the test part. Leave curves_on to 'validation', or "
+                "choose by a result of a development part (.../dev...)."
+            )
         if config.objective == "none" and not adapter.objective_optional:
             problems.append(f"objective: 'none' is not possible in the domain {domain!r}.")
     if problems or config is None:

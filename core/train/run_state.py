@@ -63,6 +63,7 @@ class RunState:
         if batch_size % ranks:
             raise ConfigError(f"train.batch_size: {batch_size} cannot be divided among {ranks} ranks.")
         self.adapter, self.objective = build(config, folder, self.device, processes.rank, ranks)
+        self._curves_on = self.adapter.part
         if self.adapter.steps_per_epoch < 1:
             raise ConfigError(f"train.batch_size: {batch_size} is more than one epoch of this data holds.")
         seed_everything(self.seeds.stream("model", "train", processes.rank))
@@ -177,8 +178,9 @@ class RunState:
             peak_memory_bytes=peak_memory(),
             peak_device_bytes=torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None,
             evaluated_on=config.train.evaluate_on,
+            curves_on=self._curves_on,
             results=found.results if found else {},
-            chosen=self._best.told() if found else None,
+            chosen=None if not found or (chosen := self._best.told()) is None else {**chosen, "on": self._curves_on},
             diagnostics=found.diagnostics if found else {},
             histogram=found.histogram if found else None,
         )
