@@ -99,6 +99,7 @@ class TextAdapter(Adapter):
             return
         self.tokens, self.sentences = self._corpus()
         self.train_rows, self.held_rows = self._split()
+        self._check_rows()
         self.module = build_model(config, len(self.tokens), fixed_table(config, self.tokens))
         self.embedding_dim = self.module.width
         self._check_lengths()
@@ -241,6 +242,32 @@ class TextAdapter(Adapter):
         trained_on = np.maximum(0, kept - (development * length).astype(np.int64))
         first, last = (trained_on, kept) if self.validation else (kept, length)
         return _ranges(start, start + trained_on), _ranges(start + first, start + last)
+
+    def _check_rows(self) -> None:
+        """Refuse, before an hour of training, what cannot be learnt from or evaluated."""
+        c, what = self.config, "sentence" if self.table is None else "row"
+        if self.validation and not len(self.held_rows):
+            raise ConfigError(
+                f"train.validation_share {self.validation:g} sets no {what} of {c.corpus} aside; raise it, or leave "
+                f"train.evaluate_on out"
+            )
+        if c.pairs != "window" or self.table is not None:
+            return
+        if not self.sentences.has_neighbours(self.train_rows):
+            raise DataError(
+                f"the corpus {c.corpus} has no two neighbouring sentences for training: of its "
+                f"{len(self.sentences.starts) - 1} documents with {len(self.sentences)} sentences none leaves two. If "
+                f'a row or line is a sentence of one long text, set text.unit = "sentences"; if each stands for '
+                f'itself, text.pairs = "views"; else lower text.held_out and text.development.'
+            )
+        if self.batch_size < 2:
+            raise ConfigError("train.batch_size 1 leaves a sentence without its neighbours; set it to 2 or more")
+        if (c.held_out or self.validation) and not self.sentences.has_neighbours(self.held_rows) and not self.rank:
+            warnings.warn(
+                f"of {c.corpus} no two neighbouring sentences are held out: next sentences are not measured, or on "
+                f"sentences of training; raise text.held_out",
+                stacklevel=2,
+            )
 
     def _check_lengths(self) -> None:
         limit, longest = limit_of(self.module), self.sentences.longest

@@ -65,13 +65,17 @@ class Sentences:
     @property
     def starts(self) -> np.ndarray:
         """(documents + 1,) the first sentence of each document that has one, and the number of sentences."""
-        changes = [
-            place
-            + 1
-            + np.flatnonzero(self.document[place : place + READ] != self.document[place + 1 : place + READ + 1])
-            for place in range(0, len(self) - 1, READ)
-        ]
+        changes = []
+        for place in range(0, len(self) - 1, READ):
+            part = self.document[place : place + READ + 1]
+            changes.append(place + 1 + np.flatnonzero(part[:-1] != part[1:]))
         return np.concatenate([[0], *changes, [len(self)]]).astype(np.int64)
+
+    def has_neighbours(self, rows: np.ndarray) -> bool:
+        """Whether two of some sentences, one behind the other, are of one document."""
+        places = range(0, len(rows) - 1, READ)
+        parts = (self.document[rows[place : place + READ + 1]] for place in places)
+        return any(bool((part[:-1] == part[1:]).any()) for part in parts)
 
     def ids(self, rows: Sequence[int] | np.ndarray) -> list[np.ndarray]:
         """Token ids of some sentences."""
@@ -331,7 +335,7 @@ def building(folder: Path) -> Iterator[None]:
     if found(partial(_index, folder)) is not None:
         yield
         return
-    lock = FileLock(folder / ".lock")
+    lock = FileLock(folder / ".lock", is_singleton=True)  # who holds it may fill the folder by `encode_pieces`
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
