@@ -57,7 +57,8 @@ def print_plan(console: Console, sized: Sized, plan: Plan) -> None:
 def print_results(console: Console, results: SuiteResults) -> None:
     """Ours beside the printed numbers, or the ranking and the results of a study."""
     if results.table is not None:
-        shown = [tables.beside_table(results)]
+        claims = tables.short_claims_table(results)
+        shown = [tables.beside_table(results), *([claims] if claims else [])]
         if results.protocol_notes:
             say(console, "Our protocol is not the paper's: " + "; ".join(results.protocol_notes) + ".")
     elif results.manifest.kind == "study":
