@@ -26,8 +26,15 @@ from dipole.text.vocabulary import Tokens
 
 # Of nltk's classifiers and drawings nothing is used; importing what they need costs a process 100 MB.
 NOT_NEEDED = ("sklearn", "scipy", "matplotlib", "pandas", "torch", "tkinter")
-Made = tuple[int, int]
-"""The number of a shard and of its sentences."""
+# The modules that this process has found are found there too, wherever it was started.
+BEGIN = """
+import sys
+del sys.path[0]
+import json
+sys.path[:] = json.loads(sys.argv[1])
+from dipole.text.shard_worker import serve
+serve()
+"""
 
 
 def file_of(folder: Path, number: int) -> Path:
@@ -83,7 +90,7 @@ class _Worker:
     def __init__(self, numbering: Numbering, folder: Path) -> None:
         one = dict.fromkeys(("OMP_NUM_THREADS", "RAYON_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "dipole.text.shard_worker"],
+            [sys.executable, "-c", BEGIN, json.dumps(sys.path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | one,
@@ -126,6 +133,9 @@ class _Worker:
 
 def serve() -> None:
     """Make the shards that are asked for on the standard input, until it ends."""
+    for name in NOT_NEEDED:
+        sys.modules.setdefault(name, None)  # type: ignore[arg-type]
+    asked_by = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that asks ends this one
     numbering, folder = Numbering(1), Path()
     for line in sys.stdin.buffer:
@@ -136,6 +146,8 @@ def serve() -> None:
         pieces = tuple((starts, content) for starts, content in told["pieces"])
         try:
             shard = numbering.shard(Task(told["number"], told["before"], pieces, told["most"]))
+            if os.getppid() != asked_by:  # it was killed, and another may have come
+                return
             shard.save(file_of(folder, told["number"]))
             answer: dict[str, Any] = {"sentences": len(shard.lengths)}
         except DipoleError as error:
@@ -144,9 +156,3 @@ def serve() -> None:
             answer = {"error": f"the corpus cannot be kept in {folder}: {why(error)}"}
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    for name in NOT_NEEDED:
-        sys.modules.setdefault(name, None)  # type: ignore[arg-type]
-    serve()
