@@ -2,11 +2,13 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 
+from dipole.core.ground.cache import found
 from dipole.core.ground.errors import DataError, OptionError
 from dipole.core.ground.files import atomic_file
 from dipole.core.ground.progress import Progress
@@ -17,6 +19,8 @@ from dipole.text.senteval.tasks import READERS, load_task
 from dipole.text.senteval.torch_classifier import Classifier
 
 SIX_TASKS = ("MR", "CR", "SUBJ", "MPQA", "TREC", "MRPC")
+
+ASKED = 16  # sentences by which kept features are held against the encoder
 
 Batcher = Callable[["Params", list[Sentence]], Any]
 Prepare = Callable[["Params", list[Sentence]], Any]
@@ -107,12 +111,13 @@ class SE:
     def _encode(self, task: Task) -> dict[Sentence, np.ndarray]:
         """Encode each distinct sentence of the task once, short ones first."""
         distinct = sorted({tuple(sentence) for sentence in task.samples()}, key=lambda s: (len(s), s))
+        self.prepare(self.params, task.samples())
         path = None
         if self.params.cache:
             path = _cache_path(Path(self.params.cache), str(self.params.cache_key), task.name, distinct)
-            if path.is_file():
-                return _by_sentence(distinct, np.load(path))
-        self.prepare(self.params, task.samples())
+            rows = found(partial(_kept_rows, path, len(distinct)))
+            if rows is not None and self._is_of_this_encoder(distinct, rows):
+                return _by_sentence(distinct, rows)
         parts = []
         self.progress.start(f"encode {task.name}", len(distinct), 0)
         for start in range(0, len(distinct), self.params.batch_size):
@@ -129,6 +134,22 @@ class SE:
         if path is not None:
             _save(path, matrix)
         return _by_sentence(distinct, matrix)
+
+    def _is_of_this_encoder(self, distinct: Sequence[tuple[str, ...]], rows: np.ndarray) -> bool:
+        """Whether an encoder gives the kept rows again: a key may be the same while tokenizer or weights are not.
+
+        It is asked for sentences of all lengths, the longest among them.
+        """
+        places = np.unique(np.linspace(0, len(distinct) - 1, ASKED).astype(int))
+        mine = np.asarray(self.batcher(self.params, [list(distinct[place]) for place in places]))
+        kept = rows[places]
+        return mine.shape == kept.shape and np.allclose(mine, kept, rtol=1e-3, atol=1e-4 * float(np.abs(kept).max()))
+
+
+def _kept_rows(path: Path, count: int) -> np.ndarray | None:
+    """Rows of a cache, one of each sentence; None, or any exception, where they are missing or damaged."""
+    rows: np.ndarray = np.load(path, allow_pickle=False)
+    return rows if rows.ndim == 2 and len(rows) == count else None
 
 
 def _by_sentence(sentences: Sequence[tuple[str, ...]], matrix: np.ndarray) -> dict:
