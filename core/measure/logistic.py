@@ -42,6 +42,17 @@ def fit_softmax(
     return weight[:, 0], bias[:, 0], bool(converged.all())
 
 
+class NotConverged(UserWarning):
+    """So many logistic regressions met no tolerance."""
+
+    def __init__(self, count: int, of: int) -> None:
+        super().__init__(
+            f"{count} of {of} logistic regressions did not converge in {STEPS} iterations of float32 and {STEPS} of "
+            "float64; standardise the features"
+        )
+        self.count = count
+
+
 @dataclass(frozen=True)
 class Predicted:
     """Labels (V, N, P) by every model, for each of V values of C, and whether its iteration met the tolerance (V, P)."""
@@ -60,12 +71,7 @@ def predictions(
     found = solve_subsets(features, labels, subsets, grid, tolerance)
     missed = int((~found.converged).sum())
     if missed:
-        warnings.warn(
-            f"{missed} of {found.converged.size} logistic regressions did not converge in {STEPS} iterations; "
-            "standardise the features or leave the largest values of C out",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        warnings.warn(NotConverged(missed, found.converged.size), stacklevel=2)
     return found.labels
 
 

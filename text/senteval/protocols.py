@@ -1,7 +1,8 @@
 """The four named protocols: how a probe's folds are drawn, its regularisation chosen, and its classifier trained."""
 
+import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from sklearn.model_selection import KFold, StratifiedKFold
 from sklearn.utils import shuffle as sklearn_shuffle
 
 from dipole.core.ground.errors import DataError, OptionError, nearest
-from dipole.core.measure.logistic import predictions
+from dipole.core.measure.logistic import LARGEST, NotConverged, predictions
 from dipole.text.scaling import halves_normalised
 from dipole.text.senteval.task import Split, Task
 from dipole.text.senteval.torch_classifier import Classifier, Fit, fit_all
@@ -31,9 +32,17 @@ NESTED_TOLERANCE, HOLDOUT_TOLERANCE = 2e-3, 1e-3
 
 def check_protocol(name: str) -> str:
     """Return the name if a protocol has it."""
-    if name not in PROTOCOLS:
-        raise OptionError(f"unknown protocol {name!r}; allowed: {', '.join(PROTOCOLS)}.{nearest(name, PROTOCOLS)}")
+    if not isinstance(name, str) or name not in PROTOCOLS:
+        raise OptionError(f"unknown protocol {name!r}; allowed: {', '.join(PROTOCOLS)}.{nearest(str(name), PROTOCOLS)}")
     return name
+
+
+def whole(value: Any, name: str, least: int, most: int | None = None) -> int:
+    """The value if it is a whole number in its range."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least or value > (most or value):
+        allowed = f"a whole number from {least} {'up' if most is None else f'to {most}'}"
+        raise OptionError(f"{name} must be {allowed}, got {str(value)[:60]!r}")
+    return int(value)
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,11 @@ class Settings:
     kfold: int = 10
     seed: int = 1111
     classifier: Classifier = field(default_factory=Classifier)
+
+    def __post_init__(self) -> None:
+        check_protocol(self.protocol)
+        whole(self.kfold, "kfold", 2)
+        whole(self.seed, "seed", 0, 2**32 - 1)
 
     def grid(self, kind: str) -> list[float]:
         """Values tried: weight decay for the PyTorch classifier, inverse regularisation C elsewhere."""
@@ -64,6 +78,7 @@ class Probe:
     chosen: list[float]  # the regularisation chosen in every outer fold
     predicted: np.ndarray  # of the last (or only) test part
     truth: np.ndarray
+    unconverged: int = 0  # problems of the converged solver that met no tolerance
 
 
 @dataclass(frozen=True)
@@ -110,6 +125,8 @@ def _take(split: Split, order: Sequence[int]) -> Split:
 
 def pair_features(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """[|u - v|, u * v], (N, 2d)."""
+    if left.dtype.kind != "f":  # whole numbers of few bits would wrap
+        left, right = left.astype(np.float64), right.astype(np.float64)
     return np.concatenate([np.abs(left - right), left * right], 1)
 
 
@@ -121,7 +138,16 @@ def classify(
     if not np.isfinite(x).all():
         wrong = int((~np.isfinite(x)).any(1).sum())
         raise DataError(f"{task.name}: the features of {wrong} sentences hold NaN or infinity; look at the encoder")
+    largest = float(np.abs(x).max(initial=0.0))
+    if largest > LARGEST:
+        raise DataError(
+            f"{task.name}: features reach {largest:.3g} in size, and classifiers take up to {LARGEST:.0e}; scale them"
+        )
     y = np.concatenate([np.asarray(split.labels, dtype=np.int64) for split in splits.values()])
+    if task.linear and settings.classifier.nhid:
+        settings = replace(settings, classifier=replace(settings.classifier, nhid=0))
+    if task.kind != "split":
+        _check_kfold(task, y[: len(next(iter(splits.values())))], settings.kfold)
     sizes = np.cumsum([0, *(len(split) for split in splits.values())])
     rows = {name: np.arange(start, end) for name, start, end in zip(splits, sizes, sizes[1:], strict=False)}
     if task.kind == "nested":
@@ -139,7 +165,22 @@ def classify(
     note(
         f"{task.name}: {sum(len(o.inner) for o in outers)} inner and {len(outers)} final problems, {settings.protocol}"
     )
-    return _report(*solve(x, y, outers, task, settings, score), y, outers)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", NotConverged)
+        probe = _report(*solve(x, y, outers, task, settings, score), y, outers)
+    for each in caught:
+        warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+    missed = sum(each.message.count for each in caught if isinstance(each.message, NotConverged))
+    return replace(probe, unconverged=missed)
+
+
+def _check_kfold(task: Task, y: np.ndarray, kfold: int) -> None:
+    labels, counts = np.unique(y, return_counts=True)
+    if counts.min() < kfold:
+        raise DataError(
+            f"{task.name}: class {labels[counts.argmin()]} has {counts.min()} samples, fewer than the {kfold} folds; "
+            f"use a kfold of {max(2, counts.min())} or less"
+        )
 
 
 def _nested_folds(x: np.ndarray, y: np.ndarray, settings: Settings) -> list[_Outer]:
