@@ -53,9 +53,14 @@ class NotConverged(UserWarning):
         self.count = count
 
 
+def size_of(features: np.ndarray) -> float:
+    """The largest absolute value, NaN if there is one; without a copy of them."""
+    return max(float(features.max(initial=0)), -float(features.min(initial=0))) if features.size else 0.0
+
+
 @dataclass(frozen=True)
 class Predicted:
-    """Labels (V, N, P) by every model, for each of V values of C, and whether its iteration met the tolerance (V, P)."""
+    """Labels (V, N, P) by every model, for each of V values of C, and whether each met the tolerance (V, P)."""
 
     labels: np.ndarray
     converged: np.ndarray
@@ -94,7 +99,7 @@ def solve_subsets(
     Raises:
         DataError: for features too large to be multiplied.
     """
-    largest = float(np.abs(features).max(initial=0.0))
+    largest = size_of(features)
     if not largest <= LARGEST:
         raise DataError(
             f"features reach {largest:.3g} in size; the classifier takes finite ones up to {LARGEST:.0e}. Scale them"
@@ -154,7 +159,7 @@ class _Solver:
     ) -> None:
         # The intercept is free, so centring changes no prediction; it removes the largest eigenvalue of the Gram
         # matrix.
-        self.mean = x.mean(0, dtype=torch.float64)
+        self.mean = x.mean(0).double()
         self.basis: Tensor | None = None
         if x.shape[1] > 2 * len(x):  # the span of the points holds every optimum
             self.basis, triangle = torch.linalg.qr((x.double() - self.mean).T)  # x = triangle.T basis.T
@@ -172,7 +177,7 @@ class _Solver:
 
     @torch.no_grad()
     def solve(self, values: Sequence[float]) -> Tensor:
-        """Minimise for these values of C from where the weights stand; whether each problem (V, P) met the tolerance."""
+        """Minimise for these values of C from where the weights stand; (V, P) whether the tolerance was met."""
         problems = len(self.subsets)
         start = self.weights[:, -problems:].repeat(1, len(values), 1)
         c = torch.tensor(values).repeat_interleave(problems).to(start)

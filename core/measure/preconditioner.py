@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 SHARED_ABOVE = 16  # classes above which one factor serves all: 100 of their own cost more than they save
+PLAIN_ABOVE = 300  # classes above which no factor follows what bends
 WEIGHED_BELOW = 1000  # features below which each row's own curvature is worth a product of the features
 FACTORED_BELOW = 3000  # features above which factors cost more than the iterations that they save
 RANK = 200  # of the part of a wide Gram matrix that is inverted
@@ -65,7 +66,9 @@ class Curvature:
         return self._top
 
 
-def preconditioner(curvature: Curvature, probabilities: Tensor, c: Tensor, ridge: Tensor, slow: bool = False) -> Preconditioner:
+def preconditioner(
+    curvature: Curvature, probabilities: Tensor, c: Tensor, ridge: Tensor, slow: bool = False
+) -> Preconditioner:
     """What fits the number of features and classes.
 
     Args:
@@ -75,6 +78,8 @@ def preconditioner(curvature: Curvature, probabilities: Tensor, c: Tensor, ridge
         slow: whether the iteration has shown to need a better one.
     """
     values, counts = c.unique_consecutive(return_counts=True)
+    if probabilities.shape[1] > PLAIN_ABOVE:
+        return Plain(curvature, probabilities, values, counts)
     if curvature.x.shape[1] > FACTORED_BELOW:
         return Spectral(curvature, probabilities, values, counts, ridge)
     return Factored(curvature, probabilities, values, counts, ridge, slow)
@@ -113,9 +118,7 @@ class Factored:
 
     def __call__(self, vectors: Tensor) -> Tensor:
         out = []
-        for part, rotation, factors in zip(
-            vectors.split(self.counts, 1), self.rotations, self.factors, strict=True
-        ):
+        for part, rotation, factors in zip(vectors.split(self.counts, 1), self.rotations, self.factors, strict=True):
             flat = part.reshape(len(part), -1)
             turned = flat if rotation is None else rotation.T @ flat
             turned = turned.view(-1, *part.shape[1:])
@@ -134,6 +137,26 @@ class Factored:
         part.counts = [left[i] for i in there]
         part.rotations = [self.rotations[i] for i in there]
         part.factors = [self.factors[i] for i in there]
+        return part
+
+
+class Plain:
+    """One number for each C: of many classes each bends at points of its own, which no shared factor follows."""
+
+    scaled = False
+
+    def __init__(self, curvature: Curvature, probabilities: Tensor, values: Tensor, counts: Tensor) -> None:
+        # A class bends as if its own points were at even odds, along their longest direction.
+        length = torch.linalg.vecdot(curvature.x, curvature.x).mean()
+        own = len(curvature.x) / probabilities.shape[1]
+        self.scale = (1 / (1 + values * (own * length / 4))).repeat_interleave(counts)[:, None]  # (Q, 1)
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        return vectors * self.scale
+
+    def take(self, kept: Tensor) -> "Plain":
+        part = object.__new__(Plain)
+        part.scale = self.scale[kept]
         return part
 
 

@@ -187,3 +187,27 @@ def test_word_content_has_no_hidden_units():
 
     assert probe(50, linear=True) == probe(0, linear=True) == probe(0, linear=False)
     assert probe(50, linear=False) != probe(0, linear=False)
+
+
+def test_what_has_not_converged_is_said(monkeypatch):
+    from dipole.core.measure import logistic
+
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(200, 5))
+    y = (x[:, 0] + draw.normal(size=200) > 0).astype(int)
+    monkeypatch.setattr(logistic, "STEPS", 1)
+    with pytest.warns(logistic.NotConverged, match="2 of 2 logistic regressions did not converge"):
+        logistic.predictions(x, y, np.ones((200, 1), dtype=bool), [1.0, 32.0], tolerance=1e-6)
+
+
+def test_many_classes_equal_scikit_learn():
+    from sklearn.linear_model import LogisticRegression
+
+    from dipole.core.measure.logistic import solve_subsets
+
+    draw = np.random.default_rng(0)
+    y = np.arange(1240) % 310
+    x = draw.normal(size=(310, 12))[y] + 0.3 * draw.normal(size=(1240, 12))
+    found = solve_subsets(x, y, np.ones((1240, 1), dtype=bool), [1.0], tolerance=1e-4)
+    assert found.converged.all()
+    assert np.mean(found.labels[0, :, 0] == LogisticRegression(tol=1e-6, max_iter=2000).fit(x, y).predict(x)) >= 0.995

@@ -13,7 +13,7 @@ from sklearn.model_selection import KFold, StratifiedKFold
 from sklearn.utils import shuffle as sklearn_shuffle
 
 from dipole.core.ground.errors import DataError, OptionError, nearest
-from dipole.core.measure.logistic import LARGEST, NotConverged, predictions
+from dipole.core.measure.logistic import LARGEST, NotConverged, predictions, size_of
 from dipole.text.scaling import halves_normalised
 from dipole.text.senteval.task import Split, Task
 from dipole.text.senteval.torch_classifier import Classifier, Fit, fit_all
@@ -135,10 +135,10 @@ def classify(
 ) -> Probe:
     """Probe the features (N, d) of every split by the protocol; `note` is told what is being done."""
     x = np.concatenate([features[name] for name in splits])
-    if not np.isfinite(x).all():
+    largest = size_of(x)
+    if not np.isfinite(largest):
         wrong = int((~np.isfinite(x)).any(1).sum())
         raise DataError(f"{task.name}: the features of {wrong} sentences hold NaN or infinity; look at the encoder")
-    largest = float(np.abs(x).max(initial=0.0))
     if largest > LARGEST:
         raise DataError(
             f"{task.name}: features reach {largest:.3g} in size, and classifiers take up to {LARGEST:.0e}; scale them"
@@ -238,7 +238,9 @@ def _solve_together(
         subsets[train, column] = True
     grid = settings.grid(task.kind)
     tolerance = NESTED_TOLERANCE if task.kind == "nested" else HOLDOUT_TOLERANCE
-    predicted = predictions(x[used], y[used], subsets[used], grid, tolerance)
+    if len(used) < len(y):
+        x, subsets = x[used], subsets[used]
+    predicted = predictions(x, y[used], subsets, grid, tolerance)
     place = np.zeros(len(y), dtype=np.int64)
     place[used] = np.arange(len(used))
     best, chosen, tests = [], [], []
