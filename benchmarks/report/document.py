@@ -107,7 +107,13 @@ def _suite(
     drawn = {name: found for name, found in pictures.items() if found}
     filled = [table.without_empty_columns() for table in shown]
     return Section(
-        manifest.name, manifest.title, subtitle, list(_notes(results)), filled, drawn, findings.of_suite(results)
+        manifest.name,
+        manifest.title,
+        subtitle,
+        list(_notes(results)),
+        filled,
+        drawn,
+        findings.of_suite(results, others),
     )
 
 

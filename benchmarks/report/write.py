@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from dipole.benchmarks.report.claim_tables import to_json
 from dipole.benchmarks.report.document import Report, make_report
 from dipole.benchmarks.report.drawing import to_files
 from dipole.benchmarks.report.html import to_html
@@ -16,7 +17,7 @@ from dipole.core.ground.files import atomic_write, why
 def write_report(runs: Path, output: Path) -> Report:
     """Read a folder of runs and write report.html, report.md, or a folder with both and a file of everything in them.
 
-    In a folder each table is a .csv and a .tex, each chart an .svg and a .pdf under charts/.
+    In a folder each table is a .csv and a .tex, claims are .json as well, each chart an .svg and a .pdf under charts/.
 
     Raises:
         ConfigError: the output's name says none of these.
@@ -28,6 +29,8 @@ def write_report(runs: Path, output: Path) -> Report:
         texts = {output / "report.html": to_html(report), output / "report.md": to_markdown(report)}
         for table in report.tables:
             texts |= {output / f"{table.name}.csv": to_csv(table), output / f"{table.name}.tex": to_latex(table)}
+            if table.name.endswith(("-claims", "every-claim")):
+                texts[output / f"{table.name}.json"] = to_json(table)
         for name, chart in named_charts(report).items():
             texts |= {output / "charts" / f"{name}{kind}": content for kind, content in to_files(chart).items()}
     elif output.suffix == ".html":
