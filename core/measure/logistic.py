@@ -359,4 +359,5 @@ def _direction(
 
 def _inner(left: Tensor, right: Tensor) -> Tensor:
     """Inner products per column (Q,) of (K, Q, D) tensors."""
-    return torch.linalg.vecdot(left, right).sum(0)
+    out: Tensor = torch.linalg.vecdot(left, right).sum(0)
+    return out

@@ -152,7 +152,8 @@ class Plain:
         self.scale = (1 / (1 + values * (own * length / 4))).repeat_interleave(counts)[:, None]  # (Q, 1)
 
     def __call__(self, vectors: Tensor) -> Tensor:
-        return vectors * self.scale
+        out: Tensor = vectors * self.scale
+        return out
 
     def take(self, kept: Tensor) -> "Plain":
         part = object.__new__(Plain)
@@ -214,4 +215,5 @@ def _cholesky(hessian: Tensor) -> Tensor:
     if int(failed):
         jitter = 1e-6 * hessian.diagonal().max().double()
         factor = torch.linalg.cholesky(hessian.double() + jitter * torch.eye(len(hessian)).to(jitter))
-    return factor.to(hessian)
+    out: Tensor = factor.to(hessian)
+    return out

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -51,7 +51,7 @@ class Classifier:
         self.optimizer([torch.zeros(1)])
 
     @classmethod
-    def from_params(cls, params: dict[str, Any]) -> "Classifier":
+    def from_params(cls, params: Mapping[str, Any]) -> "Classifier":
         """Read the dictionary that SentEval scripts pass; an unknown key is an error that names the nearest one."""
         unknown = [key for key in params if key not in cls.__dataclass_fields__]
         if unknown:
