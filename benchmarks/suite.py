@@ -6,7 +6,6 @@ scale says with which recipe and which seeds. Cells whose configurations are equ
 """
 
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -19,8 +18,10 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 from dipole.benchmarks.protocol import deviations, leaves, tuples
 from dipole.benchmarks.report import published
 from dipole.benchmarks.run_records import run_name
-from dipole.core.ground.errors import ConfigError, nearest
-from dipole.core.ground.files import why
+from dipole.core.ground.errors import ConfigError, ReceivedError, nearest
+from dipole.core.ground.files import is_file
+from dipole.core.ground.received import read_toml
+from dipole.core.ground.text import shortened
 from dipole.core.train.config import RunConfig, Settings
 from dipole.core.train.problems import describe
 from dipole.core.train.recipe import load
@@ -345,17 +346,15 @@ def suites() -> Mapping[str, Path]:
 def read_suite(name: str | Path) -> Suite:
     """Read a shipped suite by name, or a suite file by path."""
     path = suites().get(str(name), Path(name))
-    if not path.is_file():
+    if not is_file(path):
         raise ConfigError(
-            f"no suite {str(name)!r}.{nearest(str(name), suites())} Give the name of a shipped "
+            f"no suite {shortened(str(name))!r}.{nearest(str(name), suites())} Give the name of a shipped "
             "one (`dipole list suites`) or the path of a suite file."
         )
     try:
-        return Suite.model_validate(tuples(tomllib.loads(path.read_text(encoding="utf-8"))))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {why(error)}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+        return Suite.model_validate(tuples(read_toml(path)))
+    except ReceivedError as error:
+        raise ConfigError(str(error)) from error
     except ValidationError as error:
         lines = [f"  - {line.replace('the recipe: ', '', 1)}" for line in describe(error, Suite)]
         raise ConfigError(f"{path} is not a suite:\n" + "\n".join(lines)) from error

@@ -16,6 +16,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from dipole.core.ground.files import atomic_write
+from dipole.core.ground.process import LONGEST_OWNER
+from dipole.core.ground.received import read_json
 
 RENEW_EVERY = 10.0
 STALE_AFTER = 120.0
@@ -74,7 +76,7 @@ def is_locked(path: Path) -> bool:
 def _is_renewed_elsewhere(path: Path) -> bool:
     """Whether a process of another host renews this file; an unreadable one (never written whole) is nobody's."""
     try:
-        owner = json.loads(path.read_text(encoding="utf-8"))
+        owner = read_json(path, LONGEST_OWNER)
         host, renewed = str(owner["host"]), path.stat().st_mtime
         int(owner["pid"])
     except (OSError, ValueError, KeyError, TypeError):

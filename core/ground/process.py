@@ -8,8 +8,12 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from dipole.core.ground.received import parse_json
+
 OWNER = ".pid"
 """Name of the file in a run folder that names the process that trains there."""
+LONGEST_OWNER = 4096
+"""Bytes of such a file."""
 
 
 def describe_self() -> str:
@@ -42,7 +46,7 @@ def is_gone(text: str) -> bool:
 
 def _read(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        found = parse_json(text)
     except ValueError:
         return {}
     # Earlier versions wrote the number alone.
