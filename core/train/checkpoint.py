@@ -186,6 +186,8 @@ def fitting() -> Iterator[None]:
 
 def _check(state: Mapping[str, Any]) -> None:
     """ValueError for a state whose own parts are not of their kinds; what modules hold they check themselves."""
+    if odd := [name for name in ("best", "notes", "scaler") if not isinstance(state.get(name, {}), dict)]:
+        raise ValueError(f"{odd[0]!r} is not what a run writes")
     for name, is_right in PARTS.items():
         if not is_right(state[name]):
             raise ValueError(f"{name!r} is not what a run writes: {shortened(repr(state[name]), 80)}")
@@ -208,11 +210,12 @@ def _is_meter(value: Any) -> bool:
 PARTS: Mapping[str, Callable[[Any], bool]] = {
     "step": _is_count,
     "elapsed": _is_amount,
+    "metrics_bytes": _is_count,
     "negatives": lambda value: value is None or _is_amount(value),
     "module": lambda value: isinstance(value, dict),
     "objective": lambda value: isinstance(value, dict),
     "optimizer": lambda value: isinstance(value, dict),
     "meter": _is_meter,
-    "ranks": lambda value: isinstance(value, list) and bool(value) and all("rng" in each for each in value),
+    "ranks": lambda value: isinstance(value, list) and bool(value) and all(isinstance(each, dict) for each in value),
 }
 """The parts of every checkpoint that the loop itself reads, and what they are."""
