@@ -97,7 +97,8 @@ def soak(folder: Path, minutes: float, seed: int, updates: int, say: Console) ->
             except BrokenError as error:
                 broken.append(str(error))
                 place.end_all()
-            broken += [*differences(undisturbed, runs), *left_behind(runs, place.temporary, shared, place.seen)]
+            else:
+                broken += [*differences(undisturbed, runs), *left_behind(runs, place.temporary, shared, place.seen)]
             for line in broken:
                 found.broken.append(f"round {number}: {line}")
                 say.print(f"round {number}: BROKEN: {line}")
@@ -121,7 +122,7 @@ def _shuffled(names: list[str], rng: random.Random) -> Iterator[str]:
 
 
 def table(found: Found) -> Table:
-    """How often each fault was made, by what means, and in how many of its rounds everything held."""
+    """How often each fault was made, and by what means."""
     shown = Table(title=f"{found.rounds} rounds in {found.minutes:.0f} minutes, seed {found.seed}")
     for head in ("fault", "times", "how"):
         shown.add_column(head)

@@ -13,7 +13,8 @@ from pathlib import Path
 from dipole.benchmarks.soak.limits import Clock, Disk, Memory
 from dipole.benchmarks.soak.processes import Place
 
-ATTEMPT = 300.0  # seconds; an attempt that takes longer hangs
+ATTEMPT = 1200.0  # seconds; an attempt of under a minute that takes longer hangs
+SCARCE = 90.0  # seconds with little memory; what is not killed by then may read its own code from the disk for ever
 
 
 class BrokenError(Exception):
@@ -70,8 +71,12 @@ def full_disk(scene: Scene) -> str:
 def little_memory(scene: Scene) -> str:
     """The suite gets less memory than it needs."""
     megabytes = scene.rng.randrange(150, 1100)
-    [code] = scene.wait(scene.place.bench(scene.runs, before=scene.memory.limited(megabytes)))
-    return f"{megabytes} MB, exit code {code}"
+    process = scene.place.bench(scene.runs, before=scene.memory.limited(megabytes))
+    _sleep(process, SCARCE)
+    if is_going := process.poll() is None:
+        scene.place.end_all()
+    [code] = scene.wait(process)
+    return f"{megabytes} MB, {f'killed after {SCARCE:.0f} s' if is_going else f'exit code {code}'}"
 
 
 def jumping_clock(scene: Scene) -> str:
