@@ -1,24 +1,9 @@
 """How much memory is free, and a refusal with the bytes where a replay buffer cannot fit."""
 
-from pathlib import Path
-
-import psutil
 import torch
 
 from dipole.core.ground.errors import TrainingError
-
-
-def available_bytes(device: torch.device) -> int:
-    """Free bytes on a device; for the CPU the smaller of what the machine and its control group leave."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    free = int(psutil.virtual_memory().available)
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-    except (OSError, ValueError):
-        return free
-    return free if limit == "max" else min(free, max(int(limit) - used, 0))
+from dipole.core.ground.memory import available as available_bytes
 
 
 def has_room_for(needed: int, device: torch.device) -> bool:

@@ -6,6 +6,10 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from dipole.core.ground.machine import processors as cores
+
+__all__ = ["Places", "cores", "environment_for", "visible_gpus"]
+
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -15,11 +19,6 @@ def environment_for(threads: int, gpus: str | None) -> dict[str, str]:
     if gpus is not None:
         environment["CUDA_VISIBLE_DEVICES"] = gpus
     return environment
-
-
-def cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def visible_gpus() -> list[str]:

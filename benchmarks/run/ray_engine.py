@@ -5,8 +5,8 @@ whose node is lost is started again on another one. Where the runs folder is sha
 it; elsewhere the run is trained in a folder of the node and sent back whole.
 """
 
+import getpass
 import io
-import os
 import socket
 import tarfile
 import tempfile
@@ -89,7 +89,7 @@ def _on_node(task: Task, runs: str, token: str, threads: int) -> tuple[str, floa
     """The body of a Ray task: run the worker on this node; the run's files come back where the folder is not shared."""
     folder, is_shared = Path(runs), (Path(runs) / BENCH / f"shared-{token}").exists()
     if not is_shared:
-        folder = Path(tempfile.gettempdir(), f"dipole-{os.getuid()}-{socket.gethostname()}")
+        folder = Path(tempfile.gettempdir(), f"dipole-{getpass.getuser()}-{socket.gethostname()}")
         folder.mkdir(parents=True, exist_ok=True)
     outcome: Result | Task = task
     # Ray has set CUDA_VISIBLE_DEVICES of this process to the GPUs of the task.

@@ -110,7 +110,8 @@ def _train(command: list[str]) -> int:
 
 def _torchrun(command: list[str], processes: int) -> int:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    child = subprocess.Popen([*launch, "-m", "dipole.benchmarks.run.one_rank", *command], preexec_fn=_die_with_parent)
+    before = _die_with_parent if sys.platform == "linux" else None
+    child = subprocess.Popen([*launch, "-m", "dipole.benchmarks.run.one_rank", *command], preexec_fn=before)
     try:
         return child.wait()
     finally:
@@ -119,9 +120,8 @@ def _torchrun(command: list[str], processes: int) -> int:
 
 
 def _die_with_parent() -> None:
-    """On Linux the launcher is told to end when this worker dies; it ends its own children then."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    """Linux tells the launcher to end when this worker dies; it ends its own children then."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @cache

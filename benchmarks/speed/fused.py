@@ -1,5 +1,7 @@
 """What the fused kernels compute and move, from their design: one visit of the tiles forward, one or two backward.
 
+The gradient of embeddings wider than WIDEST is a product of matrices: dL/ds is written out, a band at a time.
+
 The numbers of `core/contrast/kernels/launch.py` are written out here, so that the model needs no Triton:
 `tests/benchmarks/test_gpu.py` holds them equal where it is installed.
 """
@@ -12,13 +14,14 @@ from dipole.benchmarks.speed.work import Precision, Step, Work
 
 # Rows that a program owns, in half precision and else: of the first blocks that `launch` lists.
 FORWARD = {True: 64, False: 32}
+BANDED = {True: 64, False: 32}
 BACKWARD = {True: 64, False: 32}
 # Sides of the square tiles of which half a symmetric matrix is made.
 SQUARE = {True: 64, False: 32}
 # More numbers than these are not kept for both sides of a tile: such a set visits the whole matrix.
 MOST_SUMS = 6
-# Columns of a gradient that a program adds up; for each further piece the tiles are formed again.
-PIECE = 128
+# The gradient of rows up to this width stays in registers; bytes of a band that is held of a matrix of wider ones.
+WIDEST, BAND = 128, 1 << 28
 # Rows of the visited side that a run of a program has at least.
 SHORTEST = 1024
 # Programs at a time on a multiprocessor.
@@ -175,6 +178,8 @@ def backward(matrix: Matrix, summands: Sequence[Summand]) -> Work:
     """Every tile formed again, once for both directions of a symmetric matrix, else once for each side."""
     if not summands:
         return Counter()
+    if matrix.width > WIDEST:
+        return _banded(matrix, summands)
     if matrix.symmetric:
         return _gradient(matrix, summands, matrix.anchors, matrix.candidates, sides=2)
     work = _gradient(matrix, summands, matrix.anchors, matrix.candidates, sides=1)
@@ -183,23 +188,17 @@ def backward(matrix: Matrix, summands: Sequence[Summand]) -> Work:
 
 def _gradient(matrix: Matrix, summands: Sequence[Summand], own: int, other: int, sides: int) -> Work:
     width, entries = matrix.width, own * other
-    piece = min(max(16, 1 << (width - 1).bit_length()), PIECE)
-    pieces = -(-width // piece)
-    splits = _splits(matrix, own, other, pieces)
-    programs = -(-own // BACKWARD[matrix.half]) * pieces * splits
-    # Exponentials that subtract no maximum serve both sides of an entry.
-    plain = {each.scale for each in summands if each.scale is not None and not each.running}
-    exponents = len(plain) + sides * sum(each.running for each in summands)
-    given = 4 * sum(each.parts + each.running for each in summands) * (own + other)
+    splits = _splits(matrix, own, other)
+    programs = -(-own // BACKWARD[matrix.half]) * splits
     written = 4 * splits * own * width
     work = Counter(
         [
             Step(bytes=written),  # zeros
             Step(bytes=4 * len(summands) * matrix.anchors),  # the gradient of the shifts, which is none
             Step(
-                flops=(pieces + 1) * 2 * width * entries,
-                bytes=_read(matrix, own, other, programs) + given + written,
-                exponentials=pieces * exponents * entries,
+                flops=2 * 2 * width * entries,
+                bytes=_read(matrix, own, other, programs) + _given(summands, own + other) + written,
+                exponentials=_exponentials(summands, sides) * entries,
                 precision=matrix.precision,
             ),
         ]
@@ -209,9 +208,54 @@ def _gradient(matrix: Matrix, summands: Sequence[Summand], own: int, other: int,
     return work
 
 
-def _splits(matrix: Matrix, own: int, other: int, programs: int = 1) -> int:
+def _banded(matrix: Matrix, summands: Sequence[Summand]) -> Work:
+    """Every tile formed once and written out; then a product for the anchors, and one for candidates of their own."""
+    width, columns = matrix.width, matrix.candidates
+    most = max(256, BAND // (columns * matrix.size) // 256 * 256)
+    sides = 2 if matrix.symmetric else 1
+    work = Counter([Step(bytes=4 * len(summands) * matrix.anchors)])  # the gradient of the shifts, which is none
+    if matrix.half:
+        for rows in [matrix.anchors] if matrix.symmetric else [matrix.anchors, columns]:
+            work[Step(bytes=6 * rows * width)] += 1  # the rows of unit length in bf16
+    if not matrix.symmetric:
+        work[Step(bytes=4 * columns * width)] += 1  # zeros
+    for start in range(0, matrix.anchors, most):
+        rows = min(most, matrix.anchors - start)
+        entries = rows * columns
+        programs = -(-rows // BANDED[matrix.half]) * _splits(matrix, rows, columns)
+        formed = Step(
+            flops=2 * width * entries,
+            bytes=_read(matrix, rows, columns, programs) + _given(summands, rows + columns) + matrix.size * entries,
+            exponentials=_exponentials(summands, sides) * entries,
+            precision=matrix.precision,
+        )
+        product = Step(
+            flops=2 * width * entries,
+            bytes=matrix.size * (entries + columns * width) + 4 * rows * width,
+            precision=matrix.precision,
+        )
+        work += Counter([formed, product, Step(bytes=8 * rows * width)])  # and to its place
+        if not matrix.symmetric:
+            turned = matrix.size * (entries + rows * width) + 4 * columns * width
+            work[Step(flops=2 * width * entries, bytes=turned, precision=matrix.precision)] += 1
+            work[Step(bytes=12 * columns * width)] += 1  # added
+    return work
+
+
+def _given(summands: Sequence[Summand], rows: int) -> int:
+    """Bytes of the gradients of the sums, and of the shifts, of some rows."""
+    return 4 * sum(each.parts + each.running for each in summands) * rows
+
+
+def _exponentials(summands: Sequence[Summand], sides: int) -> int:
+    """Exponentials of an entry in the backward pass; those that subtract no maximum serve both its sides."""
+    plain = {each.scale for each in summands if each.scale is not None and not each.running}
+    return len(plain) + sides * sum(each.running for each in summands)
+
+
+def _splits(matrix: Matrix, own: int, other: int) -> int:
     """Into how many runs the visited side is cut."""
-    wanted = matrix.at_once // (-(-own // 128) * programs)
+    wanted = matrix.at_once // -(-own // 128)
     splits = max(1, min(wanted, other // SHORTEST))
     chunk = max(128, -(-other // (splits * 128)) * 128)
     return max(1, -(-other // chunk))

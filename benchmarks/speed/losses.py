@@ -117,15 +117,16 @@ def _build(name: str, batch: int, peers: Path | None) -> tuple[Callable[[list[An
 
 def child(name: str, batch: int, threads: int, rounds: int, peers: Path | None) -> None:
     """Measure in this process, one round for each line read, and print {"ms", "mb"} as JSON lines."""
-    import resource
     import time
 
     import torch
 
+    from dipole.core.ground.machine import peak_memory
+
     torch.set_num_threads(threads)
     function, views, rows = _build(name, batch, peers)
     clock = time.process_time if threads == 1 else time.perf_counter
-    base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    base = peak_memory()
     generator = torch.Generator().manual_seed(0)
     z = [torch.randn(rows, WIDTH, generator=generator).requires_grad_() for _ in range(views)]
 
@@ -151,7 +152,7 @@ def child(name: str, batch: int, threads: int, rounds: int, peers: Path | None) 
             for _ in range(repeat):
                 step()
         elapsed = ((clock() - start) / repeat if first < SLOW else first) * 1000
-        peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base) / 1024
+        peak = (peak_memory() - base) / 2**20
         print(json.dumps({"ms": elapsed, "mb": peak}), flush=True)
 
 
@@ -269,24 +270,15 @@ def machine() -> dict[str, Any]:
     """What the numbers were measured on."""
     import platform
 
+    import psutil
     import torch
 
-    model = (
-        next(
-            (
-                line.split(":")[1].strip()
-                for line in Path("/proc/cpuinfo").read_text().splitlines()
-                if "model name" in line
-            ),
-            platform.processor(),
-        )
-        if Path("/proc/cpuinfo").exists()
-        else platform.processor()
-    )
+    from dipole.core.ground.machine import processor_name
+
     return {
-        "processor": model,
+        "processor": processor_name(),
         "cores": os.cpu_count(),
-        "load": round(os.getloadavg()[0], 2),
+        "load": round(psutil.getloadavg()[0], 2),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "capability": torch.backends.cpu.get_cpu_capability(),

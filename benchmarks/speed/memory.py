@@ -10,7 +10,6 @@ it is CUDA, else of the process.
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -54,6 +53,7 @@ def measure(subject: str, rows: int, microbatch: int, way: str, device: str) -> 
     import torch
 
     import dipole
+    from dipole.core.ground.machine import peak_memory
     from dipole.core.train.config import TrainConfig
     from dipole.core.train.encoding import Encoding
 
@@ -63,14 +63,14 @@ def measure(subject: str, rows: int, microbatch: int, way: str, device: str) -> 
     encoding = Encoding([encoder], TrainConfig(steps=1, **settings), compiles=False)
     loss = dipole.objective("infonce")
     cuda = device.startswith("cuda")
-    before = torch.cuda.memory_allocated() / 1024 if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = torch.cuda.memory_allocated() if cuda else peak_memory()
     began = time.process_time()
     with encoding():
         embeddings = [encoder(view) for view in views]
     loss(*embeddings).loss.backward()
     seconds = time.process_time() - began
-    after = torch.cuda.max_memory_allocated() / 1024 if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {"seconds": seconds, "megabytes": (after - before) / 1024}
+    after = torch.cuda.max_memory_allocated() if cuda else peak_memory()
+    return {"seconds": seconds, "megabytes": (after - before) / 2**20}
 
 
 def main() -> None:

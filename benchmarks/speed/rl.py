@@ -12,7 +12,6 @@ CnnPolicy, the stock agent, runs beside. `--parts` measures some of it and keeps
 
 import argparse
 import json
-import platform
 import statistics
 import sys
 import time
@@ -374,14 +373,11 @@ def show(title: str, found: dict[str, float]) -> None:
 
 def processor() -> str:
     """Model name and what it multiplies bfloat16 with."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    fields = dict(line.split(":", 1) for line in lines if ":" in line)
-    found = {key.strip(): value.strip() for key, value in fields.items()}
+    from dipole.core.ground.machine import processor_facts, processor_name
+
+    found = processor_facts()
     native = [flag for flag in ("avx512_bf16", "amx_bf16") if flag in found.get("flags", "").split()]
-    return f"{found.get('model name', 'unknown')} ({', '.join(native) or 'no bfloat16 instructions'})"
+    return f"{processor_name()} ({', '.join(native) or 'no bfloat16 instructions'})"
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from dipole.core.cli.plugins import broken_plugins
 from dipole.core.ground.errors import DipoleError
 from dipole.core.ground.extras import install_line
 from dipole.core.ground.files import why
+from dipole.core.ground.machine import processor_facts, processors
 from dipole.core.ground.plugins import KINDS, SWITCH, distribution, is_ours, points, switched_off
 from dipole.core.train.domains import Domain, domains, resolve
 
@@ -60,15 +61,15 @@ def _torch() -> Iterator[Finding]:
         )
         return
     yield Finding("torch", "ok", torch.__version__)
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    available = processors()
     threads = torch.get_num_threads()
-    text = f"{threads} for {processors} processors"
-    if threads > processors:
+    text = f"{threads} for {available} processors"
+    if threads > available:
         yield Finding(
             "threads",
             "missing",
             text,
-            f"More threads than processors slow each other down: OMP_NUM_THREADS={processors}",
+            f"More threads than processors slow each other down: OMP_NUM_THREADS={available}",
         )
     else:
         yield Finding("threads", "ok", text)
@@ -102,9 +103,8 @@ def _bfloat16() -> Finding:
         if torch.cuda.get_device_capability() >= (8, 0):
             return Finding(name, "ok", "native on the GPU")
         return Finding(name, "missing", "this GPU emulates it", 'Use train.precision = "16-mixed" or "32".')
-    try:
-        flags = Path("/proc/cpuinfo").read_text()
-    except OSError:
+    flags = processor_facts().get("flags", processor_facts().get("Features", ""))
+    if not flags:
         return Finding(name, "ok", "not known for this processor")
     if re.search(r"\b(amx_bf16|avx512_bf16|bf16)\b", flags):
         return Finding(name, "ok", "native on the processor")

@@ -1,26 +1,21 @@
 """Sizes that somebody's settings ask for are held against the memory that is there before it is taken."""
 
 import math
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from dipole.core.ground.errors import OptionError
+from dipole.core.ground.machine import free_memory
+
+UNKNOWN = 1 << 62
 
 
-def available(device: torch.device) -> float:
-    """Bytes that a device has left; infinity where nobody says, and for tensors without contents."""
+def available(device: torch.device) -> int:
+    """Bytes that a device has left; the most where nobody says, and for tensors without contents."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    if device.type != "cpu":
-        return math.inf
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return math.inf
-    told = next((line for line in lines if line.startswith("MemAvailable:")), None)
-    return math.inf if told is None else int(told.split()[1]) * 1024
+    return free_memory() if device.type == "cpu" else UNKNOWN
 
 
 def check_fits(what: str, shape: tuple[int, ...], like: Tensor) -> None:
@@ -31,7 +26,7 @@ def check_fits(what: str, shape: tuple[int, ...], like: Tensor) -> None:
     """
     wanted = 2 * math.prod(shape) * like.dtype.itemsize
     meta = torch.get_default_device().type == "meta"
-    there = float(2**62) if meta else min(available(like.device), float(2**62))
+    there = UNKNOWN if meta else available(like.device)
     if wanted > there:
         size = " x ".join(map(str, shape))
         raise OptionError(

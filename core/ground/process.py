@@ -8,7 +8,11 @@ import socket
 from pathlib import Path
 from typing import Any
 
+<<<<<<< HEAD
 from dipole.core.ground.received import parse_json
+=======
+import psutil
+>>>>>>> main
 
 OWNER = ".pid"
 """Name of the file in a run folder that names the process that trains there."""
@@ -76,14 +80,7 @@ def _began(pid: int) -> str | None:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        if os.path.isdir("/proc/self"):
-            return None
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return None
-        except OSError:
-            pass
-        return ""
+        # A signal of 0 would ask as well, but on Windows it ends the process.
+        return "" if not os.path.isdir("/proc/self") and psutil.pid_exists(pid) else None
     # A zombie trains nothing: only its parent has not asked for its code yet.
     return None if fields[0] in ("Z", "X") else fields[19]

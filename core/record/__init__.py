@@ -11,8 +11,11 @@ from dipole.core.record.run_record import (
     hardware,
     library_versions,
     now,
+<<<<<<< HEAD
     peak_memory,
     read_part,
+=======
+>>>>>>> main
     read_record,
     schema_problem,
     write_record,
@@ -29,8 +32,11 @@ __all__ = [
     "hardware",
     "library_versions",
     "now",
+<<<<<<< HEAD
     "peak_memory",
     "read_part",
+=======
+>>>>>>> main
     "read_record",
     "schema_problem",
     "write_record",

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 import platform
-import resource
-import sys
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
@@ -17,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from dipole.core.ground.errors import ReceivedError, RecordError
 from dipole.core.ground.files import atomic_write, why
+from dipole.core.ground.machine import processor_name, processors
 from dipole.core.ground.process import LONGEST_OWNER, OWNER, is_gone
 from dipole.core.ground.received import parse_json, read_bytes, read_text
 from dipole.core.ground.text import shortened
@@ -238,28 +236,12 @@ def hardware(device: Any, world_size: int) -> Hardware:
     """Describe the machine; `device` is a torch.device."""
     import torch
 
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor_name()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
     return Hardware(
         device=str(device),
         device_name=name,
         machine=f"{platform.system()} {platform.machine()}",
-        processors=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        processors=processors(),
         threads=torch.get_num_threads(),
         world_size=world_size,
     )
-
-
-def _processor_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
-def peak_memory() -> int:
-    """Largest resident memory of this process so far, in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

@@ -156,7 +156,9 @@ def starting_state(
             return None
         state = found
     name = state.get("hash")
-    if state.get("format") != FORMAT or not isinstance(name, str) or name not in names:
+    # The kinds first: a tensor compared is a tensor.
+    is_ours = type(state.get("format")) is int and state["format"] == FORMAT
+    if not is_ours or not isinstance(name, str) or name not in names:
         raise CheckpointError(
             f"the checkpoint belongs to another run ({shortened(str(name), 80)}), this configuration is "
             f"{folder.parent.name}. Use the configuration it was written with, or --resume never."

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from dipole.core.ground.distributed import PATIENCE
 from dipole.core.ground.errors import ConfigError
 from dipole.core.ground.launched import Launched, launched
+from dipole.core.ground.machine import processors
 from dipole.core.train.config import RunConfig
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def _place(here: Launched, device: torch.device) -> None:
             )
     elif "OMP_NUM_THREADS" not in os.environ:
         # torchrun does this; without it each of n processes would use all processors.
-        own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        own = processors()
         threads = int(os.environ.get("SLURM_CPUS_PER_TASK") or max(1, own // here.local_size))
         os.environ["OMP_NUM_THREADS"] = str(threads)
         torch.set_num_threads(threads)

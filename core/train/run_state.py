@@ -10,8 +10,9 @@ from torch import nn
 
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.errors import CheckpointError, ConfigError
+from dipole.core.ground.machine import peak_memory
 from dipole.core.ground.seeding import Seeds, rng_state, seed_everything, set_rng_state
-from dipole.core.record import RunRecord, hardware, library_versions, now, peak_memory
+from dipole.core.record import RunRecord, hardware, library_versions, now
 from dipole.core.train.adapter import same_data
 from dipole.core.train.best import Best
 from dipole.core.train.build import build, scheduled

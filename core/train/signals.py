@@ -14,7 +14,8 @@ from dipole.core.ground.errors import TrainingError
 
 REQUEUE = 75
 """Exit code of a run that a scheduler interrupted: EX_TEMPFAIL of sysexits.h, "try again later"."""
-HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+# Windows has no SIGUSR1.
+HANDLED = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
 
 
 class RunInterruptedError(TrainingError):

@@ -6,10 +6,11 @@ from importlib.util import find_spec
 import pytest
 import torch
 
+from dipole.benchmarks.speed import fused as design
 from dipole.benchmarks.speed import gpu
 from dipole.benchmarks.speed.devices import DEVICES
 from dipole.benchmarks.speed.eager import counted
-from dipole.benchmarks.speed.fused import BACKWARD, FORWARD, MOST_SUMS, SHORTEST, SQUARE, Matrix, Summand, fused
+from dipole.benchmarks.speed.fused import MOST_SUMS, Matrix, Summand, fused
 from dipole.benchmarks.speed.model import Case, ModelError, modelled
 from dipole.benchmarks.speed.subjects import Subject, subjects
 from dipole.benchmarks.speed.timing import floor, time_and_memory
@@ -86,21 +87,29 @@ def test_fused_kernels_of_a_symmetric_matrix_by_hand():
 
 
 def test_fused_kernels_of_two_sides_by_hand():
-    # 4096 anchors, 16,384 candidates, two pieces of 128 columns; running maxima cost one exponential a side.
-    matrix = Matrix(4096, 16384, 256, half=True, symmetric=False)
+    # 4096 anchors, 16,384 candidates: each side has a kernel; running maxima cost one exponential a side.
+    matrix = Matrix(4096, 16384, 128, half=True, symmetric=False)
     found = totals(fused(matrix, [Summand(2, 100.0, running=True), Summand(1)]))
     entries = 4096 * 16384
-    assert found["flops"] == 2 * 256 * entries * (1 + 3 + 3)
-    assert found["exponentials"] == pytest.approx(entries * (1 + 2 + 2), rel=0.01)
+    assert found["flops"] == 2 * 128 * entries * (1 + 2 + 2)
+    assert found["exponentials"] == pytest.approx(entries * (1 + 1 + 1), rel=0.01)
 
 
-def test_a_wide_gradient_forms_the_tiles_again_for_each_piece():
-    narrow, wide = (
-        totals(fused(Matrix(8192, 8192, width, half=False, symmetric=True), [Summand(1, 2.0)])) for width in (128, 768)
-    )
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_wide_embeddings_form_a_tile_once_and_write_its_slopes(symmetric):
+    # 8192 columns in float32 are 8192 anchors to 256 MB: one band.
+    matrix = Matrix(8192, 8192, 768, half=False, symmetric=symmetric)
+    forward = totals(design.forward(matrix, [Summand(1, 2.0)]))
+    backward = totals(design.backward(matrix, [Summand(1, 2.0)]))
     entries = 8192**2
-    forward = wide["flops"] - 2 * 768 * entries * 7
-    assert forward == 6 * (narrow["flops"] - 2 * 128 * entries * 2)
+    assert backward["flops"] == 2 * 768 * entries * (2 if symmetric else 3)
+    assert backward["exponentials"] == entries
+    # Written once, and read by each product.
+    moved = 4 * entries * (2 if symmetric else 3)
+    assert moved < backward["bytes"] < 2 * moved
+    assert forward["flops"] == pytest.approx(2 * 768 * entries * (0.5 if symmetric else 1), rel=0.01)
+    wide = Matrix(65536, 65536, 768, half=True, symmetric=True)
+    assert totals(design.backward(wide, [Summand(1, 2.0)]))["launches"] == 1 + 1 + 32 * 3  # 2048 anchors at a time
 
 
 def test_many_sums_visit_the_whole_matrix():
@@ -146,10 +155,10 @@ def test_the_model_has_the_numbers_of_the_kernels():
     from dipole.core.contrast.kernels import launch
 
     for half in (True, False):
-        assert launch.FORWARD[half][0].own == FORWARD[half]
-        assert launch.BACKWARD[half][0].own == BACKWARD[half]
-        assert launch.SQUARE[half][0].own == SQUARE[half]
-    assert (launch.MOST_SUMS, launch.SHORTEST) == (MOST_SUMS, SHORTEST)
+        for name in ("FORWARD", "BACKWARD", "BANDED", "SQUARE"):
+            assert getattr(launch, name)[half][0].own == getattr(design, name)[half]
+    for name in ("MOST_SUMS", "SHORTEST", "WIDEST", "BAND"):
+        assert getattr(launch, name) == getattr(design, name)
 
 
 def test_without_a_gpu_the_model_is_printed(capsys, tmp_path):

@@ -14,6 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -131,6 +132,12 @@ def matrices(name):
         return x, x, excluded, counts, False, 0
     if name == "none excluded":
         return unit(3, 1, 5), unit(21, 1, 6), torch.zeros(3, 0, dtype=torch.long), torch.full((3,), 21), False, 0
+    if name in ("wide", "wide views"):  # dL/ds is written out, in bands: the last of 32 rows is not full
+        if name == "wide views":
+            pairs = Pairs.from_views([unit(35, 37, 0), unit(35, 37, 1)])
+            return pairs.anchors, pairs.candidates, pairs.excluded, pairs.negative_counts, True, 0
+        pairs = Pairs.cross(unit(35, 37, 0), unit(35, 37, 1), unit(6, 37, 2))
+        return pairs.anchors, pairs.candidates, pairs.excluded, pairs.negative_counts, False, 0
     assert name == "first"
     excluded = torch.tensor([[i, 8 + i, -1] for i in range(9)])
     counts = torch.full((9,), 21 - 7) - torch.tensor([int(i >= 7) + 1 for i in range(9)])
@@ -174,13 +181,13 @@ def compare(name, statistics, side=16):
 
 
 @needs_triton
-@pytest.mark.parametrize("name", ["symmetric", "rectangular", "lists", "none excluded", "first"])
+@pytest.mark.parametrize("name", ["symmetric", "rectangular", "lists", "none excluded", "first", "wide", "wide views"])
 def test_kernels_equal_tiles_in_float64(interpreted, name):
     interpreted(compare, name, EVERYTHING)
 
 
 @needs_triton
-@pytest.mark.parametrize("name", ["symmetric", "rectangular", "none excluded"])
+@pytest.mark.parametrize("name", ["symmetric", "rectangular", "none excluded", "wide views"])
 def test_slopes_that_are_the_same_everywhere_fill_a_tile(interpreted, name):
     interpreted(compare, name, [Sum()])
 
@@ -288,10 +295,10 @@ def test_second_derivatives_are_those_of_tiles(interpreted, text, layout):
     interpreted(second_derivatives, text, layout)
 
 
-def half_inputs(dtype):
+def half_inputs(dtype, width):
     import dipole
 
-    leaves = [rows(7, 24, seed, dtype).requires_grad_() for seed in (0, 1)]
+    leaves = [rows(7, width, seed, dtype).requires_grad_() for seed in (0, 1)]
     exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
     objective = dipole.objective("infonce(temperature=0.02) + 0.1*dp")
     before = engine.served()
@@ -305,8 +312,9 @@ def half_inputs(dtype):
 
 @needs_triton
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_half_precision_is_multiplied_as_it_came(interpreted, dtype):
-    value, gradient = interpreted(half_inputs, dtype)
+@pytest.mark.parametrize("width", [24, 40])
+def test_half_precision_is_multiplied_as_it_came(interpreted, dtype, width):
+    value, gradient = interpreted(half_inputs, dtype, width)
     assert value < 1e-5  # the products of half-precision numbers are exact: rounded rows would be 1e-3 off
     assert gradient < 0.01
 
@@ -387,29 +395,35 @@ def machine_code(kind, many, half, width, architecture, candidate=0):
 
     from dipole.core.contrast.kernels import launch, source
 
-    statistics = MANY[: 4 if kind == "half" else None] if many else [LogSumExp(2.0)]
+    # Of `many`, True is as many as the kernel serves; a number is that many.
+    statistics = MANY[: many if many is not True else 4 if kind == "half" else None] if many else [LogSumExp(2.0)]
     summands = source.summed(statistics, [abs(each.scale or 0) > 60 for each in statistics])
     if kind in ("forward", "half"):
         text, _ = source.forward(summands, [], kind == "half")
+    elif kind == "band":
+        text, _ = source.band(summands, symmetric=True)
     else:
         text, _ = source.backward(summands, kind)
     sweep = launch.Sweep(*[launch.Factors(torch.zeros(1, width))] * 2, torch.zeros(1, 2), True, summands, ())
-    blocks = {"forward": launch.FORWARD, "half": launch.SQUARE}.get(kind, launch.BACKWARD)[half]
+    blocks = {"forward": launch.FORWARD, "band": launch.BANDED, "half": launch.SQUARE}.get(kind, launch.BACKWARD)[half]
     chosen = [each for each in blocks if each.sums >= sweep.kept][candidate]
     assert kind != "half" or sweep.halved
     function, element = launch.built(text), "*bf16" if half else "*fp32"
     constants = launch.shape(chosen, width, width <= launch.WHOLE[half])
     constants |= {"D": width, "SCALED": half, "FEW": 2, "PRECISION": "ieee"}
     if "BD" in function.arg_names:
-        constants["BD"] = sweep.gradient_columns
+        constants["BD"] = width
     pointers = {"x": element, "y": element, "lists": "*i32", "where": "*i32"}
     for name in ("x_scale", "y_scale", "sums", "shifts", "best", "grad", "out"):
         pointers[name] = "*fp32"
+    if kind == "band":
+        pointers["out"] = element
     signature = {
         name: "constexpr" if name in constants else pointers.get(name, "fp32" if name[0] == "k" else "i32")
         for name in function.arg_names
     }
-    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(function.arg_names) if name in pointers}
+    vectors = {*pointers, "stride"}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(function.arg_names) if name in vectors}
     built = triton.compile(
         ASTSource(function, signature, constants, aligned),
         target=GPUTarget("cuda", architecture, 32),
@@ -425,21 +439,26 @@ def machine_code(kind, many, half, width, architecture, candidate=0):
 
 
 TENSOR_CORES = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
-KINDS = ("forward", "half", "rows", "columns", "both")
-REPRESENTATIVE = [("half", True, 80), ("forward", False, 90), ("columns", False, 100)]
+KINDS = ("forward", "half", "rows", "columns", "both", "band")
+# The width of embeddings whose gradient stays in registers, and one whose does not.
+WIDTHS = {128: ("forward", "half", "rows", "columns", "both"), 768: ("forward", "half", "band")}
+REPRESENTATIVE = [
+    ("half", True, 80, 128),
+    ("forward", False, 90, 128),
+    ("columns", False, 100, 128),
+    ("band", True, 90, 768),
+]
 
 
 @needs_triton
 @pytest.mark.parametrize(
-    ("kind", "many", "architecture"),
+    ("kind", "many", "architecture", "width"),
     [
-        pytest.param(kind, many, arch, marks=[] if (kind, many, arch) in REPRESENTATIVE else [pytest.mark.slow])
-        for kind in KINDS
-        for many in (False, True)
-        for arch in TENSOR_CORES
+        pytest.param(*case, marks=[] if case in REPRESENTATIVE else [pytest.mark.slow])
+        for width, kinds in WIDTHS.items()
+        for case in product(kinds, (False, True), TENSOR_CORES, (width,))
     ],
 )
-@pytest.mark.parametrize("width", [128, pytest.param(768, marks=pytest.mark.slow)])
 def test_bf16_kernels_use_tensor_cores_and_do_not_spill(compiled, kind, many, architecture, width):
     usage, shared, ptx = compiled(machine_code, kind, many, True, width, architecture)
     assert usage["LOCAL"] == 0
@@ -459,11 +478,16 @@ def test_bf16_kernels_use_tensor_cores_and_do_not_spill(compiled, kind, many, ar
         ("forward", True, False, 2),
         *[("forward", False, many, 1) for many in (False, True)],
         *[(kind, True, many, 1) for kind in ("rows", "columns", "both") for many in (False, True)],
+        ("band", True, 2, 0),
+        ("band", True, 2, 1),
+        ("band", True, False, 2),
+        ("band", False, 2, 1),
     ],
 )
 @pytest.mark.parametrize("architecture", TENSOR_CORES)
 def test_blocks_that_tuning_may_choose_do_not_spill(compiled, kind, half, many, candidate, architecture):
-    usage, shared, _ = compiled(machine_code, kind, many, half, 128, architecture, candidate)
+    width = 768 if kind == "band" else 128
+    usage, shared, _ = compiled(machine_code, kind, many, half, width, architecture, candidate)
     assert usage["LOCAL"] == 0
     assert usage["STACK"] == 0
     assert shared <= {80: 163, 90: 227, 100: 227}[architecture] * 1024
@@ -474,7 +498,7 @@ def test_blocks_that_tuning_may_choose_do_not_spill(compiled, kind, half, many, 
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("architecture", TENSOR_CORES)
 def test_float32_kernels_multiply_in_full_and_do_not_spill(compiled, kind, many, architecture):
-    usage, _, ptx = compiled(machine_code, kind, many, False, 128, architecture)
+    usage, _, ptx = compiled(machine_code, kind, many, False, 768 if kind == "band" else 128, architecture)
     assert usage["LOCAL"] == 0
     # A pointer or two of the loop.
     assert usage["STACK"] <= (16 if (kind, many, architecture) == ("columns", False, 100) else 0)

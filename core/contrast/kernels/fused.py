@@ -34,13 +34,7 @@ class _Fused(torch.autograd.Function):
             statistics, lists = [each.statistic for each in sweep.summands], sweep.lists.long()
             found = sweep_again(statistics, x, y, lists, shifts, grad, symmetric=sweep.symmetric, candidates=candidates)
             return *found, None
-        if sweep.symmetric:
-            return sweep.gradient("both", grad, shifts), None, None
-        return (
-            sweep.gradient("rows", grad, shifts),
-            sweep.gradient("columns", grad, shifts) if candidates else None,
-            None,
-        )
+        return *sweep.gradients(x, y, grad, shifts, candidates), None
 
 
 def fused(

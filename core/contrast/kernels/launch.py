@@ -15,7 +15,7 @@ import triton
 from torch import Tensor
 
 from dipole.core.contrast.kernels import device
-from dipole.core.contrast.kernels.source import Side, Summand, backward, forward
+from dipole.core.contrast.kernels.source import Side, Summand, backward, band, forward
 from dipole.core.contrast.statistics import Extreme
 
 # The running maximum of a row before its first entry: finite, so that the difference of two is a number.
@@ -46,7 +46,7 @@ class Blocks:
 
 
 # The first of each is taken untuned; benchmarks choose among them where tuning is allowed. None needs local memory for
-# several sums of a row, but the last of FORWARD's for half precision, which is for one.
+# several sums of a row, but those that say for how many they are.
 FORWARD = {
     True: (Blocks(64, 64, 64, 8, 3), Blocks(128, 64, 64, 8, 3), Blocks(128, 128, 64, 8, 3, 1)),
     False: (Blocks(32, 32, 32, 4, 2), Blocks(64, 64, 32, 8, 2)),
@@ -55,12 +55,19 @@ BACKWARD = {
     True: (Blocks(64, 32, 64, 8, 2), Blocks(64, 64, 64, 8, 2)),
     False: (Blocks(32, 32, 16, 8, 2),),
 }
+BANDED = {
+    True: (Blocks(64, 64, 64, 8, 3, 2), Blocks(64, 32, 64, 8, 2), Blocks(128, 64, 64, 8, 3, 1)),
+    False: (Blocks(32, 32, 32, 4, 2), Blocks(64, 64, 32, 8, 2, 2)),
+}
 # Half of a matrix is cut into square tiles, untuned. More sums than MOST_SUMS would not stay in registers for both
 # sides of a tile; such a set visits the whole matrix.
 SQUARE = {True: (Blocks(64, 64, 64, 8, 3),), False: (Blocks(32, 32, 16, 8, 2),)}
 MOST_SUMS = 6
 # Embeddings up to this width are held whole, wider ones are multiplied a piece at a time.
 WHOLE = {True: 128, False: 32}
+# The gradient of rows up to this width stays in registers. For wider ones dL/ds of a band of the matrix is written out,
+# in bf16 or float32, and multiplied by the library: bytes of a band, of which the products still fill a device.
+WIDEST, BAND = 128, 1 << 28
 INTERPRETED = Blocks(32, 32, 32, 4, 1)
 
 
@@ -215,26 +222,64 @@ class Sweep:
             return 4
         return 2 * int(torch.cuda.get_device_properties(self.x.values.device).multi_processor_count)
 
-    def gradient(self, side: Side, grad: Tensor, shifts: Tensor) -> Tensor:
-        """(A, d) or, for "columns", (C, d): the gradient of the rows of one side, from that of the sums (N, A)."""
+    def gradients(
+        self, x: Tensor, y: Tensor, grad: Tensor, shifts: Tensor, candidates: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """The gradient (A, d) of x and, if asked for, (C, d) of y from that of the sums (N, A).
+
+        Args:
+            x: (A, d) and
+            y: (C, d) in float32, of which the factors are.
+            grad: (N, A).
+            shifts: (S, A), as `sums` gave them.
+            candidates: whether that of y is wanted; where x is y, the first is that of both.
+        """
+        grad, shifts = grad.contiguous(), shifts.contiguous()
+        if x.shape[1] > (32 if interpreted() else WIDEST):
+            return self._banded(x, y, grad, shifts, candidates)
+        dx = self._gradient("both" if self.symmetric else "rows", grad, shifts)
+        return dx, self._gradient("columns", grad, shifts) if candidates else None
+
+    def _gradient(self, side: Side, grad: Tensor, shifts: Tensor) -> Tensor:
+        """(A, d) or, for "columns", (C, d): the gradient of the rows of one side."""
         own, other = (self.y, self.x) if side == "columns" else (self.x, self.y)
         text, numbers = backward(self.summands, side)
         rows, width = own.values.shape
-        splits, chunk = self._splits(rows, len(other.values), -(-width // self.gradient_columns))
+        splits, chunk = self._splits(rows, len(other.values))
         out = torch.zeros(splits, rows, width, device=grad.device)
-        given = {"grad": grad.contiguous(), "shifts": shifts.contiguous(), "out": out}
+        given = {"grad": grad, "shifts": shifts, "out": out, "BD": max(16, _kind(width))}
         self._launch(text, numbers, BACKWARD, own, other, splits, {"chunk": chunk}, given)
         return out[0] if splits == 1 else out.sum(0)
 
-    @property
-    def gradient_columns(self) -> int:
-        """Columns of a gradient that a program adds up."""
-        return min(max(16, _kind(self.x.values.shape[1])), 32 if interpreted() else 128)
+    def _banded(
+        self, x: Tensor, y: Tensor, grad: Tensor, shifts: Tensor, candidates: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """The gradients from dL/ds of some anchors at a time: a tile is formed once, whatever the width."""
+        text, numbers = band(self.summands, self.symmetric)
+        kind = torch.bfloat16 if self.half else torch.float32
+        rows, columns = len(x), len(y)
+        most = band_rows(columns, kind.itemsize)
+        stride = -(-columns // 16) * 16  # rows that begin at 32 bytes are read by whole vectors
+        held = torch.empty(min(most, rows), stride, dtype=kind, device=x.device)
+        dx, dy = torch.empty_like(x), torch.zeros_like(y) if candidates else None
+        near = x.to(kind)
+        far = near if y is x else y.to(kind)
+        for start in range(0, rows, most):
+            end = min(start + most, rows)
+            splits, chunk = self._splits(end - start, columns)
+            given = {"grad": grad, "shifts": shifts, "out": held, "stride": stride}
+            counts = {"chunk": chunk, "start": start, "end": end}
+            self._launch(text, numbers, BANDED, self.x, self.y, splits, counts, given)
+            slopes = held[: end - start, :columns]
+            dx[start:end] = _multiplied(slopes, far)
+            if dy is not None:
+                dy += _multiplied(slopes.T, near[start:end])
+        return dx, dy
 
-    def _splits(self, own: int, other: int, programs: int = 1) -> tuple[int, int]:
+    def _splits(self, own: int, other: int) -> tuple[int, int]:
         """Into how many runs the side that is visited is cut, so that few rows fill a device; rows of each run."""
         shortest, step = (64, 32) if interpreted() else (SHORTEST, 128)
-        wanted = self._processors // (-(-own // step) * programs)
+        wanted = self._processors // -(-own // step)
         splits = max(1, min(wanted, other // shortest))
         chunk = max(step, -(-other // (splits * step)) * step)
         return max(1, -(-other // chunk)), chunk
@@ -248,11 +293,11 @@ class Sweep:
         other: Factors,
         splits: int,
         counts: Mapping[str, int],
-        given: Mapping[str, Tensor],
+        given: Mapping[str, Any],
     ) -> None:
         width, listed = own.values.shape[1], self.lists.shape[1]
         blocks = choice[self.half]
-        if "end" in counts:
+        if text.startswith("def half"):
             blocks = SQUARE[self.half]
         blocks = tuple(each for each in blocks if self.kept <= each.sums)
         if interpreted():
@@ -264,14 +309,11 @@ class Sweep:
             "FEW": listed if listed <= FEW else -1,
             "PRECISION": "tf32" if tf32_allowed() else "ieee",
         }
-        if "out" in given:
-            flags["BD"] = self.gradient_columns
-        pieces = -(-width // flags["BD"]) if "out" in given else 1
         rows = len(own.values)
+        visited = counts["end"] - counts["start"] if "stride" in given else rows
 
         def grid(meta: Mapping[str, int]) -> tuple[int, ...]:
-            programs = triton.cdiv(rows, meta["BM"])
-            return (programs, pieces, splits) if "out" in given else (programs, splits)
+            return triton.cdiv(visited, meta["BM"]), splits
 
         arguments: dict[str, Any] = {
             "x": own.values,
@@ -299,6 +341,21 @@ class Sweep:
                 first = blocks[0]
                 form = shape(first, width, whole)
                 built(text)[grid](**arguments, **form, num_warps=first.warps, num_stages=first.stages)
+
+
+def band_rows(columns: int, size: int) -> int:
+    """Anchors whose dL/ds of some columns are held at a time, numbers of `size` bytes each."""
+    step = 32 if interpreted() else 256
+    return step if interpreted() else max(step, BAND // (columns * size) // step * step)
+
+
+def _multiplied(slopes: Tensor, rows: Tensor) -> Tensor:
+    """The product of two matrices in float32, whatever they are in."""
+    if slopes.dtype == torch.float32:
+        return slopes @ rows
+    if slopes.is_cuda:
+        return torch.mm(slopes, rows, out_dtype=torch.float32)
+    return slopes.float() @ rows.float()
 
 
 def _joined(

@@ -9,6 +9,8 @@ keeps what it adds up in registers.
     rows      owns anchors, visits candidates; keeps the gradient of its anchors
     columns   owns candidates, visits anchors; keeps the gradient of its candidates
     both      rows and columns at once where anchors are the candidates: dL/ds_ij + dL/ds_ji times x_j
+    band      owns some anchors, visits candidates; writes dL/ds of a band of the matrix, or dL/ds_ij + dL/ds_ji, for
+              embeddings too wide for a gradient to stay in registers: a product of matrices makes it of the band
 """
 
 from __future__ import annotations
@@ -178,12 +180,56 @@ def _turned(name: str) -> list[str]:
 def backward(summands: Sequence[Summand], side: Side) -> tuple[str, list[float]]:
     """One of the kernels of the backward pass, and the numbers that it takes."""
     out = Writer()
+    loads = _slopes(out, summands, _served(side))
+    out.lines += [
+        "if SCALED:",
+        "    total = total * r_other[None, :]",
+        "if D <= BK and BD == BK:",
+        "    weighed = b",
+        "else:",
+        "    weighed = load_rows(y, other, other_size, 0, D, BD)",
+        # Half precision holds the similarities' factors exactly; dL/ds has bf16's range in either half precision.
+        "if SCALED:",
+        "    acc = product(total.to(tl.bfloat16), weighed.to(tl.bfloat16), acc, PRECISION)",
+        "else:",
+        "    acc = product(total, weighed, acc, PRECISION)",
+    ]
+    before = ["acc = tl.zeros((BM, BD), tl.float32)", *loads["own"]]
+    head = f"def {side}({INPUTS}, grad, shifts, out, {COUNTS}{{}}, {SIZES}, BD: tl.constexpr, {FLAGS}):"
+    body = [
+        "split = tl.program_id(1)",
+        *_visit(before, "other" if side == "columns" else "own", loads["other"], out.lines),
+        "columns = tl.arange(0, BD)",
+        "place = (split.to(tl.int64) * own_size + own)[:, None] * D + columns[None, :]",
+        "tl.store(out + place, acc, mask=(own < own_size)[:, None] & (columns < D)[None, :])",
+    ]
+    return _function(head, body, out), out.numbers
+
+
+def band(summands: Sequence[Summand], symmetric: bool) -> tuple[str, list[float]]:
+    """The kernel `band`, and the numbers that it takes; its anchors are those from `start` to `end`."""
+    out = Writer()
+    loads = _slopes(out, summands, _served("both" if symmetric else "rows"))
+    out.lines += [
+        "place = (own - start).to(tl.int64)[:, None] * stride + other[None, :]",
+        "tl.store(out + place, total, mask=(own < end)[:, None] & (other < other_size)[None, :])",
+    ]
+    head = f"def band({INPUTS}, grad, shifts, out, stride, {COUNTS}{{}}, {SIZES}, {FLAGS}):"
+    body = ["split = tl.program_id(1)", *_visit(loads["own"], "own", loads["other"], out.lines, own=f"start + {OWN}")]
+    return _function(head, body, out), out.numbers
+
+
+def _served(side: Side) -> list[str]:
+    """The sides of a tile whose rows a kernel of the backward pass serves."""
+    return {"rows": ["own"], "columns": ["other"], "both": ["own", "other"]}[side]
+
+
+def _slopes(out: Writer, summands: Sequence[Summand], served: Sequence[str]) -> dict[str, list[str]]:
+    """Write `total`, dL/ds of a tile for the rows of the sides served; gives what is loaded for each side before."""
     total, wide = "", False
     loads: dict[str, list[str]] = {"own": [], "other": []}
-    served = {"rows": ["own"], "columns": ["other"], "both": ["own", "other"]}[side]
-    parts = summands[-1].stop
     for which in served:
-        for row in range(parts):
+        for row in range(summands[-1].stop):
             loads[which].append(_load(f"g{row}_{which}", "grad", row, which))
         for number, each in enumerate(summands):
             if each.running:
@@ -214,31 +260,8 @@ def backward(summands: Sequence[Summand], side: Side) -> tuple[str, list[float]]
                 total = "total"
     if not wide:  # slopes that are the same for all similarities do not have the shape of a tile
         out.lines.append(f"total = tl.zeros_like(s) + {total or '0.0'}")
-    out.lines += [
-        "total = tl.where(allowed, total, 0.0)",
-        "if SCALED:",
-        "    total = total * r_other[None, :]",
-        "if D <= BK and BD == BK:",
-        "    weighed = b",
-        "else:",
-        "    weighed = load_rows(y, other, other_size, part * BD, D, BD)",
-        # Half precision holds the similarities' factors exactly; dL/ds has bf16's range in either half precision.
-        "if SCALED:",
-        "    acc = product(total.to(tl.bfloat16), weighed.to(tl.bfloat16), acc, PRECISION)",
-        "else:",
-        "    acc = product(total, weighed, acc, PRECISION)",
-    ]
-    before = ["acc = tl.zeros((BM, BD), tl.float32)", *loads["own"]]
-    head = f"def {side}({INPUTS}, grad, shifts, out, {COUNTS}{{}}, {SIZES}, BD: tl.constexpr, {FLAGS}):"
-    body = [
-        "part = tl.program_id(1)",
-        "split = tl.program_id(2)",
-        *_visit(before, "other" if side == "columns" else "own", loads["other"], out.lines),
-        "columns = part * BD + tl.arange(0, BD)",
-        "place = (split.to(tl.int64) * own_size + own)[:, None] * D + columns[None, :]",
-        "tl.store(out + place, acc, mask=(own < own_size)[:, None] & (columns < D)[None, :])",
-    ]
-    return _function(head, body, out), out.numbers
+    out.lines.append("total = tl.where(allowed, total, 0.0)")
+    return loads
 
 
 def _exponents(summands: Sequence[Summand]) -> dict[tuple[float, bool], str]:
@@ -252,12 +275,13 @@ def _exponents(summands: Sequence[Summand]) -> dict[tuple[float, bool], str]:
 
 def _store_turned(target: str, row: int, value: str, rows: int) -> str:
     """What a tile adds to the rows of its other side has a slot of its own, behind those of the runs."""
-    place = f"((tl.num_programs(1) + k - start) * {rows} + {row}) * own_size"
+    place = f"((tl.num_programs(1) + k - start).to(tl.int64) * {rows} + {row}) * own_size"
     return f"tl.store({target} + {place} + other, {value}, mask=(other < other_size) & (k > 0) & fresh)"
 
 
 def _store(target: str, row: int, value: str, rows: int) -> str:
-    return f"tl.store({target} + (split * {rows} + {row}) * own_size + own, {value}, mask=own < own_size)"
+    place = f"(split.to(tl.int64) * {rows} + {row}) * own_size"  # slots times rows pass 2^31 where anchors are millions
+    return f"tl.store({target} + {place} + own, {value}, mask=own < own_size)"
 
 
 def _load(name: str, source: str, row: int, which: str) -> str:
@@ -269,6 +293,8 @@ def _spread(vector: str, which: str) -> str:
     return f"{vector}[:, None]" if which == "own" else f"{vector}[None, :]"
 
 
+# The rows that a program owns.
+OWN = "tl.program_id(0) * BM + tl.arange(0, BM)"
 # The runs of a side that is visited: from its beginning to its end, or the tiles to the right of the diagonal, around
 # a circle of blocks, so that every program has as many. In an even circle the tiles opposite are met from both ends.
 WHOLE = (
@@ -289,7 +315,7 @@ HALF = (
 
 
 def _visit(
-    before: list[str], anchors: str, loads: list[str], tile: list[str], visit: Sequence[str] = WHOLE
+    before: list[str], anchors: str, loads: list[str], tile: list[str], visit: Sequence[str] = WHOLE, own: str = OWN
 ) -> list[str]:
     """The loop over the other side; `tile` is what is done with the similarities s of a tile."""
     lists, window, first, size, blocks = (
@@ -299,7 +325,7 @@ def _visit(
     )
     where = f"lists, {lists}, {window}, {first}, {size}"
     return [
-        "own = tl.program_id(0) * BM + tl.arange(0, BM)",
+        f"own = {own}",
         *before,
         "if SCALED:",
         "    r_own = tl.load(x_scale + own, mask=own < own_size, other=0.0)",

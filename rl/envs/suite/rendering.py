@@ -181,7 +181,7 @@ def install() -> bool:
     """Install the system packages where that is possible without asking; True if a backend works afterwards."""
     if any(works() for works in BACKENDS.values()):
         return True
-    if shutil.which("apt-get") is None:
+    if sys.platform != "linux" or shutil.which("apt-get") is None:
         return False
     elevate = [] if os.geteuid() == 0 else ["sudo", "-n"]
     if elevate and shutil.which("sudo") is None:

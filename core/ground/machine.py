@@ -1,0 +1,56 @@
+"""What the machine is and has, on Linux, macOS and Windows alike."""
+
+import os
+import platform
+import sys
+from pathlib import Path
+
+import psutil
+
+
+def processors() -> int:
+    """Processors this process may use."""
+    # macOS has no affinity, neither in os nor in psutil.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def processor_name() -> str:
+    """The model of the processor, as the system names it."""
+    return processor_facts().get("model name") or platform.processor() or platform.machine()
+
+
+def processor_facts() -> dict[str, str]:
+    """What Linux says of the last of its processors, by name (`model name`, `flags`); empty elsewhere."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return {}
+    fields = (line.partition(":") for line in lines)
+    return {name.strip(): value.strip() for name, colon, value in fields if colon}
+
+
+def peak_memory() -> int:
+    """Largest resident memory of this process so far, in bytes."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        # What getrusage says on Linux begins with the memory of the process that started this one.
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        pass
+    try:
+        import resource
+    except ImportError:  # Windows
+        return int(psutil.Process().memory_info().peak_wset)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def free_memory() -> int:
+    """Bytes that processes may still take: the smaller of what the machine and its control group leave."""
+    free = int(psutil.virtual_memory().available)
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+    except (OSError, ValueError):
+        return free
+    return free if limit == "max" else min(free, max(int(limit) - used, 0))
