@@ -8,11 +8,9 @@ import socket
 from pathlib import Path
 from typing import Any
 
-<<<<<<< HEAD
-from dipole.core.ground.received import parse_json
-=======
 import psutil
->>>>>>> main
+
+from dipole.core.ground.received import parse_json
 
 OWNER = ".pid"
 """Name of the file in a run folder that names the process that trains there."""

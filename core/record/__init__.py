@@ -11,11 +11,7 @@ from dipole.core.record.run_record import (
     hardware,
     library_versions,
     now,
-<<<<<<< HEAD
-    peak_memory,
     read_part,
-=======
->>>>>>> main
     read_record,
     schema_problem,
     write_record,
@@ -32,11 +28,7 @@ __all__ = [
     "hardware",
     "library_versions",
     "now",
-<<<<<<< HEAD
-    "peak_memory",
     "read_part",
-=======
->>>>>>> main
     "read_record",
     "schema_problem",
     "write_record",
