@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from dipole.core.ground.errors import DipoleError
+from dipole.core.train.toml import toml_text
 
 ODD: list[Any] = [
     None, True, -1, 0, 2**70, 10**400, -(10**4000), 0.5, 1e308, -1e308, float("nan"), float("inf"), "", "x", "x" * 5000,
@@ -90,6 +91,30 @@ def contents(value: Any) -> st.SearchStrategy[bytes]:
         return whole[:first] + draw(pieces) + whole[last:]
 
     return st.one_of(mutations(value).map(lambda found: json.dumps(found).encode()), cut(), st.binary(max_size=50))
+
+
+def toml_contents(value: dict[str, Any]) -> st.SearchStrategy[bytes]:
+    """TOML of mutations of a value, in half of the cases with a piece of something else in it."""
+    odd = [b"", b"[" * 3000, b"\xff", b"=", b'"', b"a." * 500, b"9" * 5000, b"\n[[train]]\n", b"\nseed = 1\n"]
+
+    @st.composite
+    def drawn(draw: st.DrawFn) -> bytes:
+        found = draw(mutations(value))
+        try:
+            text = toml_text(found).encode()
+        except Exception:  # what has no TOML: None, half a surrogate pair
+            text = repr(found).encode(errors="replace")
+        place = draw(st.integers(0, len(text)))
+        return text[:place] + draw(st.sampled_from(odd)) + text[place:]
+
+    return st.one_of(drawn(), mutations(value).filter(_has_toml).map(lambda found: toml_text(found).encode()))
+
+
+def _has_toml(value: Any) -> bool:
+    try:
+        return bool(toml_text(value).encode())
+    except Exception:
+        return False
 
 
 def _pipe(path: Path) -> None:

@@ -162,13 +162,13 @@ def read_part(path: Path, model: type[Model]) -> Model:
     except ReceivedError as error:
         raise RecordError(str(error)) from error
     try:
-        parse_json(text)  # what pydantic's own reader lets pass: a name that stands twice, NaN
-    except ValueError as error:
-        raise RecordError(f"{str(path)[:300]} is damaged: {error}") from error
-    try:
-        return model.model_validate_json(text)
+        found = model.model_validate_json(text)
+        parse_json(text)  # refuses what pydantic's reader lets pass: a name that stands twice, NaN under Any
     except ValidationError as error:
         raise RecordError(f"{str(path)[:300]} {schema_problem(error, SCHEMA_VERSION)}") from error
+    except ValueError as error:
+        raise RecordError(f"{str(path)[:300]} is damaged: {error}") from error
+    return found
 
 
 def _is_abandoned(owner: Path) -> bool:

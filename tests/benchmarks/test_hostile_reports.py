@@ -22,10 +22,9 @@ from dipole.benchmarks.run_records import read_records
 from dipole.benchmarks.suite import read_suite, suites
 from dipole.benchmarks.sweep.summary import read_summaries
 from dipole.core.train.recipe import read_recipe
-from dipole.core.train.toml import toml_text
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from hostile import NO_FILES, ODD, answered, changed, contents, mutations, places, settings_of
+from hostile import NO_FILES, ODD, answered, changed, contents, places, settings_of, toml_contents
 
 SUITE = read_recipe(suites()["demo"])
 
@@ -35,30 +34,15 @@ def ask_of_suite(path: Path, content: bytes) -> None:
     answered(lambda: read_suite(path))
 
 
-@st.composite
-def suite_texts(draw: st.DrawFn) -> bytes:
-    """TOML of a mutated suite, with pieces of another kind in it."""
-    mutated = draw(mutations(SUITE))
-    try:
-        text = toml_text(mutated).encode(errors="surrogatepass")
-    except Exception:  # None and the like have no TOML
-        text = repr(mutated).encode(errors="replace")
-    if draw(st.booleans()):
-        place = draw(st.integers(0, len(text)))
-        odd = draw(st.sampled_from([b"[" * 3000, b"\xff", b"=", b'"', b"a." * 500, b"9" * 5000]))
-        text = text[:place] + odd + text[place:]
-    return text
-
-
 @settings_of(60, is_quick=True)
-@given(suite_texts())
+@given(toml_contents(SUITE))
 def test_suites(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     ask_of_suite(tmp_path_factory.getbasetemp() / "suite.toml", content)
 
 
 @pytest.mark.slow
 @settings_of(10_000, is_quick=False)
-@given(suite_texts())
+@given(toml_contents(SUITE))
 def test_many_suites(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     ask_of_suite(tmp_path_factory.getbasetemp() / "suite.toml", content)
 

@@ -20,14 +20,15 @@ from dipole.core.record.additions import read_additions
 from dipole.core.train.checkpoint import list_checkpoints, load_checkpoint, starting_state
 from dipole.core.train.loop import RunInterruptedError, train
 from dipole.core.train.metrics import read_metrics
-from dipole.core.train.recipe import load
+from dipole.core.train.recipe import load, read_recipe
 from dipole.core.train.run_folder import RunFolder, find_run, locate, run_in
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from hostile import NO_FILES, answered, changed, contents, places, settings_of
+from hostile import NO_FILES, answered, changed, contents, places, settings_of, toml_contents
 
 RECORD = json.loads((Path(__file__).parents[1] / "benchmarks" / "records" / "v1-vision.json").read_text())
 RECORD["histogram"] = {"edges": [0.0, 0.5, 1.0], "all": [1, 2], "same": [0, 1], "different": [1, 1]}
+RECIPE = read_recipe("digits-simclr")
 LINE = {"step": 10, "epoch": 0.5, "time": 1.25, "train/loss": 2.5, "eval/knn/accuracy": None}
 
 
@@ -82,6 +83,19 @@ def test_metrics(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> No
 @given(contents(LINE))
 def test_many_metrics(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     read(read_metrics, tmp_path_factory.getbasetemp() / "metrics.jsonl", content)
+
+
+@settings_of(60, is_quick=True)
+@given(toml_contents(RECIPE))
+def test_recipes(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    read(load, tmp_path_factory.getbasetemp() / "recipe.toml", content)
+
+
+@pytest.mark.slow
+@settings_of(10_000, is_quick=False)
+@given(toml_contents(RECIPE))
+def test_many_recipes(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    read(load, tmp_path_factory.getbasetemp() / "recipe.toml", content)
 
 
 @pytest.mark.parametrize(
