@@ -12,6 +12,7 @@ from pathlib import Path
 
 from dipole.benchmarks.protocol import Item, Paper, papers
 from dipole.benchmarks.report import published
+from dipole.benchmarks.report.claims import evaluate
 from dipole.benchmarks.suite import Suite, read_suite, suites
 from dipole.core.ground.files import atomic_write
 from dipole.core.measure.theory.theorems import ARORA, CLLR, LMCL, THEOREMS, Theorem
@@ -33,7 +34,10 @@ list of theorems (`core/measure/theory/theorems.py`): edit those and run `python
 
 What differs is what scale `paper` does otherwise; `dipole bench SUITE` alone runs scale `small`, whose differences
 stand in the suite (`dipole show SUITE`). Cells of a suite with differences are never said to agree or to differ with
-printed numbers. An empty field means that nothing is known to differ."""
+printed numbers. An empty field means that nothing is known to differ.
+
+Below each paper's table stand its claims with the kind and the bound by which they are judged
+([benchmarks.md](benchmarks.md) explains the kinds); "in each of 6" is over the comparisons that a sentence names."""
 
 
 def order(item: Item) -> tuple[int, str, list[int]]:
@@ -50,6 +54,7 @@ def page() -> str:
         shown = [dict(item).values() for item in sorted(lines_of(name), key=order)]
         lines += ["| " + " | ".join(map(_cell, cells)) + " |" for cells in shown]
         parts.append(f"## {TITLES[name]}\n\n" + "\n".join(lines))
+        parts.append("### Claims\n\n" + "\n".join(_claims(name)))
     return "\n\n".join(parts) + "\n"
 
 
@@ -65,6 +70,17 @@ def lines_of(name: str) -> Iterator[Item]:
     for theorem in THEOREMS:
         if SHORT[theorem.paper] == name:
             yield _of_theorem(theorem)
+
+
+def _claims(name: str) -> Iterator[str]:
+    """A line per claim of a paper: its kind and bound, and how its sentence is read, or why nothing can test it."""
+    yield "| claim | statement | judged as | how the sentence is read |"
+    yield "|---" * 4 + "|"
+    for claim in published.claims():
+        if claim.paper == name:
+            judged = evaluate(claim, published.tables()).says or f"not tested: {claim.not_tested}"
+            reads = "; ".join(dict.fromkeys(part.reads for part in claim.parts if part.reads))
+            yield "| " + " | ".join(map(_cell, (claim.id, claim.statement, judged, reads))) + " |"
 
 
 def not_shown(name: str) -> list[str]:

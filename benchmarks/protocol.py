@@ -4,7 +4,6 @@ The statements are data: `facts` in `published/PAPER.toml`, each with the sectio
 published tables it is of, and the settings that meet it.
 """
 
-import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
@@ -13,6 +12,7 @@ from typing import Any
 
 from pydantic import Field
 
+from dipole.benchmarks.report.readings import Reading, fits
 from dipole.core.contrast.registry import registry
 from dipole.core.contrast.spec import parse
 from dipole.core.train.config import RunConfig, Settings
@@ -40,8 +40,8 @@ class Fact(Settings):
     def covers(self, row: str, column: str, found: Mapping[str, Any]) -> bool:
         """Whether it is about a cell with these settings."""
         return (
-            _any(row, self.rows)
-            and _any(column, self.columns)
+            fits(row, self.rows)
+            and fits(column, self.columns)
             and all(key in found and fnmatchcase(str(found[key]), wanted) for key, wanted in self.when.items())
         )
 
@@ -70,6 +70,7 @@ class Paper(Settings):
     facts: tuple[Fact, ...] = ()
     choices: tuple[Choice, ...] = ()
     items: tuple[Item, ...] = Field((), description="what no suite fills and no theorem of ours says")
+    claims: tuple[Reading, ...] = Field((), description="how its claims are judged; their words are in PAPER.json")
 
     def why(self, key: str) -> str:
         """The reason for an entry of a protocol; empty where none is known."""
@@ -167,10 +168,6 @@ def _equal(value: Any, wanted: Any) -> bool:
     if isinstance(value, numbers) and isinstance(wanted, numbers):
         return abs(value - wanted) <= 1e-9 * max(abs(value), abs(wanted))
     return bool(value == wanted)
-
-
-def _any(text: str, patterns: Iterable[str]) -> bool:
-    return any(re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), text) for pattern in patterns)
 
 
 def _shown(value: Any) -> str:

@@ -2,10 +2,12 @@
 
 A suite is a TOML file of `benchmarks/suites`: one per table and figure of the papers, `cross-domain`, and `demo`. Rows
 are methods (an objective each), columns are measurements (a metric of a record, under settings of their own), and a
-scale says with which recipe and which seeds. Cells whose configurations are equal share a run.
+scale says with which recipe and which seeds. Rows and columns can be written as grids (`grid.py`). Cells whose
+configurations are equal share a run.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -15,6 +17,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
+from dipole.benchmarks.grid import MOST, expand
 from dipole.benchmarks.protocol import deviations, leaves, tuples
 from dipole.benchmarks.report import published
 from dipole.benchmarks.run_records import run_name
@@ -161,11 +164,16 @@ class Suite(Settings):
             labels, names = [row.label for row in rows], [column.name for column in columns]
             if not rows or not columns:
                 problems.append(f"scale {name!r} has no rows or no columns")
-            if len(set(labels)) < len(labels) or len(set(names)) < len(names):
-                problems.append(f"scale {name!r} names a row or a column twice")
+            if twice := [each for given in (labels, names) for each, count in Counter(given).items() if count > 1]:
+                problems.append(f"scale {name!r} names a row or a column twice: {twice[0]!r}")
+            if (count := len(rows) * len(columns) * len(scale.seeds)) > MOST:
+                problems.append(
+                    f"scale {name!r} has {count:,} cells ({len(rows)} rows x {len(columns)} columns x "
+                    f"{len(scale.seeds)} seeds); at most {MOST:,}"
+                )
             odd = [label for label in scale.change if label not in labels]
             problems += [f"change: {label!r} is no row of scale {name!r}.{nearest(label, labels)}" for label in odd]
-            for base in (self.base, *(row.base for row in rows)):
+            for base in dict.fromkeys((self.base, *(row.base for row in rows))):
                 if base is not None and base not in labels:
                     problems.append(f"base {base!r} is no row of scale {name!r}.{nearest(base, labels)}")
             for row in rows:
@@ -352,9 +360,11 @@ def read_suite(name: str | Path) -> Suite:
             "one (`dipole list suites`) or the path of a suite file."
         )
     try:
-        return Suite.model_validate(tuples(read_toml(path)))
+        return Suite.model_validate(tuples(expand(read_toml(path))))
     except ReceivedError as error:
         raise ConfigError(str(error)) from error
+    except ConfigError as error:
+        raise ConfigError(f"{path} is not a suite: {error}") from error
     except ValidationError as error:
         lines = [f"  - {line.replace('the recipe: ', '', 1)}" for line in describe(error, Suite)]
         raise ConfigError(f"{path} is not a suite:\n" + "\n".join(lines)) from error

@@ -49,9 +49,9 @@ def compare(cell: PrintedCell, n: int | None, ours: Summary, metric: str, is_sam
     the other number counts as one more trial of the same spread. Equal values for every seed, as a coarse metric gives
     by chance, are no spread to judge by: there is no interval then, unless the other side has one.
 
-    It `agrees` if the interval lies inside the margin, `differs` if it excludes 0 (and leaves the margin), and cannot
-    be decided otherwise; then `seeds` says how many per arm would show a difference of the size of the margin with
-    80 % power.
+    It `agrees` if the interval lies inside the margin (two one-sided tests), `differs` if it lies outside of it, and
+    cannot be decided otherwise; then `seeds` says how many per arm would show a difference of the size of the margin
+    with 80 % power.
     """
     if cell.mean is None:
         return None
@@ -79,7 +79,7 @@ def compare(cell: PrintedCell, n: int | None, ours: Summary, metric: str, is_sam
         verdict = UNDECIDED
     elif -width <= low and high <= width:
         verdict = AGREES
-    elif low > 0 or high < 0:
+    elif low > width or high < -width:
         verdict = DIFFERS
     else:
         verdict = UNDECIDED

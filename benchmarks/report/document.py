@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dipole.benchmarks.manifest import read_manifests
 from dipole.benchmarks.report import charts, findings, searches, tables
-from dipole.benchmarks.report.charts import Picture
+from dipole.benchmarks.report.picture import Picture
 from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.report.table import ReportTable
 from dipole.benchmarks.run_records import Collection, Problem, read_records
@@ -69,10 +69,9 @@ def make_report(runs: Path) -> Report:
         listed = tables.other_runs_table(others, joules, runs).without_empty_columns()
         groups = _by_task(others)
         compared = [tables.comparison_table(task, records) for task, records in groups.items() if len(records) > 1]
-        subtitle = f"{len(others)} runs of `dipole train`" if len(others) != 1 else "one run of `dipole train`"
-        sections.append(
-            Section("other-runs", "Other runs", subtitle, (), (*compared, listed), charts.other_runs(groups, runs))
-        )
+        subtitle = f"{len(others)} runs of dipole train" if len(others) != 1 else "one run of dipole train"
+        drawn, said = charts.other_runs(groups, runs), findings.of_others(groups)
+        sections.append(Section("other-runs", "Other runs", subtitle, (), (*compared, listed), drawn, said))
     damaged = [*damaged, *(Problem(path, said) for path, said in unreadable)]
     if (problems := tables.problems_table(collection, damaged)) is not None:
         count = len(problems.rows)
@@ -107,7 +106,13 @@ def _suite(
     drawn = {name: found for name, found in pictures.items() if found}
     filled = [table.without_empty_columns() for table in shown]
     return Section(
-        manifest.name, manifest.title, subtitle, list(_notes(results)), filled, drawn, findings.of_suite(results)
+        manifest.name,
+        manifest.title,
+        subtitle,
+        list(_notes(results)),
+        filled,
+        drawn,
+        findings.of_suite(results, others),
     )
 
 

@@ -1,22 +1,52 @@
 """What a report found, in the sentences it opens with: differences that hold or do not, and where they are from."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
+from statistics import fmean, stdev
 
+from dipole.benchmarks.report.comparison import AGREES, DIFFERS, NOT_COMPARED, UNDECIDED
 from dipole.benchmarks.report.results import CellResult, SuiteResults
 from dipole.benchmarks.report.table import number
+from dipole.benchmarks.statistics import welch
 from dipole.core.record import RunRecord
 
 LEVEL = 0.05
 NAMED = 3
 
 
-def of_suite(results: SuiteResults) -> list[str]:
-    """One sentence on the differences from the base, one on the printed numbers; what is missing is said first."""
+def of_suite(results: SuiteResults, others: Iterable[SuiteResults] = ()) -> list[str]:
+    """One sentence each on the differences from the base, the printed numbers and the paper's claims.
+
+    What is missing is said first.
+    """
     done, asked = sum(r.status == "done" for r in results.records.values()), len(results.jobs)
     missing = [f"{asked - done} of {asked} runs are missing."] if done < asked else []
-    return [*missing, *_against_base(results), *_beside_printed(results)]
+    return [*missing, *_against_base(results), *_beside_printed(results), *_of_claims(results, others)]
+
+
+def of_others(groups: Mapping[str, Sequence[RunRecord]]) -> list[str]:
+    """Of runs outside suites, by task: which objective has the largest first result, and whether it is told apart."""
+    found = []
+    for task, records in groups.items():
+        name = next((name for record in records for name, value in record.results.items() if value is not None), None)
+        by: dict[str, list[float]] = {}
+        for record in records:
+            if name is not None and (value := record.results.get(name)) is not None:
+                by.setdefault(record.objective, []).append(value)
+        if len(by) < 2:
+            continue
+        (best, top), (second, next_) = sorted(by.items(), key=lambda item: -fmean(item[1]))[:2]
+        ahead = fmean(top) - fmean(next_)
+        said = f"{task}: {best} has the largest {name}, {number(fmean(top))}, {number(ahead)} above {second}"
+        if min(len(top), len(next_)) < 2:
+            found.append(f"{said}; one run each is no test.")
+            continue
+        test = welch(fmean(top), stdev(top), len(top), fmean(next_), stdev(next_), len(next_))
+        is_told = isfinite(test.p) and test.p < LEVEL and ahead > 0 and stdev([*top, *next_]) > 0
+        verdict = "a difference" if is_told else "no difference that can be decided"
+        found.append(f"{said}: {verdict} (Welch, p = {test.p:.2g}, {len(top)} and {len(next_)} runs).")
+    return found
 
 
 def of_machines(records: Iterable[RunRecord]) -> str:
@@ -90,3 +120,19 @@ def _beside_printed(results: SuiteResults) -> Sequence[str]:
         return []
     counted = ", ".join(f"{n} {verdict}" for verdict, n in verdicts.most_common())
     return [f"Beside the {verdicts.total()} printed numbers: {counted}."]
+
+
+def _of_claims(results: SuiteResults, others: Iterable[SuiteResults]) -> Sequence[str]:
+    """How many claims are decided, and which and by what."""
+    found = [each for each in results.claims(others) if each.ours.items]
+    if not found:
+        return []
+    counts = Counter(each.verdict_alone for each in found)
+    protocol = "" if all(each.is_paper_protocol for each in found) else f" ({NOT_COMPARED} than its own)"
+    one = len(found) == 1
+    said = f"Of the paper's {'claim' if one else f'{len(found)} claims'} on it{protocol}: "
+    said += f"{counts[AGREES]} shown to agree, {counts[DIFFERS]} to differ, {counts[UNDECIDED]} undecided"
+    decided = [each for each in found if each.verdict_alone in (AGREES, DIFFERS)]
+    named = [f"{each.ours.claim.id} {each.verdict_alone}, {each.why}" for each in decided[:NAMED]]
+    more = f" and {len(decided) - NAMED} more" if len(decided) > NAMED else ""
+    return [f"{said}: {'; '.join(named)}{more}." if named else f"{said}."]

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from dipole.benchmarks.protocol import papers
+from dipole.benchmarks.report.readings import Part, Reading
 from dipole.core.ground.errors import DataError, nearest
 from dipole.core.train.shipped import shipped
 
@@ -100,7 +102,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of a paper; `tests` are its machine-readable comparisons (none: only its curves would show it)."""
+    """A statement of a paper; `tests` are its machine-readable comparisons, `parts` how they are judged.
+
+    Without tests, `not_tested` says why.
+    """
 
     id: str
     paper: str
@@ -109,6 +114,8 @@ class Claim:
     basis: str
     tests: tuple[Mapping[str, Any], ...] = ()
     note: str = ""
+    parts: tuple[Part, ...] = ()
+    not_tested: str = ""
 
     @property
     def tables(self) -> frozenset[str]:
@@ -138,11 +145,7 @@ def figures() -> Mapping[str, Figure]:
 @cache
 def claims() -> tuple[Claim, ...]:
     """Every claim of the papers, in their order."""
-    return tuple(
-        Claim(c["id"], paper, c["statement"], c["where"], c["basis"], tuple(c.get("tests", ())), c.get("note", ""))
-        for paper, found in _papers().items()
-        for c in found["claims"]
-    )
+    return tuple(_claim(paper, raw) for paper, found in _papers().items() for raw in found["claims"])
 
 
 def table(name: str) -> PrintedTable:
@@ -157,6 +160,23 @@ def _papers() -> Mapping[str, Mapping[str, Any]]:
     found = shipped("published", "*.json")
     names = [*PAPERS, *sorted(found.keys() - set(PAPERS))]
     return {name: json.loads(found[name].read_text(encoding="utf-8")) for name in names}
+
+
+@cache
+def _readings() -> Mapping[str, Reading]:
+    """How claims are judged, by their id."""
+    return {reading.id: reading for paper in papers().values() for reading in paper.claims}
+
+
+def _claim(paper: str, raw: Mapping[str, Any]) -> Claim:
+    reading = _readings().get(raw["id"], Reading(id=raw["id"]))
+    tests = tuple(raw.get("tests", ()))
+    if odd := sorted({i for part in reading.parts for i in part.tests if not 0 <= i < len(tests)}):
+        raise DataError(f"claim {raw['id']} has {len(tests)} tests, and its reading names number {odd[0]}")
+    why = reading.not_tested or ("" if tests else "no comparison of numbers is known that would show it")
+    return Claim(
+        raw["id"], paper, raw["statement"], raw["where"], raw["basis"], tests, raw.get("note", ""), reading.parts, why
+    )
 
 
 def _table(paper: str, raw: Mapping[str, Any]) -> PrintedTable:

@@ -65,18 +65,32 @@ class CellResult:
 
 @dataclass(frozen=True)
 class Claimed:
-    """A claim on the printed numbers and on ours, and whether ours were made by the paper's protocol."""
+    """A claim on the printed numbers and on ours, and whether ours were made by the paper's protocol.
+
+    `p_holm` is that of our numbers among all claims that the suite can test.
+    """
 
     printed: Outcome
     ours: Outcome
     is_paper_protocol: bool
+    p_holm: float
+
+    @property
+    def verdict_alone(self) -> str:
+        """The verdict on our numbers, as one claim of several."""
+        return self.ours.verdict_at(self.p_holm)
 
     @property
     def verdict(self) -> str:
-        """The verdict on our numbers; it names another protocol wherever it stands."""
-        if self.is_paper_protocol or self.ours.verdict in (NO_DATA, NO_TEST):
-            return self.ours.verdict
-        return f"{self.ours.verdict} ({NOT_COMPARED})"
+        """The same, naming another protocol wherever it stands."""
+        if self.is_paper_protocol or self.verdict_alone in (NO_DATA, NO_TEST):
+            return self.verdict_alone
+        return f"{self.verdict_alone} ({NOT_COMPARED})"
+
+    @property
+    def why(self) -> str:
+        """What the verdict rests on, or what it would take."""
+        return self.ours.why(self.verdict_alone)
 
 
 class SuiteResults:
@@ -164,12 +178,14 @@ class SuiteResults:
             return []
         same_scale = [other for other in others if other.manifest.scale == self.manifest.scale]
         mine = {s.table.id: s for s in (*same_scale, self) if s.table is not None}
-        found = []
-        for claim in published.claims():
-            if self.table.id in claim.tables:
-                is_paper = all(mine[name].manifest.is_paper_protocol for name in claim.tables if name in mine)
-                found.append(Claimed(evaluate(claim, published.tables()), evaluate(claim, mine), is_paper))
-        return found
+        claims = [claim for claim in published.claims() if self.table.id in claim.tables]
+        ours = [evaluate(claim, mine) for claim in claims]
+        is_paper = [
+            all(mine[name].manifest.is_paper_protocol for name in claim.tables if name in mine) for claim in claims
+        ]
+        printed = [evaluate(claim, published.tables()) for claim in claims]
+        adjusted = holm([outcome.p for outcome in ours])
+        return [Claimed(*each) for each in zip(printed, ours, is_paper, adjusted, strict=True)]
 
     def tasks(self) -> dict[str, dict[str, Samples]]:
         """Column -> row -> values by seed."""

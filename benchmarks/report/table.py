@@ -73,7 +73,8 @@ def to_markdown(table: ReportTable) -> str:
 def to_latex(table: ReportTable) -> str:
     """A `tabular` of booktabs, to be put into a table of a paper; markup inside texts is escaped, the best bold."""
     kinds = "".join("r" if is_number else "l" for is_number in table.numeric)
-    lines = [f"% {' '.join(table.title.split())}", rf"\begin{{tabular}}{{{kinds}}}", r"\toprule"]
+    said = [" ".join(text.split()) for text in (table.title, table.note) if text]
+    lines = [*(f"% {text}" for text in said), rf"\begin{{tabular}}{{{kinds}}}", r"\toprule"]
     lines += [" & ".join(map(_latex, table.head)) + r" \\", r"\midrule"]
     for row in table.rows:
         texts = [f"{_latex(c.text)} ({_latex(c.sub)})" if c.sub else _latex(c.text) for c in row]

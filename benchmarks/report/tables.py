@@ -8,7 +8,9 @@ from pathlib import Path
 from statistics import fmean
 
 from dipole.benchmarks.report import published
-from dipole.benchmarks.report.claims import NO_DATA, Outcome, evaluate
+from dipole.benchmarks.report.claim_tables import claims_table as claims_table
+from dipole.benchmarks.report.claim_tables import every_claim_table as every_claim_table
+from dipole.benchmarks.report.claim_tables import short_claims_table as short_claims_table
 from dipole.benchmarks.report.comparison import AGREES, DIFFERS, NOT_COMPARED, UNDECIDED
 from dipole.benchmarks.report.ranking import Rank
 from dipole.benchmarks.report.results import CellResult, SuiteResults
@@ -77,66 +79,6 @@ def beside_table(results: SuiteResults) -> ReportTable:
         )
     head = ("method", "measurement", "ours", "printed", "difference", "95 % interval", "verdict")
     return ReportTable(f"{results.manifest.name}-beside", results.manifest.title, head, rows)
-
-
-def claims_table(results: SuiteResults, others: Iterable[SuiteResults] = ()) -> ReportTable | None:
-    """The paper's statements about this table, on its own numbers and on ours."""
-    if not (found := results.claims(others)):
-        return None
-    rows = []
-    for each in found:
-        claim = each.printed.claim
-        rows.append(
-            (
-                Cell(claim.id),
-                Cell(claim.statement, sub=claim.note),
-                Cell(claim.where),
-                Cell(_counts(each.printed), _share(each.printed)),
-                Cell(_counts(each.ours), _share(each.ours)),
-                Cell(each.verdict, mark=_mark(each.ours.verdict)),
-            )
-        )
-    head = ("claim", "statement", "where", "printed numbers", "our numbers", "verdict on ours")
-    note = (
-        "How many of a statement's comparisons go as claimed. Verdicts need significance at 0.05 (Holm); where ours is "
-        "not the paper's protocol they say so, and speak of our setting alone."
-    )
-    return ReportTable(f"{results.manifest.name}-claims", "The paper's claims", head, rows, note)
-
-
-def every_claim_table(suites: Sequence[SuiteResults]) -> ReportTable:
-    """All statements of the papers, one by one: on the printed numbers and on the suites here."""
-    ours: dict[str, list[str]] = {}
-    marks: dict[str, str] = {}
-    for suite in suites:
-        for each in suite.claims(suites):
-            if each.ours.items:
-                ours.setdefault(each.ours.claim.id, []).append(f"{suite.manifest.name}: {each.verdict}")
-                marks[each.ours.claim.id] = _mark(each.ours.verdict)
-    rows = []
-    for claim in published.claims():
-        printed = evaluate(claim, published.tables())
-        open_one = Cell("no test in numbers" if not claim.tests else "no runs here", mark="open")
-        verdicts = ours.get(claim.id, [])
-        verdict = (
-            Cell("; ".join(verdicts), mark=marks[claim.id] if len(verdicts) == 1 else "") if verdicts else open_one
-        )
-        rows.append(
-            (
-                Cell(claim.id),
-                Cell(claim.statement, sub=claim.note),
-                Cell(claim.where, sub=claim.paper),
-                Cell(claim.basis),
-                Cell(_counts(printed), _share(printed)),
-                verdict,
-            )
-        )
-    head = ("claim", "statement", "where", "basis", "printed numbers", "verdict on ours")
-    note = (
-        "How many of a statement's comparisons the printed numbers bear out, and what the suites of this folder say; "
-        "the comparisons themselves stand with each suite. Another protocol than the paper's is named."
-    )
-    return ReportTable("every-claim", "Every claim of the papers", head, rows, note, is_folded=True)
 
 
 def coverage_table(suites: Sequence[SuiteResults]) -> ReportTable | None:
@@ -406,19 +348,6 @@ def _best(results: SuiteResults, column: str) -> set[str]:
     sign = 1 if cells[0].column.higher_is_better else -1
     top = max(sign * c.summary.mean for c in cells if c.summary)
     return {c.row.label for c in cells if c.summary and sign * c.summary.mean == top}
-
-
-def _counts(outcome: Outcome) -> str:
-    if not outcome.claim.tests:
-        return "not testable by numbers"
-    if not outcome.items:
-        return NO_DATA
-    missing = f", {outcome.missing} without data" if outcome.missing else ""
-    return f"{outcome.hold} of {len(outcome.items)}{missing}"
-
-
-def _share(outcome: Outcome) -> float | None:
-    return outcome.hold / len(outcome.items) if outcome.items else None
 
 
 def _mark(verdict: str) -> str:

@@ -1,0 +1,207 @@
+"""Tests of a bound: whether a quantity is inside a region, outside of it, or cannot be told, from plain numbers.
+
+A region is `low` to `high`, either of them infinite: (0, inf) is a direction, (5, inf) superiority by a margin, (-2, 2)
+equivalence by two one-sided tests. Evidence is a pair of one-sided p-values, and 1 is no evidence at all.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import exp, inf, isfinite, isnan, log, nan, sqrt
+
+from scipy import stats
+
+from dipole.benchmarks.statistics import CONFIDENCE, Summary, seeds_needed, summarize
+
+LIMIT = 10_000
+# Means of seeds carry rounding noise far below this share of their size.
+ROUNDING = 1e-12
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One-sided p-values: `inside` small shows that the quantity is in the region, `outside` that it is not."""
+
+    inside: float = 1.0
+    outside: float = 1.0
+
+    @property
+    def p(self) -> float:
+        """Two-sided: twice the smaller one, so that below 0.05 the 95 % interval is all inside, or all outside."""
+        return min(1.0, 2 * min(self.inside, self.outside))
+
+    @property
+    def is_for(self) -> bool:
+        return self.inside < self.outside
+
+
+NOTHING = Evidence()
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value with its standard error and degrees of freedom; the error is nan where nothing was drawn twice.
+
+    `spread` is that of one seed (of a pair of seeds where they are paired), from which the number of seeds follows.
+    """
+
+    value: float
+    error: float = nan
+    df: float = nan
+    spread: float = nan
+    is_paired: bool = True
+
+    def interval(self, confidence: float = CONFIDENCE) -> tuple[float, float]:
+        """value +- t_df error."""
+        if not isfinite(self.error):
+            return nan, nan
+        half = float(stats.t.ppf((1 + confidence) / 2, self.df)) * self.error
+        return self.value - half, self.value + half
+
+
+def of_pairs(one: Mapping[int, float], other: Mapping[int, float]) -> Estimate:
+    """one - other on the seeds that both have; by Welch where they share fewer than two.
+
+    A difference that is the same for every seed is no spread to judge by, so the two sides are then taken apart.
+    """
+    seeds = sorted(one.keys() & other.keys())
+    gaps = [one[seed] - other[seed] for seed in seeds]
+    if len(gaps) > 1 and (found := of_sample(gaps, max(map(abs, [*one.values(), *other.values()])))).error > 0:
+        return found
+    if min(len(one), len(other)) == 1:
+        return Estimate(summarize(gaps).mean if gaps else _mean(one) - _mean(other))
+    return of_summaries(summarize(list(one.values())), summarize(list(other.values())))
+
+
+def of_sample(values: Sequence[float], scale: float = 0.0) -> Estimate:
+    """The mean of a sample, with s / sqrt(n); nan where all values are the same but for rounding at this scale."""
+    found = summarize(values)
+    if found.n < 2 or found.std <= ROUNDING * max(scale, abs(found.mean)):
+        return Estimate(found.mean)
+    return Estimate(found.mean, found.std / sqrt(found.n), found.n - 1, found.std)
+
+
+def of_summaries(one: Summary, other: Summary) -> Estimate:
+    """one - other by Welch, from mean, standard deviation and n alone, as tables print them."""
+    value = one.mean - other.mean
+    if min(one.n, other.n) < 2 or not isfinite(one.std + other.std):
+        return Estimate(value)
+    parts = [(side.std**2 / side.n, side.n - 1) for side in (one, other)]
+    variance = sum(part for part, _ in parts)
+    if sqrt(variance) <= ROUNDING * max(abs(one.mean), abs(other.mean)):
+        return Estimate(value)
+    df = variance**2 / sum(part**2 / count for part, count in parts)
+    return Estimate(value, sqrt(variance), df, sqrt((one.std**2 + other.std**2) / 2), is_paired=False)
+
+
+def against(found: Estimate, low: float, high: float) -> Evidence:
+    """t-tests of an estimate against a region.
+
+    Inside: two one-sided tests (Schuirmann 1987), p = max(P(T >= (x - low) / e), P(T >= (high - x) / e)).
+    Outside: from the nearer bound, P(T >= d / e) + P(T >= (d + high - low) / e) with d the distance beyond it.
+    """
+    if not isfinite(found.error):
+        return NOTHING
+    above, below = (found.value - low) / found.error, (high - found.value) / found.error
+    beyond = max(-above, -below)
+    inside = max(_tail(above, found.df), _tail(below, found.df))
+    outside = _tail(beyond, found.df) + _tail(beyond + (high - low) / found.error, found.df)
+    return Evidence(inside, min(1.0, outside))
+
+
+def smaller_spread(one: Summary, other: Summary, factor: float = 1.0) -> Evidence:
+    """F-test of sigma_one < factor sigma_other from s_one^2 / (factor s_other)^2; equal spreads decide nothing."""
+    if min(one.n, other.n) < 2 or not isfinite(one.std + other.std) or one.std == other.std == 0:
+        return NOTHING
+    f = one.std**2 / (factor * other.std) ** 2 if other.std else inf
+    return Evidence(
+        float(stats.f.cdf(f, one.n - 1, other.n - 1)) if isfinite(f) else 1.0,
+        float(stats.f.sf(f, one.n - 1, other.n - 1)) if isfinite(f) else 0.0,
+    )
+
+
+def count(evidence: Sequence[Evidence], least: int) -> Evidence:
+    """Whether at least `least` of k statements are true, against its own null, that fewer are.
+
+    Partial conjunction (Benjamini and Heller 2008), valid however the tests depend on each other: with p sorted,
+    inside = (k - least + 1) p_(least). It is the largest p where all must be true (intersection-union), and
+    Bonferroni's where one must. Outside: that k - least + 1 are false, by the same rule.
+
+    A binomial test over tasks would ask whether tasks are drawn from a half-half population: with six it can never
+    say that four of them gain. Here the tasks are those that are named, and each is tested by its own seeds.
+    """
+    k = len(evidence)
+    if not 1 <= least <= k:
+        return NOTHING
+    false = k - least + 1
+    inside = false * sorted(each.inside for each in evidence)[least - 1]
+    outside = least * sorted(each.outside for each in evidence)[false - 1]
+    return Evidence(min(1.0, inside), min(1.0, outside))
+
+
+def every(evidence: Sequence[Evidence]) -> Evidence:
+    """All are true: the intersection-union test; false as soon as one is (Bonferroni)."""
+    return count(evidence, len(evidence))
+
+
+def any_of(evidence: Sequence[Evidence]) -> Evidence:
+    """At least one is true."""
+    return count(evidence, 1)
+
+
+def average(found: Sequence[Estimate], gaps: Sequence[Mapping[int, float]]) -> Estimate:
+    """The mean of several estimates: over seeds where each has values by seed, else by the mean of their errors.
+
+    The second is the widest that any dependence between them allows, by Minkowski's inequality.
+    """
+    shared = set.intersection(*(set(each) for each in gaps)) if len(gaps) == len(found) else set()
+    if len(shared) > 1:
+        means = [sum(each[seed] for each in gaps) / len(gaps) for seed in sorted(shared)]
+        return of_sample(means, max(abs(value) for each in gaps for value in each.values()))
+    k = len(found)
+    value = sum(each.value for each in found) / k
+    if not all(isfinite(each.error) for each in found):
+        return Estimate(value)
+    error, spread = sum(each.error for each in found) / k, sum(each.spread for each in found) / k
+    return Estimate(value, error, min(each.df for each in found), spread, all(each.is_paired for each in found))
+
+
+def seeds_to_decide(found: Estimate, low: float, high: float) -> int | None:
+    """Seeds that would show, with 80 % power, on which side of the nearest bound an estimate lies; None on a bound."""
+    distance = min((abs(found.value - bound) for bound in (low, high) if isfinite(bound)), default=nan)
+    if isnan(found.spread) or distance <= ROUNDING * abs(found.value):
+        return None
+    return seeds_needed(distance, found.spread, is_paired=found.is_paired)
+
+
+def seeds_to_decide_spread(one: float, other: float, factor: float = 1.0, target: float = 0.8) -> int | None:
+    """Seeds of each side that would show which of two standard deviations is the smaller one, with 80 % power."""
+    if not (one > 0 and other > 0) or abs(log(one / (factor * other))) < ROUNDING:
+        return None
+    ratio = exp(-abs(2 * log(one / (factor * other))))
+
+    def power(n: int) -> float:
+        return float(stats.f.cdf(stats.f.ppf(0.025, n - 1, n - 1) / ratio, n - 1, n - 1))
+
+    return _first(power, target)
+
+
+def _first(power: Callable[[int], float], target: float) -> int | None:
+    """The first n from 2 on with power(n) >= target, by doubling and halving; None beyond LIMIT."""
+    sizes = list(accumulate(range(20), lambda n, _: 2 * n, initial=2))
+    high = next((n for n in sizes if n <= LIMIT and power(n) >= target), None)
+    if high is None or high == sizes[0]:
+        return high
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if power(middle) >= target else (middle, high)
+    return high
+
+
+def _tail(t: float, df: float) -> float:
+    return float(stats.t.sf(t, df)) if isfinite(t) else float(t < 0)
+
+
+def _mean(values: Mapping[int, float]) -> float:
+    return summarize(list(values.values())).mean
