@@ -1,6 +1,5 @@
 """The pictures of a suite and of runs outside suites: what is drawn of which data, each a chart and its caption."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
@@ -17,6 +16,7 @@ from dipole.benchmarks.report.picture import MOST_LINES, Picture, ends, pictured
 from dipole.benchmarks.report.ranking import Rank
 from dipole.benchmarks.report.results import CellResult, SuiteResults, measure
 from dipole.benchmarks.statistics import Interval, summarize
+from dipole.core.ground.received import read_json
 from dipole.core.record import RunRecord
 
 ENTROPY, ENTROPY_MAXIMUM = "diag/conditional_entropy", "diag/conditional_entropy_maximum"
@@ -507,9 +507,9 @@ def _scatter(results: SuiteResults, runs: Path) -> list[Picture]:
 def _points(path: Path) -> list[kinds.Dots]:
     """Points of a run by class; none where the file is absent or damaged."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
         rows = [(float(x), float(y), int(c)) for x, y, c in zip(found["x"], found["y"], found["label"], strict=True)]
-    except (OSError, ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, OverflowError):
         return []
     classes = sorted({c for _, _, c in rows})
     return [

@@ -107,8 +107,12 @@ def json_rows(file: Path) -> Iterator[Located]:
                     yield f"{file}, line {number}", json.loads(line)
     except json.JSONDecodeError as error:
         raise DataError(f"{file}, line {number}: not JSON ({error.msg})") from None
+    except RecursionError:
+        raise DataError(f"{file}, line {number}: nested too deeply") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{file}, after line {number}: not UTF-8 ({error.reason})") from None
+    except ValueError as error:  # an integer of thousands of digits
+        raise DataError(f"{file}, line {number}: {error}") from None
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{file}, after line {number}: {error}") from None
 

@@ -16,7 +16,7 @@ from dipole.core.record import RunRecord, hardware, library_versions, now
 from dipole.core.train.adapter import same_data
 from dipole.core.train.best import Best
 from dipole.core.train.build import build, scheduled
-from dipole.core.train.checkpoint import FORMAT
+from dipole.core.train.checkpoint import FORMAT, fitting
 from dipole.core.train.config import RunConfig
 from dipole.core.train.evaluation import Evaluated
 from dipole.core.train.launch import Processes
@@ -116,6 +116,10 @@ class RunState:
         }
 
     def _restore(self, state: dict[str, Any]) -> None:
+        with fitting():
+            self._take_over(state)
+
+    def _take_over(self, state: dict[str, Any]) -> None:
         ranks, size = state["ranks"], self.processes.size
         synchronized = bool(getattr(self.config.train, "sync_batch_norm", False))
         if len(ranks) != size and (why := obstacle(ranks, self.adapter.module, synchronized)):
