@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from math import inf
 from pathlib import Path
+from textwrap import fill
 
 from dipole.core.cli.answer import answering
 from dipole.core.cli.arguments import positive, whole
@@ -77,7 +78,11 @@ def report(parser: argparse.ArgumentParser) -> Runner:
     parser.add_argument("runs", type=Path, metavar="RUNS", help="folder of runs")
     parser.add_argument(
         "-o", "--output", type=Path, default=Path("report.html"), metavar="PATH",
-        help="NAME.html (default report.html), NAME.md, or a folder for both and the tables as CSV",
+        help="NAME.html (default report.html), NAME.md, or a folder for both, the tables and the figures",
+    )  # fmt: skip
+    parser.add_argument(
+        "--figures", type=Path, metavar="FOLDER",
+        help="every chart as SVG, PDF and Vega-Lite spec, with its numbers as a LaTeX table",
     )  # fmt: skip
     _json(parser)
     return _report
@@ -135,7 +140,8 @@ def _bench(arguments: argparse.Namespace) -> int:
             return 0
         for name in suites():
             suite = read_suite(name)
-            print(f"{name:<28}  {', '.join(suite.scale):<12}  {suite.title}")
+            start = f"{name:<24}  {', '.join(suite.scale):<12}  "
+            print(fill(suite.title, 79, initial_indent=start, subsequent_indent=" " * len(start)))
         return 0
     from dipole.benchmarks.run.bench import bench, plan_all
 
@@ -197,14 +203,16 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from dipole.benchmarks.report.write import write_report
+    from dipole.benchmarks.report.write import named_charts, write_report
 
     with answering(arguments.json) as answer:
-        found = write_report(arguments.runs, arguments.output)
+        found = write_report(arguments.runs, arguments.output, arguments.figures)
         answer |= {"report": str(arguments.output), "facts": dict(found.facts)}
     if arguments.json:
         return 0
     print(f"{arguments.output}: " + ", ".join(f"{value} {name}" for name, value in found.facts.items()))
+    if arguments.figures is not None:
+        print(f"{arguments.figures}: {len(named_charts(found))} charts, each as .svg, .pdf, .tex and .vl.json")
     return 0
 
 

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
@@ -16,6 +15,7 @@ from rich.text import Text
 from dipole.benchmarks.plan import Plan
 from dipole.benchmarks.report import tables
 from dipole.benchmarks.report.results import SuiteResults
+from dipole.benchmarks.report.terminal_table import print_table
 from dipole.benchmarks.run import reference
 from dipole.benchmarks.run.tasks import Result
 from dipole.benchmarks.suite import Sized
@@ -46,7 +46,7 @@ def print_plan(console: Console, sized: Sized, plan: Plan) -> None:
     print_cells(console, sized)
     table = Table(title="Seeds per arm for 80 % power (two-sided t-test at 0.05)", title_justify="left")
     for name in ("column", "difference", "spread", "spread from", "seeds", "planned"):
-        table.add_column(name, justify="left" if name in ("column", "spread from") else "right")
+        table.add_column(name, justify="left" if name in ("column", "spread from") else "right", overflow="fold")
     for line in plan.seeds:
         seeds = "-" if line.seeds is None else str(line.seeds)
         spread = "-" if line.std != line.std else f"{line.std:.3g}"
@@ -92,13 +92,7 @@ def print_results(console: Console, results: SuiteResults) -> None:
     for found in shown:
         if not found.rows:
             continue
-        found = found.without_empty_columns()
-        table = Table(title=escape(found.title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-        for name, is_numeric in zip(found.head, found.numeric, strict=True):
-            table.add_column(escape(name), justify="right" if is_numeric else "left", overflow="fold")
-        for row in found.rows:
-            table.add_row(*(escape(f"{c.text}\n{c.sub}" if c.sub else c.text) for c in row))
-        console.print(table)
+        print_table(console, found)
     for line in results.empty_columns:
         say(console, line)
 

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 from dipole.core.ground.errors import ConfigError
 from dipole.core.train.loop import Run, RunInterruptedError, train
+from dipole.core.train.metrics import read_metrics
 from dipole.core.train.model_files import load_weights
 from dipole.core.train.recipe import load
 from dipole.core.train.shipped import shipped_recipes
@@ -77,13 +78,14 @@ def test_weights_and_options_are_scheduled_as_in_other_domains(tmp_path):
         short("train.schedule=cosine")
 
 
-def test_an_interrupted_run_continues_bit_for_bit(tmp_path, monkeypatch):
-    config = short("objective=infonce(similarity=bilinear)")
+@pytest.mark.parametrize("workers", [(), ("rl.envs=2", "rl.workers=true")])
+def test_an_interrupted_run_continues_bit_for_bit(tmp_path, monkeypatch, workers):
+    config = short("objective=infonce(similarity=bilinear)", *workers)
     straight = train(config, tmp_path / "straight", quiet=True)
     advance = Run.advance
 
     def interrupted(self, values, steps=1):
-        if self.step == 77:
+        if self.step in (76, 77):  # two environments step at once
             self._interrupts.received = signal.SIGINT
         advance(self, values, steps)
 
@@ -94,6 +96,12 @@ def test_an_interrupted_run_continues_bit_for_bit(tmp_path, monkeypatch):
     again = train(config, tmp_path / "broken", quiet=True)
     assert again.results == straight.results
     assert again.diagnostics == straight.diagnostics
+    one, two = (read_metrics(tmp_path / name / config.hash / "metrics.jsonl") for name in ("straight", "broken"))
+    assert [timeless(line) for line in one] == [timeless(line) for line in two]
+
+
+def timeless(line):
+    return {name: value for name, value in line.items() if "time" not in name and "second" not in name}
 
 
 def test_the_control_trains_without_an_objective(tmp_path):
@@ -111,6 +119,7 @@ def test_the_weights_of_a_run_act_again_and_are_exported(tmp_path):
     adapter, objective = build(config, RunFolder(tmp_path / config.hash), torch.device("cpu"))
     load_weights(tmp_path / config.hash / "model", adapter.module, objective)
     adapter.module.eval()
+    adapter.part = adapter.reported  # one that is built to be trained looks at the curves' part
     found = adapter.evaluate(None)
     assert found["return/mean"] == pytest.approx(record.results["return/mean"])
     adapter.export("sb3", tmp_path, record)
@@ -181,3 +190,19 @@ def test_settings_are_chosen_on_other_episodes_than_those_of_the_test(tmp_path):
         records[part] = record
         assert record.evaluated_on == part
     assert records["test"].results["return/mean"] != records["validation"].results["return/mean"]
+
+
+def test_curves_are_of_other_episodes_and_scores_of_those_of_the_test(tmp_path, monkeypatch):
+    from dipole.rl.episodes.history import SCORES
+
+    monkeypatch.setitem(SCORES, "100k", 60)
+    record = train(short("train.steps=120"), tmp_path, quiet=True)
+    lines = read_metrics(tmp_path / record.hash / "metrics.jsonl")
+    seen = [line for line in lines if "eval/return/mean" in line]
+    assert [line["step"] for line in seen] == [60, 120]
+    assert (record.curves_on, record.evaluated_on) == ("validation", "test")
+    (last,) = [line for line in lines if "test/return/mean" in line]
+    assert last["test/return/mean"] == pytest.approx(record.results["return/mean"], rel=1e-6)
+    assert seen[-1]["eval/return/mean"] != pytest.approx(record.results["return/mean"], rel=1e-6)
+    # The score of step 60 is a result: not that of the curve's episodes.
+    assert record.results["score/100k"] != pytest.approx(seen[0]["eval/return/mean"], rel=1e-6)
