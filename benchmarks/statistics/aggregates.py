@@ -36,8 +36,6 @@ def iqm(scores: Sequence[Sequence[float]] | Sequence[Array] | Array) -> float:
 def iqm_interval(
     tasks: Sequence[Runs],
     confidence: float = CONFIDENCE,
-    repetitions: int | None = None,
-    seed: int | None = None,
     *,
     runs: Sequence[Hashable] | None = None,
 ) -> Interval:
@@ -46,7 +44,6 @@ def iqm_interval(
     Args:
         tasks: the values of each by seed.
         confidence: of the interval.
-        repetitions, seed: of the bootstrap that stood here; nothing is drawn any more, and they change nothing.
         runs: a name for each task; those of one name are columns of the same runs, which is what all are taken for
             where nothing is said.
     """
@@ -61,8 +58,6 @@ def probability_of_improvement(
     ours: Sequence[Runs],
     base: Sequence[Runs],
     confidence: float = CONFIDENCE,
-    repetitions: int | None = None,
-    seed: int | None = None,
     *,
     runs: Sequence[Hashable] | None = None,
 ) -> Interval:
