@@ -1,7 +1,7 @@
 """Several measurements summed up: interquartile mean, probability of improvement and relative gain, with intervals."""
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite, nan
 from typing import Any
 
@@ -18,7 +18,10 @@ Runs = Mapping[int, float] | Sequence[float] | Array
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate with its interval at `level`; where `low` and `high` are nan, `needs` says what would give one."""
+    """An estimate with its interval at `level`; where `low` and `high` are nan, `needs` says what would give one.
+
+    `p` is two-sided, of no gain; of other estimates there is none.
+    """
 
     value: float
     low: float
@@ -26,6 +29,7 @@ class Interval:
     level: float = CONFIDENCE
     method: str = ""
     needs: str = ""
+    p: float = nan
 
 
 def iqm(scores: Sequence[Sequence[float]] | Sequence[Array] | Array) -> float:
@@ -88,7 +92,8 @@ def relative_gain(
     """
     x, b = _both(ours, base, "a gain")
     found = estimates.relative_gains(x, b, _names(runs, len(ours)))
-    return _interval(found.value, found.bounds(confidence), confidence, "paired t", min(_fewest(x), _fewest(b)))
+    gain = _interval(found.value, found.bounds(confidence), confidence, "paired t", min(_fewest(x), _fewest(b)))
+    return replace(gain, p=float(found.p_values()))
 
 
 def _both(ours: Sequence[Runs], base: Sequence[Runs], what: str) -> tuple[Array, Array]:
