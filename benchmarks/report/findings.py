@@ -137,7 +137,8 @@ def _beside_printed(results: SuiteResults) -> Sequence[str]:
     verdicts = Counter(cell.comparison.verdict for cell in results.cells if cell.comparison is not None)
     if not verdicts:
         return []
-    counted = ", ".join(f"{n} {verdict}" for verdict, n in verdicts.most_common())
+    said = {AGREES: "agree", DIFFERS: "differ", NOT_COMPARED: "by another protocol"}
+    counted = ", ".join(f"{n} {said.get(verdict, verdict)}" for verdict, n in verdicts.most_common())
     return [f"Beside the {verdicts.total()} printed numbers: {counted}."]
 
 

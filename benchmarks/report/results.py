@@ -99,6 +99,11 @@ class Claimed:
         return self.ours.why(self.verdict_alone)
 
 
+def curves_on(records: Iterable[RunRecord]) -> str:
+    """The part that the learning curves of runs are of."""
+    return " and ".join(sorted({record.curves_on or record.evaluated_on for record in records})) or "test"
+
+
 class SuiteResults:
     """A suite's cells filled from records; also the grid on which a paper's claims are evaluated."""
 
@@ -237,8 +242,7 @@ class SuiteResults:
     @property
     def curves_on(self) -> str:
         """The part that learning curves are of."""
-        done = (record for record in self.records.values() if record.status == "done")
-        return " and ".join(sorted({record.curves_on or record.evaluated_on for record in done})) or "test"
+        return curves_on(record for record in self.records.values() if record.status == "done")
 
     @property
     def empty_columns(self) -> list[str]:
