@@ -85,9 +85,9 @@ def difference(
     if min(len(base), len(other)) < NEEDED:
         return paired(base, other, confidence, resolution)
     if len(base.keys() & other.keys()) >= NEEDED:
-        found = paired(base, other, confidence, resolution)
-        if not isnan(found.p_t):
-            return found
+        pairs = paired(base, other, confidence, resolution)
+        if not isnan(pairs.p_t):
+            return pairs
     x, y = as_sample(list(other.values())), as_sample(list(base.values()))
     absent_x, absent_y = np.full(len(x), nan), np.full(len(y), nan)
     found = estimates.differences(np.concatenate([x, absent_y]), np.concatenate([absent_x, y]))
