@@ -11,10 +11,11 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dipole.benchmarks.manifest import read_manifests, write_manifest
-from dipole.benchmarks.report import published, tables
+from dipole.benchmarks.report import findings, published, tables
 from dipole.benchmarks.report.curves import Curve, mean_line, read_curves
 from dipole.benchmarks.report.document import make_report
 from dipole.benchmarks.report.ranking import rank_objectives
@@ -471,3 +472,27 @@ def test_ten_thousand_records_in_seconds_and_a_gigabyte(runs_folder, tmp_path):
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 20
     assert (tmp_path / "report.html").stat().st_size < 15e6
     assert time.monotonic() - began < 300
+
+
+def test_a_study_says_which_gain_over_all_columns_holds_and_the_ranking_counts_what_the_cells_decide(runs_folder):
+    noise = np.random.default_rng(7)
+    rows = [("infonce", "infonce", None), ("better", "dcl", "infonce"), ("same", "hcl", "infonce")]
+    columns = [(f"column {i}", "vision") for i in range(4)]
+    manifest = runs_folder.suite(
+        "study",
+        rows,
+        columns,
+        lambda r, c, s: 0.8 + 0.03 * (r == "better") + 0.01 * noise.normal(),
+        range(5),
+        kind="study",
+    )
+    results = SuiteResults(manifest, read_records(runs_folder.path).records)
+    said = " ".join(findings.of_suite(results))
+    assert "Over all columns together, in units of the mean of infonce: better gains" in said
+    assert "same gains" not in said
+    assert "same loses" not in said
+    decided = [c.row.label for c in results.cells if c.p_holm < 0.05]
+    ranks = {rank.label: rank for rank in results.ranks()}
+    assert {label: rank.better + rank.worse for label, rank in ranks.items()} == {
+        label: decided.count(label) for label in ranks
+    }
