@@ -293,7 +293,7 @@ class _Report(BaseCallback):
         super().__init__()
         self.run = run
         self.adapter = adapter
-        self.episodes = 0
+        self.episodes = adapter.agent._episode_num  # more than 0 after a resume: their returns are in the metrics
 
     def _on_step(self) -> bool:
         return True

@@ -14,7 +14,7 @@ from gymnasium import spaces
 from stable_baselines3 import SAC
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecExtractDictObs
 from torch import Tensor
 
 from dipole.core.contrast.evaluate import without_autocast
@@ -29,9 +29,10 @@ from dipole.core.train.optimizer import skip_if
 from dipole.rl import description
 from dipole.rl import settings as presets
 from dipole.rl.arguments import check_seed, check_whole, plain
-from dipole.rl.augmentation import Augmentation, resolve
+from dipole.rl.augmentation import Augmentation, one_number, resolve
 from dipole.rl.contrast import as_composite, require_unlabelled, unregistered
 from dipole.rl.encoder import Maps, detached
+from dipole.rl.envs.running.admission import admitted, image_keys, require_contained, require_observation
 from dipole.rl.envs.running.faults import describe, fault_message, guarded
 from dipole.rl.policy import ContrastivePolicy, q_values, sample_action
 from dipole.rl.replay import FrameBatch, FrameReplayBuffer
@@ -84,7 +85,7 @@ class ContrastiveSAC(SAC):
         objective: text such as "infonce(similarity=bilinear) + 0.1*dp"; "none" trains on augmented images alone; by
             default the preset's. An Objective or a Composite is used as the very module that it is, with its weights.
         preset: "curl" (the repository), "paper", or "small" (two cores).
-        augmentation: "crop", "shift", "none", or a function (B, C, H, W) uint8 -> (B, C, h, h).
+        augmentation: "crop", "shift", "none", or a function (B, C, H, W) uint8 -> (B, C, h, w).
         storage: where replay keeps its frames: "host", "device", or "auto" (on a GPU where they fit).
         settings: any other field of `settings.Settings` by name (batch_size, learning_rate, joint_backward, ...), and
             SB3's action_noise, replay_buffer_class, replay_buffer_kwargs, stats_window_size, tensorboard_log, verbose,
@@ -120,6 +121,7 @@ class ContrastiveSAC(SAC):
         self.own_terms = unregistered(self._given) if self._given is not None else ()
         if objective is not None:
             settings["objective"] = objective if isinstance(objective, str) else str(self._given)
+        settings = presets.without_sb3_names(settings)
         self.settings = chosen = presets.resolve(preset, settings, (*_SB3, "augmentation", "storage"))
         self.augmentation = augmentation
         self.storage = storage
@@ -127,6 +129,7 @@ class ContrastiveSAC(SAC):
         self.task: dict[str, Any] | None = None  # the name and the keywords of its environment, where these are known
         self.faults: list[dict[str, Any]] = []
         self.outcome: Outcome | None = None
+        self._is_guarded = False
         self._watched: list[Watched] = []
         self._bad: Tensor | None = None
         self._unread: Unread | None = None
@@ -135,6 +138,8 @@ class ContrastiveSAC(SAC):
         self.contrast_optimizer: torch.optim.Adam | None = None
         if isinstance(policy, str) and policy != "CnnPolicy":
             raise ConfigError(f"policy must be 'CnnPolicy', got {policy!r}: ContrastiveSAC learns from pixels.")
+        if env is not None or _init_setup_model:
+            env = admitted(env)
         super().__init__(
             policy,
             env,  # type: ignore[arg-type]
@@ -149,12 +154,13 @@ class ContrastiveSAC(SAC):
 
     @staticmethod
     def _wrap_env(env: Any, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
+        env = admitted(env)
         inner = env.unwrapped if isinstance(env, VecEnv) else env
         if isinstance(inner, DummyVecEnv):
             inner.envs = [guarded(each) for each in inner.envs]
         elif isinstance(inner, gymnasium.Env):
             env = guarded(env)
-        wrapped = SAC._wrap_env(env, verbose, monitor_wrapper)
+        wrapped = pixels_of(SAC._wrap_env(env, verbose, monitor_wrapper))
         space = wrapped.action_space
         if not isinstance(space, spaces.Box) or not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
             raise ConfigError(f"ContrastiveSAC needs continuous actions with finite bounds (a Box), got {space}.")
@@ -165,17 +171,17 @@ class ContrastiveSAC(SAC):
         if not isinstance(space, spaces.Box) or space.dtype != np.uint8 or len(space.shape) != 3:
             raise ConfigError(f"ContrastiveSAC needs uint8 images (C, H, W) as observations, got {space}.")
         channels, height, width = space.shape
-        if height != width:
-            raise ConfigError(f"ContrastiveSAC needs square images, got {height}x{width}: crop or resize them.")
         chosen = self.settings
         self._augment: Augmentation = resolve(
-            self.augmentation, channels, height, chosen.image_size, chosen.crop_inclusive
+            self.augmentation, channels, one_number(height, width), chosen.image_size, chosen.crop_inclusive
         )
         if chosen.precision == "bf16":
             warn_if_emulated(self.device)
         if self.replay_buffer_class is None:
             self.replay_buffer_class = FrameReplayBuffer
             self.replay_buffer_kwargs.setdefault("storage", self.storage)
+            if chosen.n_steps > 1:
+                self.replay_buffer_kwargs |= {"n_steps": chosen.n_steps, "gamma": chosen.gamma}
         if not issubclass(self.replay_buffer_class, FrameReplayBuffer):
             raise ConfigError(
                 f"replay_buffer_class must derive from FrameReplayBuffer, got {self.replay_buffer_class}."
@@ -185,11 +191,15 @@ class ContrastiveSAC(SAC):
         self.policy_kwargs = {"settings": chosen, "image_size": self._augment.size}
         # Not kept among the keywords: its weights are saved with the policy's, and its text with the settings.
         self.policy_kwargs["contrast"] = self._given
+        # A fixed weight is a temperature that no optimizer steps: it is saved and exported like a learned one.
+        self.ent_coef = "auto"
         super()._setup_model()
         del self.policy_kwargs["contrast"]
         if chosen.compile:
             self.policy.compile_networks()
         assert self.log_ent_coef is not None
+        weight = chosen.initial_temperature if chosen.ent_coef == "auto" else chosen.ent_coef
+        self.log_ent_coef.data.copy_(torch.tensor([weight]).log())
         self.ent_coef_optimizer = self.policy.adam(
             [self.log_ent_coef], chosen.temperature_learning_rate, chosen.temperature_beta
         )
@@ -217,7 +227,11 @@ class ContrastiveSAC(SAC):
     @property
     def has_own_replay(self) -> bool:
         """Whether replay is what the agent makes by itself."""
-        return self.replay_buffer_class is FrameReplayBuffer and set(self.replay_buffer_kwargs) <= {"storage"}
+        return self.replay_buffer_class is FrameReplayBuffer and set(self.replay_buffer_kwargs) <= {
+            "storage",
+            "n_steps",
+            "gamma",
+        }
 
     def set_up_for_playing(self) -> None:
         """Make the networks of an agent without an environment, and the smallest replay there is."""
@@ -274,7 +288,18 @@ class ContrastiveSAC(SAC):
             if "fault" not in infos[index]:
                 error = ValueError(f"the reward is {reward[index]}")
                 self._count_fault(int(index), describe(error, self.num_timesteps, self._episode_num, self.seed))
+        self._look_at(new_obs)
         super()._store_transition(replay, action, new_obs, reward, dones, infos)
+
+    def _look_at(self, observations: Any, closely: bool = False) -> None:
+        """Refuse observations of a VecEnv of the user's own that are not in their space; nobody else has looked."""
+        if self._is_guarded:
+            return
+        name = type(self.env.unwrapped).__name__
+        for each in observations:
+            require_observation(name, self.observation_space, each)
+            if closely:
+                require_contained(name, self.observation_space, each)
 
     def _setup_learn(
         self, total_timesteps: int, callback: Any = None, reset_num_timesteps: bool = True, *rest: Any, **settings: Any
@@ -282,7 +307,11 @@ class ContrastiveSAC(SAC):
         check_whole(0, total_timesteps=total_timesteps)
         if reset_num_timesteps:
             self.environment_steps = 0
-        return super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *rest, **settings)
+        prepared = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *rest, **settings)
+        assert self.env is not None
+        self._is_guarded = self.env.has_attr("wrapper_names")
+        self._look_at(self._last_obs, closely=True)
+        return prepared
 
     # Learning --------------------------------------------------------------------------------------------------------
 
@@ -401,7 +430,8 @@ class ContrastiveSAC(SAC):
         following = self.policy.key_encoder
         q = q_values(self.critic_target, following.head(following.convolve(next_observations)), action)
         value = q.min(1, keepdim=True).values - self.log_ent_coef.exp() * log_density
-        return batch.rewards + (1 - batch.dones) * self.gamma * value
+        discount = self.gamma if batch.discounts is None else batch.discounts
+        return batch.rewards + (1 - batch.dones) * discount * value
 
     def _critic_loss(self, features: Tensor, batch: FrameBatch, target: Tensor) -> Tensor:
         q = q_values(self.critic, features, batch.actions.to(features.dtype))
@@ -428,8 +458,9 @@ class ContrastiveSAC(SAC):
         q = q_values(self.critic, features, action).min(1, keepdim=True).values
         loss = (alpha * log_density - q).mean()
         logs["actor_loss"] = self._descend("actor", loss, [actor.optimizer])
-        temperature = (self.log_ent_coef.exp() * (-log_density - self.target_entropy).detach()).mean()
-        logs["ent_coef_loss"] = self._descend("temperature", temperature, [self.ent_coef_optimizer])
+        if self.settings.ent_coef == "auto":
+            temperature = (self.log_ent_coef.exp() * (-log_density - self.target_entropy).detach()).mean()
+            logs["ent_coef_loss"] = self._descend("temperature", temperature, [self.ent_coef_optimizer])
         logs["ent_coef"], logs["entropy"] = self._read(alpha), -self._read(log_density.detach().mean())
 
     def _contrast_step(self, batch: FrameBatch, anchors: Tensor, logs: Logs) -> None:
@@ -577,7 +608,7 @@ class ContrastiveSAC(SAC):
 
     def _excluded_save_params(self) -> list[str]:
         own = ("_augment", "_given", "outcome", "encoder_optimizer", "contrast_optimizer")
-        unread = ("_watched", "_bad", "_unread", "_logged")
+        unread = ("_watched", "_bad", "_unread", "_logged", "_is_guarded")
         return [*super()._excluded_save_params(), *own, *unread]
 
     @classmethod
@@ -623,6 +654,32 @@ class ContrastiveSAC(SAC):
         final = final if final.suffix else final.with_suffix(".pkl")
         with replacing(final) as temporary:
             super().save_replay_buffer(temporary)
+
+
+def pixels_of(env: VecEnv) -> VecEnv:
+    """The images in an environment's dictionaries; other environments as they are.
+
+    Raises:
+        ConfigError: where not exactly one entry is an image.
+    """
+    space = env.observation_space
+    if not isinstance(space, spaces.Dict):
+        return env
+    images = image_keys(space)
+    if len(images) != 1:
+        raise ConfigError(
+            f"ContrastiveSAC learns from one image in a dictionary, this one has {len(images)} of them among "
+            f"{', '.join(space.spaces)}: leave one (gymnasium.wrappers.FilterObservation)."
+        )
+    others = [key for key in space.spaces if key not in images]
+    if others:
+        warnings.warn(
+            f"ContrastiveSAC learns from the image {images[0]!r} alone: it does not see {', '.join(others)}. "
+            "stable_baselines3's SAC with a MultiInputPolicy and ContrastiveCallback sees all.",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+    return VecExtractDictObs(env, images[0])
 
 
 def duplicates(stacks: Any, positives: int) -> Tensor | None:

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from dipole.core.ground.errors import ConfigError, nearest
 from dipole.core.ground.transfer import sent
+from dipole.rl.frames import Size, extents
 
 if TYPE_CHECKING:
-    from dipole.rl.replay import Frames
+    from dipole.rl.frames import Frames
 
 NAMES = ("crop", "shift", "none")
 SHIFT = 4  # pixels, DrQ (Kostrikov et al. 2020)
@@ -25,10 +26,10 @@ SHIFT = 4  # pixels, DrQ (Kostrikov et al. 2020)
 class Augmentation(Protocol):
     """Draws one random view of each stack."""
 
-    size: int
+    size: Size
 
     def draw(self, frames: "Frames", env: NDArray[Any], slots: NDArray[Any], rng: np.random.Generator) -> Tensor:
-        """Return views (B, C, size, size) of the stacks `slots` (B, k) of environments `env` (B,)."""
+        """Return views (B, C, *size) of the stacks `slots` (B, k) of environments `env` (B,)."""
 
 
 class Crop:
@@ -39,14 +40,14 @@ class Crop:
         inclusive: draw offsets 0..m (m = rendered size - size); False draws 0..m-1.
     """
 
-    def __init__(self, size: int, inclusive: bool = True) -> None:
+    def __init__(self, size: Size, inclusive: bool = True) -> None:
         self.size = size
         self.inclusive = inclusive
 
     def draw(self, frames: "Frames", env: NDArray[Any], slots: NDArray[Any], rng: np.random.Generator) -> Tensor:
-        height, width = frames.shape[-2:]
         top, left = (
-            rng.integers(0, max(extent - self.size + self.inclusive, 1), len(env)) for extent in (height, width)
+            rng.integers(0, max(extent - size + self.inclusive, 1), len(env))
+            for extent, size in zip(frames.shape[-2:], extents(self.size), strict=True)
         )
         return frames.windows(env, slots, top, left, self.size)
 
@@ -54,20 +55,21 @@ class Crop:
 class Centre:
     """The middle of the frame, always the same: no augmentation."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: Size) -> None:
         self.size = size
 
     def draw(self, frames: "Frames", env: NDArray[Any], slots: NDArray[Any], rng: np.random.Generator) -> Tensor:
-        height, width = frames.shape[-2:]
-        top = np.full(len(env), (height - self.size) // 2)
-        left = np.full(len(env), (width - self.size) // 2)
+        top, left = (
+            np.full(len(env), (extent - size) // 2)
+            for extent, size in zip(frames.shape[-2:], extents(self.size), strict=True)
+        )
         return frames.windows(env, slots, top, left, self.size)
 
 
 class Shift:
     """The middle of the frame moved by up to 4 pixels each way, its border repeated (DrQ)."""
 
-    def __init__(self, size: int, pad: int = SHIFT) -> None:
+    def __init__(self, size: Size, pad: int = SHIFT) -> None:
         self.size = size
         self.pad = pad
 
@@ -78,18 +80,19 @@ class Shift:
 
 
 class Custom:
-    """A function (B, C, H, W) uint8 -> (B, C, h, h), values 0..255; it may draw from torch's generator."""
+    """A function (B, C, H, W) uint8 -> (B, C, h, w), values 0..255; it may draw from torch's generator."""
 
-    def __init__(self, function: Callable[[Tensor], Tensor], channels: int, rendered: int) -> None:
+    def __init__(self, function: Callable[[Tensor], Tensor], channels: int, rendered: Size) -> None:
         self.function = function
-        shape = (2, channels, rendered, rendered)
+        self.square = isinstance(rendered, int)
+        shape = (2, channels, *extents(rendered))
         probe = self._checked(torch.arange(math.prod(shape)).remainder(256).to(torch.uint8).view(shape))
         if probe.is_floating_point() and probe.max() <= 1:
             raise ConfigError(
                 f"the augmentation function returns values from {float(probe.min()):g} to {float(probe.max()):g}, but "
                 "the encoder divides by 255 itself: let it return 0..255, as uint8 or float."
             )
-        self.size = probe.shape[-1]
+        self.size: Size = one_number(*probe.shape[-2:])
 
     def draw(self, frames: "Frames", env: NDArray[Any], slots: NDArray[Any], rng: np.random.Generator) -> Tensor:
         return self._checked(frames.stacks(env, slots))
@@ -100,7 +103,7 @@ class Custom:
             not isinstance(out, Tensor)
             or out.ndim != 4
             or out.shape[:2] != images.shape[:2]
-            or out.shape[2] != out.shape[3]
+            or (self.square and out.shape[2] != out.shape[3])
         ):
             got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
             raise ConfigError(
@@ -128,14 +131,19 @@ def shift(images: Tensor, top: NDArray[Any], left: NDArray[Any], pad: int) -> Te
     return moved.permute(0, 3, 2, 1)[batch, columns].permute(0, 2, 3, 1).contiguous()
 
 
-def resolve(choice: Any, channels: int, rendered: int, size: int | None, inclusive: bool) -> Augmentation:
+def one_number(height: int, width: int) -> Size:
+    """The size of an image; one number for a square one."""
+    return height if height == width else (height, width)
+
+
+def resolve(choice: Any, channels: int, rendered: Size, size: int | None, inclusive: bool) -> Augmentation:
     """Build the augmentation for a choice: a name in NAMES, or a function.
 
     Args:
         choice: "crop", "shift", "none" or a function.
         channels, rendered: of the environment's observations.
-        size: height and width that the network sees; by default 84 % of the rendered size for crops (84 of 100), the
-            rendered size otherwise.
+        size: height and width that the network sees, of a square; by default 84 % of the rendered height and width for
+            crops (84 of 100), the rendered size otherwise.
         inclusive: see `Crop`.
     """
     if callable(choice):
@@ -148,9 +156,11 @@ def resolve(choice: Any, channels: int, rendered: int, size: int | None, inclusi
     if choice not in NAMES:
         hint = nearest(str(choice), NAMES)
         raise ConfigError(f"augmentation must be one of {', '.join(NAMES)} or a function, got {choice!r}.{hint}")
-    size = size or (round(0.84 * rendered) if choice == "crop" else rendered)
-    if not 1 <= size <= rendered:
-        raise ConfigError(f"image_size must be between 1 and the rendered size {rendered}, got {size}.")
+    height, width = extents(rendered)
+    if size is not None and not 1 <= size <= min(height, width):
+        raise ConfigError(f"image_size must be between 1 and the rendered size {min(height, width)}, got {size}.")
+    share = 0.84 if choice == "crop" else 1
+    seen = size or one_number(round(share * height), round(share * width))
     if choice == "crop":
-        return Crop(size, inclusive)
-    return Shift(size) if choice == "shift" else Centre(size)
+        return Crop(seen, inclusive)
+    return Shift(seen) if choice == "shift" else Centre(seen)

@@ -96,9 +96,9 @@ def plain(agent: ContrastiveSAC) -> SAC:
     made.buffer_size = min(PLAIN_REPLAY, chosen.buffer_size)
     own = {name: value for name, value in agent.policy.state_dict().items() if not name.startswith("contrast.")}
     made.policy.load_state_dict(own)
-    assert made.log_ent_coef is not None
     assert agent.log_ent_coef is not None
-    made.log_ent_coef.data = agent.log_ent_coef.detach().cpu().clone()
+    if made.log_ent_coef is not None:  # it is learned
+        made.log_ent_coef.data = agent.log_ent_coef.detach().cpu().clone()
     made.num_timesteps = agent.num_timesteps
     return made
 

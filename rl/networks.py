@@ -26,7 +26,7 @@ class PixelEncoder(BaseFeaturesExtractor):
     Args:
         observation_space: Box (C, H, W) uint8, as rendered; larger images than `image_size` are cut to their middle.
         features_dim: width of the embedding.
-        image_size: height and width of what the convolutions see.
+        image_size: height and width of what the convolutions see; one number for both.
         layers, filters: number and channels of the convolutions.
         tanh: apply tanh to the embedding.
         channels_last: memory layout of the convolutions.
@@ -38,7 +38,7 @@ class PixelEncoder(BaseFeaturesExtractor):
         self,
         observation_space: spaces.Space[Any],
         features_dim: int = 50,
-        image_size: int = 84,
+        image_size: int | tuple[int, int] = 84,
         layers: int = 4,
         filters: int = 32,
         tanh: bool = False,
@@ -51,15 +51,16 @@ class PixelEncoder(BaseFeaturesExtractor):
         self.tanh = tanh
         self.chunk = chunk
         self.format = torch.channels_last if channels_last else torch.contiguous_format
-        extent = (image_size - 3) // 2 + 1 - 2 * (layers - 1)
-        if extent < 1:
-            raise ValueError(f"images of {image_size} pixels are too small for {layers} convolutions of 3x3.")
+        seen = (image_size, image_size) if isinstance(image_size, int) else image_size
+        height, width = ((each - 3) // 2 + 1 - 2 * (layers - 1) for each in seen)
+        if min(height, width) < 1:
+            raise ValueError(f"images of {min(seen)} pixels are too small for {layers} convolutions of 3x3.")
         channels = [observation_space.shape[0], *[filters] * layers]
         self.convs = nn.ModuleList(
             nn.Conv2d(before, after, 3, stride=1 if index else 2)
             for index, (before, after) in enumerate(itertools.pairwise(channels))
         )
-        self.fc = nn.Linear(filters * extent * extent, features_dim)
+        self.fc = nn.Linear(filters * height * width, features_dim)
         self.ln = nn.LayerNorm(features_dim)
         self.apply(initialise)
 
@@ -74,7 +75,7 @@ class PixelEncoder(BaseFeaturesExtractor):
         return tuple(part.to(dtype, copy=True).div_(255) for part in parts)
 
     def convolve(self, images: Tensor | Maps) -> Maps:
-        """Images, or what `prepare` made of them -> feature maps (b, filters, extent, extent) of each chunk of rows."""
+        """Images, or what `prepare` made of them -> feature maps (b, filters, height, width) of each chunk of rows."""
         found = []
         for x in self.prepare(images) if isinstance(images, Tensor) else images:
             for conv in self.convs:
@@ -99,8 +100,10 @@ class PixelEncoder(BaseFeaturesExtractor):
 
     def centre(self, images: Tensor) -> Tensor:
         """Cut larger images to their middle."""
-        top, left = ((extent - self.image_size) // 2 for extent in images.shape[-2:])
-        return images[..., top : top + self.image_size, left : left + self.image_size]
+        size = self.image_size
+        height, width = (size, size) if isinstance(size, int) else size
+        top, left = (images.shape[-2] - height) // 2, (images.shape[-1] - width) // 2
+        return images[..., top : top + height, left : left + width]
 
 
 def detached(maps: Maps) -> Maps:

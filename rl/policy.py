@@ -51,7 +51,7 @@ class ContrastivePolicy(PixelPolicy):
         action_space: spaces.Box,
         lr_schedule: Schedule,
         settings: Settings | None = None,
-        image_size: int | None = None,
+        image_size: int | tuple[int, int] | None = None,
         contrast: Composite | None = None,
         use_sde: bool = False,
     ) -> None:
@@ -87,7 +87,7 @@ class ContrastivePolicy(PixelPolicy):
         }
 
 
-def encoder_keywords(settings: Settings, image_size: int) -> dict[str, Any]:
+def encoder_keywords(settings: Settings, image_size: int | tuple[int, int]) -> dict[str, Any]:
     """Keywords of `PixelEncoder`."""
     return {
         "features_dim": settings.features,

@@ -1,17 +1,18 @@
 """Experience replay that stores every frame once.
 
-A stack of k frames is k indices into one ring of frames, so that a transition costs one new frame instead of the 2k
-that storing observation and next observation takes: 100,000 transitions of 9x100x100 fit in about 3.0 GB instead of 18.
+An observation is C indices into one ring of single channels, so that a transition costs what is new in its next
+observation instead of the 2 C channels that storing observation and next observation takes: 100,000 transitions of
+9x100x100 fit in about 3.1 GB instead of 18.
 """
 
-import hashlib
+import copy
+import warnings
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from gymnasium import spaces
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from stable_baselines3.common.buffers import BaseBuffer, ReplayBuffer
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
@@ -20,86 +21,20 @@ from torch import Tensor
 
 from dipole.core.ground.errors import ConfigError, TrainingError
 from dipole.core.ground.transfer import sent
+from dipole.rl.arguments import check_number, check_whole
 from dipole.rl.augmentation import Augmentation
-from dipole.rl.memory import has_room_for, require_bytes
+from dipole.rl.frames import DeviceFrames, Frames, digest
+from dipole.rl.memory import available_bytes, gigabytes, has_room_for, require_bytes
 
-# Room for the first frame of each episode; episodes shorter than 50 steps leave room for a few transitions less.
+if TYPE_CHECKING:
+    from dipole.rl.segments import Segment
+
+# Room for the first frame of each episode; where episodes are shorter than 50 steps the ring grows.
 _SLACK = 50
-_STEPS = ("actions", "rewards", "dones", "valid", "stacks", "oldest_frame")  # (n_envs, steps, ...)
+# A channel that was seen among so many observations' worth of new ones before is known again.
+_MEMORY = 32
+_STEPS = ("actions", "rewards", "dones", "ends", "valid", "stacks", "oldest_frame")  # (n_envs, steps, ...)
 _PLACES = ("_head", "_tail", "_written", "_newest", "pos", "full")
-
-
-class Frames:
-    """A ring of frames (n_envs, F, c, H, W) in host memory."""
-
-    def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
-        self.shape = shape
-        self.device = device
-        # Not touched here: the system commits the pages as they are written.
-        self.data = np.empty(shape, np.uint8)
-
-    def write(self, env: int, slot: int, frame: NDArray[np.uint8]) -> None:
-        self.data[env, slot] = frame
-
-    def stacks(self, env: NDArray[Any], slots: NDArray[Any]) -> Tensor:
-        """Return whole stacks (B, k*c, H, W)."""
-        return self._merge(self.data[env[:, None], slots])
-
-    def windows(
-        self, env: NDArray[Any], slots: NDArray[Any], top: NDArray[Any], left: NDArray[Any], size: int
-    ) -> Tensor:
-        """Return a window of each stack (B, k*c, size, size); only its pixels are copied."""
-        view = sliding_window_view(self.data, (size, size), axis=(-2, -1))
-        return self._merge(view[env[:, None], slots, :, top[:, None], left[:, None]])
-
-    def _merge(self, picked: NDArray[np.uint8]) -> Tensor:
-        batch, k, channels, *size = picked.shape
-        return sent(torch.from_numpy(picked.reshape(batch, k * channels, *size)), self.device)
-
-    def used(self, rows: int) -> NDArray[np.uint8]:
-        """The first `rows` slots of every environment, for saving."""
-        return self.data[:, :rows]
-
-    def restore(self, rows: NDArray[np.uint8]) -> None:
-        self.data[:, : rows.shape[1]] = rows
-
-
-class DeviceFrames(Frames):
-    """The same ring in the memory of the training device: no copies from the host while training."""
-
-    def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
-        self.shape = shape
-        self.device = device
-        self.data = torch.empty(shape, dtype=torch.uint8, device=device)  # type: ignore[assignment]
-
-    def write(self, env: int, slot: int, frame: NDArray[np.uint8]) -> None:
-        self.data[env, slot] = sent(torch.from_numpy(np.ascontiguousarray(frame)), self.device)
-
-    def stacks(self, env: NDArray[Any], slots: NDArray[Any]) -> Tensor:
-        return self.data[self._index(env)[:, None], self._index(slots)].flatten(1, 2)
-
-    def windows(
-        self, env: NDArray[Any], slots: NDArray[Any], top: NDArray[Any], left: NDArray[Any], size: int
-    ) -> Tensor:
-        view: Any = self.data.unfold(-2, size, 1).unfold(-2, size, 1)  # type: ignore[attr-defined]
-        index = [self._index(each) for each in (env[:, None], slots, top[:, None], left[:, None])]
-        return view[index[0], index[1], :, index[2], index[3]].flatten(1, 2)
-
-    def _index(self, values: NDArray[Any]) -> Tensor:
-        return sent(torch.as_tensor(values, dtype=torch.long), self.device)
-
-    def used(self, rows: int) -> NDArray[np.uint8]:
-        return self.data[:, :rows].cpu().numpy()  # type: ignore[attr-defined]
-
-    def restore(self, rows: NDArray[np.uint8]) -> None:
-        self.data[:, : rows.shape[1]] = torch.from_numpy(rows).to(self.device)
-
-
-def digest(frame: NDArray[np.uint8]) -> int:
-    """64 bits that tell a frame from others: the same for the same pixels, in every process."""
-    return int.from_bytes(
-        hashlib.blake2b(np.ascontiguousarray(frame).data, digest_size=8).digest(), "little", signed=True
-    )
 
 
 @dataclass(frozen=True)
@@ -110,7 +45,8 @@ class FrameBatch:
         observations, next_observations: (B, C, h, w) uint8.
         positives: (B, K, C, h, w), K further views of the observations; None for K = 0.
         actions: (B, A) float; rewards, dones: (B, 1) float, `dones` without time limits.
-        stacks: (B, k) digests of the observation's frames; equal rows are exact duplicates, pixel for pixel.
+        stacks: (B, C) digests of the observation's channels; equal rows are exact duplicates, pixel for pixel.
+        discounts: (B, 1) of the value of the next observation, where returns are of several steps.
     """
 
     observations: Tensor
@@ -120,27 +56,36 @@ class FrameBatch:
     rewards: Tensor
     dones: Tensor
     stacks: NDArray[Any]
+    discounts: Tensor | None = None
 
 
 class FrameReplayBuffer(ReplayBuffer):
     """Replay for stacked pixel observations; takes the place of SB3's ReplayBuffer (`replay_buffer_class=`).
 
-    Any stacking is stored exactly: frames are recognised by their pixels, so a repeated first frame, a zero-padded one
-    (VecFrameStack) or no overlap at all need no declaration. A time limit (`TimeLimit.truncated`) is not a termination.
-    A step that a fault ended (`info["fault"]`), or whose reward is not finite, is never sampled.
+    Any stacking is stored exactly: channels are recognised by their pixels, so grey or coloured frames, a repeated
+    first frame, a zero-padded one (VecFrameStack), frames with a stride or no overlap at all need no declaration. A
+    time limit (`TimeLimit.truncated`) is not a termination. A step that a fault ended (`info["fault"]`), or whose
+    reward or action is not finite, is never sampled.
 
     Args:
-        buffer_size: transitions over all environments.
+        buffer_size: transitions over all environments. Where the stream needs more new channels for each than
+            `frame_stack` says, the ring grows; where memory does not suffice for that, a warning says how many fit.
         observation_space: a Box (C, H, W) of uint8.
-        frame_stack: frames in an observation; by default C / 3 where C is a multiple of 3, otherwise C.
+        frame_stack: frames in an observation, of which each step is expected to bring one; by default C / 3 where C
+            is a multiple of 3, otherwise C.
         storage: "host", or "device" to keep the frames on the training device; "auto": there, if that is a GPU whose
             free memory is twice what they need.
         seed: of the sampler; drawn from NumPy's global generator (which SB3 seeds) if left out.
+        n_steps: rewards in a return; as SB3's NStepReplayBuffer, returns end where an episode does.
+        gamma: discount of the rewards in a return.
 
     Raises:
         TrainingError: if the frames cannot fit into memory, with the bytes, before anything is allocated.
-        ConfigError: for observations that are no uint8 images, or a stack that does not divide the channels.
+        ConfigError: for observations that are no uint8 images, a stack that does not divide the channels, or a number
+            out of range.
     """
+
+    _device: torch.device
 
     def __init__(
         self,
@@ -154,6 +99,8 @@ class FrameReplayBuffer(ReplayBuffer):
         frame_stack: int | None = None,
         storage: Literal["auto", "host", "device"] = "host",
         seed: int | None = None,
+        n_steps: int = 1,
+        gamma: float = 0.99,
     ) -> None:
         BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs=n_envs)
         if (
@@ -164,6 +111,9 @@ class FrameReplayBuffer(ReplayBuffer):
             raise ConfigError(f"FrameReplayBuffer stores uint8 images (C, H, W), not {observation_space}.")
         if storage not in ("auto", "host", "device"):
             raise ConfigError(f"storage must be 'auto', 'host' or 'device', got {storage!r}.")
+        check_whole(n_steps=n_steps)
+        check_number(0, 1, gamma=gamma)
+        self.n_steps, self.gamma = n_steps, gamma
         channels, height, width = observation_space.shape
         self.frame_stack = frame_stack or (channels // 3 if channels % 3 == 0 else channels)
         if channels % self.frame_stack:
@@ -175,47 +125,69 @@ class FrameReplayBuffer(ReplayBuffer):
         self.handle_timeout_termination = handle_timeout_termination
         self.buffer_size = max(-(-buffer_size // n_envs), 1)  # steps, as SB3 counts
         self._frame_shape = (channels // self.frame_stack, height, width)
-        self._ring = self.buffer_size + max(self.buffer_size // _SLACK, 4 * self.frame_stack)
-        shape = (n_envs, self._ring, *self._frame_shape)
-        needed = self.bytes_needed(self.buffer_size, n_envs, self._frame_shape, self.frame_stack, self.action_dim)
+        self._ring = _ring(self.buffer_size, self._frame_shape[0], channels)
+        needed = self.nbytes
         if storage == "auto":
             storage = "device" if has_room_for(needed, self.device) else "host"
         self.storage = storage
-        require_bytes(
-            needed,
-            self.buffer_size * n_envs,
-            self._frame_shape,
-            self.device if storage == "device" else torch.device("cpu"),
-        )
-        self.frames = (DeviceFrames if storage == "device" else Frames)(shape, self.device)
-        size = (n_envs, self.buffer_size)
-        self.actions = np.zeros((*size, self.action_dim), np.float32)
-        self.rewards = np.zeros(size, np.float32)
-        self.dones = np.zeros(size, np.float32)
-        self.valid = np.zeros(size, bool)
-        self.stacks = np.zeros((*size, 2, self.frame_stack), np.int32)  # slots of observation and next observation
-        self.oldest_frame = np.zeros(size, np.int64)
-        self.digests = np.zeros((n_envs, self._ring), np.int64)
+        require_bytes(needed, self.buffer_size * n_envs, self._frame_shape, self._place)
+        self._allocate()
         self.reset()
         self.rng = np.random.default_rng(np.random.randint(2**31) if seed is None else seed)
 
+    def _allocate(self) -> None:
+        channels, height, width = self.observation_space.shape  # type: ignore[misc]
+        self.frames = self._store((self.n_envs, self._ring, height, width), self.device)
+        size = (self.n_envs, self.buffer_size)
+        self.actions = np.zeros((*size, self.action_dim), np.float32)
+        self.rewards = np.zeros(size, np.float32)
+        self.dones = np.zeros(size, np.float32)
+        self.ends = np.zeros(size, bool)
+        self.valid = np.zeros(size, bool)
+        self.stacks = np.zeros((*size, 2, channels), np.int64)  # serial numbers of observation and next observation
+        self.oldest_frame = np.zeros(size, np.int64)  # no serial number of a transition is below it
+        self.digests = np.zeros((self.n_envs, self._ring), np.int64)
+
+    @property
+    def _store(self) -> type[Frames]:
+        return DeviceFrames if self.storage == "device" else Frames
+
+    @property
+    def _place(self) -> torch.device:
+        return self.device if self.storage == "device" else torch.device("cpu")
+
     @staticmethod
     def bytes_needed(steps: int, n_envs: int, frame: tuple[int, ...], frame_stack: int, action_dim: int) -> int:
-        """Bytes of a full buffer of `steps` for each of `n_envs` environments."""
-        ring = steps + max(steps // _SLACK, 4 * frame_stack)
-        return n_envs * (ring * (int(np.prod(frame)) + 8) + steps * (4 * action_dim + 4 + 4 + 1 + 8 * frame_stack + 8))
+        """Bytes of a full buffer of `steps` for each of `n_envs` environments, one new frame (c, H, W) for each step.
+
+        An episode's first observation is one frame more; episodes of 50 steps or longer are reckoned with.
+        """
+        channels = frame[0] * frame_stack
+        return _bytes(steps, n_envs, _ring(steps, frame[0], channels), frame[1:], channels, action_dim)
 
     @property
     def nbytes(self) -> int:
         """Bytes of this buffer when full."""
-        return self.bytes_needed(self.buffer_size, self.n_envs, self._frame_shape, self.frame_stack, self.action_dim)
+        channels, *size = self.observation_space.shape  # type: ignore[misc]
+        return _bytes(self.buffer_size, self.n_envs, self._ring, tuple(size), channels, self.action_dim)
+
+    @property
+    def capacity(self) -> int:
+        """Transitions that it can hold; fewer than `buffer_size` asks for only where memory ended (with a warning)."""
+        if self._room is None:
+            return self.buffer_size * self.n_envs
+        return self._room
 
     def reset(self) -> None:
         super().reset()
         self._head = np.zeros(self.n_envs, np.int64)  # transitions ever added
         self._tail = np.zeros(self.n_envs, np.int64)  # the oldest that is still whole
-        self._written = np.zeros(self.n_envs, np.int64)  # frames ever stored
+        self._written = np.zeros(self.n_envs, np.int64)  # planes ever stored
         self._newest: list[tuple[NDArray[np.uint8], list[int]] | None] = [None] * self.n_envs
+        self._recent: list[dict[int, int]] = [{} for _ in range(self.n_envs)]  # digest -> serial number
+        self._room: int | None = None
+        # Where what is stored lies on a disk already, for the next checkpoint.
+        self.segments: tuple[Segment, ...] = ()
 
     def size(self) -> int:
         """Steps stored (of the fullest environment), as SB3 counts."""
@@ -237,57 +209,116 @@ class FrameReplayBuffer(ReplayBuffer):
         """Store one step of every environment: obs, next_obs (n_envs, C, H, W), the others (n_envs, ...)."""
         action = np.asarray(action).reshape(self.n_envs, self.action_dim)
         for env, info in enumerate(infos):
-            before = self._serials(env, np.asarray(obs[env]))
-            after = self._next_serials(env, np.asarray(obs[env]), before, np.asarray(next_obs[env]))
-            self._tail[env] = max(self._tail[env], self._head[env] - self.buffer_size + 1)
-            slot = self._head[env] % self.buffer_size
-            self.stacks[env, slot] = np.array([before, after]) % self._ring
-            self.oldest_frame[env, slot] = min(*before, *after)
-            self.actions[env, slot] = action[env]
-            finite = bool(np.isfinite(reward[env]))
-            self.rewards[env, slot] = reward[env] if finite else 0.0
             timeout = self.handle_timeout_termination and info.get("TimeLimit.truncated", False)
-            self.dones[env, slot] = bool(done[env]) and not timeout
-            self.valid[env, slot] = finite and "fault" not in info
-            self._head[env] += 1
+            self._append(
+                env, np.asarray(obs[env]), np.asarray(next_obs[env]), action[env], float(reward[env]),
+                bool(done[env]) and not timeout, bool(done[env]), "fault" not in info,
+            )  # fmt: skip
+        if self._head[0] == max(self.buffer_size // 100, _MEMORY):
+            self._grow()  # while there is little to move
+        self._count()
+
+    def _append(
+        self,
+        env: int,
+        obs: NDArray[np.uint8],
+        following: NDArray[np.uint8],
+        action: NDArray[Any],
+        reward: float,
+        done: bool,
+        ends: bool,
+        valid: bool,
+    ) -> None:
+        oldest = max(int(self._written[env]) - self._window, 0)
+        before = self._serials(env, obs)
+        after = self._serials(env, following)
+        self._newest[env] = (following.copy(), after)
+        self._tail[env] = max(self._tail[env], self._head[env] - self.buffer_size + 1)
+        slot = self._head[env] % self.buffer_size
+        finite = bool(np.isfinite(reward) and np.isfinite(action).all())
+        self.stacks[env, slot] = before, after
+        self.oldest_frame[env, slot] = oldest
+        self.actions[env, slot] = action if finite else 0.0
+        self.rewards[env, slot] = reward if finite else 0.0
+        self.dones[env, slot], self.ends[env, slot], self.valid[env, slot] = done, ends, valid and finite
+        self._head[env] += 1
+
+    def _count(self) -> None:
         self.pos = int(self._head[0] % self.buffer_size)
-        self.full = bool(self._head[0] >= self.buffer_size)
+        self.full = bool((self._head - self._tail >= self.buffer_size).all())
+
+    @property
+    def _window(self) -> int:
+        """So many planes back one is known again."""
+        return _MEMORY * self.observation_space.shape[0]  # type: ignore[index]
 
     def _serials(self, env: int, obs: NDArray[np.uint8]) -> list[int]:
-        """Serial numbers of an observation's frames: those of the last next observation, or new ones."""
+        """Serial numbers of an observation's channels: of planes that were seen lately, or new ones."""
         newest = self._newest[env]
         if newest is not None and np.array_equal(obs, newest[0]):
             return newest[1]
-        serials: list[int] = []
-        split = np.split(obs, self.frame_stack)
-        for position, frame in enumerate(split):
-            repeated = position > 0 and np.array_equal(frame, split[position - 1])
-            serials.append(serials[-1] if repeated else self._write(env, frame))
+        recent, serials = self._recent[env], []
+        for plane in obs:
+            name = digest(plane)
+            known = recent.get(name, -1)
+            if known < 0 or known < self._written[env] - self._window:
+                known = recent[name] = self._write(env, plane, name)
+            serials.append(known)
+        if len(recent) > 4 * self._window:
+            least = self._written[env] - self._window
+            self._recent[env] = {name: serial for name, serial in recent.items() if serial >= least}
         return serials
 
-    def _next_serials(
-        self, env: int, obs: NDArray[np.uint8], before: list[int], following: NDArray[np.uint8]
-    ) -> list[int]:
-        channels = self._frame_shape[0]
-        if np.array_equal(following[:-channels], obs[channels:]):
-            after = [*before[1:], self._write(env, following[-channels:])]
-        else:
-            self._newest[env] = None
-            after = self._serials(env, following)
-        self._newest[env] = (following.copy(), after)
-        return after
-
-    def _write(self, env: int, frame: NDArray[np.uint8]) -> int:
+    def _write(self, env: int, plane: NDArray[np.uint8], name: int) -> int:
         serial = int(self._written[env])
-        self.frames.write(env, serial % self._ring, frame)
-        self.digests[env, serial % self._ring] = digest(frame)
+        if self._head[env] - self._tail[env] < self.buffer_size and self._loses(env, serial):
+            self._grow(int(1.25 * self._ring))
+        self.frames.put(env, serial % self._ring, plane)
+        self.digests[env, serial % self._ring] = name
         self._written[env] += 1
-        # Transitions that used the frame just overwritten are whole no more.
-        while self._tail[env] < self._head[env] and (
-            self.oldest_frame[env, self._tail[env] % self.buffer_size] <= serial - self._ring
-        ):
+        # Transitions that used the plane just overwritten are whole no more.
+        while self._loses(env, serial):
             self._tail[env] += 1
         return serial
+
+    def _loses(self, env: int, serial: int) -> bool:
+        """Whether writing the plane of this number overwrites one of the oldest transition."""
+        tail = self._tail[env]
+        return bool(tail < self._head[env] and self.oldest_frame[env, tail % self.buffer_size] <= serial - self._ring)
+
+    def _grow(self, least: int = 0) -> None:
+        """Make the ring long enough for the planes that a transition of this stream brings, if memory allows."""
+        if self._room is not None:
+            return
+        channels = self.observation_space.shape[0]  # type: ignore[index]
+        rate = float((self._written / np.maximum(self._head, 1)).max())  # planes for each transition
+        ring = max(least, min(_ring(self.buffer_size, rate, channels), _ring(self.buffer_size, 2 * channels, channels)))
+        if ring <= 1.05 * self._ring:
+            return
+        needed, free = self.n_envs * ring * int(np.prod(self.frames.shape[2:])), available_bytes(self._place)
+        if needed > free:
+            self._room = max(int((self._ring - self._window) / rate), 1) * self.n_envs
+            warnings.warn(
+                f"replay holds about {self._room:,} transitions instead of {self.buffer_size * self.n_envs:,}: each "
+                f"brings {rate:.3g} new channels of its {channels}, so that all of them would need "
+                f"{gigabytes(needed)}, and {gigabytes(free)} are free. Lower buffer_size, or free memory.",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+            return
+        self._resize(ring)
+
+    def _resize(self, ring: int) -> None:
+        """Put what is stored into a ring of another length."""
+        kept = self._kept(ring)
+        self.frames = self.frames.moved(ring, kept, self.device)
+        digests = np.zeros((self.n_envs, ring), np.int64)
+        for env, (first, last) in enumerate(kept):
+            serials = np.arange(first, last)
+            digests[env, serials % ring] = self.digests[env, serials % self._ring]
+        self.digests, self._ring = digests, ring
+
+    # Drawing ---------------------------------------------------------------------------------------------------------
 
     def draw(self, batch_size: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """Draw transitions uniformly, with replacement: environment (B,) and slot (B,)."""
@@ -310,17 +341,43 @@ class FrameReplayBuffer(ReplayBuffer):
         offset = flat - (ends - sizes)[env]
         return env, (self._tail[env] + offset) % self.buffer_size
 
+    def _outcomes(
+        self, env: NDArray[Any], slot: NDArray[Any], normalizer: VecNormalize | None
+    ) -> tuple[NDArray[Any], NDArray[Any], Tensor | None]:
+        """Rewards (B, 1), the slot (B,) of the step that each return ends with, and the discount of what follows.
+
+        R = sum_{j < m} gamma^j r_{t+j}, discount gamma^m; m <= n_steps ends with the episode, the newest step, or
+        before a step that failed.
+        """
+        if self.n_steps == 1:
+            return self._normalize_reward(self.rewards[env, slot][:, None], normalizer), slot, None
+        ahead = np.arange(self.n_steps)
+        # Steps between the drawn one and the newest.
+        left = (self._head[env] - 1 - slot) % self.buffer_size
+        path = (slot[:, None] + ahead) % self.buffer_size  # (B, n)
+        goes_on = self.valid[env[:, None], path] & (ahead <= left[:, None])
+        goes_on[:, 1:] &= ~self.ends[env[:, None], path[:, :-1]]
+        taken = np.logical_and.accumulate(goes_on, axis=1)
+        rewards = self._normalize_reward(self.rewards[env[:, None], path], normalizer)
+        powers = (self.gamma**ahead).astype(np.float32)
+        count = taken.sum(1)
+        return (
+            (rewards * powers * taken).sum(1, keepdims=True).astype(np.float32),
+            path[np.arange(len(slot)), count - 1],
+            self._tensor((self.gamma ** count[:, None]).astype(np.float32)),
+        )
+
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> ReplayBufferSamples:
         """Draw transitions with whole observations, as SB3's own algorithms expect them."""
         which, slot = self.draw(batch_size)
-        stacks = self.stacks[which, slot]  # (B, 2, k)
-        rewards = self._normalize_reward(self.rewards[which, slot][:, None], env)
+        rewards, last, discounts = self._outcomes(which, slot, env)
         return ReplayBufferSamples(
-            self.frames.stacks(which, stacks[:, 0]),
+            self.frames.stacks(which, self.stacks[which, slot, 0] % self._ring),
             self._tensor(self.actions[which, slot]),
-            self.frames.stacks(which, stacks[:, 1]),
-            self._tensor(self.dones[which, slot][:, None]),
+            self.frames.stacks(which, self.stacks[which, last, 1] % self._ring),
+            self._tensor(self.dones[which, last][:, None]),
             self._tensor(rewards),
+            discounts,
         )
 
     def sample_views(
@@ -335,80 +392,210 @@ class FrameReplayBuffer(ReplayBuffer):
         Offsets are drawn in the order observation, next observation, positives.
         """
         which, slot = self.draw(batch_size)
-        before, after = self.stacks[which, slot, 0], self.stacks[which, slot, 1]
+        rewards, last, discounts = self._outcomes(which, slot, env)
+        before, after = self.stacks[which, slot, 0] % self._ring, self.stacks[which, last, 1] % self._ring
         observations = augmentation.draw(self.frames, which, before, self.rng)
         next_observations = augmentation.draw(self.frames, which, after, self.rng)
         views = [augmentation.draw(self.frames, which, before, self.rng) for _ in range(positives)]
-        rewards = self._normalize_reward(self.rewards[which, slot][:, None], env)
         return FrameBatch(
             observations,
             next_observations,
             torch.stack(views, 1) if views else None,
             self._tensor(self.actions[which, slot]),
             self._tensor(rewards),
-            self._tensor(self.dones[which, slot][:, None]),
+            self._tensor(self.dones[which, last][:, None]),
             self.digests[which[:, None], before],
+            discounts,
         )
 
     def _tensor(self, array: NDArray[Any]) -> Tensor:
         return sent(torch.from_numpy(np.ascontiguousarray(array)), self.device)
 
-    def state_dict(self) -> dict[str, Any]:
-        """What is stored, and the sampler's generator: arrays, numbers and lists."""
-        rows = int(min(self._written.max(), self._ring))
-        steps = int(min(self._head.max(), self.buffer_size))
-        return {
-            **{name: getattr(self, name)[:, :steps] for name in _STEPS},
-            **{name: getattr(self, name) for name in _PLACES},
-            "frames": self.frames.used(rows),
-            "rng": self.rng,
-        }
+    # Saving ----------------------------------------------------------------------------------------------------------
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from what `state_dict` returned. Steps whose reward is not finite are never sampled again.
+    @property
+    def extent(self) -> tuple[tuple[int, int], tuple[tuple[int, int], ...]]:
+        """Numbers of the steps, and for each environment of the planes, that are there: first and one after the last.
+
+        Planes that nothing shows any more but that may be recognised are there.
+        """
+        planes = []
+        for env, (tail, head, written) in enumerate(zip(self._tail, self._head, self._written, strict=True)):
+            oldest = self.oldest_frame[env, tail % self.buffer_size] if tail < head else written
+            planes.append((int(max(min(oldest, written - self._window), written - self._ring, 0)), int(written)))
+        return (int(self._tail.min()), int(self._head[0])), tuple(planes)
+
+    def places(self) -> dict[str, Any]:
+        """What is known of the whole: counters, the newest observations and the sampler's generator."""
+        return copy.deepcopy({**{name: getattr(self, name) for name in _PLACES}, "ring": self._ring, "rng": self.rng})
+
+    def load_places(self, state: dict[str, Any]) -> None:
+        """Begin to continue from what `places` returned; `load_part` brings the rest.
 
         Raises:
-            ValueError: the state is of a buffer of another shape.
+            ValueError: the state is of another buffer. TrainingError: memory is too small for it.
         """
-        for name in _STEPS:
-            stored, own = state[name], getattr(self, name)
-            if stored.shape[0] != self.n_envs or stored.shape[1] > own.shape[1] or stored.shape[2:] != own.shape[2:]:
-                raise ValueError(f"replay {name} has the shape {stored.shape}, this agent's {own.shape}")
-            own[:] = 0
-            own[:, : stored.shape[1]] = stored
-        used = state["frames"]
-        if used.shape[2:] != self._frame_shape or used.shape[1] > self._ring or used.dtype != np.uint8:
-            raise ValueError(f"frames of the shape {used.shape[2:]}, this agent's are {self._frame_shape}")
+        self.reset()
+        head, tail, written = (np.asarray(state[name]) for name in ("_head", "_tail", "_written"))
+        if not head.shape == tail.shape == written.shape == (self.n_envs,):
+            raise ValueError(f"the replay of {len(head)} environments does not fit {self.n_envs}")
+        if (tail < 0).any() or (tail > head).any() or (head - tail > self.buffer_size).any():
+            raise ValueError("the replay's counters contradict each other")
+        ring = int(state["ring"])
+        if ring != self._ring:
+            channels, *size = self.observation_space.shape  # type: ignore[misc]
+            steps = self.buffer_size
+            needed = _bytes(steps, self.n_envs, max(ring, 1), tuple(size), channels, self.action_dim)
+            require_bytes(needed, steps * self.n_envs, self._frame_shape, self._place)
+            self._resize(max(ring, 1))
         for name in _PLACES:
             setattr(self, name, state[name])
         self.rng = state["rng"]
-        self._fill(used)
 
-    def _fill(self, used: NDArray[np.uint8]) -> None:
-        """Put frames back, and work out what follows from the rest."""
-        self.frames.restore(used)
-        self.digests = np.zeros((self.n_envs, self._ring), np.int64)
-        self.digests[:, : used.shape[1]] = [[digest(frame) for frame in each] for each in used]
-        bad = ~np.isfinite(self.rewards)
-        self.rewards[bad], self.valid[bad] = 0.0, False
+    def part(self, steps: tuple[int, int], planes: tuple[tuple[int, int], ...]) -> dict[str, NDArray[Any]]:
+        """Arrays of the steps (n_envs, n, ...) and planes (sum of all environments, H, W) of these numbers."""
+        slots = np.arange(*steps) % self.buffer_size
+        serials = [np.arange(*each) % self._ring for each in planes]
+        return {
+            **{name: getattr(self, name)[:, slots] for name in _STEPS},
+            "frames": np.concatenate([self.frames.take(env, each) for env, each in enumerate(serials)]),
+            "digests": np.concatenate([self.digests[env, each] for env, each in enumerate(serials)]),
+        }
+
+    def load_part(self, part: Any, steps: tuple[int, int], planes: tuple[tuple[int, int], ...]) -> None:
+        """Put back what `part` returned.
+
+        Raises:
+            ValueError: it is of a buffer of another shape.
+        """
+        slots = np.arange(*steps) % self.buffer_size
+        for name in _STEPS:
+            stored, own = part[name], getattr(self, name)
+            if stored.shape != (self.n_envs, len(slots), *own.shape[2:]) or stored.dtype != own.dtype:
+                raise ValueError(f"replay {name} has the shape {stored.shape}, this agent's {own.shape}")
+            own[:, slots] = stored
+        frames, names, start = part["frames"], part["digests"], 0
+        if frames.shape[1:] != self.frames.shape[2:] or frames.dtype != np.uint8 or len(frames) != len(names):
+            raise ValueError(f"frames of the shape {frames.shape[1:]}, this agent's are {self.frames.shape[2:]}")
+        for env, (first, last) in enumerate(planes):
+            serials, stop = np.arange(first, last) % self._ring, start + last - first
+            self.frames.put(env, serials, frames[start:stop])
+            self.digests[env, serials] = names[start:stop]
+            start = stop
+
+    def settle(self) -> None:
+        """Work out what follows from what was loaded; steps that are not finite are dropped, with a warning."""
+        for env, written in enumerate(self._written):
+            serials = range(max(int(written) - self._window, 0), int(written))
+            self._recent[env] = {int(self.digests[env, serial % self._ring]): serial for serial in serials}
+        bad = ~(np.isfinite(self.rewards) & np.isfinite(self.actions).all(-1))
+        live = (
+            [
+                (env, number % self.buffer_size)
+                for env, (tail, head) in enumerate(zip(self._tail, self._head, strict=True))
+                for number in range(tail, head)
+            ]
+            if bad.any()
+            else []
+        )
+        self._dropped(sum(bool(bad[each] and self.valid[each]) for each in live))
+        self.rewards[bad], self.actions[bad], self.valid[bad] = 0.0, 0.0, False
+
+    def _dropped(self, count: int) -> None:
+        if count:
+            warnings.warn(
+                f"{count:,} of {len(self):,} transitions in this replay have a reward or an action that is not finite: "
+                "they are dropped (never sampled).",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is stored, and the sampler's generator: arrays, numbers and lists."""
+        steps, planes = self.extent
+        return {**self.places(), "steps": steps, "planes": planes, **self.part(steps, planes)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from what `state_dict` returned, in this version or in one that stored whole frames.
+
+        Raises:
+            ValueError: the state is of a buffer of another shape. TrainingError: memory is too small for it.
+        """
+        if "planes" not in state:
+            self._load_whole_frames(state)
+            return
+        self.load_places(state)
+        self.load_part(state, state["steps"], state["planes"])
+        self.settle()
+
+    def _load_whole_frames(self, state: dict[str, Any]) -> None:
+        """Take over the replay of an earlier version: frames (n_envs, F, c, H, W), and their slots as stacks."""
+        self.reset()
+        frames, stacks, size = state["frames"], state["stacks"], self.buffer_size
+        shape = self.observation_space.shape
+        found = (frames.shape[2] * stacks.shape[-1], *frames.shape[3:])
+        if found != shape or len(frames) != self.n_envs or state["actions"].shape[1] > size:
+            raise ValueError(
+                f"the replay holds observations {found} of {len(frames)} environments, the agent's {shape}"
+            )
+        head, tail = state["_head"], state["_tail"]
+        first, dropped = int(tail.min()), 0
+        for number in range(first, int(head[0])):
+            slot, following = number % size, (number + 1) % size
+            for env in range(self.n_envs):
+                before, after = (frames[env, stacks[env, slot, side]].reshape(shape) for side in (0, 1))
+                done = bool(state["dones"][env, slot])
+                ends = done or (number + 1 < head[0] and (stacks[env, slot, 1] != stacks[env, following, 0]).any())
+                reward, action, valid = (state[name][env, slot] for name in ("rewards", "actions", "valid"))
+                finite = np.isfinite(reward) and np.isfinite(action).all()
+                dropped += int(valid and not finite and number >= tail[env])
+                self._append(env, before, after, action, float(reward), done, bool(ends), bool(valid))
+        self._tail = np.maximum(self._tail, tail - first)
+        self._count()
+        self.rng = state["rng"]
+        self._dropped(dropped)
 
     def __getstate__(self) -> dict[str, Any]:
-        stored = self.state_dict()
-        stored["frames_used"] = stored.pop("frames")
-        state = {name: value for name, value in self.__dict__.items() if name not in ("frames", "digests")}
-        return state | stored
+        own = ("frames", "digests", "segments", "_recent", *_STEPS, *_PLACES)
+        state = {name: value for name, value in self.__dict__.items() if name not in own}
+        return state | {"stored": self.state_dict()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        used = state.pop("frames_used")
+        stored = state.pop("stored", None)
+        if stored is None:  # of an earlier version
+            stored = {name: state.pop(name) for name in (*_PLACES, "actions", "rewards", "dones", "valid", "stacks")}
+            stored |= {"frames": state.pop("frames_used"), "rng": state.pop("rng")}
+            state.pop("oldest_frame")
+            state["_device"] = state.pop("device")
+            channels = state["observation_space"].shape[0]
+            state |= {"n_steps": 1, "gamma": 0.99, "_ring": _ring(state["buffer_size"], channels, channels)}
         self.__dict__.update(state)
-        if self.storage == "device" and self.device.type == "cuda" and not torch.cuda.is_available():
-            self.device = torch.device("cpu")
-        self.frames = (DeviceFrames if self.storage == "device" else Frames)(
-            (self.n_envs, self._ring, *self._frame_shape), self.device
-        )
-        for name in _STEPS:
-            stored = state[name]
-            full = np.zeros((self.n_envs, self.buffer_size, *stored.shape[2:]), stored.dtype)
-            full[:, : stored.shape[1]] = stored
-            setattr(self, name, full)
-        self._fill(used)
+        if self._device.type == "cuda" and not torch.cuda.is_available():
+            self._device = torch.device("cpu")
+        self._allocate()
+        self.load_state_dict(stored)
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches go, and where frames lie that are kept on the training device; SB3 sets it after loading."""
+        return self._device
+
+    @device.setter
+    def device(self, device: torch.device) -> None:
+        if hasattr(self, "frames") and device != self._device:
+            self.frames = self.frames.moved(self._ring, self._kept(self._ring), device)
+        self._device = device
+
+    def _kept(self, ring: int) -> list[tuple[int, int]]:
+        """Of each environment, the serial numbers of the planes that a ring of this length can take over."""
+        return [(max(int(written) - min(self._ring, ring), 0), int(written)) for written in self._written]
+
+
+def _ring(steps: int, planes: float, channels: int) -> int:
+    """Planes that hold `steps` transitions, each of which brings so many new ones."""
+    return int(planes * (steps + max(steps // _SLACK, 4))) + (_MEMORY + 4) * channels
+
+
+def _bytes(steps: int, n_envs: int, ring: int, size: tuple[int, ...], channels: int, action_dim: int) -> int:
+    plane = int(np.prod(size)) + 8
+    return n_envs * (ring * plane + steps * (4 * action_dim + 4 + 4 + 1 + 1 + 16 * channels + 8))

@@ -80,6 +80,12 @@ class AgentTable(Table):
     temperature_learning_rate: Rate = Field(1e-4, description="of the entropy temperature's own Adam")
     temperature_beta: Beta = Field(0.5, description="first decay of the entropy temperature's own Adam")
     initial_temperature: float = Field(0.1, ge=1e-12, le=1e12, description="of the entropy bonus")
+    ent_coef: Literal["auto"] | float = Field(
+        "auto",
+        description="weight of the entropy; auto: learned from initial_temperature on",
+        json_schema_extra={"allowed": "'auto' or a number >= 0"},
+    )
+    n_steps: int = Field(1, ge=1, le=1000, description="rewards in a return, as SB3's n-step replay counts them")
     target_entropy: Literal["auto"] | float = Field(
         "auto",
         description="of the policy; auto: minus the number of actions",
@@ -127,7 +133,7 @@ class AgentTable(Table):
         values = _PRESETS.get(preset, {}) if isinstance(preset, str) else {}
         return {name: value for name, value in values.items() if name in cls.model_fields} | dict(given)
 
-    @field_validator("hidden", "log_std_bounds", "train_freq", "target_entropy", mode="wrap")
+    @field_validator("hidden", "log_std_bounds", "train_freq", "target_entropy", "ent_coef", mode="wrap")
     @classmethod
     def _in_words(cls, value: Any, check: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
         try:
@@ -136,6 +142,13 @@ class AgentTable(Table):
         except ValidationError:
             # pydantic would say what is wrong with each alternative and each element.
             raise ValueError(f"must be {allowed(cls.model_fields[str(info.field_name)])}, got {value!r}.") from None
+
+    @field_validator("ent_coef")
+    @classmethod
+    def _not_negative(cls, value: Any) -> Any:
+        if value != "auto" and not 0 <= value <= 1e12:
+            raise ValueError(f"must be 'auto' or a number >= 0, got {value!r}.")
+        return value
 
     @field_validator("log_std_bounds")
     @classmethod
@@ -232,6 +245,39 @@ def allowed(field: FieldInfo) -> str:
     return what if low is None else f"{what} >= {low:g}"
 
 
+def without_sb3_names(given: dict[str, Any]) -> dict[str, Any]:
+    """Keywords of SB3's SAC that have another name here, or none.
+
+    Raises:
+        ConfigError: for one that has no meaning for this agent, with what takes its place.
+    """
+    rest = {name: value for name, value in given.items() if name not in ("policy_kwargs", "use_sde")}
+    if given.get("use_sde"):
+        raise ConfigError(
+            "use_sde=True (gSDE) is not available: the agent's actor has a log standard deviation of each state "
+            "(log_std_bounds). Use stable_baselines3.SAC with ContrastiveCallback."
+        )
+    for name, value in (given.get("policy_kwargs") or {}).items():
+        if name != "net_arch" or not isinstance(value, list | tuple):
+            raise ConfigError(
+                f"policy_kwargs has no {name!r} of that kind here: net_arch is a list of widths (the setting hidden), "
+                "and features, layers, filters, tanh, log_std_bounds and beta are settings of the agent."
+            )
+        if "hidden" in rest:
+            raise ConfigError("hidden and policy_kwargs={'net_arch': ...} are the same setting: give one of them.")
+        rest["hidden"] = tuple(value)
+    ent_coef = rest.get("ent_coef")
+    if isinstance(ent_coef, str) and ent_coef.startswith("auto_"):
+        if "initial_temperature" in rest:
+            raise ConfigError(f"initial_temperature and ent_coef={ent_coef!r} are the same setting: give one of them.")
+        try:
+            rest["initial_temperature"] = float(ent_coef.removeprefix("auto_"))
+        except ValueError:
+            raise ConfigError(f"ent_coef must be 'auto', 'auto_<number>' or a number >= 0, got {ent_coef!r}.") from None
+        del rest["ent_coef"]
+    return rest
+
+
 def sac_keywords(chosen: Settings) -> dict[str, Any]:
     """What SB3's SAC is given of an agent's settings, whichever class it is."""
     return {
@@ -240,7 +286,7 @@ def sac_keywords(chosen: Settings) -> dict[str, Any]:
         "batch_size": chosen.batch_size,
         "tau": chosen.tau,
         "gamma": chosen.gamma,
-        "ent_coef": f"auto_{chosen.initial_temperature!r}",
+        "ent_coef": f"auto_{chosen.initial_temperature!r}" if chosen.ent_coef == "auto" else chosen.ent_coef,
         "target_update_interval": chosen.target_every,
         "train_freq": chosen.train_freq,
         "gradient_steps": chosen.gradient_steps,

@@ -1,9 +1,12 @@
 """Everything a bit-exact continuation needs, in one folder that appears whole or not at all.
 
 agent.zip (networks and optimizers, SB3's format), replay and state (generators, environments with their physics, frame
-stacks, observations, counters) as .json and .npz each, and manifest.json (their sizes). No code in any of them is run.
+stacks, observations, counters) as .json and .npz each, replay-<first>-<last step>.npz (what was stored in these steps;
+files of an earlier checkpoint are linked and not written again), and manifest.json (their sizes, checksums of the
+replay's). No code in any of them is run.
 """
 
+import dataclasses
 import json
 import re
 import warnings
@@ -13,14 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from stable_baselines3.common.vec_env import VecEnv, VecTransposeImage
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecTransposeImage
 
 from dipole.core.contrast.objective import Composite, Objective
 from dipole.core.ground.errors import CheckpointError, DipoleError
 from dipole.core.ground.files import replacing, why
 from dipole.core.ground.seeding import rng_state, set_rng_state
-from dipole.rl import description, plain_state
+from dipole.rl import description, plain_state, segments
 from dipole.rl.agent import ContrastiveSAC
+from dipole.rl.callbacks.contrastive import LEARNED, Learned
+from dipole.rl.envs.running.state import require_saved, wrapper_names, wrappers_set_state, wrappers_state
 from dipole.rl.envs.running.workers import WorkerVecEnv
 from dipole.rl.names import lazy
 
@@ -28,7 +33,7 @@ from dipole.rl.names import lazy
 __getattr__ = lazy(__name__, {"CheckpointCallback": "dipole.rl.callbacks.checkpointing"})
 
 KEEP = 2
-_FORMAT = 2  # 1 held pickles
+_FORMAT = 3  # 2 held the whole replay in replay.npz, 1 pickles
 _PARTS = ("agent.zip", *plain_state.files("replay"), *plain_state.files("state"))
 _NAME = re.compile(r"agent-\d{9,}")
 _COUNTERS = (
@@ -51,12 +56,15 @@ def save(agent: ContrastiveSAC, folder: str | Path) -> Path:
         with replacing(folder) as temporary:
             temporary.mkdir()
             agent.save(temporary / "agent.zip")
-            plain_state.write(temporary, "replay", agent.replay_buffer.state_dict())
+            plain_state.write(temporary, "replay", agent.replay_buffer.places())
             plain_state.write(temporary, "state", _state(agent))
             sizes = {name: (temporary / name).stat().st_size for name in _PARTS}
-            (temporary / "manifest.json").write_text(json.dumps({"format": _FORMAT, "bytes": sizes}))
+            written = segments.write(temporary, agent.replay_buffer)
+            told = {"format": _FORMAT, "bytes": sizes, "replay": [each.told() for each in written]}
+            (temporary / "manifest.json").write_text(json.dumps(told))
     except OSError as error:
         raise CheckpointError(f"cannot save the checkpoint {folder}: {why(error)}") from error
+    agent.replay_buffer.segments = tuple(dataclasses.replace(each, folder=folder) for each in written)
     return folder
 
 
@@ -94,10 +102,15 @@ def resume(
 def restore(agent: ContrastiveSAC, folder: str | Path) -> None:
     """Put a checkpoint back into an agent of the same settings, in place."""
     folder = Path(folder)
-    check(folder)
+    manifest = check(folder)
     with _readable(folder):
         description.load_weights(agent, folder / "agent.zip")
-        agent.replay_buffer.load_state_dict(plain_state.read(folder, "replay"))
+        replay = plain_state.read(folder, "replay")
+        if manifest["format"] == _FORMAT:
+            agent.replay_buffer.load_places(replay)
+            segments.read(folder, agent.replay_buffer, manifest["replay"])
+        else:
+            agent.replay_buffer.load_state_dict(replay)
         _take(agent, plain_state.read(folder, "state"))
 
 
@@ -116,33 +129,36 @@ def _take(agent: ContrastiveSAC, state: dict[str, Any]) -> None:
         setattr(agent, name, state["counters"][name])
     agent._last_obs, agent._last_original_obs = state["last_obs"], state["last_original_obs"]
     agent.action_space.np_random.bit_generator.state = state["action_space"]
+    if state.get("contrastive") is not None:
+        setattr(agent, LEARNED, Learned.of(state["contrastive"]))
     if agent.env is not None:
         _restore_environments(agent, agent.env, state)
     set_rng_state(state["rng"])
 
 
-def check(folder: Path) -> None:
-    """Raise CheckpointError unless every part is there at its full size."""
+def check(folder: Path) -> dict[str, Any]:
+    """Return the manifest; raise CheckpointError unless every part is there at its full size."""
     try:
-        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
         known, sizes = manifest["format"], dict(manifest["bytes"])
+        parts = segments.sizes(manifest["replay"]) if known == _FORMAT else {}
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(
             f"{folder} is no checkpoint of an agent: its manifest.json is missing or damaged."
         ) from error
-    if known != _FORMAT:
+    if known not in (2, _FORMAT):
         raise CheckpointError(
             f"the checkpoint {folder} is of another version of dipole. Those of earlier versions hold pickles, which "
             "may run any code when they are read, so they are not. Finish the run with the version that began it, or "
             "begin again (dipole train --resume never)."
         )
-    for name in _PARTS:
-        size = sizes.get(name)
+    for name, size in [(name, sizes.get(name)) for name in _PARTS] + list(parts.items()):
         found = (folder / name).stat().st_size if (folder / name).is_file() else 0
         if found != size:
             raise CheckpointError(
                 f"the checkpoint {folder} is incomplete: {name} has {found} of {size} bytes. Use another one."
             )
+    return manifest
 
 
 def named(folder: Path, name: Any) -> Path:
@@ -164,32 +180,53 @@ def _state(agent: ContrastiveSAC) -> dict[str, Any]:
         "last_obs": agent._last_obs,
         "last_original_obs": agent._last_original_obs,
         "action_space": agent.action_space.np_random.bit_generator.state,
-        "environments": agent.env.env_method("get_state") if agent.env.has_attr("get_state") else None,
+        "environments": agent.env.env_method("get_state") if agent.env.has_attr("wrapper_names") else None,
+        "vector": wrappers_state(agent.env),
+        "workers": _innermost(agent.env).counters() if isinstance(_innermost(agent.env), WorkerVecEnv) else None,
+        "contrastive": learned.state() if (learned := getattr(agent, LEARNED, None)) is not None else None,
         "rng": rng_state(),
     }
+
+
+def _innermost(env: VecEnv) -> VecEnv:
+    while isinstance(env, VecEnvWrapper):
+        env = env.venv
+    return env
 
 
 def _restore_environments(agent: ContrastiveSAC, env: VecEnv, state: dict[str, Any]) -> None:
     # Seeds set while loading would otherwise be used by the next reset.
     env._reset_seeds()
-    states = state["environments"]
-    plain = env.venv if isinstance(env, VecTransposeImage) else env
-    restored = (
-        states is not None
-        and len(states) == env.num_envs
-        and not hasattr(plain, "venv")
-        and all(all(env.env_method("set_state", each, indices=index)) for index, each in enumerate(states))
-    )
+    states, vector = state["environments"], state.get("vector")
+    guarded = states is not None and len(states) == env.num_envs and env.has_attr("wrapper_names")
+    if vector is not None:
+        require_saved(vector, wrapper_names(env))
+        wrappers_set_state(env, vector)
+    restored = guarded and (vector is not None or not _has_a_state(env))
+    if restored:
+        for index, each in enumerate(states):
+            if "wrappers" in each:
+                require_saved(each["wrappers"], env.env_method("wrapper_names", indices=index)[0])
+        taken = [env.env_method("set_state", each, indices=index)[0] for index, each in enumerate(states)]
+        restored = all(taken)
     if not restored:
         warnings.warn(
-            "the environments cannot take their state back (no get_state / set_state, or a VecEnv wrapper with a state "
-            "of its own): a new episode starts, so the continuation is not bit for bit the same.",
+            "the environments cannot take their state back (no get_state / set_state, or a VecEnv of another kind than "
+            "DummyVecEnv and WorkerVecEnv): a new episode starts, so the continuation is not bit for bit the same.",
             RuntimeWarning,
             stacklevel=4,
         )
         agent._last_obs = None
-    elif isinstance(plain, WorkerVecEnv):
-        plain._last_obs = list(np.asarray(state["last_obs"]))
+        return
+    workers = _innermost(env)
+    if isinstance(workers, WorkerVecEnv):
+        workers.continue_from(np.asarray(state["last_obs"]), state.get("workers"))
+
+
+def _has_a_state(env: VecEnv) -> bool:
+    return isinstance(env, VecEnvWrapper) and not (
+        isinstance(env, VecTransposeImage) and not isinstance(env.venv, VecEnvWrapper)
+    )
 
 
 def checkpoints(folder: str | Path) -> list[Path]:

@@ -1,6 +1,7 @@
 """A contrastive auxiliary objective for an SB3 agent that exists already, as a callback."""
 
 import copy
+import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import spaces
+from numpy.typing import NDArray
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.preprocessing import preprocess_obs
@@ -26,6 +28,7 @@ from dipole.core.train.optimizer import skip_if
 from dipole.rl.arguments import check_number, check_whole
 from dipole.rl.augmentation import SHIFT, shift
 from dipole.rl.contrast import as_composite, require_unlabelled
+from dipole.rl.envs.running.admission import image_keys
 
 Seen = Tensor | dict[str, Tensor]
 """Observations: images (B, C, H, W), or a dictionary that holds some."""
@@ -50,16 +53,22 @@ def find_encoder(model: BaseAlgorithm) -> nn.Module:
 
 
 class ContrastiveCallback(BaseCallback):
-    """Adds steps of a contrastive objective on the agent's own encoder after each rollout.
+    """Adds steps of a contrastive objective on the agent's own encoder, one or more for each rollout.
 
     Anchors are the encoder's features of one random view of stored observations, positives those of another view by a
-    momentum copy (of k views where the objective asks for k). Observations come from the replay buffer, or from the
-    rollout buffer of an on-policy agent. Of a dictionary the images are augmented, and the encoder sees all of it.
+    momentum copy (of k views where the objective asks for k). Observations come from the replay buffer, before the
+    agent's own update, or from the rollout of an on-policy agent, after the update that it was collected for (the
+    policy must not move between the two). No observation is the negative of an equal one. Of a dictionary the images
+    are augmented, and the encoder sees all of it. What is learned (the objective's weights, the momentum copy, the
+    optimizer) is saved with the agent, and goes on where a loaded agent gets such a callback.
 
     Args:
-        objective: text such as "infonce(similarity=bilinear) + 0.1*dp"; an Objective or Composite is trained as it is.
-        updates: contrastive steps after each rollout.
-        batch_size: observations in a step.
+        objective: text such as "infonce(temperature=0.1) + 0.1*dp"; an Objective or Composite is trained as it is.
+            Cosines, the default, stay bounded. Raw products (similarity=bilinear or dot) of features that nothing else
+            keeps small grow without bound, above all with an on-policy agent: use them with an encoder that ends in a
+            normalisation.
+        updates: contrastive steps for each rollout.
+        batch_size: observations in a step; of a rollout that has fewer different ones, all of these.
         augmentation: function (B, C, H, W) uint8 -> the same shape; random shifts by default.
         encoder: finds the module to train in the agent; its features extractor by default.
         learning_rate: of the contrastive Adam, which is separate from the agent's.
@@ -74,7 +83,7 @@ class ContrastiveCallback(BaseCallback):
 
     def __init__(
         self,
-        objective: str | Objective | Composite = "infonce(similarity=bilinear, temperature=1)",
+        objective: str | Objective | Composite = "infonce(temperature=0.1)",
         updates: int = 1,
         batch_size: int = 128,
         augmentation: Callable[[Tensor], Tensor] = random_shift,
@@ -103,6 +112,7 @@ class ContrastiveCallback(BaseCallback):
         self._owner: BaseAlgorithm | None = None
         self._unread: _Unread | None = None
         self._logged: Fetched | None = None
+        self._rollout: dict[str, NDArray[Any]] | None = None  # (N, ...), every observation once
 
     def _init_callback(self) -> None:
         if self.contrast is not None:
@@ -138,6 +148,11 @@ class ContrastiveCallback(BaseCallback):
             # Only the fused form can leave a step out without the host knowing.
             fused=True if self._reads_late else None,
         )
+        saved = getattr(self.model, LEARNED, None)
+        learned = Learned(self.contrast, self.keys, self.optimizer)
+        if saved is not None:
+            learned.take(saved.state())
+        setattr(self.model, LEARNED, learned)
 
     def _try(self, width: int) -> None:
         """Say before training what the encoder cannot do with the agent's observations."""
@@ -161,12 +176,35 @@ class ContrastiveCallback(BaseCallback):
     def _on_step(self) -> bool:
         return True
 
+    def _on_rollout_start(self) -> None:
+        self._learn_from_rollout()
+
     def _on_rollout_end(self) -> None:
+        model: Any = self.model
+        if getattr(model, "replay_buffer", None) is not None:
+            self._learn(self._replayed)
+        else:  # its buffer is emptied before the next rollout begins
+            self._rollout = distinct(model.rollout_buffer.observations, model.observation_space)
+
+    def _on_training_end(self) -> None:
+        self._learn_from_rollout()
+        self.settle()
+
+    def _learn_from_rollout(self) -> None:
+        """The steps of an on-policy agent, whose own update on the same rollout is done."""
+        if self._rollout is not None:
+            self._learn(self._collected)
+            self._rollout = None
+
+    def _learn(self, draw: Callable[[], Seen | None]) -> None:
+        loss: float | Tensor | None = None
         for _ in range(self.updates):
-            seen = self._observations()
+            seen = draw()
             if seen is None:
-                return
+                break
             loss = self._step(seen)
+        if loss is None:
+            return
         if not isinstance(loss, Tensor):
             self.logger.record("train/contrast_loss", loss)
             return
@@ -174,32 +212,29 @@ class ContrastiveCallback(BaseCallback):
             self.logger.record("train/contrast_loss", float(self._logged.read()))
         self._logged = Fetched(loss)
 
-    def _on_training_end(self) -> None:
-        self.settle()
-
     @property
     def _reads_late(self) -> bool:
         """Whether numbers stay on the device, and what is not finite is told a step late."""
         return self.model.device.type in ("cuda", "meta")
 
-    def _observations(self) -> Seen | None:
-        """A batch of stored observations, (B, C, H, W) or a dictionary of such; None while there are too few."""
+    def _replayed(self) -> Seen | None:
+        """A batch of the replay buffer; None while there are too few."""
         model: Any = self.model
-        if getattr(model, "replay_buffer", None) is not None:
-            ready = max(self.batch_size, getattr(model, "learning_starts", 0))
-            if model.replay_buffer.size() * model.n_envs < ready:
-                return None
-            return model.replay_buffer.sample(self.batch_size).observations
-        stored, space = model.rollout_buffer.observations, model.observation_space
-        parts = stored if isinstance(stored, dict) else {"": stored}
-        spaces_of = space.spaces if isinstance(stored, dict) else {"": space}
-        flat = {key: each.reshape(-1, *spaces_of[key].shape) for key, each in parts.items()}
-        rows = np.random.randint(0, len(next(iter(flat.values()))), self.batch_size)
-        taken = {
-            key: sent(torch.from_numpy(each[rows].astype(spaces_of[key].dtype)), model.device)
-            for key, each in flat.items()
-        }
-        return taken if isinstance(stored, dict) else taken[""]
+        ready = max(self.batch_size, getattr(model, "learning_starts", 0))
+        if model.replay_buffer.size() * model.n_envs < ready:
+            return None
+        seen: Seen = model.replay_buffer.sample(self.batch_size).observations
+        return seen
+
+    def _collected(self) -> Seen | None:
+        """Different observations of the last rollout; None where there is none to be told from another."""
+        assert self._rollout is not None
+        count = len(next(iter(self._rollout.values())))
+        if count < 2:
+            return None
+        rows = np.random.permutation(count)[: self.batch_size]
+        taken = {key: sent(torch.from_numpy(each[rows]), self.model.device) for key, each in self._rollout.items()}
+        return taken.get("", taken)
 
     def _augmented(self, seen: Seen) -> Seen:
         if isinstance(seen, Tensor):
@@ -215,7 +250,7 @@ class ContrastiveCallback(BaseCallback):
         anchors = self._features(self.encoder, self._augmented(seen))
         with torch.no_grad():
             keys = [self._features(self.keys, self._augmented(seen)) for _ in range(self.positives)]
-        pairs = Pairs.cross(anchors, torch.stack(keys, 1))
+        pairs = Pairs.cross(anchors, torch.stack(keys, 1), dropped=equal(seen, self.positives))
         outcome = self.contrast(pairs)
         self.optimizer.zero_grad()
         outcome.loss.backward()
@@ -263,11 +298,96 @@ class _Unread:
     found: Fetched
 
 
-def image_keys(space: spaces.Space[Any]) -> tuple[str, ...]:
-    """Which parts of an observation are images (C, H, W): ("",) for one that is nothing else."""
-    if isinstance(space, spaces.Dict):
-        return tuple(key for key, each in space.spaces.items() if image_keys(each) == ("",))
-    return ("",) if isinstance(space, spaces.Box) and len(space.shape) == 3 else ()
+LEARNED = "contrastive"
+"""The attribute of an agent that a callback has trained; SB3's `save` writes it."""
+
+
+class Learned:
+    """What a callback has learned, as it is when the agent is saved: weights, momentum copy, optimizer."""
+
+    def __init__(self, contrast: Composite, keys: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._parts: dict[str, Any] = {"contrast": contrast, "keys": keys, "optimizer": optimizer}
+        self._state: dict[str, Any] = {}
+
+    def state(self) -> dict[str, Any]:
+        """The objective's text, and a state_dict of each part."""
+        if not self._parts:
+            return self._state
+        return {"objective": str(self._parts["contrast"]), **{k: each.state_dict() for k, each in self._parts.items()}}
+
+    def take(self, state: dict[str, Any]) -> None:
+        """Continue from what `state` returned; ConfigError where that is of another objective or encoder."""
+        text = str(self._parts["contrast"])
+        if state["objective"] != text:
+            raise ConfigError(
+                f"the agent was trained with a callback of the objective {state['objective']!r}, this one has {text!r}"
+                f": use the same, or begin anew with `del agent.{LEARNED}`."
+            )
+        try:
+            for name, part in self._parts.items():
+                part.load_state_dict(state[name])
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise ConfigError(f"what the agent's callback has learned does not fit its encoder: {error}") from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_parts": {}, "_state": _on_the_host(self.state())}
+
+    @classmethod
+    def of(cls, state: dict[str, Any]) -> "Learned":
+        """What a file held, for the callback to come."""
+        found = cls.__new__(cls)
+        found._parts, found._state = {}, state
+        return found
+
+
+def _on_the_host(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().cpu().clone()
+    if isinstance(value, dict):
+        return {key: _on_the_host(each) for key, each in value.items()}
+    return [_on_the_host(each) for each in value] if isinstance(value, list) else value
+
+
+def distinct(stored: Any, space: spaces.Space[Any]) -> dict[str, NDArray[Any]]:
+    """The observations of a rollout, each different one once; "" is the key of those that are no dictionary.
+
+    Args:
+        stored: (steps, environments, ...) array, or a dictionary of such, as a rollout buffer holds.
+        space: of one observation.
+    """
+    parts = stored if isinstance(stored, dict) else {"": stored}
+    flat = {}
+    for key, each in parts.items():
+        own: Any = space.spaces[key] if isinstance(space, spaces.Dict) else space
+        flat[key] = each.reshape(-1, *own.shape).astype(own.dtype)
+    seen: dict[bytes, int] = {}
+    for row in range(len(next(iter(flat.values())))):
+        content = hashlib.blake2b(digest_size=16)
+        for each in flat.values():
+            content.update(np.ascontiguousarray(each[row]).data)
+        seen.setdefault(content.digest(), row)
+    rows = list(seen.values())
+    return {key: each[rows] for key, each in flat.items()}
+
+
+@torch.no_grad()
+def equal(seen: Seen, positives: int) -> Tensor:
+    """Candidates (B, B K) that show what the anchor shows, for `Pairs.cross(dropped=)`; -1 elsewhere.
+
+    Told by a sum of the bytes, weighed at random, modulo 2^64: nothing waits for the device.
+    """
+    parts = list(seen.values()) if isinstance(seen, dict) else [seen]
+    size, device = len(parts[0]), parts[0].device
+    name = torch.zeros(size, dtype=torch.long, device=device)
+    for part in parts:
+        content = part.contiguous().view(size, -1).view(torch.uint8)
+        weights = torch.from_numpy(np.random.default_rng(content.shape[1]).integers(2**62, size=content.shape[1]))
+        name = name * 31 + (content.long() * sent(weights, device)).sum(1)
+    candidates = torch.arange(size * positives, device=device)
+    others = (name[:, None] == name.repeat(positives)) & (
+        candidates % size != torch.arange(size, device=device)[:, None]
+    )
+    return torch.where(others, candidates, -1)
 
 
 def _stacked(rows: list[Any]) -> Any:

@@ -71,6 +71,8 @@ class Environment:
                     f"Settings: {', '.join(self.settings)}."
                 )
         found: gymnasium.Env[Any, Any] = self.factory(**self.fixed, **settings)
+        if not isinstance(found, gymnasium.Env):
+            raise ConfigError(f"the task {self.name!r} made {shown(found)}, which is no gymnasium.Env.")
         return found
 
 
@@ -160,6 +162,14 @@ def make_env(task: str, **settings: Any) -> gymnasium.Env[Any, Any]:
         ConfigError: for an unknown task or keyword, or a value out of range.
     """
     return find(task).make(**settings)
+
+
+def shown(env: Any) -> str:
+    """The name of an environment in a message: its id where it has one, otherwise its class."""
+    if env is None or inspect.isclass(env) or inspect.isroutine(env):
+        return getattr(env, "__qualname__", repr(env))
+    identity = getattr(getattr(env, "spec", None), "id", None)
+    return str(identity or type(getattr(env, "unwrapped", env)).__qualname__)
 
 
 def _key(task: str) -> str:

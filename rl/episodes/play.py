@@ -4,13 +4,15 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium import spaces
 from numpy.typing import NDArray
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.preprocessing import is_image_space, is_image_space_channels_first
-from stable_baselines3.common.vec_env import VecTransposeImage
+from stable_baselines3.common.vec_env import VecEnv, VecTransposeImage
 
 from dipole.core.ground.errors import ConfigError, TrainingError
 from dipole.rl.arguments import check_whole
+from dipole.rl.envs.running.admission import admitted, image_keys, rendered
 from dipole.rl.envs.running.faults import PATIENCE, fault_message, guarded
 
 
@@ -42,7 +44,8 @@ def evaluate(
     """
     check_environment(env)
     check_whole(episodes=episodes)
-    if agent.observation_space not in (env.observation_space, transposed(env.observation_space)):
+    key = _seen_key(agent, env.observation_space)
+    if key is None and agent.observation_space not in (env.observation_space, transposed(env.observation_space)):
         raise ConfigError(
             f"the agent was made for observations {agent.observation_space}, but this environment has "
             f"{env.observation_space}."
@@ -53,7 +56,9 @@ def evaluate(
     total, in_a_row = 0.0, 0
     while len(returns) < episodes:
         if frames is not None and not returns:
-            frames.append(np.asarray(env.render()))
+            frames.append(rendered(env))
+        if key is not None:
+            observation = observation[key]
         if observations is not None:
             observations.append(np.asarray(observation))
         action, _ = agent.predict(observation, deterministic=deterministic)
@@ -70,9 +75,19 @@ def evaluate(
     return returns
 
 
+def _seen_key(agent: BaseAlgorithm, space: Any) -> str | None:
+    """The image in a dictionary that an agent of pixels sees; None where it sees all there is."""
+    if not isinstance(space, spaces.Dict) or isinstance(agent.observation_space, spaces.Dict):
+        return None
+    for key in image_keys(space):
+        if agent.observation_space in (space[key], transposed(space[key])):
+            return key
+    return None
+
+
 def check_environment(env: Any) -> None:
     """Raise ConfigError for what is not one gymnasium environment."""
-    if not isinstance(env, gymnasium.Env):
+    if isinstance(env, str | VecEnv) or not isinstance(admitted(env), gymnasium.Env):
         raise ConfigError(f"evaluation needs one gymnasium environment (make_env(...)), got {type(env).__name__}.")
 
 

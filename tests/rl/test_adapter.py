@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 from dipole.core.ground.errors import ConfigError
 from dipole.core.train.loop import Run, RunInterruptedError, train
+from dipole.core.train.metrics import read_metrics
 from dipole.core.train.model_files import load_weights
 from dipole.core.train.recipe import load
 from dipole.core.train.shipped import shipped_recipes
@@ -77,13 +78,14 @@ def test_weights_and_options_are_scheduled_as_in_other_domains(tmp_path):
         short("train.schedule=cosine")
 
 
-def test_an_interrupted_run_continues_bit_for_bit(tmp_path, monkeypatch):
-    config = short("objective=infonce(similarity=bilinear)")
+@pytest.mark.parametrize("workers", [(), ("rl.envs=2", "rl.workers=true")])
+def test_an_interrupted_run_continues_bit_for_bit(tmp_path, monkeypatch, workers):
+    config = short("objective=infonce(similarity=bilinear)", *workers)
     straight = train(config, tmp_path / "straight", quiet=True)
     advance = Run.advance
 
     def interrupted(self, values, steps=1):
-        if self.step == 77:
+        if self.step in (76, 77):  # two environments step at once
             self._interrupts.received = signal.SIGINT
         advance(self, values, steps)
 
@@ -94,6 +96,12 @@ def test_an_interrupted_run_continues_bit_for_bit(tmp_path, monkeypatch):
     again = train(config, tmp_path / "broken", quiet=True)
     assert again.results == straight.results
     assert again.diagnostics == straight.diagnostics
+    one, two = (read_metrics(tmp_path / name / config.hash / "metrics.jsonl") for name in ("straight", "broken"))
+    assert [timeless(line) for line in one] == [timeless(line) for line in two]
+
+
+def timeless(line):
+    return {name: value for name, value in line.items() if "time" not in name and "second" not in name}
 
 
 def test_the_control_trains_without_an_objective(tmp_path):

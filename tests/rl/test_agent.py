@@ -1,5 +1,8 @@
 """The agent: every objective and augmentation, SB3's interface, tying, duplicates, and what stops it."""
 
+import dataclasses
+
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -12,6 +15,7 @@ from dipole.core.ground.errors import ConfigError, SpecError, TrainingError
 from dipole.rl import ContrastiveSAC, DotEnv, make_env
 from dipole.rl import agent as agent_module
 from dipole.rl.agent import duplicates
+from dipole.rl.description import open_agent
 from dipole.rl.settings import PRESETS
 
 OBJECTIVES = [
@@ -364,3 +368,96 @@ def test_float_images_of_an_augmentation_are_not_changed_in_place(tiny_agent):
     (prepared,) = agent.policy.encoder.prepare(images)
     assert (images == 51).all()
     torch.testing.assert_close(prepared, torch.full_like(images, 0.2))
+
+
+def test_a_fixed_entropy_weight_stays(tiny_agent, tmp_path):
+    for weight in (0.2, 0):
+        agent = tiny_agent(ent_coef=weight).learn(16)
+        assert agent.log_ent_coef.exp().item() == pytest.approx(weight)
+        agent.save(tmp_path / "agent.zip")
+        loaded = ContrastiveSAC.load(tmp_path / "agent.zip", device="cpu")
+        assert loaded.log_ent_coef.exp().item() == pytest.approx(weight)
+    assert tiny_agent(ent_coef="auto_0.3").log_ent_coef.exp().item() == pytest.approx(0.3)
+    with pytest.raises(ConfigError, match="ent_coef must be 'auto' or a number >= 0, got -1"):
+        tiny_agent(ent_coef=-1)
+
+
+def test_returns_of_several_steps_reach_the_target(tiny_agent):
+    agent = tiny_agent(n_steps=3, gamma=0.9).learn(30)
+    batch = agent.replay_buffer.sample_views(64, agent._augment, 1)
+    found = {round(float(each), 4) for each in batch.discounts}
+    assert found <= {0.9, 0.81, 0.729}
+    assert 0.729 in found
+    torch.manual_seed(0)
+    target = agent._target(batch)
+    torch.manual_seed(0)
+    single = agent._target(dataclasses.replace(batch, discounts=None))
+    shares = batch.discounts / 0.9
+    torch.testing.assert_close(target - batch.rewards, (single - batch.rewards) * shares)
+
+
+def test_names_of_sb3_are_taken_or_explained(tiny_agent):
+    agent = ContrastiveSAC(
+        "CnnPolicy", "dot", policy_kwargs={"net_arch": [16, 8]}, buffer_size=50, preset="small", device="cpu"
+    )
+    assert agent.settings.hidden == (16, 8)
+    with pytest.raises(ConfigError, match="the same setting"):
+        tiny_agent(policy_kwargs={"net_arch": [8]})
+    with pytest.raises(ConfigError, match="policy_kwargs has no 'n_critics'"):
+        tiny_agent(policy_kwargs={"n_critics": 3})
+    with pytest.raises(ConfigError, match=r"gSDE.*ContrastiveCallback"):
+        tiny_agent(use_sde=True)
+
+
+class Wide(gymnasium.ObservationWrapper):
+    """The dot task, its images cut to 28 x 20."""
+
+    def __init__(self):
+        super().__init__(make_env("dot"))
+        self.observation_space = gymnasium.spaces.Box(0, 255, (9, 28, 20), "uint8")
+
+    def observation(self, observation):
+        return observation[:, :, 4:24].copy()
+
+
+@pytest.mark.parametrize("augmentation", ["crop", "shift", "none", lambda images: images[:, :, 2:-2]])
+def test_images_need_not_be_square(tiny_agent, tmp_path, augmentation):
+    agent = tiny_agent(Wide(), image_size=None, augmentation=augmentation)
+    agent.learn(14)
+    seen = {"crop": (24, 17), "shift": (28, 20), "none": (28, 20)}.get(str(augmentation), (24, 20))
+    assert agent.policy.encoder.image_size == seen
+    observation = Wide().reset(seed=0)[0]
+    expected = agent.predict(observation, deterministic=True)[0]
+    agent.save(tmp_path / "agent.zip")
+    given = {"augmentation": augmentation} if callable(augmentation) else {}
+    again = open_agent(tmp_path / "agent.zip", ContrastiveSAC, Wide(), "cpu", **given)
+    assert (again.predict(observation, deterministic=True)[0] == expected).all()
+
+
+class Instruments(gymnasium.ObservationWrapper):
+    """The dot task seen through a dictionary: a picture, its channels last, and two numbers."""
+
+    def __init__(self):
+        super().__init__(make_env("dot"))
+        eye = gymnasium.spaces.Box(0, 255, (28, 28, 9), "uint8")
+        self.observation_space = gymnasium.spaces.Dict({"eye": eye, "numbers": gymnasium.spaces.Box(-1, 1, (2,))})
+
+    def observation(self, observation):
+        numbers = self.unwrapped._dot.astype("float32")
+        return {"eye": np.ascontiguousarray(observation.transpose(1, 2, 0)), "numbers": numbers}
+
+
+def test_an_agent_learns_from_the_image_in_a_dictionary(tiny_agent, tmp_path):
+    from dipole.rl import resume, snapshots
+    from dipole.rl.episodes.play import evaluate
+
+    plain = tiny_agent().learn(30)
+    with pytest.warns(RuntimeWarning, match="learns from the image 'eye' alone: it does not see numbers"):
+        agent = tiny_agent(Instruments())
+    agent.learn(20)
+    snapshots.save(agent, tmp_path / "saved")
+    with pytest.warns(RuntimeWarning, match="eye"):
+        again = resume(tmp_path / "saved", Instruments(), device="cpu").learn(10, reset_num_timesteps=False)
+    expected = plain.policy.state_dict()
+    assert all(torch.equal(expected[name], value) for name, value in again.policy.state_dict().items())
+    assert evaluate(again, Instruments(), 2, seed=3) == evaluate(plain, make_env("dot"), 2, seed=3)

@@ -1,12 +1,16 @@
 """An auxiliary objective for SB3's own agents."""
 
 import gymnasium
+import numpy as np
 import pytest
 import torch
 from stable_baselines3 import A2C, DQN, PPO, SAC, TD3
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.callbacks import CallbackList as BaseCallbackList
 
 from dipole.core.ground.errors import ConfigError, DipoleError, TrainingError
 from dipole.rl import ContrastiveCallback, DotEnv
+from dipole.rl.callbacks.contrastive import distinct, equal
 
 NET = {"net_arch": [8]}
 
@@ -238,3 +242,82 @@ def test_a_bad_step_is_left_out_and_told_before_the_next(late):
     with pytest.raises(TrainingError, match="the term infonce is nan at agent step 20; no step was taken"):
         callback._step(seen)
     assert all(map(torch.equal, before, callback.encoder.parameters()))
+
+
+def test_an_on_policy_agent_is_left_alone_between_its_rollout_and_its_update():
+    """With one whole-batch epoch the policy of the update is that of the rollout: its KL to itself is 0."""
+    agent = PPO("CnnPolicy", DotEnv(size=36), n_steps=16, batch_size=16, n_epochs=1, device="cpu", seed=0)
+    callback = ContrastiveCallback("infonce", batch_size=16, updates=10, learning_rate=1e-3)
+    divergences, train = [], agent.train
+    agent.train = lambda: (train(), divergences.append(agent.logger.name_to_value["train/approx_kl"]))
+    agent.learn(64, callback=callback)
+    assert len(divergences) == 4
+    assert max(divergences) < 1e-6
+
+
+class Blinking(DotEnv):
+    """Two pictures in turn, whatever happens."""
+
+    def _frame(self):
+        return 0 * super()._frame() + 100 * (self._steps % 2)
+
+
+@pytest.mark.parametrize("environment", [DotEnv, Blinking])
+def test_a_short_rollout_is_drawn_once_and_stays_bounded(environment):
+    """Five stored observations, as A2C has by default, are five anchors; equal ones are one."""
+    agent = A2C("CnnPolicy", environment(size=36), n_steps=5, device="cpu", seed=0)
+    callback = ContrastiveCallback(updates=3)
+    sizes, losses, step = [], [], callback._step
+    callback._step = lambda seen: (sizes.append(len(seen)), losses.append(step(seen)))[1] or losses[-1]
+    agent.learn(200, callback=callback)
+    assert set(sizes) <= ({2, 3, 4, 5} if environment is DotEnv else {2, 3, 4})
+    assert max(sizes) == (5 if environment is DotEnv else 4)
+    assert all(0 <= loss < 30 for loss in losses)
+
+
+def test_equal_observations_are_no_negatives():
+    images = torch.randint(0, 256, (6, 3, 8, 8), dtype=torch.uint8)
+    images[4], images[5] = images[1], images[1]
+    found = equal(images, 2)
+    expected = torch.full((6, 12), -1)
+    for group in ([1, 4, 5],):
+        for one in group:
+            for other in group:
+                if one != other:
+                    expected[one, other], expected[one, other + 6] = other, other + 6
+    assert torch.equal(found, expected)
+    parts = {"eye": images, "numbers": torch.arange(12.0).view(6, 2)}
+    assert (equal(parts, 1) == -1).all()
+    assert equal({**parts, "numbers": torch.zeros(6, 2)}, 1).ge(0).sum() == 6
+
+
+def test_a_rollout_holds_each_observation_once():
+    stored = np.zeros((4, 2, 3, 2, 2), np.uint8)
+    stored[2, 1] = 7
+    space = gymnasium.spaces.Box(0, 255, (3, 2, 2), np.uint8)
+    assert [int(each.max()) for each in distinct(stored, space)[""]] == [0, 7]
+
+
+@pytest.mark.parametrize("algorithm", [SAC, PPO])
+def test_what_was_learned_is_saved_with_the_agent(algorithm, tmp_path):
+    def learner():
+        return ContrastiveCallback("infonce(similarity=bilinear)", batch_size=8)
+
+    settings = {"n_steps": 16, "n_epochs": 1} if algorithm is PPO else {"buffer_size": 100, "learning_starts": 16}
+    env = DotEnv(size=36)
+    agent = algorithm("CnnPolicy", env, batch_size=8, device="cpu", seed=0, policy_kwargs=dict(NET), **settings)
+    agent.learn(32, callback=(first := learner()))
+    agent.save(tmp_path / "agent.zip")
+    loaded = algorithm.load(tmp_path / "agent.zip", env=env, device="cpu")
+    second = learner()
+    loaded.learn(1 if algorithm is SAC else 16, callback=BaseCallbackList([second, Stop()]), reset_num_timesteps=False)
+    for name in ("contrast", "keys", "optimizer"):
+        one, two = (getattr(each, name).state_dict() for each in (first, second))
+        torch.testing.assert_close(one, two, rtol=0, atol=0)
+    with pytest.raises(ConfigError, match=r"trained with a callback of the objective 'infonce\(similarity=bilinear\)'"):
+        algorithm.load(tmp_path / "agent.zip", env=env, device="cpu").learn(1, callback=ContrastiveCallback("dcl"))
+
+
+class Stop(BaseCallback):
+    def _on_step(self):
+        return False

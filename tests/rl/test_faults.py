@@ -1,6 +1,7 @@
 """Faults: environments that raise, workers that die, checkpoints that continue bit for bit or are refused."""
 
 import os
+import time
 from functools import partial
 
 import numpy as np
@@ -212,3 +213,62 @@ def test_a_failing_checkpoint_leaves_the_old_one(tiny_agent, tmp_path, monkeypat
     monkeypatch.undo()
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]
     assert resume(folder, make_env("dot"), device="cpu").num_timesteps == 12
+
+
+class Hanging(DotEnv):
+    """Does not answer at the 5th step of an episode, once."""
+
+    def __init__(self, marker):
+        super().__init__()
+        self.marker = marker
+
+    def step(self, action):
+        if self._steps == 20 and not os.path.exists(self.marker):
+            open(self.marker, "w").close()
+            time.sleep(600)
+        return super().step(action)
+
+
+def test_an_environment_that_hangs_is_ended(tiny_agent, tmp_path):
+    env = WorkerVecEnv([partial(Hanging, str(tmp_path / "hung")), DotEnv], timeout=2)
+    try:
+        agent = tiny_agent(env)
+        with pytest.warns(RuntimeWarning, match=r"at its step 21 \(episode 1 .*no answer for 2 seconds \(timeout\)"):
+            agent.learn(60)
+        assert agent.num_timesteps == 60
+        assert not agent.replay_buffer.valid[0, 20]
+    finally:
+        env.close()
+    with pytest.raises(ConfigError, match="timeout must be a number"):
+        WorkerVecEnv([DotEnv], timeout=0)
+
+
+class LateDying(DotEnv):
+    """Kills its process in its second episode, once."""
+
+    def __init__(self, marker):
+        super().__init__()
+        self.marker, self.life = marker, 0
+
+    def step(self, action):
+        self.life += 1
+        if self.life == 57 and not os.path.exists(self.marker):
+            open(self.marker, "w").close()
+            os._exit(3)
+        return super().step(action)
+
+
+def test_a_dead_worker_is_told_with_its_episode_and_step(tiny_agent, tmp_path):
+    env = WorkerVecEnv([partial(LateDying, str(tmp_path / "died"))])
+    try:
+        with pytest.warns(RuntimeWarning, match=r"failed at its step 57 \(episode 2 after seed 0\).*exit code 3"):
+            tiny_agent(env).learn(60)
+        assert env.counters()["_episodes"] == [3]
+    finally:
+        env.close()
+
+
+@pytest.mark.parametrize("functions", [[], [DotEnv()], DotEnv])
+def test_workers_want_functions(functions):
+    with pytest.raises((ConfigError, TypeError), match=r"functions that make one|has no len|not iterable"):
+        WorkerVecEnv(functions)

@@ -259,3 +259,109 @@ def test_frames_lie_on_a_gpu_by_themselves_where_they_fit(monkeypatch):
     assert FrameReplayBuffer(60, space(), ACTION, "cpu", storage="auto", seed=0).storage == "host"
     monkeypatch.setattr(replay, "has_room_for", lambda needed, device: True)
     assert FrameReplayBuffer(60, space(), ACTION, "cpu", storage="auto", seed=0).storage == "device"
+
+
+def strided(seed, kind):
+    """Observations (C, H, W) of one endless episode in a layout that nobody declares."""
+    rng = np.random.default_rng(seed)
+    past = [rng.integers(0, 256, (3, SIZE, SIZE), dtype=np.uint8) for _ in range(9)]
+    while True:
+        past = [*past[1:], rng.integers(0, 256, (3, SIZE, SIZE), dtype=np.uint8)]
+        yield {
+            "9 grey": lambda past: np.stack([frame[0] for frame in past]),
+            "stride 2": lambda past: np.concatenate([past[-5], past[-3], past[-1]]),
+            "stride 4": lambda past: np.concatenate([past[0], past[4], past[8]]),
+            "newest first": lambda past: np.concatenate([past[-1], past[-2], past[-3]]),
+            "colours apart": lambda past: np.concatenate(
+                [np.stack([frame[c] for frame in past[-3:]]) for c in range(3)]
+            ),
+            "no overlap": lambda past, rng=rng: rng.integers(0, 256, (9, SIZE, SIZE), dtype=np.uint8),
+        }[kind](past)
+
+
+@pytest.mark.parametrize("storage", ["host", "device"])
+@pytest.mark.parametrize("steps", [1, 1000])
+@pytest.mark.parametrize("kind", ["9 grey", "stride 2", "stride 4", "newest first", "colours apart", "no overlap"])
+def test_as_many_transitions_are_held_as_were_asked_for_in_any_layout(kind, steps, storage):
+    buffer = FrameReplayBuffer(300, space(), ACTION, "cpu", storage=storage, seed=0)
+    stream = strided(0, kind)
+    obs, kept = next(stream), {}
+    for step in range(700):
+        following, ends = next(stream), step % steps == steps - 1
+        buffer.add(obs[None], following[None], np.zeros((1, 2)), np.array([step]), np.array([ends]), [{}])
+        kept[step] = (obs, following)
+        obs = next(stream) if ends else following
+        assert buffer.full == (len(buffer) == 300)
+        assert len(buffer) == min(step + 1, 300)
+    assert buffer.capacity == 300
+    batch = buffer.sample(100)
+    assert batch.rewards.min() >= 400
+    for reward, image, following in zip(batch.rewards[:, 0], batch.observations, batch.next_observations, strict=True):
+        np.testing.assert_array_equal(image.numpy(), kept[int(reward)][0])
+        np.testing.assert_array_equal(following.numpy(), kept[int(reward)][1])
+    if steps == 1000:  # what is new is stored once: one grey plane, or three of a colour, for each step
+        planes = {"9 grey": 1, "no overlap": 9}.get(kind, 3)
+        assert buffer._written[0] < 1.1 * planes * 700 + 200
+
+
+def test_where_memory_ends_the_true_capacity_is_said(monkeypatch):
+    buffer = FrameReplayBuffer(3000, space(), ACTION, "cpu", seed=0)
+    monkeypatch.setattr(replay, "available_bytes", lambda device: 1000)
+    stream = strided(0, "no overlap")
+
+    def fill_up():
+        for step in range(3500):
+            images = next(stream)[None]
+            buffer.add(images, next(stream)[None], np.zeros((1, 2)), np.array([step]), np.array([True]), [{}])
+
+    with pytest.warns(RuntimeWarning, match=r"replay holds about [\d,]+ transitions instead of 3,000") as said:
+        fill_up()
+    assert len([each for each in said if "replay holds" in str(each.message)]) == 1
+    assert not buffer.full
+    assert len(buffer) == pytest.approx(buffer.capacity, rel=0.1)
+
+
+def test_returns_of_several_steps_are_those_of_sb3():
+    """Against a loop: rewards up to the episode's end, a failed step, or the newest step."""
+    buffer = FrameReplayBuffer(30, space(), ACTION, "cpu", seed=0, n_steps=3, gamma=0.5)
+    stream, rng = strided(0, "stride 2"), np.random.default_rng(0)
+    obs, rows = next(stream), []
+    for _ in range(45):
+        following, ends, limit, fault = next(stream), rng.random() < 0.2, rng.random() < 0.5, rng.random() < 0.1
+        ends |= fault
+        reward = np.float32(rng.random())
+        info = {"TimeLimit.truncated": bool(ends and limit), **({"fault": {}} if fault else {})}
+        buffer.add(obs[None], following[None], np.zeros((1, 2)), np.array([reward]), np.array([ends]), [info])
+        rows.append((obs, following, reward, ends, ends and not limit, fault))
+        obs = next(stream) if ends else following
+    rows, seen = rows[-30:], set()
+    for _ in range(20):
+        batch = buffer.sample(16)
+        for index in range(16):
+            first = next(i for i, row in enumerate(rows) if np.array_equal(row[0], batch.observations[index].numpy()))
+            seen.add(first)
+            total, discount, last = 0.0, 1.0, first
+            for at in range(first, min(first + 3, 30)):
+                if rows[at][5]:
+                    break
+                total, discount, last = total + discount * rows[at][2], 0.5 * discount, at
+                if rows[at][3]:
+                    break
+            assert batch.rewards[index, 0].item() == pytest.approx(total, rel=1e-5)
+            assert batch.discounts[index, 0].item() == pytest.approx(discount)
+            assert bool(batch.dones[index, 0]) == rows[last][4]
+            np.testing.assert_array_equal(batch.next_observations[index].numpy(), rows[last][1])
+    assert len(seen) == sum(not row[5] for row in rows)
+
+
+def test_windows_of_images_that_are_not_square():
+    wide = spaces.Box(0, 255, (3, SIZE, 2 * SIZE), np.uint8)
+    buffer = FrameReplayBuffer(10, wide, ACTION, "cpu", seed=0)
+    images = np.random.default_rng(0).integers(0, 256, (1, 3, SIZE, 2 * SIZE), dtype=np.uint8)
+    buffer.add(images, images, np.zeros((1, 2)), np.zeros(1), np.zeros(1), [{}])
+    crop = resolve("crop", 3, (SIZE, 2 * SIZE), None, True)
+    batch = buffer.sample_views(50, crop, 1)
+    assert batch.observations.shape == (50, 3, 10, 20)
+    windows = [images[0, :, top : top + 10, left : left + 20] for top in range(3) for left in range(5)]
+    for view in batch.observations.numpy():
+        assert any(np.array_equal(view, window) for window in windows)

@@ -11,6 +11,8 @@ from dipole.rl.settings import resolve as settings_of
 # What a recipe says in `objective` and [train].
 ELSEWHERE = {"objective", "batch_size", "learning_rate", "precision"}
 CHANGED = {
+    "ent_coef": 0.2,
+    "n_steps": 3,
     "bilinear_init": "identity",
     "image_size": 24,
     "crop_inclusive": True,

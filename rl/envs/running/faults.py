@@ -6,7 +6,17 @@ import gymnasium
 import numpy as np
 from stable_baselines3.common.monitor import Monitor
 
-from dipole.core.ground.errors import TrainingError
+from dipole.core.ground.errors import ConfigError, TrainingError
+from dipole.rl.envs.registry import shown
+from dipole.rl.envs.running.admission import (
+    admitted,
+    require_contained,
+    require_finite_observation,
+    require_full_range,
+    require_observation,
+    under_contract,
+)
+from dipole.rl.envs.running.state import wrapper_names, wrappers_set_state, wrappers_state
 
 # So many faults in a row without one good step between them mean that the environment is broken for good.
 PATIENCE = 5
@@ -37,11 +47,13 @@ class Guard(gymnasium.Wrapper[Any, Any, Any, Any]):
     The fault holds error, step, episode and seed.
 
     The observation of such a step is the last good one, the reward 0; replay leaves the step out. An exception in
-    `reset` is tried again; after five faults without a good step TrainingError is raised.
+    `reset` is tried again; after five faults without a good step TrainingError is raised. What is no fault but another
+    interface (an observation outside its space, gym's old tuples) raises ConfigError at once.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
+        self._first: list[Any] | None = []  # observations, until there are two: these are looked at closely
         self._last: Any = None
         self._seed: int | None = None
         self._episode = self._step = self._in_a_row = 0
@@ -52,52 +64,84 @@ class Guard(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._episode += 1
         while True:
             try:
-                self._last, info = self.env.reset(seed=seed, options=options)
+                observation, info = self.env.reset(seed=seed, options=options)
+                self._look_at(observation)
+                self._last = observation
                 return self._last, info
+            except ConfigError:
+                raise
             except Exception as error:
-                self._count(error)
+                self._count(error, "reset of the environment")
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         self._step += 1
         try:
             observation, reward, terminated, truncated, info = self.env.step(action)
             require_finite(reward)
+            self._look_at(observation)
+        except ConfigError:
+            raise
         except Exception as error:
-            self._count(error)
+            self._count(error, "the environment")
             return self._last, 0.0, False, True, {"fault": describe(error, self._step, self._episode, self._seed)}
         self._last, self._in_a_row = observation, 0
         return self._last, reward, terminated, truncated, info
 
-    def _count(self, error: Exception) -> None:
+    def _look_at(self, observation: Any) -> None:
+        name, space = shown(self.env), self.env.observation_space
+        require_observation(name, space, observation)
+        if self._first is None:
+            require_finite_observation(observation)
+            return
+        require_contained(name, space, observation)
+        self._first.append(observation)
+        if len(self._first) == 2:
+            require_full_range(name, space, self._first)
+            self._first = None
+
+    def _count(self, error: Exception, what: str) -> None:
         self._in_a_row += 1
         if self._in_a_row >= PATIENCE:
             fault = describe(error, self._step, self._episode, self._seed)
-            raise TrainingError(f"{fault_message(0, fault)} This was the fault number {PATIENCE} in a row.") from error
+            raise TrainingError(
+                f"{fault_message(0, fault)} This was the fault number {PATIENCE} in a row: {what} {shown(self.env)} "
+                "cannot be used as it is."
+            ) from error
 
     def get_state(self) -> dict[str, Any]:
-        """The state of the wrapped environment, of its Monitor and of this wrapper; the inner one may be None."""
-        monitor = _monitor(self)
+        """The state of the wrapped environment, of its wrappers and of this one; the inner one may be None."""
         inner = getattr(self.unwrapped, "get_state", None)
         return {
             "inner": inner() if callable(inner) else None,
-            "rewards": None if monitor is None else list(monitor.rewards),
-            "needs_reset": None if monitor is None else monitor.needs_reset,
+            "wrappers": wrappers_state(self.env),
             "guard": (self._last, self._seed, self._episode, self._step, self._in_a_row),
         }
 
+    def wrapper_names(self) -> list[str]:
+        """Classes of the wrappers inside this one."""
+        return wrapper_names(self.env)
+
     def set_state(self, state: dict[str, Any]) -> bool:
-        """Restore `get_state`; False if the environment cannot take a state, so that it must be reset."""
+        """Restore `get_state`; False if the environment cannot take a state, so that it must be reset.
+
+        What wrappers have learned of all episodes (running means) is restored all the same.
+        """
         inner = getattr(self.unwrapped, "set_state", None)
-        if state["inner"] is None or not callable(inner):
-            return False
-        # Wrappers such as gymnasium's order check allow a step only after a reset.
-        self.env.reset()
-        inner(state["inner"])
-        monitor = _monitor(self)
-        if monitor is not None and state["rewards"] is not None:
+        whole = state["inner"] is not None and callable(inner)
+        if whole:
+            assert callable(inner)
+            # Wrappers such as gymnasium's order check allow a step only after a reset.
+            self.env.reset()
+            inner(state["inner"])
+        if "wrappers" in state:
+            wrappers_set_state(self.env, state["wrappers"])
+        elif whole and (monitor := _monitor(self)) is not None and state["rewards"] is not None:
+            # Of an earlier version, which knew of the Monitor alone.
             monitor.rewards, monitor.needs_reset = list(state["rewards"]), state["needs_reset"]
-        self._last, self._seed, self._episode, self._step, self._in_a_row = state["guard"]
-        return True
+        if whole:
+            self._last, self._seed, self._episode, self._step, self._in_a_row = state["guard"]
+            self._first = None
+        return whole
 
 
 def _monitor(env: gymnasium.Env[Any, Any]) -> Monitor | None:
@@ -109,7 +153,12 @@ def _monitor(env: gymnasium.Env[Any, Any]) -> Monitor | None:
 
 
 def guarded(env: gymnasium.Env[Any, Any]) -> Guard:
-    """Wrap in Monitor (unless it is) and Guard (unless it is)."""
+    """Wrap in Monitor (unless it is) and Guard (unless it is).
+
+    Raises:
+        ConfigError: for what is no environment.
+    """
     if isinstance(env, Guard):
         return env
+    env = under_contract(admitted(env))
     return Guard(env if _monitor(env) is not None else Monitor(env))

@@ -8,14 +8,23 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from stable_baselines3.common.vec_env import CloudpickleWrapper, SubprocVecEnv
+from stable_baselines3.common.vec_env import CloudpickleWrapper, SubprocVecEnv, VecEnv
 from stable_baselines3.common.vec_env.subproc_vec_env import _stack_obs, _worker
 
 from dipole.core.ground.errors import ConfigError, TrainingError
-from dipole.rl.envs.running.faults import PATIENCE, Guard, fault_message, guarded
+from dipole.rl.arguments import check_number, check_whole
+from dipole.rl.envs.running.faults import PATIENCE, fault_message, guarded
+
+
+class _HungError(EOFError):
+    """A worker did not answer in time."""
+
 
 # What a pipe raises whose other end is gone.
 _GONE = (EOFError, BrokenPipeError, ConnectionResetError)
+_TO_BEGIN = 60.0  # seconds: a process imports its libraries first
+_REFUSED = "dipole refuses"  # key of an info
+_COUNTERS = ("_root_seeds", "_steps", "_episodes", "_deaths", "_in_a_row")
 
 _Step = tuple[Any, float, bool, dict[str, Any], dict[str, Any]]
 """What a worker answers to a step: observation, reward, done, info, and the reset's info."""
@@ -30,6 +39,8 @@ class WorkerVecEnv(SubprocVecEnv):
     Args:
         env_fns: functions that make one environment each; they must be picklable by cloudpickle.
         start_method: "forkserver" (default) or "spawn"; "fork" breaks OpenGL and threads.
+        timeout: seconds that an environment may take for a step or a reset; one that takes longer is ended and counts
+            as dead. A process has at least a minute to begin. None: no limit.
         restarts: dead workers to tolerate before TrainingError is raised; five faults of a worker without a good step
             between them raise it as well.
 
@@ -44,25 +55,46 @@ class WorkerVecEnv(SubprocVecEnv):
         env_fns: Sequence[Callable[[], gymnasium.Env[Any, Any]]],
         start_method: str = "forkserver",
         restarts: int = 100,
+        timeout: float | None = 600.0,
     ) -> None:
+        if not env_fns or not all(map(callable, env_fns)):
+            raise ConfigError(
+                "WorkerVecEnv needs functions that make one environment each, as in WorkerVecEnv([lambda: "
+                f"make_env('dot')]), got {env_fns!r}."
+            )
+        check_whole(0, restarts=restarts)
+        if timeout is not None:
+            check_number(1e-3, 1e9, timeout=timeout)
+        self._timeout = timeout
         self._make = [_Guarded(make) for make in env_fns]
         self._context: Any = multiprocessing.get_context(start_method)
         self._restarts_left = restarts
         if start_method == "forkserver":
             # The server imports this once; without it every worker would import torch for itself.
             self._context.set_forkserver_preload([__name__])
+        self.waiting = self.closed = False
+        self.remotes, self.processes = (), []
+        for make in self._make:
+            remote, process = self._start(make)
+            self.remotes = (*self.remotes, remote)
+            self.processes.append(process)
         try:
-            super().__init__(list(self._make), start_method)
+            for remote in self.remotes:
+                remote.send(("get_spaces", None))
+            found = [self._answer(index, _TO_BEGIN) for index in range(len(self.remotes))]
         except _GONE as error:
             for process in self.processes:
                 process.terminate()
+            late = f" in time (timeout={timeout:g})" if isinstance(error, _HungError) else ""
             raise ConfigError(
-                "an environment could not be made in its worker process; the worker has printed why. Make it once "
-                "without workers to see the error."
+                f"an environment could not be made in its worker process{late}; the worker has printed why. Make it "
+                "once without workers to see the error."
             ) from error
+        VecEnv.__init__(self, len(self._make), *found[0])
         self._last_obs: list[Any] = [None] * self.num_envs
         self._root_seeds: list[int | None] = [None] * self.num_envs
         self._steps = [0] * self.num_envs
+        self._episodes = [1] * self.num_envs
         self._deaths = [0] * self.num_envs
         self._in_a_row = [0] * self.num_envs
         # What the next step returns for workers that were found dead between two steps.
@@ -73,6 +105,11 @@ class WorkerVecEnv(SubprocVecEnv):
         self._root_seeds = [
             old if seed is None else seed for old, seed in zip(self._root_seeds, self._seeds, strict=True)
         ]
+        for index, seed in enumerate(self._seeds):
+            self._episodes[index] = (
+                1 if seed is not None else self._episodes[index] + (self._last_obs[index] is not None)
+            )
+            self._steps[index] = 0 if seed is not None else self._steps[index]
         self._revive()
         for remote, seed, options in zip(self.remotes, self._seeds, self._options, strict=True):
             with suppress(*_GONE):
@@ -80,7 +117,7 @@ class WorkerVecEnv(SubprocVecEnv):
         results = []
         for index in range(self.num_envs):
             try:
-                results.append(self.remotes[index].recv())
+                results.append(self._answer(index))
             except _GONE as error:
                 self._pending[index] = observation, *_, reset_info = self._restart(index, error)
                 results.append((observation, reset_info))
@@ -88,6 +125,8 @@ class WorkerVecEnv(SubprocVecEnv):
             # No step is there to report it with.
             warnings.warn(fault_message(index, info["fault"]), RuntimeWarning, stacklevel=2)
         self._pending.clear()
+        for _, info in results:
+            _raise_refusal(info)
         observations, self.reset_infos = zip(*results, strict=True)  # type: ignore[assignment]
         self._last_obs = list(observations)
         self._reset_seeds()
@@ -137,21 +176,55 @@ class WorkerVecEnv(SubprocVecEnv):
         if index in self._pending:
             return self._pending.pop(index)
         try:
-            result: _Step = self.remotes[index].recv()
+            result: _Step = self._answer(index)
         except _GONE as error:
             return self._restart(index, error)
+        _raise_refusal(result[3])
+        _raise_refusal(result[4])
+        self._episodes[index] += bool(result[2])
         self._in_a_row[index] = self._in_a_row[index] + 1 if "fault" in result[3] else 0
         return result
 
+    def _answer(self, index: int, least: float = 0.0) -> Any:
+        """What a worker sends; _HungError where it sends nothing in time."""
+        if self._timeout is not None and not self.remotes[index].poll(max(self._timeout, least)):
+            raise _HungError
+        return self.remotes[index].recv()
+
+    def _start(self, make: "_Guarded") -> tuple[Any, Any]:
+        remote, work_remote = self._context.Pipe()
+        process = self._context.Process(
+            target=_worker, args=(work_remote, remote, CloudpickleWrapper(make)), daemon=True
+        )
+        process.start()
+        work_remote.close()
+        return remote, process
+
+    def counters(self) -> dict[str, Any]:
+        """What this process knows of its workers: seeds, steps, episodes and deaths."""
+        return {name: list(getattr(self, name)) for name in _COUNTERS}
+
+    def continue_from(self, observations: np.ndarray, counters: dict[str, Any] | None) -> None:
+        """Go on in the middle of episodes whose states the workers have been given."""
+        self._last_obs = list(observations)
+        for name, values in (counters or {}).items():
+            if name in _COUNTERS:
+                setattr(self, name, list(values))
+
     def _restart(self, index: int, error: BaseException | None) -> _Step:
         process = self.processes[index]
+        if isinstance(error, _HungError):
+            process.kill()
         process.join(timeout=5)
+        died = f"its process died (exit code {process.exitcode})"
+        hung = f"it gave no answer for {self._timeout:g} seconds (timeout)" if self._timeout is not None else died
         fault = {
-            "error": f"its process died (exit code {process.exitcode})",
+            "error": hung if isinstance(error, _HungError) else died,
             "step": self._steps[index],
-            "episode": self._deaths[index],
+            "episode": self._episodes[index],
             "seed": self._root_seeds[index],
         }
+        self._episodes[index] += 1
         self._in_a_row[index] += 1
         if self._restarts_left == 0 or self._in_a_row[index] >= PATIENCE:
             spent = "No restarts are left." if self._restarts_left == 0 else f"{PATIENCE} faults in a row."
@@ -159,21 +232,16 @@ class WorkerVecEnv(SubprocVecEnv):
         self._restarts_left -= 1
         self._deaths[index] += 1
         self.remotes[index].close()
-        remote, work_remote = self._context.Pipe()
-        process = self._context.Process(
-            target=_worker, args=(work_remote, remote, CloudpickleWrapper(self._make[index])), daemon=True
-        )
-        process.start()
-        work_remote.close()
-        self.processes[index] = process
+        remote, self.processes[index] = self._start(self._make[index])
         self.remotes = (*self.remotes[:index], remote, *self.remotes[index + 1 :])
         # The worker's generators died with it: a seed of its own for each restart keeps runs reproducible.
         seed = np.random.SeedSequence([self._root_seeds[index] or 0, index, self._deaths[index]]).generate_state(1)[0]
         try:
             remote.send(("reset", (int(seed) >> 1, {})))
-            observation, reset_info = remote.recv()
+            observation, reset_info = self._answer(index, _TO_BEGIN)
         except _GONE as again:
             return self._restart(index, again)
+        _raise_refusal(reset_info)
         info = {"fault": fault, "TimeLimit.truncated": True, "terminal_observation": self._last_obs[index]}
         return observation, 0.0, True, info, reset_info
 
@@ -184,5 +252,26 @@ class _Guarded:
     def __init__(self, make: Callable[[], gymnasium.Env[Any, Any]]) -> None:
         self._make = CloudpickleWrapper(make)
 
-    def __call__(self) -> Guard:
-        return guarded(self._make.var())
+    def __call__(self) -> "_Telling":
+        return _Telling(guarded(self._make.var()))
+
+
+class _Telling(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Sends a refusal (ConfigError) to the parent, where it is raised, instead of dying of it."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        try:
+            return self.env.reset(seed=seed, options=options)
+        except ConfigError as error:
+            return self.env.observation_space.sample(), {_REFUSED: str(error)}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        try:
+            return self.env.step(action)
+        except ConfigError as error:
+            return self.env.observation_space.sample(), 0.0, False, False, {_REFUSED: str(error)}
+
+
+def _raise_refusal(info: Any) -> None:
+    if info and _REFUSED in info:
+        raise ConfigError(info[_REFUSED])

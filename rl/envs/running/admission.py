@@ -1,0 +1,214 @@
+"""What may be an environment, and what its answers must look like: each violation is one message with its name."""
+
+import inspect
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import VecEnv
+
+from dipole.core.ground.errors import ConfigError, DipoleError
+from dipole.rl.envs.registry import find, shown
+
+_RESET = "gymnasium's reset returns (observation, info), info a dictionary"
+_STEP = "gymnasium's step returns (observation, reward, terminated, truncated, info)"
+_OLD = (
+    " This is gym's API of before 2022: port the environment, or wrap it with shimmy (GymV21CompatibilityV0, "
+    "GymV26CompatibilityV0)."
+)
+
+
+def admitted(env: Any) -> Any:
+    """The environment, made if it is a name; a VecEnv as it is.
+
+    Raises:
+        ConfigError: for anything else.
+    """
+    if isinstance(env, str):
+        return admitted(_made(env))
+    if isinstance(env, VecEnv):
+        return env
+    allowed = "Allowed: a gymnasium.Env, a VecEnv of stable-baselines3, or a name (make_env)."
+    what = shown(env)
+    if env is None:
+        raise ConfigError(f"an environment is needed, got None. {allowed}")
+    if inspect.isclass(env):
+        raise ConfigError(f"{what} is a class and no environment: make one of it, {env.__name__}(...). {allowed}")
+    if isinstance(env, gymnasium.vector.VectorEnv):
+        raise ConfigError(
+            f"{what} is a vector environment of gymnasium: use WorkerVecEnv([make, ...]) or stable-baselines3's "
+            f"DummyVecEnv. {allowed}"
+        )
+    if hasattr(env, "possible_agents") or type(env).__module__.partition(".")[0] == "pettingzoo":
+        raise ConfigError(
+            f"{what} is an environment of PettingZoo, with several agents: wrap one agent of it as a gymnasium.Env. "
+            f"{allowed}"
+        )
+    if not isinstance(env, gymnasium.Env):
+        if callable(getattr(env, "step", None)) and callable(getattr(env, "reset", None)):
+            raise ConfigError(f"{what} is no gymnasium.Env.{_OLD} {allowed}")
+        call = " Call it, or give it to WorkerVecEnv([...])." if callable(env) else ""
+        raise ConfigError(f"{what} is no environment.{call} {allowed}")
+    for name in ("observation_space", "action_space"):
+        if not isinstance(getattr(env, name, None), spaces.Space):
+            raise ConfigError(f"the environment {what} has no {name}: set one of gymnasium.spaces in its __init__.")
+    return env
+
+
+def _made(task: str) -> Any:
+    found = find(task)
+    try:
+        if found.factory is gymnasium.make:
+            try:
+                return found.make(render_mode="rgb_array")
+            except TypeError:  # it knows no render_mode
+                pass
+        return found.make()
+    except DipoleError:
+        raise
+    except Exception as error:  # whatever the code of an environment raises
+        raise ConfigError(f"the environment {task!r} cannot be made: {type(error).__name__}: {error}") from error
+
+
+class Contract(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Innermost of the wrappers: raises ConfigError where `reset` or `step` does not return what gymnasium's do."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        result: Any = self.env.reset(seed=seed, options=options)
+        if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
+            old = "" if result is None or isinstance(result, tuple) else _OLD
+            raise ConfigError(f"reset of the environment {shown(self.env)} returned {_told(result)}: {_RESET}.{old}")
+        return result
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        result: Any = self.env.step(action)
+        if not isinstance(result, tuple) or len(result) != 5 or not isinstance(result[4], dict):
+            old = _OLD if isinstance(result, tuple) and len(result) == 4 else ""
+            raise ConfigError(f"step of the environment {shown(self.env)} returned {_told(result)}: {_STEP}.{old}")
+        return result
+
+
+def under_contract(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    """Put a `Contract` below all wrappers, which would only say that they cannot unpack."""
+    if not isinstance(env, gymnasium.Wrapper):
+        return Contract(env)
+    lowest = env
+    while isinstance(lowest.env, gymnasium.Wrapper):
+        lowest = lowest.env
+    if not isinstance(lowest, Contract):
+        lowest.env = Contract(lowest.env)
+    return env
+
+
+def _told(result: Any) -> str:
+    if isinstance(result, tuple):
+        return f"a tuple of {len(result)} ({', '.join(type(each).__name__ for each in result)})"
+    return "None" if result is None else f"one {type(result).__name__}"
+
+
+def require_observation(name: str, space: spaces.Space[Any], observation: Any, part: str = "") -> None:
+    """Raise ConfigError for an observation of another kind or shape than its space says.
+
+    Args:
+        name: of the environment.
+        space: Box, or a Dict of spaces; others are asked whether they contain it.
+        observation: what `reset` or `step` gave.
+        part: the key inside a dictionary.
+    """
+    which = f"the environment {name} gives{f' for {part!r}' if part else ''}"
+    if observation is None:
+        raise ConfigError(f"{which} None as an observation. Allowed: {space}.")
+    if isinstance(space, spaces.Dict):
+        if not isinstance(observation, dict) or set(observation) != set(space.spaces):
+            got = sorted(observation) if isinstance(observation, dict) else type(observation).__name__
+            raise ConfigError(f"{which} {got}, but its space is a dictionary of {sorted(space.spaces)}.")
+        for key, each in space.spaces.items():
+            require_observation(name, each, observation[key], key)
+        return
+    if not isinstance(space, spaces.Box):
+        if not space.contains(observation):
+            raise ConfigError(f"{which} {_short(observation)}, which is not in its space {space}.")
+        return
+    if not isinstance(observation, np.ndarray | np.generic):
+        raise ConfigError(f"{which} a {type(observation).__name__} as an observation. Allowed: an array of {space}.")
+    if observation.shape != space.shape:
+        raise ConfigError(
+            f"{which} an observation of the shape {observation.shape}, but its space says {space.shape}: every "
+            "observation must have that shape."
+        )
+    if space.dtype == np.uint8 and observation.dtype != np.uint8:
+        cure = "(255 * x).astype(np.uint8)" if _is_normalised(observation) else "x.astype(np.uint8)"
+        raise ConfigError(
+            f"{which} an observation of {observation.dtype} from {_short(np.min(observation))} to "
+            f"{_short(np.max(observation))}, but its space is uint8. Allowed: uint8 from 0 to 255 ({cure})."
+        )
+    if not np.can_cast(observation.dtype, space.dtype, "same_kind"):
+        raise ConfigError(f"{which} an observation of {observation.dtype}, but its space is {space}.")
+
+
+def require_contained(name: str, space: spaces.Space[Any], observation: Any, part: str = "") -> None:
+    """Raise ConfigError for values outside a space's bounds, or NaN; for the first observations of an environment."""
+    if isinstance(space, spaces.Dict):
+        for key, each in space.spaces.items():
+            require_contained(name, each, observation[key], key)
+    elif isinstance(space, spaces.Box):
+        which = f"the environment {name} gives{f' for {part!r}' if part else ''}"
+        if np.isnan(observation).any():
+            raise ConfigError(f"{which} NaN as an observation. Allowed: {space}.")
+        room = 1e-3 if np.issubdtype(space.dtype, np.floating) else 0  # rounding is nobody's error
+        slack = room * np.maximum(1, np.abs(observation))
+        if (observation < space.low - slack).any() or (observation > space.high + slack).any():
+            raise ConfigError(
+                f"{which} observations from {_short(observation.min())} to {_short(observation.max())}, outside of its "
+                f"space {space}."
+            )
+
+
+def require_finite_observation(observation: Any) -> None:
+    """Raise ValueError for an observation that nothing can be learned from."""
+    for part in observation.values() if isinstance(observation, dict) else (observation,):
+        if isinstance(part, np.ndarray) and part.dtype.kind == "f" and not np.isfinite(part).all():
+            raise ValueError("the observation is not finite")
+
+
+def require_full_range(name: str, space: spaces.Space[Any], observations: list[Any]) -> None:
+    """Raise ConfigError for pixels of 0 and 1 in a space of 0 to 255: a normalised image that was cast to uint8."""
+    if isinstance(space, spaces.Dict):
+        for key, each in space.spaces.items():
+            require_full_range(name, each, [observation[key] for observation in observations])
+        return
+    pixels = image_keys(space) == ("",) and space.dtype == np.uint8 and space.high.max() > 1  # type: ignore[attr-defined]
+    if pixels and max(int(each.max()) for each in observations) == 1:
+        raise ConfigError(
+            f"the environment {name} gives pixels of 0 and 1 in a space of 0 to 255, which the networks divide by 255. "
+            "Allowed: uint8 from 0 to 255 (for an image x of 0..1: (255 * x).astype(np.uint8))."
+        )
+
+
+def rendered(env: gymnasium.Env[Any, Any]) -> np.ndarray:
+    """A picture (H, W, 3) uint8 of the environment as it is; ConfigError where it draws none."""
+    picture = env.render()
+    found = np.asarray(picture) if isinstance(picture, np.ndarray) else None
+    if found is None or found.ndim != 3 or found.shape[2] not in (1, 3, 4) or found.dtype != np.uint8:
+        got = f"{found.dtype} {found.shape}" if found is not None else "None" if picture is None else _short(picture)
+        raise ConfigError(
+            f"render of the environment {shown(env)} returned {got}: a video needs pictures (H, W, 3) of uint8. Make "
+            "it with render_mode='rgb_array'."
+        )
+    return found
+
+
+def _is_normalised(observation: Any) -> bool:
+    return observation.dtype.kind == "f" and np.min(observation) >= 0 and np.max(observation) <= 1
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, int | float | np.number) else f"a {type(value).__name__}"
+
+
+def image_keys(space: spaces.Space[Any]) -> tuple[str, ...]:
+    """Which parts of an observation are images (C, H, W): ("",) for one that is nothing else."""
+    if isinstance(space, spaces.Dict):
+        return tuple(key for key, each in space.spaces.items() if image_keys(each) == ("",))
+    return ("",) if isinstance(space, spaces.Box) and len(space.shape) == 3 else ()

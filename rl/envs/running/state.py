@@ -1,0 +1,150 @@
+"""What wrappers remember: read off their attributes, so that any wrapper continues without methods of its own.
+
+A wrapper with `get_state` and `set_state` of its own is asked instead. What its constructor was given is not state: the
+new environment's own value stays. Functions, spaces and what only draws are not state either.
+"""
+
+import copy
+import inspect
+from collections import deque
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.wrappers import PassiveEnvChecker
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
+
+from dipole.core.ground.errors import CheckpointError
+
+_LINKS = {
+    "env",
+    "venv",
+    "class_attributes",
+    "metadata",
+    "_metadata",
+    "_cached_spec",
+    "_saved_kwargs",
+    "num_envs",
+    "render_mode",
+}
+# Clocks and files of the process that has ended; what the vector environment is about to do.
+_OF_THE_PROCESS = {"t_start", "episode_start_time", "results_writer", "actions", "waiting", "reset_infos"}
+_OF_THE_PROCESS |= {"_seeds", "_options", "start_time", "spec", "num_envs", "render_mode"}
+_LIBRARIES = ("gymnasium", "stable_baselines3")
+_DRAWING = ("pygame", "moviepy")
+_State = dict[str, Any]
+
+
+def wrapper_names(env: Any) -> list[str]:
+    """Classes of the wrappers around an environment (or a VecEnv), outermost first."""
+    return [type(each).__qualname__ for each in _wrappers(env)]
+
+
+def wrappers_state(env: Any) -> list[_State]:
+    """What each wrapper remembers, outermost first; `unsaved` names attributes that no file can hold."""
+    return [_state_of(each) for each in _wrappers(env)]
+
+
+def require_saved(states: list[_State], names: list[str]) -> None:
+    """Raise CheckpointError unless wrappers of these names can continue from these states."""
+    saved = [each["name"] for each in states]
+    if saved != names:
+        raise CheckpointError(
+            f"the checkpoint was written with the wrappers {', '.join(saved) or '(none)'}, this environment has "
+            f"{', '.join(names) or '(none)'}: wrap it as it was."
+        )
+    for each in states:
+        if each["unsaved"]:
+            raise CheckpointError(
+                f"the state of the wrapper {each['name']} is not in the checkpoint: no file can hold its "
+                f"{', '.join(each['unsaved'])}. Give it get_state() and set_state(state), or leave it out."
+            )
+
+
+def wrappers_set_state(env: Any, states: list[_State]) -> None:
+    """Put back what `wrappers_state` returned."""
+    for each, told in zip(_wrappers(env), states, strict=True):
+        if _has_methods(each):
+            each.set_state(told["state"])
+        else:
+            _restore(each, told["state"])
+
+
+def _wrappers(env: Any) -> list[Any]:
+    found = []
+    while isinstance(env, gymnasium.Wrapper | VecEnvWrapper):
+        found.append(env)
+        env = env.venv if isinstance(env, VecEnvWrapper) else env.env
+    return found
+
+
+def _has_methods(wrapper: Any) -> bool:
+    return all(callable(getattr(type(wrapper), name, None)) for name in ("get_state", "set_state"))
+
+
+def _state_of(wrapper: Any) -> _State:
+    told: _State = {"name": type(wrapper).__qualname__, "state": {}, "unsaved": []}
+    if _has_methods(wrapper):
+        told["state"] = wrapper.get_state()
+    elif not isinstance(wrapper, PassiveEnvChecker):  # what it has checked is no state of the task
+        for name, value in _attributes(wrapper).items():
+            if _is_fixed(value):
+                continue
+            try:
+                told["state"][name] = _plain(value)
+            except TypeError as error:
+                told["unsaved"].append(f"{name} ({error})")
+    return told
+
+
+def _attributes(thing: Any) -> _State:
+    given = inspect.signature(type(thing).__init__).parameters
+    return {
+        name: value
+        for name, value in vars(thing).items()
+        if name not in _LINKS and name not in _OF_THE_PROCESS and name.lstrip("_") not in given
+    }
+
+
+def _is_fixed(value: Any) -> bool:
+    """Whether a value is no state: code, a space, a link to another environment, something that draws."""
+    root = type(value).__module__.partition(".")[0]
+    kinds = gymnasium.Space | EnvSpec | gymnasium.Env | VecEnv
+    return callable(value) or inspect.ismodule(value) or isinstance(value, kinds) or root in _DRAWING
+
+
+def _is_part(value: Any) -> bool:
+    """Whether a value is a small object of a library (running means, stacked frames), of which attributes are state."""
+    return type(value).__module__.partition(".")[0] in _LIBRARIES and hasattr(value, "__dict__")
+
+
+def _plain(value: Any) -> Any:
+    """A copy that a checkpoint holds; TypeError with the type of what it does not."""
+    if value is None or isinstance(
+        value, bool | int | float | str | bytes | np.random.Generator | np.random.RandomState
+    ):
+        return copy.deepcopy(value)
+    if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
+        return value.copy()
+    if isinstance(value, deque):
+        return deque((_plain(each) for each in value), value.maxlen)
+    if type(value) in (list, tuple, set):
+        return type(value)(_plain(each) for each in value)
+    if type(value) is dict:
+        return {_plain(key): _plain(each) for key, each in value.items() if not _is_fixed(each)}
+    if _is_part(value):
+        return {name: _plain(each) for name, each in _attributes(value).items() if not _is_fixed(each)}
+    raise TypeError(type(value).__name__)
+
+
+def _restore(thing: Any, state: _State) -> None:
+    for name, value in state.items():
+        now = getattr(thing, name, None)
+        if _is_part(now):
+            _restore(now, value)
+        elif isinstance(now, dict) and any(map(_is_part, now.values())):
+            for key, each in value.items():
+                _restore(now[key], each)
+        else:
+            setattr(thing, name, value)

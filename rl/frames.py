@@ -1,0 +1,106 @@
+"""Rings of pixels: single channels of images, each stored once, in host memory or on the training device."""
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dipole.core.ground.transfer import sent
+
+Size = int | tuple[int, int]
+"""Height and width; one number for both."""
+
+_AT_ONCE = 4096  # planes that are copied at a time when a ring moves
+
+
+class Frames:
+    """A ring of planes (n_envs, F, H, W) in host memory; a plane is one channel of one frame."""
+
+    def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
+        self.shape = shape
+        self.device = device
+        # Not touched here: the system commits the pages as they are written.
+        self.data: Any = np.empty(shape, np.uint8)
+
+    def put(self, env: int, slots: Any, planes: NDArray[np.uint8]) -> None:
+        """Write planes (n, H, W) at slots (n,), or one plane at one slot."""
+        self.data[env, slots] = planes
+
+    def take(self, env: int, slots: NDArray[Any]) -> NDArray[np.uint8]:
+        """Return planes (n, H, W) on the host."""
+        return self.data[env, slots]
+
+    def stacks(self, env: NDArray[Any], slots: NDArray[Any]) -> Tensor:
+        """Return whole stacks (B, C, H, W)."""
+        return sent(torch.from_numpy(self.data[env[:, None], slots]), self.device)
+
+    def windows(
+        self, env: NDArray[Any], slots: NDArray[Any], top: NDArray[Any], left: NDArray[Any], size: Size
+    ) -> Tensor:
+        """Return a window of each stack (B, C, height, width); only its pixels are copied."""
+        view = sliding_window_view(self.data, extents(size), axis=(-2, -1))
+        return sent(torch.from_numpy(view[env[:, None], slots, top[:, None], left[:, None]]), self.device)
+
+    def moved(self, ring: int, kept: Iterable[tuple[int, int]], device: torch.device) -> "Frames":
+        """The same planes in a ring of another length, or on another device.
+
+        Args:
+            ring: its length.
+            kept: of each environment, the first serial number that is kept and the one after the last.
+            device: where batches go.
+        """
+        other = type(self)((self.shape[0], ring, *self.shape[2:]), device)
+        for env, (first, last) in enumerate(kept):
+            for start in range(first, last, _AT_ONCE):
+                serials = np.arange(start, min(start + _AT_ONCE, last))
+                other.put(env, serials % ring, self.take(env, serials % self.shape[1]))
+        return other
+
+
+class DeviceFrames(Frames):
+    """The same ring in the memory of the training device: no copies from the host while training."""
+
+    def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
+        self.shape = shape
+        self.device = device
+        self.data = torch.empty(shape, dtype=torch.uint8, device=device)
+
+    def put(self, env: int, slots: Any, planes: NDArray[np.uint8]) -> None:
+        where = slots if isinstance(slots, int) else self._index(slots)
+        self.data[env, where] = sent(torch.from_numpy(np.ascontiguousarray(planes)), self.device)
+
+    def take(self, env: int, slots: NDArray[Any]) -> NDArray[np.uint8]:
+        found: NDArray[np.uint8] = self.data[env, self._index(slots)].cpu().numpy()
+        return found
+
+    def stacks(self, env: NDArray[Any], slots: NDArray[Any]) -> Tensor:
+        found: Tensor = self.data[self._index(env)[:, None], self._index(slots)]
+        return found
+
+    def windows(
+        self, env: NDArray[Any], slots: NDArray[Any], top: NDArray[Any], left: NDArray[Any], size: Size
+    ) -> Tensor:
+        height, width = extents(size)
+        view = self.data.unfold(-2, height, 1).unfold(-2, width, 1)
+        found: Tensor = view[tuple(self._index(each) for each in (env[:, None], slots, top[:, None], left[:, None]))]
+        return found
+
+    def _index(self, values: NDArray[Any]) -> Tensor:
+        return sent(torch.as_tensor(values, dtype=torch.long), self.device)
+
+
+def extents(size: Size) -> tuple[int, int]:
+    """Height and width."""
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def digest(plane: NDArray[np.uint8]) -> int:
+    """64 bits that tell a plane from others: the same for the same pixels, in every process."""
+    return int.from_bytes(
+        hashlib.blake2b(np.ascontiguousarray(plane).data, digest_size=8).digest(), "little", signed=True
+    )

@@ -1,0 +1,218 @@
+"""Checkpoints of replay: each writes what is new, shares the rest, and stands alone."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from dipole.core.ground.errors import CheckpointError, TrainingError
+from dipole.rl import CheckpointCallback, make_env, plain_state, resume, segments, snapshots
+from dipole.rl.replay import FrameReplayBuffer
+
+SIZE = 12
+ACTION = spaces.Box(-1, 1, (2,), np.float32)
+SPACE = spaces.Box(0, 255, (9, SIZE, SIZE), np.uint8)
+
+
+def filled(steps, buffer=None, n_envs=1, size=60, seed=0):
+    """A buffer of episodes of 7 steps of random frames, stacked by three."""
+    if buffer is None:
+        buffer = FrameReplayBuffer(size * n_envs, SPACE, ACTION, "cpu", n_envs, seed=1)
+    rng = np.random.default_rng(seed + int(buffer._head[0]))
+    frames = [[rng.integers(0, 256, (3, SIZE, SIZE), dtype=np.uint8)] * 3 for _ in range(n_envs)]
+    for step in range(steps):
+        before = np.stack([np.concatenate(each) for each in frames])
+        frames = [[*each[1:], rng.integers(0, 256, (3, SIZE, SIZE), dtype=np.uint8)] for each in frames]
+        after = np.stack([np.concatenate(each) for each in frames])
+        done = np.full(n_envs, step % 7 == 6)
+        buffer.add(before, after, rng.uniform(-1, 1, (n_envs, 2)), rng.random(n_envs), done, [{}] * n_envs)
+        if step % 7 == 6:
+            frames = [[rng.integers(0, 256, (3, SIZE, SIZE), dtype=np.uint8)] * 3 for _ in range(n_envs)]
+    return buffer
+
+
+def kept(folder, buffer):
+    folder.mkdir()
+    written = segments.write(folder, buffer)
+    buffer.segments = written
+    return [each.told() for each in written]
+
+
+def same(one, two):
+    for _ in range(4):
+        a, b = one.sample(32), two.sample(32)
+        assert all(torch.equal(getattr(a, name), getattr(b, name)) for name in a._fields[:5])
+
+
+@pytest.mark.parametrize("n_envs", [1, 2])
+def test_a_chain_of_saves_is_the_buffer_through_every_turn_of_the_ring(tmp_path, n_envs):
+    buffer = filled(0, n_envs=n_envs)
+    for number in range(12):
+        filled(17, buffer, n_envs)
+        told = kept(tmp_path / str(number), buffer)
+        state = buffer.places()
+        other = FrameReplayBuffer(60 * n_envs, SPACE, ACTION, "cpu", n_envs, seed=9)
+        other.load_places(plain_copy(state, tmp_path / str(number)))
+        segments.read(tmp_path / str(number), other, told)
+        assert len(other) == len(buffer) == min(17 * (number + 1), 60) * n_envs
+        twin = pickled(buffer)
+        same(other, twin)
+        # Both go on alike: what is recognised and what is overwritten is the same.
+        filled(9, other, n_envs)
+        filled(9, twin, n_envs)
+        same(other, twin)
+        assert len(told) <= 6  # the ring has overwritten the others
+        shutil.rmtree(tmp_path / str(number - 1), ignore_errors=True)
+
+
+def plain_copy(state, folder):
+    plain_state.write(folder, "replay", state)
+    return plain_state.read(folder, "replay")
+
+
+def pickled(buffer):
+    import pickle
+
+    return pickle.loads(pickle.dumps(buffer))
+
+
+def test_a_save_writes_the_new_steps_alone_and_links_the_others(tmp_path):
+    buffer = filled(40, size=400)
+    kept(tmp_path / "one", buffer)
+    filled(10, buffer)
+    second = kept(tmp_path / "two", buffer)
+    assert [each["steps"] for each in second] == [(0, 40), (40, 50)]
+    old, new = (tmp_path / "two" / each["file"] for each in second)
+    assert old.stat().st_ino == (tmp_path / "one" / old.name).stat().st_ino
+    assert new.stat().st_size < 0.5 * old.stat().st_size
+    assert kept(tmp_path / "three", buffer) == second  # nothing is new
+    # Nothing of the first folder is needed.
+    shutil.rmtree(tmp_path / "one")
+    other = filled(0, size=400)
+    other.load_places(buffer.places())
+    segments.read(tmp_path / "two", other, second)
+    assert len(other) == 50
+
+
+def test_where_a_file_is_gone_all_is_written_again(tmp_path):
+    buffer = filled(30)
+    first = kept(tmp_path / "one", buffer)
+    (tmp_path / "one" / first[0]["file"]).write_bytes(b"other")
+    filled(5, buffer)
+    assert [each["steps"] for each in kept(tmp_path / "two", buffer)] == [(0, 35)]
+    shutil.rmtree(tmp_path / "two")
+    assert [each["steps"] for each in kept(tmp_path / "three", buffer)] == [(0, 35)]
+
+
+def test_files_that_cannot_be_linked_are_copied(tmp_path, monkeypatch):
+    def refused(*paths):
+        raise OSError(95, "Operation not supported")
+
+    buffer = filled(30)
+    kept(tmp_path / "one", buffer)
+    filled(5, buffer)
+    monkeypatch.setattr(segments.os, "link", refused)
+    told = kept(tmp_path / "two", buffer)
+    assert (tmp_path / "two" / told[0]["file"]).stat().st_nlink == 1
+    assert len(told) == 2
+
+
+def test_many_saves_are_few_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(segments, "_MOST", 4)
+    buffer = filled(0, size=400)
+    for number in range(20):
+        filled(3, buffer)
+        told = kept(tmp_path / str(number), buffer)
+        assert len(told) <= 4
+    assert sorted(path.name for path in (tmp_path / "19").iterdir()) == sorted(each["file"] for each in told)
+    other = filled(0, size=400)
+    other.load_places(buffer.places())
+    segments.read(tmp_path / "19", other, told)
+    same(other, pickled(buffer))
+
+
+def test_a_resumed_run_goes_on_sharing_and_is_bit_exact(tiny_agent, tmp_path):
+    settings = {"buffer_size": 50}
+    straight = tiny_agent(**settings).learn(130)
+    agent = tiny_agent(**settings)
+    agent.learn(95, callback=CheckpointCallback(tmp_path, every=20))
+    again = resume(tmp_path / "agent-000000080", make_env("dot"), device="cpu")
+    again.learn(50, reset_num_timesteps=False, callback=CheckpointCallback(tmp_path, every=20))
+    expected = straight.policy.state_dict()
+    assert all(torch.equal(expected[name], value) for name, value in again.policy.state_dict().items())
+    found = snapshots.checkpoints(tmp_path)
+    assert [path.name for path in found] == ["agent-000000100", "agent-000000120"]
+    shared = [{path.name for path in folder.glob("replay-*-*.npz")} for folder in found]
+    assert len(shared[0] & shared[1]) >= 2
+    assert all((found[0] / name).samefile(found[1] / name) for name in shared[0] & shared[1])
+
+
+def test_damage_is_told_by_the_checksum(tiny_agent, tmp_path):
+    folder = snapshots.save(tiny_agent().learn(12), tmp_path / "saved")
+    path = next(folder.glob("replay-*-*.npz"))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match=rf"damaged: the content of {path.name} does not match its checksum"):
+        resume(folder, make_env("dot"), device="cpu")
+    path.unlink()
+    with pytest.raises(CheckpointError, match=f"incomplete: {path.name} has 0 of"):
+        resume(folder, make_env("dot"), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda told: told["replay"][0].update(file="../../elsewhere.npz"), "no checkpoint of an agent"),
+        (lambda told: told.update(replay=7), "no checkpoint of an agent"),
+        (lambda told: told["replay"][0].update(steps=[5, 3]), "cannot be read"),
+        (lambda told: told["replay"][0].update(planes=[[0, 10**12]]), "cannot be read"),
+        (lambda told: told["replay"][0].pop("sha256"), "cannot be read"),
+    ],
+)
+def test_a_manifest_that_lies_is_refused(tiny_agent, tmp_path, change, said):
+    folder = snapshots.save(tiny_agent().learn(12), tmp_path / "saved")
+    told = json.loads((folder / "manifest.json").read_text())
+    change(told)
+    (folder / "manifest.json").write_text(json.dumps(told))
+    with pytest.raises(CheckpointError, match=said):
+        resume(folder, make_env("dot"), device="cpu")
+
+
+def test_a_ring_beyond_memory_is_refused_before_it_is_made(tmp_path):
+    buffer = filled(10)
+    state = buffer.places() | {"ring": 10**15}
+    with pytest.raises(TrainingError, match="needs"):
+        filled(0).load_places(state)
+
+
+def test_a_replay_of_whole_frames_is_taken_over(tmp_path):
+    """As earlier versions stored it: frames (n, F, 3, H, W), and slots of them as stacks."""
+    rng = np.random.default_rng(0)
+    frames = rng.integers(0, 256, (1, 30, 3, SIZE, SIZE), dtype=np.uint8)
+    steps = 8
+    stacks = np.zeros((1, steps, 2, 3), np.int32)
+    for step in range(steps):
+        stacks[0, step] = [[step, step + 1, step + 2], [step + 1, step + 2, step + 3]]
+    rewards = np.arange(steps, dtype=np.float32)[None]
+    rewards[0, 3] = np.nan
+    state = {
+        "actions": np.zeros((1, steps, 2), np.float32), "rewards": rewards, "dones": np.zeros((1, steps), np.float32),
+        "valid": np.ones((1, steps), bool), "stacks": stacks, "oldest_frame": np.zeros((1, steps), np.int64),
+        "_head": np.array([steps]), "_tail": np.array([1]), "_written": np.array([11]), "_newest": [None], "pos": 0,
+        "full": True, "frames": frames, "rng": np.random.default_rng(5),
+    }  # fmt: skip
+    buffer = FrameReplayBuffer(8, SPACE, ACTION, "cpu", seed=0)
+    with pytest.warns(RuntimeWarning, match=r"1 of 7 transitions in this replay have a reward or an action that is"):
+        buffer.load_state_dict(state)
+    assert len(buffer) == 7
+    batch = buffer.sample(64)
+    found = {int(reward) for reward in batch.rewards[:, 0]}
+    assert found == {1, 2, 4, 5, 6, 7}
+    for reward, image, following in zip(batch.rewards[:, 0], batch.observations, batch.next_observations, strict=True):
+        at = int(reward)
+        np.testing.assert_array_equal(image.numpy(), np.concatenate(frames[0, at : at + 3]))
+        np.testing.assert_array_equal(following.numpy(), np.concatenate(frames[0, at + 1 : at + 4]))
