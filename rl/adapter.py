@@ -26,8 +26,7 @@ from dipole.core.measure.intervals import interquartile_mean
 from dipole.core.train.adapter import Adapter, Context, Sketch
 from dipole.core.train.config import Settings
 from dipole.core.train.embedder import Embedder
-from dipole.rl import augmentation, kept, snapshots
-from dipole.rl.agent import ContrastiveSAC
+from dipole.rl import algorithms, augmentation, kept, snapshots
 from dipole.rl.config import RLConfig
 from dipole.rl.contrast import bilinear_terms, start_bilinear
 from dipole.rl.encoder import PixelEncoder
@@ -48,7 +47,7 @@ _KEPT = 512  # observations of the last evaluation whose features go into diagno
 
 
 class RLAdapter(Adapter):
-    """Trains `ContrastiveSAC` for a number of environment steps and evaluates whole episodes."""
+    """Trains an agent for a number of environment steps and evaluates whole episodes."""
 
     domain: ClassVar[str] = "rl"
     config_model: ClassVar[type[Settings]] = RLConfig
@@ -78,7 +77,7 @@ class RLAdapter(Adapter):
                 "the rl domain trains in one process: start it without torchrun (rl.envs steps several at once)."
             )
         self._kept = None if self.kept is None else kept.read(self.kept)
-        self.agent = ContrastiveSAC(
+        self.agent = algorithms.find(config.algorithm)(
             "CnnPolicy",
             self._environments() if self._kept is None else None,
             _init_setup_model=self._kept is None,
@@ -96,15 +95,7 @@ class RLAdapter(Adapter):
             kept.settle(self.agent, self._kept, self.kept)
         self.agent.task = {"name": config.task, "settings": config.environment()}
         self.agent.set_logger(Logger(None, []))
-        policy = self.agent.policy
-        self.module = nn.ModuleDict(
-            {
-                "actor": policy.actor,
-                "critic": policy.critic,
-                "critic_target": policy.critic_target,
-                "temperature": _Temperature(self.agent.log_ent_coef),
-            }
-        )
+        self.module = nn.ModuleDict(self.agent.parts())
         self.embedding_dim = self.agent.settings.features
         self.steps_per_epoch = 1000
         self.history: list[Evaluation] = []
@@ -272,18 +263,6 @@ def _example(objective: Composite, dim: int, count: int, positives: int | None) 
     """Random anchors and keys of so many observations, paired as the agent pairs them."""
     keys = positives or objective.positives_wanted or 1
     return Pairs.cross(torch.randn(count, dim), torch.randn(count, keys, dim))
-
-
-class _Temperature(nn.Module):
-    """The entropy temperature among the weights that a run saves; runs of earlier versions have none."""
-
-    def __init__(self, log_ent_coef: Tensor | None) -> None:
-        super().__init__()
-        self.register_buffer("log_ent_coef", log_ent_coef)
-
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
-        if f"{prefix}log_ent_coef" in state_dict:
-            super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 class _Report(BaseCallback):

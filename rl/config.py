@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from dipole.core.ground.errors import ConfigError
 from dipole.rl.envs.registry import find
-from dipole.rl.settings import PRESETS, AgentTable
+from dipole.rl.settings import DEFAULT, PRESETS, AgentTable
 
 # Keywords of an environment's factory, where it has them.
 _OF_THE_ENVIRONMENT = ("size", "frame_stack", "action_repeat", "camera", "rendering")
@@ -29,7 +29,7 @@ class RLConfig(AgentTable):
     rendering: Literal["paper", "fast"] = Field("paper", description="fast: no shadows, reflections, anti-aliasing")
     envs: int = Field(1, ge=1, description="environments that are stepped together")
     workers: bool = Field(False, description="each environment in a process of its own")
-    augmentation: Literal["crop", "shift", "none"] = "crop"
+    augmentation: Literal["crop", "shift", "bilinear", "none"] = "crop"
     storage: Literal["auto", "host", "device"] = Field(
         "auto", description="where replay keeps its frames; auto: on a GPU where they fit"
     )
@@ -55,7 +55,7 @@ class RLConfig(AgentTable):
 
     def agent_settings(self) -> dict[str, Any]:
         """The settings of the agent that replace the preset's."""
-        given = {name: getattr(self, name) for name in AgentTable.model_fields if name != "preset"}
+        given = {name: getattr(self, name) for name in AgentTable.model_fields if name not in ("preset", "algorithm")}
         return {name: value for name, value in given.items() if value != getattr(PRESETS[self.preset], name)}
 
     def named_code(self) -> Iterable[Any]:
@@ -69,5 +69,6 @@ class RLConfig(AgentTable):
     @classmethod
     def train_defaults(cls, values: Mapping[str, Any]) -> dict[str, Any]:
         """The preset's own values of [train]."""
-        preset = PRESETS.get(str(values.get("preset", "curl")))
+        wanted = DEFAULT.get(str(values.get("algorithm", "sac")), "curl")
+        preset = PRESETS.get(str(values.get("preset", wanted)))
         return {} if preset is None else {"batch_size": preset.batch_size, "learning_rate": preset.learning_rate}

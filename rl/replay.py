@@ -386,16 +386,20 @@ class FrameReplayBuffer(ReplayBuffer):
         augmentation: Augmentation,
         positives: int = 1,
         env: VecNormalize | None = None,
+        times: tuple[int, int] = (1, 1),
     ) -> FrameBatch:
         """Draw transitions with augmented observations and `positives` further views of each.
 
-        Offsets are drawn in the order observation, next observation, positives.
+        Offsets are drawn in the order observation, next observation, positives. `times` says how many views there are
+        of each observation and next observation, one after the other (M B, K B).
         """
         which, slot = self.draw(batch_size)
         rewards, last, discounts = self._outcomes(which, slot, env)
         before, after = self.stacks[which, slot, 0] % self._ring, self.stacks[which, last, 1] % self._ring
-        observations = augmentation.draw(self.frames, which, before, self.rng)
-        next_observations = augmentation.draw(self.frames, which, after, self.rng)
+        observations, next_observations = (
+            torch.cat([augmentation.draw(self.frames, which, stacks, self.rng) for _ in range(count)])
+            for stacks, count in zip((before, after), times, strict=True)
+        )
         views = [augmentation.draw(self.frames, which, before, self.rng) for _ in range(positives)]
         return FrameBatch(
             observations,
