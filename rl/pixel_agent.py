@@ -219,6 +219,11 @@ class PixelAgent(OffPolicyAlgorithm):
         self._setup_model()
         self.buffer_size = self.settings.buffer_size
 
+    @property
+    def largest_gradient(self) -> float:
+        """Gradients are scaled down to this norm; 0: as they are."""
+        return 0.0
+
     def parts(self) -> dict[str, nn.Module]:
         """The modules that a run saves."""
         raise NotImplementedError
@@ -458,6 +463,8 @@ class PixelAgent(OffPolicyAlgorithm):
         wanted = [parameter for parameter in parameters if parameter.requires_grad]
         loss.backward(inputs=wanted)
         self._check_gradient(name, wanted, pairs)
+        if self.largest_gradient:
+            nn.utils.clip_grad_norm_(wanted, self.largest_gradient)
         self.settle()  # the update before, ahead of the first step of this one
         for optimizer in optimizers:
             if self._bad is not None:

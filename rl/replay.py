@@ -47,6 +47,8 @@ class FrameBatch:
         actions: (B, A) float; rewards, dones: (B, 1) float, `dones` without time limits.
         stacks: (B, C) digests of the observation's channels; equal rows are exact duplicates, pixel for pixel.
         discounts: (B, 1) of the value of the next observation, where returns are of several steps.
+        weights: (B, 1) importance weights, where replay is prioritised.
+        drawn: (B, 2) environment and slot in replay.
     """
 
     observations: Tensor
@@ -57,6 +59,8 @@ class FrameBatch:
     dones: Tensor
     stacks: NDArray[Any]
     discounts: Tensor | None = None
+    weights: Tensor | None = None
+    drawn: NDArray[Any] | None = None
 
 
 class FrameReplayBuffer(ReplayBuffer):
@@ -387,17 +391,19 @@ class FrameReplayBuffer(ReplayBuffer):
         positives: int = 1,
         env: VecNormalize | None = None,
         times: tuple[int, int] = (1, 1),
+        shown: Augmentation | None = None,
     ) -> FrameBatch:
         """Draw transitions with augmented observations and `positives` further views of each.
 
         Offsets are drawn in the order observation, next observation, positives. `times` says how many views there are
-        of each observation and next observation, one after the other (M B, K B).
+        of each observation and next observation, one after the other (M B, K B); `shown` is another augmentation for
+        these.
         """
         which, slot = self.draw(batch_size)
         rewards, last, discounts = self._outcomes(which, slot, env)
         before, after = self.stacks[which, slot, 0] % self._ring, self.stacks[which, last, 1] % self._ring
         observations, next_observations = (
-            torch.cat([augmentation.draw(self.frames, which, stacks, self.rng) for _ in range(count)])
+            torch.cat([(shown or augmentation).draw(self.frames, which, stacks, self.rng) for _ in range(count)])
             for stacks, count in zip((before, after), times, strict=True)
         )
         views = [augmentation.draw(self.frames, which, before, self.rng) for _ in range(positives)]
@@ -410,7 +416,13 @@ class FrameReplayBuffer(ReplayBuffer):
             self._tensor(self.dones[which, last][:, None]),
             self.digests[which[:, None], before],
             discounts,
+            self.weights(which, slot),
+            np.stack([which, slot], 1),
         )
+
+    def weights(self, env: NDArray[Any], slot: NDArray[Any]) -> Tensor | None:
+        """Importance weights (B, 1) of drawn transitions; None where all are drawn alike."""
+        return None
 
     def _tensor(self, array: NDArray[Any]) -> Tensor:
         return sent(torch.from_numpy(np.ascontiguousarray(array)), self.device)
