@@ -29,6 +29,7 @@ from dipole.core.train.embedder import Embedder
 from dipole.rl import algorithms, augmentation, kept, snapshots
 from dipole.rl.config import RLConfig
 from dipole.rl.contrast import bilinear_terms, start_bilinear
+from dipole.rl.dqn import BranchEncoder
 from dipole.rl.encoder import PixelEncoder
 from dipole.rl.envs.registry import find, make_env
 from dipole.rl.envs.running.faults import guarded
@@ -111,7 +112,16 @@ class RLAdapter(Adapter):
             seen = augmentation.resolve(
                 config.augmentation, channels, rendered, config.image_size, config.crop_inclusive
             )
-            _build_encoder(channels, rendered, config.features, seen.size, config.layers, config.filters)
+            _build_encoder(
+                channels,
+                rendered,
+                seen.size,
+                config.algorithm,
+                config.architecture,
+                config.features,
+                config.layers,
+                config.filters,
+            )
         return Sketch(config.features, _example, (batch_size, config.positives))
 
     def _environments(self) -> VecEnv:
@@ -239,7 +249,7 @@ class RLAdapter(Adapter):
         raise ConfigError(f"{self.workdir} {NO_VECTORS}")
 
     def export(self, to: str, folder: Path, record: Any, objective: Any = None) -> None:
-        """Write agent.zip for `ContrastiveSAC.load`, sac.zip for SB3's own SAC, its networks' code, and a card."""
+        """Write agent.zip for the agent's `load`, a zip for SB3's own algorithm, its networks' code, and a card."""
         agent, train = self.agent, record.config["train"]
         agent.adopt(objective, **_settings_of(train["learning_rate"], train["precision"]))
         agent.num_timesteps, agent.environment_steps = record.data["agent_steps"], record.data["environment_steps"]
@@ -252,11 +262,22 @@ def _settings_of(learning_rate: float, precision: str) -> dict[str, Any]:
 
 
 @cache
-def _build_encoder(channels: int, rendered: int, features: int, seen: int, layers: int, filters: int) -> None:
+def _build_encoder(
+    channels: int,
+    rendered: int,
+    seen: int,
+    algorithm: str,
+    architecture: str,
+    features: int,
+    layers: int,
+    filters: int,
+) -> None:
+    space = gymnasium.spaces.Box(0, 255, (channels, rendered, rendered), np.uint8)
     with torch.device("meta"):
-        PixelEncoder(
-            gymnasium.spaces.Box(0, 255, (channels, rendered, rendered), np.uint8), features, seen, layers, filters
-        )
+        if algorithm == "dqn":
+            BranchEncoder(space, features, seen, architecture, layers, filters)
+        else:
+            PixelEncoder(space, features, seen, layers, filters)
 
 
 def _example(objective: Composite, dim: int, count: int, positives: int | None) -> Pairs:

@@ -156,10 +156,8 @@ def shift_bilinear(images: Tensor, top: NDArray[Any], left: NDArray[Any], pad: i
     padded = torch.nn.functional.pad(images.float(), (pad,) * 4, "replicate")
     rows = torch.arange(height, device=device) + sent(torch.as_tensor(top, dtype=torch.float32), device)[:, None]
     columns = torch.arange(width, device=device) + sent(torch.as_tensor(left, dtype=torch.float32), device)[:, None]
-    # grid_sample's coordinates: -1 and 1 are the outer edges of the padded image, pixel i lies at (2 i + 1) / extent - 1.
-    rows, columns = (
-        (2 * places + 1) / (extent + 2 * pad) - 1 for places, extent in ((rows, height), (columns, width))
-    )
+    # grid_sample's coordinates: -1 and 1 are the outer edges of the image, pixel i lies at (2 i + 1) / extent - 1.
+    rows, columns = ((2 * places + 1) / (extent + 2 * pad) - 1 for places, extent in ((rows, height), (columns, width)))
     grid = torch.stack(torch.broadcast_tensors(columns[:, None, :], rows[:, :, None]), -1)  # (B, h, w, 2)
     return torch.nn.functional.grid_sample(padded, grid, padding_mode="border", align_corners=False)
 

@@ -108,7 +108,9 @@ def open_agent(
     told = read(Path(path))
     try:
         with explained(path, objective):
-            agent = build(cls or algorithms.find(told["settings"].get("algorithm", "sac")), told, env, device, objective, **given)
+            agent = build(
+                cls or algorithms.find(told["settings"].get("algorithm", "sac")), told, env, device, objective, **given
+            )
             load_weights(agent, path)
             for name in COUNTERS:
                 setattr(agent, name, told["counters"][name])
@@ -167,7 +169,7 @@ def settle(agent: Any, told: Mapping[str, Any]) -> None:
 
 
 def load_weights(agent: Any, path: str | Path) -> None:
-    """Networks, optimizers and what else is learned of a zip into an agent of the same settings; tensors alone are read."""
+    """What is learned, of a zip into an agent of the same settings; tensors alone are read."""
     _, parameters, variables = load_from_zip_file(path, load_data=False, device=agent.device)
     agent.set_parameters(parameters, exact_match=True, device=agent.device)
     for name, value in (variables or {}).items():

@@ -210,7 +210,7 @@ class ContrastiveDQN(PixelAgent, DQN):
         return self.settings.gradient_clip
 
     def _on_step(self) -> None:
-        """Noisy layers explore alone; without them random actions become rarer, as in SB3. Targets follow in updates."""
+        """Noisy layers explore alone; without them random actions become rarer, as in SB3."""
         progress = self._current_progress_remaining
         self.exploration_rate = 0.0 if self.settings.noisy else float(self.exploration_schedule(progress))
         self.logger.record("rollout/exploration_rate", self.exploration_rate)

@@ -23,7 +23,7 @@ from dipole.rl.replay import FrameBatch
 def noise_at(step: int, start: float, end: float, steps: int) -> float:
     """Standard deviation of the exploration noise, linear(start, end, steps) of Yarats et al. 2021.
 
-        sigma_t = (1 - m) start + m end,  m = min(t / steps, 1)
+    sigma_t = (1 - m) start + m end,  m = min(t / steps, 1)
     """
     mixed = min(step / steps, 1.0)
     return (1 - mixed) * start + mixed * end

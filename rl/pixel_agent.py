@@ -323,9 +323,7 @@ class PixelAgent(OffPolicyAlgorithm):
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
 
     def _sample(self, batch_size: int) -> FrameBatch:
-        return self.replay_buffer.sample_views(
-            batch_size, self._augment, self._positives, env=self._vec_normalize_env
-        )
+        return self.replay_buffer.sample_views(batch_size, self._augment, self._positives, env=self._vec_normalize_env)
 
     def _set_learning_rates(self) -> None:
         rate = float(self.lr_schedule(self._current_progress_remaining))

@@ -98,7 +98,7 @@ class BranchEncoder(BaseFeaturesExtractor):
 class NoisyLinear(nn.Module):
     """A linear layer whose weights have factorised noise (Fortunato et al. 2018, sec. 3, b).
 
-        y = (W + S_w * f(e_out) f(e_in)') x + b + S_b * f(e_out),  f(e) = sign(e) sqrt |e|
+    y = (W + S_w * f(e_out) f(e_in)') x + b + S_b * f(e_out),  f(e) = sign(e) sqrt |e|
     """
 
     noise_out: Tensor

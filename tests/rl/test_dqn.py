@@ -132,8 +132,8 @@ class PlainRainbow:
         for i in range(n):
             for j in range(n):
                 u = reward + discount * following[j] - taken[i]
-                huber = 0.5 * u**2 if abs(float(u)) <= 1 else abs(u) - 0.5
-                weight = abs((i + 0.5) / n - (1.0 if float(u) < 0 else 0.0)) if kind == "quantile" else 1.0
+                huber = 0.5 * u**2 if abs(float(u.detach())) <= 1 else abs(u) - 0.5
+                weight = abs((i + 0.5) / n - (1.0 if float(u.detach()) < 0 else 0.0)) if kind == "quantile" else 1.0
                 total = total + weight * huber / n
         return total
 
@@ -148,9 +148,7 @@ class PlainRainbow:
         loss = 0.0
         for b in range(BATCH):
             discount = float((1 - batch.dones[b]) * batch.discounts[b])
-            each = self.loss(
-                now[b, int(batch.actions[b])], following[b, best[b]], float(batch.rewards[b]), discount
-            )
+            each = self.loss(now[b, int(batch.actions[b])], following[b, best[b]], float(batch.rewards[b]), discount)
             loss = loss + float(batch.weights[b]) * each / BATCH
         anchors = self.embed(
             self.online, "features_extractor.", self.maps(self.online, "features_extractor.", batch.positives[:, 0])
@@ -315,9 +313,7 @@ def test_a_sum_tree_finds_places_by_their_weight():
 
 def filled(steps=60, size=40, **settings):
     env = make_env("dot-discrete", size=12)
-    buffer = PrioritizedFrameReplayBuffer(
-        size, env.observation_space, env.action_space, "cpu", seed=0, **settings
-    )
+    buffer = PrioritizedFrameReplayBuffer(size, env.observation_space, env.action_space, "cpu", seed=0, **settings)
     seen, _ = env.reset(seed=0)
     for step in range(steps):
         following, reward, _, ended, info = env.step(step % 5)
@@ -396,11 +392,11 @@ def test_callbacks_take_it(tmp_path):
 
 
 def test_actions_of_the_other_kind_are_refused():
-    with pytest.raises(ConfigError, match="ContrastiveDQN needs discrete actions.*ContrastiveSAC or ContrastiveDrQ"):
+    with pytest.raises(ConfigError, match="ContrastiveDQN needs discrete actions"):
         small(make_env("dot"))
     with pytest.raises(ConfigError, match="ContrastiveSAC needs continuous actions"):
         ContrastiveSAC("CnnPolicy", make_env("dot-discrete"))
+    env = make_env("dot-discrete")
+    env.reset()
     with pytest.raises(ConfigError, match="integer from 0 to 4, got 5"):
-        env = make_env("dot-discrete")
-        env.reset()
         env.step(5)

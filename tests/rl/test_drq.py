@@ -40,7 +40,7 @@ def small(env=None, **settings):
 
 
 class PlainDrQ:
-    """The agent of Yarats et al. 2021 written out, with the averages of Kostrikov et al. 2020 and a bilinear InfoNCE."""
+    """The agent of Yarats et al. 2021 written out, with the averages of Kostrikov et al. 2020 and InfoNCE."""
 
     def __init__(self, agent):
         policy = agent.policy
@@ -223,9 +223,7 @@ def test_it_is_saved_resumed_bit_for_bit_and_played(tmp_path):
     again = resume(tmp_path / "agent-000000060", make_env("dot"), "cpu")
     assert type(again) is ContrastiveDrQ
     again.learn(30, reset_num_timesteps=False)
-    for (name, one), two in zip(
-        agent.policy.state_dict().items(), again.policy.state_dict().values(), strict=True
-    ):
+    for (name, one), two in zip(agent.policy.state_dict().items(), again.policy.state_dict().values(), strict=True):
         assert torch.equal(one, two), name
     again.save(tmp_path / "agent.zip")
     seen = make_env("dot").reset(seed=0)[0]
