@@ -186,8 +186,14 @@ class RLAdapter(Adapter):
             "return/iqm": interquartile_mean(returns),
             "return/min": min(returns),
             "return/max": max(returns),
+            **self._normalised(float(np.mean(returns))),
             **{f"score/{name}": value for name, value in scores(self.history).items()},
         }
+
+    def _normalised(self, score: float) -> dict[str, float]:
+        """(return - random) / (human - random), where the environment knows both."""
+        known = getattr(self._evaluation_env.unwrapped, "reference", None)
+        return {} if known is None else {"return/human_normalized": (score - known[0]) / (known[1] - known[0])}
 
     @torch.no_grad()
     def diagnostic_pairs(self) -> Pairs | None:

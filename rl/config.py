@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from dipole.core.ground.errors import ConfigError
+from dipole.rl import zoo
 from dipole.rl.envs.registry import find
 from dipole.rl.settings import DEFAULT, PRESETS, AgentTable
 
@@ -16,9 +17,12 @@ _OF_THE_ENVIRONMENT = ("size", "frame_stack", "action_repeat", "camera", "render
 class RLConfig(AgentTable):
     """The [rl] table. Settings of the agent that are left out come from the preset."""
 
-    # The preset stands in the values that it has brought.
-    incidental: ClassVar[frozenset[str]] = frozenset({"preset", "storage", "workers"})
+    # The preset stands in the values that it has brought, and so does a file.
+    incidental: ClassVar[frozenset[str]] = frozenset({"preset", "hyperparameters", "storage", "workers"})
 
+    hyperparameters: str | None = Field(
+        None, description="a file of RL Baselines3 Zoo, whose entry for the task (or default) brings what is left out"
+    )
     task: str = Field(
         "dot", description='"dot", a task of the suite ("cheetah-run", ...), one of your own, or an id of gymnasium'
     )
@@ -34,6 +38,13 @@ class RLConfig(AgentTable):
         "auto", description="where replay keeps its frames; auto: on a GPU where they fit"
     )
     episodes: int = Field(10, ge=1, description="episodes of an evaluation")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_file(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping) or not isinstance(given.get("hyperparameters"), str):
+            return given
+        return _of_file(given)[0] | dict(given)
 
     @field_validator("task")
     @classmethod
@@ -71,4 +82,20 @@ class RLConfig(AgentTable):
         """The preset's own values of [train]."""
         wanted = DEFAULT.get(str(values.get("algorithm", "sac")), "curl")
         preset = PRESETS.get(str(values.get("preset", wanted)))
-        return {} if preset is None else {"batch_size": preset.batch_size, "learning_rate": preset.learning_rate}
+        if preset is None:
+            return {}
+        rate = _RATES.get((preset.preset, str(values.get("task"))), preset.learning_rate)
+        found = {"batch_size": preset.batch_size, "learning_rate": rate}
+        return found | (_of_file(values)[1] if values.get("hyperparameters") else {})
+
+
+# Of tasks that want another rate than their preset's (Laskin et al. 2020, table 3).
+_RATES = {(preset, "cheetah-run"): 2e-4 for preset in ("curl", "paper")}
+
+
+def _of_file(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the file of hyper-parameters says, of the agent and of [train]."""
+    try:
+        return zoo.read(str(given["hyperparameters"]), str(given.get("task", "dot")))
+    except ConfigError as error:
+        raise ValueError(str(error)) from error

@@ -214,9 +214,10 @@ class FrameReplayBuffer(ReplayBuffer):
         action = np.asarray(action).reshape(self.n_envs, self.action_dim)
         for env, info in enumerate(infos):
             timeout = self.handle_timeout_termination and info.get("TimeLimit.truncated", False)
+            lost = bool(info.get("life_lost", False))  # an end for what is learned, though the game goes on
             self._append(
                 env, np.asarray(obs[env]), np.asarray(next_obs[env]), action[env], float(reward[env]),
-                bool(done[env]) and not timeout, bool(done[env]), "fault" not in info,
+                (bool(done[env]) and not timeout) or lost, bool(done[env]) or lost, "fault" not in info,
             )  # fmt: skip
         if self._head[0] == max(self.buffer_size // 100, _MEMORY):
             self._grow()  # while there is little to move
