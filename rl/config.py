@@ -44,7 +44,10 @@ class RLConfig(AgentTable):
     def _from_file(cls, given: Any) -> Any:
         if not isinstance(given, Mapping) or not isinstance(given.get("hyperparameters"), str):
             return given
-        return _of_file(given)[0] | dict(given)
+        try:
+            return _of_file(given)[0] | dict(given)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
 
     @field_validator("task")
     @classmethod
@@ -86,7 +89,10 @@ class RLConfig(AgentTable):
             return {}
         rate = _RATES.get((preset.preset, str(values.get("task"))), preset.learning_rate)
         found = {"batch_size": preset.batch_size, "learning_rate": rate}
-        return found | (_of_file(values)[1] if values.get("hyperparameters") else {})
+        try:
+            return found | (_of_file(values)[1] if values.get("hyperparameters") else {})
+        except ConfigError:
+            return found  # the table's own check says what is wrong
 
 
 # Of tasks that want another rate than their preset's (Laskin et al. 2020, table 3).
@@ -95,7 +101,4 @@ _RATES = {(preset, "cheetah-run"): 2e-4 for preset in ("curl", "paper")}
 
 def _of_file(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the file of hyper-parameters says, of the agent and of [train]."""
-    try:
-        return zoo.read(str(given["hyperparameters"]), str(given.get("task", "dot")))
-    except ConfigError as error:
-        raise ValueError(str(error)) from error
+    return zoo.read(str(given["hyperparameters"]), str(given.get("task", "dot")))

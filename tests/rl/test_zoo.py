@@ -85,7 +85,7 @@ def test_files_that_cannot_be_read(tmp_path, file):
     with pytest.raises(ConfigError, match="is a schedule, and a recipe has a constant rate"):
         zoo.read(tmp_path / "rate.yml", "dot")
     (tmp_path / "other.yml").write_text("walker-walk: {tau: 0.1}")
-    with pytest.raises(ConfigError, match="no entry 'dot' and no 'default'. Entries: walker-walk"):
+    with pytest.raises(ConfigError, match=r"no entry 'dot' and no 'default'\. Entries: walker-walk"):
         zoo.read(tmp_path / "other.yml", "dot")
 
 
