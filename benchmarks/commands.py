@@ -1,13 +1,24 @@
 """`dipole bench`, `dipole report` and `dipole demo`: arguments only; nothing heavy is imported before they run."""
 
 import argparse
-from collections.abc import Callable
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from math import inf
 from pathlib import Path
+from textwrap import fill
+from typing import Any
 
 from dipole.core.cli.arguments import positive, whole
 
 Runner = Callable[[argparse.Namespace], int]
+NEXT = """
+What comes next:
+  dipole train digits-simclr --set 'objective=infonce + 0.1*dp'   a run of your own
+  dipole list objectives                                          what can stand there; `dipole show NAME` explains it
+  dipole list runs                                                what was just trained; `dipole compare RUN RUN`
+  dipole bench --plan                                             the papers' tables, and how long each takes"""
 
 
 def bench(parser: argparse.ArgumentParser) -> Runner:
@@ -25,6 +36,7 @@ def bench(parser: argparse.ArgumentParser) -> Runner:
         help="print jobs, estimated time and seeds needed, and stop; without SUITE a line for every suite",
     )  # fmt: skip
     parser.add_argument("--effect", type=_difference, metavar="D", help="difference the plan's seeds are to show")
+    _json(parser)
 
     def run(arguments: argparse.Namespace) -> int:
         if arguments.effect is not None and not (arguments.plan and arguments.suite):
@@ -59,6 +71,7 @@ def sweep(parser: argparse.ArgumentParser) -> Runner:
     _running(parser)
     parser.add_argument("--name", metavar="NAME", help="of the search, by which it is continued (default: by content)")
     parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of the proposals (default 0)")
+    _json(parser)
     return _sweep
 
 
@@ -67,8 +80,13 @@ def report(parser: argparse.ArgumentParser) -> Runner:
     parser.add_argument("runs", type=Path, metavar="RUNS", help="folder of runs")
     parser.add_argument(
         "-o", "--output", type=Path, default=Path("report.html"), metavar="PATH",
-        help="NAME.html (default report.html), NAME.md, or a folder for both and the tables as CSV",
+        help="NAME.html (default report.html), NAME.md, or a folder for both, the tables and the figures",
     )  # fmt: skip
+    parser.add_argument(
+        "--figures", type=Path, metavar="FOLDER",
+        help="every chart as SVG, PDF and Vega-Lite spec, with its numbers as a LaTeX table",
+    )  # fmt: skip
+    _json(parser)
     return _report
 
 
@@ -82,6 +100,7 @@ def demo(parser: argparse.ArgumentParser) -> Runner:
     parser.add_argument(
         "-o", "--output", type=Path, default=Path("demo.html"), metavar="PATH", help="report (default demo.html)"
     )
+    _json(parser)
     alone = {action.dest: action.default for action in parser._actions if action.dest not in ("part", "runs", "help")}
 
     def run(arguments: argparse.Namespace) -> int:
@@ -90,6 +109,10 @@ def demo(parser: argparse.ArgumentParser) -> Runner:
         return _demo(arguments)
 
     return run
+
+
+def _json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object; what else is said is on stderr")
 
 
 def _running(parser: argparse.ArgumentParser) -> None:
@@ -110,29 +133,38 @@ def _bench(arguments: argparse.Namespace) -> int:
     if arguments.suite is None and not arguments.plan:
         from dipole.benchmarks.suite import read_suite, suites
 
+        if arguments.json:
+            print(
+                json.dumps(
+                    [{"name": n, "scales": list(read_suite(n).scale), "title": read_suite(n).title} for n in suites()]
+                )
+            )
+            return 0
         for name in suites():
             suite = read_suite(name)
-            print(f"{name:<28}  {', '.join(suite.scale):<12}  {suite.title}")
+            start = f"{name:<24}  {', '.join(suite.scale):<12}  "
+            print(fill(suite.title, 79, initial_indent=start, subsequent_indent=" " * len(start)))
         return 0
     from dipole.benchmarks.run.bench import bench, plan_all
 
-    if arguments.suite is None:
-        return plan_all(arguments.scale, arguments.runs, arguments.jobs, arguments.threads)
-
-    code = bench(
-        arguments.suite,
-        arguments.scale,
-        arguments.runs,
-        arguments.engine,
-        arguments.jobs,
-        arguments.threads,
-        arguments.plan,
-        arguments.effect,
-        arguments.overrides,
-        arguments.seeds,
-        dict(arguments.slurm),
-    )
-    if not arguments.plan:
+    with _stdout_for(arguments.json) as answer:
+        if arguments.suite is None:
+            return plan_all(arguments.scale, arguments.runs, arguments.jobs, arguments.threads, answer=answer)
+        code = bench(
+            arguments.suite,
+            arguments.scale,
+            arguments.runs,
+            arguments.engine,
+            arguments.jobs,
+            arguments.threads,
+            arguments.plan,
+            arguments.effect,
+            arguments.overrides,
+            arguments.seeds,
+            dict(arguments.slurm),
+            answer=answer,
+        )
+    if not arguments.plan and not arguments.json:
         print(f"Report: dipole report {arguments.runs} -o report.html")
     return code
 
@@ -141,34 +173,61 @@ def _sweep(arguments: argparse.Namespace) -> int:
     from dipole.benchmarks.sweep.search import sweep
 
     a = arguments
-    return sweep(
-        a.recipe, a.space, a.metric, a.trials, a.minimize, a.seeds, a.overrides, a.runs, a.engine, a.jobs, a.threads,
-        a.name, a.seed, dict(a.slurm),
-    )  # fmt: skip
+    with _stdout_for(a.json) as answer:
+        code = sweep(
+            a.recipe, a.space, a.metric, a.trials, a.minimize, a.seeds, a.overrides, a.runs, a.engine, a.jobs,
+            a.threads, a.name, a.seed, dict(a.slurm),
+        )  # fmt: skip
+        answer |= {"runs": str(a.runs), "ok": code == 0}
+    return code
 
 
 def _demo(arguments: argparse.Namespace) -> int:
     if arguments.part == "vision":
         from dipole.vision.demo import demo as vision_demo
 
-        vision_demo(arguments.runs)
+        with _stdout_for(arguments.json) as answer:
+            vision_demo(arguments.runs)
+            answer |= {"runs": str(arguments.runs), "ok": True}
         return 0
     from dipole.benchmarks.report.write import write_report
     from dipole.benchmarks.run.bench import bench
 
     a = arguments
-    code = bench("demo", "small", a.runs, a.engine, a.jobs, a.threads)
-    write_report(arguments.runs, arguments.output)
-    print(f"Report: {arguments.output}")
+    with _stdout_for(a.json) as answer:
+        code = bench("demo", "small", a.runs, a.engine, a.jobs, a.threads, answer=answer)
+        write_report(arguments.runs, arguments.output)
+        answer |= {"report": str(arguments.output)}
+    if not a.json:
+        print(f"Report: {arguments.output}")
+        print(NEXT)
     return code
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from dipole.benchmarks.report.write import write_report
+    from dipole.benchmarks.report.write import named_charts, write_report
 
-    found = write_report(arguments.runs, arguments.output)
+    with _stdout_for(arguments.json) as answer:
+        found = write_report(arguments.runs, arguments.output, arguments.figures)
+        answer |= {"report": str(arguments.output), "facts": dict(found.facts)}
+    if arguments.json:
+        return 0
     print(f"{arguments.output}: " + ", ".join(f"{value} {name}" for name, value in found.facts.items()))
+    if arguments.figures is not None:
+        print(f"{arguments.figures}: {len(named_charts(found))} charts, each as .svg, .pdf, .tex and .vl.json")
     return 0
+
+
+@contextmanager
+def _stdout_for(as_json: bool) -> Iterator[dict[str, Any]]:
+    """What a command answers with --json: filled inside the block, in which all else that is printed goes to stderr."""
+    answer: dict[str, Any] = {}
+    if not as_json:
+        yield answer
+        return
+    with redirect_stdout(sys.stderr):
+        yield answer
+    print(json.dumps(answer))
 
 
 def _option(text: str) -> tuple[str, str]:

@@ -1,10 +1,10 @@
-"""Before anything is run: how many jobs, how long by earlier records, what cannot be built, and how many seeds."""
+"""Before anything is run: how many jobs, how long, what cannot be built, and how many seeds."""
 
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from math import nan
+from dataclasses import asdict, dataclass
+from math import isnan, nan
 from statistics import fmean, median
 from typing import Any
 
@@ -13,9 +13,11 @@ import numpy as np
 from dipole.benchmarks.report import published
 from dipole.benchmarks.report.comparison import margin
 from dipole.benchmarks.report.results import measure
+from dipole.benchmarks.run.reference import Reckoned, kind_of, reckon
 from dipole.benchmarks.statistics import seeds_needed
 from dipole.benchmarks.suite import Cell, Job, Sized
 from dipole.core.ground.errors import DipoleError
+from dipole.core.ground.progress import duration
 from dipole.core.record import RunRecord
 from dipole.core.train.build import construct
 from dipole.core.train.config import RunConfig
@@ -26,6 +28,7 @@ class Estimator:
 
     def __init__(self, records: Iterable[RunRecord]) -> None:
         self._seconds: dict[str, list[float]] = defaultdict(list)
+        self._table: dict[str, Reckoned] = {}
         for record in records:
             if record.status == "done" and record.wall_seconds > 0:
                 for key in _kinds(record.config):
@@ -43,14 +46,43 @@ class Estimator:
                 return median(self._seconds[key])
         return None
 
-    def total(self, configs: Sequence[RunConfig], slots: int) -> tuple[float | None, int]:
-        """Wall time of several runs on `slots` places, and how many of them had to be guessed from the others."""
-        known = [seconds for c in configs if (seconds := self.seconds(c)) is not None]
-        if not known:
-            return (0.0 if not configs else None), len(configs)
+    def total(self, configs: Sequence[RunConfig], slots: int) -> "Time":
+        """Wall time of several runs on `slots` places.
+
+        Runs without any like them count as the mean of the others; where no run is known, by the reference table.
+        """
+        known = [seconds for config in configs if (seconds := self.seconds(config)) is not None]
         guessed = len(configs) - len(known)
-        rounds = max((sum(known) + guessed * fmean(known)) / slots, max(known))
-        return rounds, guessed
+        if known or not configs:
+            every = [*known, *[fmean(known)] * guessed] if known else []
+            return Time(max(sum(every) / slots, max(known, default=0.0)), guessed, 0, 2.0 if guessed else 1.0)
+        reckoned = [self._reckoned(config) for config in configs]
+        every = [each.seconds for each in reckoned]
+        within = max(each.within for each in reckoned)
+        return Time(max(sum(every) / slots, max(every)), 0, len(reckoned), within)
+
+    def _reckoned(self, config: RunConfig) -> Reckoned:
+        """By the table; runs of a suite differ in objective and seed, and are looked up once."""
+        kind = json.dumps([kind_of(config), config.train.epochs, config.train.steps], sort_keys=True, default=str)
+        if kind not in self._table:
+            self._table[kind] = reckon(config)
+        return self._table[kind]
+
+
+@dataclass(frozen=True)
+class Time:
+    """Seconds that runs will take; how many of them are guessed from others or reckoned; within which factor."""
+
+    seconds: float
+    guessed: int
+    reckoned: int
+    within: float
+
+    def __str__(self) -> str:
+        if self.within == 1.0:
+            return duration(self.seconds)
+        low, high = duration(self.seconds / self.within), duration(self.seconds * self.within)
+        return f"{duration(self.seconds)} ({low} to {high})"
 
 
 @dataclass(frozen=True)
@@ -84,10 +116,23 @@ class Plan:
     jobs: int
     cells: int
     finished: int
-    seconds: float | None
-    guessed: int
+    time: Time
     slots: int
     seeds: tuple[SeedsLine, ...]
+
+    @property
+    def seconds(self) -> float:
+        return self.time.seconds
+
+    @property
+    def guessed(self) -> int:
+        return self.time.guessed
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `--plan --json` prints; a spread that is not known is null."""
+        lines = [asdict(line) | {"std": None if isnan(line.std) else line.std} for line in self.seeds]
+        counts = {"jobs": self.jobs, "finished": self.finished, "slots": self.slots}
+        return {**counts, "time": asdict(self.time), "seeds": lines}
 
 
 def faults(jobs: Sequence[Job], processes: int) -> tuple[Fault, ...]:
@@ -110,10 +155,10 @@ def make_plan(
     where nothing is published, one percentage point (0.01 of a fraction times the column's factor).
     """
     missing = [job.config for job in jobs if job.hash not in records]
-    seconds, guessed = Estimator(records.values()).total(missing, slots)
+    time = Estimator(records.values()).total(missing, slots)
     cells = sum(1 for _ in sized.cells())
     lines = tuple(_seeds_line(sized, column.name, jobs, records, effect) for column in sized.columns)
-    return Plan(len(jobs), cells, len(jobs) - len(missing), seconds, guessed, slots, lines)
+    return Plan(len(jobs), cells, len(jobs) - len(missing), time, slots, lines)
 
 
 def _seeds_line(

@@ -2,11 +2,12 @@
 
 A suite is a TOML file of `benchmarks/suites`: one per table and figure of the papers, `cross-domain`, and `demo`. Rows
 are methods (an objective each), columns are measurements (a metric of a record, under settings of their own), and a
-scale says with which recipe and which seeds. Cells whose configurations are equal share a run.
+scale says with which recipe and which seeds. Rows and columns can be written as grids (`grid.py`). Cells whose
+configurations are equal share a run.
 """
 
 import re
-import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -16,11 +17,14 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
+from dipole.benchmarks.grid import MOST, expand
 from dipole.benchmarks.protocol import deviations, leaves, tuples
 from dipole.benchmarks.report import published
 from dipole.benchmarks.run_records import run_name
-from dipole.core.ground.errors import ConfigError, nearest
-from dipole.core.ground.files import why
+from dipole.core.ground.errors import ConfigError, ReceivedError, nearest
+from dipole.core.ground.files import is_file
+from dipole.core.ground.received import read_toml
+from dipole.core.ground.text import shortened
 from dipole.core.train.config import RunConfig, Settings
 from dipole.core.train.problems import describe
 from dipole.core.train.recipe import load
@@ -160,11 +164,16 @@ class Suite(Settings):
             labels, names = [row.label for row in rows], [column.name for column in columns]
             if not rows or not columns:
                 problems.append(f"scale {name!r} has no rows or no columns")
-            if len(set(labels)) < len(labels) or len(set(names)) < len(names):
-                problems.append(f"scale {name!r} names a row or a column twice")
+            if twice := [each for given in (labels, names) for each, count in Counter(given).items() if count > 1]:
+                problems.append(f"scale {name!r} names a row or a column twice: {twice[0]!r}")
+            if (count := len(rows) * len(columns) * len(scale.seeds)) > MOST:
+                problems.append(
+                    f"scale {name!r} has {count:,} cells ({len(rows)} rows x {len(columns)} columns x "
+                    f"{len(scale.seeds)} seeds); at most {MOST:,}"
+                )
             odd = [label for label in scale.change if label not in labels]
             problems += [f"change: {label!r} is no row of scale {name!r}.{nearest(label, labels)}" for label in odd]
-            for base in (self.base, *(row.base for row in rows)):
+            for base in dict.fromkeys((self.base, *(row.base for row in rows))):
                 if base is not None and base not in labels:
                     problems.append(f"base {base!r} is no row of scale {name!r}.{nearest(base, labels)}")
             for row in rows:
@@ -345,17 +354,17 @@ def suites() -> Mapping[str, Path]:
 def read_suite(name: str | Path) -> Suite:
     """Read a shipped suite by name, or a suite file by path."""
     path = suites().get(str(name), Path(name))
-    if not path.is_file():
+    if not is_file(path):
         raise ConfigError(
-            f"no suite {str(name)!r}.{nearest(str(name), suites())} Give the name of a shipped "
+            f"no suite {shortened(str(name))!r}.{nearest(str(name), suites())} Give the name of a shipped "
             "one (`dipole list suites`) or the path of a suite file."
         )
     try:
-        return Suite.model_validate(tuples(tomllib.loads(path.read_text(encoding="utf-8"))))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {why(error)}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+        return Suite.model_validate(tuples(expand(read_toml(path))))
+    except ReceivedError as error:
+        raise ConfigError(str(error)) from error
+    except ConfigError as error:
+        raise ConfigError(f"{path} is not a suite: {error}") from error
     except ValidationError as error:
         lines = [f"  - {line.replace('the recipe: ', '', 1)}" for line in describe(error, Suite)]
         raise ConfigError(f"{path} is not a suite:\n" + "\n".join(lines)) from error

@@ -1,39 +1,32 @@
 """The pictures of a suite and of runs outside suites: what is drawn of which data, each a chart and its caption."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from math import nan
+from math import inf, isfinite, nan
 from pathlib import Path
 from statistics import fmean
 
 from dipole.benchmarks.manifest import ColumnEntry
 from dipole.benchmarks.report import kinds
+from dipole.benchmarks.report.comparisons import compared
 from dipole.benchmarks.report.curves import Curve, mean_line, read_curves
+from dipole.benchmarks.report.grids import two_way
+from dipole.benchmarks.report.picture import MOST_LINES, Picture, ends, pictured
 from dipole.benchmarks.report.ranking import Rank
 from dipole.benchmarks.report.results import CellResult, SuiteResults, measure
 from dipole.benchmarks.statistics import Interval, summarize
+from dipole.core.ground.received import read_json
 from dipole.core.record import RunRecord
 
 ENTROPY, ENTROPY_MAXIMUM = "diag/conditional_entropy", "diag/conditional_entropy_maximum"
 RANK = "diag/rank"
 LOSS = "train/loss"
 INTERVAL = "bar: 95 % interval"
-# More lines than this in one picture are told apart by nobody: they become rows of a heat map.
-MOST_LINES = 10
 # More histograms than this are compared as rows of a heat map.
 MOST_HISTOGRAMS = 6
 # Values closer than this are one value: a picture of them says nothing that a sentence does not.
 SAME = 0.02
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A chart and the sentence below it."""
-
-    chart: kinds.Chart
-    caption: str
 
 
 def pictures(results: SuiteResults, runs: Path) -> dict[str, list[Picture]]:
@@ -43,13 +36,15 @@ def pictures(results: SuiteResults, runs: Path) -> dict[str, list[Picture]]:
         found["Measurements"] = _columns(results)
     else:
         found["Measurements"] = measured(results)
+    if results.manifest.kind == "study":
+        found["Over all columns"] = compared(results, [group.columns for group in _groups(results)])
     curves, losses, entropy, ranks, histograms = [], [], [], [], []
     for group in _groups(results):
         lines = _read(results, group, runs)
         models = {name: lines[first] for first, name in _models(results, group).items()}
         if "curves" in results.manifest.show:
-            curves += _curves(group, lines)
-            losses += _losses(group, models)
+            curves += _curves(group, lines, results.curves_on)
+            losses += _losses(results, group, models)
         if "paths" in results.manifest.show:
             curves += _paths(group, lines)
         entropy += _entropy(results, group, models)
@@ -74,8 +69,8 @@ def ranking(title: str, ranks: Sequence[Rank], base: str) -> list[Picture]:
     )
     gain = kinds.interval_chart(f"{title}: gain", "gain over the base (% of its mean)", gains)
     return [
-        *_picture(probability, f"Against {base}; one half means no difference. Bootstrap: runs redrawn in every task."),
-        *_picture(gain, f"Against {base}: interquartile mean over all runs of all tasks, stratified bootstrap."),
+        *pictured(probability, f"Against {base}; one half means no difference. Bar: 95 % interval."),
+        *pictured(gain, f"Against {base}: mean over the middle tasks. Bar: 95 % interval, seeds with their base."),
     ]
 
 
@@ -83,6 +78,8 @@ def measured(results: SuiteResults) -> list[Picture]:
     """The cells of a suite: ours beside the printed ones, a grid as heat map, or each column with its seeds."""
     if any(cell.printed is not None and cell.printed.mean is not None for cell in results.cells):
         return _forest(results)
+    if grid := two_way(results):
+        return grid
     return _grid(results) if len(results.columns) > 1 and len(results.rows) > 2 else _by_column(results)
 
 
@@ -103,7 +100,7 @@ def _forest(results: SuiteResults) -> list[Picture]:
             caption = (
                 f"{column.name}. Ours: mean, {INTERVAL}, small dots the seeds. Printed: bar one standard deviation."
             )
-            found += _picture(chart, caption)
+            found += pictured(chart, caption)
     return found
 
 
@@ -113,9 +110,14 @@ def _by_column(results: SuiteResults) -> list[Picture]:
         cells = _cells(results, column)
         rows = [_of_seeds(c.row.label, list(c.samples.values())) for c in cells if c.summary is not None]
         if len(rows) > 1:
-            chart = kinds.interval_chart(f"{column.name}: all rows", _named(column), rows, None)
-            found += _picture(chart, f"{column.name}. Mean, {INTERVAL}, small dots the seeds.")
+            shown, said = ends(rows, _value, "rows")
+            chart = kinds.interval_chart(f"{column.name}: all rows", _named(column), shown, None)
+            found += pictured(chart, f"{column.name}. Mean, {INTERVAL}, small dots the seeds.", said)
     return found
+
+
+def _value(row: kinds.Estimate) -> float:
+    return row.value if isfinite(row.value) else 0.0
 
 
 def _grid(results: SuiteResults) -> list[Picture]:
@@ -127,7 +129,11 @@ def _grid(results: SuiteResults) -> list[Picture]:
     for unit, columns in units.items():
         of = f" ({unit})" if unit else ""
         tiles = []
-        for cell in (cell for column in columns for cell in _cells(results, column)):
+        # Of many rows those that are much better or worse than the others, by their mean over the columns.
+        means = {row.label: _gain(results, row.label, columns) for row in results.rows}
+        shown, said = ends(list(means), lambda label: means[label], "rows")  # noqa: B023
+        kept = set(shown)
+        for cell in (cell for column in columns for cell in _cells(results, column) if cell.row.label in kept):
             level = results.value(results.base or "", cell.column.name)
             level = _column_mean(results, cell.column.name) if level is None else level
             if cell.summary is not None:
@@ -139,8 +145,15 @@ def _grid(results: SuiteResults) -> list[Picture]:
         title = f"{results.manifest.title}: means{of}"
         label = f"better than {against} by{of}"
         caption = f"Means over seeds{of}. Colour: by how much better than {against}."
-        found += _picture(kinds.heat_map(title, "", "", tiles, label, 0.0), caption)
+        found += pictured(kinds.heat_map(title, "", "", tiles, label, 0.0), caption, said)
     return found
+
+
+def _gain(results: SuiteResults, row: str, columns: Sequence[ColumnEntry]) -> float:
+    """Mean of a row over columns of one unit, costs with their sign turned."""
+    found = [(1 if c.higher_is_better else -1, results.value(row, c.name)) for c in columns]
+    values = [sign * value for sign, value in found if value is not None]
+    return fmean(values) if values else 0.0
 
 
 def _column_mean(results: SuiteResults, column: str) -> float:
@@ -154,11 +167,7 @@ def _cells(results: SuiteResults, column: ColumnEntry) -> list[CellResult]:
 
 def _of_seeds(label: str, values: Sequence[float], source: str = "") -> kinds.Estimate:
     found = summarize(list(values))
-    return kinds.Estimate(label, found.mean, found.low, found.high, values, source)
-
-
-def _picture(chart: kinds.Chart | None, caption: str) -> list[Picture]:
-    return [] if chart is None else [Picture(chart, caption)]
+    return kinds.Estimate(label, found.mean, _end(found.low), _end(found.high), values, source)
 
 
 def cost(results: SuiteResults) -> list[Picture]:
@@ -178,12 +187,13 @@ def _costs(title: Callable[[str], str], runs: Mapping[str, Sequence[RunRecord]])
         means = [fmean(each) for each in values.values()]
         if len(means) < 2 or max(means) - min(means) <= SAME * max(means):
             continue
-        rows = [kinds.Estimate(label, fmean(v), min(v), max(v), v) for label, v in values.items()]
+        every = [kinds.Estimate(label, fmean(v), min(v), max(v), v) for label, v in values.items()]
+        rows, said = ends(every, _value, "objectives")
         caption = (
             f"{title(what)}: mean, bar from least to most, on the machines named in the list of runs; compare rows "
         )
         chart = kinds.interval_chart(title(what), f"{what} ({unit})", rows, None)
-        found += _picture(chart, f"{caption}of one machine only.")
+        found += pictured(chart, f"{caption}of one machine only.", said)
     return found
 
 
@@ -197,7 +207,12 @@ def _memory(record: RunRecord) -> float:
 
 
 def _estimate(label: str, found: Interval, factor: float = 1.0) -> kinds.Estimate:
-    return kinds.Estimate(label, factor * found.value, factor * found.low, factor * found.high)
+    return kinds.Estimate(label, factor * found.value, factor * _end(found.low), factor * _end(found.high))
+
+
+def _end(value: float | None) -> float:
+    """An end of an interval; nan where too few seeds give none."""
+    return nan if value is None else value
 
 
 @dataclass(frozen=True)
@@ -269,13 +284,13 @@ def _lines(curves: Mapping[str, list[dict[str, Curve]]], name: str, factor: floa
     return [line for line in lines if len(line.x)]
 
 
-def _curves(group: Group, curves: Mapping[str, list[dict[str, Curve]]]) -> list[Picture]:
+def _curves(group: Group, curves: Mapping[str, list[dict[str, Curve]]], part: str) -> list[Picture]:
     found = []
     for column in group.columns:
         lines = [line for name in _logged(column.metric) for line in _lines(curves, name, column.factor)]
         if any(len(line.x) > 1 for line in lines):
             title = f"{column.name} while training"
-            found += _lines_or_map(title, "training step", _named(column), lines, f"{title}. {MEANS}")
+            found += _lines_or_map(title, "training step", _named(column), lines, f"{title}, {part} part. {MEANS}")
     return found
 
 
@@ -295,21 +310,43 @@ def _paths(group: Group, curves: Mapping[str, list[dict[str, Curve]]]) -> list[P
         return []
     title = group.title(f"{second.name} over {first.name}")
     chart = kinds.line_chart(title, _named(first), _named(second), lines[:MOST_LINES])
-    return _picture(chart, f"{title}, from step to step of training. Mean over seeds.{_left_out(lines)}")
+    return pictured(chart, f"{title}, from step to step of training. Mean over seeds.", _left_out(lines))
 
 
 def _named(column: ColumnEntry) -> str:
     return f"{column.name} ({column.unit})" if column.unit else column.name
 
 
-def _losses(group: Group, curves: Mapping[str, list[dict[str, Curve]]]) -> list[Picture]:
+def _losses(results: SuiteResults, group: Group, curves: Mapping[str, list[dict[str, Curve]]]) -> list[Picture]:
+    """The losses of a suite's models: of many those of the base and of the best by the group's first column."""
+    column = group.columns[0]
+    sign = -1 if column.higher_is_better else 1
+
+    def place(model: tuple[str, str]) -> tuple[bool, float]:
+        value = results.value(model[0], column.name)
+        return model[0] != results.base, sign * value if value is not None else inf
+
+    base = "the base and " if results.base else ""
+    ordered = [name for _, name in sorted(_models(results, group).items(), key=place)]
+    return loss_pictures(group, curves, ordered, f"{base}the best by the first column of its runs")
+
+
+def loss_pictures(
+    group: Group, curves: Mapping[str, list[dict[str, Curve]]], ordered: Sequence[str], chosen: str
+) -> list[Picture]:
     """A picture per model: levels of different objectives have nothing to do with each other, and keep their axes."""
-    lines = [line for line in _lines(curves, LOSS) if len(line.x) > 1]
+    lines = {line.label: line for line in _lines(curves, LOSS) if len(line.x) > 1}
+    names = [name for name in ordered if name in lines]
+    kept = set(names[:MOST_LINES])
+    note = "Each on its own axis: levels of different objectives are not comparable."
+    if len(lines) > len(kept):
+        note += f" {len(kept)} of {len(lines)} models: {chosen}. Every loss stands in metrics.jsonl of its run."
     found = []
-    for line in lines[:MOST_LINES]:
-        title = group.title(f"training loss of {line.label}")
-        chart = kinds.line_chart(title, "training step", "loss", [line])
-        found += _picture(chart, f"{title}, on its own axis: levels of different objectives are not comparable.")
+    for label, line in lines.items():
+        if label in kept:
+            title = group.title(f"training loss of {label}")
+            chart = kinds.line_chart(title, "training step", "loss", [line])
+            found += pictured(chart, f"{title}.", note)
     return found
 
 
@@ -321,18 +358,19 @@ def _lines_or_map(
 ) -> list[Picture]:
     """Lines as long as they can be told apart, else a row of a heat map for each."""
     if len(lines) <= MOST_LINES:
-        return _picture(kinds.line_chart(title, x_label, y_label, lines, from_zero), caption)
+        return pictured(kinds.line_chart(title, x_label, y_label, lines, from_zero), caption)
     steps = sorted({x for line in lines for x in line.x})
+    shown, said = ends(lines, lambda line: line.y[-1] if line.y and isfinite(line.y[-1]) else 0.0, "rows")
     kept = set(steps[:: -(-len(steps) // MOST_STEPS)]) | {steps[-1]}
     tiles = [
         kinds.Tile(line.label, f"{x:g}", y)
         for x_kept in sorted(kept)
-        for line in lines
+        for line in shown
         for x, y in zip(line.x, line.y, strict=True)
         if x == x_kept
     ]
     chart = kinds.heat_map(title, x_label, "", tiles, y_label)
-    return _picture(chart, f"{title}: {len(lines)} rows, the mean over seeds as colour.")
+    return pictured(chart, f"{title}: {len(shown)} rows, the mean over seeds as colour.", said)
 
 
 MOST_STEPS = 16
@@ -340,7 +378,7 @@ MOST_STEPS = 16
 
 def _left_out(lines: Sequence[kinds.Line]) -> str:
     more = len(lines) - MOST_LINES
-    return f" The first {MOST_LINES} of {len(lines)} rows." if more > 0 else ""
+    return f"The first {MOST_LINES} of {len(lines)} rows." if more > 0 else ""
 
 
 def _is_shown(results: SuiteResults, kind: str, lines: Sequence[kinds.Line]) -> bool:
@@ -395,7 +433,7 @@ def _histograms(results: SuiteResults, group: Group) -> list[Picture]:
         for name, series in models.items():
             title = group.title(name)
             chart = kinds.histogram(title, DISTANCE, "density (1 / distance)", series, top)
-            found += _picture(chart, f"{title} ({of})")
+            found += pictured(chart, f"{title} ({of})")
     return found
 
 
@@ -405,17 +443,32 @@ DISTANCE = "distance D = (1 - cosine) / 2"
 def _density_maps(group: Group, models: Mapping[str, Sequence[kinds.Steps]], of: str) -> list[Picture]:
     found = []
     for part in dict.fromkeys(one.label for series in models.values() for one in series):
-        tiles = [
-            kinds.Tile(name, f"{(left + right) / 2:.3g}", height)
-            for name, series in models.items()
-            for one in series
-            if one.label == part
-            for (left, right), height in zip(pairwise(one.edges), one.heights, strict=True)
-        ]
+        every = [(name, one) for name, series in models.items() for one in series if one.label == part]
+        shown, said = ends(every, lambda each: _middle(each[1]), "models, by mean distance")
+        tiles = [kinds.Tile(name, f"{middle:.3g}", height) for name, one in shown for middle, height in _in_bins(one)]
         title = group.title(f"distances, {part}")
         chart = kinds.heat_map(title, DISTANCE, "", tiles, "density (1 / distance)")
-        found += _picture(chart, f"{title} ({of}): a row for each of {len(models)} models.")
+        found += pictured(chart, f"{title} ({of}): a row for each of {len(shown)} models.", said)
     return found
+
+
+MOST_BINS = 20
+
+
+def _in_bins(one: kinds.Steps) -> list[tuple[float, float]]:
+    """Middles and heights of at most MOST_BINS bins, neighbours together."""
+    each = -(-len(one.heights) // MOST_BINS)
+    found = []
+    for start in range(0, len(one.heights), each):
+        edges = one.edges[start : start + each + 1]
+        mass = sum(h * (b - a) for h, (a, b) in zip(one.heights[start : start + each], pairwise(edges), strict=True))
+        found.append(((edges[0] + edges[-1]) / 2, mass / (edges[-1] - edges[0])))
+    return found
+
+
+def _middle(one: kinds.Steps) -> float:
+    """Mean of a density."""
+    return sum(h * (b - a) * (a + b) / 2 for h, (a, b) in zip(one.heights, pairwise(one.edges), strict=True))
 
 
 def _mean_histogram(records: Sequence[RunRecord], parts: Sequence[tuple[str, str]]) -> list[kinds.Steps]:
@@ -454,9 +507,9 @@ def _scatter(results: SuiteResults, runs: Path) -> list[Picture]:
 def _points(path: Path) -> list[kinds.Dots]:
     """Points of a run by class; none where the file is absent or damaged."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
         rows = [(float(x), float(y), int(c)) for x, y, c in zip(found["x"], found["y"], found["label"], strict=True)]
-    except (OSError, ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, OverflowError):
         return []
     classes = sorted({c for _, _, c in rows})
     return [
@@ -513,8 +566,10 @@ def other_runs(groups: Mapping[str, Sequence[RunRecord]], runs: Path) -> dict[st
             values = {label: [v for r in each if (v := measure(r, metric)) is not None] for label, each in by.items()}
             rows = [_of_seeds(label, each) for label, each in values.items() if each]
             if len(rows) > 1:
-                chart = kinds.interval_chart(f"{task}: {metric}", metric, rows, None)
-                found["Comparison"] += _picture(chart, f"{task}: {metric}. Mean, {INTERVAL}, small dots the runs.")
+                shown, said = ends(rows, _value, "objectives")
+                chart = kinds.interval_chart(f"{task}: {metric}", metric, shown, None)
+                caption = f"{task}: {metric}. Mean, {INTERVAL}, small dots the runs."
+                found["Comparison"] += pictured(chart, caption, said)
         names = [LOSS, *(name for metric in metrics for name in _logged(metric))]
         read = {o: [read_curves(runs / r.hash / "metrics.jsonl", names) for r in each] for o, each in by.items()}
         for name in names[1:]:
@@ -523,6 +578,7 @@ def other_runs(groups: Mapping[str, Sequence[RunRecord]], runs: Path) -> dict[st
                 title = f"{task}: {name.removeprefix('eval/')} while training"
                 pictures = _lines_or_map(title, "training step", name.removeprefix("eval/"), lines, f"{title}. {MEANS}")
                 found["Learning curves"] += pictures
-        found["Training loss"] += _losses(Group((), task), read)
+        often = sorted(read, key=lambda objective: -len(by[objective]))
+        found["Training loss"] += loss_pictures(Group((), task), read, often, "those with most runs")
         found["Cost"] += _costs(Group((), task).title, by)
     return {name: shown for name, shown in found.items() if shown}

@@ -2,13 +2,16 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TypeGuard
 
 from dipole.benchmarks.report.kinds import Line
+from dipole.core.ground.errors import ReceivedError
+from dipole.core.ground.received import parse_json, read_lines
 
 MOST_POINTS = 160
 
@@ -25,16 +28,13 @@ def read_curves(path: Path, names: Iterable[str]) -> dict[str, Curve]:
     """Curves of the named quantities; damaged lines and values that are no numbers are left out."""
     wanted = list(names)
     points: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return {}
-    for raw in text.splitlines():
-        if not any(f'"{name}"' in raw for name in wanted):
+    marks = [json.dumps(name).encode() for name in wanted]
+    for raw in _lines(path):
+        if not any(mark in raw for mark in marks):
             continue
         try:
-            line = json.loads(raw)
-        except (ValueError, RecursionError):
+            line = parse_json(raw)
+        except ValueError:
             continue
         step = line.get("step") if isinstance(line, dict) else None
         if not _is_number(step):
@@ -44,6 +44,12 @@ def read_curves(path: Path, names: Iterable[str]) -> dict[str, Curve]:
             if _is_number(value):
                 points[name].append((float(step), float(value)))
     return {name: _thinned(found) for name, found in points.items()}
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file, up to where it cannot be read; none where there is none."""
+    with suppress(ReceivedError):
+        yield from read_lines(path)
 
 
 def _is_number(value: object) -> TypeGuard[float]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dipole.benchmarks.manifest import read_manifests
 from dipole.benchmarks.report import charts, findings, searches, tables
-from dipole.benchmarks.report.charts import Picture
+from dipole.benchmarks.report.picture import Picture
 from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.report.table import ReportTable
 from dipole.benchmarks.run_records import Collection, Problem, read_records
@@ -69,10 +69,9 @@ def make_report(runs: Path) -> Report:
         listed = tables.other_runs_table(others, joules, runs).without_empty_columns()
         groups = _by_task(others)
         compared = [tables.comparison_table(task, records) for task, records in groups.items() if len(records) > 1]
-        subtitle = f"{len(others)} runs of `dipole train`" if len(others) != 1 else "one run of `dipole train`"
-        sections.append(
-            Section("other-runs", "Other runs", subtitle, (), (*compared, listed), charts.other_runs(groups, runs))
-        )
+        subtitle = f"{len(others)} runs of dipole train" if len(others) != 1 else "one run of dipole train"
+        drawn, said = charts.other_runs(groups, runs), findings.of_others(groups)
+        sections.append(Section("other-runs", "Other runs", subtitle, (), (*compared, listed), drawn, said))
     damaged = [*damaged, *(Problem(path, said) for path, said in unreadable)]
     if (problems := tables.problems_table(collection, damaged)) is not None:
         count = len(problems.rows)
@@ -118,12 +117,13 @@ def _suite(
 
 
 def _by_task(records: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
-    """Runs that may be compared: of one domain on one data set or task."""
+    """Runs that may be compared: of one domain on one part of one data set or task."""
     found: dict[str, list[RunRecord]] = {}
     for record in records:
         if record.status == "done":
             name = record.data.get("name")
-            found.setdefault(f"{record.domain}, {name}" if name else record.domain, []).append(record)
+            part = "" if record.evaluated_on == "test" else f", {record.evaluated_on} part"
+            found.setdefault(f"{record.domain}, {name}{part}" if name else f"{record.domain}{part}", []).append(record)
     return found
 
 

@@ -1,15 +1,17 @@
 """What a report found, in the sentences it opens with: differences that hold or do not, and where they are from."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
+from statistics import fmean, stdev
 
 from dipole.benchmarks.report.comparison import AGREES, DIFFERS, NOT_COMPARED, UNDECIDED
+from dipole.benchmarks.report.ranking import LEVEL
 from dipole.benchmarks.report.results import CellResult, SuiteResults
 from dipole.benchmarks.report.table import number
+from dipole.benchmarks.statistics import welch
 from dipole.core.record import RunRecord
 
-LEVEL = 0.05
 NAMED = 3
 
 
@@ -21,6 +23,30 @@ def of_suite(results: SuiteResults, others: Iterable[SuiteResults] = ()) -> list
     done, asked = sum(r.status == "done" for r in results.records.values()), len(results.jobs)
     missing = [f"{asked - done} of {asked} runs are missing."] if done < asked else []
     return [*missing, *_against_base(results), *_beside_printed(results), *_of_claims(results, others)]
+
+
+def of_others(groups: Mapping[str, Sequence[RunRecord]]) -> list[str]:
+    """Of runs outside suites, by task: which objective has the largest first result, and whether it is told apart."""
+    found = []
+    for task, records in groups.items():
+        name = next((name for record in records for name, value in record.results.items() if value is not None), None)
+        by: dict[str, list[float]] = {}
+        for record in records:
+            if name is not None and (value := record.results.get(name)) is not None:
+                by.setdefault(record.objective, []).append(value)
+        if len(by) < 2:
+            continue
+        (best, top), (second, next_) = sorted(by.items(), key=lambda item: -fmean(item[1]))[:2]
+        ahead = fmean(top) - fmean(next_)
+        said = f"{task}: {best} has the largest {name}, {number(fmean(top))}, {number(ahead)} above {second}"
+        if min(len(top), len(next_)) < 2:
+            found.append(f"{said}; one run each is no test.")
+            continue
+        test = welch(fmean(top), stdev(top), len(top), fmean(next_), stdev(next_), len(next_))
+        is_told = isfinite(test.p) and test.p < LEVEL and ahead > 0 and stdev([*top, *next_]) > 0
+        verdict = "a difference" if is_told else "no difference that can be decided"
+        found.append(f"{said}: {verdict} (Welch, p = {test.p:.2g}, {len(top)} and {len(next_)} runs).")
+    return found
 
 
 def of_machines(records: Iterable[RunRecord]) -> str:
@@ -48,7 +74,7 @@ def _against_base(results: SuiteResults) -> list[str]:
     tested = [c for c in results.cells if c.against_base is not None and c.against_base.n > 1]
     if not tested:
         has_base = any(c.against_base is not None for c in results.cells)
-        return ["One seed each: no difference can be tested."] if has_base else []
+        return ["One seed each: no difference can be tested; two would give intervals."] if has_base else []
     base = results.base
     decided = [c for c in tested if isfinite(c.p_holm) and c.p_holm < LEVEL]
     best = max(tested, key=_lead)

@@ -3,7 +3,7 @@
 import base64
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from typing import Any
@@ -11,7 +11,8 @@ from typing import Any
 from dipole import __version__
 from dipole.benchmarks.report import drawing
 from dipole.benchmarks.report.document import Report
-from dipole.benchmarks.report.kinds import Chart
+from dipole.benchmarks.report.encoding import columns
+from dipole.benchmarks.report.picture import Picture, drawn_at_once
 from dipole.core.ground.errors import ConfigError
 from dipole.core.ground.extras import install_line
 
@@ -19,7 +20,8 @@ from dipole.core.ground.extras import install_line
 def to_html(report: Report) -> str:
     """One file without any reference to another: styles, script and pictures are inside.
 
-    Every picture is there as SVG, which needs no script; its spec beside it is what Vega draws under the pointer.
+    The first pictures of a kind are there as SVG, which needs no script; the spec beside each is what Vega draws under
+    the pointer, and, of those beyond, when they are unfolded.
 
     Raises:
         ConfigError: Jinja or, where there is something to draw, Vega-Altair is not installed.
@@ -50,20 +52,37 @@ def to_html(report: Report) -> str:
         script=trusted(script),
         script_hash=digest,
         style=trusted(style),
-        drawn=lambda chart: trusted(_drawn(chart)),
+        drawn=lambda picture, is_now: trusted(_drawn(picture, is_now)),
+        at_once=drawn_at_once,
+        notes=lambda pictures: list(dict.fromkeys(picture.note for picture in pictures if picture.note)),
         is_number=lambda value: isinstance(value, int | float),
     )
 
 
-def _drawn(chart: Chart) -> str:
-    """A chart as SVG, and its spec in a template, which browsers neither show nor run."""
-    spec = drawing.spec(chart)
-    data = json.dumps(spec, separators=(",", ":"), allow_nan=False)
+def _drawn(picture: Picture, is_now: bool) -> str:
+    """A chart as SVG, and its spec in a template, which browsers neither show nor run; the spec alone if not now."""
+    spec = drawing.spec(picture.chart)
+    name = escape(picture.chart.description, quote=True)
+    packed = {**spec, "datasets": {key: _packed(rows) for key, rows in spec["datasets"].items()}}
+    data = json.dumps(packed, separators=(",", ":"), allow_nan=False)
     for char in "<>&":
         data = data.replace(char, f"\\u{ord(char):04x}")
-    name = escape(chart.description, quote=True)
-    svg = drawing.to_svg(spec).replace("<svg ", f'<svg role="img" aria-label="{name}" ', 1)
-    return f'<div class="drawn">{svg}</div><template>{data}</template>'
+    label = f'role="img" aria-label="{name}"'
+    svg = drawing.to_svg(spec).replace("<svg ", f"<svg {label} ", 1) if is_now else ""
+    return f'<div class="drawn"{"" if is_now else " " + label}>{svg}</div><template>{data}</template>'
+
+
+def _packed(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Rows as columns, texts that repeat as places in a list: what charts.js unpacks."""
+    found: dict[str, Any] = {}
+    for name, values in columns(rows).items():
+        texts = list(dict.fromkeys(value for value in values if isinstance(value, str)))
+        if len(texts) * 2 < len(values) and all(isinstance(value, str) for value in values):
+            place = {text: i for i, text in enumerate(texts)}
+            found[name] = {"of": texts, "at": [place[value] for value in values]}
+        else:
+            found[name] = values
+    return found
 
 
 def _template(name: str) -> str:

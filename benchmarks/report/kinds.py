@@ -59,6 +59,14 @@ class Tile:
 
 
 @dataclass(frozen=True)
+class Ranked:
+    """One row of a rank chart: a mean rank, 1 the best."""
+
+    label: str
+    rank: float
+
+
+@dataclass(frozen=True)
 class Chart:
     """What all kinds have: a title, what the axes count, and a sentence for who cannot see the picture."""
 
@@ -89,6 +97,8 @@ class LineChart(Chart):
     lines: Sequence[Line]
     from_zero: bool = False
     is_log: bool = False
+    is_log_y: bool = False
+    is_steps: bool = False
 
     @property
     def is_narrow(self) -> bool:
@@ -149,6 +159,22 @@ class IntervalChart(Chart):
 
 
 @dataclass(frozen=True)
+class RankChart(Chart):
+    """Mean ranks, best first; `groups` join the rows (first, last) that differ by less than `difference`."""
+
+    rows: Sequence[Ranked]
+    groups: Sequence[tuple[int, int]]
+    difference: float
+
+    @property
+    def shown(self) -> str:
+        rows = "; ".join(f"{row.label} {row.rank:.3g}" for row in self.rows)
+        names = [row.label for row in self.rows]
+        joined = "; ".join(f"{names[a]} to {names[b]}" for a, b in self.groups)
+        return f"{rows}. Critical difference {self.difference:.3g}; not told apart: {joined or 'none'}."
+
+
+@dataclass(frozen=True)
 class HeatMap(Chart):
     """Rows by columns, the value as colour; `middle` is where colours turn, None for values that only grow."""
 
@@ -165,10 +191,12 @@ class HeatMap(Chart):
 def line_chart(
     title: str, x_label: str, y_label: str, lines: Sequence[Line], from_zero: bool = False
 ) -> LineChart | None:
-    """Lines over one x axis, a logarithmic one where x doubles from place to place; None for no finite value."""
+    """Lines, on logarithmic axes where x doubles from place to place or y spans WIDE_SPAN; None for no finite value."""
     if not any(isfinite(x) and isfinite(y) for line in lines for x, y in zip(line.x, line.y, strict=True)):
         return None
-    return LineChart(title, x_label, y_label, lines, from_zero, all(doubles(line.x) for line in lines))
+    numbers = [v for line in lines for of in (line.y, line.low or ()) for v in of if isfinite(v)]
+    is_log_y = not from_zero and min(numbers) > 0 and max(numbers) > WIDE_SPAN * min(numbers)
+    return LineChart(title, x_label, y_label, lines, from_zero, all(doubles(line.x) for line in lines), is_log_y)
 
 
 def histogram(
@@ -209,6 +237,8 @@ def heat_map(
     return HeatMap(title, x_label, y_label, kept, value_label, middle) if kept else None
 
 
+# Of a curve, which fills the picture between its ends, more is needed.
+WIDE_SPAN = 100
 # From this ratio on between the largest and the smallest of positive numbers the smaller ones share a few pixels.
 SPAN = 20
 

@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
 from dipole.benchmarks.report import kinds
-from dipole.benchmarks.report.charts import Picture
+from dipole.benchmarks.report.picture import Picture
 from dipole.benchmarks.report.table import Cell, ReportTable
 from dipole.core.record import RunRecord
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from dipole.benchmarks.report.claim_tables import to_json
 from dipole.benchmarks.report.document import Report, make_report
 from dipole.benchmarks.report.drawing import to_files
+from dipole.benchmarks.report.figure_table import as_table
 from dipole.benchmarks.report.html import to_html
 from dipole.benchmarks.report.kinds import Chart
 from dipole.benchmarks.report.table import plain, to_csv, to_latex
@@ -14,10 +15,11 @@ from dipole.core.ground.errors import ConfigError, RecordError
 from dipole.core.ground.files import atomic_write, why
 
 
-def write_report(runs: Path, output: Path) -> Report:
+def write_report(runs: Path, output: Path, figures: Path | None = None) -> Report:
     """Read a folder of runs and write report.html, report.md, or a folder with both and a file of everything in them.
 
-    In a folder each table is a .csv and a .tex, claims are .json as well, each chart an .svg and a .pdf under charts/.
+    In a folder each table is a .csv and a .tex, claims are .json as well; each chart, under charts/ or in the folder
+    `figures`, an .svg, a .pdf, a Vega-Lite spec and a .tex of its numbers.
 
     Raises:
         ConfigError: the output's name says none of these.
@@ -31,14 +33,15 @@ def write_report(runs: Path, output: Path) -> Report:
             texts |= {output / f"{table.name}.csv": to_csv(table), output / f"{table.name}.tex": to_latex(table)}
             if table.name.endswith(("-claims", "every-claim")):
                 texts[output / f"{table.name}.json"] = to_json(table)
-        for name, chart in named_charts(report).items():
-            texts |= {output / "charts" / f"{name}{kind}": content for kind, content in to_files(chart).items()}
+        texts |= _figures(report, output / "charts")
     elif output.suffix == ".html":
         texts = {output: to_html(report)}
     elif output.suffix == ".md":
         texts = {output: to_markdown(report)}
     else:
         raise ConfigError(f"-o {str(output)!r}: give a name ending in .html or .md, or a folder for all formats.")
+    if figures is not None:
+        texts |= _figures(report, figures)
     for path, text in texts.items():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,6 +49,14 @@ def write_report(runs: Path, output: Path) -> Report:
         except OSError as error:
             raise RecordError(f"cannot write the report {path}: {why(error)}") from error
     return report
+
+
+def _figures(report: Report, folder: Path) -> dict[Path, str | bytes]:
+    found: dict[Path, str | bytes] = {}
+    for name, chart in named_charts(report).items():
+        files = {**to_files(chart), ".tex": to_latex(as_table(chart, name))}
+        found |= {folder / f"{name}{kind}": content for kind, content in files.items()}
+    return found
 
 
 def named_charts(report: Report) -> dict[str, Chart]:

@@ -2,17 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
 
 from dipole.benchmarks.manifest import manifest, write_manifest
-from dipole.benchmarks.plan import Estimator, faults, make_plan
+from dipole.benchmarks.plan import Estimator, Time, faults, make_plan
 from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.run.engines import Engine, LocalEngine, PoolEngine
 from dipole.benchmarks.run.tasks import Result, Task
-from dipole.benchmarks.run.terminal import Summary, print_plan, print_results, print_summary, reporter, say
+from dipole.benchmarks.run.terminal import Summary, print_plan, print_results, print_summary, reckoning, reporter, say
 from dipole.benchmarks.run_records import read_records
 from dipole.benchmarks.suite import Job, ScaleName, read_suite, suites
 from dipole.core.ground.errors import TrainingError
@@ -37,6 +37,7 @@ def bench(
     seeds: int | None = None,
     slurm: Mapping[str, str] | None = None,
     console: Console | None = None,
+    answer: dict[str, Any] | None = None,
 ) -> int:
     """Run what is missing of a suite; the exit code is 1 if a job failed, or could not be built where only planned.
 
@@ -51,7 +52,9 @@ def bench(
         overrides: settings over those of every run, such as where data lie.
         seeds: number of seeds in place of the scale's own.
         slurm: options of sbatch, for the engine "slurm".
+        answer: filled with what `--json` prints.
     """
+    answer = {} if answer is None else answer
     console = console or Console()
     sized = read_suite(name).at(scale, overrides, seeds)
     wanted = sized.jobs(runs)
@@ -60,8 +63,15 @@ def bench(
     chosen = make_engine(engine, jobs, threads, shared, slurm) if not plan_only or engine == "local" else None
     slots = chosen.slots if chosen else jobs or 1
     if plan_only:
-        print_plan(console, sized, make_plan(sized, wanted, records, slots, effect))
+        plan = make_plan(sized, wanted, records, slots, effect)
+        print_plan(console, sized, plan)
         found = faults(wanted, sized.scale.processes)
+        answer |= {"suite": name, "scale": scale, **plan.as_dict(), "faults": [str(fault) for fault in found]}
+        answer["cells"] = [
+            {"row": c.row, "column": c.column, "seed": c.seed, "run": job.hash, "command": job.command}
+            for job in wanted
+            for c in job.cells
+        ]
         for fault in found:
             say(console, f"cannot run: {fault}")
         return 1 if found else 0
@@ -75,11 +85,21 @@ def bench(
     summary = run_jobs(wanted, records, runs, chosen, console, sized.scale.processes)
     print_results(console, SuiteResults(described, read_records(runs).records))
     print_summary(console, sized, summary, runs)
+    answer |= {"suite": name, "scale": scale, "runs": str(runs), "done": summary.done, "skipped": summary.skipped}
+    answer["failed"] = [
+        {"run": each.task.hash, "label": each.task.label, "message": each.message, "log": str(each.log)}
+        for each in summary.failed
+    ]
     return 1 if summary.failed else 0
 
 
 def plan_all(
-    scale: ScaleName, runs: Path, jobs: int | None, threads: int | None, console: Console | None = None
+    scale: ScaleName,
+    runs: Path,
+    jobs: int | None,
+    threads: int | None,
+    console: Console | None = None,
+    answer: dict[str, Any] | None = None,
 ) -> int:
     """Print a line per shipped suite: runs, how many of them are finished, estimated time; then what cannot be built.
 
@@ -92,7 +112,8 @@ def plan_all(
     for name in ("suite", "runs", "finished", "estimated time"):
         table.add_column(name, justify="left" if name == "suite" else "right")
     every: dict[str, RunConfig] = {}
-    problems = []
+    problems: list[str] = []
+    lines: list[dict[str, Any]] = []
     for name in suites():
         suite = read_suite(name)
         if scale in suite.scale:
@@ -100,22 +121,27 @@ def plan_all(
             problems += [f"{name}: {fault}" for fault in faults(planned, suite.scale[scale].processes)]
             wanted = {job.hash: job.config for job in planned}
             every |= wanted
-            table.add_row(name, *_plan_line(wanted, records, estimator, slots))
+            line = _plan_line(wanted, records, estimator, slots)
+            lines.append({"suite": name, "runs": len(wanted), "seconds": line.seconds, "within": line.within})
+            table.add_row(name, *_line_cells(wanted, records, line))
     table.add_section()
-    table.add_row("all (shared runs once)", *_plan_line(every, records, estimator, slots))
+    whole = _plan_line(every, records, estimator, slots)
+    table.add_row("all (shared runs once)", *_line_cells(every, records, whole))
+    if answer is not None:
+        answer |= {"scale": scale, "suites": lines, "seconds": whole.seconds, "faults": problems}
     console.print(table)
+    say(console, reckoning())
     for problem in problems:
         say(console, f"cannot run: {problem}")
     return 1 if problems else 0
 
 
-def _plan_line(
-    wanted: dict[str, RunConfig], records: dict[str, RunRecord], estimator: Estimator, slots: int
-) -> tuple[str, str, str]:
-    missing = [config for name, config in wanted.items() if name not in records]
-    seconds, guessed = estimator.total(missing, slots)
-    shown = "unknown" if seconds is None else duration(seconds) + (f" ({guessed} guessed)" if guessed else "")
-    return str(len(wanted)), str(len(wanted) - len(missing)), shown
+def _plan_line(wanted: dict[str, RunConfig], records: dict[str, RunRecord], estimator: Estimator, slots: int) -> Time:
+    return estimator.total([config for name, config in wanted.items() if name not in records], slots)
+
+
+def _line_cells(wanted: dict[str, RunConfig], records: dict[str, RunRecord], time: Time) -> tuple[str, str, str]:
+    return str(len(wanted)), str(len(wanted.keys() & records.keys())), str(time)
 
 
 def make_engine(
@@ -157,7 +183,7 @@ def run_jobs(
         say(console, f"{skipped} of {len(jobs)} runs are finished already.")
     with reporter(console, len(tasks)) as report:
         started = f"{len(tasks)} runs, {engine.slots} at a time" if tasks else ""
-        report(0, 0, estimator.total(list(waiting.values()), engine.slots)[0], started)
+        report(0, 0, estimator.total(list(waiting.values()), engine.slots).seconds, started)
         for result in engine.run(tasks, runs):
             config = waiting.pop(result.task.hash)
             if result.status == "done":
@@ -168,7 +194,7 @@ def run_jobs(
             else:
                 failed.append(result)
                 line = f"FAILED  {result.task.hash}  {result.task.label}: {result.message}  (log: {result.log})"
-            report(done, len(failed), estimator.total(list(waiting.values()), engine.slots)[0], line)
+            report(done, len(failed), estimator.total(list(waiting.values()), engine.slots).seconds, line)
     return Summary(done, tuple(failed), skipped)
 
 

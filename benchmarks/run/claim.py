@@ -1,21 +1,25 @@
 """Who works on a job: a claim per job, so that several runners on one folder repeat nothing and lose nothing.
 
 A claim is a lock file that the operating system gives back with its process, also after kill -9, and beside it a file
-that names the process. Hosts that share a folder need not share locks: there the named process is believed as long as
-it renews its file, and for `STALE_AFTER` seconds more.
+that names the process: host, boot, name space of process numbers, number, and when it began. Who shares the folder need
+not share the lock (another host, another container): there the named process is believed as long as it renews its file,
+and for `STALE_AFTER` seconds more.
 """
 
 import json
 import os
-import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
 from dipole.core.ground.files import atomic_write
+from dipole.core.ground.process import LONGEST_OWNER, describe_self, is_gone
+from dipole.core.ground.received import read_text
 
 RENEW_EVERY = 10.0
 STALE_AFTER = 120.0
@@ -37,9 +41,9 @@ def claim(folder: Path, name: str) -> Iterator[None]:
     except Timeout as error:
         raise TakenError(name) from error
     with lock:
-        if _is_renewed_elsewhere(path):
+        if _is_renewed_elsewhere(path) or _beats_in_the_future(path):
             raise TakenError(name)
-        atomic_write(path, json.dumps({"host": socket.gethostname(), "pid": os.getpid()}))
+        atomic_write(path, describe_self())
         stop = threading.Event()
         renewal = threading.Thread(target=_renew, args=(path, stop), daemon=True)
         renewal.start()
@@ -52,7 +56,10 @@ def claim(folder: Path, name: str) -> Iterator[None]:
 
 
 def is_held(path: Path) -> bool:
-    """Whether the claim of a file FOLDER/NAME.json belongs to a living process."""
+    """Whether the claim of a file FOLDER/NAME.json belongs to a living process.
+
+    One that is dated in the future is not: `claim` looks whether anybody renews it before it takes it.
+    """
     return is_locked(_lock_of(path)) or _is_renewed_elsewhere(path)
 
 
@@ -61,7 +68,7 @@ def _lock_of(path: Path) -> Path:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a living process of this host holds a lock file."""
+    """Whether a living process that shares our locks holds a lock file."""
     if not path.exists():
         return False
     try:
@@ -72,14 +79,59 @@ def is_locked(path: Path) -> bool:
 
 
 def _is_renewed_elsewhere(path: Path) -> bool:
-    """Whether a process of another host renews this file; an unreadable one (never written whole) is nobody's."""
+    """Whether a process that need not share our locks renews this file."""
     try:
-        owner = json.loads(path.read_text(encoding="utf-8"))
-        host, renewed = str(owner["host"]), path.stat().st_mtime
-        int(owner["pid"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return _may_live(path) and -RENEW_EVERY <= _age(path) < STALE_AFTER
+    except FileNotFoundError:
         return False
-    return host != socket.gethostname() and _now(path.parent) - renewed < STALE_AFTER
+
+
+def _beats_in_the_future(path: Path) -> bool:
+    """Whether somebody renews a file that is dated in the future: a clock was set back, or theirs runs ahead of ours.
+
+    Waits for one renewal to tell; without one the date is nobody's, however far ahead it is.
+    """
+    try:
+        if not _may_live(path) or _age(path) >= -RENEW_EVERY:
+            return False
+        seen, end = path.stat().st_mtime, time.monotonic() + 1.5 * RENEW_EVERY
+        while time.monotonic() < end:
+            time.sleep(RENEW_EVERY / 20)
+            if path.stat().st_mtime != seen:
+                return True
+    except FileNotFoundError:
+        pass
+    return False
+
+
+def _may_live(path: Path) -> bool:
+    """Whether the process that a file names may live although its lock is free; a file never written whole is nobody's.
+
+    A process of this name space is known to live or to be gone. Of others we know that their machine was not started
+    again: what was last renewed before this boot, under this host's name, was an earlier boot's.
+    """
+    try:
+        text = read_text(path, LONGEST_OWNER)
+        owner: dict[str, Any] = json.loads(text)
+        host, pid = str(owner["host"]), int(owner["pid"])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return False
+    here = json.loads(describe_self())
+    if host != here["host"]:
+        return True
+    if "boot" not in owner or "namespace" not in owner:  # of an earlier version: on its own host, its lock tells
+        return False
+    if owner["boot"] != here["boot"]:
+        return path.stat().st_mtime > _booted()
+    return owner["namespace"] != here["namespace"] or (pid != os.getpid() and not is_gone(text))
+
+
+def _booted() -> float:
+    """When this machine was started; 0 where it does not say."""
+    with suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/stat").read_text().splitlines()
+        return float(next(line.split()[1] for line in lines if line.startswith("btime")))
+    return 0.0
 
 
 def _renew(path: Path, stop: threading.Event) -> None:
@@ -88,8 +140,8 @@ def _renew(path: Path, stop: threading.Event) -> None:
             os.utime(path)
 
 
-def _now(folder: Path) -> float:
-    """The clock of the file system, which the claim's own time comes from."""
-    clock = folder / ".clock"
+def _age(path: Path) -> float:
+    """Seconds since a claim was renewed, by the clock of the file system that dates it; below 0 in the future."""
+    clock = path.parent / ".clock"
     clock.touch()
-    return clock.stat().st_mtime
+    return clock.stat().st_mtime - path.stat().st_mtime

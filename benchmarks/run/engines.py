@@ -1,5 +1,7 @@
 """Where jobs run on this machine: a process for each, or processes that run many. On a cluster: `ray_engine`."""
 
+import queue
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
@@ -10,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from dipole.benchmarks.run.machine import Places, cores, environment_for, visible_gpus
-from dipole.benchmarks.run.tasks import Children, Result, Task, execute, execute_here, log_of, not_started
+from dipole.benchmarks.run.tasks import Children, Result, Task, execute, execute_here, log_of, not_started, once_more
 from dipole.core.ground.errors import ConfigError
 
 RETRY_TAKEN_AFTER = 2.0
@@ -70,10 +72,52 @@ class PoolEngine:
         self.threads = threads or max(1, cores() // self.slots)
 
     def run(self, tasks: Sequence[Task], runs: Path) -> Iterator[Result]:
-        """As `LocalEngine.run`; if a process is killed, the tasks that are left have failed."""
-        context = get_context("spawn")
-        with ProcessPoolExecutor(self.slots, context, initializer=_limit, initargs=(self.threads,)) as pool:
-            yield from _results(pool, tasks, runs, execute_here)
+        """As `LocalEngine.run`; a process that is killed is replaced, and takes no run with it but its own."""
+        processes = [_Process(self.threads) for _ in range(self.slots)]
+        free: queue.SimpleQueue[_Process] = queue.SimpleQueue()
+        for process in processes:
+            free.put(process)
+        stopped = threading.Event()
+
+        def one(task: Task, runs: Path) -> Result | Task:
+            process = free.get()
+            try:
+                return once_more(lambda: process.execute(task, runs), stopped.is_set)
+            finally:
+                free.put(process)
+
+        with ThreadPoolExecutor(self.slots) as pool:
+            try:
+                yield from _results(pool, tasks, runs, one)
+            finally:
+                stopped.set()
+                for process in processes:
+                    process.end()
+
+
+class _Process:
+    """One process that runs a task at a time; started when it is first needed, and again after it was killed."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._executor: ProcessPoolExecutor | None = None
+
+    def execute(self, task: Task, runs: Path) -> Result | Task:
+        began = time.monotonic()
+        if self._executor is None:
+            context = get_context("spawn")
+            self._executor = ProcessPoolExecutor(1, context, initializer=_limit, initargs=(self._threads,))
+        try:
+            return self._executor.submit(execute_here, task, runs).result()
+        except BrokenProcessPool:
+            self.end()
+            seconds = time.monotonic() - began
+            return Result(task, "failed", seconds, log_of(task, runs), "its process was killed", killed=True)
+
+    def end(self) -> None:
+        if self._executor is not None:
+            self._executor.shutdown()
+            self._executor = None
 
 
 Attempt = Callable[[Task, Path], Result | Task]
@@ -86,10 +130,7 @@ def _results(pool: Executor, tasks: Sequence[Task], runs: Path, attempt: Attempt
         while waiting:
             for future in wait(waiting, return_when=FIRST_COMPLETED).done:
                 task = waiting.pop(future)
-                try:
-                    outcome = future.result()
-                except BrokenProcessPool:
-                    outcome = Result(task, "failed", 0.0, log_of(task, runs), "its process was killed")
+                outcome = future.result()
                 if isinstance(outcome, Result):
                     yield outcome
                 else:

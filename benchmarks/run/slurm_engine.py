@@ -1,11 +1,12 @@
 """The SLURM engine: the same workers as jobs of an array, through submitit (extra `slurm`).
 
 The runs folder has to be on a disk that all nodes share. A job that meets its time limit, or is pre-empted, is
-submitted again by submitit and goes on from its checkpoint.
+submitted again by submitit and goes on from its checkpoint; one that is killed is submitted once more.
 """
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,7 @@ class SlurmEngine:
         """Submit all tasks as one array and yield results as they come."""
         executor = self._executor(runs, max((task.processes for task in tasks), default=1))
         pending: list[tuple[Task, Any]] = []
+        again: list[Task] = []
         if tasks:
             with executor.batch():
                 submitted = [executor.submit(OnNode(self.threads), task, str(runs.resolve())) for task in tasks]
@@ -67,7 +69,12 @@ class SlurmEngine:
             while pending:
                 for entry in [each for each in pending if each[1].done()]:
                     pending.remove(entry)
-                    yield self._result(*entry, runs)
+                    task, job = entry
+                    if self._is_lost(job) and task not in again:
+                        again.append(task)
+                        pending.append((task, executor.submit(OnNode(self.threads), task, str(runs.resolve()))))
+                    else:
+                        yield self._result(task, job, runs)
                 time.sleep(0 if not pending else 0.2 if self.cluster == "local" else LOOK_EVERY)
         finally:
             # Reached by Ctrl-C and by a caller that stops listening as well.
@@ -83,12 +90,19 @@ class SlurmEngine:
             executor.update_parameters(**given)
         return executor
 
+    def _is_lost(self, job: Any) -> bool:
+        """Whether a job ended without an answer: killed, for its memory or with its node."""
+        from submitit.core.utils import FailedJobError, UncompletedJobError
+
+        error = job.exception()
+        return isinstance(error, UncompletedJobError) and not isinstance(error, FailedJobError)
+
     def _result(self, task: Task, job: Any, runs: Path) -> Result:
         error = job.exception()
         if error is None:
             found: Result = job.result()
             # The node may know the folder by another path.
-            return Result(task, found.status, found.seconds, log_of(task, runs), found.message)
+            return replace(found, task=task, log=log_of(task, runs))
         lines = str(error).strip().splitlines() or [type(error).__name__]
         return Result(task, "failed", 0.0, log_of(task, runs), f"job {job.job_id}: {lines[-1]}")
 

@@ -1,12 +1,13 @@
 """One task: a job started as a worker, or run in this process, and judged by the record that it leaves."""
 
 import os
+import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Literal
 
@@ -15,6 +16,9 @@ from dipole.benchmarks.run.claim import is_held
 from dipole.benchmarks.run_records import BENCH, is_done
 from dipole.core.ground.files import why
 from dipole.core.record import now
+
+ASKED_TO_END = (signal.SIGTERM, signal.SIGINT)
+"""Signals that end a worker because somebody wants it to end; after any other one it was killed."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,7 @@ class Result:
     seconds: float
     log: Path
     message: str = ""
+    killed: bool = False
 
 
 def execute(
@@ -43,8 +48,25 @@ def execute(
 ) -> Result | Task:
     """Start a worker, wait for it, and judge it by the record it leaves, not by its exit code alone.
 
+    A worker that was killed (kill -9, too little memory) is started once more, from the checkpoint that it left.
     The task itself comes back, and nothing is started or logged, while another runner's worker holds it.
     """
+    children = children or Children()
+    return once_more(lambda: _execute(task, runs, environment, children), lambda: children.stopped)
+
+
+def once_more(attempt: Callable[[], Result | Task], stopped: Callable[[], bool]) -> Result | Task:
+    """Attempt a task, and once more if its process was killed: not for ever, as what was killed may be what kills."""
+    outcome = attempt()
+    if not isinstance(outcome, Result) or not outcome.killed or stopped():
+        return outcome
+    again = attempt()
+    if isinstance(again, Result) and again.killed:
+        again = replace(again, message=f"{again.message}. It was killed twice; was there enough memory?")
+    return again
+
+
+def _execute(task: Task, runs: Path, environment: Mapping[str, str], children: "Children") -> Result | Task:
     if _is_taken(task, runs):
         return task
     with _attempt(task, runs) as (log, attempt):
@@ -55,11 +77,9 @@ def execute(
             stderr=subprocess.STDOUT,
             env=environment,
         )
-        if children is not None:
-            children.add(child)
+        children.add(child)
         code = child.wait()
-        if children is not None:
-            children.remove(child)
+        children.remove(child)
     return attempt.result(code)
 
 
@@ -88,12 +108,12 @@ class Children:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._running: set[subprocess.Popen[bytes]] = set()
-        self._stopped = False
+        self.stopped = False
 
     def add(self, child: "subprocess.Popen[bytes]") -> None:
         with self._lock:
             self._running.add(child)
-            if self._stopped:
+            if self.stopped:
                 child.terminate()
 
     def remove(self, child: "subprocess.Popen[bytes]") -> None:
@@ -102,7 +122,7 @@ class Children:
 
     def stop(self) -> None:
         with self._lock:
-            self._stopped = True
+            self.stopped = True
             for child in self._running:
                 child.terminate()
 
@@ -123,7 +143,8 @@ class _Attempt:
             return self.task
         if code == 0 and is_done(self.runs / self.task.hash):
             return Result(self.task, "done", seconds, log)
-        return Result(self.task, "failed", seconds, log, _reason(code, log, self.begin))
+        killed = code < 0 and -code not in ASKED_TO_END
+        return Result(self.task, "failed", seconds, log, _reason(code, log, self.begin), killed)
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
@@ -16,6 +15,8 @@ from rich.text import Text
 from dipole.benchmarks.plan import Plan
 from dipole.benchmarks.report import tables
 from dipole.benchmarks.report.results import SuiteResults
+from dipole.benchmarks.report.terminal_table import print_table
+from dipole.benchmarks.run import reference
 from dipole.benchmarks.run.tasks import Result
 from dipole.benchmarks.suite import Sized
 from dipole.core.ground.progress import duration
@@ -37,21 +38,42 @@ def print_plan(console: Console, sized: Sized, plan: Plan) -> None:
         f"{sized.suite.name} ({sized.name}): {plan.cells} cells from {plan.jobs} runs, "
         f"{plan.finished} finished, {left} to do.",
     )
-    if plan.seconds is None:
-        shown = "unknown: no earlier run is like these; run one job to find out"
-    else:
-        guess = f", {plan.guessed} of {left} runs guessed from the others" if plan.guessed else ""
-        shown = duration(plan.seconds) + guess
-    say(console, f"Estimated time with {plan.slots} at a time: {shown}.")
+    say(console, f"Estimated time with {plan.slots} at a time: {plan.time}.")
+    if plan.time.guessed:
+        say(console, f"{plan.time.guessed} of {left} runs are guessed from the others.")
+    if plan.time.reckoned:
+        say(console, f"{plan.time.reckoned} of {left} runs are reckoned: {reckoning()}")
+    print_cells(console, sized)
     table = Table(title="Seeds per arm for 80 % power (two-sided t-test at 0.05)", title_justify="left")
     for name in ("column", "difference", "spread", "spread from", "seeds", "planned"):
-        table.add_column(name, justify="left" if name in ("column", "spread from") else "right")
+        table.add_column(name, justify="left" if name in ("column", "spread from") else "right", overflow="fold")
     for line in plan.seeds:
         seeds = "-" if line.seeds is None else str(line.seeds)
         spread = "-" if line.std != line.std else f"{line.std:.3g}"
         planned = str(len(sized.seeds))
         table.add_row(escape(line.column), f"{line.difference:.3g}", spread, line.source, seeds, planned)
     console.print(table)
+
+
+def reckoning() -> str:
+    """What a time is reckoned from, for one line below it."""
+    return (
+        f"by short runs on {reference.table()['machine']}, times {reference.pace():.2g} for the pace of this machine's "
+        "processor, idle; a GPU is faster, a machine that is shared slower. Earlier runs of the folder come first."
+    )
+
+
+def print_cells(console: Console, sized: Sized) -> None:
+    """What a suite expands to: its rows and columns with the settings of each."""
+    say(console, f"recipe {sized.scale.recipe or '-'}, seeds {', '.join(map(str, sized.seeds))}")
+    if sized.scale.set:
+        say(console, f"  every run: {' '.join(sized.scale.set)}")
+    for kind, lines in (
+        ("column", [(c.name, c.metric, [c.recipe or "", *c.set]) for c in sized.columns]),
+        ("row", [(r.label, r.objective, [r.recipe or "", *r.set]) for r in sized.rows]),
+    ):
+        for name, what, settings in lines:
+            say(console, f"  {kind} {name}: {'  '.join([what, *filter(None, settings)])}")
 
 
 def print_results(console: Console, results: SuiteResults) -> None:
@@ -68,13 +90,7 @@ def print_results(console: Console, results: SuiteResults) -> None:
     for found in shown:
         if not found.rows:
             continue
-        found = found.without_empty_columns()
-        table = Table(title=escape(found.title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-        for name, is_numeric in zip(found.head, found.numeric, strict=True):
-            table.add_column(escape(name), justify="right" if is_numeric else "left", overflow="fold")
-        for row in found.rows:
-            table.add_row(*(escape(f"{c.text}\n{c.sub}" if c.sub else c.text) for c in row))
-        console.print(table)
+        print_table(console, found)
     for line in results.empty_columns:
         say(console, line)
 

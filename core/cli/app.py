@@ -13,6 +13,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, cast
@@ -154,6 +155,17 @@ def _summary(name: str, point: EntryPoint | None) -> str:
         except PluginError as error:
             return f"cannot be imported: {error.reason}"
     return (point.dist.metadata["Summary"] if point.dist else "") or "added"
+
+
+def whole_parser() -> argparse.ArgumentParser:
+    """Every command as a subparser of one parser, for what reads them all; a command that is broken is left out."""
+    parser = argparse.ArgumentParser(prog="dipole")
+    parser.add_argument("-V", "--version", action="store_true", help="print the version")
+    commands = parser.add_subparsers(dest="command")
+    for each in listed_commands():
+        with suppress(PluginError):
+            _find(each["name"])(commands.add_parser(each["name"], help=each["summary"], description=each["summary"]))
+    return parser
 
 
 def _overview() -> argparse.ArgumentParser:

@@ -10,8 +10,12 @@ from typing import Any
 
 import psutil
 
+from dipole.core.ground.received import parse_json
+
 OWNER = ".pid"
 """Name of the file in a run folder that names the process that trains there."""
+LONGEST_OWNER = 4096
+"""Bytes of such a file."""
 
 
 def describe_self() -> str:
@@ -44,7 +48,7 @@ def is_gone(text: str) -> bool:
 
 def _read(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        found = parse_json(text)
     except ValueError:
         return {}
     # Earlier versions wrote the number alone.

@@ -19,11 +19,13 @@ class Progress:
         self._total = 0
         self._shown = 0.0
         self._text = ""
+        self._unit = "step"
         self._start = (0, 0.0)
 
-    def start(self, title: str, total: int, step: int) -> None:
-        """Begin at `step` of `total`."""
+    def start(self, title: str, total: int, step: int, unit: str = "step") -> None:
+        """Begin at `step` of `total`; the unit is what a plain line counts."""
         self._total = total
+        self._unit = unit
         self._start = (step, time.monotonic())
         self._shown = time.monotonic()
         if self._quiet or not sys.stderr.isatty():
@@ -57,7 +59,9 @@ class Progress:
             return
         first, began = self._start
         left = (now - began) / max(1, step - first) * (self._total - step)
-        print(f"step {step}/{self._total}  {self._text}  about {duration(left)} left", file=sys.stderr, flush=True)
+        print(
+            f"{self._unit} {step}/{self._total}  {self._text}  about {duration(left)} left", file=sys.stderr, flush=True
+        )
 
     def values(self, values: Mapping[str, float]) -> None:
         """Remember what stands beside the bar."""

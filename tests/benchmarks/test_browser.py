@@ -255,6 +255,8 @@ def wide_report(tmp_path_factory):
     rows = [("infonce", "infonce", None), (long, long, "infonce"), ("hcl", "hcl", "infonce")]
     columns = [(f"a data set of a long name {i}", "vision") for i in range(6)]
     runs_folder.suite("wide", rows, columns, lambda r, c, s: 0.8 + 0.01 * s + len(r) / 1000, title="Wide", kind="study")
+    grid = [(f"hcl(temperature={t}, beta={b})",) * 2 + (None,) for t in (0.05, 0.1, 0.2) for b in (0.25, 1, 4)]
+    runs_folder.suite("grid", grid, columns[:2], lambda r, c, s: 0.5 + 0.01 * s + len(r) / 100, seeds=(0, 1))
     for objective in ("infonce", long):
         runs_folder.record(objective=objective, results={"knn/accuracy": 0.5 + len(objective) / 1000})
     write_report(runs_folder.path, folder / "wide.html")
@@ -298,7 +300,8 @@ def test_a_chart_under_the_pointer_has_values_and_a_legend_that_selects(browser,
     browser.log()
     script = """
       const box = [...document.querySelectorAll('figure.chart')]
-        .find(one => one.querySelectorAll('.role-legend-symbol path').length > 2).querySelector('.drawn');
+        .find(one => one.querySelectorAll('.role-legend-symbol path').length > 2
+          && one.querySelector('svg').getAttribute('aria-label').includes('while training')).querySelector('.drawn');
       window.box = box;
       box.dispatchEvent(new PointerEvent('pointerenter'));
     """
@@ -320,6 +323,19 @@ def test_a_chart_under_the_pointer_has_values_and_a_legend_that_selects(browser,
         dot.dispatchEvent(new MouseEvent(kind, { bubbles: true, clientX: at.x + 3, clientY: at.y + 3 }));
     """)
     wait_for(browser, "return document.querySelector('#vg-tooltip-element')?.textContent.includes('training step')")
+    assert browser.log() == []
+
+
+def test_charts_in_a_fold_are_drawn_when_it_is_opened(browser, wide_report):
+    """18 losses and 18 histograms: 12 of each are there, the others are drawn by Vega; all of them fit."""
+    browser.open(wide_report)
+    browser.log()
+    folds = "[...document.querySelectorAll('#wide-small details.more')]"
+    assert browser.run(f"return {folds}.map(fold => fold.querySelectorAll('svg').length).join()") == "0,0"
+    browser.run(f"for (const fold of {folds}) fold.open = true")
+    count = f"{folds}.reduce((sum, fold) => sum + fold.querySelectorAll('figure svg.marks').length, 0)"
+    wait_for(browser, f"return {count} === {folds}.reduce((n, fold) => n + fold.querySelectorAll('figure').length, 0)")
+    assert browser.run(CLIPPED) == []
     assert browser.log() == []
 
 

@@ -6,7 +6,7 @@ from math import nan
 
 import pytest
 
-from dipole.benchmarks.report import charts, drawing, kinds
+from dipole.benchmarks.report import charts, drawing, encoding, grids, kinds, picture, specs
 from dipole.benchmarks.report.document import make_report
 from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.report.table import Cell, ReportTable, to_latex
@@ -26,6 +26,7 @@ ONE_OF_EACH = [
     kinds.interval_chart(
         "forest", "x", [kinds.Estimate("r", 1, nan, nan, source=s) for s in ("printed", "ours")], None
     ),
+    kinds.RankChart("ranks", "mean rank", "", [kinds.Ranked("a", 1.2), kinds.Ranked("b", 1.8)], [(0, 1)], 0.9),
     kinds.heat_map("map", "x", "y", [kinds.Tile("r", "c", 1.0, "1.0"), kinds.Tile("r", "d", -1.0, "-1")], "v", 0.0),
     kinds.heat_map("levels", "x", "y", [kinds.Tile("r", "c", 1.0), kinds.Tile("q", "c", 2.0)], "v"),
 ]
@@ -81,7 +82,7 @@ def test_an_interval_chart_always_shows_what_it_is_measured_against():
 def test_points_land_where_the_axes_say():
     """A histogram over 0 to 1: the corner at one half is in the middle of the axis, its height the axis' top."""
     svg = drawing.to_svg(drawing.spec(ONE_OF_EACH[1]))
-    width, height = drawing.NARROW
+    width, height = encoding.NARROW
     (outline,) = re.findall(r'<path[^>]* d="(M[^"]+)"[^>]*stroke="var\(--c0\)"', svg)
     assert outline.startswith(f"M0,0L{width / 2:g},0L{width / 2:g},{height}")
 
@@ -92,12 +93,12 @@ def test_a_missing_value_interrupts_a_line():
             kinds.Line("l", [0, 1, 2, 3, 4], [1, 2, nan, 2, 1])])))
     )  # fmt: skip
     assert path.count("M") == 2
-    assert drawing._marked([1, nan, 2, nan]) >= {0, 2}
+    assert specs._marked([1, nan, 2, nan]) >= {0, 2}
 
 
 def test_one_length_is_the_same_on_both_axes():
-    across, up = drawing.equal_scales([0, 10], [0, 1])
-    width, height = drawing.NARROW
+    across, up = specs.equal_scales([0, 10], [0, 1])
+    width, height = encoding.NARROW
     assert (across[1] - across[0]) / width == pytest.approx((up[1] - up[0]) / height)
     assert across[0] < 0 < 10 < across[1]
 
@@ -109,7 +110,7 @@ def test_what_doubles_gets_a_logarithmic_axis():
     chart = kinds.line_chart("t", "x", "y", [kinds.Line("l", [16, 32, 64, 128], [1, 2, 3, 4])])
     svg = drawing.to_svg(drawing.spec(chart))
     at = [float(x) for x in re.findall(r'<path[^>]*translate\(([0-9.]+),[^>]*fill="var\(--c0\)"', svg)]
-    width = drawing.NARROW[0]
+    width = encoding.NARROW[0]
     assert at == pytest.approx([0, width / 3, 2 * width / 3, width], abs=0.01)
     rows = [kinds.Estimate(name, value, nan, nan) for name, value in (("fast", 1.0), ("slow", 100.0))]
     assert kinds.interval_chart("t", "s", rows, None).is_log
@@ -121,7 +122,7 @@ def test_series_differ_in_colour_and_marker_and_long_names_keep_every_line():
     spec = drawing.spec(kinds.line_chart("t", "x", "y", [kinds.Line(n, [1, 2], [i, i]) for i, n in enumerate(names)]))
     points = next(layer for layer in spec["layer"] if "shape" in layer["encoding"])
     for channel in ("color", "shape"):
-        scale = points["encoding"][channel]["scale"]
+        scale = (spec["encoding"] | points["encoding"])[channel]["scale"]
         assert (scale["domain"], len(set(scale["range"]))) == (names, 8)
     svg = drawing.to_svg(spec)
     for i in range(8):
@@ -158,7 +159,7 @@ def test_a_grid_is_one_heat_map_and_says_who_is_missing(runs_folder):
 
 
 def test_losses_keep_their_levels_and_many_lines_become_a_heat_map(runs_folder):
-    rows = [(f"m{i}", f"m{i}", None) for i in range(charts.MOST_LINES + 2)]
+    rows = [(f"m{i}", f"m{i}", None) for i in range(picture.MOST_LINES + 2)]
     written = runs_folder.suite("many", rows, [("a", "vision")], lambda r, c, s: 0.5, seeds=(0,))
     found = charts.pictures(results(runs_folder, written), runs_folder.path)
     loss = found["Training loss"][0].chart
@@ -246,6 +247,8 @@ def test_a_folder_holds_every_table_and_chart_as_files(runs_folder, tmp_path):
     assert drawn >= 3
     assert len(list((tmp_path / "out" / "charts").glob("*.svg"))) == drawn
     assert len(list((tmp_path / "out" / "charts").glob("*.pdf"))) == drawn
+    (table, *_) = sorted((tmp_path / "out" / "charts").glob("*knn-accuracy.tex"))
+    assert r"infonce & 0.500 & 1 \\" in table.read_text()
     assert {p.stem for p in (tmp_path / "out").glob("*.tex")} == {table.name for table in report.tables}
 
 
@@ -258,6 +261,65 @@ def test_a_table_in_latex_is_escaped_and_has_its_best_bold():
     assert lines[1] == r"\begin{tabular}{lr}"
     assert lines[5] == r"a\_b & \textbf{50 \% \& more} \\"
     assert lines[6] == r"\textbackslash{}x\{1\} & 1 $\pm$ 2 \\"
+
+
+def test_values_are_rounded_to_what_a_picture_shows():
+    assert encoding.rounded([81.234567891, nan, 90.0]) == [81.235, None, 90.0]
+    # A small range far from zero keeps its steps.
+    fine = encoding.rounded([1000.0001, 1000.0002])
+    assert fine[1] - fine[0] == pytest.approx(1e-4, rel=0.01)
+    assert encoding.rounded([0.0, 0.0]) == [0.0, 0.0]
+
+
+def test_twenty_models_of_fifty_seeds_are_no_block_of_a_hundred_lines(runs_folder, tmp_path):
+    """No picture has more lines or rows than can be told apart; what was chosen is said."""
+    rows = [(f"m{i}", f"m{i}", None if i == 0 else "m0") for i in range(20)]
+    runs_folder.suite(
+        "many", rows, [("a", "vision")], lambda r, c, s: 0.5 + int(r[1:]) / 100 + (s * 7 % 50) / 1e3, range(50),
+        kind="study",
+    )  # fmt: skip
+    report = write_report(runs_folder.path, tmp_path / "report.html")
+    (section,) = report.sections
+    for picture_ in (one for pictures in section.pictures.values() for one in pictures):
+        assert len(getattr(picture_.chart, "lines", ())) <= picture.MOST_LINES
+        assert len(getattr(picture_.chart, "rows", ())) <= picture.MOST_ROWS
+    (losses,) = {one.note for one in section.pictures["Training loss"]}
+    assert "10 of 20 models: the base and the best" in losses
+    assert {one.chart.lines[0].label for one in section.pictures["Training loss"]} == {
+        "m0",
+        *(f"m{i}" for i in range(11, 20)),
+    }
+    html = (tmp_path / "report.html").read_text()
+    assert losses in html
+    assert len(html) < 3.5e6
+
+
+def test_what_is_beyond_the_first_pictures_is_drawn_when_unfolded(runs_folder, tmp_path):
+    rows = [(f"m{i}", f"m{i}", None) for i in range(3)]
+    runs_folder.suite("wide", rows, [(f"c{i}", "vision") for i in range(6)], lambda r, c, s: 0.5, seeds=(0,))
+    report = write_report(runs_folder.path, tmp_path / "report.html")
+    (section,) = report.sections
+    losses = section.pictures["Training loss"]
+    assert (len(losses), picture.drawn_at_once(losses)) == (18, picture.DRAWN)
+    html = (tmp_path / "report.html").read_text()
+    assert "Training loss: 6 more" in html
+    for one in losses:
+        assert one.caption in html
+
+
+def test_a_grid_of_two_options_is_a_heat_map_of_one_over_the_other(runs_folder):
+    rows = [(f"hcl(temperature={t}, beta={b})",) * 2 + (None,) for t in (0.1, 1, 0.5) for b in (2, 10)]
+    written = runs_folder.suite(
+        "two", rows, [("a", "vision")], lambda r, c, s: 0.5 if "beta=10" in r else 0.6, seeds=(0,)
+    )
+    (shown,) = charts.measured(results(runs_folder, written))
+    assert (shown.chart.x_label, shown.chart.y_label) == ("temperature", "beta")
+    assert [(t.row, t.column, t.text) for t in shown.chart.tiles] == [
+        ("10", "0.1", "50.00"), ("10", "0.5", "50.00"), ("10", "1", "50.00"),
+        ("2", "0.1", "60.00"), ("2", "0.5", "60.00"), ("2", "1", "60.00"),
+    ]  # fmt: skip
+    assert grids.options_of(["a(x=1)", "a(x=2)", "a(x=3)", "a(x=4)"]) is None
+    assert grids.options_of(["a(x=1, y=1)", "a(x=1, y=2)", "b(x=2, y=1)", "a(x=2, y=2)"]) is None
 
 
 def test_old_records_are_drawn(tmp_path, runs_folder):

@@ -3,16 +3,19 @@
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
 from dipole.benchmarks.run import claim as claims
 from dipole.benchmarks.run.claim import TakenError, claim, is_held
+from dipole.core.ground.process import describe_self
 
 
 def hold(folder, ready):
@@ -103,3 +106,80 @@ def test_a_process_that_goes_on_beside_a_dead_owner_holds_nothing(tmp_path):
                 assert is_held(tmp_path / "job.json")
         finally:
             os.kill(child, signal.SIGKILL)
+
+
+def made_up(folder, age=0.0, **owner):
+    """A claim of the process that describes itself, with something else in its place, last renewed `age` s ago."""
+    path = folder / "job.json"
+    path.write_text(json.dumps(json.loads(describe_self()) | owner))
+    os.utime(path, (time.time() - age, time.time() - age))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("owner", "age", "held"),
+    [
+        ({"namespace": "pid:[1]", "pid": 1}, 0, True),  # another container under the same host name
+        ({"namespace": "pid:[1]", "pid": 1}, claims.STALE_AFTER + 5, False),
+        ({"host": "elsewhere", "pid": 1}, 0, True),
+        ({"host": "elsewhere", "pid": 1}, -1e9, False),  # dated in the future
+        ({"boot": "another"}, 0, True),  # another machine of this name, which lives
+        ({"boot": "another"}, time.time() - claims._booted() + 60, False),  # this machine, before it was started again
+        ({"began": "1", "pid": os.getppid()}, 0, False),  # the number of another process now
+    ],
+)
+def test_a_process_that_shares_no_lock_is_believed_as_long_as_it_can_live(tmp_path, owner, age, held):
+    assert is_held(made_up(tmp_path, age, **owner)) is held
+
+
+def test_a_claim_names_boot_name_space_and_beginning(tmp_path):
+    with claim(tmp_path, "job"):
+        assert json.loads((tmp_path / "job.json").read_text()).keys() == {"host", "pid", "boot", "namespace", "began"}
+
+
+def test_a_claim_dated_in_the_future_is_taken_unless_somebody_renews_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(claims, "RENEW_EVERY", 0.2)
+    path = made_up(tmp_path, -1e6, host="elsewhere")
+    with claim(tmp_path, "job"):
+        pass
+    path = made_up(tmp_path, -1e6, host="elsewhere")
+    stop = threading.Event()
+
+    def beat():
+        while not stop.wait(0.05):
+            os.utime(path, (time.time() + 1e6, time.time() + 1e6))
+
+    other = threading.Thread(target=beat)
+    other.start()
+    try:
+        with pytest.raises(TakenError), claim(tmp_path, "job"):
+            pass
+    finally:
+        stop.set()
+        other.join()
+
+
+@pytest.mark.skipif(
+    shutil.which("unshare") is None
+    or subprocess.run(["unshare", "-p", "--fork", "true"], capture_output=True, check=False).returncode != 0,
+    reason="no name spaces can be made here",
+)
+def test_a_worker_in_a_name_space_of_its_own_is_seen_and_missed(tmp_path):
+    script = (
+        "import sys, time; from pathlib import Path; from dipole.benchmarks.run.claim import claim\n"
+        "with claim(Path(sys.argv[1]), 'job'):\n    print('held', flush=True); time.sleep(60)"
+    )
+    command = ["unshare", "-p", "--fork", "--kill-child", "--mount-proc", sys.executable, "-c", script, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "held\n"
+        path = tmp_path / "job.json"
+        # Its number is also one of ours: the number alone says nothing.
+        assert json.loads(path.read_text())["namespace"] != os.readlink("/proc/self/ns/pid")
+        with pytest.raises(TakenError), claim(tmp_path, "job"):
+            pass
+        other.kill()
+    assert is_held(path)
+    old = time.time() - claims.STALE_AFTER - 1
+    os.utime(path, (old, old))
+    with claim(tmp_path, "job"):
+        pass

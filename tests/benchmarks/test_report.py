@@ -435,7 +435,7 @@ def test_a_single_measurement_is_no_curve(runs_folder):
 
 
 @pytest.mark.slow
-def test_ten_thousand_records_in_a_minute_and_a_gigabyte(runs_folder, tmp_path):
+def test_ten_thousand_records_in_seconds_and_a_gigabyte(runs_folder, tmp_path):
     objectives = [f"infonce(temperature={0.1 + i / 1000:.3f})" for i in range(500)]
     rows = [(o, o, None if i == 0 else objectives[0]) for i, o in enumerate(objectives)]
     columns = [(c, "vision") for c in "ABCDEFGHIJ"]
@@ -455,5 +455,6 @@ def test_ten_thousand_records_in_a_minute_and_a_gigabyte(runs_folder, tmp_path):
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert int(found.stdout) * 1024 < 2**30
     # Processor time: the machine may be shared; the wall clock is bounded loosely.
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 60
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 20
+    assert (tmp_path / "report.html").stat().st_size < 15e6
     assert time.monotonic() - began < 300

@@ -160,7 +160,8 @@ def test_plan_counts_and_learns_from_records(suite_file, runs_folder):
     sized = read_suite(suite_file).at("small")
     jobs = sized.jobs()
     plan = make_plan(sized, jobs, {}, 2, None)
-    assert (plan.jobs, plan.finished, plan.seconds) == (6, 0, None)
+    assert (plan.jobs, plan.finished, plan.time.reckoned) == (6, 0, 6)
+    assert 0 < plan.seconds < 3600
     from dipole.core.record import read_record
 
     values = {0: 0.90, 1: 0.94}
@@ -210,6 +211,7 @@ def test_estimates_prefer_the_nearest_earlier_run(suite_file, runs_folder):
     assert Estimator([other]).seconds(job.config) == 50.0
     assert Estimator([other, same]).seconds(job.config) == 10.0
     assert Estimator([]).seconds(job.config) is None
+    assert Estimator([]).total([job.config], 1).seconds > 0
 
 
 @pytest.mark.parametrize("name", suites())
@@ -297,7 +299,8 @@ def test_the_plan_of_all_suites_has_a_line_for_each(tmp_path, capsys, monkeypatc
     monkeypatch.setenv("COLUMNS", "160")
     assert main(["bench", "--plan", "--runs", "none-yet", "--jobs", "2"]) == 0
     shown = capsys.readouterr().out
-    lines = [line for line in shown.splitlines() if "unknown" in line]
+    assert "unknown" not in shown
+    lines = [line for line in shown.splitlines() if " to " in line and "(" in line]
     assert len(lines) == 1 + sum("small" in read_suite(name).scale for name in suites())
     assert "all (shared runs once)" in lines[-1]
     assert not (tmp_path / "none-yet").exists()

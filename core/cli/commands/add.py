@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from math import isfinite
 from pathlib import Path
 
@@ -16,6 +17,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
     parser.add_argument("values", metavar="NAME=VALUE", nargs="+", help="such as detection/voc/AP50=0.824")
     parser.add_argument("--source", required=True, help="what measured it, such as 'detectron2 0.6, voc.yaml'")
     parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where hashes are looked up")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     return run
 
 
@@ -31,6 +33,9 @@ def run(arguments: argparse.Namespace) -> int:
     if record.status != "done":
         raise ConfigError(f"the run {folder.path} is {record.status}: only a finished one has a model to measure.")
     found = add_results(folder.path, record, values, arguments.source)
+    if arguments.json:
+        print(json.dumps({"run": str(folder.path), "added": {k: each.value for k, each in found.results.items()}}))
+        return 0
     rows = [("added", "", "by")]
     rows += [(name, number(each.value), each.source) for name, each in found.results.items()]
     print(f"run        {folder.path}\nobjective  {record.objective}\n\n{text_table(rows)}")

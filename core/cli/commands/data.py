@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from dataclasses import replace
@@ -20,7 +21,10 @@ EVERY = 2.0  # seconds between two lines of progress
 def configure(parser: argparse.ArgumentParser) -> Runner:
     """Fetch and prepare the data sets that recipes need, or build one that nobody ships."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="list | get NAME | NAME")
-    actions.add_parser("list", help="what can be fetched or built", description="What can be fetched or built.")
+    listed = actions.add_parser(
+        "list", help="what can be fetched or built", description="What can be fetched or built."
+    )
+    listed.add_argument("--json", action="store_true", help="print one JSON list")
     runners: dict[str, Runner] = {"list": _list, "get": _get}
     fetched = actions.add_parser(
         "get", help="fetch and prepare one",
@@ -39,6 +43,18 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
 
 def _list(arguments: argparse.Namespace) -> int:
     found = data_sets()
+    if arguments.json:
+        facts = [
+            {
+                "name": name,
+                "summary": each.summary,
+                "built": isinstance(each, Built),
+                "licence": None if isinstance(each, Built) else each.licence,
+            }
+            for name, each in found.items()
+        ]
+        print(json.dumps(facts, indent=2))
+        return 0
     width = max(map(len, found), default=0)
     for name, each in found.items():
         if isinstance(each, Built):

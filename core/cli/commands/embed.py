@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
     parser.add_argument("--device", help="auto, cpu, cuda, ... (default: that of the recipe, or auto)")
     parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where hashes are looked up")
     parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     return run
 
 
@@ -51,7 +53,10 @@ def run(arguments: argparse.Namespace) -> int:
         column=arguments.column,
         quiet=arguments.quiet,
     )
-    print(f"{arguments.out}: {count} x {width}")
+    if arguments.json:
+        print(json.dumps({"file": str(arguments.out), "rows": count, "width": width}))
+    else:
+        print(f"{arguments.out}: {count} x {width}")
     return 0
 
 

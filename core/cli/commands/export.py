@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 from dipole.core.cli import Runner
@@ -22,6 +23,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
     parser.add_argument("--push", metavar="REPO", help="also upload the folder to the Hugging Face Hub as this model")
     parser.add_argument("--private", action="store_true", help="with --push: a new repository that others do not see")
     parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where hashes are looked up")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     return run
 
 
@@ -64,9 +66,15 @@ def run(arguments: argparse.Namespace) -> int:
         from dipole.core.train.card import set_licence
 
         set_licence(out, arguments.license)
-    print(out)
+    pushed = None
+    if not arguments.json:
+        print(out)
     if arguments.push is not None:
         from dipole.core.train.publish import push
 
-        print(push(out, arguments.push, arguments.private))
+        pushed = push(out, arguments.push, arguments.private)
+        if not arguments.json:
+            print(pushed)
+    if arguments.json:
+        print(json.dumps({"folder": str(out), "format": arguments.to, "pushed": pushed}))
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 from dipole.core.cli import Runner
@@ -43,6 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
         help="also tell these trackers: tensorboard, wandb, mlflow, trackio",
     )
     parser.add_argument("--tensorboard", action="store_true", help="the same as --log tensorboard")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     return run
 
 
@@ -54,7 +56,9 @@ def run(arguments: argparse.Namespace) -> int:
     config = resolved.config
     if arguments.print_config:
         if launched().rank == 0:
-            print(f"# run {config.hash}\n{config.to_toml(resolved.origins)}", end="")
+            found = {"run": config.hash, "config": config.model_dump(mode="json")}
+            text = f"# run {config.hash}\n{config.to_toml(resolved.origins)}"
+            print(json.dumps(found) + "\n" if arguments.json else text, end="")
         return 0
     from dipole.core.ground.text import results_table
     from dipole.core.train.launch import leave
@@ -74,6 +78,12 @@ def run(arguments: argparse.Namespace) -> int:
     )
     leave()
     if launched().rank:
+        return 0
+    if arguments.json:
+        facts = record.model_dump(
+            mode="json", include={"objective", "seed", "status", "steps", "results", "diagnostics"}
+        )
+        print(json.dumps({"run": str(folder.path), "hash": record.hash, "already": already, **facts}))
         return 0
     print(f"run        {folder.path}")
     print(f"objective  {config.objective}")

@@ -1,0 +1,108 @@
+"""Rows of a suite compared over all its columns: performance profiles, and which mean ranks can be told apart."""
+
+from collections.abc import Mapping, Sequence
+
+from dipole.benchmarks.critical import critical_difference, performance_profile
+from dipole.benchmarks.manifest import ColumnEntry
+from dipole.benchmarks.report import kinds
+from dipole.benchmarks.report.picture import MOST_LINES, MOST_ROWS, Picture, pictured
+from dipole.benchmarks.report.results import SuiteResults
+
+# Fewer data sets than this say nothing about others: their seeds are the blocks then.
+ENOUGH = 5
+
+
+def compared(results: SuiteResults, groups: Sequence[Sequence[ColumnEntry]]) -> list[Picture]:
+    """Profile and critical difference of the rows that have every column; `groups` are columns of the same runs."""
+    complete = [row.label for row in results.rows if all(results.samples(row.label, c) for c in results.columns)]
+    if len(complete) < 2 or not results.columns:
+        return []
+    return [*_ranked(results, groups, complete), *_profile(results, complete)]
+
+
+def _profile(results: SuiteResults, labels: Sequence[str]) -> list[Picture]:
+    tasks = [
+        {label: list(_signed(results, label, column).values()) for label in labels}
+        for column in results.manifest.columns
+    ]
+    if max(len(runs) for task in tasks for runs in task.values()) < 2:
+        return []
+    shares = performance_profile(tasks)
+    # By the area below: the mean place of a method's runs between the worst and the best.
+    best = sorted(shares, key=lambda label: -sum(shares[label]))
+    kept = set(best[:MOST_LINES])
+    if results.base in shares and results.base not in kept:
+        kept = {*best[: MOST_LINES - 1], results.base}
+    lines = [
+        kinds.Line(label, [i / (len(share) - 1) for i in range(len(share))], share)
+        for label, share in shares.items()
+        if label in kept
+    ]
+    several = f", mean over {len(tasks)} columns" if len(tasks) > 1 else ""
+    caption = (
+        f"Performance profile: share of runs above tau{several}; tau is 0 at the worst run of a column, 1 at its best. "
+        "A line above another is better at that tau."
+    )
+    if len(kept) < len(shares):
+        chosen = "the base and the best" if results.base in kept else "the best"
+        caption += f" {len(kept)} of {len(shares)} rows: {chosen}."
+    chart = kinds.line_chart(
+        f"{results.manifest.title}: performance profile", "tau", "share of runs above tau", lines, from_zero=True
+    )
+    return pictured(chart, caption)
+
+
+def _ranked(results: SuiteResults, groups: Sequence[Sequence[ColumnEntry]], labels: Sequence[str]) -> list[Picture]:
+    if not 3 <= len(labels) <= MOST_ROWS:
+        return []
+    if len(groups) >= ENOUGH:
+        blocks, of = [_means(results, group, labels) for group in groups], f"{len(groups)} data sets"
+    else:
+        blocks = [block for group in groups for block in _by_seed(results, group, labels)]
+        sets = f"{len(groups)} data sets" if len(groups) > 1 else "one data set"
+        of = f"{len(blocks)} blocks, a seed of {sets} each: it speaks of {'these' if len(groups) > 1 else 'it'} alone"
+    if len(blocks) < 2:
+        return []
+    found = critical_difference(blocks)
+    rows = [kinds.Ranked(label, rank) for label, rank in zip(found.labels, found.ranks, strict=True)]
+    title = f"{results.manifest.title}: critical difference"
+    chart = kinds.RankChart(title, "mean rank (1 is best)", "", rows, found.groups, found.difference)
+    p = f"p = {found.p:.2g}" if found.p >= 0.001 else "p < 0.001"
+    decided = "Friedman's test finds no difference" if found.p >= 0.05 else "Friedman's test finds differences"
+    caption = (
+        f"Mean rank over {of}. {decided} ({p}); bars join rows that Nemenyi's critical difference of "
+        f"{found.difference:.2f} ranks at 0.05 does not tell apart."
+    )
+    return pictured(chart, caption)
+
+
+def _signed(results: SuiteResults, label: str, column: ColumnEntry) -> Mapping[int, float]:
+    """Values by seed, larger is better."""
+    sign = 1.0 if column.higher_is_better else -1.0
+    return {seed: sign * value for seed, value in (results.samples(label, column.name) or {}).items()}
+
+
+def _means(results: SuiteResults, group: Sequence[ColumnEntry], labels: Sequence[str]) -> dict[str, float]:
+    """A block of one data set: mean place of a row's mean over the columns that the same runs fill."""
+    taken = [{label: _signed(results, label, column) for label in labels} for column in group]
+    return _placed([{label: sum(v.values()) / len(v) for label, v in column.items()} for column in taken])
+
+
+def _by_seed(results: SuiteResults, group: Sequence[ColumnEntry], labels: Sequence[str]) -> list[dict[str, float]]:
+    """A block of every seed that all rows have."""
+    taken = [{label: _signed(results, label, column) for label in labels} for column in group]
+    common = set.intersection(*(set(values) for column in taken for values in column.values()))
+    return [_placed([{n: values[seed] for n, values in column.items()} for column in taken]) for seed in sorted(common)]
+
+
+def _placed(columns: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Values of one column as they are; of several the mean number of rows that a row beats, ties half."""
+    if len(columns) == 1:
+        return dict(columns[0])
+    return {
+        label: sum(
+            sum((column[label] > other) + 0.5 * (column[label] == other) for other in column.values())
+            for column in columns
+        )
+        for label in columns[0]
+    }

@@ -1,0 +1,122 @@
+"""`dipole compare`: two runs, side by side."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dipole.core.cli import Runner
+
+if TYPE_CHECKING:
+    from dipole.core.record import RunRecord
+
+
+def configure(parser: argparse.ArgumentParser) -> Runner:
+    """Compare two runs: settings that differ, numbers with intervals, a verdict where there is one.
+
+    Runs of the same settings and other seeds in the folders of the two are counted with them: without a second seed of
+    each nothing is decided.
+    """
+    parser.add_argument("first", metavar="RUN", help="folder of a finished run, or the first digits of its hash")
+    parser.add_argument("second", metavar="RUN", help="what it is compared with")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where hashes are looked up")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return run
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from dipole.core.ground.text import number, text_table
+
+    first, second = (_with_siblings(name, arguments.runs) for name in (arguments.first, arguments.second))
+    settings = _differences(first[0].config, second[0].config)
+    shared = [name for name in first[0].results if name in second[0].results]
+    numbers = [found for name in shared if (found := _compared(name, first, second))]
+    if arguments.json:
+        facts = {
+            "runs": [[r.hash for r in group] for group in (first, second)],
+            "settings": settings,
+            "numbers": numbers,
+        }
+        print(json.dumps(facts, indent=2))
+        return 0
+    for title, group in (("first", first), ("second", second)):
+        seeds = ", ".join(str(record.seed) for record in group)
+        print(f"{title:<6}  {group[0].hash}  {group[0].name}  {group[0].objective}  seeds {seeds}")
+    rows = [("setting", "first", "second")]
+    rows += [(key, _shown(a), _shown(b)) for key, (a, b) in settings.items()]
+    print("\n" + (text_table(rows) if settings else "No setting differs but the seed."))
+    table = [("number", "first", "second", "second - first", "verdict")]
+    for each in numbers:
+        low, high = each["interval"] or (None, None)
+        gap = number(each["difference"]) + (f" ({number(low)} to {number(high)})" if low is not None else "")
+        table.append((each["name"], number(each["first"]), number(each["second"]), gap, each["verdict"]))
+    print("\n" + (text_table(table) if numbers else "They have no number in common."))
+    if len(first) < 2 or len(second) < 2:
+        print("\nWith one seed of either nothing is decided: train more, --set seed=1.")
+    return 0
+
+
+def _with_siblings(name: str, runs: Path) -> list[RunRecord]:
+    """A run, and the finished ones beside it that differ in the seed alone; a seed counts once."""
+    from dipole.core.ground.errors import ConfigError, RecordError
+    from dipole.core.record import read_record
+    from dipole.core.train.run_folder import find_run
+
+    folder = find_run(name, runs).path
+    record = read_record(folder / "record.json")
+    if record.status != "done":
+        raise ConfigError(f"the run {folder} is {record.status}: only finished ones are compared.")
+    found = {record.seed: record}
+    for path in sorted(folder.parent.glob("*/record.json")):
+        try:
+            other = read_record(path)
+        except RecordError:
+            continue
+        if other.status == "done" and _without(other.config) == _without(record.config):
+            found.setdefault(other.seed, other)
+    return list(found.values())
+
+
+def _without(config: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key not in ("seed", "name", "description")}
+
+
+def _differences(first: dict[str, Any], second: dict[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
+    found: dict[str, tuple[Any, Any]] = {}
+    for key in dict.fromkeys([*first, *second]):
+        a, b = first.get(key), second.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            found |= _differences(a, b, f"{prefix}{key}.")
+        elif a != b and (prefix or key not in ("seed", "name", "description")):
+            found[prefix + key] = (a, b)
+    return found
+
+
+def _compared(name: str, first: list[RunRecord], second: list[RunRecord]) -> dict[str, Any] | None:
+    """Means of both and their difference with Welch's interval of 95 %, where both have two seeds or more."""
+    from math import sqrt
+    from statistics import fmean, variance
+
+    a, b = ([float(v) for r in group if (v := r.results.get(name)) is not None] for group in (first, second))
+    if not a or not b:
+        return None
+    difference = fmean(b) - fmean(a)
+    facts = {"name": name, "first": fmean(a), "second": fmean(b), "seeds": [len(a), len(b)], "difference": difference}
+    if len(a) < 2 or len(b) < 2:
+        return facts | {"interval": None, "verdict": "one seed"}
+    from scipy.stats import t
+
+    parts = [variance(values) / len(values) for values in (a, b)]
+    if sum(parts) == 0:
+        return facts | {"interval": None, "verdict": "no spread"}
+    freedom = sum(parts) ** 2 / sum(part**2 / (len(v) - 1) for part, v in zip(parts, (a, b), strict=True))
+    half = float(t.ppf(0.975, freedom)) * sqrt(sum(parts))
+    decided = abs(difference) > half
+    verdict = ("second is higher" if difference > 0 else "first is higher") if decided else "undecided"
+    return facts | {"interval": [difference - half, difference + half], "verdict": verdict}
+
+
+def _shown(value: Any) -> str:
+    return "-" if value is None else value if isinstance(value, str) else json.dumps(value)

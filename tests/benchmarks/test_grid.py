@@ -1,0 +1,205 @@
+"""Grids: what they multiply out to, and what is said of one that is wrong."""
+
+import hashlib
+import json
+import textwrap
+
+import pytest
+
+from dipole.benchmarks.grid import expand
+from dipole.benchmarks.suite import read_suite, suites
+from dipole.core.ground.errors import ConfigError
+
+# Number of cells of each shipped suite and a digest of them, in order, as the files had them when every row and column
+# was written out. What a suite is meant to have otherwise changes its line here.
+SHIPPED = {
+    "arora-figure2": (144, "ec4432bc3c2a"),
+    "arora-figure2c": (36, "fc39ef495574"),
+    "arora-labels": (162, "16c9ef69fa78"),
+    "arora-table1-cifar100": (144, "e1af3d47019b"),
+    "arora-table1-wiki3029": (144, "ee221f485f9f"),
+    "arora-table2-cifar100": (18, "d96e42729be8"),
+    "arora-table2-text": (36, "1e1a8b26b256"),
+    "cacr-figure10": (72, "29605b1e872f"),
+    "cacr-figure3": (72, "4a88244f7d46"),
+    "cacr-figure4": (72, "e9f53b6f0f20"),
+    "cacr-figure5": (54, "4eb7d46cc985"),
+    "cacr-figure6": (4, "b3ad1369f92a"),
+    "cacr-figure7": (12, "adfa7369da8a"),
+    "cacr-figure8": (342, "b4a345e712b0"),
+    "cacr-figure9": (60, "e30822d11ba4"),
+    "cacr-table10": (72, "748c41a4ad66"),
+    "cacr-table11": (36, "5815d61e36fa"),
+    "cacr-table12": (72, "5749a08a5cc8"),
+    "cacr-table13": (144, "b8f5fad3561b"),
+    "cacr-table14": (30, "c1947783aca6"),
+    "cacr-table15": (54, "5b3b263f9d3c"),
+    "cacr-table16": (32, "0d509b1a49b4"),
+    "cacr-table17": (48, "f127d0e1d247"),
+    "cacr-table2": (144, "5be5210d7699"),
+    "cacr-table3": (21, "57e6cab53f92"),
+    "cacr-table4": (36, "58a958d3f3f2"),
+    "cacr-table5": (63, "3af73dd8e369"),
+    "cacr-table6": (72, "5371caf6ef5a"),
+    "cacr-table7": (72, "717ca06f1d3b"),
+    "cacr-table8": (24, "e536118cdeaf"),
+    "cacr-table9": (48, "88c1a2d036a1"),
+    "cifar10-learning": (60, "1faa87d5b430"),
+    "cllr-figure2": (60, "7672706acb79"),
+    "cllr-figure3": (60, "fe631e3f0a5f"),
+    "cllr-figure4": (405, "e996ac1f0004"),
+    "cllr-table1": (437, "91a5bee55c1e"),
+    "cllr-table2": (288, "38722ce12fe9"),
+    "cllr-table3": (176, "79992afbe2d6"),
+    "cllr-table4-500k": (288, "138ba2ffa145"),
+    "cllr-table4": (168, "e59784ca9fa5"),
+    "cross-domain": (405, "2e86add2780a"),
+    "demo": (48, "a5335dbc79c5"),
+    "lmcl-figure2": (18, "c15cf8780f34"),
+    "lmcl-figure3": (12, "df684dbe114a"),
+    "lmcl-figure4": (270, "45da94114ba4"),
+    "lmcl-figure5": (24, "7a9d727d3a4f"),
+    "lmcl-table1": (240, "184e8a9e7a82"),
+    "lmcl-table2": (112, "c3beb4dffabb"),
+    "lmcl-table3": (120, "31394dd56c53"),
+    "lmcl-table4": (288, "2e89ef81e0f9"),
+    "lmcl-table5-500k": (252, "f4f1c0ab0668"),
+    "lmcl-table5": (147, "ad5c8e1d2dc7"),
+}
+
+SUITE = """
+name = "mine"
+title = "mine"
+base = "infonce"
+[grid]
+temperature = [0.1, 0.5]
+[[columns]]
+name = "{data}/batch={batch}"
+metric = "knn/accuracy"
+set = ["train.batch_size={batch}", "train.learning_rate={rate}"]
+[columns.grid]
+data = [{ name = "digits" }, { name = "few", set = ["vision.data.limit=500"] }]
+batch = [32, 64]
+rate = [1e-3, 2e-3]
+zip = [["batch", "rate"]]
+exclude = [{ data = "few", batch = 64 }]
+[[rows]]
+method = "infonce"
+objective = "infonce"
+[[rows]]
+method = "dp"
+objective = "infonce(temperature=1) + 0.1*dp"
+[[rows]]
+method = "no temperature"
+objective = "align_uniform"
+[scale.small]
+recipe = "digits-simclr"
+seeds = [0]
+"""
+
+
+def written(tmp_path, text):
+    path = tmp_path / "mine.toml"
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_suite_has_the_cells_it_had_when_each_was_written_out(name):
+    """Names, recipes, settings with objective and seed, metrics and bases: what a run is named by, but for recipes."""
+    suite = read_suite(name)
+    cells = []
+    for scale in suite.scale:
+        sized = suite.at(scale)
+        for row, column, seed in sized.cells():
+            recipe, settings = sized.place(row, column, seed)
+            metric = column.metric_of(row)
+            place = [scale, row.label, column.name, seed, recipe, sorted(settings)]
+            cells.append([*place, metric, column.factor, column.unit, sized.base_of(row)])
+    digest = hashlib.sha256(json.dumps(cells).encode()).hexdigest()[:12]
+    assert (len(cells), digest) == SHIPPED[name]
+
+
+def test_every_shipped_suite_is_looked_at():
+    assert SHIPPED.keys() == {name for name, path in suites().items() if "benchmarks" in path.parts}
+
+
+def test_axes_are_multiplied_zipped_and_excluded_and_bases_follow(tmp_path):
+    sized = read_suite(written(tmp_path, SUITE)).at("small")
+    assert [row.label for row in sized.rows] == [
+        "infonce, temperature=0.1", "infonce, temperature=0.5", "dp, temperature=0.1", "dp, temperature=0.5",
+        "no temperature",
+    ]  # fmt: skip
+    assert [row.objective for row in sized.rows] == [
+        "infonce(temperature=0.1)", "infonce(temperature=0.5)", "infonce(temperature=0.1) + 0.1*dp",
+        "infonce(temperature=0.5) + 0.1*dp", "align_uniform",
+    ]  # fmt: skip
+    assert [sized.base_of(row) for row in sized.rows[:4]] == [
+        None, None, "infonce, temperature=0.1", "infonce, temperature=0.5",
+    ]  # fmt: skip
+    assert [column.name for column in sized.columns] == ["digits/batch=32", "digits/batch=64", "few/batch=32"]
+    assert sized.columns[2].set == ("train.batch_size=32", "train.learning_rate=0.001", "vision.data.limit=500")
+    job = sized.jobs()[0]
+    assert (job.config.train.batch_size, job.config.train.learning_rate) == (32, 1e-3)
+    assert len({job.hash for job in sized.jobs()}) == 15
+
+
+def test_settings_weights_and_named_options_are_axes(tmp_path):
+    text = SUITE.replace("temperature = [0.1, 0.5]", '"train.epochs" = [1, 2]\n"objective.dp.weight" = [0.1, 1]')
+    rows = read_suite(written(tmp_path, text)).at("small").rows
+    found = {row.label: (row.objective, row.set) for row in rows}
+    assert found["dp, train.epochs=2, objective.dp.weight=1"] == (
+        "infonce(temperature=1) + 1.0*dp",
+        ("train.epochs=2",),
+    )
+    assert found["no temperature, train.epochs=1"] == ("align_uniform", ("train.epochs=1",))
+    assert len(found) == 2 + 4 + 2
+
+
+def test_defaults_of_rows_and_columns_give_way_to_what_is_said():
+    found = expand({
+        "column": {"metric": "a", "factor": 100}, "row": {"set": ["x=1"]},
+        "columns": [{"name": "one"}, {"name": "two", "metric": "b"}], "rows": [{"method": "m", "objective": "infonce"}],
+        "scale": {"small": {"columns": [{"name": "three"}]}},
+    })  # fmt: skip
+    assert [column["metric"] for column in found["columns"]] == ["a", "b"]
+    assert found["scale"]["small"]["columns"] == [{"metric": "a", "factor": 100, "name": "three"}]
+    assert found["rows"][0]["set"] == ["x=1"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("temperature = [0.1, 0.5]", "temperature = []", r"the axis 'temperature' is empty"),
+        ("temperature = [0.1, 0.5]", "temperature = [0.1, 0.1]", r"has the value 0.1 twice"),
+        ("temperature = [0.1, 0.5]", "temperature = 0.1", r"is a list of values, got 0.1"),
+        ("temperature = [0.1, 0.5]", "temprature = [0.1]", r"nothing takes the axis 'temprature'.*'temperature'"),
+        ("temperature = [0.1, 0.5]", "a = [{ set = [] }]", r"a value of 'a' that is a table needs a name"),
+        ("batch = [32, 64]", "batch = [32, 64, 128]", r"as many values each, not batch 3, rate 2"),
+        ('zip = [["batch", "rate"]]', 'zip = [["batch", "rat"]]', r"zip: no axis 'rat'.*'rate'"),
+        ('zip = [["batch", "rate"]]', 'zip = ["batch", "rate"]', r"zip is a list of lists"),
+        ('data = "few", batch = 64', 'data = "fwe"', r"exclude: 'fwe' is no value of data.*'few'"),
+        ('data = "few", batch = 64', "batch = [32, 64]", r"exclude leaves nothing"),
+        ('method = "dp"', 'method = "infonce"', r"names a row or a column twice: 'infonce, temperature=0.1'"),
+    ],
+)
+def test_what_is_wrong_is_one_message(tmp_path, before, after, message):
+    assert before in SUITE
+    with pytest.raises(ConfigError, match=message) as caught:
+        read_suite(written(tmp_path, SUITE.replace(before, after)))
+    assert "mine.toml is not a suite" in str(caught.value)
+
+
+def test_an_unknown_setting_is_named_with_the_nearest(tmp_path):
+    text = SUITE.replace("temperature = [0.1, 0.5]", '"train.batchsize" = [1, 2]')
+    with pytest.raises(ConfigError, match=r"batchsize.*batch_size"):
+        read_suite(written(tmp_path, text)).at("small").jobs()
+
+
+def test_millions_of_cells_are_refused_with_their_number(tmp_path):
+    axes = "\n".join(f"'train.x{number}' = {list(range(100))}" for number in range(3))
+    with pytest.raises(ConfigError, match=r"1,000,000 points \(100 x 100 x 100\)"):
+        read_suite(written(tmp_path, SUITE.replace("temperature = [0.1, 0.5]", axes)))
+    text = SUITE.replace("temperature = [0.1, 0.5]", f"temperature = {[n / 1e4 for n in range(1, 2001)]}")
+    with pytest.raises(ConfigError, match=r"120,030 cells \(4001 rows x 3 columns x 10 seeds\)"):
+        read_suite(written(tmp_path, text.replace("seeds = [0]", f"seeds = {list(range(10))}")))
