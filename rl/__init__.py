@@ -12,6 +12,8 @@ from dipole.rl.names import lazy
 _HOME = {
     "CheckpointCallback": "dipole.rl.callbacks.checkpointing",
     "ContrastiveCallback": "dipole.rl.callbacks.contrastive",
+    "ContrastiveDQN": "dipole.rl.dqn",
+    "ContrastiveDrQ": "dipole.rl.drq",
     "ContrastiveSAC": "dipole.rl.agent",
     "ControlEnv": "dipole.rl.envs.control",
     "DotEnv": "dipole.rl.envs.dot",

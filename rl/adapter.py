@@ -26,10 +26,10 @@ from dipole.core.measure.intervals import interquartile_mean
 from dipole.core.train.adapter import Adapter, Context, Sketch
 from dipole.core.train.config import EvaluatedPart, Settings
 from dipole.core.train.embedder import Embedder
-from dipole.rl import augmentation, kept, snapshots
-from dipole.rl.agent import ContrastiveSAC
+from dipole.rl import algorithms, augmentation, kept, snapshots
 from dipole.rl.config import RLConfig
 from dipole.rl.contrast import bilinear_terms, start_bilinear
+from dipole.rl.dqn import BranchEncoder
 from dipole.rl.encoder import PixelEncoder
 from dipole.rl.envs.registry import find, make_env
 from dipole.rl.envs.running.faults import guarded
@@ -48,7 +48,7 @@ _KEPT = 512  # observations of the last evaluation whose features go into diagno
 
 
 class RLAdapter(Adapter):
-    """Trains `ContrastiveSAC` for a number of environment steps and evaluates whole episodes."""
+    """Trains an agent for a number of environment steps and evaluates whole episodes."""
 
     domain: ClassVar[str] = "rl"
     config_model: ClassVar[type[Settings]] = RLConfig
@@ -80,7 +80,7 @@ class RLAdapter(Adapter):
                 "the rl domain trains in one process: start it without torchrun (rl.envs steps several at once)."
             )
         self._kept = None if self.kept is None else kept.read(self.kept)
-        self.agent = ContrastiveSAC(
+        self.agent = algorithms.find(config.algorithm)(
             "CnnPolicy",
             self._environments() if self._kept is None else None,
             _init_setup_model=self._kept is None,
@@ -98,15 +98,7 @@ class RLAdapter(Adapter):
             kept.settle(self.agent, self._kept, self.kept)
         self.agent.task = {"name": config.task, "settings": config.environment()}
         self.agent.set_logger(Logger(None, []))
-        policy = self.agent.policy
-        self.module = nn.ModuleDict(
-            {
-                "actor": policy.actor,
-                "critic": policy.critic,
-                "critic_target": policy.critic_target,
-                "temperature": _Temperature(self.agent.log_ent_coef),
-            }
-        )
+        self.module = nn.ModuleDict(self.agent.parts())
         self.embedding_dim = self.agent.settings.features
         self.steps_per_epoch = 1000
         self.history: list[Evaluation] = []
@@ -122,7 +114,16 @@ class RLAdapter(Adapter):
             seen = augmentation.resolve(
                 config.augmentation, channels, rendered, config.image_size, config.crop_inclusive
             )
-            _build_encoder(channels, rendered, config.features, seen.size, config.layers, config.filters)
+            _build_encoder(
+                channels,
+                rendered,
+                seen.size,
+                config.algorithm,
+                config.architecture,
+                config.features,
+                config.layers,
+                config.filters,
+            )
         return Sketch(config.features, _example, (batch_size, config.positives))
 
     def _environments(self) -> VecEnv:
@@ -195,8 +196,14 @@ class RLAdapter(Adapter):
             "return/iqm": interquartile_mean(returns),
             "return/min": min(returns),
             "return/max": max(returns),
+            **self._normalised(float(np.mean(returns))),
             **{f"score/{name}": value for name, value in scores(self.history).items()},
         }
+
+    def _normalised(self, score: float) -> dict[str, float]:
+        """(return - random) / (human - random), where the environment knows both."""
+        known = getattr(self._evaluation_env.unwrapped, "reference", None)
+        return {} if known is None else {"return/human_normalized": (score - known[0]) / (known[1] - known[0])}
 
     @torch.no_grad()
     def diagnostic_pairs(self) -> Pairs | None:
@@ -258,7 +265,7 @@ class RLAdapter(Adapter):
         raise ConfigError(f"{self.workdir} {NO_VECTORS}")
 
     def export(self, to: str, folder: Path, record: Any, objective: Any = None) -> None:
-        """Write agent.zip for `ContrastiveSAC.load`, sac.zip for SB3's own SAC, its networks' code, and a card."""
+        """Write agent.zip for the agent's `load`, a zip for SB3's own algorithm, its networks' code, and a card."""
         agent, train = self.agent, record.config["train"]
         agent.adopt(objective, **_settings_of(train["learning_rate"], train["precision"]))
         agent.num_timesteps, agent.environment_steps = record.data["agent_steps"], record.data["environment_steps"]
@@ -271,29 +278,28 @@ def _settings_of(learning_rate: float, precision: str) -> dict[str, Any]:
 
 
 @cache
-def _build_encoder(channels: int, rendered: int, features: int, seen: int, layers: int, filters: int) -> None:
+def _build_encoder(
+    channels: int,
+    rendered: int,
+    seen: int,
+    algorithm: str,
+    architecture: str,
+    features: int,
+    layers: int,
+    filters: int,
+) -> None:
+    space = gymnasium.spaces.Box(0, 255, (channels, rendered, rendered), np.uint8)
     with torch.device("meta"):
-        PixelEncoder(
-            gymnasium.spaces.Box(0, 255, (channels, rendered, rendered), np.uint8), features, seen, layers, filters
-        )
+        if algorithm == "dqn":
+            BranchEncoder(space, features, seen, architecture, layers, filters)
+        else:
+            PixelEncoder(space, features, seen, layers, filters)
 
 
 def _example(objective: Composite, dim: int, count: int, positives: int | None) -> Pairs:
     """Random anchors and keys of so many observations, paired as the agent pairs them."""
     keys = positives or objective.positives_wanted or 1
     return Pairs.cross(torch.randn(count, dim), torch.randn(count, keys, dim))
-
-
-class _Temperature(nn.Module):
-    """The entropy temperature among the weights that a run saves; runs of earlier versions have none."""
-
-    def __init__(self, log_ent_coef: Tensor | None) -> None:
-        super().__init__()
-        self.register_buffer("log_ent_coef", log_ent_coef)
-
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
-        if f"{prefix}log_ent_coef" in state_dict:
-            super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 class _Report(BaseCallback):

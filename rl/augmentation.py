@@ -1,4 +1,4 @@
-"""Random views of stored frames: the peer's crop, DrQ's shift, none, or a function of the user's.
+"""Random views of stored frames: the peer's crop, DrQ's shift (bilinear as well), none, or a function of the user's.
 
 One offset per sample serves all frames of its stack, so that motion inside the stack survives.
 """
@@ -19,7 +19,7 @@ from dipole.rl.frames import Size, extents
 if TYPE_CHECKING:
     from dipole.rl.frames import Frames
 
-NAMES = ("crop", "shift", "none")
+NAMES = ("crop", "shift", "bilinear", "none")
 SHIFT = 4  # pixels, DrQ (Kostrikov et al. 2020)
 
 
@@ -79,6 +79,15 @@ class Shift:
         return shift(middle, top, left, self.pad)
 
 
+class Bilinear(Shift):
+    """`Shift` by any fraction of a pixel, interpolated between the four pixels around (Yarats et al. 2021, 3.1)."""
+
+    def draw(self, frames: "Frames", env: NDArray[Any], slots: NDArray[Any], rng: np.random.Generator) -> Tensor:
+        middle = Centre(self.size).draw(frames, env, slots, rng)
+        top, left = rng.uniform(0, 2 * self.pad, (2, len(env)))
+        return shift_bilinear(middle, top, left, self.pad).round_().to(torch.uint8)
+
+
 class Custom:
     """A function (B, C, H, W) uint8 -> (B, C, h, w), values 0..255; it may draw from torch's generator."""
 
@@ -131,6 +140,28 @@ def shift(images: Tensor, top: NDArray[Any], left: NDArray[Any], pad: int) -> Te
     return moved.permute(0, 3, 2, 1)[batch, columns].permute(0, 2, 3, 1).contiguous()
 
 
+def shift_bilinear(images: Tensor, top: NDArray[Any], left: NDArray[Any], pad: int) -> Tensor:
+    """As `shift`, for real shifts: each pixel is interpolated between the four pixels around its place.
+
+    Args:
+        images: (B, C, h, w).
+        top, left: (B,) numbers from 0 to 2 pad.
+        pad: largest shift in pixels.
+
+    Returns:
+        (B, C, h, w) float32.
+    """
+    height, width = images.shape[-2:]
+    device = images.device
+    padded = torch.nn.functional.pad(images.float(), (pad,) * 4, "replicate")
+    rows = torch.arange(height, device=device) + sent(torch.as_tensor(top, dtype=torch.float32), device)[:, None]
+    columns = torch.arange(width, device=device) + sent(torch.as_tensor(left, dtype=torch.float32), device)[:, None]
+    # grid_sample's coordinates: -1 and 1 are the outer edges of the image, pixel i lies at (2 i + 1) / extent - 1.
+    rows, columns = ((2 * places + 1) / (extent + 2 * pad) - 1 for places, extent in ((rows, height), (columns, width)))
+    grid = torch.stack(torch.broadcast_tensors(columns[:, None, :], rows[:, :, None]), -1)  # (B, h, w, 2)
+    return torch.nn.functional.grid_sample(padded, grid, padding_mode="border", align_corners=False)
+
+
 def one_number(height: int, width: int) -> Size:
     """The size of an image; one number for a square one."""
     return height if height == width else (height, width)
@@ -140,7 +171,7 @@ def resolve(choice: Any, channels: int, rendered: Size, size: int | None, inclus
     """Build the augmentation for a choice: a name in NAMES, or a function.
 
     Args:
-        choice: "crop", "shift", "none" or a function.
+        choice: "crop", "shift", "bilinear", "none" or a function.
         channels, rendered: of the environment's observations.
         size: height and width that the network sees, of a square; by default 84 % of the rendered height and width for
             crops (84 of 100), the rendered size otherwise.
@@ -163,4 +194,4 @@ def resolve(choice: Any, channels: int, rendered: Size, size: int | None, inclus
     seen = size or one_number(round(share * height), round(share * width))
     if choice == "crop":
         return Crop(seen, inclusive)
-    return Shift(seen) if choice == "shift" else Centre(seen)
+    return {"shift": Shift, "bilinear": Bilinear, "none": Centre}[choice](seen)

@@ -6,8 +6,9 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from dipole.core.ground.errors import ConfigError
+from dipole.rl import zoo
 from dipole.rl.envs.registry import find
-from dipole.rl.settings import PRESETS, AgentTable
+from dipole.rl.settings import DEFAULT, PRESETS, AgentTable
 
 # Keywords of an environment's factory, where it has them.
 _OF_THE_ENVIRONMENT = ("size", "frame_stack", "action_repeat", "camera", "rendering")
@@ -16,9 +17,12 @@ _OF_THE_ENVIRONMENT = ("size", "frame_stack", "action_repeat", "camera", "render
 class RLConfig(AgentTable):
     """The [rl] table. Settings of the agent that are left out come from the preset."""
 
-    # The preset stands in the values that it has brought.
-    incidental: ClassVar[frozenset[str]] = frozenset({"preset", "storage", "workers"})
+    # The preset stands in the values that it has brought, and so does a file.
+    incidental: ClassVar[frozenset[str]] = frozenset({"preset", "hyperparameters", "storage", "workers"})
 
+    hyperparameters: str | None = Field(
+        None, description="a file of RL Baselines3 Zoo, whose entry for the task (or default) brings what is left out"
+    )
     task: str = Field(
         "dot", description='"dot", a task of the suite ("cheetah-run", ...), one of your own, or an id of gymnasium'
     )
@@ -29,11 +33,21 @@ class RLConfig(AgentTable):
     rendering: Literal["paper", "fast"] = Field("paper", description="fast: no shadows, reflections, anti-aliasing")
     envs: int = Field(1, ge=1, description="environments that are stepped together")
     workers: bool = Field(False, description="each environment in a process of its own")
-    augmentation: Literal["crop", "shift", "none"] = "crop"
+    augmentation: Literal["crop", "shift", "bilinear", "none"] = "crop"
     storage: Literal["auto", "host", "device"] = Field(
         "auto", description="where replay keeps its frames; auto: on a GPU where they fit"
     )
     episodes: int = Field(10, ge=1, description="episodes of an evaluation")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_file(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping) or not isinstance(given.get("hyperparameters"), str):
+            return given
+        try:
+            return _of_file(given)[0] | dict(given)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
 
     @field_validator("task")
     @classmethod
@@ -55,7 +69,7 @@ class RLConfig(AgentTable):
 
     def agent_settings(self) -> dict[str, Any]:
         """The settings of the agent that replace the preset's."""
-        given = {name: getattr(self, name) for name in AgentTable.model_fields if name != "preset"}
+        given = {name: getattr(self, name) for name in AgentTable.model_fields if name not in ("preset", "algorithm")}
         return {name: value for name, value in given.items() if value != getattr(PRESETS[self.preset], name)}
 
     def named_code(self) -> Iterable[Any]:
@@ -69,5 +83,22 @@ class RLConfig(AgentTable):
     @classmethod
     def train_defaults(cls, values: Mapping[str, Any]) -> dict[str, Any]:
         """The preset's own values of [train]."""
-        preset = PRESETS.get(str(values.get("preset", "curl")))
-        return {} if preset is None else {"batch_size": preset.batch_size, "learning_rate": preset.learning_rate}
+        wanted = DEFAULT.get(str(values.get("algorithm", "sac")), "curl")
+        preset = PRESETS.get(str(values.get("preset", wanted)))
+        if preset is None:
+            return {}
+        rate = _RATES.get((preset.preset, str(values.get("task"))), preset.learning_rate)
+        found = {"batch_size": preset.batch_size, "learning_rate": rate}
+        try:
+            return found | (_of_file(values)[1] if values.get("hyperparameters") else {})
+        except ConfigError:
+            return found  # the table's own check says what is wrong
+
+
+# Of tasks that want another rate than their preset's (Laskin et al. 2020, table 3).
+_RATES = {(preset, "cheetah-run"): 2e-4 for preset in ("curl", "paper")}
+
+
+def _of_file(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the file of hyper-parameters says, of the agent and of [train]."""
+    return zoo.read(str(given["hyperparameters"]), str(given.get("task", "dot")))

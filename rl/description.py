@@ -17,6 +17,7 @@ from stable_baselines3.common.save_util import load_from_zip_file
 
 from dipole.core.contrast.objective import Composite, Objective
 from dipole.core.ground.errors import CheckpointError, ConfigError, DipoleError, SpecError
+from dipole.rl import algorithms
 
 FILE = "dipole.json"  # inside the zip
 _FORMAT = 1
@@ -85,7 +86,7 @@ def read(path: Path) -> dict[str, Any]:
 
 def open_agent(
     path: str | Path,
-    cls: Any,
+    cls: Any = None,
     env: Any = None,
     device: str = "auto",
     objective: Objective | Composite | None = None,
@@ -95,7 +96,7 @@ def open_agent(
 
     Args:
         path: what `ContrastiveSAC.save` wrote.
-        cls: the agent's class.
+        cls: the agent's class; by default the one that the file names.
         env: to go on learning in. Without one the agent plays; its replay is as small as can be.
         device: where to.
         objective: as `ContrastiveSAC.load` takes it.
@@ -107,7 +108,9 @@ def open_agent(
     told = read(Path(path))
     try:
         with explained(path, objective):
-            agent = build(cls, told, env, device, objective, **given)
+            agent = build(
+                cls or algorithms.find(told["settings"].get("algorithm", "sac")), told, env, device, objective, **given
+            )
             load_weights(agent, path)
             for name in COUNTERS:
                 setattr(agent, name, told["counters"][name])
@@ -166,11 +169,11 @@ def settle(agent: Any, told: Mapping[str, Any]) -> None:
 
 
 def load_weights(agent: Any, path: str | Path) -> None:
-    """Networks, optimizers and temperature of a zip into an agent of the same settings; tensors alone are read."""
+    """What is learned, of a zip into an agent of the same settings; tensors alone are read."""
     _, parameters, variables = load_from_zip_file(path, load_data=False, device=agent.device)
     agent.set_parameters(parameters, exact_match=True, device=agent.device)
-    assert variables is not None
-    agent.log_ent_coef.data = variables["log_ent_coef"].data
+    for name, value in (variables or {}).items():
+        getattr(agent, name).data = value.data
 
 
 @contextmanager
@@ -197,6 +200,8 @@ def unregistered_message(terms: Any) -> str:
 
 
 def _described(space: Any) -> dict[str, Any]:
+    if isinstance(space, spaces.Discrete):
+        return {"n": int(space.n), "start": int(space.start)}
     # One number stands for bounds that are the same everywhere, as those of images are.
     low, high = (
         side.flat[0].item() if (side == side.flat[0]).all() else side.tolist() for side in (space.low, space.high)
@@ -204,7 +209,9 @@ def _described(space: Any) -> dict[str, Any]:
     return {"low": low, "high": high, "shape": list(space.shape), "dtype": str(space.dtype)}
 
 
-def _space(told: dict[str, Any]) -> spaces.Box:
+def _space(told: dict[str, Any]) -> spaces.Space[Any]:
+    if "n" in told:
+        return spaces.Discrete(int(told["n"]), start=int(told["start"]))
     dtype: Any = np.dtype(told["dtype"]).type
     shape = tuple(map(int, told["shape"]))
     low, high = (np.broadcast_to(np.asarray(told[side], dtype), shape) for side in ("low", "high"))

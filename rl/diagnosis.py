@@ -6,11 +6,11 @@ from dipole.core.contrast.objective import SHARPNESS
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.measure import diagnostics
 from dipole.core.train.evaluation import diagnose_objective
-from dipole.rl.agent import ContrastiveSAC
+from dipole.rl.pixel_agent import PixelAgent
 
 
 @torch.no_grad()
-def diagnose(agent: ContrastiveSAC, batch_size: int = 256) -> dict[str, float]:
+def diagnose(agent: PixelAgent, batch_size: int = 256) -> dict[str, float]:
     """Embedding diagnostics of one replay batch, as in the other domains, and those of the objective's terms.
 
     {} while replay is too small. The batch comes from a copy of the sampler's generator, and torch's is put back:

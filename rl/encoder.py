@@ -6,7 +6,7 @@ from dipole.core.ground.errors import ConfigError
 from dipole.rl import networks
 from dipole.rl.networks import Maps, detached, initialise
 
-__all__ = ["Maps", "PixelEncoder", "detached", "initialise"]
+__all__ = ["CentredEncoder", "Maps", "PixelEncoder", "detached", "initialise"]
 
 
 class PixelEncoder(networks.PixelEncoder):
@@ -17,3 +17,7 @@ class PixelEncoder(networks.PixelEncoder):
             super().__init__(*arguments, **settings)
         except ValueError as error:
             raise ConfigError(str(error)) from None
+
+
+class CentredEncoder(networks.CentredEncoder, PixelEncoder):
+    """See `networks.CentredEncoder`."""

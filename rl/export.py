@@ -1,94 +1,121 @@
 """A trained agent as zips of stable-baselines3.
 
-agent.zip holds all of it, for `dipole.rl.ContrastiveSAC.load`, which goes on learning as the run did. sac.zip is for
-`stable_baselines3.SAC.load` and needs no dipole: it acts alike and learns on as plain soft actor-critic. The classes of
-its networks are in it, and in networks.py for versions of Python that cannot read them.
+agent.zip holds all of it, for `load` of its class in dipole.rl, which goes on learning as the run did. sac.zip (td3.zip
+of DrQ-v2, dqn.zip of a DQN) is for `stable_baselines3.SAC.load` and needs no dipole: it acts alike and learns on as
+SB3's own algorithm. The classes of its networks are in it, and in networks.py for versions of Python that cannot read
+them.
 """
 
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import cloudpickle
 import numpy as np
 import torch
-from stable_baselines3 import SAC
+from stable_baselines3 import DQN, SAC, TD3
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
 from dipole.core.ground.errors import TrainingError
 from dipole.core.train.card import Card, write_card
-from dipole.rl import networks
-from dipole.rl.agent import ContrastiveSAC
+from dipole.rl import networks, rainbow
+from dipole.rl.dqn import policy_keywords
 from dipole.rl.exported import AGENT
+from dipole.rl.pixel_agent import PixelAgent
 from dipole.rl.policy import encoder_keywords
-from dipole.rl.settings import sac_keywords
+from dipole.rl.settings import sac_keywords, sb3_keywords
 
-PLAIN, CODE = "sac.zip", "networks.py"
+CODE = "networks.py"
 PLAIN_REPLAY = 10_000  # transitions that SB3's own replay holds twice over; `buffer_size=` of `SAC.load` changes it
 
-_USAGE = """from stable_baselines3 import SAC
 
-agent = SAC.load("FOLDER/sac.zip")  # plays, without dipole
+@dataclass(frozen=True)
+class Form:
+    """An algorithm as SB3's own.
+
+    Args:
+        base: SB3's class. policy: of its networks, which stands in `code`.
+        name: of the algorithm, in words.
+    """
+
+    base: type[OffPolicyAlgorithm]
+    policy: str
+    code: ModuleType
+    name: str
+
+    @property
+    def file(self) -> str:
+        """The zip that SB3 loads."""
+        return f"{self.base.__name__.lower()}.zip"
+
+
+FORMS = {
+    "sac": Form(SAC, "PixelPolicy", networks, "soft actor-critic"),
+    "drq": Form(TD3, "DrQPolicy", networks, "TD3"),
+    "dqn": Form(DQN, "RainbowPolicy", rainbow, "DQN"),
+}
+
+_USAGE = """from stable_baselines3 import {base}
+
+agent = {base}.load("FOLDER/{file}")  # plays, without dipole
 action, _ = agent.predict(observation, deterministic=True)
 
-from dipole.rl import ContrastiveSAC, make_env
+from dipole.rl import {own}, make_env
 
-agent = ContrastiveSAC.load("FOLDER/agent.zip", env={env})
+agent = {own}.load("FOLDER/agent.zip", env={env})
 agent.learn(10_000, reset_num_timesteps=False)  # goes on as it was trained, with a replay of its own"""
 
-_NOTES = """`dipole play FOLDER/agent.zip --episodes 10 --seed 0` measures it. `agent.zip` holds the networks, the
-temperature, the objective with what it has learned, and every setting; optimizers and replay begin anew. `sac.zip`
-holds the networks and the temperature: it acts as `agent.zip` does, bit for bit, and `learn` goes on as plain soft
-actor-critic of stable-baselines3, on images cut to their middle, without augmentation and without contrast, with a
-replay of {replay:,} transitions (`SAC.load(path, env=..., buffer_size=...)` takes another number).
+_NOTES = """`dipole play FOLDER/agent.zip --episodes 10 --seed 0` measures it. `agent.zip` holds the networks, {also}the
+objective with what it has learned, and every setting; optimizers and replay begin anew. `{file}` holds the
+networks{and_also}: its deterministic actions are those of `agent.zip`, bit for bit, and `learn` goes on as plain
+{name} of stable-baselines3, on images cut to their middle, without augmentation and without contrast, with a replay of
+{replay:,} transitions (`{base}.load(path, env=..., buffer_size=...)` takes another number).
 
 Both are files of stable-baselines3: loading one runs code in it, so load files of people you trust. `dipole play` reads
-agent.zip without that. The networks' classes in `sac.zip` are those of Python {python}; elsewhere take them from
+agent.zip without that. The networks' classes in `{file}` are those of Python {python}; elsewhere take them from
 `networks.py` beside it:
 
 ```python
-from networks import PixelPolicy
+from networks import {policy}
 
-agent = SAC.load("FOLDER/sac.zip", custom_objects={{"policy_class": PixelPolicy}})
+agent = {base}.load("FOLDER/{file}", custom_objects={{"policy_class": {policy}}})
 ```"""
 
 
-def export_sb3(agent: ContrastiveSAC, folder: Path, record: Any, data: dict[str, Any]) -> None:
-    """Write agent.zip, sac.zip, networks.py and README.md into a folder.
+def export_sb3(agent: PixelAgent, folder: Path, record: Any, data: dict[str, Any]) -> None:
+    """Write agent.zip, SB3's own zip (sac.zip, td3.zip, dqn.zip), networks.py and README.md into a folder.
 
     Raises:
-        TrainingError: sac.zip would not act as the agent does.
+        TrainingError: SB3's own zip would not act as the agent does.
     """
+    form = FORMS[agent.algorithm]
     agent.save(folder / AGENT)
     played = plain(agent)
     _require_same(agent, played)
-    cloudpickle.register_pickle_by_value(networks)
+    cloudpickle.register_pickle_by_value(form.code)
     try:
-        played.save(folder / PLAIN)
+        played.save(folder / form.file)
     finally:
-        cloudpickle.unregister_pickle_by_value(networks)
-    shutil.copyfile(str(networks.__file__), folder / CODE)
+        cloudpickle.unregister_pickle_by_value(form.code)
+    shutil.copyfile(str(form.code.__file__), folder / CODE)
     write_card(folder, _card(agent), record, data)
 
 
-def plain(agent: ContrastiveSAC) -> SAC:
-    """The agent as SB3's own SAC, with the same networks and temperature."""
-    chosen = agent.settings
-    keywords = {
-        "encoder": encoder_keywords(chosen, agent.policy.encoder.image_size),
-        "hidden": list(chosen.hidden),
-        "log_std_bounds": list(chosen.log_std_bounds),
-        "beta": chosen.beta,
-    }
-    made = SAC(
-        networks.PixelPolicy,
+def plain(agent: PixelAgent) -> OffPolicyAlgorithm:
+    """The agent as SB3's own algorithm, with the same networks and temperature."""
+    chosen, form = agent.settings, FORMS[agent.algorithm]
+    policy, keywords = _keywords(agent)
+    made: Any = form.base(
+        getattr(form.code, form.policy),
         None,  # type: ignore[arg-type]
         buffer_size=agent.n_envs,
-        target_entropy=agent.target_entropy,
-        **sac_keywords(chosen),
-        policy_kwargs=keywords,
+        policy_kwargs=policy,
         seed=agent.seed,
         device="cpu",
         _init_setup_model=False,
+        **keywords,
     )
     made.observation_space, made.action_space = agent.observation_space, agent.action_space
     made.n_envs = agent.n_envs
@@ -96,32 +123,63 @@ def plain(agent: ContrastiveSAC) -> SAC:
     made.buffer_size = min(PLAIN_REPLAY, chosen.buffer_size)
     own = {name: value for name, value in agent.policy.state_dict().items() if not name.startswith("contrast.")}
     made.policy.load_state_dict(own)
-    assert agent.log_ent_coef is not None
-    if made.log_ent_coef is not None:  # it is learned
-        made.log_ent_coef.data = agent.log_ent_coef.detach().cpu().clone()
+    learned = getattr(agent, "log_ent_coef", None)
+    if learned is not None and made.log_ent_coef is not None:  # it is learned
+        made.log_ent_coef.data = learned.detach().cpu().clone()
     made.num_timesteps = agent.num_timesteps
-    return made
+    return made  # type: ignore[no-any-return]
 
 
-def _require_same(agent: ContrastiveSAC, other: SAC) -> None:
+def _keywords(agent: PixelAgent) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What SB3's policy and what its algorithm are made with."""
+    chosen, size = agent.settings, agent.policy.encoder.image_size
+    if agent.algorithm == "dqn":
+        explore = {"exploration_initial_eps": agent.exploration_rate, "exploration_final_eps": agent.exploration_rate}  # type: ignore[attr-defined]
+        targets = {"target_update_interval": chosen.target_every, "max_grad_norm": chosen.gradient_clip}
+        return policy_keywords(chosen, size), sb3_keywords(chosen) | explore | targets
+    policy = {"encoder": encoder_keywords(chosen, size), "hidden": list(chosen.hidden), "beta": chosen.beta}
+    if agent.algorithm == "drq":
+        return policy, sb3_keywords(chosen) | {"policy_delay": chosen.actor_every}
+    policy["log_std_bounds"] = list(chosen.log_std_bounds)
+    return policy, sac_keywords(chosen) | {"target_entropy": agent.target_entropy}  # type: ignore[attr-defined]
+
+
+def _require_same(agent: PixelAgent, other: OffPolicyAlgorithm) -> None:
     shape = (4, *agent.observation_space.shape)  # type: ignore[misc]
     seen = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     with torch.no_grad():
         one, two = (each.predict(seen, deterministic=True)[0] for each in (agent, other))
     if not np.array_equal(one, two):
-        raise TrainingError(f"{PLAIN} would act otherwise than the agent (by {np.abs(one - two).max():.1e}).")
+        raise TrainingError(
+            f"{FORMS[agent.algorithm].file} would act otherwise than the agent (by {np.abs(one - two).max():.1e})."
+        )
 
 
-def _card(agent: ContrastiveSAC) -> Card:
+def _card(agent: PixelAgent) -> Card:
     import platform
 
-    known = agent.task or {"name": "..."}
+    form, known = FORMS[agent.algorithm], agent.task or {"name": "..."}
     settings = "".join(f", {name}={value!r}" for name, value in known.get("settings", {}).items())
+    words = {
+        "base": form.base.__name__,
+        "own": type(agent).__name__,
+        "file": form.file,
+        "name": form.name,
+        "policy": form.policy,
+        "env": f'make_env("{known["name"]}"{settings})',
+        "also": "the temperature, " if agent.algorithm == "sac" else "",
+        "and_also": " and the temperature" if agent.algorithm == "sac" else "",
+        "replay": PLAIN_REPLAY,
+        "python": ".".join(platform.python_version_tuple()[:2]),
+    }
     return Card(
-        what=f"An agent for `{known['name']}` that sees pixels: soft actor-critic with a contrastive objective (CURL).",
-        usage=_USAGE.format(env=f'make_env("{known["name"]}"{settings})'),
+        what=f"An agent for `{known['name']}` that sees pixels: {_WHAT[agent.algorithm]} with a contrastive objective.",
+        usage=_USAGE.format(**words),
         pipeline="reinforcement-learning",
         library="stable-baselines3",
         tags=("deep-reinforcement-learning", "stable-baselines3", known["name"]),
-        notes=_NOTES.format(replay=PLAIN_REPLAY, python=".".join(platform.python_version_tuple()[:2])),
+        notes=_NOTES.format(**words),
     )
+
+
+_WHAT = {"sac": "soft actor-critic (CURL)", "drq": "DrQ-v2", "dqn": "a Rainbow-like DQN"}

@@ -9,12 +9,12 @@ from typing import Any
 
 from dipole.core.ground.errors import CheckpointError, DipoleError
 from dipole.rl import description
-from dipole.rl.agent import ContrastiveSAC
+from dipole.rl.pixel_agent import PixelAgent
 
 _FILE = "agent.json"
 
 
-def keep(folder: Path, agent: ContrastiveSAC, info: dict[str, Any]) -> None:
+def keep(folder: Path, agent: PixelAgent, info: dict[str, Any]) -> None:
     told = {**description.told_spaces(agent), "info": info}
     (folder / _FILE).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
 
@@ -30,7 +30,7 @@ def read(folder: Path) -> dict[str, Any]:
         raise _damaged(folder, error) from error
 
 
-def settle(agent: ContrastiveSAC, told: dict[str, Any], folder: Path) -> None:
+def settle(agent: PixelAgent, told: dict[str, Any], folder: Path) -> None:
     """Make the networks of an agent that has no environment."""
     try:
         description.settle(agent, told)

@@ -1,6 +1,7 @@
 """The networks that an agent acts with, on torch, gymnasium and stable-baselines3 alone.
 
-An exported folder holds a copy of this file, so that `stable_baselines3.SAC.load` plays the agent without dipole.
+An exported folder holds a copy of this file, so that `stable_baselines3.SAC.load` (or `TD3.load`) plays the agent
+without dipole.
 """
 
 import itertools
@@ -11,6 +12,8 @@ from gymnasium import spaces
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from stable_baselines3.sac.policies import Actor, SACPolicy
+from stable_baselines3.td3.policies import Actor as TD3Actor
+from stable_baselines3.td3.policies import TD3Policy
 from torch import Tensor, nn
 
 Maps = tuple[Tensor, ...]
@@ -106,6 +109,18 @@ class PixelEncoder(BaseFeaturesExtractor):
         return images[..., top : top + height, left : left + width]
 
 
+class CentredEncoder(PixelEncoder):
+    """The encoder of DrQ-v2 (Yarats et al. 2021): pixels from -1/2 to 1/2, orthogonal convolutions."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        for conv in self.convs:
+            nn.init.orthogonal_(conv.weight, nn.init.calculate_gain("relu"))  # type: ignore[arg-type]
+
+    def prepare(self, images: Tensor) -> Maps:
+        return tuple(part.sub_(0.5) for part in super().prepare(images))
+
+
 def detached(maps: Maps) -> Maps:
     """The same maps, through which no gradient goes."""
     return tuple(each.detach() for each in maps)
@@ -143,7 +158,48 @@ class SquashedActor(Actor):
         return mean, log_std, {}
 
 
-class PixelPolicy(SACPolicy):
+class Encoders:
+    """What policies have in common whose actor shares the convolutions of their critic."""
+
+    actor: Any
+    critic: Any
+    critic_target: Any
+    beta: float
+
+    @property
+    def encoder(self) -> PixelEncoder:
+        """The critic's encoder: the anchors' encoder."""
+        found: PixelEncoder = self.critic.features_extractor
+        return found
+
+    @property
+    def key_encoder(self) -> PixelEncoder:
+        """The momentum critic's encoder: the positives' encoder."""
+        found: PixelEncoder = self.critic_target.features_extractor
+        return found
+
+    def adam(self, parameters: Any, rate: float, beta: float | None = None) -> torch.optim.Adam:
+        """Adam in its fused form (a third of the time on a CPU, the same values)."""
+        betas = (self.beta if beta is None else beta, 0.999)
+        return torch.optim.Adam(parameters, lr=rate, betas=betas, fused=True)
+
+    def start_critics(self) -> None:
+        """The momentum critic starts as the critic, and the actor takes the critic's convolutions."""
+        self.critic_target.load_state_dict(self.critic.state_dict())
+        self.critic_target.requires_grad_(False)
+        self.critic_target.set_training_mode(False)
+        self.actor.features_extractor.convs = self.encoder.convs
+
+    def make_optimizers(self, rate: float) -> None:
+        """One for the actor, which leaves the convolutions alone, and one for the critic."""
+        shared = {id(parameter) for parameter in self.encoder.convs.parameters()}
+        self.actor.optimizer = self.adam(
+            [parameter for parameter in self.actor.parameters() if id(parameter) not in shared], rate
+        )
+        self.critic.optimizer = self.adam(self.critic.parameters(), rate)
+
+
+class PixelPolicy(Encoders, SACPolicy):
     """Actor, critic and momentum critic of SAC on images; the actor's convolutions are the critic's own.
 
     The optimizer of the actor leaves the convolutions alone.
@@ -196,33 +252,8 @@ class PixelPolicy(SACPolicy):
             for layer, weight in zip(outputs, joint.chunk(2), strict=True):
                 layer.weight.copy_(weight)
                 layer.bias.zero_()
-        self.critic_target.load_state_dict(self.critic.state_dict())
-        self.critic_target.requires_grad_(False)
-        self.critic_target.set_training_mode(False)
-        self.actor.features_extractor.convs = self.encoder.convs
-        rate = lr_schedule(1)
-        shared = {id(parameter) for parameter in self.encoder.convs.parameters()}
-        self.actor.optimizer = self.adam(
-            [parameter for parameter in self.actor.parameters() if id(parameter) not in shared], rate
-        )
-        self.critic.optimizer = self.adam(self.critic.parameters(), rate)
-
-    @property
-    def encoder(self) -> PixelEncoder:
-        """The critic's encoder: the anchors' encoder."""
-        assert isinstance(self.critic.features_extractor, PixelEncoder)
-        return self.critic.features_extractor
-
-    @property
-    def key_encoder(self) -> PixelEncoder:
-        """The momentum critic's encoder: the positives' encoder."""
-        assert isinstance(self.critic_target.features_extractor, PixelEncoder)
-        return self.critic_target.features_extractor
-
-    def adam(self, parameters: Any, rate: float, beta: float | None = None) -> torch.optim.Adam:
-        """Adam in its fused form (a third of the time on a CPU, the same values)."""
-        betas = (self.beta if beta is None else beta, 0.999)
-        return torch.optim.Adam(parameters, lr=rate, betas=betas, fused=True)
+        self.start_critics()
+        self.make_optimizers(lr_schedule(1))
 
     def make_actor(self, features_extractor: Any = None) -> SquashedActor:
         kwargs = self._update_features_extractor(self.actor_kwargs, features_extractor)
@@ -238,5 +269,88 @@ class PixelPolicy(SACPolicy):
             "encoder": self.features_extractor_kwargs,
             "hidden": self.net_arch,
             "log_std_bounds": self.log_std_bounds,
+            "beta": self.beta,
+        }
+
+
+class NoisyActor(TD3Actor):
+    """SB3's deterministic actor with noise of a standard deviation that the agent's schedule sets."""
+
+    std = 0.0
+
+    def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> Tensor:
+        mean: Tensor = self(observation)
+        return mean if deterministic or self.std == 0 else with_noise(mean, self.std * torch.randn_like(mean))
+
+
+def with_noise(mean: Tensor, noise: Tensor, clip: float | None = None) -> Tensor:
+    """Actions mean + clip(noise) inside (-1, 1); the gradient passes as if nothing were cut off (DrQ-v2)."""
+    action = mean + (noise if clip is None else noise.clamp(-clip, clip))
+    inside = action.clamp(-1 + 1e-6, 1 - 1e-6)
+    return action - action.detach() + inside.detach()
+
+
+class DrQPolicy(Encoders, TD3Policy):
+    """Actor, critic and momentum critic of DrQ-v2; the actor's convolutions are the critic's own.
+
+    There is no momentum copy of the actor: where SB3 wants one it gets the actor itself.
+
+    Args:
+        observation_space, action_space, lr_schedule: as SB3 passes them.
+        encoder: keywords of `CentredEncoder`.
+        hidden: widths of actor and critic.
+        beta: Adam's first decay.
+    """
+
+    actor: NoisyActor
+    encoder_class: type[PixelEncoder] = CentredEncoder
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Box,
+        lr_schedule: Schedule,
+        encoder: dict[str, Any],
+        hidden: list[int],
+        beta: float = 0.9,
+    ) -> None:
+        self.beta = beta
+        super().__init__(
+            observation_space,
+            action_space,
+            lr_schedule,
+            net_arch=list(hidden),
+            features_extractor_class=self.encoder_class,
+            features_extractor_kwargs=dict(encoder),
+            normalize_images=False,  # the encoder divides by 255 itself, chunk by chunk
+        )
+
+    def _build(self, lr_schedule: Schedule) -> None:
+        self.actor = self.make_actor()
+        self.critic = self.make_critic()
+        self.critic_target = self.make_critic()
+        for network in (self.actor.mu, *self.critic.q_networks):
+            network.apply(initialise)
+        self.start_critics()
+        self.make_optimizers(lr_schedule(1))
+
+    @property
+    def actor_target(self) -> NoisyActor:  # type: ignore[override]
+        """The actor itself."""
+        return self.actor
+
+    def make_actor(self, features_extractor: Any = None) -> NoisyActor:
+        return NoisyActor(**self._update_features_extractor(self.actor_kwargs, features_extractor)).to(self.device)
+
+    def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> Tensor:
+        return self.actor._predict(observation, deterministic)
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        return {
+            "observation_space": self.observation_space,
+            "action_space": self.action_space,
+            "lr_schedule": self._dummy_schedule,
+            "encoder": self.features_extractor_kwargs,
+            "hidden": self.net_arch,
             "beta": self.beta,
         }

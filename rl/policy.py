@@ -72,9 +72,7 @@ class ContrastivePolicy(PixelPolicy):
 
     def compile_networks(self) -> None:
         """Let `torch.compile` fuse what an update calls; weights and their names stay as they are."""
-        for encoder in (self.encoder, self.key_encoder, self.actor.features_extractor):
-            for name in ("convolve", "head"):
-                setattr(encoder, name, torch.compile(getattr(encoder, name), dynamic=False))
+        compile_encoders(self.encoder, self.key_encoder, self.actor.features_extractor)
         self.actor.distribution = torch.compile(self.actor.distribution, dynamic=False)  # type: ignore[method-assign]
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
@@ -85,6 +83,13 @@ class ContrastivePolicy(PixelPolicy):
             "settings": self.settings,
             "image_size": self.encoder.image_size,
         }
+
+
+def compile_encoders(*encoders: Any) -> None:
+    """Let `torch.compile` fuse both halves of each encoder."""
+    for encoder in encoders:
+        for name in ("convolve", "head"):
+            setattr(encoder, name, torch.compile(getattr(encoder, name), dynamic=False))
 
 
 def encoder_keywords(settings: Settings, image_size: int | tuple[int, int]) -> dict[str, Any]:

@@ -47,6 +47,8 @@ class FrameBatch:
         actions: (B, A) float; rewards, dones: (B, 1) float, `dones` without time limits.
         stacks: (B, C) digests of the observation's channels; equal rows are exact duplicates, pixel for pixel.
         discounts: (B, 1) of the value of the next observation, where returns are of several steps.
+        weights: (B, 1) importance weights, where replay is prioritised.
+        drawn: (B, 2) environment and slot in replay.
     """
 
     observations: Tensor
@@ -57,6 +59,8 @@ class FrameBatch:
     dones: Tensor
     stacks: NDArray[Any]
     discounts: Tensor | None = None
+    weights: Tensor | None = None
+    drawn: NDArray[Any] | None = None
 
 
 class FrameReplayBuffer(ReplayBuffer):
@@ -210,9 +214,10 @@ class FrameReplayBuffer(ReplayBuffer):
         action = np.asarray(action).reshape(self.n_envs, self.action_dim)
         for env, info in enumerate(infos):
             timeout = self.handle_timeout_termination and info.get("TimeLimit.truncated", False)
+            lost = bool(info.get("life_lost", False))  # an end for what is learned, though the game goes on
             self._append(
                 env, np.asarray(obs[env]), np.asarray(next_obs[env]), action[env], float(reward[env]),
-                bool(done[env]) and not timeout, bool(done[env]), "fault" not in info,
+                (bool(done[env]) and not timeout) or lost, bool(done[env]) or lost, "fault" not in info,
             )  # fmt: skip
         if self._head[0] == max(self.buffer_size // 100, _MEMORY):
             self._grow()  # while there is little to move
@@ -386,16 +391,22 @@ class FrameReplayBuffer(ReplayBuffer):
         augmentation: Augmentation,
         positives: int = 1,
         env: VecNormalize | None = None,
+        times: tuple[int, int] = (1, 1),
+        shown: Augmentation | None = None,
     ) -> FrameBatch:
         """Draw transitions with augmented observations and `positives` further views of each.
 
-        Offsets are drawn in the order observation, next observation, positives.
+        Offsets are drawn in the order observation, next observation, positives. `times` says how many views there are
+        of each observation and next observation, one after the other (M B, K B); `shown` is another augmentation for
+        these.
         """
         which, slot = self.draw(batch_size)
         rewards, last, discounts = self._outcomes(which, slot, env)
         before, after = self.stacks[which, slot, 0] % self._ring, self.stacks[which, last, 1] % self._ring
-        observations = augmentation.draw(self.frames, which, before, self.rng)
-        next_observations = augmentation.draw(self.frames, which, after, self.rng)
+        observations, next_observations = (
+            torch.cat([(shown or augmentation).draw(self.frames, which, stacks, self.rng) for _ in range(count)])
+            for stacks, count in zip((before, after), times, strict=True)
+        )
         views = [augmentation.draw(self.frames, which, before, self.rng) for _ in range(positives)]
         return FrameBatch(
             observations,
@@ -406,7 +417,13 @@ class FrameReplayBuffer(ReplayBuffer):
             self._tensor(self.dones[which, last][:, None]),
             self.digests[which[:, None], before],
             discounts,
+            self.weights(which, slot),
+            np.stack([which, slot], 1),
         )
+
+    def weights(self, env: NDArray[Any], slot: NDArray[Any]) -> Tensor | None:
+        """Importance weights (B, 1) of drawn transitions; None where all are drawn alike."""
+        return None
 
     def _tensor(self, array: NDArray[Any]) -> Tensor:
         return sent(torch.from_numpy(np.ascontiguousarray(array)), self.device)

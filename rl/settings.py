@@ -1,8 +1,8 @@
-"""Every setting of the agent, said once: keywords of `ContrastiveSAC` and keys of a recipe's [rl]."""
+"""Every setting of the agents, said once: their keywords, and keys of a recipe's [rl]."""
 
 from collections.abc import Callable, Iterable, Mapping
 from types import NoneType
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
 from pydantic import (
     Field,
@@ -22,7 +22,11 @@ Rate = Annotated[float, Field(ge=0, le=10)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Period = Annotated[int, Field(ge=1)]
 Beta = Annotated[float, Field(ge=0, le=0.999999)]
-Preset = Literal["curl", "paper", "small"]
+AlgorithmName = Literal["sac", "drq", "dqn"]
+Preset = Literal["curl", "paper", "small", "drqv2", "rainbow"]
+
+# The preset of an algorithm where none is given.
+DEFAULT: dict[str, Preset] = {"sac": "curl", "drq": "drqv2", "dqn": "rainbow"}
 
 # What a preset changes of the defaults, which are those of the CURL repository (MishaLaskin/curl, 8416d6e).
 _PRESETS: dict[str, dict[str, Any]] = {
@@ -41,12 +45,72 @@ _PRESETS: dict[str, dict[str, Any]] = {
         "joint_backward": True,
         "crop_inclusive": True,
     },
+    # Yarats et al. 2021, as the repository (facebookresearch/drqv2) runs it: returns of three steps, an update every
+    # second agent step, the tanh of the trunk, noise that falls over 500,000 agent steps.
+    "drqv2": {
+        "algorithm": "drq",
+        "augmentation": "shift",
+        "batch_size": 256,
+        "learning_rate": 1e-4,
+        "buffer_size": 1_000_000,
+        "learning_starts": 2000,
+        "train_freq": 2,
+        "gradient_steps": 1,
+        "actor_every": 1,
+        "target_every": 1,
+        "n_steps": 3,
+        "tanh": True,
+    },
+    # The data-efficient Rainbow (van Hasselt et al. 2019) that CURL's table of 26 games stands on (Laskin et al. 2020,
+    # App. E): returns of twenty steps, an update each step, targets copied every 2000.
+    "rainbow": {
+        "algorithm": "dqn",
+        "augmentation": "shift",
+        "batch_size": 32,
+        "learning_rate": 1e-4,
+        "learning_starts": 1600,
+        "gradient_steps": 1,
+        "target_every": 2000,
+        "tau": 1.0,
+        "encoder_tau": 0.001,
+        "n_steps": 20,
+        "hidden": (256,),
+        "features": 128,
+        "layers": 2,
+    },
 }
+
+# Settings that algorithms but these have no use for.
+USERS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        (
+            "temperature_learning_rate", "temperature_beta", "initial_temperature", "ent_coef", "target_entropy",
+            "log_std_bounds", "encoder_steps", "twin_loss", "detach_encoder", "joint_backward",
+        ),
+        ("sac",),
+    ),
+    **dict.fromkeys(
+        ("target_views", "value_views", "noise_start", "noise_end", "noise_steps", "noise_clip"), ("drq",)
+    ),
+    **dict.fromkeys(
+        (
+            "architecture", "double", "dueling", "noisy", "distribution", "atoms", "v_min", "v_max", "prioritized",
+            "priority_exponent", "importance_start", "adam_epsilon", "gradient_clip", "exploration_fraction",
+            "exploration_start", "exploration_end", "reward_clip",
+        ),
+        ("dqn",),
+    ),
+    "actor_every": ("sac", "drq"),
+    "tanh": ("sac", "drq"),
+}  # fmt: skip
 
 
 class AgentTable(Table):
     """The settings that an agent has wherever it is made; those that are left out come from the preset."""
 
+    algorithm: AlgorithmName = Field(
+        "sac", description="sac (CURL), drq (DrQ-v2), or dqn (Rainbow, for discrete actions); its presets follow it"
+    )
     preset: Preset = Field("curl", description="where settings that are left out come from")
     bilinear_init: Literal["uniform", "identity"] = Field(
         "uniform", description="how a bilinear W starts: on [0, 1) as the repository, or as the identity"
@@ -120,6 +184,34 @@ class AgentTable(Table):
         description="range of the actor's log standard deviation",
         json_schema_extra={"allowed": "(low, high) with low < high"},
     )
+    target_views: int = Field(1, ge=1, le=16, description="drq: K, views of the next observation in a target")
+    value_views: int = Field(1, ge=1, le=16, description="drq: M, views of an observation in the critic's loss")
+    noise_start: float = Field(1.0, ge=0, le=10, description="drq: standard deviation of the actions' noise at first")
+    noise_end: float = Field(0.1, ge=0, le=10, description="drq: the same at last")
+    noise_steps: int = Field(500_000, ge=1, description="drq: agent steps from first to last, linearly")
+    noise_clip: float = Field(0.3, ge=0, le=10, description="drq: largest noise in targets and in the actor's loss")
+    architecture: Literal["data-efficient", "nature", "uniform"] = Field(
+        "data-efficient",
+        description="dqn: convolutions 5x5/5 of 32 and 64 filters, those of Mnih et al. 2015, or `layers` of 3x3",
+    )
+    double: bool = Field(True, description="dqn: the online network chooses the action of a target")
+    dueling: bool = Field(True, description="dqn: state value and advantages")
+    noisy: bool = Field(True, description="dqn: noisy layers explore, instead of random actions")
+    distribution: Literal["none", "c51", "quantile"] = Field(
+        "c51", description="dqn: values as expectations, as categories on fixed atoms, or as quantiles"
+    )
+    atoms: int = Field(51, ge=2, le=1000, description="dqn: atoms or quantiles of a value")
+    v_min: float = Field(-10.0, ge=-1e9, le=1e9, description="dqn, c51: the lowest atom")
+    v_max: float = Field(10.0, ge=-1e9, le=1e9, description="dqn, c51: the highest atom")
+    prioritized: bool = Field(True, description="dqn: draw transitions by their last error")
+    priority_exponent: Share = Field(0.5, description="dqn: how far priorities count (0: not at all)")
+    importance_start: Share = Field(0.4, description="dqn: exponent of the importance weights at first; 1 at last")
+    adam_epsilon: float = Field(1.5e-4, ge=1e-12, le=1, description="dqn: Adam's epsilon")
+    gradient_clip: float = Field(10.0, ge=0, le=1e9, description="dqn: largest norm of a gradient")
+    reward_clip: float = Field(0.0, ge=0, le=1e9, description="dqn: rewards are cut to +- this in updates (0: not)")
+    exploration_fraction: Share = Field(0.1, description="dqn, without noisy layers: share of training that anneals")
+    exploration_start: Share = Field(1.0, description="dqn, without noisy layers: share of random actions at first")
+    exploration_end: Share = Field(0.05, description="dqn, without noisy layers: the same at last")
     channels_last: bool = Field(True, description="memory layout of the convolutions")
     compile: bool = Field(False, description="compile the networks of the update (torch.compile); for GPUs")
     chunk: int = Field(64, ge=0, description="rows that go through the encoder at once on the CPU (0: all)")
@@ -129,9 +221,25 @@ class AgentTable(Table):
     def _from_preset(cls, given: Any) -> Any:
         if not isinstance(given, Mapping):
             return given
-        preset = given.get("preset", "curl")
+        wanted = given.get("algorithm", "sac")
+        preset = given.get("preset", DEFAULT.get(wanted, "curl") if isinstance(wanted, str) else "curl")
         values = _PRESETS.get(preset, {}) if isinstance(preset, str) else {}
-        return {name: value for name, value in values.items() if name in cls.model_fields} | dict(given)
+        brought = {name: value for name, value in values.items() if name in cls.model_fields}
+        return {"preset": preset, **brought, **dict(given)}
+
+    @model_validator(mode="after")
+    def _of_one_algorithm(self) -> Self:
+        own = [name for name in _PRESETS if algorithm_of(name) == self.algorithm]
+        if self.preset not in own:
+            raise ValueError(f"the preset {self.preset!r} is none of {self.algorithm!r}, whose are {', '.join(own)}.")
+        for name, users in USERS.items():
+            if self.algorithm not in users and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"{name} has no effect on the algorithm {self.algorithm!r}: it is a setting of {', '.join(users)}."
+                )
+        if self.v_min >= self.v_max:
+            raise ValueError(f"v_min must be below v_max, got {self.v_min:g} and {self.v_max:g}.")
+        return self
 
     @field_validator("hidden", "log_std_bounds", "train_freq", "target_entropy", "ent_coef", mode="wrap")
     @classmethod
@@ -159,7 +267,7 @@ class AgentTable(Table):
 
 
 class Settings(AgentTable):
-    """Settings of `ContrastiveSAC`; a recipe says these four in `objective` and in [train].
+    """Settings of an agent; a recipe says these four in `objective` and in [train].
 
     Args:
         objective: text of the contrastive objective, or "none" (augmentation alone, the control).
@@ -188,7 +296,18 @@ class Settings(AgentTable):
         super().__setstate__(state)
 
 
-PRESETS = {name: Settings(preset=name) for name in get_args(Preset)}
+def algorithm_of(preset: str) -> AlgorithmName:
+    """Whose preset it is."""
+    found: AlgorithmName = _PRESETS[preset].get("algorithm", "sac")
+    return found
+
+
+def augmentation(preset: str) -> str:
+    """The augmentation that a preset brings, which is no setting of the networks."""
+    return str(_PRESETS[preset].get("augmentation", "crop"))
+
+
+PRESETS = {name: Settings(preset=name, algorithm=algorithm_of(name)) for name in get_args(Preset)}
 NAMES = tuple(Settings.model_fields)
 
 
@@ -212,7 +331,10 @@ def resolve(preset: str, overrides: Mapping[str, Any], besides: Iterable[str] = 
 
 
 def _first_problem(error: ValidationError, given: Mapping[str, Any], names: list[str]) -> str:
-    name = str(error.errors()[0]["loc"][0])
+    first = error.errors()[0]
+    if not first["loc"]:  # what settings are together
+        return str(first["msg"]).removeprefix("Value error, ")
+    name = str(first["loc"][0])
     field = Settings.model_fields.get(name)
     if field is None:
         return f"there is no setting {name!r}.{nearest(name, names)} Settings: {', '.join(names)}."
@@ -278,16 +400,22 @@ def without_sb3_names(given: dict[str, Any]) -> dict[str, Any]:
     return rest
 
 
-def sac_keywords(chosen: Settings) -> dict[str, Any]:
-    """What SB3's SAC is given of an agent's settings, whichever class it is."""
+def sb3_keywords(chosen: Settings) -> dict[str, Any]:
+    """What every off-policy algorithm of SB3 is given of an agent's settings."""
     return {
         "learning_rate": chosen.learning_rate,
         "learning_starts": chosen.learning_starts,
         "batch_size": chosen.batch_size,
         "tau": chosen.tau,
         "gamma": chosen.gamma,
-        "ent_coef": f"auto_{chosen.initial_temperature!r}" if chosen.ent_coef == "auto" else chosen.ent_coef,
-        "target_update_interval": chosen.target_every,
         "train_freq": chosen.train_freq,
         "gradient_steps": chosen.gradient_steps,
+    }
+
+
+def sac_keywords(chosen: Settings) -> dict[str, Any]:
+    """What SB3's SAC is given of an agent's settings, whichever class it is."""
+    return sb3_keywords(chosen) | {
+        "ent_coef": f"auto_{chosen.initial_temperature!r}" if chosen.ent_coef == "auto" else chosen.ent_coef,
+        "target_update_interval": chosen.target_every,
     }

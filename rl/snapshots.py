@@ -23,11 +23,11 @@ from dipole.core.ground.errors import CheckpointError, DipoleError
 from dipole.core.ground.files import replacing, why
 from dipole.core.ground.seeding import rng_state, set_rng_state
 from dipole.rl import description, plain_state, segments
-from dipole.rl.agent import ContrastiveSAC
 from dipole.rl.callbacks.contrastive import LEARNED, Learned
 from dipole.rl.envs.running.state import require_saved, wrapper_names, wrappers_set_state, wrappers_state
 from dipole.rl.envs.running.workers import WorkerVecEnv
 from dipole.rl.names import lazy
+from dipole.rl.pixel_agent import PixelAgent
 
 # It stood here in earlier versions.
 __getattr__ = lazy(__name__, {"CheckpointCallback": "dipole.rl.callbacks.checkpointing"})
@@ -42,7 +42,7 @@ _COUNTERS = (
 )  # fmt: skip
 
 
-def save(agent: ContrastiveSAC, folder: str | Path) -> Path:
+def save(agent: PixelAgent, folder: str | Path) -> Path:
     """Write the agent, its replay and the state of its environments and generators into a folder, atomically.
 
     Call it between rollouts (`CheckpointCallback` does): inside `on_step` SB3 has not stored the transition yet.
@@ -72,10 +72,10 @@ def resume(
     folder: str | Path,
     env: Any,
     device: str = "auto",
-    cls: type[ContrastiveSAC] = ContrastiveSAC,
+    cls: type[PixelAgent] | None = None,
     objective: Objective | Composite | None = None,
     **given: Any,
-) -> ContrastiveSAC:
+) -> PixelAgent:
     """Return an agent that continues as if it had never stopped: `agent.learn(rest, reset_num_timesteps=False)`.
 
     Args:
@@ -83,7 +83,7 @@ def resume(
         env: environments made like those of the first run. Ones without get_state / set_state start a new episode
             instead (with a warning): that continues the training, but not bit for bit.
         device: where to continue.
-        cls: the agent's class.
+        cls: the agent's class, where it is one of your own.
         objective: of an agent whose terms are not registered, as `ContrastiveSAC.load` takes it.
         given: keywords of the agent that no file can hold: a function as augmentation or learning_rate, action_noise,
             replay_buffer_class and its keywords, tensorboard_log.
@@ -94,12 +94,12 @@ def resume(
     """
     folder = Path(folder)
     check(folder)
-    agent: ContrastiveSAC = description.open_agent(folder / "agent.zip", cls, env, device, objective, **given)
+    agent: PixelAgent = description.open_agent(folder / "agent.zip", cls, env, device, objective, **given)
     restore(agent, folder)
     return agent
 
 
-def restore(agent: ContrastiveSAC, folder: str | Path) -> None:
+def restore(agent: PixelAgent, folder: str | Path) -> None:
     """Put a checkpoint back into an agent of the same settings, in place."""
     folder = Path(folder)
     manifest = check(folder)
@@ -124,8 +124,8 @@ def _readable(folder: Path) -> Iterator[None]:
         raise CheckpointError(f"the checkpoint {folder} cannot be read: {type(error).__name__}: {error}") from error
 
 
-def _take(agent: ContrastiveSAC, state: dict[str, Any]) -> None:
-    for name in _COUNTERS:
+def _take(agent: PixelAgent, state: dict[str, Any]) -> None:
+    for name in (*_COUNTERS, *agent.counted):
         setattr(agent, name, state["counters"][name])
     agent._last_obs, agent._last_original_obs = state["last_obs"], state["last_original_obs"]
     agent.action_space.np_random.bit_generator.state = state["action_space"]
@@ -173,11 +173,11 @@ def named(folder: Path, name: Any) -> Path:
     return path
 
 
-def _state(agent: ContrastiveSAC) -> dict[str, Any]:
+def _state(agent: PixelAgent) -> dict[str, Any]:
     assert agent.env is not None
     innermost = _innermost(agent.env)
     return {
-        "counters": {name: getattr(agent, name) for name in _COUNTERS},
+        "counters": {name: getattr(agent, name) for name in (*_COUNTERS, *agent.counted)},
         "last_obs": agent._last_obs,
         "last_original_obs": agent._last_original_obs,
         "action_space": agent.action_space.np_random.bit_generator.state,
@@ -195,7 +195,7 @@ def _innermost(env: VecEnv) -> VecEnv:
     return env
 
 
-def _restore_environments(agent: ContrastiveSAC, env: VecEnv, state: dict[str, Any]) -> None:
+def _restore_environments(agent: PixelAgent, env: VecEnv, state: dict[str, Any]) -> None:
     # Seeds set while loading would otherwise be used by the next reset.
     env._reset_seeds()
     states, vector = state["environments"], state.get("vector")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from stable_baselines3.common.callbacks import BaseCallback
 
-from dipole.rl.agent import ContrastiveSAC
 from dipole.rl.arguments import check_whole
+from dipole.rl.pixel_agent import PixelAgent
 from dipole.rl.snapshots import KEEP, checkpoints, save
 
 
@@ -28,7 +28,7 @@ class CheckpointCallback(BaseCallback):
         self._saved = self.num_timesteps // self.every
 
     def _on_rollout_start(self) -> None:
-        assert isinstance(self.model, ContrastiveSAC)
+        assert isinstance(self.model, PixelAgent)
         if self.model.num_timesteps // self.every > self._saved:
             self._saved = self.model.num_timesteps // self.every
             save(self.model, self.folder / f"agent-{self.model.num_timesteps:09d}")

@@ -13,12 +13,12 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from dipole.core.ground.errors import ConfigError
-from dipole.rl.agent import ContrastiveSAC
 from dipole.rl.arguments import check_whole
 from dipole.rl.diagnosis import diagnose
 from dipole.rl.episodes.history import Evaluation, read_evaluations, scores
 from dipole.rl.episodes.play import check_environment, evaluate
 from dipole.rl.episodes.video import write_video
+from dipole.rl.pixel_agent import PixelAgent
 
 
 class EvaluationCallback(BaseCallback):
@@ -105,7 +105,7 @@ class EvaluationCallback(BaseCallback):
         self.logger.record("eval/return_std", float(np.std(returns)))
         for name, value in scores(self.history).items():
             self.logger.record(f"eval/score_{name}", value)
-        if self.diagnose and isinstance(self.model, ContrastiveSAC) and self.model.contrast is not None:
+        if self.diagnose and isinstance(self.model, PixelAgent) and self.model.contrast is not None:
             for name, value in diagnose(self.model).items():
                 self.logger.record(f"diag/{name}", value)
         if self.folder is not None:

@@ -122,10 +122,14 @@ class ControlEnv(gymnasium.Env[NDArray[np.uint8], NDArray[np.float32]]):
                     (random.uniform(*_STIFFNESS), random.uniform())[0] for _ in range(self._physics.model.njnt)
                 ]
         self._control.reset()
+        self._begin_episode()
         self._steps = 0
         self._playing = True
         self._frames.extend([self._frame()] * self.frame_stack)
         return self._observation(), {"environment_steps": 0}
+
+    def _begin_episode(self) -> None:
+        """What a subclass changes in the model once the task has set up an episode."""
 
     def step(self, action: NDArray[np.float32]) -> tuple[NDArray[np.uint8], float, bool, bool, dict[str, Any]]:
         check_step(self._playing, action, self.action_space)

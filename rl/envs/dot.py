@@ -16,6 +16,7 @@ _EPISODE = 50
 _SPEED = 0.1
 _DOT = 2.0  # radius in pixels
 _SMALLEST = 12
+_VELOCITIES = spaces.Box(-1.0, 1.0, (2,), np.float32)
 
 
 @environment("dot")
@@ -47,7 +48,7 @@ class DotEnv(gymnasium.Env[NDArray[np.uint8], NDArray[np.float32]]):
         self.frame_stack = frame_stack
         self.render_mode = render_mode
         self.observation_space = spaces.Box(0, 255, (3 * frame_stack, size, size), np.uint8)
-        self.action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self.action_space: spaces.Space[Any] = spaces.Box(-1.0, 1.0, (2,), np.float32)
         self._frames: deque[NDArray[np.uint8]] = deque(maxlen=frame_stack)
         self._dot = self._target = np.zeros(2)
         self._steps = 0
@@ -64,7 +65,7 @@ class DotEnv(gymnasium.Env[NDArray[np.uint8], NDArray[np.float32]]):
         return np.concatenate(self._frames), {"environment_steps": 0}
 
     def step(self, action: NDArray[np.float32]) -> tuple[NDArray[np.uint8], float, bool, bool, dict[str, Any]]:
-        check_step(self._playing, action, self.action_space)
+        check_step(self._playing, action, _VELOCITIES)
         self._dot = np.clip(self._dot + _SPEED * np.clip(np.asarray(action, np.float64), -1, 1), 0, 1)
         self._steps += 1
         self._playing = self._steps < _EPISODE

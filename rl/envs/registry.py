@@ -82,9 +82,9 @@ _environments: dict[str, Environment] = {}
 def environment(name: str, **fixed: Any) -> Callable[[Factory], Factory]:
     """Decorate a class or function that makes an environment, to make it known under a name, also to gymnasium.
 
-    The environment shows square uint8 images (C, H, W) and takes continuous actions. The factory's keywords with their
-    defaults are its settings; those that a recipe can set are `size`, `frame_stack`, `action_repeat`, `camera` and
-    `rendering`, as far as the factory has them. `info["environment_steps"]` counts the steps of a repeated action (1
+    The environment shows uint8 images (C, H, W) and takes continuous or discrete actions. The factory's keywords with
+    their defaults are its settings; those that a recipe can set are `size`, `frame_stack`, `action_repeat`, `camera`
+    and `rendering`, as far as the factory has them. `info["environment_steps"]` counts steps of a repeated action (1
     where it is missing); get_state and set_state make a resume bit-exact.
 
     Args:
@@ -105,8 +105,9 @@ def environment(name: str, **fixed: Any) -> Callable[[Factory], Factory]:
             )
         _environments[_key(name)] = Environment(name, factory, fixed)
         # Both spellings: dipole/ball_in_cup-catch-v0 as in dm_control, dipole/ball-in-cup-catch-v0 as in the papers.
+        # A colon would name a module.
         for spelling in {name, name.replace("_", "-")} if taken is None else ():
-            register(f"dipole/{spelling}-v0", entry_point=place, kwargs=fixed)
+            register(f"dipole/{spelling.replace(':', '-')}-v0", entry_point=place, kwargs=fixed)
         return factory
 
     return decorate
@@ -134,7 +135,9 @@ def find(task: str) -> Environment:
         except (gymnasium.error.Error, ImportError) as error:
             raise ConfigError(f"unknown task {task!r}: {error}") from error
         return Environment(task, gymnasium.make, {"id": task})
-    raise ConfigError(f"unknown task {task!r}.{nearest(str(task), names())} Allowed: {', '.join(names())}.")
+    families = {name.partition(":")[0] for name in names() if ":" in name}
+    shown = [*(name for name in names() if ":" not in name), *(f"{family}:..." for family in sorted(families))]
+    raise ConfigError(f"unknown task {task!r}.{nearest(str(task), names())} Allowed: {', '.join(shown)}.")
 
 
 def _spec(task: str) -> EnvSpec:

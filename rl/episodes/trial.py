@@ -15,13 +15,13 @@ from dipole.core.measure.intervals import interquartile_mean
 from dipole.core.train.launch import pick_device
 from dipole.core.train.run_folder import DEFAULT_RUNS, find_run
 from dipole.core.train.trained_run import load_run
-from dipole.rl.agent import ContrastiveSAC
 from dipole.rl.arguments import check_seed, check_whole
 from dipole.rl.description import open_agent
 from dipole.rl.envs.registry import find
 from dipole.rl.episodes.play import evaluate
 from dipole.rl.episodes.video import require_format, write_video
 from dipole.rl.exported import AGENT
+from dipole.rl.pixel_agent import PixelAgent
 
 
 @dataclass(frozen=True)
@@ -108,12 +108,12 @@ def trial(
     return Trial(chosen.name, seed, deterministic, tuple(returns), None if video is None else str(video))
 
 
-def _open(name: str | Path, runs: Path, device: str | None) -> ContrastiveSAC:
+def _open(name: str | Path, runs: Path, device: str | None) -> PixelAgent:
     path = Path(name)
     if path.is_dir() and (path / AGENT).is_file() and not (path / "config.toml").is_file():
         path = path / AGENT
     if path.suffix == ".zip" or path.is_file():
-        agent: ContrastiveSAC = open_agent(path, ContrastiveSAC, device=str(pick_device(device or "auto")))
+        agent: PixelAgent = open_agent(path, device=str(pick_device(device or "auto")))
         return agent
     folder = find_run(str(name), runs)
     domain = folder.read_config().domain
@@ -121,11 +121,11 @@ def _open(name: str | Path, runs: Path, device: str | None) -> ContrastiveSAC:
         raise ConfigError(f"the run {folder.path} is of the domain {domain!r}: only agents (rl) play.")
     _, adapter, _ = load_run(folder, device)
     adapter.module.eval()
-    played: ContrastiveSAC = adapter.agent  # type: ignore[attr-defined]
+    played: PixelAgent = adapter.agent  # type: ignore[attr-defined]
     return played
 
 
-def _fitting(agent: ContrastiveSAC, settings: tuple[str, ...]) -> dict[str, Any]:
+def _fitting(agent: PixelAgent, settings: tuple[str, ...]) -> dict[str, Any]:
     """Size and stacking of the agent's observations, as keywords of an environment that has such."""
     channels, height, _ = agent.observation_space.shape  # type: ignore[misc]
     wanted = {"size": height, "frame_stack": channels // 3}

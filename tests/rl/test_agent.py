@@ -13,7 +13,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.errors import ConfigError, SpecError, TrainingError
 from dipole.rl import ContrastiveSAC, DotEnv, make_env
-from dipole.rl import agent as agent_module
+from dipole.rl import pixel_agent as agent_module
 from dipole.rl.agent import duplicates
 from dipole.rl.description import open_agent
 from dipole.rl.settings import PRESETS

@@ -10,7 +10,7 @@ import torch
 
 from dipole.core.ground.errors import TrainingError
 from dipole.rl import ContrastiveSAC
-from dipole.rl import agent as agent_module
+from dipole.rl import pixel_agent as agent_module
 from dipole.rl.description import open_agent
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

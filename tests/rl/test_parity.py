@@ -1,6 +1,8 @@
 """Six updates of the agent against the plain formulas of the CURL repository, in float64."""
 
 import copy
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,80 +14,11 @@ pytest.importorskip("stable_baselines3")
 from dipole.rl import ContrastiveSAC, make_env
 from dipole.rl.replay import FrameBatch
 
+sys.path.insert(0, str(Path(__file__).parent))
+from plain_networks import MLP, Adam, Encoder, linears, positive
+
 ACTIONS, BATCH, UPDATES = 2, 8, 6
 DISCOUNT, TAU, ENCODER_TAU = 0.99, 0.01, 0.05
-
-
-def positive(x):
-    """Rectifier with gradient 0 at 0, where delta-orthogonal layers start with many exact zeros."""
-    return x * (x > 0)
-
-
-class PlainEncoder:
-    """Weights as a list of tensors: four convolutions, linear, layer normalisation."""
-
-    def __init__(self, module):
-        self.convs = [(c.weight.detach().clone(), c.bias.detach().clone()) for c in module.convs]
-        self.rest = [p.detach().clone() for p in (module.fc.weight, module.fc.bias, module.ln.weight, module.ln.bias)]
-
-    def tensors(self):
-        return [t for pair in self.convs for t in pair] + self.rest
-
-    def track(self):
-        for tensor in self.tensors():
-            tensor.requires_grad_()
-        return self
-
-    def features(self, images):
-        x = images.double() / 255
-        for stride, (weight, bias) in zip([2, 1, 1, 1], self.convs, strict=True):
-            x = positive(F.conv2d(x, weight, bias, stride=stride))
-        return x.reshape(len(x), -1)
-
-    def head(self, h):
-        weight, bias, scale, offset = self.rest
-        z = h @ weight.T + bias
-        mean, variance = z.mean(1, keepdim=True), z.var(1, unbiased=False, keepdim=True)
-        return (z - mean) / torch.sqrt(variance + 1e-5) * scale + offset
-
-    def __call__(self, images):
-        return self.head(self.features(images))
-
-
-class PlainMLP:
-    def __init__(self, *linears):
-        self.layers = [(m.weight.detach().clone(), m.bias.detach().clone()) for m in linears]
-
-    def tensors(self):
-        return [t for pair in self.layers for t in pair]
-
-    def __call__(self, x):
-        for index, (weight, bias) in enumerate(self.layers):
-            x = x @ weight.T + bias
-            x = positive(x) if index < len(self.layers) - 1 else x
-        return x
-
-
-def linears(module):
-    return [m for m in module.modules() if isinstance(m, torch.nn.Linear)]
-
-
-class Adam:
-    """Kingma & Ba 2015, bias corrected."""
-
-    def __init__(self, parameters, rate, beta):
-        self.parameters, self.rate, self.betas, self.step_count = parameters, rate, (beta, 0.999), 0
-        self.first = [torch.zeros_like(p) for p in parameters]
-        self.second = [torch.zeros_like(p) for p in parameters]
-
-    @torch.no_grad()
-    def step(self, gradients):
-        self.step_count += 1
-        for p, g, m, v in zip(self.parameters, gradients, self.first, self.second, strict=True):
-            m.mul_(self.betas[0]).add_((1 - self.betas[0]) * g)
-            v.mul_(self.betas[1]).add_((1 - self.betas[1]) * g * g)
-            corrected = m / (1 - self.betas[0] ** self.step_count)
-            p -= self.rate * corrected / (torch.sqrt(v / (1 - self.betas[1] ** self.step_count)) + 1e-8)
 
 
 class PlainCurl:
@@ -94,13 +27,13 @@ class PlainCurl:
     def __init__(self, agent, twin, encoder_steps):
         policy = agent.policy
         self.twin, self.encoder_steps = twin, encoder_steps
-        self.encoder = PlainEncoder(policy.encoder).track()
-        self.key = PlainEncoder(policy.key_encoder)
-        self.q = [PlainMLP(*linears(net)) for net in policy.critic.q_networks]
-        self.q_target = [PlainMLP(*linears(net)) for net in policy.critic_target.q_networks]
-        self.actor_head = PlainEncoder(policy.actor.features_extractor).rest
+        self.encoder = Encoder(policy.encoder).track()
+        self.key = Encoder(policy.key_encoder)
+        self.q = [MLP(*linears(net)) for net in policy.critic.q_networks]
+        self.q_target = [MLP(*linears(net)) for net in policy.critic_target.q_networks]
+        self.actor_head = Encoder(policy.actor.features_extractor).rest
         mu, log_std = policy.actor.mu, policy.actor.log_std
-        self.trunk = PlainMLP(*linears(policy.actor.latent_pi))
+        self.trunk = MLP(*linears(policy.actor.latent_pi))
         self.out = [t.detach().clone() for t in (mu.weight, mu.bias, log_std.weight, log_std.bias)]
         self.log_alpha = agent.log_ent_coef.detach().clone()
         self.W = policy.contrast.terms[0].W.detach().clone()

@@ -5,7 +5,7 @@ import pytest
 from dipole.core.ground.errors import ConfigError
 from dipole.core.train.recipe import load, resolve
 from dipole.rl.config import RLConfig
-from dipole.rl.settings import PRESETS, AgentTable, Settings
+from dipole.rl.settings import DEFAULT, PRESETS, USERS, AgentTable, Settings
 from dipole.rl.settings import resolve as settings_of
 
 # What a recipe says in `objective` and [train].
@@ -40,7 +40,7 @@ CHANGED = {
     "joint_backward": True,
     "hidden": [8, 9],
     "features": 20,
-    "layers": 2,
+    "layers": 3,
     "filters": 8,
     "tanh": True,
     "log_std_bounds": [-5, 1],
@@ -48,6 +48,38 @@ CHANGED = {
     "chunk": 0,
     "compile": True,
 }
+# Those that one algorithm alone has.
+OWN = {
+    "sac": {},
+    "drq": {
+        "target_views": 2,
+        "value_views": 3,
+        "noise_start": 0.5,
+        "noise_end": 0.2,
+        "noise_steps": 1000,
+        "noise_clip": 0.2,
+    },
+    "dqn": {
+        "architecture": "uniform",
+        "double": False,
+        "dueling": False,
+        "noisy": False,
+        "distribution": "quantile",
+        "atoms": 11,
+        "v_min": -1.0,
+        "v_max": 1.0,
+        "prioritized": False,
+        "priority_exponent": 0.6,
+        "importance_start": 0.5,
+        "adam_epsilon": 1e-8,
+        "gradient_clip": 1.0,
+        "reward_clip": 1.0,
+        "exploration_fraction": 0.2,
+        "exploration_start": 0.9,
+        "exploration_end": 0.1,
+    },
+}
+OTHERWISE = {"drq": {"actor_every": 2, "n_steps": 2, "tanh": False, "train_freq": 1, "gradient_steps": 2}, "dqn": {}}
 RECIPE = {"domain": "rl", "objective": "infonce", "train": {"steps": 100}}
 
 
@@ -55,15 +87,51 @@ def recipe(**table):
     return resolve({**RECIPE, "rl": table})
 
 
-def test_every_setting_can_be_set_in_both_doors():
-    assert (
-        set(CHANGED) == set(AgentTable.model_fields) - {"preset"} == set(Settings.model_fields) - ELSEWHERE - {"preset"}
-    )
-    given = settings_of("curl", CHANGED)
-    table = recipe(**CHANGED).config.rl
-    for name in CHANGED:
-        assert getattr(table, name) == getattr(given, name) != getattr(PRESETS["curl"], name), name
-    assert settings_of("curl", table.agent_settings()) == given
+def changed_for(algorithm):
+    """A value for every setting of an algorithm, other than its preset's."""
+    of_sac = {name for name, users in USERS.items() if "sac" in users and algorithm not in users}
+    common = {name: value for name, value in CHANGED.items() if name not in of_sac}
+    return common | OTHERWISE.get(algorithm, {}) | OWN[algorithm]
+
+
+@pytest.mark.parametrize("algorithm", DEFAULT)
+def test_every_setting_can_be_set_in_both_doors(algorithm):
+    own = {name for name in AgentTable.model_fields if algorithm in USERS.get(name, (algorithm,))}
+    changed = changed_for(algorithm)
+    assert set(changed) == own - {"preset", "algorithm"}
+    assert set(AgentTable.model_fields) == set(Settings.model_fields) - ELSEWHERE
+    preset = DEFAULT[algorithm]
+    given = settings_of(preset, changed)
+    table = recipe(algorithm=algorithm, **changed).config.rl
+    for name in changed:
+        assert getattr(table, name) == getattr(given, name) != getattr(PRESETS[preset], name), name
+    assert settings_of(preset, table.agent_settings()) == given
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "given", "said"),
+    [
+        ("drq", {"ent_coef": 0.1}, "ent_coef has no effect on the algorithm 'drq': it is a setting of sac"),
+        ("sac", {"noise_clip": 0.1}, "noise_clip has no effect on the algorithm 'sac': it is a setting of drq"),
+        ("sac", {"atoms": 3}, "atoms has no effect"),
+        ("drq", {"preset": "curl"}, "the preset 'curl' is none of 'drq', whose are drqv2"),
+        ("dqn", {"v_min": 3, "v_max": 2}, "v_min must be below v_max, got 3 and 2"),
+    ],
+)
+def test_settings_of_another_algorithm_are_refused(algorithm, given, said):
+    with pytest.raises(ConfigError) as keyword:
+        settings_of(given.get("preset", DEFAULT[algorithm]), {"algorithm": algorithm, **given})
+    with pytest.raises(ConfigError) as table:
+        recipe(algorithm=algorithm, **given)
+    assert said in str(keyword.value)
+    assert said in str(table.value)
+
+
+def test_a_recipe_without_an_algorithm_is_the_run_that_it_was():
+    assert "algorithm" not in RLConfig().determining()
+    assert recipe(algorithm="sac").config.hash == recipe().config.hash
+    assert RLConfig(algorithm="drq").determining() == RLConfig(preset="drqv2").determining()
+    assert RLConfig(algorithm="drq").augmentation == "shift"
 
 
 @pytest.mark.parametrize(

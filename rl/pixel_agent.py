@@ -1,0 +1,648 @@
+"""What every agent of dipole that sees pixels has in common, on stable-baselines3's off-policy algorithms.
+
+Environments and replay, the contrastive objective on the encoder, the guard against what is not finite, saving. An
+algorithm adds its networks (`policy_aliases`) and its steps (`_steps`).
+"""
+
+import pathlib
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.noise import ActionNoise
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecExtractDictObs
+from torch import Tensor, nn
+
+from dipole.core.contrast.evaluate import without_autocast
+from dipole.core.contrast.gather import relate
+from dipole.core.contrast.objective import Composite, Objective, Outcome
+from dipole.core.contrast.pairs import Pairs
+from dipole.core.ground.errors import ConfigError, TrainingError
+from dipole.core.ground.files import replacing
+from dipole.core.ground.transfer import Fetched, sent
+from dipole.core.train.nonfinite import terms_with_bad_gradient
+from dipole.core.train.optimizer import skip_if
+from dipole.rl import description
+from dipole.rl import settings as presets
+from dipole.rl.arguments import check_seed, check_whole, plain
+from dipole.rl.augmentation import Augmentation, one_number, resolve
+from dipole.rl.contrast import as_composite, require_unlabelled, unregistered
+from dipole.rl.envs.running.admission import admitted, image_keys, require_contained, require_observation
+from dipole.rl.envs.running.faults import describe, fault_message, guarded
+from dipole.rl.replay import FrameBatch, FrameReplayBuffer
+
+Logs = dict[str, float | Tensor]
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What must be finite: a loss (), or norms (n,) of the gradients of parameters, and the pairs they come from."""
+
+    name: str
+    values: Tensor
+    parameters: list[Tensor] | None = None
+    pairs: Pairs | None = None
+
+
+@dataclass(frozen=True)
+class Unread:
+    """An update whose numbers are on their way to the host: whether any is bad, then the largest of each watched."""
+
+    where: str
+    watched: list[Watched]
+    found: Fetched
+
+
+class PixelAgent(OffPolicyAlgorithm):
+    """An off-policy algorithm of SB3 that learns from images, with any contrastive objective on its encoder.
+
+    A subclass names its base of SB3 after this class, and says `algorithm` (whose settings it has), `policy_aliases`,
+    `_sb3_keywords` and `_steps`.
+    """
+
+    algorithm: ClassVar[presets.AlgorithmName]
+    # SB3's own keywords that are passed on as they are; the others are settings of ours or have no meaning here.
+    passed_on: ClassVar[tuple[str, ...]] = (
+        "action_noise", "replay_buffer_class", "replay_buffer_kwargs", "stats_window_size", "tensorboard_log",
+        "verbose", "seed", "device",
+    )  # fmt: skip
+    # What a checkpoint holds besides what every agent counts.
+    counted: ClassVar[tuple[str, ...]] = ()
+    policy: Any
+    replay_buffer: FrameReplayBuffer
+    settings: presets.Settings
+
+    def __init__(
+        self,
+        policy: Any,
+        env: gymnasium.Env[Any, Any] | VecEnv | str | None,
+        objective: str | Objective | Composite | None = None,
+        preset: str | None = None,
+        augmentation: str | Callable[[Tensor], Tensor] | None = None,
+        storage: Literal["auto", "host", "device"] = "auto",
+        _init_setup_model: bool = True,
+        **settings: Any,
+    ) -> None:
+        sb3 = {name: plain(settings.pop(name)) for name in self.passed_on if name in settings}
+        sb3["seed"] = check_seed(sb3.get("seed"))
+        noise = sb3.get("action_noise")
+        if noise is not None and not isinstance(noise, ActionNoise):
+            raise ConfigError(f"action_noise must be an ActionNoise of SB3, or None, got {noise!r}.")
+        self._given = as_composite(objective) if not isinstance(objective, str) else None
+        # Terms that the text in `settings` cannot build again; loading asks for them.
+        self.own_terms = unregistered(self._given) if self._given is not None else ()
+        if objective is not None:
+            settings["objective"] = objective if isinstance(objective, str) else str(self._given)
+        settings = presets.without_sb3_names(settings)
+        preset = presets.DEFAULT[self.algorithm] if preset is None else preset
+        self.settings = chosen = presets.resolve(
+            preset, {**settings, "algorithm": self.algorithm}, (*self.passed_on, "augmentation", "storage")
+        )
+        self.augmentation = presets.augmentation(preset) if augmentation is None else augmentation
+        self.storage = storage
+        self.environment_steps = 0
+        self.task: dict[str, Any] | None = None  # the name and the keywords of its environment, where these are known
+        self.faults: list[dict[str, Any]] = []
+        self.outcome: Outcome | None = None
+        self._is_guarded = False
+        self._watched: list[Watched] = []
+        self._bad: Tensor | None = None
+        self._unread: Unread | None = None
+        self._logged: tuple[list[str], Fetched] | None = None
+        self.encoder_optimizer: torch.optim.Adam | None = None
+        self.contrast_optimizer: torch.optim.Adam | None = None
+        if isinstance(policy, str) and policy != "CnnPolicy":
+            raise ConfigError(f"policy must be 'CnnPolicy', got {policy!r}: {type(self).__name__} learns from pixels.")
+        if env is not None or _init_setup_model:
+            env = admitted(env)
+        super().__init__(
+            policy,
+            env,  # type: ignore[arg-type]
+            buffer_size=chosen.buffer_size,
+            **self._sb3_keywords(chosen),
+            **sb3,
+            _init_setup_model=_init_setup_model,  # type: ignore[call-arg]
+        )
+
+    @classmethod
+    def _sb3_keywords(cls, chosen: presets.Settings) -> dict[str, Any]:
+        """What the base of SB3 is given of the settings."""
+        return presets.sb3_keywords(chosen)
+
+    # Setting up ------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def _wrap_env(cls, env: Any, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:  # type: ignore[override]
+        env = admitted(env)
+        inner = env.unwrapped if isinstance(env, VecEnv) else env
+        if isinstance(inner, DummyVecEnv):
+            inner.envs = [guarded(each) for each in inner.envs]
+        elif isinstance(inner, gymnasium.Env):
+            env = guarded(env)
+        wrapped = pixels_of(OffPolicyAlgorithm._wrap_env(env, verbose, monitor_wrapper), cls.__name__)
+        cls._require_actions(wrapped.action_space)
+        return wrapped
+
+    @classmethod
+    def _require_actions(cls, space: spaces.Space[Any]) -> None:
+        """Raise ConfigError for actions that the algorithm does not have; continuous ones by default."""
+        if not isinstance(space, spaces.Box) or not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+            raise ConfigError(f"{cls.__name__} needs continuous actions with finite bounds (a Box), got {space}.")
+
+    def _setup_model(self) -> None:
+        space, name = self.observation_space, type(self).__name__
+        if not isinstance(space, spaces.Box) or space.dtype != np.uint8 or len(space.shape) != 3:
+            raise ConfigError(f"{name} needs uint8 images (C, H, W) as observations, got {space}.")
+        channels, height, width = space.shape
+        chosen = self.settings
+        self._augment: Augmentation = resolve(
+            self.augmentation, channels, one_number(height, width), chosen.image_size, chosen.crop_inclusive
+        )
+        if chosen.precision == "bf16":
+            warn_if_emulated(self.device)
+        if self.replay_buffer_class is None:
+            self.replay_buffer_class, keywords = self._own_replay()
+            self.replay_buffer_kwargs = {**keywords, **self.replay_buffer_kwargs}
+        if not issubclass(self.replay_buffer_class, FrameReplayBuffer):
+            raise ConfigError(
+                f"replay_buffer_class must derive from FrameReplayBuffer, got {self.replay_buffer_class}."
+            )
+        if self.own_terms and self._given is None:
+            raise ConfigError(description.unregistered_message(self.own_terms))
+        self.policy_kwargs = {"settings": chosen, "image_size": self._augment.size}
+        # Not kept among the keywords: its weights are saved with the policy's, and its text with the settings.
+        self.policy_kwargs["contrast"] = self._given
+        super()._setup_model()
+        del self.policy_kwargs["contrast"]
+        if chosen.compile:
+            self.policy.compile_networks()
+        self._setup_contrast()
+
+    def _own_replay(self) -> tuple[type[FrameReplayBuffer], dict[str, Any]]:
+        """The replay that the agent makes by itself, and its keywords."""
+        keywords: dict[str, Any] = {"storage": self.storage}
+        if self.settings.n_steps > 1:
+            keywords |= {"n_steps": self.settings.n_steps, "gamma": self.settings.gamma}
+        return FrameReplayBuffer, keywords
+
+    def _setup_contrast(self) -> None:
+        """How many positives the objective gets, and the optimizers of what it learns."""
+        chosen, contrast = self.settings, self.policy.contrast
+        self._positives = 0
+        self.encoder_optimizer = self.contrast_optimizer = None
+        if contrast is None:
+            return
+        self._positives = chosen.positives or contrast.positives_wanted or 1
+        require_unlabelled(contrast, chosen.features, self._positives, chosen.batch_size)
+        self._setup_contrast_optimizers(list(contrast.parameters()), self._encoder_rate(1.0))
+
+    def _setup_contrast_optimizers(self, own: list[nn.Parameter], rate: float) -> None:
+        """One for what the objective itself learns; the encoder is stepped with the algorithm's own loss."""
+        self.contrast_optimizer = self.policy.adam(own, rate) if own else None
+
+    @property
+    def has_own_replay(self) -> bool:
+        """Whether replay is what the agent makes by itself."""
+        kind, keywords = self._own_replay()
+        return self.replay_buffer_class is kind and set(self.replay_buffer_kwargs) <= set(keywords)
+
+    def set_up_for_playing(self) -> None:
+        """Make the networks of an agent without an environment, and the smallest replay there is."""
+        self.buffer_size = self.n_envs
+        self._setup_model()
+        self.buffer_size = self.settings.buffer_size
+
+    @property
+    def largest_gradient(self) -> float:
+        """Gradients are scaled down to this norm; 0: as they are."""
+        return 0.0
+
+    def parts(self) -> dict[str, nn.Module]:
+        """The modules that a run saves."""
+        raise NotImplementedError
+
+    def _encoder_rate(self, progress: float) -> float:
+        chosen = self.settings.encoder_learning_rate
+        return float(self.lr_schedule(progress)) if chosen is None else chosen
+
+    def adopt(self, objective: Composite | None, **changes: Any) -> None:
+        """Take another objective, with the weights that it has, and change settings; its optimizers start anew.
+
+        Args:
+            objective: built for embeddings of the agent's width; None for "none".
+            changes: settings by name that no network depends on (learning_rate, precision, ...).
+        """
+        text = "none" if objective is None else str(objective)
+        self.settings = presets.resolve(self.settings.preset, {**dict(self.settings), "objective": text, **changes})
+        self.own_terms = unregistered(objective) if objective is not None else ()
+        self.policy.settings = self.policy_kwargs["settings"] = self.settings
+        self.policy.contrast = objective
+        self.learning_rate = self.settings.learning_rate
+        self._setup_lr_schedule()
+        self._setup_contrast()
+
+    @property
+    def contrast(self) -> Composite | None:
+        """The contrastive objective; None for "none"."""
+        return self.policy.contrast
+
+    # Acting -----------------------------------------------------------------------------------------------------------
+
+    def _update_info_buffer(self, infos: list[dict[str, Any]], dones: Any = None) -> None:
+        super()._update_info_buffer(infos, dones)
+        for index, info in enumerate(infos):
+            self.environment_steps += int(info.get("environment_steps", 1))
+            if "fault" in info:
+                self._count_fault(index, info["fault"])
+        self.logger.record("time/environment_steps", self.environment_steps)
+
+    def _count_fault(self, index: int, fault: dict[str, Any]) -> None:
+        self.faults.append({"environment": index, "agent_step": self.num_timesteps, **fault})
+        self.logger.record("rollout/faults", len(self.faults))
+        warnings.warn(fault_message(index, fault), RuntimeWarning, stacklevel=3)
+
+    def _store_transition(self, replay: Any, action: Any, new_obs: Any, reward: Any, dones: Any, infos: Any) -> None:
+        # Of environments in a VecEnv of the user's own, whose rewards no Guard has looked at.
+        for index in np.flatnonzero(~np.isfinite(reward)):
+            if "fault" not in infos[index]:
+                error = ValueError(f"the reward is {reward[index]}")
+                self._count_fault(int(index), describe(error, self.num_timesteps, self._episode_num, self.seed))
+        self._look_at(new_obs)
+        super()._store_transition(replay, action, new_obs, reward, dones, infos)
+
+    def _look_at(self, observations: Any, closely: bool = False) -> None:
+        """Refuse observations of a VecEnv of the user's own that are not in their space; nobody else has looked."""
+        if self._is_guarded or self.env is None:
+            return
+        name = type(self.env.unwrapped).__name__
+        for each in observations:
+            require_observation(name, self.observation_space, each)
+            if closely:
+                require_contained(name, self.observation_space, each)
+
+    def _setup_learn(
+        self, total_timesteps: int, callback: Any = None, reset_num_timesteps: bool = True, *rest: Any, **settings: Any
+    ) -> tuple[int, Any]:
+        check_whole(0, total_timesteps=total_timesteps)
+        if reset_num_timesteps:
+            self.environment_steps = 0
+        prepared = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *rest, **settings)
+        assert self.env is not None
+        self._is_guarded = self.env.has_attr("wrapper_names")
+        self._look_at(self._last_obs, closely=True)
+        return prepared
+
+    # Learning ---------------------------------------------------------------------------------------------------------
+
+    def train(self, gradient_steps: int, batch_size: int = 64) -> None:
+        """Sample and update `gradient_steps` times (SB3 calls it)."""
+        self.policy.set_training_mode(True)
+        self._set_learning_rates()
+        values: dict[str, list[float | Tensor]] = {}
+        for _ in range(gradient_steps):
+            for name, value in self.update(self._sample(batch_size)).items():
+                values.setdefault(name, []).append(value)
+        if not self._reads_late:
+            for name, each in values.items():
+                self.logger.record(f"train/{name}", float(np.mean(each)))  # type: ignore[arg-type]
+        elif values:
+            # Those of the call before: they have arrived by now.
+            for name, value in (
+                zip(self._logged[0], self._logged[1].read().tolist(), strict=True) if self._logged else ()
+            ):
+                self.logger.record(f"train/{name}", value)
+            means = [torch.stack(each).mean() for each in values.values()]  # type: ignore[arg-type]
+            self._logged = list(values), Fetched(torch.stack(means))
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+
+    def _sample(self, batch_size: int) -> FrameBatch:
+        return self.replay_buffer.sample_views(batch_size, self._augment, self._positives, env=self._vec_normalize_env)
+
+    def _set_learning_rates(self) -> None:
+        rate = float(self.lr_schedule(self._current_progress_remaining))
+        encoder_rate = self._encoder_rate(self._current_progress_remaining)
+        self.logger.record("train/learning_rate", rate)
+        for optimizer, value in (
+            *((each, rate) for each in self._optimizers()),
+            (self.encoder_optimizer, encoder_rate),
+            (self.contrast_optimizer, encoder_rate),
+        ):
+            for group in optimizer.param_groups if optimizer is not None else ():
+                group["lr"] = value
+
+    def _optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        """Those of the algorithm itself."""
+        return (self.actor.optimizer, self.policy.critic.optimizer)  # type: ignore[arg-type,return-value]
+
+    def learn(self, *arguments: Any, **settings: Any) -> Self:
+        """Train as SB3 does."""
+        super().learn(*arguments, **settings)
+        self.settle()
+        return self
+
+    @property
+    def _reads_late(self) -> bool:
+        """Whether losses stay on the device, and what is not finite is told an update late."""
+        return self.device.type in ("cuda", "meta")
+
+    def settle(self) -> None:
+        """Raise TrainingError if the last update left a step out; at once, where updates tell nothing themselves."""
+        unread, self._unread = self._unread, None
+        if unread is None:
+            return
+        bad, *norms = unread.found.read().tolist()
+        if bad:
+            for each, worst in zip(unread.watched, norms, strict=True):
+                if not np.isfinite(worst):
+                    raise TrainingError(self._trouble(each, unread.where))
+
+    def update(self, batch: FrameBatch) -> dict[str, float | Tensor]:
+        """One update on a batch; returns what it logs: numbers, on a GPU scalar tensors that nobody has waited for.
+
+        Raises:
+            TrainingError: if a loss or gradient is not finite; raised before the step it would have spoilt. On a GPU
+                such a step is left out there, and the next update raises before its first step (or `settle` does).
+        """
+        self._watched, self._bad = [], None
+        contrasting = self.policy.contrast is not None and self._n_updates % self.settings.contrast_every == 0
+        logs: Logs = {}
+        with self._autocast():
+            self._steps(batch, contrasting, logs)
+        if self._bad is not None:
+            worst = [each.values.abs().amax().float() for each in self._watched]
+            found = Fetched(torch.stack([self._bad.float(), *worst]))
+            self._unread = Unread(self._where(), self._watched, found)
+        self._n_updates += 1
+        return logs
+
+    def _steps(self, batch: FrameBatch, contrasting: bool, logs: Logs) -> None:
+        """The algorithm's own steps on a batch, those of the contrast among them."""
+        raise NotImplementedError
+
+    @contextmanager
+    def _autocast(self) -> Iterator[None]:
+        device = self.device.type
+        half = self.settings.precision == "bf16"
+        with torch.autocast(device, torch.bfloat16) if half else without_autocast(device):
+            yield
+
+    def _pairs(self, batch: FrameBatch, anchors: Tensor) -> Pairs:
+        """Anchors (B, d) against keys (B, K, d) of the momentum encoder."""
+        assert batch.positives is not None
+        size, count = batch.positives.shape[:2]
+        with torch.no_grad():
+            following = self.policy.key_encoder
+            keys = following.head(following.convolve(batch.positives.flatten(0, 1))).view(size, count, -1)
+        dropped = duplicates(batch.stacks, count) if self.settings.exclude_duplicates else None
+        return Pairs.cross(anchors, keys, dropped=None if dropped is None else sent(dropped, anchors.device))
+
+    def _outcome(self, pairs: Pairs, logs: Logs) -> Outcome:
+        assert self.policy.contrast is not None
+        with without_autocast(self.device.type):
+            outcome: Outcome = self.policy.contrast(pairs)
+        for name, term in outcome.terms.items():
+            self._check_loss(name, term.value)
+            logs[f"contrast/{name}"] = self._read(term.value)
+        logs["contrast_loss"] = self._check_loss("contrastive", outcome.loss.detach())
+        self.outcome = Outcome(outcome.loss.detach(), outcome.terms)
+        return outcome
+
+    def _after_contrast(self) -> None:
+        assert self.policy.contrast is not None
+        done = self._n_updates // self.settings.contrast_every + 1
+        self.policy.contrast.after_step(self._encoder_rate(self._current_progress_remaining), done)
+
+    def _sum_step(
+        self,
+        name: str,
+        loss: Tensor,
+        optimizers: Sequence[torch.optim.Optimizer],
+        batch: FrameBatch,
+        anchors: Tensor,
+        contrasting: bool,
+        logs: Logs,
+    ) -> None:
+        """One backward pass and one step of the encoder for the algorithm's own loss and the contrast."""
+        logs[f"{name}_loss"] = self._read(loss.detach())
+        pairs = None
+        if contrasting:
+            self._check_loss(name, loss.detach())
+            pairs = self._pairs(batch, anchors)
+            loss = loss + self._outcome(pairs, logs).loss
+            optimizers = [*optimizers, *([self.contrast_optimizer] if self.contrast_optimizer is not None else [])]
+        self._descend(f"{name} and contrastive" if contrasting else name, loss, optimizers, pairs)
+        if contrasting:
+            self._after_contrast()
+
+    @staticmethod
+    @torch.no_grad()
+    def _lerp(online: Iterable[nn.Module], copies: Iterable[nn.Module], tau: float) -> None:
+        """copy <- tau online + (1 - tau) copy."""
+        pairs = zip(online, copies, strict=True)
+        parameters = [(p, q) for a, b in pairs for p, q in zip(a.parameters(), b.parameters(), strict=True)]
+        torch._foreach_lerp_([q for _, q in parameters], [p for p, _ in parameters], tau)
+
+    def _descend(
+        self, name: str, loss: Tensor, optimizers: Sequence[torch.optim.Optimizer], pairs: Pairs | None = None
+    ) -> float | Tensor:
+        """Backward and step, unless loss or gradient is not finite."""
+        value = self._check_loss(name, loss.detach())
+        parameters = list({id(p): p for o in optimizers for g in o.param_groups for p in g["params"]}.values())
+        for parameter in parameters:
+            parameter.grad = None
+        # Only these are asked for: the actor's loss costs no gradient of the critic.
+        wanted = [parameter for parameter in parameters if parameter.requires_grad]
+        loss.backward(inputs=wanted)
+        self._check_gradient(name, wanted, pairs)
+        if self.largest_gradient:
+            nn.utils.clip_grad_norm_(wanted, self.largest_gradient)
+        self.settle()  # the update before, ahead of the first step of this one
+        for optimizer in optimizers:
+            if self._bad is not None:
+                skip_if(optimizer, self._bad)
+            optimizer.step()
+        return value
+
+    def _where(self) -> str:
+        return f"at update {self._n_updates} ({self.environment_steps} environment steps)"
+
+    def _read(self, value: Tensor) -> float | Tensor:
+        """The number, or on a GPU the tensor that nobody waits for."""
+        return value.detach() if self._reads_late else float(value)
+
+    def _watch(self, watched: Watched) -> None:
+        """Raise if it is not finite; on a GPU let every step from here on leave itself out."""
+        fine = watched.values.isfinite().all()
+        if self._reads_late:
+            self._watched.append(watched)
+            self._bad = ~fine if self._bad is None else self._bad | ~fine
+        elif not bool(fine):
+            raise TrainingError(self._trouble(watched, self._where()))
+
+    def _check_loss(self, name: str, loss: Tensor) -> float | Tensor:
+        value = self._read(loss)
+        if isinstance(value, Tensor) or not np.isfinite(value):
+            self._watch(Watched(name, loss.detach()))
+        return value
+
+    def _check_gradient(self, name: str, parameters: list[Tensor], pairs: Pairs | None) -> None:
+        having = [parameter for parameter in parameters if parameter.grad is not None]
+        gradients = [parameter.grad for parameter in having if parameter.grad is not None]
+        norms = torch.stack(torch._foreach_norm(gradients, float("inf")))
+        self._watch(Watched(name, norms, having, pairs))
+
+    def _trouble(self, watched: Watched, where: str) -> str:
+        """What is not finite, where it comes from, and what helps; this runs once, so it may read."""
+        if watched.parameters is None:
+            return (
+                f"the {watched.name} loss is {float(watched.values)} {where}; the step was not taken. Lower the "
+                "learning rate, or look at the rewards and observations of the environment."
+            )
+        names = {id(parameter): label for label, parameter in self.policy.named_parameters()}
+        fine = watched.values.isfinite().tolist()
+        guilty = [
+            names.get(id(p), "the temperature") for p, good in zip(watched.parameters, fine, strict=True) if not good
+        ]
+        terms: list[str] = []
+        if self.policy.contrast is not None and watched.pairs is not None:
+            terms = list(terms_with_bad_gradient(relate(watched.pairs), self.policy.contrast))
+        source = f" It comes from the term {', '.join(terms)}." if terms else ""
+        for parameter in watched.parameters:
+            parameter.grad = None
+        return (
+            f"the gradient of the {watched.name} loss is not finite {where}, first in {guilty[0]}; the step was not "
+            f"taken.{source} Lower the learning rate, or use precision='float32'."
+        )
+
+    # Saving -----------------------------------------------------------------------------------------------------------
+
+    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
+        names, variables = super()._get_torch_save_params()
+        own = ("encoder_optimizer", "contrast_optimizer")
+        return names + [name for name in own if getattr(self, name) is not None], variables
+
+    def _excluded_save_params(self) -> list[str]:
+        own = ("_augment", "_given", "outcome", "encoder_optimizer", "contrast_optimizer")
+        unread = ("_watched", "_bad", "_unread", "_logged", "_is_guarded")
+        return [*super()._excluded_save_params(), *own, *unread]
+
+    @classmethod
+    def load(cls, path: Any, *arguments: Any, objective: Objective | Composite | None = None, **settings: Any) -> Self:
+        """Load what `save` wrote, as SB3 does.
+
+        Args:
+            path: the file.
+            arguments: those of SB3: env, device, custom_objects, ...
+            objective: of an agent whose terms are not registered: modules of the same classes; their weights are those
+                that were saved.
+            settings: further keywords of SB3's.
+
+        Raises:
+            ConfigError: if the objective is not known here, or another one.
+        """
+        if objective is not None:
+            settings["_given"] = as_composite(objective)
+        with description.explained(path, objective):
+            return super().load(path, *arguments, **settings)
+
+    def save(self, path: Any, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None) -> None:
+        """Save as SB3 does, but to a temporary file first: the old file stays until the new one is on the disk.
+
+        Replay and generators are not in it; see `snapshots.save` for everything a bit-exact continuation needs.
+        """
+        self.settle()
+        if not isinstance(path, (str, pathlib.Path)):
+            super().save(path, exclude, include)
+            return
+        final = pathlib.Path(path)
+        final = final if final.suffix else final.with_suffix(".zip")
+        with replacing(final) as temporary:
+            super().save(temporary, exclude, include)
+            description.add_to(temporary, self)
+
+    def save_replay_buffer(self, path: Any) -> None:
+        """Save the replay buffer as SB3 does, atomically."""
+        if not isinstance(path, (str, pathlib.Path)):
+            super().save_replay_buffer(path)
+            return
+        final = pathlib.Path(path)
+        final = final if final.suffix else final.with_suffix(".pkl")
+        with replacing(final) as temporary:
+            super().save_replay_buffer(temporary)
+
+
+def pixels_of(env: VecEnv, learner: str) -> VecEnv:
+    """The images in an environment's dictionaries; other environments as they are.
+
+    Raises:
+        ConfigError: where not exactly one entry is an image.
+    """
+    space = env.observation_space
+    if not isinstance(space, spaces.Dict):
+        return env
+    images = image_keys(space)
+    if len(images) != 1:
+        raise ConfigError(
+            f"{learner} learns from one image in a dictionary, this one has {len(images)} of them among "
+            f"{', '.join(space.spaces)}: leave one (gymnasium.wrappers.FilterObservation)."
+        )
+    others = [key for key in space.spaces if key not in images]
+    if others:
+        warnings.warn(
+            f"{learner} learns from the image {images[0]!r} alone: it does not see {', '.join(others)}. "
+            "stable_baselines3's SAC with a MultiInputPolicy and ContrastiveCallback sees all.",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+    return VecExtractDictObs(env, images[0])
+
+
+def duplicates(stacks: Any, positives: int) -> Tensor | None:
+    """Candidates that show the same observation as another anchor, for `Pairs.cross(dropped=)`.
+
+    Args:
+        stacks: (B, n) integers; equal rows are the same observation.
+        positives: K, keys of each observation; candidate j + c B is key c of observation j.
+
+    Returns:
+        (B, E) long, -1 pads; None where no two rows are equal.
+    """
+    size = len(stacks)
+    _, group, counts = np.unique(stacks, axis=0, return_inverse=True, return_counts=True)
+    largest = int(counts.max())
+    if largest == 1:
+        return None
+    dropped = np.full((size, (largest - 1) * positives), -1, np.int64)
+    for label in np.flatnonzero(counts > 1):
+        members = np.flatnonzero(group == label)
+        for member in members:
+            others = members[members != member]
+            keys = (others[:, None] + size * np.arange(positives)).ravel()
+            dropped[member, : len(keys)] = keys
+    return torch.from_numpy(dropped)
+
+
+def bf16_is_native(device: torch.device) -> bool:
+    """Whether the device multiplies bfloat16 in hardware; other processors emulate it, slower than float32."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    cpu = torch.cpu
+    return bool(cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported())
+
+
+def warn_if_emulated(device: torch.device) -> None:
+    """Warn that bf16 will be slow on this device."""
+    if not bf16_is_native(device):
+        warnings.warn(
+            f"precision='bf16' is emulated on this {device.type} (neither avx512_bf16 nor AMX) and will be slower than "
+            "'float32'; choose precision='float32'.",
+            RuntimeWarning,
+            stacklevel=3,
+        )

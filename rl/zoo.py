@@ -1,0 +1,115 @@
+"""Hyper-parameter files of RL Baselines3 Zoo: a task's entry, as settings of an agent and of [train].
+
+The file is YAML: a task (or `default`) -> keywords of SB3's algorithm. `rl.hyperparameters = "FILE.yml"` reads it.
+"""
+
+import ast
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dipole.core.ground.errors import ConfigError
+from dipole.core.ground.files import why
+
+# Keys of the zoo that say the same here, and those of [train].
+_SAME = (
+    "buffer_size", "learning_starts", "gamma", "tau", "train_freq", "gradient_steps", "ent_coef", "target_entropy",
+    "n_steps", "frame_stack", "exploration_fraction",
+)  # fmt: skip
+_RENAMED = {
+    "exploration_initial_eps": "exploration_start",
+    "exploration_final_eps": "exploration_end",
+    "target_update_interval": "target_every",
+    "policy_delay": "actor_every",
+    "max_grad_norm": "gradient_clip",
+    "n_envs": "envs",
+}
+_TRAIN = {"batch_size": "batch_size", "n_timesteps": "steps", "learning_rate": "learning_rate"}
+# They have one value that fits an agent from pixels; it says nothing new.
+_FITTING = {
+    "policy": ("CnnPolicy",),
+    "normalize": (False, "False"),
+    "optimize_memory_usage": (False, True),
+    "use_sde": (False,),
+}
+_PRESET = {
+    "env_wrapper": "the environment's own settings",
+    "noise_type": "noise_start, noise_end and noise_steps (drq)",
+}
+
+
+def read(path: str | Path, task: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The entry of a task in a file: settings of the agent (and of its environment), and of [train].
+
+    Args:
+        path: the file.
+        task: whose entry is read; where it has none, `default`.
+
+    Raises:
+        ConfigError: the file cannot be read, has no such entry, or an entry has a key without a meaning here.
+    """
+    import yaml
+
+    try:
+        found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"the hyper-parameters {path} cannot be read: {why(error)}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the hyper-parameters {path} are no YAML: {error}") from error
+    if not isinstance(found, Mapping) or not all(isinstance(each, Mapping) for each in found.values()):
+        raise ConfigError(f"{path} must map tasks to hyper-parameters, as the files of RL Baselines3 Zoo do.")
+    entry = found.get(task, found.get("default"))
+    if entry is None:
+        raise ConfigError(f"{path} has no entry {task!r} and no 'default'. Entries: {', '.join(map(str, found))}.")
+    agent: dict[str, Any] = {}
+    train: dict[str, Any] = {}
+    for key, value in entry.items():
+        _translate(f"{path}, {task}", str(key), value, agent, train)
+    return agent, train
+
+
+def _translate(where: str, key: str, value: Any, agent: dict[str, Any], train: dict[str, Any]) -> None:
+    if key in _FITTING:
+        if value not in _FITTING[key]:
+            raise ConfigError(f"{where}: {key} must be {_FITTING[key][0]!r} for an agent from pixels, got {value!r}.")
+    elif key in _TRAIN:
+        train[_TRAIN[key]] = _number(where, key, value) if key == "learning_rate" else int(float(value))
+    elif key == "policy_kwargs":
+        agent["hidden"] = _widths(where, value)
+    elif key == "ent_coef" and isinstance(value, str) and value.startswith("auto_"):
+        agent["initial_temperature"] = _number(where, key, value.removeprefix("auto_"))
+    elif key in _SAME or key in _RENAMED:
+        agent[_RENAMED.get(key, key)] = int(value) if isinstance(value, float) and value.is_integer() else value
+    elif key in _PRESET:
+        raise ConfigError(f"{where}: {key} has no meaning here; in its place stand {_PRESET[key]}.")
+    else:
+        known = ", ".join(sorted([*_SAME, *_RENAMED, *_TRAIN, *_FITTING, "policy_kwargs"]))
+        raise ConfigError(f"{where}: {key} has no meaning here. Known: {known}.")
+
+
+def _number(where: str, key: str, value: Any) -> float:
+    if isinstance(value, str) and value.startswith("lin_"):
+        raise ConfigError(
+            f"{where}: {key} = {value!r} is a schedule, and a recipe has a constant rate: give the number. In Python, "
+            "learning_rate takes a function of the remaining progress."
+        )
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{where}: {key} must be a number, got {value!r}.") from None
+
+
+def _widths(where: str, value: Any) -> list[int]:
+    """The widths in `dict(net_arch=[256, 256])`, text or mapping; nothing in it is run."""
+    given: Any = value
+    if isinstance(value, str):
+        try:
+            call = ast.parse(value, mode="eval").body
+            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id != "dict":
+                raise ValueError("no dict(...)")
+            given = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
+        except (SyntaxError, ValueError) as error:
+            raise ConfigError(f"{where}: policy_kwargs = {value!r} cannot be read: {error}.") from error
+    if not isinstance(given, Mapping) or set(given) != {"net_arch"} or not isinstance(given["net_arch"], list):
+        raise ConfigError(f"{where}: of policy_kwargs only net_arch = [widths] has a meaning here, got {value!r}.")
+    return list(given["net_arch"])
