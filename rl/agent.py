@@ -30,7 +30,7 @@ from dipole.rl import description
 from dipole.rl import settings as presets
 from dipole.rl.arguments import check_seed, check_whole, plain
 from dipole.rl.augmentation import Augmentation, one_number, resolve
-from dipole.rl.contrast import as_composite, require_unlabelled, unregistered
+from dipole.rl.contrast import as_composite, largest, require_unlabelled, unregistered
 from dipole.rl.encoder import Maps, detached
 from dipole.rl.envs.running.admission import admitted, image_keys, require_contained, require_observation
 from dipole.rl.envs.running.faults import describe, fault_message, guarded
@@ -390,21 +390,25 @@ class ContrastiveSAC(SAC):
             target = self._target(batch)
             observations = self.policy.encoder.prepare(batch.observations)
             convolved: Maps | None
+            features: Tensor | None
             if chosen.joint_backward:
-                convolved = self._joint_step(batch, observations, target, contrasting, logs)
+                convolved = detached(self._joint_step(batch, observations, target, contrasting, logs))
+                with torch.no_grad():  # the step has changed the head
+                    features = self.policy.encoder.head(convolved) if act else None
             else:
                 self._critic_step(batch, observations, target, logs)
-                # Nothing below changes the convolutions before the contrast does: actor and contrast share them.
+                # Nothing below changes the encoder before the contrast does: actor and contrast share its features.
                 with torch.set_grad_enabled(contrasting):
                     convolved = self.policy.encoder.convolve(observations) if act or contrasting else None
+                    features = self.policy.encoder.head(convolved) if convolved is not None else None
             if act:
-                assert convolved is not None
-                self._actor_step(detached(convolved), logs)
+                assert convolved is not None and features is not None
+                self._actor_step(detached(convolved), features.detach(), logs)
             if number % chosen.target_every == 0:
                 self._follow()
             if contrasting and not chosen.joint_backward:
-                assert convolved is not None
-                self._contrast_step(batch, self.policy.encoder.head(convolved), logs)
+                assert features is not None
+                self._contrast_step(batch, features, logs)
         if self._bad is not None:
             worst = [each.values.abs().amax().float() for each in self._watched]
             found = Fetched(torch.stack([self._bad.float(), *worst]))
@@ -445,16 +449,14 @@ class ContrastiveSAC(SAC):
         loss = self._critic_loss(encoder.head(convolved), batch, target)
         logs["critic_loss"] = self._descend("critic", loss, [self.critic.optimizer])
 
-    def _actor_step(self, convolved: Maps, logs: Logs) -> None:
+    def _actor_step(self, convolved: Maps, features: Tensor, logs: Logs) -> None:
         assert self.log_ent_coef is not None
         assert isinstance(self.ent_coef_optimizer, torch.optim.Adam)
         assert isinstance(self.target_entropy, float)
         actor = self.policy.actor
         mean, log_std = actor.distribution(actor.features_extractor.head(convolved))  # type: ignore[operator]
         action, log_density = sample_action(mean, log_std, torch.randn_like(mean))
-        with torch.no_grad():
-            features = self.policy.encoder.head(convolved)
-            alpha = self.log_ent_coef.exp()
+        alpha = self.log_ent_coef.detach().exp()
         q = q_values(self.critic, features, action).min(1, keepdim=True).values
         loss = (alpha * log_density - q).mean()
         logs["actor_loss"] = self._descend("actor", loss, [actor.optimizer])
@@ -573,7 +575,7 @@ class ContrastiveSAC(SAC):
     def _check_gradient(self, name: str, parameters: list[Tensor], pairs: Pairs | None) -> None:
         having = [parameter for parameter in parameters if parameter.grad is not None]
         gradients = [parameter.grad for parameter in having if parameter.grad is not None]
-        norms = torch.stack(torch._foreach_norm(gradients, float("inf")))
+        norms = largest(gradients)
         self._watch(Watched(name, norms, having, pairs))
 
     def _trouble(self, watched: Watched, where: str) -> str:

@@ -257,8 +257,9 @@ class FrameReplayBuffer(ReplayBuffer):
         newest = self._newest[env]
         if newest is not None and np.array_equal(obs, newest[0]):
             return newest[1]
-        recent, serials = self._recent[env], []
-        for plane in obs:
+        recent = self._recent[env]
+        serials = self._moved_on(env, obs)
+        for plane in obs[len(serials) :]:
             name = digest(plane)
             known = recent.get(name, -1)
             if known < 0 or known < self._written[env] - self._window:
@@ -268,6 +269,14 @@ class FrameReplayBuffer(ReplayBuffer):
             least = self._written[env] - self._window
             self._recent[env] = {name: serial for name, serial in recent.items() if serial >= least}
         return serials
+
+    def _moved_on(self, env: int, obs: NDArray[np.uint8]) -> list[int]:
+        """Serial numbers of the leading channels where a stack has moved on by a frame: comparing costs less than digests."""
+        newest, new = self._newest[env], self._frame_shape[0]
+        if newest is None or not np.array_equal(obs[:-new], newest[0][new:]):
+            return []
+        known = newest[1][new:]
+        return known if min(known, default=0) >= self._written[env] - self._window else []
 
     def _write(self, env: int, plane: NDArray[np.uint8], name: int) -> int:
         serial = int(self._written[env])
