@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
 import gymnasium
 import numpy as np
@@ -86,7 +86,7 @@ class ContrastiveSAC(SAC):
             default the preset's. An Objective or a Composite is used as the very module that it is, with its weights.
         preset: "curl" (the repository), "paper", or "small" (two cores).
         augmentation: "crop", "shift", "none", or a function (B, C, H, W) uint8 -> (B, C, h, w).
-        storage: where replay keeps its frames: "host", "device", or "auto" (on a GPU where they fit).
+        storage: where replay keeps its frames: "host", "device", "disk", or "auto" (on a GPU where they fit).
         settings: any other field of `settings.Settings` by name (batch_size, learning_rate, joint_backward, ...), and
             SB3's action_noise, replay_buffer_class, replay_buffer_kwargs, stats_window_size, tensorboard_log, verbose,
             seed, device.
@@ -107,7 +107,7 @@ class ContrastiveSAC(SAC):
         objective: str | Objective | Composite | None = None,
         preset: str = "curl",
         augmentation: str | Callable[[Tensor], Tensor] = "crop",
-        storage: Literal["auto", "host", "device"] = "auto",
+        storage: presets.Storage = "auto",
         _init_setup_model: bool = True,
         **settings: Any,
     ) -> None:
@@ -402,7 +402,8 @@ class ContrastiveSAC(SAC):
                     convolved = self.policy.encoder.convolve(observations) if act or contrasting else None
                     features = self.policy.encoder.head(convolved) if convolved is not None else None
             if act:
-                assert convolved is not None and features is not None
+                assert convolved is not None
+                assert features is not None
                 self._actor_step(detached(convolved), features.detach(), logs)
             if number % chosen.target_every == 0:
                 self._follow()

@@ -23,6 +23,8 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Period = Annotated[int, Field(ge=1)]
 Beta = Annotated[float, Field(ge=0, le=0.999999)]
 Preset = Literal["curl", "paper", "small"]
+Storage = Literal["auto", "host", "device", "disk"]
+"""Where replay keeps its frames."""
 
 # What a preset changes of the defaults, which are those of the CURL repository (MishaLaskin/curl, 8416d6e).
 _PRESETS: dict[str, dict[str, Any]] = {

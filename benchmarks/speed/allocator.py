@@ -11,7 +11,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
 
 
 def keep_freed_memory() -> bool:
-    """Let this process keep what it frees (MALLOC_MMAP_MAX_=0, MALLOC_TRIM_THRESHOLD_=2^31 - 1); False without glibc."""
+    """Let this process keep what it frees (MALLOC_MMAP_MAX_=0, MALLOC_TRIM_THRESHOLD_=2^31 - 1); False without one."""
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
     except (OSError, AttributeError):

@@ -9,9 +9,9 @@ halved. `--peer DIR` is a checkout of MishaLaskin/curl; its own agent and buffer
 are, with stand-ins for two packages they import but whose parts they hardly use (gym, skimage). SB3's SAC with
 CnnPolicy, the stock agent, runs beside. `--parts` measures some of it and keeps what the file holds of the rest.
 
-All subjects share one allocator. `--allocator kept`, the default, lets none of them pay for pages that it gives back and
-gets again; `--allocator system` is glibc as it comes, whose blocks above 32 MB cost the peer half of its time at batch
-512, and the agent nothing, as it goes in chunks.
+All subjects share one allocator. `--allocator kept`, the default, lets none of them pay for pages that it gives back
+and gets again; `--allocator system` is glibc as it comes, whose blocks above 32 MB cost the peer up to half of its time
+at batch 512, and the agent nothing, as it goes in chunks.
 """
 
 import argparse
