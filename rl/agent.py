@@ -34,6 +34,7 @@ from dipole.rl.contrast import as_composite, largest, require_unlabelled, unregi
 from dipole.rl.encoder import Maps, detached
 from dipole.rl.envs.running.admission import admitted, image_keys, require_contained, require_observation
 from dipole.rl.envs.running.faults import describe, fault_message, guarded
+from dipole.rl.noise import noise_state, set_noise_state
 from dipole.rl.policy import ContrastivePolicy, q_values, sample_action
 from dipole.rl.replay import FrameBatch, FrameReplayBuffer
 
@@ -307,7 +308,10 @@ class ContrastiveSAC(SAC):
         check_whole(0, total_timesteps=total_timesteps)
         if reset_num_timesteps:
             self.environment_steps = 0
+        noise = noise_state(self.action_noise)
         prepared = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *rest, **settings)
+        if not reset_num_timesteps:  # SB3 begins it anew in every call of `learn`
+            self.action_noise = set_noise_state(self.action_noise, noise)
         assert self.env is not None
         self._is_guarded = self.env.has_attr("wrapper_names")
         self._look_at(self._last_obs, closely=True)

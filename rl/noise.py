@@ -1,5 +1,6 @@
 """What SB3's action noise remembers between steps (the correlated noise of Ornstein and Uhlenbeck), for checkpoints."""
 
+import copy
 from typing import Any
 
 from stable_baselines3.common.noise import ActionNoise, VectorizedActionNoise
@@ -12,7 +13,7 @@ def noise_state(noise: ActionNoise | None) -> dict[str, Any] | None:
     if noise is None:
         return None
     kept = {
-        name: [noise_state(each) for each in value] if name == "_noises" else value
+        name: [noise_state(each) for each in value] if name == "_noises" else copy.deepcopy(value)
         for name, value in vars(noise).items()
         if not callable(value) or isinstance(value, ActionNoise)
     }
