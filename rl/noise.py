@@ -12,7 +12,7 @@ def noise_state(noise: ActionNoise | None) -> dict[str, Any] | None:
     """Its class, and its attributes but for types and functions; each environment's own of a vectorised one."""
     if noise is None:
         return None
-    kept = {
+    kept: dict[str, Any] = {
         name: [noise_state(each) for each in value] if name == "_noises" else copy.deepcopy(value)
         for name, value in vars(noise).items()
         if not callable(value) or isinstance(value, ActionNoise)
