@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from dipole.core.contrast.objective import Composite
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.errors import ConfigError
+from dipole.core.ground.files import remove_scratch
 from dipole.core.measure.intervals import interquartile_mean
 from dipole.core.train.adapter import Adapter, Context, Sketch
 from dipole.core.train.config import EvaluatedPart, Settings
@@ -139,6 +140,7 @@ class RLAdapter(Adapter):
         if self._pending is not None:
             snapshots.restore(agent, self._pending)
             self._pending = None
+        remove_scratch(self.workdir / "checkpoints", "agent-*")
         run.catch_up()
         callback = _Report(run, self)
         repeat = getattr(self._evaluation_env.unwrapped, "action_repeat", 1)

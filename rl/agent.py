@@ -39,7 +39,7 @@ class ContrastiveSAC(PixelAgent, SAC):
             default the preset's. An Objective or a Composite is used as the very module that it is, with its weights.
         preset: "curl" (the repository), "paper", or "small" (two cores).
         augmentation: "crop", "shift", "none", or a function (B, C, H, W) uint8 -> (B, C, h, w).
-        storage: where replay keeps its frames: "host", "device", or "auto" (on a GPU where they fit).
+        storage: where replay keeps its frames: "host", "device", "disk", or "auto" (on a GPU where they fit).
         settings: any other field of `settings.Settings` by name (batch_size, learning_rate, joint_backward, ...), and
             SB3's action_noise, replay_buffer_class, replay_buffer_kwargs, stats_window_size, tensorboard_log, verbose,
             seed, device.
@@ -99,21 +99,26 @@ class ContrastiveSAC(PixelAgent, SAC):
         target = self._target(batch)
         observations = self.policy.encoder.prepare(batch.observations)
         convolved: Maps | None
+        features: Tensor | None
         if chosen.joint_backward:
-            convolved = self._joint_step(batch, observations, target, contrasting, logs)
+            convolved = detached(self._joint_step(batch, observations, target, contrasting, logs))
+            with torch.no_grad():  # the step has changed the head
+                features = self.policy.encoder.head(convolved) if act else None
         else:
             self._critic_step(batch, observations, target, logs)
-            # Nothing below changes the convolutions before the contrast does: actor and contrast share them.
+            # Nothing below changes the encoder before the contrast does: actor and contrast share its features.
             with torch.set_grad_enabled(contrasting):
                 convolved = self.policy.encoder.convolve(observations) if act or contrasting else None
+                features = self.policy.encoder.head(convolved) if convolved is not None else None
         if act:
             assert convolved is not None
-            self._actor_step(detached(convolved), logs)
+            assert features is not None
+            self._actor_step(detached(convolved), features.detach(), logs)
         if number % chosen.target_every == 0:
             self._follow()
         if contrasting and not chosen.joint_backward:
-            assert convolved is not None
-            self._contrast_step(batch, self.policy.encoder.head(convolved), logs)
+            assert features is not None
+            self._contrast_step(batch, features, logs)
 
     @torch.no_grad()
     def _target(self, batch: FrameBatch) -> Tensor:
@@ -141,16 +146,14 @@ class ContrastiveSAC(PixelAgent, SAC):
         loss = self._critic_loss(encoder.head(convolved), batch, target)
         logs["critic_loss"] = self._descend("critic", loss, [self.critic.optimizer])
 
-    def _actor_step(self, convolved: Maps, logs: Logs) -> None:
+    def _actor_step(self, convolved: Maps, features: Tensor, logs: Logs) -> None:
         assert self.log_ent_coef is not None
         assert isinstance(self.ent_coef_optimizer, torch.optim.Adam)
         assert isinstance(self.target_entropy, float)
         actor = self.policy.actor
         mean, log_std = actor.distribution(actor.features_extractor.head(convolved))  # type: ignore[operator]
         action, log_density = sample_action(mean, log_std, torch.randn_like(mean))
-        with torch.no_grad():
-            features = self.policy.encoder.head(convolved)
-            alpha = self.log_ent_coef.exp()
+        alpha = self.log_ent_coef.detach().exp()
         q = q_values(self.critic, features, action).min(1, keepdim=True).values
         loss = (alpha * log_density - q).mean()
         logs["actor_loss"] = self._descend("actor", loss, [actor.optimizer])

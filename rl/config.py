@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from dipole.core.ground.errors import ConfigError
 from dipole.rl import zoo
 from dipole.rl.envs.registry import find
-from dipole.rl.settings import DEFAULT, PRESETS, AgentTable
+from dipole.rl.settings import DEFAULT, PRESETS, AgentTable, Storage
 
 # Keywords of an environment's factory, where it has them.
 _OF_THE_ENVIRONMENT = ("size", "frame_stack", "action_repeat", "camera", "rendering")
@@ -34,8 +34,8 @@ class RLConfig(AgentTable):
     envs: int = Field(1, ge=1, description="environments that are stepped together")
     workers: bool = Field(False, description="each environment in a process of its own")
     augmentation: Literal["crop", "shift", "bilinear", "none"] = "crop"
-    storage: Literal["auto", "host", "device"] = Field(
-        "auto", description="where replay keeps its frames; auto: on a GPU where they fit"
+    storage: Storage = Field(
+        "auto", description="where replay keeps its frames; auto: on a GPU where they fit; disk: in TMPDIR"
     )
     episodes: int = Field(10, ge=1, description="episodes of an evaluation")
 

@@ -3,6 +3,7 @@
 import copy
 
 import torch
+from torch import Tensor
 from torch.nn.parameter import UninitializedParameter
 
 from dipole.core.contrast.objective import Composite, Objective, objective
@@ -55,6 +56,17 @@ def start_bilinear(terms: list[Objective], settings: Settings) -> None:
     """Start each W as `bilinear_init` says; they are built as the identity."""
     for term in terms if settings.bilinear_init == "uniform" else ():
         term.W.uniform_(0, 1)
+
+
+def largest(gradients: list[Tensor]) -> Tensor:
+    """The largest magnitude in each of n gradients: (n,); NaN where there is one.
+
+    PyTorch's norm of the infinite order takes 18 times as long on a CPU (13 million numbers an update), and one kernel
+    for all of them on a GPU.
+    """
+    if gradients[0].device.type == "cpu":
+        return torch.stack([torch.maximum(each.amax(), -each.amin()) for each in gradients])
+    return torch.stack(torch._foreach_norm(gradients, float("inf")))
 
 
 def require_unlabelled(contrast: Composite, width: int, positives: int, batch_size: int) -> None:

@@ -9,7 +9,7 @@ RL = Domain(
     extra="rl",
     exported="dipole.rl.exported:open_folder",
     probes={
-        "drawing without a display": "dipole.rl.envs.suite.rendering:choose_backend",
+        "drawing without a display": "dipole.rl.envs.suite.rendering:drawing",
         "simulator": "dipole.rl.envs.suite.rendering:import_suite",
     },
 )

@@ -1,6 +1,10 @@
-"""Rings of pixels: single channels of images, each stored once, in host memory or on the training device."""
+"""Rings of pixels: single channels of images, each stored once, in host memory, on a disk or on the training device."""
 
 import hashlib
+import math
+import mmap
+import os
+import tempfile
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,6 +14,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dipole.core.ground.errors import TrainingError
+from dipole.core.ground.files import why
 from dipole.core.ground.transfer import sent
 
 Size = int | tuple[int, int]
@@ -62,6 +68,37 @@ class Frames:
         return other
 
 
+class DiskFrames(Frames):
+    """The same ring in a file of the temporary folder (TMPDIR), for more frames than memory holds.
+
+    The file has no name: it is gone when the process ends, however it ends. What is used often stays in memory, as the
+    system decides. All of it is reserved at once: a disk that fills up later would end the process at a write.
+
+    Raises:
+        TrainingError: if the disk refuses.
+    """
+
+    def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
+        self.shape = shape
+        self.device = device
+        size = math.prod(shape)
+        try:
+            with tempfile.TemporaryFile(prefix="dipole-replay-") as file:
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(file.fileno(), 0, size)
+                else:
+                    file.truncate(size)
+                mapped = mmap.mmap(file.fileno(), size)
+        except OSError as error:
+            raise TrainingError(
+                f"cannot reserve {size:,} bytes for replay in {tempfile.gettempdir()}: {why(error)} TMPDIR names "
+                "another folder."
+            ) from error
+        if hasattr(mmap, "MADV_RANDOM"):
+            mapped.madvise(mmap.MADV_RANDOM)  # a draw is anywhere: what lies behind it is not wanted
+        self.data = np.frombuffer(mapped, np.uint8).reshape(shape)
+
+
 class DeviceFrames(Frames):
     """The same ring in the memory of the training device: no copies from the host while training."""
 
@@ -92,6 +129,9 @@ class DeviceFrames(Frames):
 
     def _index(self, values: NDArray[Any]) -> Tensor:
         return sent(torch.as_tensor(values, dtype=torch.long), self.device)
+
+
+STORES: dict[str, type[Frames]] = {"host": Frames, "device": DeviceFrames, "disk": DiskFrames}
 
 
 def extents(size: Size) -> tuple[int, int]:

@@ -1,9 +1,17 @@
 """How much memory is free, and a refusal with the bytes where a replay buffer cannot fit."""
 
+import shutil
+from pathlib import Path
+
 import torch
 
 from dipole.core.ground.errors import TrainingError
-from dipole.core.ground.memory import available as available_bytes
+from dipole.core.ground.memory import available
+
+
+def available_bytes(place: torch.device | Path) -> int:
+    """Bytes that a device, or the disk of a folder, has left."""
+    return shutil.disk_usage(place).free if isinstance(place, Path) else available(place)
 
 
 def has_room_for(needed: int, device: torch.device) -> bool:
@@ -15,13 +23,14 @@ def gigabytes(count: float) -> str:
     return f"{count / 1e9:,.2f} GB"
 
 
-def require_bytes(needed: int, transitions: int, frame: tuple[int, ...], device: torch.device) -> None:
-    """Raise TrainingError, before anything is allocated, if `needed` bytes are not free on the device."""
-    free = available_bytes(device)
+def require_bytes(needed: int, transitions: int, frame: tuple[int, ...], place: torch.device | Path) -> None:
+    """Raise TrainingError, before anything is allocated, if `needed` bytes are not free on the device or disk."""
+    free = available_bytes(place)
     if needed > free:
+        cure = "choose a larger disk (TMPDIR)" if isinstance(place, Path) else "free memory, or choose storage='disk'"
         fits = int(transitions * free / needed * 0.9)
         raise TrainingError(
             f"a replay buffer of {transitions:,} transitions with frames of {'x'.join(map(str, frame))} bytes needs "
             f"{needed:,} bytes ({gigabytes(needed)}), but {free:,} bytes ({gigabytes(free)}) are free on "
-            f"{device}. Lower buffer_size (about {fits:,} would fit), render smaller frames, or free memory."
+            f"{place}. Lower buffer_size (about {fits:,} would fit), render smaller frames, {cure}."
         )

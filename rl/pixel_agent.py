@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
 import gymnasium
 import numpy as np
@@ -33,9 +33,10 @@ from dipole.rl import description
 from dipole.rl import settings as presets
 from dipole.rl.arguments import check_seed, check_whole, plain
 from dipole.rl.augmentation import Augmentation, one_number, resolve
-from dipole.rl.contrast import as_composite, require_unlabelled, unregistered
+from dipole.rl.contrast import as_composite, largest, require_unlabelled, unregistered
 from dipole.rl.envs.running.admission import admitted, image_keys, require_contained, require_observation
 from dipole.rl.envs.running.faults import describe, fault_message, guarded
+from dipole.rl.noise import noise_state, set_noise_state
 from dipole.rl.replay import FrameBatch, FrameReplayBuffer
 
 Logs = dict[str, float | Tensor]
@@ -86,7 +87,7 @@ class PixelAgent(OffPolicyAlgorithm):
         objective: str | Objective | Composite | None = None,
         preset: str | None = None,
         augmentation: str | Callable[[Tensor], Tensor] | None = None,
-        storage: Literal["auto", "host", "device"] = "auto",
+        storage: presets.Storage = "auto",
         _init_setup_model: bool = True,
         **settings: Any,
     ) -> None:
@@ -293,7 +294,10 @@ class PixelAgent(OffPolicyAlgorithm):
         check_whole(0, total_timesteps=total_timesteps)
         if reset_num_timesteps:
             self.environment_steps = 0
+        noise = noise_state(self.action_noise)
         prepared = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *rest, **settings)
+        if not reset_num_timesteps:  # SB3 begins it anew in every call of `learn`
+            self.action_noise = set_noise_state(self.action_noise, noise)
         assert self.env is not None
         self._is_guarded = self.env.has_attr("wrapper_names")
         self._look_at(self._last_obs, closely=True)
@@ -495,7 +499,7 @@ class PixelAgent(OffPolicyAlgorithm):
     def _check_gradient(self, name: str, parameters: list[Tensor], pairs: Pairs | None) -> None:
         having = [parameter for parameter in parameters if parameter.grad is not None]
         gradients = [parameter.grad for parameter in having if parameter.grad is not None]
-        norms = torch.stack(torch._foreach_norm(gradients, float("inf")))
+        norms = largest(gradients)
         self._watch(Watched(name, norms, having, pairs))
 
     def _trouble(self, watched: Watched, where: str) -> str:

@@ -6,9 +6,11 @@ observation instead of the 2 C channels that storing observation and next observ
 """
 
 import copy
+import tempfile
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import torch
@@ -23,8 +25,9 @@ from dipole.core.ground.errors import ConfigError, TrainingError
 from dipole.core.ground.transfer import sent
 from dipole.rl.arguments import check_number, check_whole
 from dipole.rl.augmentation import Augmentation
-from dipole.rl.frames import DeviceFrames, Frames, digest
+from dipole.rl.frames import STORES, digest
 from dipole.rl.memory import available_bytes, gigabytes, has_room_for, require_bytes
+from dipole.rl.settings import Storage
 
 if TYPE_CHECKING:
     from dipole.rl.segments import Segment
@@ -77,8 +80,9 @@ class FrameReplayBuffer(ReplayBuffer):
         observation_space: a Box (C, H, W) of uint8.
         frame_stack: frames in an observation, of which each step is expected to bring one; by default C / 3 where C
             is a multiple of 3, otherwise C.
-        storage: "host", or "device" to keep the frames on the training device; "auto": there, if that is a GPU whose
-            free memory is twice what they need.
+        storage: "host"; "device" to keep the frames on the training device; "disk" for more than memory holds, in a
+            file of the temporary folder (TMPDIR); "auto": on the device, if that is a GPU whose free memory is twice
+            what they need, else on the host.
         seed: of the sampler; drawn from NumPy's global generator (which SB3 seeds) if left out.
         n_steps: rewards in a return; as SB3's NStepReplayBuffer, returns end where an episode does.
         gamma: discount of the rewards in a return.
@@ -101,7 +105,7 @@ class FrameReplayBuffer(ReplayBuffer):
         optimize_memory_usage: bool = False,
         handle_timeout_termination: bool = True,
         frame_stack: int | None = None,
-        storage: Literal["auto", "host", "device"] = "host",
+        storage: Storage = "host",
         seed: int | None = None,
         n_steps: int = 1,
         gamma: float = 0.99,
@@ -113,8 +117,8 @@ class FrameReplayBuffer(ReplayBuffer):
             or len(observation_space.shape) != 3
         ):
             raise ConfigError(f"FrameReplayBuffer stores uint8 images (C, H, W), not {observation_space}.")
-        if storage not in ("auto", "host", "device"):
-            raise ConfigError(f"storage must be 'auto', 'host' or 'device', got {storage!r}.")
+        if storage not in get_args(Storage):
+            raise ConfigError(f"storage must be one of {', '.join(map(repr, get_args(Storage)))}, got {storage!r}.")
         check_whole(n_steps=n_steps)
         check_number(0, 1, gamma=gamma)
         self.n_steps, self.gamma = n_steps, gamma
@@ -141,7 +145,7 @@ class FrameReplayBuffer(ReplayBuffer):
 
     def _allocate(self) -> None:
         channels, height, width = self.observation_space.shape  # type: ignore[misc]
-        self.frames = self._store((self.n_envs, self._ring, height, width), self.device)
+        self.frames = STORES[self.storage]((self.n_envs, self._ring, height, width), self.device)
         size = (self.n_envs, self.buffer_size)
         self.actions = np.zeros((*size, self.action_dim), np.float32)
         self.rewards = np.zeros(size, np.float32)
@@ -153,11 +157,9 @@ class FrameReplayBuffer(ReplayBuffer):
         self.digests = np.zeros((self.n_envs, self._ring), np.int64)
 
     @property
-    def _store(self) -> type[Frames]:
-        return DeviceFrames if self.storage == "device" else Frames
-
-    @property
-    def _place(self) -> torch.device:
+    def _place(self) -> torch.device | Path:
+        if self.storage == "disk":
+            return Path(tempfile.gettempdir())
         return self.device if self.storage == "device" else torch.device("cpu")
 
     @staticmethod
@@ -262,8 +264,9 @@ class FrameReplayBuffer(ReplayBuffer):
         newest = self._newest[env]
         if newest is not None and np.array_equal(obs, newest[0]):
             return newest[1]
-        recent, serials = self._recent[env], []
-        for plane in obs:
+        recent = self._recent[env]
+        serials = self._moved_on(env, obs)
+        for plane in obs[len(serials) :]:
             name = digest(plane)
             known = recent.get(name, -1)
             if known < 0 or known < self._written[env] - self._window:
@@ -273,6 +276,14 @@ class FrameReplayBuffer(ReplayBuffer):
             least = self._written[env] - self._window
             self._recent[env] = {name: serial for name, serial in recent.items() if serial >= least}
         return serials
+
+    def _moved_on(self, env: int, obs: NDArray[np.uint8]) -> list[int]:
+        """Serial numbers of the leading channels of a stack that has moved on by a frame: comparing is cheaper."""
+        newest, new = self._newest[env], self._frame_shape[0]
+        if newest is None or not np.array_equal(obs[:-new], newest[0][new:]):
+            return []
+        known = newest[1][new:]
+        return known if min(known, default=0) >= self._written[env] - self._window else []
 
     def _write(self, env: int, plane: NDArray[np.uint8], name: int) -> int:
         serial = int(self._written[env])

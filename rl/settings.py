@@ -24,6 +24,8 @@ Period = Annotated[int, Field(ge=1)]
 Beta = Annotated[float, Field(ge=0, le=0.999999)]
 AlgorithmName = Literal["sac", "drq", "dqn"]
 Preset = Literal["curl", "paper", "small", "drqv2", "rainbow"]
+Storage = Literal["auto", "host", "device", "disk"]
+"""Where replay keeps its frames."""
 
 # The preset of an algorithm where none is given.
 DEFAULT: dict[str, Preset] = {"sac": "curl", "drq": "drqv2", "dqn": "rainbow"}

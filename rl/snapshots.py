@@ -27,6 +27,7 @@ from dipole.rl.callbacks.contrastive import LEARNED, Learned
 from dipole.rl.envs.running.state import require_saved, wrapper_names, wrappers_set_state, wrappers_state
 from dipole.rl.envs.running.workers import WorkerVecEnv
 from dipole.rl.names import lazy
+from dipole.rl.noise import noise_state, set_noise_state
 from dipole.rl.pixel_agent import PixelAgent
 
 # It stood here in earlier versions.
@@ -131,6 +132,7 @@ def _take(agent: PixelAgent, state: dict[str, Any]) -> None:
     agent.action_space.np_random.bit_generator.state = state["action_space"]
     if state.get("contrastive") is not None:
         setattr(agent, LEARNED, Learned.of(state["contrastive"]))
+    agent.action_noise = set_noise_state(agent.action_noise, state.get("action_noise"))
     if agent.env is not None:
         _restore_environments(agent, agent.env, state)
     set_rng_state(state["rng"])
@@ -185,6 +187,7 @@ def _state(agent: PixelAgent) -> dict[str, Any]:
         "vector": wrappers_state(agent.env),
         "workers": innermost.counters() if isinstance(innermost, WorkerVecEnv) else None,
         "contrastive": learned.state() if (learned := getattr(agent, LEARNED, None)) is not None else None,
+        "action_noise": noise_state(agent.action_noise),
         "rng": rng_state(),
     }
 

@@ -1,13 +1,17 @@
 """What reinforcement learning from pixels costs: updates by part, sampling, environment steps, memory.
 
     python -m dipole.benchmarks.speed.rl [--peer DIR] [--parts update,parts,sampling,rendering,memory]
-                                         [--batches 128,512] [--rounds 5] [--threads 1] [--out FILE]
+                                         [--batches 128,512] [--rounds 5] [--threads 1] [--allocator kept] [--out FILE]
 
 One process, float32 unless the row says bf16, random frames, 84 of 100 pixels, 6 actions, MLPs of 1024. Subjects
 alternate round by round; processor time, the median over rounds. An update is one with and one without an actor step,
 halved. `--peer DIR` is a checkout of MishaLaskin/curl; its own agent and buffer are imported from there and run as they
 are, with stand-ins for two packages they import but whose parts they hardly use (gym, skimage). SB3's SAC with
 CnnPolicy, the stock agent, runs beside. `--parts` measures some of it and keeps what the file holds of the rest.
+
+All subjects share one allocator. `--allocator kept`, the default, lets none of them pay for pages that it gives back
+and gets again; `--allocator system` is glibc as it comes, whose blocks above 32 MB cost the peer up to half of its time
+at batch 512, and the agent nothing, as it goes in chunks.
 """
 
 import argparse
@@ -20,6 +24,8 @@ from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 from typing import Any
+
+from dipole.benchmarks.speed.allocator import keep_freed_memory
 
 RESULTS = Path(__file__).with_name("results")
 ACTIONS, SEEN, RENDERED, STORED = 6, 84, 100, 1500
@@ -212,11 +218,12 @@ def parts(batch_size: int, rounds: int) -> dict[str, float]:
     target, logs = agent._target(batch), {}
     observations = agent.policy.encoder.prepare(batch.observations)
     convolved = detached(agent.policy.encoder.convolve(observations))
+    features = agent.policy.encoder.head(convolved).detach()
     return interleaved(
         {
             "target": lambda: agent._target(batch),
             "critic": lambda: agent._critic_step(batch, observations, target, logs),
-            "actor and temperature (every 2nd)": lambda: agent._actor_step(convolved, logs),
+            "actor and temperature (every 2nd)": lambda: agent._actor_step(convolved, features, logs),
             "momentum copies (every 2nd)": agent._follow,
             "contrast": lambda: agent._contrast_step(
                 batch, agent.policy.encoder.head(agent.policy.encoder.convolve(observations)), logs
@@ -316,6 +323,7 @@ def main() -> int:
     parser.add_argument("--batches", default="128,512")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--allocator", choices=("kept", "system"), default="kept", help="default kept; see above")
     parser.add_argument("--out", type=Path, default=RESULTS / "rl.json")
     arguments = parser.parse_args()
     chosen = arguments.parts.split(",")
@@ -323,6 +331,8 @@ def main() -> int:
         parser.error(f"--parts: no measurement {', '.join(sorted(unknown))}; there are {', '.join(MEASURES)}")
     if arguments.peer is not None and not (arguments.peer / "curl_sac.py").is_file():
         parser.error(f"--peer {arguments.peer} holds no curl_sac.py; give a checkout of MishaLaskin/curl")
+    if arguments.allocator == "kept" and not keep_freed_memory():
+        parser.error("--allocator kept needs glibc; --allocator system is what there is")
     import torch
 
     torch.set_num_threads(arguments.threads)
@@ -330,6 +340,7 @@ def main() -> int:
         "processor": processor(),
         "torch": torch.__version__,
         "threads": arguments.threads,
+        "allocator": arguments.allocator,
         "unit": "processor milliseconds",
     }
     report: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.is_file() else {}

@@ -77,9 +77,12 @@ def scratch(path: Path) -> Iterator[Path]:
             _remove(temporary)
 
 
-def remove_scratch(folder: Path) -> None:
-    """Remove what writers that were killed have left in a folder; only for who knows that nobody writes there."""
-    for path in folder.glob(".*.tmp*"):
+def remove_scratch(folder: Path, of: str = "*") -> None:
+    """Remove what writers that were killed have left in a folder; only for who knows that nobody writes there.
+
+    of: a pattern of what they were writing, where others write in the folder too.
+    """
+    for path in folder.glob(f".{of}.tmp*"):
         if _SCRATCH.fullmatch(path.name):
             with suppress(OSError):
                 _remove(path)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from stable_baselines3.common.callbacks import BaseCallback
 
+from dipole.core.ground.files import remove_scratch
 from dipole.rl.arguments import check_whole
 from dipole.rl.pixel_agent import PixelAgent
 from dipole.rl.snapshots import KEEP, checkpoints, save
@@ -12,6 +13,8 @@ from dipole.rl.snapshots import KEEP, checkpoints, save
 
 class CheckpointCallback(BaseCallback):
     """Saves `folder/agent-<agent steps>` every `every` agent steps, between rollouts, and keeps the newest two.
+
+    What a process that was killed while it wrote has left in the folder is removed when training begins.
 
     Args:
         folder: where to.
@@ -26,6 +29,7 @@ class CheckpointCallback(BaseCallback):
 
     def _on_training_start(self) -> None:
         self._saved = self.num_timesteps // self.every
+        remove_scratch(self.folder, "agent-*")
 
     def _on_rollout_start(self) -> None:
         assert isinstance(self.model, PixelAgent)

@@ -27,7 +27,7 @@ from dipole.core.train.nonfinite import terms_with_bad_gradient
 from dipole.core.train.optimizer import skip_if
 from dipole.rl.arguments import check_number, check_whole
 from dipole.rl.augmentation import SHIFT, shift
-from dipole.rl.contrast import as_composite, require_unlabelled
+from dipole.rl.contrast import as_composite, largest, require_unlabelled
 from dipole.rl.envs.running.admission import image_keys
 
 Seen = Tensor | dict[str, Tensor]
@@ -255,7 +255,7 @@ class ContrastiveCallback(BaseCallback):
         self.optimizer.zero_grad()
         outcome.loss.backward()
         gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
-        norm = torch.stack(torch._foreach_norm(gradients, float("inf"))).amax()
+        norm = largest(gradients).amax()
         values = torch.stack([*(term.value.detach() for term in outcome.terms.values()), outcome.loss.detach(), norm])
         self.settle()  # the step before, ahead of this one
         unread = _Unread(list(outcome.terms), pairs, self.num_timesteps, Fetched(values))

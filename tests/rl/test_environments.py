@@ -239,6 +239,24 @@ def test_importing_the_domain_registers_and_loads_no_physics():
     )
 
 
+def test_egl_draws_on_the_first_visible_gpu_and_software_is_named(monkeypatch):
+    from dipole.rl.envs.suite import rendering
+    from dipole.rl.envs.suite.rendering import Device
+
+    devices = [Device(0, False, 1), Device(1, False, 0), Device(2, True, None)]
+    found = [rendering.choose_device(devices, visible) for visible in ("0", "1,0", "7", "", "GPU-5f", "-1")]
+    assert found == [1, 0, None, None, None, None]
+    monkeypatch.setattr(rendering, "egl_devices", lambda: devices)
+    monkeypatch.setattr(rendering, "BACKENDS", {"egl": lambda: True})
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    for given, said in [(None, "egl, device 1 (CUDA's GPU 0)"), ("2", "egl, in software"), ("5", "no device 5")]:
+        monkeypatch.setenv("MUJOCO_EGL_DEVICE_ID", given or "")
+        if given is None:
+            monkeypatch.delenv("MUJOCO_EGL_DEVICE_ID")
+        assert said in rendering.drawing()
+
+
 def test_without_a_backend_the_error_names_the_packages(monkeypatch):
     from dipole.rl.envs.suite import rendering
 

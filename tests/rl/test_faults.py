@@ -7,6 +7,8 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise
 
 from dipole.core.ground.errors import CheckpointError, ConfigError, TrainingError
 from dipole.rl import CheckpointCallback, DotEnv, WorkerVecEnv, make_env, resume, snapshots
@@ -173,6 +175,40 @@ def test_resume_in_the_middle_is_bit_exact(tiny_agent, tmp_path, task, request):
         assert torch.equal(one["exp_avg_sq"], two["exp_avg_sq"])
     a, b = (each.replay_buffer.sample(8) for each in (straight, again))
     assert torch.equal(a.observations, b.observations)
+
+
+@pytest.mark.parametrize("envs", [1, 2])
+def test_correlated_action_noise_continues(tiny_agent, tmp_path, envs):
+    def parts():
+        env = make_vec_env(lambda: make_env("dot"), envs, seed=0)
+        return env, OrnsteinUhlenbeckActionNoise(np.zeros(2), np.full(2, 0.3))
+
+    env, noise = parts()
+    straight = tiny_agent(env, action_noise=noise).learn(40 * envs)
+    env, noise = parts()
+    tiny_agent(env, action_noise=noise).learn(30 * envs, callback=CheckpointCallback(tmp_path, every=20 * envs))
+    env, noise = parts()
+    again = resume(snapshots.checkpoints(tmp_path)[0], env, device="cpu", action_noise=noise)
+    again.learn(40 * envs - again.num_timesteps, reset_num_timesteps=False)
+    expected = straight.policy.state_dict()
+    assert all(torch.equal(expected[name], value) for name, value in again.policy.state_dict().items())
+    with pytest.raises(CheckpointError, match=r"written with the action_noise .*Noise, this agent has NormalAction"):
+        resume(
+            snapshots.checkpoints(tmp_path)[0],
+            parts()[0],
+            device="cpu",
+            action_noise=NormalActionNoise(np.zeros(2), np.ones(2)),
+        )
+
+
+def test_what_a_killed_writer_left_is_swept_when_training_begins(tiny_agent, tmp_path):
+    left = tmp_path / ".agent-000000009.0123abcd.tmp"
+    left.mkdir()
+    (left / "agent.zip").write_bytes(b"half")
+    others = tmp_path / ".episode.0123abcd.tmp.gif"
+    others.write_bytes(b"somebody writes")
+    tiny_agent().learn(2, callback=CheckpointCallback(tmp_path, every=100))
+    assert [each.name for each in tmp_path.iterdir()] == [others.name]
 
 
 def test_an_environment_without_a_state_starts_a_new_episode(tiny_agent, tmp_path):

@@ -1,6 +1,9 @@
 """Replay: what comes out is what went in, whatever the stacking, the borders, the wrapping and the storage."""
 
+import pathlib
 import pickle
+import shutil
+import tempfile
 
 import numpy as np
 import pytest
@@ -65,7 +68,7 @@ def fill(buffer, streams, steps, keep):
     return {reward: row for each in kept for reward, row in each.items()}
 
 
-@pytest.mark.parametrize("storage", ["host", "device"])
+@pytest.mark.parametrize("storage", ["host", "device", "disk"])
 @pytest.mark.parametrize("stacking", ["repeat", "zeros", "none"])
 @pytest.mark.parametrize("n_envs", [1, 3])
 def test_samples_are_the_transitions_that_were_added(storage, stacking, n_envs):
@@ -126,7 +129,7 @@ def test_steps_that_failed_are_never_sampled():
     assert rewards == {0, 2, 4, 6, 8}
 
 
-@pytest.mark.parametrize("storage", ["host", "device"])
+@pytest.mark.parametrize("storage", ["host", "device", "disk"])
 def test_crops_are_windows_of_the_stored_stack(storage):
     buffer = FrameReplayBuffer(60, space(), ACTION, "cpu", storage=storage, seed=0)
     kept = fill(buffer, [Stream(0)], 60, 60)
@@ -188,7 +191,7 @@ def test_augmentations_by_name():
         resolve("crop", 9, 84, 100, True)
 
 
-@pytest.mark.parametrize("storage", ["host", "device"])
+@pytest.mark.parametrize("storage", ["host", "device", "disk"])
 def test_a_pickled_buffer_goes_on_bit_for_bit(storage):
     stream = Stream(3)
     buffer = FrameReplayBuffer(50, space(), ACTION, "cpu", storage=storage, seed=1)
@@ -217,6 +220,18 @@ def test_a_buffer_that_cannot_fit_is_refused_with_the_bytes(monkeypatch):
         TrainingError, match=r"100,000 transitions.*needs 3,0\d\d,\d{3},\d{3} bytes.*1,000,000,000 bytes"
     ):
         FrameReplayBuffer(100_000, whole, ACTION, "cpu", seed=0)
+
+
+def test_a_replay_on_the_disk_leaves_no_file_and_is_refused_where_the_disk_is_too_small(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    buffer = FrameReplayBuffer(300, space(), ACTION, "cpu", storage="disk", seed=0)
+    assert list(tmp_path.iterdir()) == []
+    fill(buffer, [Stream(0)], 20, 20)
+    mapped = pathlib.Path("/proc/self/maps")
+    assert not mapped.is_file() or str(tmp_path) in mapped.read_text()
+    monkeypatch.setattr(memory.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 5, 5))
+    with pytest.raises(TrainingError, match=rf"5 bytes .* are free on {tmp_path}.*a larger disk \(TMPDIR\)"):
+        FrameReplayBuffer(300, space(), ACTION, "cpu", storage="disk", seed=0)
 
 
 def test_wrong_observations_and_an_empty_buffer_are_named():
@@ -279,7 +294,7 @@ def strided(seed, kind):
         }[kind](past)
 
 
-@pytest.mark.parametrize("storage", ["host", "device"])
+@pytest.mark.parametrize("storage", ["host", "device", "disk"])
 @pytest.mark.parametrize("steps", [1, 1000])
 @pytest.mark.parametrize("kind", ["9 grey", "stride 2", "stride 4", "newest first", "colours apart", "no overlap"])
 def test_as_many_transitions_are_held_as_were_asked_for_in_any_layout(kind, steps, storage):

@@ -64,7 +64,8 @@ def test_a_chain_of_saves_is_the_buffer_through_every_turn_of_the_ring(tmp_path,
         filled(9, other, n_envs)
         filled(9, twin, n_envs)
         same(other, twin)
-        assert len(told) <= 6  # the ring has overwritten the others
+        # A call of `filled` brings 60 planes, and planes may be recognised until the ring overwrites them.
+        assert len(told) <= buffer._ring // 60 + 2 < 12
         shutil.rmtree(tmp_path / str(number - 1), ignore_errors=True)
 
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
 from weakref import WeakSet
@@ -22,7 +23,7 @@ from dipole.core.ground.extras import install_line
 PACKAGES = ("libegl1", "libopengl0", "libgl1-mesa-dri")
 INSTALL = f"apt-get update && apt-get install -y --no-install-recommends {' '.join(PACKAGES)}"
 
-_EGL_PLATFORM_DEVICE = 0x313F
+_EGL_PLATFORM_DEVICE, _EGL_EXTENSIONS, _EGL_CUDA_DEVICE = 0x313F, 0x3055, 0x323A
 
 
 class Closable(Protocol):
@@ -45,26 +46,84 @@ def _load(*names: str) -> ctypes.CDLL | None:
     return None
 
 
+@dataclass(frozen=True)
+class Device:
+    """A device that EGL draws on.
+
+    Args:
+        number: among EGL's devices, as MUJOCO_EGL_DEVICE_ID counts them.
+        software: whether the processor draws in its place (Mesa's llvmpipe).
+        cuda: number of the GPU for CUDA; None of any other device.
+    """
+
+    number: int
+    software: bool
+    cuda: int | None
+
+
 def egl_works() -> bool:
     """Initialise an EGL display on any device, as dm_control does, and look for an OpenGL library beside it."""
+    return bool(egl_devices())
+
+
+def egl_devices() -> list[Device]:
+    """The devices on which EGL can be initialised, in its own order: dm_control takes the first."""
     egl = _load("libEGL.so.1", "libEGL.so")
     if egl is None or _load("libOpenGL.so.0", "libGL.so.1") is None:
-        return False
+        return []
     egl.eglGetProcAddress.restype = ctypes.c_void_p
     egl.eglGetProcAddress.argtypes = [ctypes.c_char_p]
     query, display = (egl.eglGetProcAddress(name) for name in (b"eglQueryDevicesEXT", b"eglGetPlatformDisplayEXT"))
     if not query or not display:
-        return False
+        return []
     devices, count = (ctypes.c_void_p * 16)(), ctypes.c_int()
     query_devices = ctypes.CFUNCTYPE(ctypes.c_uint, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(query)
     platform_display = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_void_p)(display)
     if not query_devices(len(devices), devices, ctypes.byref(count)):
-        return False
+        return []
     egl.eglInitialize.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
-    return any(
-        (found := platform_display(_EGL_PLATFORM_DEVICE, device, None)) and egl.eglInitialize(found, None, None)
-        for device in devices[: count.value]
-    )
+    return [
+        Device(number, b"EGL_MESA_device_software" in _extensions(egl, device), _cuda_number(egl, device))
+        for number, device in enumerate(devices[: count.value])
+        if (found := platform_display(_EGL_PLATFORM_DEVICE, device, None)) and egl.eglInitialize(found, None, None)
+    ]
+
+
+def _extensions(egl: ctypes.CDLL, device: int | None) -> bytes:
+    address = egl.eglGetProcAddress(b"eglQueryDeviceStringEXT")
+    if not address:
+        return b""
+    ask = ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int)(address)
+    return ask(device, _EGL_EXTENSIONS) or b""
+
+
+def _cuda_number(egl: ctypes.CDLL, device: int | None) -> int | None:
+    address = egl.eglGetProcAddress(b"eglQueryDeviceAttribEXT")
+    if not address or b"EGL_NV_device_cuda" not in _extensions(egl, device):
+        return None
+    ask = ctypes.CFUNCTYPE(ctypes.c_uint, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)(address)
+    number = ctypes.c_ssize_t()
+    return int(number.value) if ask(device, _EGL_CUDA_DEVICE, ctypes.byref(number)) else None
+
+
+def choose_device(devices: list[Device], visible: str) -> int | None:
+    """The device of EGL that is the first GPU of CUDA_VISIBLE_DEVICES; None where EGL's own order decides."""
+    first = visible.split(",")[0].strip()
+    return next((each.number for each in devices if first.isdecimal() and each.cuda == int(first)), None)
+
+
+def drawing() -> str:
+    """What draws without a display, and whether it is the processor that does (for `dipole doctor`)."""
+    backend = choose_backend()
+    if backend != "egl":
+        return backend
+    devices, wanted = egl_devices(), os.environ.get("MUJOCO_EGL_DEVICE_ID")
+    used = next((each for each in devices if wanted is None or str(each.number) == wanted), None)
+    if used is None:
+        return f"egl, but it has no device {wanted} (MUJOCO_EGL_DEVICE_ID)"
+    if used.software:
+        return "egl, in software: the processor draws (Mesa), and no GPU"
+    return f"egl, device {used.number}" + (f" (CUDA's GPU {used.cuda})" if used.cuda is not None else "")
 
 
 def osmesa_works() -> bool:
@@ -96,17 +155,27 @@ def choose_backend() -> str:
                 "MUJOCO_GL=glfw is set, but there is no display to open a window on. Unset it: what works here without "
                 "one is then chosen."
             )
+        _name_device(chosen)
         return chosen
     for name, works in BACKENDS.items():
         if works():
             # PyOpenGL reads its own variable and keeps the first platform it loads.
             os.environ["MUJOCO_GL"] = name
             os.environ.setdefault("PYOPENGL_PLATFORM", name)
+            _name_device(name)
             return name
     if _display():
         os.environ["MUJOCO_GL"] = "glfw"
         return "glfw"
     raise RenderingError(f"neither EGL nor OSMesa works on this machine, so no environment can be drawn. {_cure()}")
+
+
+def _name_device(backend: str) -> None:
+    """Draw on the GPU that the process may compute on; a device that is named already is respected."""
+    if backend == "egl" and os.environ.get("CUDA_VISIBLE_DEVICES") and "MUJOCO_EGL_DEVICE_ID" not in os.environ:
+        device = choose_device(egl_devices(), os.environ["CUDA_VISIBLE_DEVICES"])
+        if device is not None:
+            os.environ["MUJOCO_EGL_DEVICE_ID"] = str(device)
 
 
 def _display() -> bool:
@@ -205,7 +274,7 @@ def main() -> int:
     if parser.parse_args().install:
         install()
     try:
-        print(f"rendering: {choose_backend()}")
+        print(f"rendering: {drawing()}")
     except RenderingError as error:
         print(f"rendering: {error}", file=sys.stderr)
         return 1

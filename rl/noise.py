@@ -1,0 +1,46 @@
+"""What SB3's action noise remembers between steps (the correlated noise of Ornstein and Uhlenbeck), for checkpoints."""
+
+import copy
+from typing import Any
+
+from stable_baselines3.common.noise import ActionNoise, VectorizedActionNoise
+
+from dipole.core.ground.errors import CheckpointError
+
+
+def noise_state(noise: ActionNoise | None) -> dict[str, Any] | None:
+    """Its class, and its attributes but for types and functions; each environment's own of a vectorised one."""
+    if noise is None:
+        return None
+    kept: dict[str, Any] = {
+        name: [noise_state(each) for each in value] if name == "_noises" else copy.deepcopy(value)
+        for name, value in vars(noise).items()
+        if not callable(value) or isinstance(value, ActionNoise)
+    }
+    base = kept.pop("_base_noise", None)
+    return {"name": type(noise).__qualname__, "values": kept, "base": noise_state(base)}
+
+
+def set_noise_state(noise: ActionNoise | None, state: dict[str, Any] | None) -> ActionNoise | None:
+    """A noise that continues from a state; vectorised where the state is.
+
+    Raises:
+        CheckpointError: the noise is another one than was saved.
+    """
+    if state is None:
+        return noise
+    vectorised = VectorizedActionNoise.__name__
+    if noise is not None and state["name"] == vectorised and not isinstance(noise, VectorizedActionNoise):
+        noise = VectorizedActionNoise(noise, len(state["values"]["_noises"]))  # as SB3 does when learning begins
+    if noise is None or type(noise).__qualname__ != state["name"]:
+        raise CheckpointError(
+            f"the checkpoint was written with the action_noise {state['name']}, this agent has "
+            f"{type(noise).__qualname__ if noise is not None else 'none'}: give the same one."
+        )
+    for name, value in state["values"].items():
+        if name == "_noises":
+            for own, each in zip(noise.noises, value, strict=True):  # type: ignore[attr-defined]
+                set_noise_state(own, each)
+        else:
+            setattr(noise, name, value)
+    return noise
