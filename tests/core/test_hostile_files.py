@@ -22,6 +22,7 @@ from dipole.core.train.loop import RunInterruptedError, train
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load, read_recipe
 from dipole.core.train.run_folder import RunFolder, find_run, locate, run_in
+from dipole.core.train.state_file import write_state
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from hostile import NO_FILES, answered, changed, contents, places, settings_of, toml_contents
@@ -157,9 +158,9 @@ def test_a_file_is_said_once_and_shortly(tmp_path: Path) -> None:
 def put(folder: Path, state: Any) -> Path:
     """A checkpoint with a right hash, whatever is in it."""
     buffer = io.BytesIO()
-    torch.save(state, buffer)
+    write_state(buffer, state)
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"step-00000004.{hashlib.sha256(buffer.getvalue()).hexdigest()[:16]}.pt"
+    path = folder / f"step-00000004.{hashlib.sha256(buffer.getvalue()).hexdigest()[:16]}.safetensors"
     path.write_bytes(buffer.getvalue())
     return path
 
