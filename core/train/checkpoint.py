@@ -96,9 +96,9 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is no checkpoint of a run: its name must be step-<number>.<hash>.safetensors.")
     if path.suffix == EARLIER and not allowed():
         raise EarlierCheckpointError(
-            f"the checkpoint {path} is of an earlier version, which wrote pickles; these are not read unasked. If nobody "
-            f"else has written it, repeat the command with {SWITCH}=restricted in the environment: PyTorch's restricted "
-            "reader reads it, and the next checkpoint is safetensors. Or start again with --resume never."
+            f"the checkpoint {path} is of an earlier version, which wrote pickles; these are not read unasked. If "
+            f"nobody else has written it, repeat the command with {SWITCH}=restricted in the environment: PyTorch's "
+            "restricted reader reads it, and the next checkpoint is safetensors. Or start again with --resume never."
         )
     try:
         with open(path, "rb") as file:

@@ -1,7 +1,7 @@
 """The state of a run in one file of safetensors: its tensors, and all else as JSON in the file's header.
 
 The layout is that of https://huggingface.co/docs/safetensors (8 bytes of length, a header of JSON, the tensors' bytes),
-written here piece by piece: safetensors' own writer makes two copies of everything, and does not say what the disk said.
+written here piece by piece: safetensors' own writer makes two copies of everything, and hides the disk's own error.
 """
 
 from __future__ import annotations
