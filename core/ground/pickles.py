@@ -20,8 +20,8 @@ from dipole.core.ground.text import shortened
 SWITCH = "DIPOLE_PICKLES"
 MODULE = "dipole.core.ground.pickles"
 UNASKED = (
-    "it has no weights in safetensors. If it comes from who you trust, set DIPOLE_PICKLES=restricted in the environment, "
-    "and PyTorch's restricted reader reads its pickle"
+    "it has no weights in safetensors. If it comes from who you trust, set DIPOLE_PICKLES=restricted in the "
+    "environment: PyTorch's restricted reader reads its pickle then"
 )
 _WEIGHTS = ("pytorch_model*.bin", "adapter_model*.bin")
 """What libraries read where there is no file of safetensors."""

@@ -35,7 +35,7 @@ class _HashingFile:
         self._file = file
         self.hash = hashlib.sha256()
 
-    def write(self, data: bytes) -> int:
+    def write(self, data: bytes | memoryview) -> int:
         written = self._file.write(data)
         self.hash.update(data)
         return written

@@ -31,7 +31,7 @@ _ALIGNED = 8  # bytes, as safetensors' own writer does
 class Sink(Protocol):
     """What is written to."""
 
-    def write(self, data: bytes, /) -> int: ...
+    def write(self, data: bytes | memoryview, /) -> int: ...
 
 
 def write_state(sink: Sink, state: Any) -> None:
