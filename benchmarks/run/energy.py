@@ -41,7 +41,7 @@ class Meter:
 def read(folder: Path) -> Mapping[str, float]:
     """Joules by device of a run, empty where nothing was measured."""
     try:
-        found = read_json(folder / COST)["whole_device_joules"]
+        found = read_json(folder / COST, with_nan=True)["whole_device_joules"]
         return {str(name): float(value) for name, value in found.items() if isfinite(value)}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return {}
