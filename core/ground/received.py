@@ -116,7 +116,8 @@ def parse_json(text: str | bytes, with_nan: bool = False) -> Any:
         text = text.decode()
     check_depth(text)
     try:
-        found = json.loads(text, object_pairs_hook=_once, parse_constant=float if with_nan else _no_number, parse_float=_finite)
+        constant = float if with_nan else _no_number
+        found = json.loads(text, object_pairs_hook=_once, parse_constant=constant, parse_float=_finite)
         if "\\ud" in text.lower():
             json.dumps(found, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
