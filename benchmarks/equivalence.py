@@ -51,6 +51,11 @@ class Estimate:
     spread: float = nan
     is_paired: bool = True
 
+    @classmethod
+    def of_interval(cls, value: float, low: float, high: float, df: float) -> "Estimate":
+        """What a t-interval at `CONFIDENCE` was made of."""
+        return cls(value, (high - low) / 2 / float(stats.t.ppf((1 + CONFIDENCE) / 2, df)), df)
+
     def interval(self, confidence: float = CONFIDENCE) -> tuple[float, float]:
         """value +- t_df error."""
         if not isfinite(self.error):

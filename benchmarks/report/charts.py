@@ -11,10 +11,10 @@ from dipole.benchmarks.manifest import ColumnEntry
 from dipole.benchmarks.report import kinds
 from dipole.benchmarks.report.comparisons import compared
 from dipole.benchmarks.report.curves import Curve, mean_line, read_curves
-from dipole.benchmarks.report.grids import two_way
+from dipole.benchmarks.report.grids import one_way, two_way
 from dipole.benchmarks.report.picture import MOST_LINES, Picture, ends, pictured
 from dipole.benchmarks.report.ranking import Rank
-from dipole.benchmarks.report.results import CellResult, SuiteResults, measure
+from dipole.benchmarks.report.results import CellResult, SuiteResults, curves_on, measure
 from dipole.benchmarks.statistics import Interval, summarize
 from dipole.core.ground.received import read_json
 from dipole.core.record import RunRecord
@@ -75,11 +75,11 @@ def ranking(title: str, ranks: Sequence[Rank], base: str) -> list[Picture]:
 
 
 def measured(results: SuiteResults) -> list[Picture]:
-    """The cells of a suite: ours beside the printed ones, a grid as heat map, or each column with its seeds."""
+    """The cells of a suite: ours beside the printed ones, options swept, or each column with its seeds."""
     if any(cell.printed is not None and cell.printed.mean is not None for cell in results.cells):
         return _forest(results)
-    if grid := two_way(results):
-        return grid
+    if swept := two_way(results) or one_way(results):
+        return swept
     return _grid(results) if len(results.columns) > 1 and len(results.rows) > 2 else _by_column(results)
 
 
@@ -576,7 +576,8 @@ def other_runs(groups: Mapping[str, Sequence[RunRecord]], runs: Path) -> dict[st
             lines = _lines(read, name)
             if any(len(line.x) > 1 for line in lines):
                 title = f"{task}: {name.removeprefix('eval/')} while training"
-                pictures = _lines_or_map(title, "training step", name.removeprefix("eval/"), lines, f"{title}. {MEANS}")
+                caption = f"{title}, {curves_on(records)} part. {MEANS}"
+                pictures = _lines_or_map(title, "training step", name.removeprefix("eval/"), lines, caption)
                 found["Learning curves"] += pictures
         often = sorted(read, key=lambda objective: -len(by[objective]))
         found["Training loss"] += loss_pictures(Group((), task), read, often, "those with most runs")

@@ -28,19 +28,19 @@ def claims_table(results: SuiteResults, others: Iterable[SuiteResults] = ()) -> 
             (
                 Cell(claim.id),
                 Cell(claim.statement, sub=claim.note),
-                Cell(claim.where),
                 Cell(each.printed.says, sub=_reads(claim)),
-                _printed(each.printed),
-                Cell(_counts(ours), _share(ours)),
+                Cell(each.verdict, sub=each.why, mark=_mark(each.verdict_alone)),
                 _estimate(ours),
                 _p(ours.p),
                 _p(each.p_holm),
-                Cell(each.verdict, sub=each.why, mark=_mark(each.verdict_alone)),
+                Cell(_counts(ours), _share(ours)),
+                _printed(each.printed),
+                Cell(claim.where),
             )
         )
     head = (
-        "claim", "statement", "where", "kind", "printed numbers", "our numbers", "estimate", "p", "p (Holm)",
-        "verdict on ours",
+        "claim", "statement", "kind", "verdict on ours", "estimate", "p", "p (Holm)", "our numbers", "printed numbers",
+        "where",
     )  # fmt: skip
     note = f"How many of a statement's comparisons go as claimed, and the one its verdict hangs on. {KINDS} Where ours "
     note += "is not the paper's protocol verdicts say so, and speak of our setting alone."

@@ -1,12 +1,15 @@
 """One of our numbers beside a printed one: difference, interval and verdict."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import isfinite, nan
 from typing import Any
 
+from dipole.benchmarks.equivalence import Estimate, against
 from dipole.benchmarks.report.published import PrintedCell
-from dipole.benchmarks.statistics import Summary, against_single_value, pooled_std, seeds_needed, welch
+from dipole.benchmarks.report.readings import LEVEL
+from dipole.benchmarks.report.table import number
+from dipole.benchmarks.statistics import Summary, against_single_value, holm, pooled_std, seeds_needed, welch
 from dipole.core.ground.errors import DataError
 
 AGREES, DIFFERS, UNDECIDED, NOT_COMPARED = "agrees", "differs", "cannot be decided at this n", "other protocol"
@@ -14,7 +17,10 @@ AGREES, DIFFERS, UNDECIDED, NOT_COMPARED = "agrees", "differs", "cannot be decid
 
 @dataclass(frozen=True)
 class Comparison:
-    """One of our cells beside the printed one. `verdict` is given only where the protocols are the same."""
+    """One of our cells beside the printed one. `verdict` is given only where the protocols are the same.
+
+    `p` is that of the verdict by itself, two-sided; `seeds` are for one comparison that is made alone.
+    """
 
     published: PrintedCell
     published_n: int | None
@@ -25,6 +31,7 @@ class Comparison:
     verdict: str
     basis: str
     seeds: int | None = field(default=None)
+    p: float = nan
 
 
 def margin(metric: str, value: float) -> float:
@@ -55,22 +62,24 @@ def compare(cell: PrintedCell, n: int | None, ours: Summary, metric: str, is_sam
     """
     if cell.mean is None:
         return None
-    difference, low, high, spread = ours.mean - cell.mean, nan, nan, nan
+    difference, low, high, spread, df = ours.mean - cell.mean, nan, nan, nan, nan
     basis = "no spread on either side: two seeds of ours would give one"
     theirs_has_spread = cell.std is not None and n is not None and n > 1
     if ours.n > 1 and theirs_has_spread:
         assert cell.std is not None
         assert n is not None
         test = welch(ours.mean, ours.std, ours.n, cell.mean, cell.std, n)
-        low, high, basis, spread = test.low, test.high, "Welch", pooled_std(ours.std, cell.std)
+        low, high, basis, spread, df = test.low, test.high, "Welch", pooled_std(ours.std, cell.std), test.df
     elif ours.n > 1:
         test = against_single_value(ours.mean, ours.std, ours.n, cell.mean)
         low, high, basis, spread = test.low, test.high, "printed number taken as one trial of our spread", ours.std
+        df = test.df
     elif theirs_has_spread:
         assert cell.std is not None
         assert n is not None
         test = against_single_value(cell.mean, cell.std, n, ours.mean)
         low, high, basis, spread = -test.high, -test.low, "our run taken as one trial of the printed spread", cell.std
+        df = test.df
     width = margin(metric, cell.mean)
     if isfinite(spread) and not high - low > 1e-9 * abs(cell.mean):
         low, high, basis, spread = nan, nan, "every seed gave the same value", nan
@@ -85,7 +94,23 @@ def compare(cell: PrintedCell, n: int | None, ours: Summary, metric: str, is_sam
     else:
         verdict = UNDECIDED
     seeds = seeds_needed(width, spread) if verdict in (UNDECIDED, NOT_COMPARED) and isfinite(spread) else None
-    return Comparison(cell, n, ours, difference, low, high, verdict, basis, seeds)
+    p = nan
+    if isfinite(low) and is_same_protocol:
+        p = against(Estimate.of_interval(difference, low, high, df), -width, width).p
+    return Comparison(cell, n, ours, difference, low, high, verdict, basis, seeds, p)
+
+
+def among(comparisons: Sequence[Comparison | None]) -> list[Comparison | None]:
+    """The same comparisons as a family: a verdict that Holm over all of them does not leave standing is undecided."""
+    adjusted = holm([nan if each is None else each.p for each in comparisons])
+    family = sum(each is not None and isfinite(each.p) for each in comparisons)
+    found = []
+    for each, p in zip(comparisons, adjusted, strict=True):
+        if each is not None and each.verdict in (AGREES, DIFFERS) and p >= LEVEL:
+            basis = f"{each.basis}; alone it {each.verdict} (p = {number(each.p)}), not among {family} printed numbers"
+            each = replace(each, verdict=UNDECIDED, basis=basis)
+        found.append(each)
+    return found
 
 
 def protocol_differences(paper: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:

@@ -22,7 +22,8 @@ def of_suite(results: SuiteResults, others: Iterable[SuiteResults] = ()) -> list
     """
     done, asked = sum(r.status == "done" for r in results.records.values()), len(results.jobs)
     missing = [f"{asked - done} of {asked} runs are missing."] if done < asked else []
-    return [*missing, *_against_base(results), *_beside_printed(results), *_of_claims(results, others)]
+    found = [*_against_base(results), *_over_columns(results), *_beside_printed(results), *_of_claims(results, others)]
+    return [*missing, *found]
 
 
 def of_others(groups: Mapping[str, Sequence[RunRecord]]) -> list[str]:
@@ -92,6 +93,24 @@ def _against_base(results: SuiteResults) -> list[str]:
     return [f"{count}: {', '.join(map(_leads, named))}{rest}."]
 
 
+def _over_columns(results: SuiteResults) -> list[str]:
+    """Of a study: which gains over all columns hold among its rows, and among the tests of its single columns."""
+    if results.manifest.kind != "study" or len(results.columns) < 2:
+        return []
+    gains = [(rank.label, rank.gain) for rank in results.ranks() if rank.gain is not None and isfinite(rank.gain.p)]
+    tests = sum(isfinite(cell.p_holm) for cell in results.cells) + len(gains)
+    decided = sorted(((g, label) for label, g in gains if tests * g.p < LEVEL), key=lambda each: each[0].p)
+    if not decided:
+        return []
+    said = [
+        f"{label} {'gains' if g.value > 0 else 'loses'} {number(100 * abs(g.value))} % "
+        f"({number(100 * g.low)} to {number(100 * g.high)})"
+        for g, label in decided[:NAMED]
+    ]
+    more = f" and {len(decided) - NAMED} more" if len(decided) > NAMED else ""
+    return [f"Over all columns together, in units of the mean of {results.base}: {', '.join(said)}{more}."]
+
+
 def _difference(cell: CellResult) -> float:
     return cell.against_base.difference if cell.against_base is not None else 0.0
 
@@ -118,7 +137,8 @@ def _beside_printed(results: SuiteResults) -> Sequence[str]:
     verdicts = Counter(cell.comparison.verdict for cell in results.cells if cell.comparison is not None)
     if not verdicts:
         return []
-    counted = ", ".join(f"{n} {verdict}" for verdict, n in verdicts.most_common())
+    said = {AGREES: "agree", DIFFERS: "differ", NOT_COMPARED: "by another protocol"}
+    counted = ", ".join(f"{n} {said.get(verdict, verdict)}" for verdict, n in verdicts.most_common())
     return [f"Beside the {verdicts.total()} printed numbers: {counted}."]
 
 

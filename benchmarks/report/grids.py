@@ -1,4 +1,4 @@
-"""Suites whose rows are a grid of two options: a heat map of one over the other for each column."""
+"""Suites whose rows differ in one option or two: a line over its values, or a heat map of one over the other."""
 
 import re
 from collections.abc import Sequence
@@ -16,19 +16,53 @@ def options_of(texts: Sequence[str]) -> tuple[tuple[str, str], list[tuple[float,
 
     It is a grid where both options have two values or more and half of their pairs are there, each once.
     """
+    names, values = _varying(texts)
+    if len(names) != 2:
+        return None
+    pairs = [(first, second) for first, second in values]
+    sizes = [len({pair[i] for pair in pairs}) for i in (0, 1)]
+    if len(set(pairs)) != len(pairs) or 2 * len(pairs) < sizes[0] * sizes[1]:
+        return None
+    return (names[0], names[1]), pairs
+
+
+def option_of(texts: Sequence[str]) -> tuple[str, list[float]] | None:
+    """Name and values of the only option in which texts differ, each value once; None for others."""
+    names, values = _varying(texts)
+    if len(names) != 1 or len(set(values)) != len(values):
+        return None
+    return names[0], [value for (value,) in values]
+
+
+def _varying(texts: Sequence[str]) -> tuple[list[str], list[tuple[float, ...]]]:
+    """The options in which four texts or more differ, and their values in each; none where something else differs."""
     found = [VALUE.findall(text) for text in texts]
     rests = {VALUE.sub(lambda m: m[1], text) for text in texts}
     if len(texts) < 4 or len(rests) != 1 or len({len(pairs) for pairs in found}) != 1:
-        return None
-    varying = [i for i in range(len(found[0])) if len({pairs[i][1] for pairs in found}) > 1]
-    if len(varying) != 2:
-        return None
-    first, second = varying
-    values = [(float(pairs[first][1]), float(pairs[second][1])) for pairs in found]
-    sizes = [len({pair[i] for pair in values}) for i in (0, 1)]
-    if len(set(values)) != len(values) or 2 * len(values) < sizes[0] * sizes[1]:
-        return None
-    return (found[0][first][0], found[0][second][0]), values
+        return [], []
+    places = [i for i in range(len(found[0])) if len({pairs[i][1] for pairs in found}) > 1]
+    return [found[0][i][0] for i in places], [tuple(float(pairs[i][1]) for i in places) for pairs in found]
+
+
+def one_way(results: SuiteResults) -> list[Picture]:
+    """A line of means with intervals over the option's values for each column, where the rows differ in one option."""
+    rows = list(results.rows)
+    sweep = option_of([row.label for row in rows]) or option_of([row.objective for row in rows])
+    if sweep is None:
+        return []
+    name, values = sweep
+    ordered = sorted(zip(values, (row.label for row in rows), strict=True))
+    found = []
+    for column in results.manifest.columns:
+        cells = [(x, cell) for x, label in ordered if (cell := results.cell(label, column.name)) is not None]
+        at = [(x, cell.summary) for x, cell in cells if cell.summary is not None]
+        xs, means = [x for x, _ in at], [summary.mean for _, summary in at]
+        low, high = [summary.low for _, summary in at], [summary.high for _, summary in at]
+        named = f"{column.name} ({column.unit})" if column.unit else column.name
+        lines = [kinds.Line(column.name, xs, means, low, high)]
+        chart = kinds.line_chart(f"{column.name} over {name}", name, named, lines) if len(at) > 1 else None
+        found += pictured(chart, f"{column.name} over {name}: mean over seeds, band of the 95 % interval.")
+    return found
 
 
 def two_way(results: SuiteResults) -> list[Picture]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import isfinite
+from math import isfinite, log
 
 
 @dataclass(frozen=True)
@@ -244,11 +244,14 @@ SPAN = 20
 
 
 def doubles(x: Sequence[float]) -> bool:
-    """Whether positive numbers grow by factors (at least 1.5 each, eightfold in all) rather than by steps."""
+    """Whether positive numbers grow by factors rather than by steps: by 1.5 or more, or by equal ones; eightfold."""
     if len(x) < 3 or min(x) <= 0:
         return False
     ordered = sorted(set(x))
-    return len(ordered) > 2 and all(b >= 1.5 * a for a, b in pairwise(ordered)) and ordered[-1] >= 8 * ordered[0]
+    if len(ordered) < 3 or ordered[-1] < 8 * ordered[0]:
+        return False
+    factors = [log(b / a) for a, b in pairwise(ordered)]
+    return min(factors) >= log(1.5) or max(factors) <= 1.25 * min(factors)
 
 
 def _last(values: Sequence[float]) -> float | None:

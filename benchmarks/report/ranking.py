@@ -1,6 +1,6 @@
 """Objectives ranked over tasks: mean rank, wins and losses against a base, probability of improvement, gain."""
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan, nan
 from statistics import fmean
@@ -36,6 +36,7 @@ def rank_objectives(
     base: str | None,
     lower_is_better: Iterable[str] = (),
     runs: Mapping[str, Hashable] | None = None,
+    decided: Mapping[str, Sequence[float]] | None = None,
 ) -> list[Rank]:
     """Rank objectives over tasks, best mean rank first; those that lack a task last, without a rank.
 
@@ -44,6 +45,7 @@ def rank_objectives(
         base: the objective the others are compared with.
         lower_is_better: tasks whose values are costs; they enter with the sign turned.
         runs: a name for each task; those of one name are measured on the same runs. Default: all are.
+        decided: of each objective its significant differences from the base, larger is better, where they are known.
     """
     turned = set(lower_is_better)
     signed = {
@@ -59,7 +61,7 @@ def rank_objectives(
         for label, mean in means.items():
             above, level = sum(m > mean for m in means.values()), sum(m == mean for m in means.values())
             ranks[label].append(above + (level + 1) / 2)
-    decided = _decided(signed, base)
+    decided = _decided(signed, base) if decided is None else decided
     found = []
     for label in labels:
         better, worse = (sum(sign * gap > 0 for gap in decided.get(label, ())) for sign in (1, -1))

@@ -11,7 +11,7 @@ from statistics import fmean
 from dipole.benchmarks.manifest import ColumnEntry, JobEntry, Manifest, RowEntry
 from dipole.benchmarks.report import published
 from dipole.benchmarks.report.claims import NO_DATA, NO_TEST, Outcome, evaluate
-from dipole.benchmarks.report.comparison import NOT_COMPARED, Comparison, compare, protocol_differences
+from dipole.benchmarks.report.comparison import NOT_COMPARED, Comparison, among, compare, protocol_differences
 from dipole.benchmarks.report.ranking import LEVEL, Rank, Samples, rank_objectives
 from dipole.benchmarks.statistics import PairedTest, Summary, difference, holm, seeds_needed, summarize
 from dipole.core.ground.errors import nearest
@@ -58,14 +58,15 @@ class CellResult:
 
     @property
     def seeds_needed(self) -> int | None:
-        """Seed pairs that would show the difference found here with 80 % power, if it and its spread are real.
+        """Seeds of each side that would show the difference found here with 80 % power, if it and its spread are real.
 
         To be shown among the suite's `family` of tests it has to pass the first step of Holm's.
         """
         test = self.against_base
-        if test is None or test.n < 2 or not test.effect or not isfinite(test.effect):
+        if test is None or not test.spread > 0:
             return None
-        return seeds_needed(test.effect, 1.0, alpha=LEVEL / self.family, is_paired=True)
+        is_paired = test.method != "Welch"
+        return seeds_needed(test.difference, test.spread, alpha=LEVEL / self.family, is_paired=is_paired)
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,11 @@ class Claimed:
     def why(self) -> str:
         """What the verdict rests on, or what it would take."""
         return self.ours.why(self.verdict_alone)
+
+
+def curves_on(records: Iterable[RunRecord]) -> str:
+    """The part that the learning curves of runs are of."""
+    return " and ".join(sorted({record.curves_on or record.evaluated_on for record in records})) or "test"
 
 
 class SuiteResults:
@@ -169,8 +175,10 @@ class SuiteResults:
         tests = [self._against_base(row, column) for row, column in places]
         p_values = [test.p_t if test else nan for test in tests]
         family = max(1, sum(map(isfinite, p_values)))
+        beside = among([self._beside_printed(*place) for place in places])
         return [
-            self._cell(*place, test, p, family) for place, test, p in zip(places, tests, holm(p_values), strict=True)
+            self._cell(*place, test, p, family, comparison)
+            for place, test, p, comparison in zip(places, tests, holm(p_values), beside, strict=True)
         ]
 
     def cell(self, row: str, column: str) -> CellResult | None:
@@ -213,7 +221,12 @@ class SuiteResults:
         """The rows ranked over the columns."""
         costs = [c.name for c in self.manifest.columns if not c.higher_is_better]
         tasks = {name: rows for name, rows in self.tasks().items() if rows}
-        return rank_objectives(tasks, self.base, costs, self.run_groups)
+        decided: dict[str, list[float]] = defaultdict(list)
+        for cell in self.cells:
+            if cell.against_base is not None and cell.p_holm < LEVEL:
+                sign = 1 if cell.column.higher_is_better else -1
+                decided[cell.row.label].append(sign * cell.against_base.difference)
+        return rank_objectives(tasks, self.base, costs, self.run_groups, decided)
 
     @cached_property
     def run_groups(self) -> Mapping[str, str]:
@@ -229,8 +242,7 @@ class SuiteResults:
     @property
     def curves_on(self) -> str:
         """The part that learning curves are of."""
-        done = (record for record in self.records.values() if record.status == "done")
-        return " and ".join(sorted({record.curves_on or record.evaluated_on for record in done})) or "test"
+        return curves_on(record for record in self.records.values() if record.status == "done")
 
     @property
     def empty_columns(self) -> list[str]:
@@ -269,17 +281,29 @@ class SuiteResults:
                 return abs(column.factor) / points
         return 0.01 if column.unit == "%" else None
 
+    def _printed(self, row: RowEntry, column: ColumnEntry) -> published.PrintedCell | None:
+        found = self.table.find(row.label) if self.table else None
+        return found.cells.get(column.name) if found else None
+
+    def _beside_printed(self, row: RowEntry, column: ColumnEntry) -> Comparison | None:
+        """A cell beside the printed one, as the only comparison."""
+        samples, printed = self._samples.get((row.label, column.name)), self._printed(row, column)
+        if self.table is None or printed is None or not samples:
+            return None
+        summary, is_same = summarize(list(samples.values())), self.manifest.is_paper_protocol
+        return compare(printed, self.table.trials, summary, self.table.metric, is_same)
+
     def _cell(
-        self, row: RowEntry, column: ColumnEntry, test: PairedTest | None, p_holm: float, family: int
+        self,
+        row: RowEntry,
+        column: ColumnEntry,
+        test: PairedTest | None,
+        p_holm: float,
+        family: int,
+        comparison: Comparison | None,
     ) -> CellResult:
         samples = self._samples.get((row.label, column.name), {})
-        summary = summarize(list(samples.values())) if samples else None
-        found = self.table.find(row.label) if self.table else None
-        printed = found.cells.get(column.name) if found else None
-        comparison = None
-        if self.table is not None and printed is not None and summary is not None:
-            is_same = self.manifest.is_paper_protocol
-            comparison = compare(printed, self.table.trials, summary, self.table.metric, is_same)
+        summary, printed = summarize(list(samples.values())) if samples else None, self._printed(row, column)
         hashes = self._cells[row.label, column.name].values()
         failed = any(self.records[name].status == "failed" for name in hashes if name in self.records)
         return CellResult(row, column, samples, len(hashes), summary, test, p_holm, comparison, printed, failed, family)

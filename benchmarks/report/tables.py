@@ -63,8 +63,9 @@ def cells_table(results: SuiteResults) -> ReportTable:
     rows = [_cell_row(results, cell) for cell in results.cells]
     note = (
         "Intervals are 95 %. Gain, paired t-test and Wilcoxon: against the base row on common seeds; Holm over all "
-        "tests of the suite; effect is Cohen's d of the pairs; the last column: seed pairs that would show "
-        "a gain of this size among as many tests."
+        "tests of the suite; effect is Cohen's d of the pairs; the last column: seeds a side that would show a gain of "
+        "this size among as many tests. A verdict beside a printed number holds among all of them (Holm), its interval "
+        "is that of one."
     )
     return ReportTable(f"{results.manifest.name}-cells", "Every number", head, rows, note, is_folded=True)
 

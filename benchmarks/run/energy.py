@@ -11,7 +11,7 @@ from math import isfinite
 from pathlib import Path
 
 from dipole.core.ground.files import atomic_write
-from dipole.core.ground.received import read_json
+from dipole.core.ground.received import check_depth, read_text
 
 COST = "energy.json"
 RAPL = Path("/sys/class/powercap")
@@ -41,7 +41,10 @@ class Meter:
 def read(folder: Path) -> Mapping[str, float]:
     """Joules by device of a run, empty where nothing was measured."""
     try:
-        found = read_json(folder / COST, with_nan=True)["whole_device_joules"]
+        text = read_text(folder / COST)
+        check_depth(text)
+        # A counter without a number leaves the others standing.
+        found = json.loads(text)["whole_device_joules"]
         return {str(name): float(value) for name, value in found.items() if isfinite(value)}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return {}

@@ -1,7 +1,7 @@
 """Several measurements summed up: interquartile mean, probability of improvement and relative gain, with intervals."""
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite, nan
 from typing import Any
 
@@ -18,7 +18,10 @@ Runs = Mapping[int, float] | Sequence[float] | Array
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate with its interval at `level`; where `low` and `high` are nan, `needs` says what would give one."""
+    """An estimate with its interval at `level`; where `low` and `high` are nan, `needs` says what would give one.
+
+    `p` is two-sided, of no gain; of other estimates there is none.
+    """
 
     value: float
     low: float
@@ -26,6 +29,7 @@ class Interval:
     level: float = CONFIDENCE
     method: str = ""
     needs: str = ""
+    p: float = nan
 
 
 def iqm(scores: Sequence[Sequence[float]] | Sequence[Array] | Array) -> float:
@@ -36,8 +40,6 @@ def iqm(scores: Sequence[Sequence[float]] | Sequence[Array] | Array) -> float:
 def iqm_interval(
     tasks: Sequence[Runs],
     confidence: float = CONFIDENCE,
-    repetitions: int | None = None,
-    seed: int | None = None,
     *,
     runs: Sequence[Hashable] | None = None,
 ) -> Interval:
@@ -46,7 +48,6 @@ def iqm_interval(
     Args:
         tasks: the values of each by seed.
         confidence: of the interval.
-        repetitions, seed: of the bootstrap that stood here; nothing is drawn any more, and they change nothing.
         runs: a name for each task; those of one name are columns of the same runs, which is what all are taken for
             where nothing is said.
     """
@@ -61,8 +62,6 @@ def probability_of_improvement(
     ours: Sequence[Runs],
     base: Sequence[Runs],
     confidence: float = CONFIDENCE,
-    repetitions: int | None = None,
-    seed: int | None = None,
     *,
     runs: Sequence[Hashable] | None = None,
 ) -> Interval:
@@ -93,7 +92,8 @@ def relative_gain(
     """
     x, b = _both(ours, base, "a gain")
     found = estimates.relative_gains(x, b, _names(runs, len(ours)))
-    return _interval(found.value, found.bounds(confidence), confidence, "paired t", min(_fewest(x), _fewest(b)))
+    gain = _interval(found.value, found.bounds(confidence), confidence, "paired t", min(_fewest(x), _fewest(b)))
+    return replace(gain, p=float(found.p_values()))
 
 
 def _both(ours: Sequence[Runs], base: Sequence[Runs], what: str) -> tuple[Array, Array]:

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import nan, sqrt
+from math import isnan, nan, sqrt
 
 import numpy as np
 from scipy import stats
 
 from dipole.benchmarks.statistics import estimates
 from dipole.benchmarks.statistics.estimates import NEEDED, NOISE
+from dipole.benchmarks.statistics.power import pooled_std
 from dipole.core.ground.errors import DataError
 from dipole.core.measure.intervals import Array, as_sample
 
@@ -30,8 +31,8 @@ class Summary:
 class PairedTest:
     """Two objectives on their common seeds: difference (other - base), interval, two p-values and Cohen's d_z.
 
-    `method` is "Welch" where they have no seeds in common: p_wilcoxon is then that of the rank-sum test, and there is
-    no effect of pairs.
+    `method` is "Welch" where they are taken apart: p_wilcoxon is then that of the rank-sum test, and there is no effect
+    of pairs. `spread` is the standard deviation of one pair, or what both sides have in common.
     """
 
     n: int
@@ -42,6 +43,7 @@ class PairedTest:
     p_wilcoxon: float
     effect: float
     method: str = "paired t"
+    spread: float = nan
 
 
 @dataclass(frozen=True)
@@ -76,18 +78,25 @@ def difference(
 ) -> PairedTest:
     """`other` against `base`: paired by seed where two seeds are common, else as independent samples (Welch).
 
+    Where every pair differs by the same, not by nothing, the pairs tell no spread (`paired`): the samples do.
+
     Args: as of `paired`.
     """
-    if len(base.keys() & other.keys()) >= NEEDED or min(len(base), len(other)) < NEEDED:
+    if min(len(base), len(other)) < NEEDED:
         return paired(base, other, confidence, resolution)
+    if len(base.keys() & other.keys()) >= NEEDED:
+        pairs = paired(base, other, confidence, resolution)
+        if not isnan(pairs.p_t):
+            return pairs
     x, y = as_sample(list(other.values())), as_sample(list(base.values()))
     absent_x, absent_y = np.full(len(x), nan), np.full(len(y), nan)
     found = estimates.differences(np.concatenate([x, absent_y]), np.concatenate([absent_x, y]))
     low, high = found.bounds(confidence)
     step = _step(np.concatenate([x, y]), resolution)
     p_ranks = float(stats.mannwhitneyu(np.rint(x / step), np.rint(y / step)).pvalue)
-    p_t = float(found.p_values()) if found.value else 1.0
-    return PairedTest(min(len(x), len(y)), float(found.value), float(low), float(high), p_t, p_ranks, nan, "Welch")
+    p_t, n = float(found.p_values()) if found.value else 1.0, min(len(x), len(y))
+    spread = pooled_std(float(x.std(ddof=1)), float(y.std(ddof=1)))
+    return PairedTest(n, float(found.value), float(low), float(high), p_t, p_ranks, nan, "Welch", spread)
 
 
 def paired(
@@ -122,8 +131,10 @@ def paired(
         return PairedTest(n, float(gain.mean()), nan, nan, nan, wilcoxon(steps), nan)
     found = estimates.differences(x, y)
     low, high = found.bounds(confidence)
-    effect = float(found.value / np.sqrt(n * found.variance))
-    return PairedTest(n, float(found.value), float(low), float(high), float(found.p_values()), wilcoxon(steps), effect)
+    spread = float(np.sqrt(n * found.variance))
+    tests = float(found.p_values()), wilcoxon(steps)
+    effect = float(found.value) / spread
+    return PairedTest(n, float(found.value), float(low), float(high), *tests, effect, spread=spread)
 
 
 def _step(values: Array, resolution: float | None) -> float:

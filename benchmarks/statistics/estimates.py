@@ -5,9 +5,9 @@ Values are (..., T, S): tasks, and seeds of each; nan where a task has no such r
 draw, not several. What an estimate owes to a draw is summed over its columns before variances are.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +25,7 @@ PRIOR_SEEDS = 15
 """So many seeds' worth of its upper bound go into the variance of the probability of improvement."""
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(NamedTuple):
     """Values (...), their variances and degrees of freedom; both are nan where nothing tells the spread."""
 
     value: Array
@@ -48,10 +47,38 @@ class Estimate:
 
 
 def differences(ours: Array, base: Array) -> Estimate:
-    """Mean difference of one task, (..., S) by seed: of pairs with a common seed, else of two samples (Welch 1947)."""
-    of_ours, of_base = _against(ours, base, None)
+    """Mean difference of one task, (..., S) by seed: of pairs with a common seed, else of two samples (Welch 1947).
+
+    Where every pair differs by the same, which tells no spread, the sides are two samples as well.
+    """
+    return _of_pairs_else_apart(_differences, ours[..., None, :], base[..., None, :], (None,))
+
+
+def _differences(ours: Array, base: Array, runs: Sequence[Hashable], is_paired: bool) -> Estimate:
+    of_ours, of_base = _against(ours[..., 0, :], base[..., 0, :], runs[0], is_paired)
     scale = np.maximum(np.abs(of_ours.mean), np.abs(of_base.mean))
     return _estimate(of_ours.mean - of_base.mean, [of_ours, of_base.times(-1.0)], scale)
+
+
+def _of_pairs_else_apart(
+    formula: Callable[[Array, Array, Sequence[Hashable], bool], Estimate],
+    ours: Array,
+    base: Array,
+    runs: Sequence[Hashable],
+) -> Estimate:
+    """A formula on pairs; where all pairs of a task differ by the same, on the sides taken apart."""
+    found = formula(ours, base, runs, True)
+    both = _present_in_tasks(ours) & _present_in_tasks(base)  # (T, S)
+    same = np.zeros(found.value.shape, dtype=bool)
+    for task, seeds in enumerate(both):
+        if seeds.sum() >= NEEDED:
+            x, b = ours[..., task, seeds], base[..., task, seeds]
+            size = np.maximum(np.abs(x).max(axis=-1), np.abs(b).max(axis=-1))
+            same |= np.ptp(x - b, axis=-1) <= NOISE * size
+    if not same.any():
+        return found
+    apart = formula(ours, base, runs, False)
+    return Estimate(*(np.where(same, b, a) for a, b in zip(found, apart, strict=True)))
 
 
 def relative_gains(ours: Array, base: Array, runs: Sequence[Hashable]) -> Estimate:
@@ -59,12 +86,18 @@ def relative_gains(ours: Array, base: Array, runs: Sequence[Hashable]) -> Estima
 
     Of T tasks floor(T / 4) are cut at each end. A seed that both have is one draw of both (paired); without two common
     seeds ours and those of the base are drawn apart (Welch). The base's mean is drawn too: to first order a pair owes
-    (x - mean x - rho_t (b - mean b)) / (n |b_t|) to g_t, with rho_t = x_t / b_t.
+    (x - mean x - rho_t (b - mean b)) / (n |b_t|) to g_t, with rho_t = x_t / b_t. Pairs of a task that all differ by the
+    same tell no spread: the sides are then drawn apart, too.
     """
+    found = _of_pairs_else_apart(_relative_gains, ours, base, runs)
+    return Estimate(np.where(np.abs(found.value) > NOISE, found.value, 0.0), found.variance, found.df)
+
+
+def _relative_gains(ours: Array, base: Array, runs: Sequence[Hashable], is_paired: bool) -> Estimate:
     count = ours.shape[-2]
     gains, owed = [], []
     for task, name in enumerate(runs):
-        of_ours, of_base = _against(ours[..., task, :], base[..., task, :], name)
+        of_ours, of_base = _against(ours[..., task, :], base[..., task, :], name, is_paired)
         level = np.abs(of_base.mean)
         gains.append((of_ours.mean - of_base.mean) / level)
         owed.append((of_ours.times(1 / level), of_base.times(-of_ours.mean / (of_base.mean * level))))
@@ -147,6 +180,11 @@ def _present(values: Array) -> NDArray[np.bool_]:
     return ~np.isnan(values.reshape(-1, values.shape[-1])[0])
 
 
+def _present_in_tasks(values: Array) -> NDArray[np.bool_]:
+    """The same of every task: (T, S)."""
+    return ~np.isnan(values.reshape(-1, *values.shape[-2:])[0])
+
+
 @dataclass(frozen=True)
 class _Owed:
     """A mean (...), and what each draw of a name adds to its error: (..., S), 0 for the absent; how many are there."""
@@ -169,10 +207,10 @@ def _owed(name: Hashable, values: Array) -> _Owed:
     return _Owed(name, mean, np.nan_to_num((values - mean[..., None]) / count), count)
 
 
-def _against(ours: Array, base: Array, name: Hashable) -> tuple[_Owed, _Owed]:
-    """Both sides of one task: draws of one name, pairs, where they have two seeds in common."""
+def _against(ours: Array, base: Array, name: Hashable, is_paired: bool) -> tuple[_Owed, _Owed]:
+    """Both sides of one task: draws of one name, pairs, where they have two seeds in common and are to be paired."""
     both = _present(ours) & _present(base)
-    if both.sum() >= NEEDED:
+    if is_paired and both.sum() >= NEEDED:
         pairs = ("pairs", name)
         return _owed(pairs, np.where(both, ours, np.nan)), _owed(pairs, np.where(both, base, np.nan))
     return _owed(("ours", name), ours), _owed(("base", name), base)

@@ -67,11 +67,11 @@ def read_text(path: Path, most: int = LARGEST) -> str:
         raise ReceivedError(path, f"is damaged: not UTF-8 ({error.reason} at byte {error.start})") from error
 
 
-def read_json(path: Path, most: int = LARGEST, with_nan: bool = False) -> Any:
+def read_json(path: Path, most: int = LARGEST) -> Any:
     """The value that a file of JSON holds; ReceivedError says what is wrong with it."""
     text = read_text(path, most)
     try:
-        return parse_json(text, with_nan)
+        return parse_json(text)
     except ValueError as error:
         raise ReceivedError(path, f"is damaged: {error}") from error
 
@@ -101,12 +101,8 @@ def read_lines(path: Path) -> Iterator[bytes]:
             raise ReceivedError(path, f"cannot be read: {_why(error)}") from error
 
 
-def parse_json(text: str | bytes, with_nan: bool = False) -> Any:
+def parse_json(text: str | bytes) -> Any:
     """The value of a JSON text.
-
-    Args:
-        text: in UTF-8.
-        with_nan: whether NaN and Infinity are numbers, for readers that leave such numbers out and keep the rest.
 
     Raises:
         ValueError: it is none, is nested too deeply, has a name twice in an object, a number that no float holds, or
@@ -116,8 +112,7 @@ def parse_json(text: str | bytes, with_nan: bool = False) -> Any:
         text = text.decode()
     check_depth(text)
     try:
-        constant = float if with_nan else _no_number
-        found = json.loads(text, object_pairs_hook=_once, parse_constant=constant, parse_float=_finite)
+        found = json.loads(text, object_pairs_hook=_once, parse_constant=_no_number, parse_float=_finite)
         if "\\ud" in text.lower():
             json.dumps(found, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:

@@ -326,3 +326,18 @@ def test_old_records_are_drawn(tmp_path, runs_folder):
     run = runs_folder.record()
     record = read_record(runs_folder.path / run / "record.json")
     assert charts.other_runs({"vision": [record]}, runs_folder.path)["Training loss"]
+
+
+def test_a_sweep_of_one_option_is_a_line_with_a_logarithmic_axis_where_values_grow_by_factors(runs_folder):
+    values = [0.01 * 1.4**i for i in range(20)]
+    rows = [(f"infonce(temperature={t:.4g})",) * 2 + (None,) for t in reversed(values)]
+    manifest = runs_folder.suite("sweep", rows, [("digits", "vision")], lambda r, c, s: 0.5 + s / 100 + len(r) / 1000)
+    results = SuiteResults(manifest, read_records(runs_folder.path).records)
+    (picture,) = charts.measured(results)
+    chart = picture.chart
+    assert isinstance(chart, kinds.LineChart)
+    assert (chart.x_label, chart.is_log, len(chart.lines)) == ("temperature", True, 1)
+    (line,) = chart.lines
+    assert line.x == pytest.approx(values, rel=1e-3)
+    assert line.high[0] - line.y[0] == pytest.approx(4.302653 / 3**0.5, rel=1e-6)
+    assert not kinds.doubles(range(1, 21))

@@ -178,3 +178,20 @@ def test_holm_over_a_suite_is_stricter_than_over_its_rows():
     together = holm([p for row in rows for p in row])
     assert together[0] == pytest.approx(0.04)
     assert holm(rows[0])[0] == pytest.approx(0.02)
+
+
+def test_pairs_that_all_differ_by_the_same_are_judged_by_the_sides():
+    """No narrow interval of the gain either, whose unit, the base's mean, is drawn too."""
+    base = {0: 79.0, 1: 81.0, 2: 80.5, 3: 78.5}
+    ours = {seed: value + 1 for seed, value in base.items()}
+    found = difference(base, ours)
+    reference = stats.ttest_ind(list(ours.values()), list(base.values()), equal_var=False)
+    assert (found.method, found.difference) == ("Welch", 1.0)
+    assert found.p_t == pytest.approx(reference.pvalue)
+    assert (found.low, found.high) == pytest.approx(reference.confidence_interval())
+    gain = relative_gain([ours], [base])
+    assert gain.low < 0 < gain.value < gain.high
+    assert gain.p > 0.05
+    # Nothing tells a spread where the sides have none.
+    assert isnan(difference(dict.fromkeys(base, 1.0), dict.fromkeys(base, 2.0)).low)
+    assert relative_gain([base], [base]).value == 0.0

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from math import isnan
 
 import pytest
+from scipy import stats
 
 from dipole.benchmarks.report import claims as claims_module
 from dipole.benchmarks.report.claims import evaluate
@@ -12,6 +13,7 @@ from dipole.benchmarks.report.comparison import (
     DIFFERS,
     NOT_COMPARED,
     UNDECIDED,
+    among,
     compare,
     margin,
     protocol_differences,
@@ -161,3 +163,26 @@ def test_the_same_value_for_every_seed_is_no_spread_to_judge_by(level):
     assert isnan(found.low)
     # With a printed spread there is one.
     assert compare(PrintedCell(75.0, 0.5), 5, summarize([78.0] * 3), "accuracy %", True).verdict == DIFFERS
+
+
+def test_verdicts_beside_printed_numbers_are_one_family():
+    cell = PrintedCell(80.0, 0.5)
+    rows = [summarize([80.0 + shift, 81.0 + shift, 79.5 + shift, 80.4 + shift]) for shift in (3.0, 0.0, 0.0, 0.0, 0.0)]
+    alone = [compare(cell, 5, ours, "accuracy (%)", True) for ours in rows]
+    assert alone[0].verdict == DIFFERS
+    error, df = _welch_error(rows[0], 0.5, 5)
+    tails = [stats.t.sf((alone[0].difference + bound) / error, df) for bound in (-1, 1)]
+    assert alone[0].p == pytest.approx(2 * sum(tails))
+    assert among(alone[:1]) == alone[:1]
+    most = int(0.05 / alone[0].p)
+    kept = among([alone[0], *[alone[1]] * (most - 1), None])
+    assert (kept[0].verdict, kept[-1]) == (DIFFERS, None)
+    lost = among([alone[0], *[alone[1]] * most])
+    assert lost[0].verdict == UNDECIDED
+    assert "alone it differs" in lost[0].basis
+
+
+def _welch_error(ours, std, n):
+    parts = [(ours.std**2 / ours.n, ours.n - 1), (std**2 / n, n - 1)]
+    total = sum(part for part, _ in parts)
+    return total**0.5, total**2 / sum(part**2 / df for part, df in parts)

@@ -11,10 +11,11 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dipole.benchmarks.manifest import read_manifests, write_manifest
-from dipole.benchmarks.report import published, tables
+from dipole.benchmarks.report import findings, published, tables
 from dipole.benchmarks.report.curves import Curve, mean_line, read_curves
 from dipole.benchmarks.report.document import make_report
 from dipole.benchmarks.report.ranking import rank_objectives
@@ -355,6 +356,19 @@ def test_curves_skip_damage_and_average_over_common_steps(tmp_path):
     assert line.high[0] - line.y[0] == pytest.approx(10 * 2**0.5)
 
 
+def test_seeds_that_were_logged_at_other_steps_are_averaged_over_the_range_that_all_cover():
+    # By hand: the second is 10 at 2 and 30 at 6, so 15 at 3 and 25 at 5; the first is 2 at 1, 4 at 3, 8 at 5, 8 at 7.
+    curves = [Curve((1, 3, 5, 7), (2, 4, 8, 8)), Curve((2, 6), (10, 30))]
+    line = mean_line("m", curves)
+    assert line.x == [2, 3, 5, 6]
+    assert line.y == pytest.approx([(3 + 10) / 2, (4 + 15) / 2, (8 + 25) / 2, (8 + 30) / 2])
+    assert line.high[0] - line.low[0] == pytest.approx(2 * (10 - 3) / 2**0.5)
+    # Nothing is made up outside of what all have; a run that was told a step twice counts with the later value.
+    assert mean_line("m", [Curve((1, 2), (0, 0)), Curve((3, 4), (0, 0))]).x == []
+    assert mean_line("m", [Curve((1, 2, 2, 3), (1, 5, 2, 3)), Curve((1, 3), (1, 3))]).y == [1, 2, 3]
+    assert mean_line("m", [Curve((), ()), Curve((1, 2), (1, 2))]).y == [1, 2]
+
+
 def test_long_curves_are_thinned_but_keep_their_end(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(f'{{"step": {i}, "x": {i}}}\n' for i in range(1000)))
@@ -458,3 +472,27 @@ def test_ten_thousand_records_in_seconds_and_a_gigabyte(runs_folder, tmp_path):
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 20
     assert (tmp_path / "report.html").stat().st_size < 15e6
     assert time.monotonic() - began < 300
+
+
+def test_a_study_says_which_gain_over_all_columns_holds_and_the_ranking_counts_what_the_cells_decide(runs_folder):
+    noise = np.random.default_rng(7)
+    rows = [("infonce", "infonce", None), ("better", "dcl", "infonce"), ("same", "hcl", "infonce")]
+    columns = [(f"column {i}", "vision") for i in range(4)]
+    manifest = runs_folder.suite(
+        "study",
+        rows,
+        columns,
+        lambda r, c, s: 0.8 + 0.03 * (r == "better") + 0.01 * noise.normal(),
+        range(5),
+        kind="study",
+    )
+    results = SuiteResults(manifest, read_records(runs_folder.path).records)
+    said = " ".join(findings.of_suite(results))
+    assert "Over all columns together, in units of the mean of infonce: better gains" in said
+    assert "same gains" not in said
+    assert "same loses" not in said
+    decided = [c.row.label for c in results.cells if c.p_holm < 0.05]
+    ranks = {rank.label: rank for rank in results.ranks()}
+    assert {label: rank.better + rank.worse for label, rank in ranks.items()} == {
+        label: decided.count(label) for label in ranks
+    }

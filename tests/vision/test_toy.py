@@ -97,3 +97,17 @@ def test_the_papers_ordering_over_twenty_trials(tmp_path):
         space = cells["Euclidean Space", column].summary.mean
         assert space <= cells["Conventional CT", column].summary.mean < ours.summary.mean
     assert cells["LMCT (Ours)", "Three-Bars"].against_base.p_t < 0.05
+
+
+def test_the_validation_part_is_other_points_of_the_same_shape(tmp_path):
+    settings = ["train.steps=4", "toy.starts=2", "train.evaluate_every=2"]
+    tested = train(load("lmcl-toy", settings).config, tmp_path / "tested", quiet=True)
+    assert (tested.evaluated_on, tested.curves_on) == ("test", "validation")
+    chosen = train(
+        load("lmcl-toy", [*settings, "train.evaluate_on=validation"]).config, tmp_path / "chosen", quiet=True
+    )
+    assert chosen.evaluated_on == "validation"
+    assert not list((tmp_path / "chosen").rglob("points.json"))
+    # Nothing is set aside: the same training, of which the run's name speaks.
+    assert tested.data["sizes"] == {"train": 900, "test": 900, "validation": 900}
+    assert 1 / 3 < chosen.results["kmeans/accuracy"] <= 1

@@ -45,6 +45,8 @@ class ToyAdapter(Adapter):
 
     domain: ClassVar[str] = "toy"
     config_model: ClassVar[type[Settings]] = ToyConfig
+    validates: ClassVar[bool] = True
+    sets_aside: ClassVar[bool] = False
     objective_optional: ClassVar[bool] = True
 
     config: ToyConfig
@@ -105,14 +107,18 @@ class ToyAdapter(Adapter):
 
     @torch.no_grad()
     def features(self, split: str) -> tuple[Tensor, Tensor | None]:
-        """P x of all points, whatever the split."""
-        return self._map(self.points.to(self.device)).cpu(), self.labels
+        """P x of all points, whatever the split; of the validation part, of as many others from the same shape."""
+        points, labels = self.points, self.labels
+        if split == "test" and self.part == "validation":
+            points, labels = SETS[self.config.data](self.config.points, self.seed.numpy("data", "validation"))
+        return self._map(points.to(self.device)).cpu(), labels
 
     def evaluate(self, objective: "Composite | None") -> dict[str, float]:
         embedded, labels = self.features("test")
         if objective is not None:
             embedded = objective.transform(embedded.to(self.device)).cpu()
-        self._keep(embedded)
+        if self.part == "test":
+            self._keep(embedded)
         return kmeans_accuracy(embedded, labels, inits=self.config.inits, seed=self.seed.probe).metrics("kmeans")
 
     def _keep(self, embedded: Tensor) -> None:
@@ -126,7 +132,7 @@ class ToyAdapter(Adapter):
         return {
             "name": self.config.data,
             "fingerprint": hashlib.sha256(content).hexdigest(),
-            "sizes": {"train": len(self.points), "test": len(self.points)},
+            "sizes": dict.fromkeys(("train", "test", *(["validation"] if self.validation else [])), len(self.points)),
         }
 
 
