@@ -37,11 +37,20 @@ def _embedder(encode: Any, features: str | None) -> Embedder:
     return FunctionEmbedder(encode)
 
 
+def _check_weights(folder: Path) -> None:
+    from dipole.core.ground.errors import DataError
+    from dipole.core.ground.pickles import refusal
+
+    if refused := refusal(folder, deep=True):
+        raise DataError(f"{folder} cannot be loaded: {refused}.")
+
+
 def _sentence_transformer(folder: Path, device: torch.device) -> Any:
     import dipole.text.portable  # noqa: F401  (makes models with our own code known)
     from dipole.core.ground.errors import ConfigError, DataError
     from dipole.core.ground.extras import install_line
 
+    _check_weights(folder)
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
@@ -60,10 +69,12 @@ def _transformer(folder: Path, device: torch.device) -> Any:
     from transformers import AutoModel
 
     from dipole.core.ground.errors import DataError
+    from dipole.core.ground.pickles import safetensors_only
     from dipole.text.portable import DipoleSentenceModel
 
+    _check_weights(folder)
     try:
-        model = AutoModel.from_pretrained(folder).eval().to(device)
+        model = AutoModel.from_pretrained(folder, use_safetensors=safetensors_only()).eval().to(device)
     except Exception as error:  # as above
         raise DataError(f"{folder} cannot be loaded: {str(error).partition(chr(10))[0]}") from error
 

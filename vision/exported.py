@@ -42,14 +42,18 @@ def _transformers(folder: Path, is_earlier: bool, device: torch.device, features
     from transformers import AutoConfig, AutoModel
 
     from dipole.core.ground.errors import DataError
+    from dipole.core.ground.pickles import refusal, safetensors_only
     from dipole.vision.encoders.hub import read_pooled
     from dipole.vision.export.transformers import DipoleVisionConfig, EarlierModel
     from dipole.vision.modeling_dipole_vision import DipoleVisionModel
 
     AutoConfig.register(DipoleVisionConfig.model_type, DipoleVisionConfig, exist_ok=True)
     AutoModel.register(DipoleVisionConfig, DipoleVisionModel, exist_ok=True)
+    if refused := refusal(folder):
+        raise DataError(f"{folder} cannot be loaded: {refused}.")
     try:
-        found: Any = (EarlierModel if is_earlier else AutoModel).from_pretrained(folder)
+        library: Any = EarlierModel if is_earlier else AutoModel
+        found: Any = library.from_pretrained(folder, use_safetensors=safetensors_only())
     except Exception as error:  # transformers, safetensors and the model each raise their own
         raise DataError(f"{folder} cannot be loaded: {str(error).partition(chr(10))[0]}") from error
     model = found.eval().to(device)

@@ -153,6 +153,9 @@ class OnlineProbe:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        shapes = (state["weight"].shape, state["bias"].shape)
+        if shapes != (self.weight.shape, self.bias.shape) or type(state["steps"]) is not int:
+            raise ValueError("'online' is not what a run writes")
         self.weight.copy_(state["weight"])
         self.bias.copy_(state["bias"])
         self.steps = state["steps"]

@@ -18,10 +18,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from dipole.benchmarks.soak.faults import FAULTS, HARMFUL, HARMLESS, BrokenError, Scene
+from dipole.benchmarks.soak.faults import FAULTS, HARMFUL, HARMLESS, Scene
 from dipole.benchmarks.soak.growth import Growth, measure
 from dipole.benchmarks.soak.judge import differences, left_behind, shared_memory
 from dipole.benchmarks.soak.limits import Clock, Disk, Memory
+from dipole.benchmarks.soak.patience import BrokenError, Patience
 from dipole.benchmarks.soak.processes import Place
 from dipole.benchmarks.soak.suite import LONG, SUITE
 
@@ -66,12 +67,13 @@ def soak(folder: Path, minutes: float, seed: int, updates: int, say: Console) ->
     shared, undisturbed = shared_memory(), place.folder / "undisturbed"
     try:
         say.print("An undisturbed run of the suite.")
-        if place.bench(undisturbed).wait():
+        if Patience(place).until_end(place.bench(undisturbed)) != [0]:
             raise BrokenError(f"the undisturbed suite failed; see {place.log}")
         for domain, (recipe, *settings) in LONG.items() if updates else ():
             try:
                 grown = measure(place, domain, recipe, settings, updates)
-            except RuntimeError as error:
+            except (RuntimeError, BrokenError) as error:
+                place.end_all()
                 found.broken.append(str(error))
                 continue
             found.growth.append(grown)

@@ -11,14 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dipole.benchmarks.soak.limits import Clock, Disk, Memory
+from dipole.benchmarks.soak.patience import BrokenError, Patience
 from dipole.benchmarks.soak.processes import Place
 
-ATTEMPT = 1200.0  # seconds; an attempt of under a minute that takes longer hangs
-SCARCE = 90.0  # seconds with little memory; what is not killed by then may read its own code from the disk for ever
-
-
-class BrokenError(Exception):
-    """A promise was not kept."""
+SCARCE = 90.0  # seconds with little memory; what is not killed by then gets more, and has to end by itself
 
 
 @dataclass
@@ -33,13 +29,17 @@ class Scene:
     rng: random.Random
 
     def wait(self, *runners: "subprocess.Popen[bytes]") -> list[int]:
-        """The codes of runners that end by themselves, and the end of all that they started."""
-        try:
-            codes = [runner.wait(ATTEMPT) for runner in runners]
-        except subprocess.TimeoutExpired:
-            raise BrokenError(f"an attempt did not end within {ATTEMPT:.0f} s") from None
+        """The codes of runners that end by themselves, and the end of all that they started.
+
+        Raises:
+            BrokenError: they do not end, or leave a process.
+        """
+        codes = Patience(self.place).until_end(*runners)
         if left := self.place.wait_until_gone():
-            raise BrokenError(f"{len(left)} processes outlived their runner: {_names(left)}")
+            self.place.write_stacks()
+            raise BrokenError(
+                f"{len(left)} processes outlived their runner: {_names(left)}; their stacks are in the log"
+            )
         return codes
 
 
@@ -73,10 +73,10 @@ def little_memory(scene: Scene) -> str:
     megabytes = scene.rng.randrange(150, 1100)
     process = scene.place.bench(scene.runs, before=scene.memory.limited(megabytes))
     _sleep(process, SCARCE)
-    if is_going := process.poll() is None:
-        scene.place.end_all()
+    is_going = process.poll() is None
+    scene.memory.lift()
     [code] = scene.wait(process)
-    return f"{megabytes} MB, {f'killed after {SCARCE:.0f} s' if is_going else f'exit code {code}'}"
+    return f"{megabytes} MB{f' for {SCARCE:.0f} s' if is_going else ''}, exit code {code}"
 
 
 def jumping_clock(scene: Scene) -> str:

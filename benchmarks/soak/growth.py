@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from dipole.benchmarks.soak.patience import WORK, Patience
 from dipole.benchmarks.soak.processes import Place
 
 MOST = 8.0
 """Megabytes that the last fifth of a run may have above the middle fifth: what an allocator's pieces come and go by."""
+UPDATE = 1.0
+"""Seconds of processors that an update may take."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +35,16 @@ def measure(place: Place, domain: str, recipe: str, settings: Sequence[str], upd
     """Train so many updates and look at the process while they go on.
 
     Raises:
-        RuntimeError: the run failed, or was over before it could be looked at.
+        RuntimeError: the run failed, or was over before it could be looked at. BrokenError: it does not end.
     """
     runs = place.folder / "growth" / domain
     length = (f"train.steps={updates}", "train.log_every=10", f"train.checkpoint_every={max(updates // 4, 1)}")
     sets = [text for each in (*settings, *length, f"train.evaluate_every={updates}") for text in ("--set", each)]
     process = place.start(["dipole", "train", recipe, *sets, "--runs", str(runs), "--quiet"])
     found: list[tuple[int, float]] = []
+    patience = Patience(place, work=UPDATE * updates + WORK)
     while process.poll() is None:
+        patience.look()
         step = _step(runs)
         if 0 < step < updates:
             found.append((step, _resident(process.pid)))

@@ -88,6 +88,11 @@ class Memory:
 
         return join
 
+    def lift(self) -> None:
+        """Take the limit away from those that live (a cgroup only; the address space is not what keeps one waiting)."""
+        if self._group is not None:
+            (self._group / self._limit).write_text("max" if self._limit == "memory.max" else "-1")
+
     def remove(self) -> None:
         for _ in range(50):
             if self._group is None:

@@ -16,6 +16,7 @@ import torch
 from dipole.core.ground.errors import ConfigError
 from dipole.core.ground.extras import install_line
 from dipole.core.ground.hub import without_retry_messages
+from dipole.core.ground.pickles import UNASKED, refusal, safetensors_only
 
 Weights = Literal["pretrained", "random"]
 READS = {"pixel_values": "images", "input_ids": "text"}
@@ -154,7 +155,7 @@ def load(source: Source, takes: str, edit: Callable[[Any], None] | None = None) 
         edit: changes the configuration before anything is built.
 
     Raises:
-        ConfigError: see `read_config`; or weights are wanted and there are none.
+        ConfigError: see `read_config`; or weights are wanted and there are none, or a pickle alone.
     """
     from transformers import AutoModel
 
@@ -165,6 +166,8 @@ def load(source: Source, takes: str, edit: Callable[[Any], None] | None = None) 
     if source.weights == "pretrained" and not there:
         raise source.error("there are no weights beside its configuration (*.safetensors, *.bin)")
     pretrained = there and source.weights != "random"
+    if pretrained and source.path is not None and (refused := refusal(source.path)):
+        raise source.error(refused)
     with _told(source), _quiet():
         if not pretrained or torch.get_default_device().type == "meta":
             anew = AutoModel.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
@@ -174,6 +177,7 @@ def load(source: Source, takes: str, edit: Callable[[Any], None] | None = None) 
             config=config,
             dtype=torch.float32,
             output_loading_info=True,
+            use_safetensors=safetensors_only(),
             **_revision(source),
         )
     return Backbone(
@@ -254,6 +258,8 @@ def _told(source: Source) -> Iterator[None]:
 def _reason(error: BaseException) -> str:
     kinds = {type(each).__name__ for each in _causes(error)}
     known = next((cure for kind, cure in _CURES.items() if kind in kinds), None)
+    if known is None and "use_safetensors" in str(error):
+        return UNASKED
     return known or str(error).strip().partition("\n")[0] or type(error).__name__
 
 

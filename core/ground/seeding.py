@@ -86,7 +86,7 @@ def seed_everything(seed: int) -> None:
 
 
 def rng_state() -> dict[str, Any]:
-    """Return the global generators' states as lists and tensors, which `torch.load(weights_only=True)` accepts."""
+    """Return the global generators' states as lists and tensors, of which a checkpoint is made."""
     import numpy as np
     import torch
 

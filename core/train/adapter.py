@@ -237,7 +237,7 @@ class Adapter(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Return what bit-exact resume needs besides `module`: queues, counters, generators.
 
-        Tensors, numbers, strings, lists and dicts only (checkpoints are read with `weights_only=True`).
+        Data only (core/ground/plain_values.py): checkpoints hold no code.
         """
         return {}
 

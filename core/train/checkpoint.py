@@ -1,7 +1,8 @@
-"""Checkpoints: atomic, verified, readable with `torch.load(weights_only=True)`, the last two kept.
+"""Checkpoints: atomic, verified, without code in them (core/train/state_file.py), the last two kept.
 
-A file is `step-00000120.<16 hex digits>.pt`; the digits are the start of the SHA-256 of its content, so that a
-truncated or damaged file is recognised before anything is loaded from it.
+A file is `step-00000120.<16 hex digits>.safetensors`; the digits are the start of the SHA-256 of its content, so that a
+truncated or damaged file is recognised before anything is loaded from it. Earlier versions wrote `.pt`, which is a
+pickle: it is read where `DIPOLE_PICKLES=restricted` allows it, and the next checkpoint is of the new form.
 """
 
 from __future__ import annotations
@@ -13,61 +14,56 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-import torch
 from torch import Tensor
 
 from dipole.core.ground.errors import CheckpointError, DipoleError
 from dipole.core.ground.files import is_file, put_in_place, scratch, why
+from dipole.core.ground.pickles import SWITCH, allowed, read_pickle
 from dipole.core.ground.text import shortened
+from dipole.core.train.state_file import read_state, write_state
 
 KEEP = 2
 FORMAT = 1
-_NAME = re.compile(r"step-(\d+)\.([0-9a-f]{16})\.pt")
+SUFFIX, EARLIER = ".safetensors", ".pt"
+_NAME = re.compile(r"step-(\d+)\.([0-9a-f]{16})\.(safetensors|pt)")
 
 
 class _HashingFile:
-    """Passes bytes on and remembers their hash and the first write error (torch reports the latter unreadably)."""
+    """Passes bytes on and remembers their hash."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self.hash = hashlib.sha256()
-        self.error: OSError | None = None
 
-    def write(self, data: bytes) -> int:
-        try:
-            written = self._file.write(data)
-        except OSError as error:
-            self.error = error
-            raise
+    def write(self, data: bytes | memoryview) -> int:
+        written = self._file.write(data)
         self.hash.update(data)
         return written
 
-    def flush(self) -> None:
-        self._file.flush()
+
+class EarlierCheckpointError(CheckpointError):
+    """A checkpoint is a pickle of an earlier version, which nobody has allowed to be read."""
 
 
 def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
     """Write the state after `step` steps and drop all but the newest two.
 
     Raises:
-        CheckpointError: the disk refused; earlier checkpoints are untouched.
+        CheckpointError: the disk refused, or there is something in it that is no data; earlier checkpoints are
+            untouched.
     """
-    sink: _HashingFile | None = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with scratch(folder / f"step-{step:08d}.pt") as temporary:
+        with scratch(folder / f"step-{step:08d}{SUFFIX}") as temporary:
             with open(temporary, "wb") as file:
                 sink = _HashingFile(file)
-                torch.save(state, sink)  # type: ignore[arg-type]
-            path = folder / f"step-{step:08d}.{sink.hash.hexdigest()[:16]}.pt"
+                write_state(sink, state)
+            path = folder / f"step-{step:08d}.{sink.hash.hexdigest()[:16]}{SUFFIX}"
             put_in_place(temporary, path)
-    except Exception as error:
-        cause = error if isinstance(error, OSError) else sink.error if sink else None
-        if cause is None:
-            raise
+    except OSError as error:
         kept = list_checkpoints(folder)
         rest = f"The checkpoint of step {_step(kept[-1])} is intact." if kept else "There is no earlier checkpoint."
-        raise CheckpointError(f"cannot save the checkpoint of step {step} in {folder}: {why(cause)} {rest}") from cause
+        raise CheckpointError(f"cannot save the checkpoint of step {step} in {folder}: {why(error)} {rest}") from error
     for old in list_checkpoints(folder)[:-KEEP]:
         old.unlink(missing_ok=True)
     return path
@@ -75,7 +71,7 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints of a folder, oldest first."""
-    found = [path for path in folder.glob("step-*.pt") if _NAME.fullmatch(path.name)] if folder.is_dir() else []
+    found = [path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)] if folder.is_dir() else []
     return sorted(found, key=lambda path: (_step(path), path.stat().st_mtime_ns))
 
 
@@ -88,15 +84,22 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     """Read and verify one checkpoint; tensors come to the CPU.
 
     Raises:
-        CheckpointError: the file is missing, truncated, damaged, or no checkpoint.
+        CheckpointError: the file is missing, truncated, damaged, or no checkpoint. EarlierCheckpointError: it is a
+            pickle, and these are not allowed.
     """
     match = _NAME.fullmatch(path.name)
     if not is_file(path):
         raise CheckpointError(
-            f"no checkpoint {shortened(str(path))}. Give the path of a step-*.pt file, or use --resume auto."
+            f"no checkpoint {shortened(str(path))}. Give the path of a step-*.safetensors file, or use --resume auto."
         )
     if match is None:
-        raise CheckpointError(f"{path} is no checkpoint of a run: its name must be step-<number>.<hash>.pt.")
+        raise CheckpointError(f"{path} is no checkpoint of a run: its name must be step-<number>.<hash>.safetensors.")
+    if path.suffix == EARLIER and not allowed():
+        raise EarlierCheckpointError(
+            f"the checkpoint {path} is of an earlier version, which wrote pickles; these are not read unasked. If "
+            f"nobody else has written it, repeat the command with {SWITCH}=restricted in the environment: PyTorch's "
+            "restricted reader reads it, and the next checkpoint is safetensors. Or start again with --resume never."
+        )
     try:
         with open(path, "rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -105,7 +108,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
                 f"the checkpoint {path} is truncated or damaged ({path.stat().st_size} bytes do not match the hash in "
                 "its name). Delete it; --resume auto takes the one before it."
             )
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = read_pickle(path) if path.suffix == EARLIER else read_state(path)
     except OSError as error:
         raise CheckpointError(f"the checkpoint {path} cannot be read: {why(error)}") from error
     except CheckpointError:
@@ -118,11 +121,17 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def newest_checkpoint(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
-    """Return the newest readable checkpoint of a folder (None if there is none) and what was wrong with newer ones."""
+    """Return the newest readable checkpoint of a folder (None if there is none) and what was wrong with newer ones.
+
+    Raises:
+        EarlierCheckpointError: it is a pickle. It is not passed over: what it has would be lost.
+    """
     problems: list[str] = []
     for path in reversed(list_checkpoints(folder)):
         try:
             return load_checkpoint(path), problems
+        except EarlierCheckpointError:
+            raise
         except CheckpointError as error:
             problems.append(str(error))
     return None, problems

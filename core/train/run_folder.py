@@ -83,7 +83,7 @@ class RunFolder:
                 raise
             return
         self._lock = lock
-        for folder in (self.path, self.model):
+        for folder in (self.path, self.model, self.kept, self.checkpoints, self.checkpoints / "best"):
             remove_scratch(folder)
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 from dipole.benchmarks.soak.growth import Growth
 from dipole.benchmarks.soak.judge import differences, left_behind
 from dipole.benchmarks.soak.limits import Clock, Disk
+from dipole.benchmarks.soak.patience import BrokenError, Patience
 from dipole.benchmarks.soak.processes import Place
 
 
@@ -91,6 +92,21 @@ def test_processes_are_found_by_their_token(tmp_path: Path) -> None:
         place.end_all()
         process.wait()
     assert place.wait_until_gone(5) == []
+
+
+def test_who_waits_and_who_computes_without_end_are_told_apart(tmp_path: Path) -> None:
+    place = Place(tmp_path, f"waits-{os.getpid()}")
+    for program, limits, how in (
+        ("import time; time.sleep(60)", {"quiet": 2.0}, "waits"),
+        ("while True: pass", {"work": 0.5, "quiet": 60.0}, "computes"),
+    ):
+        process = place.start(["timeit", "-n", "1", "-r", "1", program])
+        with pytest.raises(BrokenError, match=f"does not end: it {how}"):
+            Patience(place, **limits).until_end(process)
+        place.end_all()
+        process.wait()
+    assert place.log.read_text().count("most recent call first") == 2
+    assert Patience(place).until_end(place.start(["timeit", "-n", "1", "pass"])) == [0]
 
 
 @pytest.mark.slow

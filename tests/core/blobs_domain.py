@@ -109,6 +109,8 @@ class BlobsAdapter(Adapter):
         return {"queue": self.queue}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if not isinstance(state["queue"], Tensor) or state["queue"].shape != self.queue.shape:
+            raise ValueError("'queue' is not what a run writes")
         self.queue = state["queue"]
 
     def export(self, to: str, folder: Any, record: Any, objective: Any = None) -> None:

@@ -271,11 +271,11 @@ def test_checkpoint_of_another_configuration_is_refused(
     at_batch(monkeypatch, 5, lambda: signal.raise_signal(signal.SIGINT))
     with pytest.raises(RunInterruptedError):
         quiet(blobs, runs=tmp_path)
-    (checkpoint,) = tmp_path.glob("*/checkpoints/*.pt")
+    (checkpoint,) = tmp_path.glob("*/checkpoints/*.safetensors")
     with pytest.raises(CheckpointError, match="belongs to another run"):
         quiet(blobs, "seed=3", runs=tmp_path, resume=checkpoint)
     with pytest.raises(CheckpointError, match="no checkpoint"):
-        quiet(blobs, runs=tmp_path, resume=Path("nowhere.pt"))
+        quiet(blobs, runs=tmp_path, resume=Path("nowhere.safetensors"))
     assert quiet(blobs, runs=tmp_path, resume="never").status == "done"
 
 

@@ -1,18 +1,23 @@
 """A folder of sentence-transformers as `text.transformer`: vectors are the library's, before and after an export."""
 
+import re
+from importlib import import_module
+
 import pytest
 import torch
+from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from torch import nn
 
-from dipole.core.ground.errors import ConfigError
+from dipole.core.ground.errors import ConfigError, DataError
 from dipole.text import encoders
 from dipole.text.batching import make_batch
 from dipole.text.config import TextSettings
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders.tail import POOLING
 from dipole.text.export import export_sentence_transformer
+from dipole.text.exported import open_folder
 from dipole.text.model import build_model
 from dipole.text.vocabulary import load_tokens
 from tests.text.tiny_sentences import COLUMNS, tiny_model
@@ -91,3 +96,32 @@ def test_what_cannot_be_read_is_one_message(tmp_path):
         ours(tmp_path)
     listed.write_text(before)
     assert ours(tmp_path)[0].f.pooling == ("cls",)
+
+
+def test_pickles_are_read_only_where_that_is_allowed(tmp_path, monkeypatch):
+    model = library_model(tmp_path, TAILS["dense"])
+    whole, _ = ours(tmp_path)
+    layer = next((tmp_path / "model").glob("2_*"))
+    for path in (layer / "model.safetensors", tmp_path / "model" / "model.safetensors"):
+        pickled = path.with_name("pytorch_model.bin")
+        torch.save(load_file(path), pickled)
+        path.unlink()
+        with pytest.raises(ConfigError, match=r"pytorch_model\.bin are a pickle.*DIPOLE_PICKLES=restricted") as caught:
+            ours(tmp_path)
+        command = re.search(r"python -m (\S+) (\S+pytorch_model.bin)", str(caught.value))
+        with monkeypatch.context() as patch:
+            patch.setenv("DIPOLE_PICKLES", "restricted")
+            assert same_weights(ours(tmp_path)[0], whole)
+        with pytest.raises(DataError, match="are a pickle"):
+            open_folder(tmp_path / "model", torch.device("cpu"), None)
+        assert import_module(command[1]).main([command[2]]) == 0
+        assert same_weights(ours(tmp_path)[0], whole)
+    again = SentenceTransformer(str(tmp_path / "model"), device="cpu")
+    assert (again.encode(TEXTS) == model.encode(TEXTS)).all()
+
+
+def same_weights(first, second):
+    states = first.state_dict(), second.state_dict()
+    return states[0].keys() == states[1].keys() and all(
+        torch.equal(states[1][name], states[0][name]) for name in states[0]
+    )

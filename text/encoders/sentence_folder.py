@@ -5,11 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from dipole.core.ground.errors import ConfigError
+from dipole.core.ground.pickles import UNASKED, allowed, read_pickle, refusal
 from dipole.text.encoders.networks import Part
 from dipole.text.encoders.tail import POOLING, Pooled
 
@@ -103,5 +103,7 @@ def _weights(source: str, path: str) -> dict[str, Tensor]:
     if (found := _file(source, f"{path}/model.safetensors")) is not None:
         return load_file(found)
     if (found := _file(source, f"{path}/pytorch_model.bin")) is not None:
-        return dict(torch.load(found, map_location="cpu", weights_only=True))
+        if not allowed():
+            raise ConfigError(f"text.transformer = {source!r}: {path}: {refusal(Path(source) / path) or UNASKED}.")
+        return dict(read_pickle(found))
     raise ConfigError(f"text.transformer = {source!r}: {path} holds neither model.safetensors nor pytorch_model.bin.")
