@@ -177,8 +177,10 @@ def test_a_changed_file_is_said_in_the_result(tiny):
 
 
 def test_a_changed_file_reaches_record_and_eval(tiny, tmp_path, capsys):
+    for name, count in (("custrev.pos", 2407), ("custrev.neg", 1368)):
+        (tiny / "downstream/CR" / name).write_text("".join(f"word{i % 24} {name}\n" for i in range(count)))
     with pytest.warns(UserWarning, match="is not the known file"):
-        run = trained(tmp_path / "run", senteval=str(tiny), tasks=["CR"], kfold=4)
+        run = trained(tmp_path / "run", encoder="bow", senteval=str(tiny), tasks=["CR"], kfold=2)
     notes = RunFolder(run).read_record().notes
     assert sum("custrev.pos is not the known file" in line for line in notes) == 1
     capsys.readouterr()
