@@ -107,7 +107,7 @@ def solve_subsets(
             f"features reach {largest:.3g} in size; the classifier takes finite ones up to {LARGEST:.0e}. Scale them"
         )
     subsets = np.asarray(subsets, dtype=bool)
-    used = subsets.any(1)
+    used: np.ndarray = np.asarray(subsets.any(1))
     x = torch.as_tensor(np.ascontiguousarray(features))
     x = x if x.dtype in (torch.float32, torch.float64) else x.double()
     y = torch.as_tensor(np.asarray(labels, dtype=np.int64))
@@ -282,8 +282,8 @@ class _Solver:
             now.weights = weights + length[:, None] * direction
             if decision is not None and change is not None:
                 now.decision = decision + length[:, None] * change
-            cheap = change is not None and (careful or trial > 0)
-            if cheap:
+            cheap = careful or trial > 0
+            if cheap and change is not None:
                 slope = self._slope(now, direction, change)
             else:
                 gradient, spread = self._gradient(now)
@@ -293,7 +293,7 @@ class _Solver:
                 break
             shortened = True
             length = torch.where(beyond, length * (decrement / (slope + decrement)).clamp_min(0.1), length)
-        if cheap:
+        if cheap and change is not None:
             gradient, spread = self._gradient(now)
         return gradient, spread, shortened
 
