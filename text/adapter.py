@@ -34,7 +34,7 @@ from dipole.text.encode import SentenceEncoder
 from dipole.text.encoded import Sentences, encode_pieces, processes_here
 from dipole.text.encoders.head import evaluated
 from dipole.text.kept import READ_BY, Kept, Probes, keep
-from dipole.text.model import build_model, clip_each, expanded, fixed_table, limit_of, never_differs
+from dipole.text.model import build_model, clip_each, expanded, fixed_table, limit_of, never_differs, positions_of
 from dipole.text.neighbours import nearest_sentences, neighbour_histogram, next_sentence
 from dipole.text.partners import find_partners
 from dipole.text.senteval.numbers import numbers_of
@@ -89,6 +89,7 @@ class TextAdapter(Adapter):
     config: TextSettings
     module: encoders.SentenceModel
     _kept: Kept | None = None
+    _noticed: Sequence[str] = ()
 
     def __init__(self, config: TextSettings, **context: Unpack[Context]) -> None:
         super().__init__(config, **context)
@@ -103,7 +104,6 @@ class TextAdapter(Adapter):
         self._check_rows()
         self.module = build_model(config, len(self.tokens), fixed_table(config, self.tokens))
         self.embedding_dim = self.module.width
-        self._check_lengths()
         if config.pairs == "blocks" and config.blocks == "random":
             documents = self.sentences.document[self.train_rows]
             self._class_blocks = ClassBlocks(documents, self._unit, config.block_count, self.seed)
@@ -137,6 +137,8 @@ class TextAdapter(Adapter):
         self._kept = kept
         self.tokens, self.module = kept.tokens, kept.build(self.config)
         self.embedding_dim, self.steps_per_epoch = self.module.width, kept.told["steps_per_epoch"]
+        for line in self._cut_short():
+            warnings.warn(line, stacklevel=2)
 
     @cached_property
     def _probes(self) -> Probes | None:
@@ -209,6 +211,18 @@ class TextAdapter(Adapter):
                 warnings.simplefilter("ignore")
             yield from read_pieces(c.corpus, unit=c.unit, column=c.column, split=c.split, encoding=c.encoding)
 
+    @cached_property
+    def positions(self) -> int | None:
+        """The most tokens that the transformer can read; None where nothing bounds them."""
+        return positions_of(self.config) if self._kept is None else limit_of(self.module)
+
+    def _cut_short(self) -> list[str]:
+        """One note where sentences are cut before text.max_length."""
+        longest, limit = self.config.max_length, self.positions
+        if limit is None or longest <= limit:
+            return []
+        return [f"text.max_length {longest}: the transformer has positions for {limit}, where longer sentences are cut"]
+
     def _corpus(self) -> tuple[Tokens, Sentences]:
         c = self.config
         return self._encoded(None if c.tokenizer == "words" else load_tokens(c.tokenizer))
@@ -216,6 +230,8 @@ class TextAdapter(Adapter):
     def _encoded(self, tokens: Tokens | None) -> tuple[Tokens, Sentences]:
         """Read the corpus, once; a cache keeps the ids."""
         c = self.config
+        if self._cut_short():  # what is kept for later runs is named by where it was cut
+            c = c.model_copy(update={"max_length": self.positions})
         table = None if self.table is None else self.table.texts
         with telling(c, mute=self.rank > 0) as tell:
             return encode_pieces(
@@ -270,14 +286,6 @@ class TextAdapter(Adapter):
                 f"of {c.corpus} no two neighbouring sentences are held out: next sentences are not measured, or on "
                 f"sentences of training; raise text.held_out",
                 stacklevel=2,
-            )
-
-    def _check_lengths(self) -> None:
-        limit, longest = limit_of(self.module), self.sentences.longest
-        if limit is not None and longest > limit:
-            raise ConfigError(
-                f"text.max_length {self.config.max_length} leaves sentences of {longest} tokens, and the transformer "
-                f"has positions for {limit}; set it to {limit} or less"
             )
 
     def _find_blocks(self) -> list[np.ndarray]:
@@ -448,7 +456,7 @@ class TextAdapter(Adapter):
 
     def remarks(self) -> Sequence[str]:
         found: Sequence[str] = getattr(self.module.f, "remarks", ())  # of g they are the same
-        return found
+        return [*found, *self._cut_short()]
 
     def before_step(self) -> None:
         if self.config.clip_per_tensor is not None:
@@ -523,6 +531,7 @@ class TextAdapter(Adapter):
                 encoder.encode, c.tasks, c.senteval, protocol=c.protocol, kfold=c.kfold, halves=self.module.halves,
                 progress=False,
             )  # fmt: skip
+            self._noticed = [f"{task}: {line}" for task, result in found.items() for line in result.changed]
             for task, result in found.items():
                 results.update(numbers_of(task, result))
             if self.part == "validation":  # what SentEval itself chooses by
@@ -530,6 +539,9 @@ class TextAdapter(Adapter):
             for name, table in written_tables(found).items():
                 (self.workdir / name).write_text(table + "\n", encoding="utf-8")
         return results
+
+    def noticed(self) -> Sequence[str]:
+        return self._noticed
 
     def _of_text(self, rows: np.ndarray, objective: Any) -> dict[str, float]:
         """What held-out running text tells: neighbours and documents."""

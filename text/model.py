@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from dipole.core.ground.backbone import Source, load
 from dipole.core.ground.errors import DataError
 from dipole.text import encoders
 from dipole.text.config import TextSettings
@@ -63,6 +64,16 @@ def limit_of(model: nn.Module) -> int | None:
     """The most tokens that the transformers of a model have positions for; None where nothing bounds them."""
     inner: list[Any] = [part.model for part in model.modules() if isinstance(part, encoders.Transformer)]
     return min((found for found in map(_positions, inner) if found is not None), default=None)
+
+
+def positions_of(c: TextSettings) -> int | None:
+    """As `limit_of`, of the transformer that settings name, before it is built."""
+    if c.encoder != "transformer":
+        return None
+    with torch.device("meta"):
+        if c.transformer is None:
+            return limit_of(encoders.small_transformer(1, c.hidden_size, c.layers, c.heads, c.pooling))
+        return _positions(load(Source(c.transformer, "text.transformer", c.weights), "input_ids").model)
 
 
 def _positions(model: Any) -> int | None:

@@ -1,26 +1,31 @@
 """Sentences per processor second of training and encoding, and processor seconds of the probes, each beside a plain
 way.
 
-    python -m dipole.benchmarks.speed.text [--only gru-train gru-encode transformer-train transformer-encode probes]
+    python -m dipole.benchmarks.speed.text [--only gru-train gru-encode transformer-train transformer-encode probes
+        senteval]
         [--corpus FOLDER] [--senteval DATA] [--genuine CHECKOUT] [--tasks MR CR] [--torch-tasks TREC] [--width 300]
-        [--rounds 3] [--out FILE]
+        [--vectors random hashed svd] [--share 1] [--rounds 3] [--out FILE]
 
 One thread, float32, processor time; the subjects alternate and the medians are compared. The plain loop pads every
 batch to its longest sentence, in the order of the text. The encoder of sentence-transformers is the same transformer,
 exported. The probes are set beside SentEval's own classes (from a checkout, `--genuine`), on its data, with its
-documented settings: kfold 10, and for the PyTorch classifier nhid 0, adam, batch 64, tenacity 5, epoch size 4. Each
-result is written as it is found; a file that exists is added to.
+documented settings: kfold 10, and for the PyTorch classifier nhid 0, adam, batch 64, tenacity 5, epoch size 4.
+"senteval" sets `fast` beside scikit-learn's fits of "senteval-sklearn" in one process, in turn; of the outer folds of
+scikit-learn `--share` are fitted, and their seconds count in proportion. Each result is written as it is found; a file
+that exists is added to.
 """
 
 import argparse
 import contextlib
 import io
 import json
+import os
 import statistics
 import sys
 import tempfile
 import time
 import types
+import warnings
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -37,12 +42,14 @@ from dipole.text.encode import SentenceEncoder
 from dipole.text.encoded import Sentences, encode_documents
 from dipole.text.encoders import Batch
 from dipole.text.scaling import halves_normalised
+from dipole.text.senteval import protocols
 from dipole.text.senteval.protocols import Settings, arrange, classify, pair_features
 from dipole.text.senteval.tasks import load_task
 from dipole.text.vocabulary import Tokens, build_vocabulary, load_tokens
 
 BATCH = 400
-PARTS = ("gru-train", "gru-encode", "transformer-train", "transformer-encode", "probes")
+PARTS = ("gru-train", "gru-encode", "transformer-train", "transformer-encode", "probes", "senteval")
+PROBED = {"probes", "senteval"}
 
 
 def main() -> None:
@@ -60,19 +67,23 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=300, help="of the probed features")
     parser.add_argument("--halves", action="store_true", help="scale both halves of the probed features to unit length")
     parser.add_argument("--exact", action="store_true", help="also solve with scikit-learn in float64 to 1e-7 (long)")
+    parser.add_argument("--vectors", nargs="+", choices=VECTORS, default=list(VECTORS), help="of the part senteval")
+    parser.add_argument("--share", type=float, default=1.0, help="of the outer folds that scikit-learn fits")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     kept = Results(arguments.out)
-    if set(arguments.only) - {"probes"}:
+    if set(arguments.only) - PROBED:
         text = Text(arguments.corpus)
         for part in arguments.only:
-            if part != "probes":
+            if part not in PROBED:
                 found = getattr(text, part.replace("-", "_"))(arguments.rounds)
                 kept.add(part, found | {"corpus": Path(arguments.corpus).name})
     if "probes" in arguments.only and arguments.senteval:
         probes(arguments, kept)
+    if "senteval" in arguments.only and arguments.senteval:
+        beside_scikit_learn(arguments, kept)
 
 
 class Results:
@@ -259,20 +270,78 @@ def falling(rows: Sequence[np.ndarray]) -> Any:
 
 def features(task: Any, width: int, halves: bool) -> dict[str, np.ndarray]:
     """Means of random word vectors, seeded by the words: an encoder anybody can repeat."""
-    table: dict[str, np.ndarray] = {}
-
-    def vector(word: str) -> np.ndarray:
-        if word not in table:
-            table[word] = np.random.RandomState(zlib.crc32(word.encode())).randn(width).astype(np.float32)
-        return table[word]
-
     splits, pairs = arrange(task)
     out = {}
     for name, split in splits.items():
-        sides = [np.stack([np.mean([vector(w) for w in s or ["."]], 0) for s in side]) for side in split.sentences]
+        sides = [random_words([" ".join(s) for s in side], width) for side in split.sentences]
         sides = [halves_normalised(side) for side in sides] if halves else sides
         out[name] = pair_features(*sides) if pairs else sides[0]
     return out
+
+
+def random_words(sentences: list[str], width: int) -> np.ndarray:
+    """Means of random word vectors, seeded by the words."""
+    table: dict[str, np.ndarray] = {}
+    for word in {word for sentence in sentences for word in sentence.split() or ["."]}:
+        table[word] = np.random.RandomState(zlib.crc32(word.encode())).randn(width).astype(np.float32)
+    return np.stack([np.mean([table[w] for w in s.split() or ["."]], 0) for s in sentences])
+
+
+def hashed_words(sentences: list[str], width: int) -> np.ndarray:
+    """Counts of hashed words, of unit length."""
+    from sklearn.feature_extraction.text import HashingVectorizer
+
+    counts = HashingVectorizer(n_features=width, token_pattern=r"\S+").transform(sentences)
+    return np.asarray(counts.toarray(), dtype=np.float32)
+
+
+def svd_of_words(sentences: list[str], width: int) -> np.ndarray:
+    """Truncated SVD of TF-IDF."""
+    from sklearn.decomposition import TruncatedSVD
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    weighed = TfidfVectorizer(sublinear_tf=True, token_pattern=r"\S+").fit_transform(sentences)
+    return np.asarray(TruncatedSVD(width, n_iter=2, random_state=0).fit_transform(weighed), dtype=np.float32)
+
+
+VECTORS = {"random": random_words, "hashed": hashed_words, "svd": svd_of_words}
+
+
+def beside_scikit_learn(arguments: argparse.Namespace, kept: Results) -> None:
+    """Processor seconds of `fast` and of one scikit-learn fit after another, the least of the rounds."""
+    from sklearn.exceptions import ConvergenceWarning
+
+    warnings.simplefilter("ignore", ConvergenceWarning)
+    whole_task = protocols._nested_folds
+    for name in arguments.tasks:
+        task = load_task(name, arguments.senteval)
+        splits, pairs = arrange(task)
+        sentences = sorted({" ".join(s) for split in splits.values() for side in split.sentences for s in side})
+        for kind in arguments.vectors:
+            vectors = dict(zip(sentences, VECTORS[kind](sentences, arguments.width), strict=True))
+            x = {}
+            for part, split in splits.items():
+                sides = [np.stack([vectors[" ".join(s)] for s in side]) for side in split.sentences]
+                x[part] = pair_features(*sides) if pairs else sides[0]
+            row: dict[str, Any] = {"load": round(os.getloadavg()[0], 1)}
+            for protocol, key in (("fast", ""), ("senteval-sklearn", "scikit-learn ")) * arguments.rounds:
+                scale = 1.0
+                if key and task.kind == "nested" and arguments.share < 1:
+                    folds = max(1, round(10 * arguments.share))
+                    scale = 10 / folds
+                    protocols._nested_folds = lambda *given, n=folds: whole_task(*given)[:n]
+                start = time.process_time()
+                probe = classify(task, splits, x, Settings(protocol, 10), note=lambda text: None)
+                seconds = round(scale * (time.process_time() - start), 2)
+                protocols._nested_folds = whole_task
+                row[f"{key}seconds"] = min(seconds, row.get(f"{key}seconds", seconds))
+                row |= {f"{key}acc": probe.test, f"{key}folds": len(probe.folds)}
+                if not key:
+                    first = probe.folds
+                elif len(probe.folds) < len(first):
+                    row["acc of those folds"] = round(float(np.mean(first[: len(probe.folds)])), 2)
+            row["ratio"] = round(row["scikit-learn seconds"] / row["seconds"], 1)
+            kept.add(f"{name} fast beside scikit-learn, {kind}, d={arguments.width}", row)
 
 
 def probes(arguments: argparse.Namespace, kept: Results) -> None:
@@ -305,13 +374,11 @@ def exact(task: Any, splits: Any, x: dict[str, np.ndarray]) -> float:
 
     from sklearn.linear_model import LogisticRegression
 
-    from dipole.text.senteval import protocols as ours
-
     def converged(**options: Any) -> Any:
         return LogisticRegression(**options, tol=1e-7, max_iter=10_000)
 
     double = {name: value.astype(np.float64) for name, value in x.items()}
-    with patch.object(ours, "LogisticRegression", converged):
+    with patch.object(protocols, "LogisticRegression", converged):
         return classify(task, splits, double, Settings("senteval-sklearn", 10), note=lambda text: None).test
 
 

@@ -14,8 +14,10 @@ from dipole.core.measure.preconditioner import Curvature, Preconditioner, precon
 
 STEPS = 400  # iterations a value of C may take; a problem that needs more is said to
 FIRST_REFRESH, REFRESH = 4, 20  # iterations after which the preconditioner is made anew: curvature moves with the fit
+SLOW = 40  # iterations after which a dearer one is worth it
 FAR = 1e4  # times the bound, where the first fit still is then: the factors are worth making anew
 IN_CACHE = 2**18  # logits worked on at a time
+KEPT = 2**25  # logits that are kept from one iteration to the next; more are made anew
 TOGETHER = 128  # columns of logits that are solved at once: thin matrix products do not fill a processor
 LARGEST = 1e9  # features beyond leave no digits in float32 products
 SMALLEST_SPREAD = 0.1  # of the decision values, below which a tolerance that is a share of it is one of this
@@ -105,14 +107,13 @@ def solve_subsets(
             f"features reach {largest:.3g} in size; the classifier takes finite ones up to {LARGEST:.0e}. Scale them"
         )
     subsets = np.asarray(subsets, dtype=bool)
-    used = subsets.any(1)
+    used: np.ndarray = np.asarray(subsets.any(1))
     x = torch.as_tensor(np.ascontiguousarray(features))
     x = x if x.dtype in (torch.float32, torch.float64) else x.double()
     y = torch.as_tensor(np.asarray(labels, dtype=np.int64))
     classes = max(2, int(y.max()) + 1)
-    rest = x[torch.as_tensor(~used)]
-    if rest.numel():
-        x, y = x[torch.as_tensor(used)], y[torch.as_tensor(used)]
+    rest = _rows(x, ~used)
+    x, y = _rows(x, used), _rows(y, used)
     masks = torch.as_tensor(np.ascontiguousarray(subsets[used].T), dtype=torch.float32)
     solver = _Solver(x, y, classes, masks, tolerance, steps=STEPS, relative=True)
     order = sorted(range(len(grid)), key=lambda i: grid[i])
@@ -128,6 +129,14 @@ def solve_subsets(
                 for place, index in enumerate(group):
                     out[index][where] = found[place].numpy()
     return Predicted(out, converged)
+
+
+def _rows(x: Tensor, which: np.ndarray) -> Tensor:
+    """Those rows; a view where they follow each other."""
+    places = np.flatnonzero(which)
+    if not len(places) or places[-1] - places[0] + 1 == len(places):
+        return x[places[0] : places[-1] + 1] if len(places) else x[:0]
+    return x[torch.as_tensor(places)]
 
 
 class _Solver:
@@ -165,8 +174,11 @@ class _Solver:
             self.basis, triangle = torch.linalg.qr((x.double() - self.mean).T)  # x = triangle.T basis.T
             inner = triangle.T
         else:
-            inner = x - self.mean.to(x)
-        self.x = torch.cat([inner.to(subsets), subsets.new_ones(len(x), 1)], 1)  # (N, D)
+            inner = x
+        self.x = subsets.new_ones(len(x), inner.shape[1] + 1)  # (N, D)
+        self.x[:, :-1] = inner if self.basis is not None or x.dtype == subsets.dtype else x.double() - self.mean
+        if self.basis is None and x.dtype == subsets.dtype:
+            self.x[:, :-1] -= self.mean.to(x)
         self.y, self.subsets = y.to(x.device), subsets
         self.tolerance, self.history, self.steps, self.relative = tolerance, history, steps, relative
         self.columns = 1 if classes == 2 and relative else classes
@@ -174,12 +186,13 @@ class _Solver:
         self.ridge[-1] = 0.0
         self.weights = subsets.new_zeros(self.columns, len(subsets), self.x.shape[1])  # (K, Q, D)
         self.curvature = Curvature(self.x)
+        self.solved: list[tuple[float, Tensor]] = []  # log C and weights of the last two values that were solved alone
 
     @torch.no_grad()
     def solve(self, values: Sequence[float]) -> Tensor:
         """Minimise for these values of C from where the weights stand; (V, P) whether the tolerance was met."""
         problems = len(self.subsets)
-        start = self.weights[:, -problems:].repeat(1, len(values), 1)
+        start = self._foreseen(values[0])[:, -problems:].repeat(1, len(values), 1)
         c = torch.tensor(values).repeat_interleave(problems).to(start)
         which = torch.arange(problems, device=start.device).repeat(len(values))
         state = _State(start, c, which)
@@ -187,9 +200,17 @@ class _Solver:
         if left.numel() and self.x.dtype == torch.float32:
             left = left[self._in_double(state, left)]
         self.weights = state.weights
+        self.solved = [*self.solved[-1:], (math.log(values[0]), self.weights)] if len(values) == 1 else []
         met = torch.ones(len(which), dtype=torch.bool)
         met[left.cpu()] = False
         return met.view(len(values), problems)
+
+    def _foreseen(self, value: float) -> Tensor:
+        """Weights to start a value of C from: they bend little along log C, so two values tell the next."""
+        if len(self.solved) < 2:
+            return self.weights
+        (first, before), (second, now) = self.solved
+        return now + min(1.0, (math.log(value) - second) / (second - first)) * (now - before)
 
     def _in_double(self, state: "_State", left: Tensor) -> Tensor:
         """Go on in float64 with the columns that are left; places among them of those that stay unfinished."""
@@ -206,10 +227,12 @@ class _Solver:
         """Iterate until all columns have converged or the steps are used up; the columns that have not (M,)."""
         active = torch.arange(len(state.c), device=state.c.device)
         now = _State(state.weights.clone(), state.c, state.which)
+        if self.columns * len(now.c) * len(self.x) <= KEPT:
+            now.decision = self._product(now.weights)
         gradient, spread = self._gradient(now)
         precondition = preconditioner(self.curvature, self._bends(now), now.c, self.ridge)
         pairs: list[tuple[Tensor, Tensor, Tensor]] = []  # steps s, changes of the gradient y, 1 / <s, y>
-        stalled, least = 0, math.inf
+        stalled, least, careful = 0, math.inf, False
         for number in range(1, steps + 1):
             direction, decrement = _direction(gradient, pairs, precondition)
             bound = now.c * self.subsets.sum(1)[now.which] * self.tolerance**2
@@ -232,29 +255,47 @@ class _Solver:
                 pairs = [(step[:, open_], bend[:, open_], inverse[open_]) for step, bend, inverse in pairs]
                 precondition = precondition.take(open_)
             before, first = now.weights, gradient
-            length = torch.ones_like(decrement)
-            for _ in range(30):
-                now.weights = before + length[:, None] * direction
-                gradient, spread = self._gradient(now)
-                # Along the direction the slope rises from -decrement: far above 0 the minimum lies behind, where the
-                # secant says.
-                slope = _inner(gradient, direction)
-                beyond = (slope > decrement / 2) & (decrement > bound)
-                if not bool(beyond.any()):
-                    break
-                length = torch.where(beyond, length * (decrement / (slope + decrement)).clamp_min(0.1), length)
+            gradient, spread, careful = self._move(now, direction, decrement, bound, careful)
             step, bend = now.weights - before, gradient - first
             inner = _inner(step, bend)
             pairs.append((step, bend, torch.where(inner > 0, 1 / inner.clamp_min(1e-30), 0.0)))
             del pairs[: -self.history]
             far = number == FIRST_REFRESH and worst > FAR
             if far or number % REFRESH == 0:
-                precondition = preconditioner(
-                    self.curvature, self._bends(now), now.c, self.ridge, slow=number >= REFRESH
-                )
+                precondition = preconditioner(self.curvature, self._bends(now), now.c, self.ridge, slow=number >= SLOW)
         state.weights[:, active] = now.weights
         _, decrement = _direction(gradient, pairs, precondition)
         return active[decrement > bound] if len(decrement) == len(bound) else active
+
+    def _move(
+        self, now: "_State", direction: Tensor, decrement: Tensor, bound: Tensor, careful: bool
+    ) -> tuple[Tensor, Tensor, bool]:
+        """Step along the direction (K, Q, D); gradient and mean z^2 there, and whether a whole step was too long.
+
+        Along it the slope rises from -decrement: far above 0 the minimum lies behind, where the secant says. Kept
+        decision values give the slope without a product of the features, which is asked for first where `careful`.
+        """
+        weights, decision = now.weights, now.decision
+        change = None if decision is None else self._product(direction)
+        length, shortened = torch.ones_like(decrement), False
+        for trial in range(30):
+            now.weights = weights + length[:, None] * direction
+            if decision is not None and change is not None:
+                now.decision = decision + length[:, None] * change
+            cheap = careful or trial > 0
+            if cheap and change is not None:
+                slope = self._slope(now, direction, change)
+            else:
+                gradient, spread = self._gradient(now)
+                slope = _inner(gradient, direction)
+            beyond = (slope > decrement / 2) & (decrement > bound)
+            if not bool(beyond.any()):
+                break
+            shortened = True
+            length = torch.where(beyond, length * (decrement / (slope + decrement)).clamp_min(0.1), length)
+        if cheap and change is not None:
+            gradient, spread = self._gradient(now)
+        return gradient, spread, shortened
 
     def predicted(self, features: Tensor | None = None) -> Tensor:
         """Labels (Q, N) of the points fitted, or of other features (N, d), by every column."""
@@ -272,31 +313,60 @@ class _Solver:
             weight = weight @ self.basis.T
         return weight, self.weights[..., -1].double() - weight @ self.mean
 
+    def _pieces(self, columns: int) -> Iterator[slice]:
+        """Rows whose decision values by so many columns stay in the cache."""
+        rows = max(64, IN_CACHE // columns)
+        return (slice(start, start + rows) for start in range(0, len(self.x), rows))
+
     def _decisions(self, weights: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Decision values (K, Q, n) of pieces of the rows."""
         classes, columns, width = weights.shape
-        rows = max(64, IN_CACHE // (classes * columns))
         flat = weights.reshape(-1, width)
-        for start in range(0, len(self.x), rows):
-            piece = slice(start, start + rows)
+        for piece in self._pieces(len(flat)):
             yield piece, (flat @ self.x[piece].T).view(classes, columns, -1)
 
-    def _gradient(self, now: "_State") -> tuple[Tensor, Tensor]:
-        """Gradient of all columns (K, Q, D), sum over rows of mask * (p - target) * x and the ridge; mean z^2 (Q,)."""
-        total = torch.zeros_like(now.weights)
-        flat, spread = total.view(-1, total.shape[-1]), total.new_zeros(total.shape[1])
+    def _product(self, weights: Tensor) -> Tensor:
+        """Decision values (K, Q, N) of all rows."""
+        out = weights.new_empty(*weights.shape[:2], len(self.x))
+        for piece, decision in self._decisions(weights):
+            out[..., piece] = decision
+        return out
+
+    def _residuals(self, now: "_State") -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Mask times (p - target), (K, Q, n), of pieces of the rows, and z^2 (Q,)."""
         every = torch.equal(now.which, torch.arange(len(self.subsets), device=now.which.device))
-        for piece, decision in self._decisions(now.weights):
-            spread += torch.linalg.vecdot(decision, decision).sum(0)
-            residual, y = _probabilities(decision), self.y[piece]
+        kept = now.decision
+        if kept is None:
+            pieces = self._decisions(now.weights)
+        else:
+            pieces = ((piece, kept[..., piece].contiguous()) for piece in self._pieces(self.columns * len(now.c)))
+        for piece, decision in pieces:
+            spread = torch.linalg.vecdot(decision, decision).sum(0)
+            own = kept is None or decision.data_ptr() != kept.data_ptr()
+            residual, y = _probabilities(decision if own else decision.clone()), self.y[piece]
             if self.columns == 1:
                 residual -= y
             else:
                 residual[y, :, torch.arange(len(y), device=y.device)] -= 1
             residual *= self.subsets[:, piece] if every else self.subsets[now.which, piece]
+            yield piece, residual, spread
+
+    def _gradient(self, now: "_State") -> tuple[Tensor, Tensor]:
+        """Gradient of all columns (K, Q, D), sum over rows of mask * (p - target) * x and the ridge; mean z^2 (Q,)."""
+        total = torch.zeros_like(now.weights)
+        flat, spread = total.view(-1, total.shape[-1]), total.new_zeros(total.shape[1])
+        for piece, residual, size in self._residuals(now):
             flat.addmm_(residual.view(len(flat), -1), self.x[piece])
+            spread += size
         total.mul_(now.c[:, None]).add_(self.ridge * now.weights)
         return total, spread / (len(self.x) * self.columns)
+
+    def _slope(self, now: "_State", direction: Tensor, change: Tensor) -> Tensor:
+        """Inner product (Q,) of the gradient with a direction along which the decision values change by so much."""
+        total = torch.zeros_like(now.c)
+        for piece, residual, _ in self._residuals(now):
+            total += _inner(residual, change[..., piece])
+        return now.c * total + _inner(self.ridge * now.weights, direction)
 
     def _bends(self, now: "_State") -> Tensor:
         """Mean probabilities of every row over its columns of one C: (V, K, N), V values of C in their order."""
@@ -311,14 +381,16 @@ class _Solver:
 
 @dataclass
 class _State:
-    """Weights (K, Q, D) of the columns, their C (Q,) and the problem (Q,) that each is."""
+    """Weights (K, Q, D) of the columns, their C (Q,), the problem (Q,) that each is; decision values (K, Q, N)."""
 
     weights: Tensor
     c: Tensor
     which: Tensor
+    decision: Tensor | None = None
 
     def take(self, kept: Tensor) -> "_State":
-        return _State(self.weights[:, kept], self.c[kept], self.which[kept])
+        decision = None if self.decision is None else self.decision[:, kept]
+        return _State(self.weights[:, kept], self.c[kept], self.which[kept], decision)
 
 
 def _probabilities(decision: Tensor) -> Tensor:

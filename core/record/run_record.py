@@ -82,6 +82,7 @@ class Evaluation(Part):
     results: dict[str, Number]
     versions: dict[str, str]
     agrees: bool = Field(description="whether every number equals the one recorded at the end of training")
+    notes: list[str] = Field(default_factory=list, description="what was noticed, such as data files that have changed")
 
 
 class Hardware(Part):

@@ -180,6 +180,10 @@ class Adapter(ABC):
         """Return what is worth a line on the terminal before the first step: which weights a network starts from."""
         return ()
 
+    def noticed(self) -> Sequence[str]:
+        """Return what the last `evaluate` found worth a note in the record: data that are not what they should be."""
+        return ()
+
     def before_step(self) -> None:  # noqa: B027
         """Change gradients before the optimizer sees them; they are those of the whole batch, of all ranks."""
 

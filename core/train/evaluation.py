@@ -34,7 +34,7 @@ CLASS_POINTS = 500
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Numbers of one evaluation, and what the terms remark about themselves."""
+    """Numbers of one evaluation, what was noticed about its data, and what the terms remark about themselves."""
 
     results: dict[str, Number]
     diagnostics: dict[str, Number] = field(default_factory=dict)
@@ -83,7 +83,8 @@ def evaluate(
     finally:
         for module, mode in zip(modules, modes, strict=True):
             module.train(mode)
-    return Evaluated(results, finite(values), histogram, [] if objective is None else remarks(objective))
+    said = [*adapter.noticed(), *([] if objective is None else remarks(objective))]
+    return Evaluated(results, finite(values), histogram, said)
 
 
 def some_points(features: Tensor, labels: Tensor | None, seeds: Seeds) -> tuple[Tensor, Tensor | None]:

@@ -14,6 +14,7 @@ from dipole.core.train.recipe import load, resolve
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.signals import RunInterruptedError
 from dipole.core.train.trained_run import load_run
+from dipole.text import senteval
 from dipole.text.adapter import TextAdapter
 from dipole.text.exported import open_folder
 from dipole.text.model import limit_of
@@ -84,7 +85,7 @@ def test_sentences_are_cut_where_the_positions_end(tmp_path):
     assert limit_of(holder) == 6
 
 
-def test_a_model_of_few_positions_is_trained_embedded_and_exported(tmp_path, monkeypatch):
+def test_long_sentences_end_where_the_positions_do(tmp_path, monkeypatch, capsys):
     from transformers import BertConfig, BertModel
 
     import tests.text.test_using as using
@@ -93,24 +94,45 @@ def test_a_model_of_few_positions_is_trained_embedded_and_exported(tmp_path, mon
     def short(folder):
         config = BertConfig(
             vocab_size=40, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
-            max_position_embeddings=6,
+            max_position_embeddings=128,
         )  # fmt: skip
         BertModel(config).save_pretrained(folder)
         words_vocabulary(using.WORDS).save(folder / "tokenizer.json")
         return folder
 
+    def long(number):
+        return " ".join(using.WORDS[(number + i) % 24] for i in range(139))
+
+    def longer_corpus(path):
+        rows = [{"id": f"{d}", "sentences": [long(16 * d + i) for i in range(16)]} for d in range(6)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
     monkeypatch.setattr(using, "write_transformer", short)
-    run = trained(tmp_path / "there", **BERT)
-    long = " ".join(using.WORDS)
-    _, adapter, _ = load_run(RunFolder(run), "cpu")
-    assert np.array_equal(*(adapter.encoder().encode([text]) for text in (long, " ".join(using.WORDS[:6]))))
-    assert main(["export", str(run), "--to", "transformers", "--out", str(tmp_path / "out")]) == 0
-    assert open_folder(tmp_path / "out", CPU, None).vectors([long]).shape == (1, 8)
-    corpus = tmp_path / "there" / "corpus.jsonl"
-    corpus.write_text(json.dumps({"id": "long", "sentences": [long] * 200}) + "\n")
-    recipe = tmp_path / "there" / "recipe.toml"
-    with pytest.raises(ConfigError, match="positions for 6; set it to 6 or less"):
-        train(load(recipe, []).config, tmp_path / "again", quiet=True)
+    monkeypatch.setattr(using, "write_corpus", longer_corpus)
+    note = "text.max_length 200: the transformer has positions for 128, where longer sentences are cut"
+    run = trained(tmp_path / "there", max_length=200, **BERT)
+    recipe = load(tmp_path / "there" / "recipe.toml", []).config
+    train(recipe, tmp_path / "again", overwrite=True)
+    assert capsys.readouterr().err.count(note) == 1
+    with pytest.warns(UserWarning, match=note) as said:
+        _, adapter, _ = load_run(RunFolder(run), "cpu")
+    assert len(said) == 1
+    encoder = adapter.encoder()
+    with pytest.warns(UserWarning, match=note):
+        assert main(["eval", str(run)]) == 0
+    assert adapter.sentences.longest == 128
+    head = " ".join(long(0).split()[:128])
+    assert np.array_equal(*encoder.encode([long(0), head]))
+    for to in FORMATS:
+        assert main(["export", str(run), "--to", to, "--out", str(tmp_path / to)]) == 0
+        found = open_folder(tmp_path / to, CPU, None).vectors([long(0), head]).numpy()
+        assert found == pytest.approx(encoder.encode([long(0), head]), abs=1e-5), to
+    probed = tmp_path / "downstream" / "CR"
+    probed.mkdir(parents=True)
+    for number, name in enumerate(("custrev.pos", "custrev.neg")):
+        (probed / name).write_text("".join(long(20 * number + i) + "\n" for i in range(20)))
+    result = senteval.evaluate(encoder.encode, ["CR"], tmp_path, kfold=2, halves=1, check=False, progress=False)
+    assert 0 <= result["CR"]["acc"] <= 100
 
 
 def test_a_run_does_not_go_on_with_another_corpus(tmp_path, monkeypatch):

@@ -1,19 +1,25 @@
 """What a script of SentEval's may get wrong: one message each, or right."""
 
 import hashlib
+import os
 
 import numpy as np
 import pytest
+import scipy.sparse
 import torch
 
+from dipole.core.cli import main
 from dipole.core.ground.errors import DataError, OptionError
+from dipole.core.train.run_folder import RunFolder
 from dipole.text import senteval
 from dipole.text.senteval.digests import DIGESTS
 from dipole.text.senteval.protocols import Settings, classify, pair_features
 from dipole.text.senteval.rows import as_rows, task_names
+from dipole.text.senteval.scoring import score
 from dipole.text.senteval.task import Split, Task
 from dipole.text.senteval.tasks import load_task
 from dipole.text.senteval.torch_classifier import Classifier
+from tests.text.test_using import trained
 
 
 @pytest.fixture
@@ -95,8 +101,11 @@ def test_more_folds_than_samples_of_a_class(tiny):
         [[1.0, 1.0, 1.0]] * 2,
         np.ones((2, 3), dtype=np.uint8),
         np.ones((2, 3), dtype=bool),
+        scipy.sparse.csr_matrix(np.ones((2, 3))),
+        scipy.sparse.coo_array(np.ones((2, 3), dtype=np.float32)),
+        torch.ones(2, 3).to_sparse(),
     ],
-    ids=["bf16", "half", "grad", "tensors", "lists", "bytes", "bool"],
+    ids=["bf16", "half", "grad", "tensors", "lists", "bytes", "bool", "scipy", "scipy array", "sparse"],
 )
 def test_vectors_of_any_kind_become_floats(value):
     found = as_rows(value, 2, "CR")
@@ -165,6 +174,39 @@ def test_a_changed_file_is_said_in_the_result(tiny):
     content = (tiny / "downstream/CR/custrev.neg").read_bytes()
     assert len(result.changed) == 2
     assert hashlib.sha256(content).hexdigest() in result.changed[1]
+
+
+def test_a_changed_file_reaches_record_and_eval(tiny, tmp_path, capsys):
+    for name, count in (("custrev.pos", 2407), ("custrev.neg", 1368)):
+        (tiny / "downstream/CR" / name).write_text("".join(f"word{i % 24} {name}\n" for i in range(count)))
+    with pytest.warns(UserWarning, match="is not the known file"):
+        run = trained(tmp_path / "run", encoder="bow", senteval=str(tiny), tasks=["CR"], kfold=2)
+    notes = RunFolder(run).read_record().notes
+    assert sum("custrev.pos is not the known file" in line for line in notes) == 1
+    capsys.readouterr()
+    with pytest.warns(UserWarning, match="is not the known file"):
+        assert main(["eval", str(run)]) == 0
+    assert capsys.readouterr().out.count("custrev.neg is not the known file") == 1
+    assert any("custrev.neg" in line for line in RunFolder(run).read_record().evaluations[-1].notes)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root reads everything")
+def test_a_folder_that_may_not_be_read(tiny):
+    folder = tiny / "downstream/CR"
+    folder.chmod(0)
+    try:
+        with pytest.raises(DataError, match=r"cannot be read .* look at its permissions"):
+            engine(tiny).eval("CR")
+    finally:
+        folder.chmod(0o755)
+
+
+@pytest.mark.parametrize("kind", ["nested", "holdout", "sts"])
+def test_a_split_without_samples(kind):
+    full, empty = Split([[["a"], ["b"]]], [0, 1]), Split([[]], [])
+    splits = {"all": empty} if kind == "nested" else {"train": full, "test": empty}
+    with pytest.raises(DataError, match=r"toy: no samples in (all|test)"):
+        score(Task("toy", kind, splits, 2), {("a",): np.ones(2), ("b",): np.zeros(2)}, Settings())
 
 
 def test_the_known_files_are_known(shared_data):

@@ -5,6 +5,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from stat import S_ISREG
 
 from dipole.core.ground.errors import DataError
 from dipole.text.senteval.digests import DIGESTS
@@ -23,7 +24,9 @@ class TaskFiles:
     def text(self, relative: str, encoding: str) -> str:
         path = self.root / relative
         try:
-            raw = path.read_bytes() if path.is_file() else None
+            raw = path.read_bytes() if S_ISREG(path.stat().st_mode) else None
+        except (FileNotFoundError, NotADirectoryError):
+            raw = None
         except OSError as error:
             raise DataError(f"{self.task}: {path} cannot be read ({error.strerror}); look at its permissions") from None
         if raw is None:

@@ -50,6 +50,9 @@ def score(
     progress: Progress | None = None,
 ) -> Result:
     """Score a task from the embeddings of its sentences (keys: tuples of tokens)."""
+    empty = [name for name, split in task.splits.items() if not len(split)]
+    if empty or not task.splits:
+        raise DataError(f"{task.name}: no samples in {', '.join(empty) or 'any split'}; fetch its files again")
     params = params or {}
     progress = progress or Progress(quiet=True)
 

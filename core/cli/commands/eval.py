@@ -35,12 +35,14 @@ def run(arguments: argparse.Namespace) -> int:
     added = before is None or len(record.evaluations) > len(before.evaluations)
     agrees = added and record.evaluations[-1].agrees
     if arguments.json:
-        print(json.dumps({"run": str(folder.path), "agrees": agrees, "results": found.results}))
+        print(json.dumps({"run": str(folder.path), "agrees": agrees, "results": found.results, "notes": found.remarks}))
         return 0
     print(f"run        {folder.path}\nobjective  {record.objective}")
     rows = [("", "now", "recorded")]
     rows += [(name, number(value), number(record.results.get(name))) for name, value in found.results.items()]
     print(f"\n{text_table(rows)}\n")
+    for line in found.remarks:
+        print(line)
     # What a domain has to show besides numbers (nearest sentences, tables beside the papers') it wrote as text.
     for path in sorted(folder.path.glob("*.txt")):
         print(f"{path.name}\n\n{path.read_text(encoding='utf-8')}")
