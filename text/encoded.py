@@ -21,7 +21,7 @@ from dipole.core.ground.files import atomic_file, atomic_write, why
 from dipole.text.corpus import Document, Piece
 from dipole.text.counting import Counts
 from dipole.text.shard_worker import file_of, made_by
-from dipole.text.shards import SHARD, Numbering, Shard, Task, tasks_of
+from dipole.text.shards import SHARD, Numbering, Shard, Task, not_kept, tasks_of
 from dipole.text.vocabulary import Tokens, counted_vocabulary, load_tokens
 from dipole.text.watch import Watch
 
@@ -170,6 +170,7 @@ def encode_pieces(
     Raises:
         DataError: no sentence was found, the folder cannot be written, or the text was changed meanwhile.
     """
+    pieces = _read(pieces)
     if folder is None:
         shards: list[Shard] = []
         for _ in _made(tasks_of(pieces, size), numbering, limit, shards.append, None, 1, tell):
@@ -189,6 +190,14 @@ def encode_pieces(
             return full
         with _writing(folder):
             return _fill(folder, pieces, numbering, vocabulary_size, limit, processes, size, tell, same)
+
+
+def _read(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """The pieces; a file that went away under its reader is no fault of the folder for the ids."""
+    try:
+        yield from pieces
+    except OSError as error:
+        raise DataError(f"the corpus cannot be read: {error.filename or ''} {why(error)}") from error
 
 
 def _made(
@@ -376,9 +385,7 @@ def _writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(
-            f"the corpus cannot be kept in {folder}: {why(error)} Or set text.cache to a folder with room."
-        ) from error
+        raise not_kept(folder, error) from error
 
 
 def processes_here() -> int:

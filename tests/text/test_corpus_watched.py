@@ -57,6 +57,18 @@ def test_a_corpus_that_changes_while_it_is_read_is_not_kept(books, tmp_path):
     assert encoded(books, place)[1].fingerprint == encoded(books)[1].fingerprint
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_file_that_goes_away_while_it_is_read_is_named(books, tmp_path, kept):
+    def going():
+        for number, piece in enumerate(read_pieces(str(books))):
+            if number == 1:
+                (books / "3.txt").unlink()
+            yield piece
+
+    with pytest.raises(DataError, match=r"the corpus cannot be read: .*3\.txt No such file"):
+        encode_pieces(going(), Numbering(9), folder=tmp_path / "ids" if kept else None)
+
+
 def test_what_is_mapped_stays_when_corpus_and_cache_are_removed(books, tmp_path):
     whole = encoded(books)[1]
     _, mapped = encoded(books, tmp_path / "ids")
@@ -70,7 +82,8 @@ def test_what_is_mapped_stays_when_corpus_and_cache_are_removed(books, tmp_path)
 def test_damage_in_large_arrays_is_found_while_they_are_used(books, tmp_path, monkeypatch):
     monkeypatch.setattr(encoding_of, "SUMMED", 0)
     place = tmp_path / "ids"
-    whole = encoded(books, place)[1]
+    whole = encoded(books)[1]
+    encoded(books, place)
     _, intact = encoded(books, place)
     intact.watch.thread.join()
     assert len(intact.ids([0, 1])) == 2
