@@ -249,7 +249,7 @@ def pieces_of(file: Path, unit: Unit, column: str | None, encoding: str) -> Iter
         rows = csv_rows(file, encoding, READER)
         first = list(islice(rows, LOOKED_AT))
         if first:
-            yield from _rows(chain(first, rows), unit, column or _column_of(str(file), [row for _, row in first]))
+            yield from _rows(chain(first, rows), unit, column or _column_of(first[0][0], [row for _, row in first]))
     else:
         name = (file.stem if _ends(file, (".gz",)) else file.name).rpartition(".")[0] or file.name
         text = characters(file, encoding, ALLOWED)
@@ -302,7 +302,7 @@ def _rows(rows: Iterable[tuple[str, Any]], unit: Unit, column: str | None) -> It
         yield Piece("end", not of_document, together)
 
 
-def _column_of(file: str, rows: Sequence[dict[str, str]]) -> str:
+def _column_of(where: str, rows: Sequence[dict[str, str]]) -> str:
     """The column of a CSV file that holds text: one with a usual name, or the only one that is not of numbers."""
     names = list(rows[0])
     usual = next((name for name in USUAL if name in names), None)
@@ -311,7 +311,7 @@ def _column_of(file: str, rows: Sequence[dict[str, str]]) -> str:
     texts = [name for name in names if not all(_is_number(row[name]) for row in rows)] if len(names) > 1 else names
     if len(texts) != 1:
         said = f"several columns may hold the text: {', '.join(texts)}" if texts else "no column holds text"
-        raise DataError(f"{file}: {said} (the file has {', '.join(names)}). Say text.column.")
+        raise DataError(f"{where}: {said} (the file has {', '.join(names)}). Say text.column.")
     return texts[0]
 
 
