@@ -161,10 +161,10 @@ class Suite(Settings):
                 *chain.from_iterable(c.set for c in columns),
             )
             problems += [f"set: {text!r} is not of the form key=value" for text in settings if "=" not in text]
-            labels, names = [row.label for row in rows], [column.name for column in columns]
+            labels, names = Counter(row.label for row in rows), Counter(column.name for column in columns)
             if not rows or not columns:
                 problems.append(f"scale {name!r} has no rows or no columns")
-            if twice := [each for given in (labels, names) for each, count in Counter(given).items() if count > 1]:
+            if twice := [each for given in (labels, names) for each, count in given.items() if count > 1]:
                 problems.append(f"scale {name!r} names a row or a column twice: {twice[0]!r}")
             if (count := len(rows) * len(columns) * len(scale.seeds)) > MOST:
                 problems.append(
