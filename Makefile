@@ -5,7 +5,10 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: setup help demo test slow gpu lint types wheel clean
+LOWEST := .venv-lowest
+LOWEST_UV := $(LOWEST)-uv
+
+.PHONY: setup help demo test slow gpu lowest lint types wheel clean
 setup: $(INSTALLED) ## set up .venv (the default)
 	@$(MAKE) -s help
 
@@ -31,6 +34,15 @@ slow: $(INSTALLED) ## the tests that take minutes
 gpu: $(INSTALLED) ## the tests that need an accelerator
 	$(BIN)/python -m pytest -m gpu
 
+lowest: ## the tests with the lowest versions that pyproject.toml allows, in an environment of their own
+	@bash .ci/system-packages
+	@test -x $(LOWEST_UV)/bin/uv || { $(PYTHON) -m venv $(LOWEST_UV) && \
+	$(LOWEST_UV)/bin/python -m pip --disable-pip-version-check -q install uv; }
+	@test -x $(LOWEST)/bin/python || $(LOWEST_UV)/bin/uv venv -q --python $(PYTHON) $(LOWEST)
+	@echo "installing into $(LOWEST) (some minutes the first time)"
+	@VIRTUAL_ENV=$(LOWEST) $(LOWEST_UV)/bin/uv pip install -q --resolution lowest-direct -e ".[dev]"
+	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n 2 --dist loadfile
+
 lint: $(INSTALLED) ## ruff, who imports whom, and whether docs/papers.md is what the suites say
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -48,4 +60,4 @@ wheel: $(INSTALLED) ## build the wheel, install it into an empty environment and
 	print('wheel: dipole', dipole.__version__, float(dipole.objective('infonce+dp')(torch.eye(4), torch.eye(4)).loss))"
 
 clean: ## remove what was built, keep runs
-	rm -rf build dist $(VENV) *.egg-info
+	rm -rf build dist $(VENV) $(LOWEST) $(LOWEST_UV) *.egg-info

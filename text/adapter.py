@@ -27,7 +27,7 @@ from dipole.text.batching import make_batch
 from dipole.text.columns import PairBatches, PairTable, read_pairs
 from dipole.text.config import TextSettings
 from dipole.text.corpus import Piece, labelled_documents, read_pieces
-from dipole.text.corpus_place import place_of, telling
+from dipole.text.corpus_place import place_of, stamp_of, telling
 from dipole.text.document_classification import document_accuracy, held_back
 from dipole.text.embed import SentenceEmbedder
 from dipole.text.encode import SentenceEncoder
@@ -233,6 +233,7 @@ class TextAdapter(Adapter):
         if self._cut_short():  # what is kept for later runs is named by where it was cut
             c = c.model_copy(update={"max_length": self.positions})
         table = None if self.table is None else self.table.texts
+        before = stamp_of(c) if table is None else []  # of a table the texts themselves were looked at
         with telling(c, mute=self.rank > 0) as tell:
             return encode_pieces(
                 self._pieces(),
@@ -242,6 +243,7 @@ class TextAdapter(Adapter):
                 folder=place_of(c, table, tokens),
                 processes=c.processes or processes_here(),
                 tell=tell,
+                same=lambda: table is not None or stamp_of(c) == before,
             )
 
     def _split(self, part: EvaluatedPart) -> tuple[np.ndarray, np.ndarray]:

@@ -2,9 +2,9 @@
 
 import re
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ from dipole.core.ground.rows import (
     parquet_rows,
 )
 from dipole.text.splitting import READER, split_sentences, stretches
-from dipole.text.text_files import characters
+from dipole.text.text_files import characters, check_text
 
 Unit = Literal["documents", "sentences"]
 TEXT = (".txt", ".text", ".txt.gz", ".text.gz")
@@ -30,6 +30,8 @@ ALLOWED = ".txt, .jsonl, .csv, .tsv (each also .gz) and .parquet files, a folder
 USUAL = ("sentences", "text", "content", "document")
 LONGEST = 1_000_000  # sentences of a document where rows are sentences and nothing says where a text ends
 ROWS_TOGETHER = 10_000
+LINE = 16_000_000  # characters of a line that may still be a sentence
+LOOKED_AT = 100  # rows of a table by which its column of text is found
 
 
 @dataclass(frozen=True)
@@ -159,8 +161,12 @@ def corpus_files(source: str) -> list[Path]:
     if not path.is_dir():
         check_kind(path)
         return [path]
-    every = sorted(p for p in path.rglob("*") if not p.name.startswith(".") and p.is_file())
+    there = sorted(p for p in path.rglob("*") if not p.name.startswith("."))
+    every = [p for p in there if p.is_file()]
     files = [p for p in every if _ends(p, KINDS)]
+    lost = [p for p in there if p.is_symlink() and not p.exists()]
+    if lost:
+        warnings.warn(f"{lost[0]} leads nowhere and is left out ({len(lost)} such links in {path})", stacklevel=3)
     if not files:
         raise DataError(f"the folder {path} holds no {', '.join(TEXT[:1] + JSON[:2] + CSV[:1] + PARQUET)} file")
     if others := sorted({p.suffix or p.name for p in every} - {p.suffix for p in files}):
@@ -239,27 +245,33 @@ def pieces_of(file: Path, unit: Unit, column: str | None, encoding: str) -> Iter
     elif _ends(file, JSON):
         yield from _rows(_numbered((row for _, row in json_rows(file)), str(file)), unit, column)
     elif _ends(file, CSV):
+        check_text(file, encoding, ALLOWED)
         rows = csv_rows(file, encoding, READER)
-        first = next(rows, None)
-        if first is not None:
-            yield from _rows(chain([first], rows), unit, column or _column_of(*first))
+        first = list(islice(rows, LOOKED_AT))
+        if first:
+            yield from _rows(chain(first, rows), unit, column or _column_of(first[0][0], [row for _, row in first]))
     else:
-        name = file.name.removesuffix(".gz").rpartition(".")[0] or file.name
+        name = (file.stem if _ends(file, (".gz",)) else file.name).rpartition(".")[0] or file.name
         text = characters(file, encoding, ALLOWED)
         starts = True
-        for content in _lines(text) if unit == "sentences" else stretches(text):
+        for content in _lines(text, file) if unit == "sentences" else stretches(text):
             yield Piece(name, starts, content)
             starts = False
         if starts:
             yield Piece(name, True, [])
 
 
-def _lines(chunks: Iterable[str]) -> Iterator[list[str]]:
+def _lines(chunks: Iterable[str], file: Path) -> Iterator[list[str]]:
     """Lines of a stream, some thousands at a time."""
     rest: list[str] = []
     for chunk in chunks:
         if "\n" not in chunk:
             rest.append(chunk)
+            if sum(map(len, rest)) > LINE:
+                raise DataError(
+                    f"{file} has a line of more than {LINE:,} characters, and with text.unit = 'sentences' a line is "
+                    f"one sentence. Put each on a line of its own, or set text.unit = 'documents'."
+                )
             continue
         *lines, last = "".join([*rest, chunk]).split("\n")
         rest = [last]
@@ -290,15 +302,16 @@ def _rows(rows: Iterable[tuple[str, Any]], unit: Unit, column: str | None) -> It
         yield Piece("end", not of_document, together)
 
 
-def _column_of(where: str, row: dict[str, str]) -> str:
+def _column_of(where: str, rows: Sequence[dict[str, str]]) -> str:
     """The column of a CSV file that holds text: one with a usual name, or the only one that is not of numbers."""
-    usual = next((name for name in USUAL if name in row), None)
+    names = list(rows[0])
+    usual = next((name for name in USUAL if name in names), None)
     if usual is not None:
         return usual
-    texts = [name for name, cell in row.items() if not _is_number(cell)] if len(row) > 1 else list(row)
+    texts = [name for name in names if not all(_is_number(row[name]) for row in rows)] if len(names) > 1 else names
     if len(texts) != 1:
         said = f"several columns may hold the text: {', '.join(texts)}" if texts else "no column holds text"
-        raise DataError(f"{where}: {said} (the file has {', '.join(row)}). Say text.column.")
+        raise DataError(f"{where}: {said} (the file has {', '.join(names)}). Say text.column.")
     return texts[0]
 
 

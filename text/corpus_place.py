@@ -81,6 +81,15 @@ def _content(config: TextSettings) -> list[str]:
         raise DataError(f"the corpus {config.corpus} cannot be read: {why(error)}") from error
 
 
+def stamp_of(config: TextSettings) -> list[tuple[str, int, int]]:
+    """Path, size and date of each file of a local corpus; they tell whether it was changed while it was read."""
+    files = [] if config.corpus.startswith("hub:") else _files(config.corpus)
+    try:
+        return [(str(file), status.st_size, status.st_mtime_ns) for file in files for status in [file.stat()]]
+    except OSError as error:
+        raise DataError(f"the corpus {config.corpus} cannot be read: {why(error)}") from error
+
+
 def _hash_of(texts: Iterator[str] | Sequence[str]) -> str:
     digest = hashlib.sha256()
     for text in texts:

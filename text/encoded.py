@@ -21,14 +21,15 @@ from dipole.core.ground.files import atomic_file, atomic_write, why
 from dipole.text.corpus import Document, Piece
 from dipole.text.counting import Counts
 from dipole.text.shard_worker import file_of, made_by
-from dipole.text.shards import SHARD, Numbering, Shard, Task, tasks_of
+from dipole.text.shards import SHARD, Numbering, Shard, Task, not_kept, tasks_of
 from dipole.text.vocabulary import Tokens, counted_vocabulary, load_tokens
+from dipole.text.watch import Watch
 
 ARRAYS = {"tokens": np.int32, "offsets": np.int64, "document": np.int32}
 INDEX, TOKENIZER, PARTS = "index.json", "tokenizer.json", "parts"
 TOLD = ("fingerprint", "longest", "unknown")
 READ = 1 << 20  # numbers that are looked at together
-SUMMED = 2 << 30  # bytes of a cache whose check sums are looked at each time; of a larger one it is the sizes alone
+SUMMED = 2 << 30  # bytes of arrays whose check sums are looked at before they are used; those of larger ones meanwhile
 Told = Callable[[int, int], None]
 """Is told the characters and the sentences of each shard that is done."""
 
@@ -42,6 +43,8 @@ class Sentences:
     document: np.ndarray  # (n,) int32, rising
     told: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """What is known of them without looking at all of them (`TOLD`)."""
+    watch: Watch | None = field(default=None, compare=False, repr=False)
+    """Looks whether the files are intact."""
 
     def __len__(self) -> int:
         return len(self.document)
@@ -78,7 +81,13 @@ class Sentences:
         return any(bool((part[:-1] == part[1:]).any()) for part in parts)
 
     def ids(self, rows: Sequence[int] | np.ndarray) -> list[np.ndarray]:
-        """Token ids of some sentences."""
+        """Token ids of some sentences.
+
+        Raises:
+            DataError: the files that they lie in were found to be damaged.
+        """
+        if self.watch is not None:
+            self.watch.check()
         return [self.tokens[self.offsets[i] : self.offsets[i + 1]] for i in rows]
 
     def take(self, rows: np.ndarray) -> "Sentences":
@@ -136,6 +145,7 @@ def encode_pieces(
     processes: int = 1,
     size: int = SHARD,
     tell: Told | None = None,
+    same: Callable[[], bool] = lambda: True,
 ) -> tuple[Tokens, Sentences]:
     """Cut a stream of text into sentences, count its words where there is no tokenizer, and number them.
 
@@ -152,13 +162,15 @@ def encode_pieces(
         folder: where the ids are kept; None keeps them in memory.
         processes: that cut and number, where there is a folder and more than one shard.
         size: characters of a shard.
+        same: whether the text is still what the folder is named by; asked once it is read.
 
     Returns:
         the tokenizer, which was given or counted, and the sentences.
 
     Raises:
-        DataError: no sentence was found, or the folder cannot be written.
+        DataError: no sentence was found, the folder cannot be written, or the text was changed meanwhile.
     """
+    pieces = _read(pieces)
     if folder is None:
         shards: list[Shard] = []
         for _ in _made(tasks_of(pieces, size), numbering, limit, shards.append, None, 1, tell):
@@ -177,7 +189,15 @@ def encode_pieces(
         if full is not None:
             return full
         with _writing(folder):
-            return _fill(folder, pieces, numbering, vocabulary_size, limit, processes, size, tell)
+            return _fill(folder, pieces, numbering, vocabulary_size, limit, processes, size, tell, same)
+
+
+def _read(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """The pieces; a file that went away under its reader is no fault of the folder for the ids."""
+    try:
+        yield from pieces
+    except OSError as error:
+        raise DataError(f"the corpus cannot be read: {error.filename or ''} {why(error)}") from error
 
 
 def _made(
@@ -260,12 +280,18 @@ def _fill(
     processes: int,
     size: int,
     tell: Told | None,
+    same: Callable[[], bool],
 ) -> tuple[Tokens, Sentences]:
     parts = folder / PARTS
     parts.mkdir(parents=True, exist_ok=True)
     for left in folder.glob(".*.tmp*"):  # of a process that was killed; whoever fills the folder is alone
         left.unlink(missing_ok=True)
     numbers = [task.number for task in _made(tasks_of(pieces, size), numbering, limit, print, parts, processes, tell)]
+    if not same():
+        shutil.rmtree(parts, ignore_errors=True)
+        raise DataError(
+            "the corpus was changed while it was read, and nothing of it is kept. Start again when it is whole."
+        )
     shards = [file_of(parts, number) for number in numbers]
     tokens = numbering.tokens
     if tokens is None:
@@ -304,17 +330,26 @@ def _load(folder: Path, tokens: Tokens | None) -> tuple[Tokens, Sentences] | Non
         return None
     if tokens is None:
         tokens = load_tokens(folder / TOKENIZER)
-    return tokens, _mapped(folder, index)
+    sentences = _mapped(folder, index)
+    if not _is_summed(index):
+        sums = {name: index["files"][f"{name}.bin"] for name in ARRAYS}
+        watch = Watch(folder / INDEX, {name: (getattr(sentences, name), check) for name, (_, check) in sums.items()})
+        sentences = replace(sentences, watch=watch)
+    return tokens, sentences
 
 
 def _index(folder: Path) -> dict[str, Any] | None:
-    """What a folder says of itself, if its files are what they were."""
+    """What a folder says of itself, if its files are what they were; of large arrays the sizes alone are looked at."""
     index: dict[str, Any] = json.loads((folder / INDEX).read_bytes())
     files: dict[str, list[int]] = index["files"]
     if any((folder / name).stat().st_size != size for name, (size, _) in files.items()):
         return None
-    is_small = sum(size for size, _ in files.values()) <= SUMMED
-    return None if is_small and any(sum_of(folder / name) != told for name, told in files.items()) else index
+    looked_at = files if _is_summed(index) else files.keys() & {TOKENIZER}
+    return None if any(sum_of(folder / name) != files[name] for name in looked_at) else index
+
+
+def _is_summed(index: dict[str, Any]) -> bool:
+    return sum(size for size, _ in index["files"].values()) <= SUMMED
 
 
 def _mapped(folder: Path, index: dict[str, Any]) -> Sentences:
@@ -350,9 +385,7 @@ def _writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(
-            f"the corpus cannot be kept in {folder}: {why(error)} Or set text.cache to a folder with room."
-        ) from error
+        raise not_kept(folder, error) from error
 
 
 def processes_here() -> int:

@@ -20,8 +20,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from dipole.core.ground.errors import DataError, DipoleError
-from dipole.core.ground.files import why
-from dipole.text.shards import Numbering, Task
+from dipole.text.shards import Numbering, Task, not_kept
 from dipole.text.vocabulary import Tokens
 
 # Of nltk's classifiers and drawings nothing is used; importing what they need costs a process 100 MB.
@@ -153,6 +152,6 @@ def serve() -> None:
         except DipoleError as error:
             answer = {"error": str(error)}
         except OSError as error:
-            answer = {"error": f"the corpus cannot be kept in {folder}: {why(error)}"}
+            answer = {"error": str(not_kept(folder, error))}
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()

@@ -5,7 +5,9 @@ import gzip
 import io
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO, cast
 
 from dipole.core.ground.errors import DataError
 
@@ -15,6 +17,13 @@ LOOKED_AT = 1 << 16
 # escape.
 CONTROL = bytes({*range(32)} - {*b"\t\n\v\f\r\x1a\x1b"})
 STRAY = 0.005
+MARKS = {
+    b"\xff\xfe\0\0": "utf-32",
+    b"\0\0\xfe\xff": "utf-32",
+    b"\xff\xfe": "utf-16",
+    b"\xfe\xff": "utf-16",
+}
+"""What a file in an encoding of more bytes a character begins with."""
 KINDS = {
     b"\x1f\x8b": "a gzip file",
     b"PK\x03\x04": "a zip archive",
@@ -43,7 +52,7 @@ def characters(file: Path, encoding: str, allowed: str) -> Iterator[str]:
     """
     try:
         decode = codecs.getincrementaldecoder(encoding)()
-        "".encode(encoding)
+        "".encode(encoding)  # there are codecs from bytes to bytes
     except LookupError:
         raise DataError(
             f"{file}: there is no encoding {encoding!r}; 'utf-8', 'latin-1' and 'cp1252' are the usual ones."
@@ -51,10 +60,9 @@ def characters(file: Path, encoding: str, allowed: str) -> Iterator[str]:
     lines = io.IncrementalNewlineDecoder(decode, translate=True)
     position = 0
     try:
-        with gzip.open(file) if file.name.endswith(".gz") else open(file, "rb") as stream:
+        with _opened(file) as stream:
             while data := stream.read(READ):
-                if not position:
-                    _check(data[:LOOKED_AT], file, encoding, allowed)
+                _check(data, file, encoding, allowed, first=not position)
                 pending = len(decode.getstate()[0])
                 text = lines.decode(data)
                 first, position = position == 0, position + len(data)
@@ -70,13 +78,34 @@ def characters(file: Path, encoding: str, allowed: str) -> Iterator[str]:
         raise DataError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
-def _check(start: bytes, file: Path, encoding: str, allowed: str) -> None:
-    kind = next((kind for mark, kind in KINDS.items() if start.startswith(mark)), None)
-    wide = codecs.lookup(encoding).name.startswith(("utf-16", "utf-32"))
-    strange = len(start) - len(start.translate(None, CONTROL))
-    if kind is None and not wide and (b"\0" in start or strange > STRAY * len(start)):
-        kind = "binary data"
+def check_text(file: Path, encoding: str, allowed: str) -> None:
+    """Raise DataError where a file does not begin as text does; what cannot be opened is left to its reader."""
+    with suppress(OSError, EOFError, zlib.error, LookupError), _opened(file) as stream:
+        _check(stream.read(LOOKED_AT), file, encoding, allowed, first=True)
+
+
+def _opened(file: Path) -> BinaryIO:
+    return cast(BinaryIO, gzip.open(file)) if file.name.lower().endswith(".gz") else open(file, "rb")
+
+
+def _check(data: bytes, file: Path, encoding: str, allowed: str, *, first: bool) -> None:
+    if codecs.lookup(encoding).name.startswith(("utf-16", "utf-32")):
+        return
+    kind = "binary data" if _strange(data) > STRAY * READ else None
+    if first:
+        wide = next((name for mark, name in MARKS.items() if data.startswith(mark)), None)
+        if wide is not None:
+            raise DataError(f"{file} is not {encoding}: it begins as {wide} does. Set text.encoding = '{wide}'.")
+        start = data[:LOOKED_AT]
+        if b"\0" in start or _strange(start) > STRAY * len(start):
+            kind = "binary data"
+        kind = next((kind for mark, kind in KINDS.items() if data.startswith(mark)), kind)
     if kind is not None:
         raise DataError(
             f"{file} holds no text: it is {kind}, whatever its name says. A corpus is read from {allowed}, or hub:NAME."
         )
+
+
+def _strange(data: bytes) -> int:
+    """How many bytes are none that text has."""
+    return len(data) - len(data.translate(None, CONTROL))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dipole.core.ground.errors import DataError
 from dipole.core.ground.files import replacing, why
-from dipole.text.corpus import JSON, PARQUET, Document, Unit, documents_of, split_sentences
+from dipole.text.corpus import CSV, JSON, PARQUET, Document, Unit, documents_of, split_sentences
 from dipole.text.wiki_markup import is_dump, pages
 
 TELL_SECONDS = 10.0
@@ -101,7 +101,7 @@ def _documents(source: Path, unit: Unit, encoding: str) -> Iterator[Document]:
         if is_dump(file):
             yield from (Document(title, split_sentences(text)) for title, text in pages(file))
             continue
-        is_text = not file.name.endswith(JSON + PARQUET)
+        is_text = not file.name.lower().endswith(JSON + CSV + PARQUET)
         for document in documents_of(file, unit if is_text else "documents", None, encoding):
             # A text file is an article, wherever in the folder it lies; rows of several files may have one number.
             inside = file.relative_to(source).as_posix() if file != source else file.name

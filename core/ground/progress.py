@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 PLAIN_SECONDS = 10.0
+_QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
+
+
+@contextmanager
+def quietly(quiet: bool = True) -> Iterator[None]:
+    """Whatever shows progress within the block is quiet, however deep it is made."""
+    token = _QUIET.set(quiet or _QUIET.get())
+    try:
+        yield
+    finally:
+        _QUIET.reset(token)
 
 
 class Progress:
     """Shows how far a run is; `quiet` shows nothing but warnings, `mute` not even these (ranks other than 0)."""
 
     def __init__(self, quiet: bool = False, mute: bool = False) -> None:
-        self._quiet = quiet or mute
+        self._quiet = quiet or mute or _QUIET.get()
         self._mute = mute
         self._bar: object | None = None
         self._total = 0

@@ -68,14 +68,14 @@ def located_rows(source: str, split: str, encoding: str, asker: Asker) -> Iterat
     if is_saved(path):
         yield from _numbered(_saved(path, split, asker), source)
         return
-    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.name.endswith(ROWS))
-    if not files or not files[0].name.endswith(ROWS):
+    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if _ends(p, ROWS))
+    if not files or not _ends(files[0], ROWS):
         what = f"the folder {path} holds no such file" if path.is_dir() else f"{path} is none of them"
         raise DataError(f"rows are read from {', '.join(ROWS)}, and {what}.")
     for file in files:
-        if file.name.endswith(PARQUET):
+        if _ends(file, PARQUET):
             yield from _numbered(parquet_rows(file, asker), str(file))
-        elif file.name.endswith(CSV):
+        elif _ends(file, CSV):
             yield from csv_rows(file, encoding, asker)
         else:
             yield from json_rows(file)
@@ -84,6 +84,10 @@ def located_rows(source: str, split: str, encoding: str, asker: Asker) -> Iterat
 def is_saved(folder: Path) -> bool:
     """Whether `datasets` wrote a folder by `save_to_disk`."""
     return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
+
+
+def _ends(file: Path, suffixes: tuple[str, ...]) -> bool:
+    return file.name.lower().endswith(suffixes)
 
 
 def _numbered(rows: Iterable[Any], where: str) -> Iterator[Located]:
@@ -97,7 +101,7 @@ def json_rows(file: Path) -> Iterator[Located]:
     Raises:
         DataError: a line is not JSON or not UTF-8, or the file is cut short.
     """
-    opener = gzip.open if file.suffix == ".gz" else open
+    opener = gzip.open if _ends(file, (".gz",)) else open
     number = 0
     try:
         with opener(file, "rt", encoding="utf-8-sig") as lines:
@@ -124,8 +128,8 @@ def csv_rows(file: Path, encoding: str, asker: Asker) -> Iterator[Located]:
         DataError: no header, a name twice in it, a row with another number of cells, an open quotation mark, another
             encoding.
     """
-    opener = gzip.open if file.suffix == ".gz" else open
-    tabs = file.name.removesuffix(".gz").endswith(".tsv")
+    opener = gzip.open if _ends(file, (".gz",)) else open
+    tabs = _ends(file, (".tsv", ".tsv.gz"))
     csv.field_size_limit(LONGEST_CELL)
     begins = 1
     try:

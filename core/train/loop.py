@@ -13,7 +13,7 @@ from torch.nn.utils import clip_grads_with_norm_
 
 from dipole.core.ground.errors import ConfigError, DipoleError, TrainingError
 from dipole.core.ground.first_error import first_message
-from dipole.core.ground.progress import Progress
+from dipole.core.ground.progress import Progress, quietly
 from dipole.core.ground.seeding import set_deterministic
 from dipole.core.ground.sync_batch_norm import synchronize
 from dipole.core.ground.transfer import Fetched
@@ -68,7 +68,7 @@ def train(
         return record
     trackers = check_trackers([*log, *(["tensorboard"] if tensorboard else [])])
     set_deterministic(config.deterministic)
-    with Interrupts() as interrupts:
+    with Interrupts() as interrupts, quietly(quiet):
         try:
             begin = resume if isinstance(resume, Path) or not overwrite else "never"
             return _train(config, folder, begin, quiet, trackers, interrupts)

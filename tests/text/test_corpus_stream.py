@@ -161,7 +161,7 @@ encode_pieces(read_pieces(sys.argv[1]), Numbering(9), vocabulary_size=20,
 def test_a_killed_process_leaves_shards_that_the_next_goes_on_from(folder, tmp_path):
     place = tmp_path / "ids"
     process = subprocess.Popen([sys.executable, "-c", FILLING, str(folder), str(place)])
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while len(list(place.glob("parts/*.npz"))) < 3 and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
     process.kill()

@@ -45,7 +45,7 @@ def measured(corpus, rank=0, world_size=1, microbatch=None, **other):
         torch.manual_seed(0)
         adapter = TextAdapter(
             TextSettings(
-                **{"corpus": corpus, "encoder": "gru", "hidden_size": 6, "word_size": 5, "held_out": 0.0}
+                **{"corpus": f"{corpus}/books", "encoder": "gru", "hidden_size": 6, "word_size": 5, "held_out": 0.0}
                 | settings
                 | other
             ),
@@ -117,10 +117,11 @@ def off(found, expected):
 def corpus(tmp_path_factory):
     draw = np.random.default_rng(0)
     folder = tmp_path_factory.mktemp("corpus")
+    (folder / "books").mkdir()
     for document in range(3):
         words = [f"word{i}" for i in range(4 * document, 4 * document + 6)]
         lines = [" ".join(draw.choice(words, size=draw.integers(2, 6))) for _ in range(9)]
-        (folder / f"{document}.txt").write_text("\n\n".join(lines))
+        (folder / "books" / f"{document}.txt").write_text("\n\n".join(lines))
     rows = ["anchor,positive,negative_1,negative_2"]
     for row in range(20):  # rows have no, one or two negatives
         cells = [" ".join(draw.choice(words, size=draw.integers(2, 6))) + f" word{row}" for _ in range(2 + row % 3)]
@@ -172,7 +173,7 @@ def test_a_gather_without_gradient_is_noticed(ranks, single):
 
 def test_a_block_stays_on_one_rank(corpus):
     """Rows are cut between blocks, sentences wherever; nothing is lost or drawn twice."""
-    base = {"corpus": corpus, "encoder": "bow", "word_size": 4, "held_out": 0.0}
+    base = {"corpus": f"{corpus}/books", "encoder": "bow", "word_size": 4, "held_out": 0.0}
     for settings, unit in (({"pairs": "blocks", "block_size": 1}, 2), ({}, 1)):
         parts = [
             next(

@@ -81,11 +81,7 @@ def _library() -> SimpleNamespace:
     """The classes of sentence-transformers that are used, from where its version has them."""
     try:
         from sentence_transformers import SentenceTransformer
-
-        try:
-            from sentence_transformers.sentence_transformer import modules
-        except ImportError:  # before 5.5
-            from sentence_transformers import models as modules  # type: ignore[no-redef, attr-defined]
+        from sentence_transformers.sentence_transformer import modules
     except ImportError as error:
         raise TrainingError(
             f"the export needs sentence-transformers; install it with: {install_line('sentence-transformers')}"
