@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar on a terminal, a line that is written over in a notebook, a plain one now and then elsewhere."""
+"""Progress on stderr: a bar on a terminal, a line written over in a notebook, a plain one now and then elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of what our own runs have measured, from benchmarks/results: <!-- table: NAME --> in a page is replaced by one."""
+"""Tables of what our own runs have measured (benchmarks/results), in place of <!-- table: NAME --> in a page."""
 
 from __future__ import annotations
 

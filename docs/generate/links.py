@@ -17,13 +17,13 @@ def place(path: str) -> str:
         return path.removeprefix("docs/")
     if found.is_dir():
         return f"source/{path}.md"
-    if found.suffix == ".md":
-        return f"project/{found.name.lower()}"
-    return f"source/{path}" if found.is_file() else ""
+    if not found.is_file():
+        return ""
+    return f"project/{found.name.lower()}" if found.suffix == ".md" else f"source/{path}"
 
 
 def outside(markdown: str, page: str) -> dict[str, str]:
-    """What links of a page, named from the root of the repository, lead out of docs/: link -> path in the repository."""
+    """Links of a page, which is named from the root of the repository, out of docs/: link -> path from there."""
     folder = Path(page).parent
     found = {}
     for _, target, _, _ in LINK.findall(markdown):

@@ -58,8 +58,8 @@ def page(entry: Entry) -> str:
     if "option" in added:
         parts += [
             f"## What `{added['option']}` does",
-            "How hard the gradient moves a negative, by how alike it and the anchor are: |dL / ds| of the loss that runs, for one "
-            "anchor, a positive at cosine 0.8 and 81 negatives from -1 to 1"
+            "How hard the gradient moves a negative, by how alike it and the anchor are: |dL / ds| of the loss itself, "
+            "for one anchor, a positive at cosine 0.8 and 81 negatives from -1 to 1"
             + (f", with `{added['fixed']}`." if "fixed" in added else "."),
             f"![Weight of a negative over its cosine]({entry.name}-weights.svg)",
         ]
@@ -76,7 +76,8 @@ def page(entry: Entry) -> str:
     parts.append("What of them has been run, and its verdicts: [results](../choosing.md), [papers](../papers.md).")
     parts += [
         "## In code",
-        f"::: {entry.target.__module__}.{entry.target.__qualname__}\n    options:\n      heading_level: 3\n      members: false",
+        f"::: {entry.target.__module__}.{entry.target.__qualname__}\n"
+        "    options:\n      heading_level: 3\n      members: false",
     ]
     return "\n\n".join(parts) + "\n"
 

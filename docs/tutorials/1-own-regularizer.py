@@ -73,8 +73,8 @@ print({name: round(float(term), 4) for name, term in outcome.terms.items()})
 # %% [markdown]
 # ## Checked
 #
-# Value and gradient against the loop in float64 on thirteen layouts of pairs, half precision, edges, permutations, and more.
-# (`ranks=False` leaves out two processes against one, which take some seconds to start.)
+# Value and gradient against the loop in float64 on thirteen layouts of pairs, half precision, edges, permutations,
+# and more. (`ranks=False` leaves out two processes against one, which take some seconds to start.)
 
 # %%
 report = dipole.check_objective("apart(ceiling=0.2)", ranks=False)

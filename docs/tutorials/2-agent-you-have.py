@@ -74,8 +74,8 @@ def agent():
 # %% [markdown]
 # ## With and without
 #
-# The one line is `callback=ContrastiveCallback(...)`. It shows two crops of what the buffer holds to the agent's encoder,
-# with a slow copy as key encoder.
+# The one line is `callback=ContrastiveCallback(...)`. It shows two crops of what the buffer holds to the agent's
+# encoder, with a slow copy as key encoder.
 
 # %%
 from dipole.rl import ContrastiveCallback
@@ -90,8 +90,8 @@ for text in OBJECTIVES:
 # %% [markdown]
 # ## What it did
 #
-# The return of deterministic episodes, and how far apart its encoder keeps different observations. (At the small setting the
-# agents have hardly begun; the returns mean something after some thousand steps.)
+# The return of deterministic episodes, and how far apart its encoder keeps different observations. (At the small
+# setting the agents have hardly begun; the returns mean something after some thousand steps.)
 
 
 # %%
@@ -124,5 +124,5 @@ axes.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# [rl](../rl.md) has the callback's arguments, pixel environments of the DeepMind Control Suite, and `ContrastiveSAC`, where the
-# objective is part of the agent's own update.
+# [rl](../rl.md) has the callback's arguments, pixel environments of the DeepMind Control Suite, and `ContrastiveSAC`,
+# where the objective is part of the agent's own update.

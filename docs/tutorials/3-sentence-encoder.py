@@ -13,8 +13,8 @@
 # %% [markdown]
 # # Fine-tune a sentence encoder; its SentEval and MTEB numbers
 #
-# A model of sentence-transformers, its own trainer, and an objective as its loss; then the protocols by which such encoders
-# are compared.
+# A model of sentence-transformers, its own trainer, and an objective as its loss; then the protocols by which such
+# encoders are compared.
 
 # %%
 import sys
@@ -29,10 +29,11 @@ if "google.colab" in sys.modules:
 # %% [markdown]
 # ## A model and pairs
 #
-# A published checkpoint, and neighbouring sentences of Python's own documentation as pairs. The small setting makes a tiny BERT
-# with random weights in place of the checkpoint, so that it runs without a download.
+# A published checkpoint, and neighbouring sentences of Python's own documentation as pairs. The small setting makes a
+# tiny BERT with random weights in place of the checkpoint, so that it runs without a download.
 
 # %%
+import itertools
 import os
 import re
 import tempfile
@@ -50,7 +51,7 @@ folder = Path(tempfile.mkdtemp())
 CHECKPOINT = "sentence-transformers/all-MiniLM-L6-v2"
 
 documents = [re.findall(r"[A-Z][a-z]+ [a-z ,]{20,80}\.", " ".join(text.split())) for text in topics.values()]
-pairs = [pair for sentences in documents for pair in zip(sentences, sentences[1:], strict=False)]
+pairs = [pair for sentences in documents for pair in itertools.pairwise(sentences)]
 print(len(pairs), "pairs, such as", pairs[0])
 
 
@@ -82,8 +83,8 @@ model = tiny(folder, [text for pair in pairs for text in pair]) if SMALL else Se
 # %% [markdown]
 # ## Numbers before
 #
-# SentEval's protocol on its own files, where `SENTEVAL` names their folder; else on two small files of the same form, which say
-# nothing but that everything runs. MTEB's on a task of its own, where it is installed.
+# SentEval's protocol on its own files, where `SENTEVAL` names their folder; else on two small files of the same form,
+# which say nothing but that everything runs. MTEB's on a task of its own, where it is installed.
 
 # %%
 from dipole.text import senteval
@@ -115,8 +116,8 @@ print("before", before)
 # %% [markdown]
 # ## Fine-tuning
 #
-# The one line is the loss. `CachedContrastiveLoss` holds the activations of `mini_batch_size` sentences at a time, while the
-# objective sees the whole batch.
+# The one line is the loss. `CachedContrastiveLoss` holds the activations of `mini_batch_size` sentences at a time,
+# while the objective sees the whole batch.
 
 # %%
 loss = dipole.text.CachedContrastiveLoss(model, "infonce(temperature=0.05) + 0.1*dp", mini_batch_size=32)
@@ -158,7 +159,8 @@ plt.show()
 # %% [markdown]
 # ## MTEB
 #
-# MTEB takes the model as it is. A list of its tasks downloads their data; the small setting has a task of its own without any.
+# MTEB takes the model as it is. A list of its tasks downloads their data; the small setting has a task of its own
+# without any.
 
 # %%
 from importlib.util import find_spec
@@ -201,5 +203,5 @@ else:
         print(found.task_name, round(found.scores["test"][0]["main_score"], 3))
 
 # %% [markdown]
-# [Trainers](../trainers.md) has hard negatives, several processes and terms with parameters; [text](../text.md) the protocols of
-# SentEval and how their numbers compare with published ones.
+# [Trainers](../trainers.md) has hard negatives, several processes and terms with parameters; [text](../text.md) the
+# protocols of SentEval and how their numbers compare with published ones.

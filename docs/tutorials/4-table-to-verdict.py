@@ -13,8 +13,8 @@
 # %% [markdown]
 # # From a paper's table to a verdict
 #
-# Table 1 of LMCL prints six accuracies of k-means and says what follows from them. The suite of the same name makes the numbers
-# again, sets them beside the printed ones, and tests each claim on them.
+# Table 1 of LMCL prints six accuracies of k-means and says what follows from them. The suite of the same name makes
+# the numbers again, sets them beside the printed ones, and tests each claim on them.
 
 # %%
 import sys
@@ -39,26 +39,27 @@ for claim in published.claims():
 # %% [markdown]
 # ## Running it
 #
-# The suite has 20 seeds, as the paper; minutes on two cores. The small setting takes two and a tenth of the steps: enough to see
-# every part, too few for a verdict, which is what the verdict then says.
+# The suite has 20 seeds, as the paper; minutes on two cores. The small setting takes two and a tenth of the steps:
+# enough to see every part, too few for a verdict, which is what the verdict then says.
 
 # %%
 import os
+import subprocess
 import tempfile
 from pathlib import Path
-
-from dipole.core.cli import main
 
 SMALL = os.environ.get("DIPOLE_TUTORIAL") == "small"
 runs = Path(tempfile.mkdtemp())
 small = ["--seeds", "2", "--jobs", "1", "--threads", "1", "--set", "train.steps=25"]
-assert main(["bench", TABLE, "--runs", str(runs), *(small if SMALL else [])]) == 0
+bench = [sys.executable, "-m", "dipole.core.cli", "bench", TABLE, "--runs", str(runs), *(small if SMALL else [])]
+done = subprocess.run(bench, stdout=subprocess.PIPE, text=True, check=True)
+print(done.stdout)
 
 # %% [markdown]
 # ## Ours beside theirs
 #
-# A cell is compared only where the protocol is the paper's. LMCL does not say its coordinates, noise and temperature, and the
-# suite says that it had to choose them: that stands with every number.
+# A cell is compared only where the protocol is the paper's. LMCL does not say its coordinates, noise and temperature,
+# and the suite says that it had to choose them: that stands with every number.
 
 # %%
 from dipole.benchmarks.manifest import read_manifests
@@ -113,5 +114,5 @@ for claimed in results.claims():
     print(f"{claimed.ours.claim.id}: {claimed.verdict}\n  {claimed.why}")
 
 # %% [markdown]
-# `dipole report runs -o report.html` writes all of it as one page, with every suite of the folder; [benchmarks](../benchmarks.md)
-# says how verdicts are reached, [papers](../papers.md) which tables there are.
+# `dipole report runs -o report.html` writes all of it as one page, with every suite of the folder;
+# [benchmarks](../benchmarks.md) says how verdicts are reached, [papers](../papers.md) which tables there are.

@@ -13,8 +13,8 @@
 # %% [markdown]
 # # Reading the geometry of embeddings
 #
-# Accuracy of a probe tells little about what an objective did to the embeddings. Distances, directions in use, and what lies
-# where tell more. Three objectives on digits, looked at in four ways.
+# Accuracy of a probe tells little about what an objective did to the embeddings. Distances, directions in use, and
+# what lies where tell more. Three objectives on digits, looked at in four ways.
 
 # %%
 import sys
@@ -27,8 +27,8 @@ if "google.colab" in sys.modules:
 # %% [markdown]
 # ## Three runs
 #
-# A finished run has all that is needed to use its model: `load_run` gives the record, the adapter (data and encoder) and the
-# objective.
+# A finished run has all that is needed to use its model: `load_run` gives the record, the adapter (data and encoder)
+# and the objective.
 
 # %%
 import os
@@ -54,8 +54,8 @@ for text in OBJECTIVES:
 # %% [markdown]
 # ## Distances
 #
-# D = (1 - cos) / 2 of pairs of one class and of two. Distance polarization (`dp`) empties the interval between its ends, 0.1 and
-# 0.5.
+# D = (1 - cos) / 2 of pairs of one class and of two. Distance polarization (`dp`) empties the interval between its
+# ends, 0.1 and 0.5.
 
 # %%
 import matplotlib.pyplot as plt
@@ -121,5 +121,5 @@ for axis, (text, z) in zip(axes, features.items(), strict=True):
 plt.show()
 
 # %% [markdown]
-# `dipole theory RUN` evaluates the papers' inequalities on the same features ([theory](../theory.md)); what CLLR's projection
-# does to directions is in [CLLR](../cllr.md).
+# `dipole theory RUN` evaluates the papers' inequalities on the same features ([theory](../theory.md)); what CLLR's
+# projection does to directions is in [CLLR](../cllr.md).

@@ -13,9 +13,9 @@
 # %% [markdown]
 # # Many GPUs
 #
-# Negatives come from the whole batch. N processes that each hold B/N rows have to compute the loss of one process with B, or the
-# number of GPUs becomes a hyperparameter. Here two processes show that they do: on the processor, with gloo; on GPUs the same
-# program runs with nccl.
+# Negatives come from the whole batch. N processes that each hold B/N rows have to compute the loss of one process
+# with B, or the number of GPUs becomes a hyperparameter. Here two processes show that they do: on the processor, with
+# gloo; on GPUs the same program runs with nccl.
 
 # %%
 import sys
@@ -28,8 +28,8 @@ if "google.colab" in sys.modules:
 # %% [markdown]
 # ## A loop
 #
-# Encoder and objective are one module below DistributedDataParallel. Each process hands in its own rows; the objective gathers
-# those of all, with gradient.
+# Encoder and objective are one module below DistributedDataParallel. Each process hands in its own rows; the
+# objective gathers those of all, with gradient.
 
 # %%
 import os
@@ -123,5 +123,5 @@ plt.show()
 # torchrun --nproc-per-node 4 -m dipole.core.cli train cifar10-simclr
 # ```
 #
-# shares each batch among four GPUs and ends with the numbers of one. Where the gathered rows do not fit, they go round in a ring
-# ([core](../core.md), several ranks).
+# shares each batch among four GPUs and ends with the numbers of one. Where the gathered rows do not fit, they go
+# round in a ring ([core](../core.md), several ranks).
