@@ -2,14 +2,12 @@
 
 import argparse
 import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable
 from math import inf
 from pathlib import Path
 from textwrap import fill
-from typing import Any
 
+from dipole.core.cli.answer import answering
 from dipole.core.cli.arguments import positive, whole
 
 Runner = Callable[[argparse.Namespace], int]
@@ -147,7 +145,7 @@ def _bench(arguments: argparse.Namespace) -> int:
         return 0
     from dipole.benchmarks.run.bench import bench, plan_all
 
-    with _stdout_for(arguments.json) as answer:
+    with answering(arguments.json) as answer:
         if arguments.suite is None:
             return plan_all(arguments.scale, arguments.runs, arguments.jobs, arguments.threads, answer=answer)
         code = bench(
@@ -173,10 +171,10 @@ def _sweep(arguments: argparse.Namespace) -> int:
     from dipole.benchmarks.sweep.search import sweep
 
     a = arguments
-    with _stdout_for(a.json) as answer:
+    with answering(a.json) as answer:
         code = sweep(
             a.recipe, a.space, a.metric, a.trials, a.minimize, a.seeds, a.overrides, a.runs, a.engine, a.jobs,
-            a.threads, a.name, a.seed, dict(a.slurm),
+            a.threads, a.name, a.seed, dict(a.slurm), answer=answer,
         )  # fmt: skip
         answer |= {"runs": str(a.runs), "ok": code == 0}
     return code
@@ -186,7 +184,7 @@ def _demo(arguments: argparse.Namespace) -> int:
     if arguments.part == "vision":
         from dipole.vision.demo import demo as vision_demo
 
-        with _stdout_for(arguments.json) as answer:
+        with answering(arguments.json) as answer:
             vision_demo(arguments.runs)
             answer |= {"runs": str(arguments.runs), "ok": True}
         return 0
@@ -194,7 +192,7 @@ def _demo(arguments: argparse.Namespace) -> int:
     from dipole.benchmarks.run.bench import bench
 
     a = arguments
-    with _stdout_for(a.json) as answer:
+    with answering(a.json) as answer:
         code = bench("demo", "small", a.runs, a.engine, a.jobs, a.threads, answer=answer)
         write_report(arguments.runs, arguments.output)
         answer |= {"report": str(arguments.output)}
@@ -207,7 +205,7 @@ def _demo(arguments: argparse.Namespace) -> int:
 def _report(arguments: argparse.Namespace) -> int:
     from dipole.benchmarks.report.write import named_charts, write_report
 
-    with _stdout_for(arguments.json) as answer:
+    with answering(arguments.json) as answer:
         found = write_report(arguments.runs, arguments.output, arguments.figures)
         answer |= {"report": str(arguments.output), "facts": dict(found.facts)}
     if arguments.json:
@@ -216,18 +214,6 @@ def _report(arguments: argparse.Namespace) -> int:
     if arguments.figures is not None:
         print(f"{arguments.figures}: {len(named_charts(found))} charts, each as .svg, .pdf, .tex and .vl.json")
     return 0
-
-
-@contextmanager
-def _stdout_for(as_json: bool) -> Iterator[dict[str, Any]]:
-    """What a command answers with --json: filled inside the block, in which all else that is printed goes to stderr."""
-    answer: dict[str, Any] = {}
-    if not as_json:
-        yield answer
-        return
-    with redirect_stdout(sys.stderr):
-        yield answer
-    print(json.dumps(answer))
 
 
 def _option(text: str) -> tuple[str, str]:

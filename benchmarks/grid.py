@@ -37,8 +37,6 @@ from dipole.core.ground.errors import ConfigError, RegistryError, SpecError, nea
 MOST = 100_000
 """Rows, columns, or cells of a suite: more is taken for a mistake."""
 Entry = Mapping[str, Any]
-Family = dict[object, list[tuple[Mapping[str, "Value"], str]]]
-"""Label of a row as it is written -> the points of its grid and the labels there."""
 
 
 @dataclass(frozen=True)
@@ -117,10 +115,8 @@ def _expanded(part: Entry, suite: Entry, shared: Grid, of: str) -> dict[str, Any
         pairs = [(row, point, new) for row in rows for point, new in _multiplied(row, "method", shared, of)]
         found["rows"] = [new for _, _, new in pairs]
         if shared.axes:
-            family: Family = defaultdict(list)
-            for row, point, new in pairs:
-                family[_label(row)].append((point, _label(new)))
-            found["rows"] = [_with_base(new, point, suite.get("base"), family) for _, point, new in pairs]
+            families = _Families(pairs)
+            found["rows"] = [families.with_base(new, point, suite.get("base")) for _, point, new in pairs]
             found.pop("base", None)  # each row names its own
     return found
 
@@ -170,11 +166,33 @@ def _at(entry: Entry, name: str, point: Mapping[str, Value], together: Sequence[
     return found
 
 
-def _with_base(row: Entry, point: Mapping[str, Value], base: object, family: Family) -> dict[str, Any]:
-    """The row with its base: the one of its own values, where the base it names is multiplied out as well."""
-    wanted = row.get("base", base)
-    of = [label for other, label in family.get(wanted, ()) if all(point.get(a, v) == v for a, v in other.items())]
-    return {**row, "base": of[0] if of else wanted}
+class _Families:
+    """Labels of the rows that each row as it is written is multiplied out to, by the values of their points."""
+
+    def __init__(self, rows: Sequence[tuple[Entry, Mapping[str, Value], Entry]]) -> None:
+        self._points: dict[object, list[tuple[Mapping[str, Value], str]]] = defaultdict(list)
+        for row, point, new in rows:
+            self._points[_label(row)].append((point, _label(new)))
+        self._axes = {
+            label: frozenset.intersection(*(frozenset(point) for point, _ in points))
+            for label, points in self._points.items()
+        }
+        self._by_values: dict[tuple[object, frozenset[str]], dict[tuple[str, ...], str]] = {}
+
+    def with_base(self, row: Entry, point: Mapping[str, Value], base: object) -> dict[str, Any]:
+        """The row with its base: the one of its own values, where the base it names is multiplied out as well."""
+        wanted = row.get("base", base)
+        shared = frozenset(point) & self._axes.get(wanted, frozenset())
+        if (wanted, shared) not in self._by_values:
+            labels: dict[tuple[str, ...], str] = {}
+            for other, label in self._points.get(wanted, ()):
+                labels.setdefault(_texts(other, shared), label)
+            self._by_values[wanted, shared] = labels
+        return {**row, "base": self._by_values[wanted, shared].get(_texts(point, shared), wanted)}
+
+
+def _texts(point: Mapping[str, Value], axes: frozenset[str]) -> tuple[str, ...]:
+    return tuple(point[axis].text for axis in sorted(axes))
 
 
 def read_grid(raw: object, where: str) -> Grid:

@@ -3,15 +3,13 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dipole.benchmarks.run_records import BENCH, Problem
 from dipole.benchmarks.suite import FileName, Job, Sized, filled
 from dipole.core.ground.errors import RecordError
 from dipole.core.ground.files import atomic_write, why
-from dipole.core.record import schema_problem
-
-SCHEMA_VERSION = 1
+from dipole.core.record import read_part
 
 
 class _Part(BaseModel):
@@ -129,11 +127,9 @@ def read_manifests(runs: Path) -> tuple[list[Manifest], list[Problem]]:
     found, problems = [], []
     for path in sorted((runs / BENCH / "suites").glob("*.json")):
         try:
-            one = Manifest.model_validate_json(path.read_bytes())
-        except OSError as error:
-            problems.append(Problem(path, f"the description of a suite cannot be read: {why(error)}"))
-        except ValidationError as error:
-            problems.append(Problem(path, f"the description of a suite {schema_problem(error, SCHEMA_VERSION)}"))
+            one = read_part(path, Manifest)
+        except RecordError as error:
+            problems.append(Problem(path, f"the description of a suite {error}"))
         else:
             if path.stem == one.name:
                 found.append(one)

@@ -7,7 +7,6 @@ configurations are equal share a run.
 """
 
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,8 +21,10 @@ from dipole.benchmarks.grid import MOST, expand
 from dipole.benchmarks.protocol import deviations, leaves, tuples
 from dipole.benchmarks.report import published
 from dipole.benchmarks.run_records import run_name
-from dipole.core.ground.errors import ConfigError, nearest
-from dipole.core.ground.files import why
+from dipole.core.ground.errors import ConfigError, ReceivedError, nearest
+from dipole.core.ground.files import is_file
+from dipole.core.ground.received import read_toml
+from dipole.core.ground.text import shortened
 from dipole.core.train.config import RunConfig, Settings
 from dipole.core.train.problems import describe
 from dipole.core.train.recipe import load
@@ -160,10 +161,10 @@ class Suite(Settings):
                 *chain.from_iterable(c.set for c in columns),
             )
             problems += [f"set: {text!r} is not of the form key=value" for text in settings if "=" not in text]
-            labels, names = [row.label for row in rows], [column.name for column in columns]
+            labels, names = Counter(row.label for row in rows), Counter(column.name for column in columns)
             if not rows or not columns:
                 problems.append(f"scale {name!r} has no rows or no columns")
-            if twice := [each for given in (labels, names) for each, count in Counter(given).items() if count > 1]:
+            if twice := [each for given in (labels, names) for each, count in given.items() if count > 1]:
                 problems.append(f"scale {name!r} names a row or a column twice: {twice[0]!r}")
             if (count := len(rows) * len(columns) * len(scale.seeds)) > MOST:
                 problems.append(
@@ -353,17 +354,15 @@ def suites() -> Mapping[str, Path]:
 def read_suite(name: str | Path) -> Suite:
     """Read a shipped suite by name, or a suite file by path."""
     path = suites().get(str(name), Path(name))
-    if not path.is_file():
+    if not is_file(path):
         raise ConfigError(
-            f"no suite {str(name)!r}.{nearest(str(name), suites())} Give the name of a shipped "
+            f"no suite {shortened(str(name))!r}.{nearest(str(name), suites())} Give the name of a shipped "
             "one (`dipole list suites`) or the path of a suite file."
         )
     try:
-        return Suite.model_validate(tuples(expand(tomllib.loads(path.read_text(encoding="utf-8")))))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {why(error)}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+        return Suite.model_validate(tuples(expand(read_toml(path))))
+    except ReceivedError as error:
+        raise ConfigError(str(error)) from error
     except ConfigError as error:
         raise ConfigError(f"{path} is not a suite: {error}") from error
     except ValidationError as error:

@@ -24,7 +24,7 @@ from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.errors import ConfigError
 from dipole.core.measure.intervals import interquartile_mean
 from dipole.core.train.adapter import Adapter, Context, Sketch
-from dipole.core.train.config import Settings
+from dipole.core.train.config import EvaluatedPart, Settings
 from dipole.core.train.embedder import Embedder
 from dipole.rl import augmentation, kept, snapshots
 from dipole.rl.agent import ContrastiveSAC
@@ -34,7 +34,7 @@ from dipole.rl.encoder import PixelEncoder
 from dipole.rl.envs.registry import find, make_env
 from dipole.rl.envs.running.faults import guarded
 from dipole.rl.envs.running.workers import WorkerVecEnv
-from dipole.rl.episodes.history import Evaluation, scores
+from dipole.rl.episodes.history import SCORES, Evaluation, scores
 from dipole.rl.episodes.play import evaluate
 from dipole.rl.export import export_sb3
 from dipole.rl.exported import NO_VECTORS
@@ -53,12 +53,14 @@ class RLAdapter(Adapter):
     domain: ClassVar[str] = "rl"
     config_model: ClassVar[type[Settings]] = RLConfig
     validates: ClassVar[bool] = True
+    sets_aside: ClassVar[bool] = False
     train_fields: ClassVar[frozenset[str]] = frozenset(
         {
             "steps",
             "batch_size",
             "learning_rate",
             "precision",
+            "curves_on",
             "evaluate_on",
             "evaluate_every",
             "checkpoint_every",
@@ -165,20 +167,28 @@ class RLAdapter(Adapter):
         """Anchors of the encoder against keys of the momentum encoder."""
         return self.agent._pairs(batch, self.agent.policy.encoder(batch.observations))
 
-    @property
-    def _played(self) -> int:
+    def _played(self, part: EvaluatedPart) -> int:
         """The seed of evaluated episodes: other ones than those of the test for choosing settings."""
-        return self.seed.stream("probe", "validation") if self.validation else self.seed.probe
+        return self.seed.stream("probe", "validation") if part == "validation" else self.seed.probe
+
+    @property
+    def _has_new_score(self) -> bool:
+        """Whether a score is that of this evaluation: it is a result, of the part that results are of."""
+        reached = max((each.environment_steps for each in self.history), default=0)
+        return any(reached < steps <= self.agent.environment_steps for steps in SCORES.values())
 
     def evaluate(self, objective: Any) -> dict[str, float]:
         """Returns of whole episodes and the scores reached so far."""
         agent = self.agent
         observations: list[np.ndarray] = []
-        returns = evaluate(agent, self._evaluation_env, self.config.episodes, self._played, observations=observations)
+        play = partial(evaluate, agent, self._evaluation_env, self.config.episodes)
+        returns = play(self._played(self.part), observations=observations)
         picks = self.seed.numpy("probe", "observations").permutation(len(observations))[:_KEPT]
         self._observations = [observations[index] for index in np.sort(picks)]
         self.history = [each for each in self.history if each.environment_steps < agent.environment_steps]
-        self.history.append(Evaluation(agent.environment_steps, agent.num_timesteps, tuple(returns)))
+        if self.part == self.reported or self._has_new_score:
+            reported = returns if self.part == self.reported else play(self._played(self.reported))
+            self.history.append(Evaluation(agent.environment_steps, agent.num_timesteps, tuple(reported)))
         return {
             "return/mean": float(np.mean(returns)),
             "return/std": float(np.std(returns)),
@@ -199,7 +209,7 @@ class RLAdapter(Adapter):
     def features(self, split: str) -> tuple[Tensor, Tensor | None]:
         """Embeddings of observations of the last evaluation (of a played episode where there was none)."""
         if not self._observations:
-            evaluate(self.agent, self._evaluation_env, 1, self.seed.probe, observations=self._observations)
+            evaluate(self.agent, self._evaluation_env, 1, self._played(self.part), observations=self._observations)
             self._observations = self._observations[:_KEPT]
         images = torch.from_numpy(np.stack(self._observations)).to(self.device)
         encoder = self.agent.policy.encoder

@@ -293,7 +293,7 @@ class ContrastiveSAC(SAC):
 
     def _look_at(self, observations: Any, closely: bool = False) -> None:
         """Refuse observations of a VecEnv of the user's own that are not in their space; nobody else has looked."""
-        if self._is_guarded:
+        if self._is_guarded or self.env is None:
             return
         name = type(self.env.unwrapped).__name__
         for each in observations:

@@ -175,6 +175,7 @@ def named(folder: Path, name: Any) -> Path:
 
 def _state(agent: ContrastiveSAC) -> dict[str, Any]:
     assert agent.env is not None
+    innermost = _innermost(agent.env)
     return {
         "counters": {name: getattr(agent, name) for name in _COUNTERS},
         "last_obs": agent._last_obs,
@@ -182,7 +183,7 @@ def _state(agent: ContrastiveSAC) -> dict[str, Any]:
         "action_space": agent.action_space.np_random.bit_generator.state,
         "environments": agent.env.env_method("get_state") if agent.env.has_attr("wrapper_names") else None,
         "vector": wrappers_state(agent.env),
-        "workers": _innermost(agent.env).counters() if isinstance(_innermost(agent.env), WorkerVecEnv) else None,
+        "workers": innermost.counters() if isinstance(innermost, WorkerVecEnv) else None,
         "contrastive": learned.state() if (learned := getattr(agent, LEARNED, None)) is not None else None,
         "rng": rng_state(),
     }

@@ -1,12 +1,10 @@
 """Sentences for the trainer: running text in, pairs of neighbours or of block members out."""
 
-import hashlib
 import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
@@ -22,17 +20,18 @@ from dipole.core.measure.class_tasks import class_tasks
 from dipole.core.measure.probes import knn_probe
 from dipole.core.train.adapter import Adapter, Context, Sketch
 from dipole.core.train.block_losses import BlockShape, block_losses
+from dipole.core.train.config import EvaluatedPart
 from dipole.core.train.sampling import ClassBlocks
 from dipole.text import encoders, pairing, senteval
 from dipole.text.batching import make_batch
 from dipole.text.columns import PairBatches, PairTable, read_pairs
 from dipole.text.config import TextSettings
-from dipole.text.corpus import Document, labelled_documents, read_documents
-from dipole.text.document_classification import document_accuracy
+from dipole.text.corpus import Piece, labelled_documents, read_pieces
+from dipole.text.corpus_place import place_of, telling
+from dipole.text.document_classification import document_accuracy, held_back
 from dipole.text.embed import SentenceEmbedder
 from dipole.text.encode import SentenceEncoder
-from dipole.text.encoded import Sentences, building, encode_documents
-from dipole.text.encoded import keep as keep_file
+from dipole.text.encoded import Sentences, encode_pieces, processes_here
 from dipole.text.encoders.head import evaluated
 from dipole.text.kept import READ_BY, Kept, Probes, keep
 from dipole.text.model import build_model, clip_each, expanded, fixed_table, limit_of, never_differs
@@ -40,8 +39,10 @@ from dipole.text.neighbours import nearest_sentences, neighbour_histogram, next_
 from dipole.text.partners import find_partners
 from dipole.text.senteval.numbers import numbers_of
 from dipole.text.senteval.tables import written_tables
-from dipole.text.vocabulary import Tokens, build_vocabulary, load_tokens
+from dipole.text.shards import Numbering
+from dipole.text.vocabulary import Tokens, load_tokens
 
+TOGETHER = 10_000  # texts of a table that are numbered together
 PROBED = 2000  # sentences of each split that probes and diagnostics look at
 PAIRED = 1000  # of them whose distances to each other are shown, at most
 VECTORS = 300  # width that word vectors are taken to have before they are read: GloVe's
@@ -98,7 +99,8 @@ class TextAdapter(Adapter):
             self._restore(Kept(self.kept))
             return
         self.tokens, self.sentences = self._corpus()
-        self.train_rows, self.held_rows = self._split()
+        self.train_rows, _ = self._split("test")
+        self._check_rows()
         self.module = build_model(config, len(self.tokens), fixed_table(config, self.tokens))
         self.embedding_dim = self.module.width
         self._check_lengths()
@@ -148,21 +150,24 @@ class TextAdapter(Adapter):
         """Of a model in use: those that its folder holds, or those of a corpus, in ids of the kept vocabulary."""
         if self._probes is not None:
             return self._probes.sentences
-        return encode_documents(self._documents(), self.tokens, self.config.max_length)
-
-    @cached_property
-    def _rows(self) -> tuple[np.ndarray, np.ndarray]:
-        if self._probes is None:
-            return self._split()
-        return self._probes.rows["train"], self._probes.rows["test"][: None if self._probes.held_out else 0]
+        return self._encoded(self.tokens)[1]
 
     @cached_property
     def train_rows(self) -> np.ndarray:
-        return self._rows[0]
+        return self._split("test")[0] if self._probes is None else self._probes.rows["train"]
+
+    @property
+    def held_rows(self) -> np.ndarray:
+        """The rows of the part that is evaluated."""
+        if self._probes is not None:
+            return self._probes.rows["test"][: None if self._probes.held_out else 0]
+        if self.part not in self._held:
+            self._held[self.part] = self._split(self.part)[1]
+        return self._held[self.part]
 
     @cached_property
-    def held_rows(self) -> np.ndarray:
-        return self._rows[1]
+    def _held(self) -> dict[str, np.ndarray]:
+        return {}
 
     def embedder(self, features: str | None = None, objective: Any = None) -> SentenceEmbedder:
         return SentenceEmbedder(self.encoder(objective), features)
@@ -192,69 +197,83 @@ class TextAdapter(Adapter):
                 warnings.simplefilter("ignore")
             return read_pairs(c.corpus, c.columns, split=c.split, encoding=c.encoding, limit=c.limit)
 
-    def _documents(self) -> Iterator[Document]:
+    def _pieces(self) -> Iterator[Piece]:
         c = self.config
         if self.table is not None:
-            yield Document("texts", self.table.texts)
+            texts = self.table.texts
+            for start in range(0, len(texts), TOGETHER):
+                yield Piece("texts", not start, texts[start : start + TOGETHER])
             return
-        found = read_documents(c.corpus, unit=c.unit, column=c.column, split=c.split, encoding=c.encoding)
-        left = c.limit
-        for document in found:
-            if left is None:
-                yield document
-                continue
-            yield Document(document.name, document.sentences[:left])
-            left -= len(document.sentences)
-            if left <= 0:
-                return
+        with warnings.catch_warnings():
+            if self.rank:  # all ranks read the same corpus, and one of them says what it lacks
+                warnings.simplefilter("ignore")
+            yield from read_pieces(c.corpus, unit=c.unit, column=c.column, split=c.split, encoding=c.encoding)
 
     def _corpus(self) -> tuple[Tokens, Sentences]:
-        """Read the corpus twice, once for the vocabulary and once for the ids; a cache keeps both."""
         c = self.config
-        if c.cache is None:
-            tokens = self._new_tokens()
-            return tokens, encode_documents(self._documents(), tokens, c.max_length)
-        keys = ("corpus", "unit", "column", "split", "encoding", "limit", "tokenizer", "vocabulary_size", "lower")
-        asked = (*keys, "max_length", *(() if self.table is None else ("columns",)))
-        key = json.dumps({k: getattr(c, k) for k in asked} | {"state": _state_of(c.corpus)})
-        folder = Path(c.cache) / hashlib.sha256(key.encode()).hexdigest()[:16]
-        kept = folder / "tokenizer.json"
-        with building(folder):
-            if not kept.is_file():
-                keep_file(kept, self._new_tokens().tokenizer.to_str(pretty=True))
-            tokens = load_tokens(kept)
-            return tokens, encode_documents(self._documents(), tokens, c.max_length, folder)
+        return self._encoded(None if c.tokenizer == "words" else load_tokens(c.tokenizer))
 
-    def _new_tokens(self) -> Tokens:
+    def _encoded(self, tokens: Tokens | None) -> tuple[Tokens, Sentences]:
+        """Read the corpus, once; a cache keeps the ids."""
         c = self.config
-        if c.tokenizer != "words":
-            return load_tokens(c.tokenizer)
-        return build_vocabulary((s for d in self._documents() for s in d.sentences), c.vocabulary_size, c.lower)
+        table = None if self.table is None else self.table.texts
+        with telling(c, mute=self.rank > 0) as tell:
+            return encode_pieces(
+                self._pieces(),
+                Numbering(c.max_length, c.lower, tokens, verbatim=table is not None),
+                vocabulary_size=c.vocabulary_size,
+                limit=None if table is not None else c.limit,
+                folder=place_of(c, table, tokens),
+                processes=c.processes or processes_here(),
+                tell=tell,
+            )
 
-    def _split(self) -> tuple[np.ndarray, np.ndarray]:
-        """Rows for training and for evaluation: the last sentences of each document are held out.
+    def _split(self, part: EvaluatedPart) -> tuple[np.ndarray, np.ndarray]:
+        """Rows for training and of a part for evaluation: the last sentences of each document are the test part.
 
-        Those before them may be kept for development: they are in neither, unless it is they that are evaluated. Of a
-        table, the last rows are held out.
+        Those before them may be kept for development or validation. Of a table, the last rows are held out.
         """
+        is_validation = part == "validation"
         if self.table is not None:
             rows = np.arange(len(self.table))
             end = len(rows) - int(self.config.held_out * len(rows))
             learnt = max(0, end - int(self.validation * len(rows)))
-            return rows[:learnt], rows[learnt:end] if self.validation else rows[end:]
-        document = self.sentences.document
-        _, starts, count = np.unique(document, return_index=True, return_counts=True)
-        trained, held = np.ones(len(document), dtype=bool), np.zeros(len(document), dtype=bool)
-        for start, length in zip(starts, count, strict=True):
-            kept = length - int(self.config.held_out * length)
-            trained_on = max(0, kept - int((self.config.development or self.validation) * length))
-            first, last = (trained_on, kept) if self.validation else (kept, length)
-            held[start + first : start + last] = True
-            trained[start + trained_on : start + length] = False
-        return np.flatnonzero(trained), np.flatnonzero(held)
+            return rows[:learnt], rows[learnt:end] if is_validation else rows[end:]
+        bounds = self.sentences.starts
+        start, length = bounds[:-1], np.diff(bounds)
+        kept = length - (self.config.held_out * length).astype(np.int64)
+        trained_on = np.maximum(0, kept - ((self.config.development or self.validation) * length).astype(np.int64))
+        first, last = (trained_on, kept) if is_validation else (kept, length)
+        return _ranges(start, start + trained_on), _ranges(start + first, start + last)
+
+    def _check_rows(self) -> None:
+        """Refuse, before an hour of training, what cannot be learnt from or evaluated."""
+        c, what = self.config, "sentence" if self.table is None else "row"
+        if self.validation and not len(self._split("validation")[1]):
+            raise ConfigError(
+                f"train.validation_share {self.validation:g} sets no {what} of {c.corpus} aside; raise it, or leave "
+                f"train.evaluate_on out"
+            )
+        if c.pairs != "window" or self.table is not None:
+            return
+        if not self.sentences.has_neighbours(self.train_rows):
+            raise DataError(
+                f"the corpus {c.corpus} has no two neighbouring sentences for training: of its "
+                f"{len(self.sentences.starts) - 1} documents with {len(self.sentences)} sentences none leaves two. If "
+                f'a row or line is a sentence of one long text, set text.unit = "sentences"; if each stands for '
+                f'itself, text.pairs = "views"; else lower text.held_out and text.development.'
+            )
+        if self.batch_size < 2:
+            raise ConfigError("train.batch_size 1 leaves a sentence without its neighbours; set it to 2 or more")
+        if (c.held_out or self.validation) and not self.sentences.has_neighbours(self.held_rows) and not self.rank:
+            warnings.warn(
+                f"of {c.corpus} no two neighbouring sentences are held out: next sentences are not measured, or on "
+                f"sentences of training; raise text.held_out",
+                stacklevel=2,
+            )
 
     def _check_lengths(self) -> None:
-        limit, longest = limit_of(self.module), int(self.sentences.lengths.max(initial=0))
+        limit, longest = limit_of(self.module), self.sentences.longest
         if limit is not None and longest > limit:
             raise ConfigError(
                 f"text.max_length {self.config.max_length} leaves sentences of {longest} tokens, and the transformer "
@@ -310,7 +329,8 @@ class TextAdapter(Adapter):
         if self._class_blocks is not None:
             rows = self.train_rows[self._class_blocks.rows(epoch)]
         elif pairs == "views":
-            rows = self.train_rows[self._order(epoch, 0, len(self.train_rows))]
+            drawn = self._order(epoch, 0, len(self.train_rows))
+            return lambda place: self.train_rows[drawn[place * size : (place + 1) * size]]
         else:
             rows = self.train_rows
             if self.config.order == "shuffled":
@@ -491,8 +511,10 @@ class TextAdapter(Adapter):
     def evaluate(self, objective: Any) -> dict[str, float]:
         rows = self._probe_rows("test")
         results = self._of_text(rows, objective) if self.table is None else self._of_table(self.table, rows, objective)
-        if self.config.labelled is not None and not self.validation:
+        if self.config.labelled is not None:
             labelled = labelled_documents(self.config.labelled, self.config.column)
+            if self.part == "validation":
+                labelled = held_back(labelled, self.validation, self.seed.numpy("probe", "labelled"))
             results.update(document_accuracy(self.encoder(objective).encode, labelled, self.config.labelled))
         c = self.config
         if c.senteval is not None:
@@ -503,7 +525,7 @@ class TextAdapter(Adapter):
             )  # fmt: skip
             for task, result in found.items():
                 results.update(numbers_of(task, result))
-            if self.validation:  # what SentEval itself chooses by
+            if self.part == "validation":  # what SentEval itself chooses by
                 return {name: value for name, value in results.items() if _is_seen(name)}
             for name, table in written_tables(found).items():
                 (self.workdir / name).write_text(table + "\n", encoding="utf-8")
@@ -590,7 +612,7 @@ class TextAdapter(Adapter):
         if self._kept is not None and self._kept.has_data_of(self.config):
             info: dict[str, Any] = self._kept.told["info"]
             return info
-        unknown = self.tokens.words_only and float(np.mean(np.asarray(self.sentences.tokens) == 0))
+        unknown = self.tokens.words_only and self.sentences.unknown / len(self.sentences.tokens)
         fingerprint = f"{self.sentences.fingerprint}-{self.tokens.fingerprint}"
         documents, read = {"documents": int(self.sentences.document[-1]) + 1}, {}
         if self.table is not None:
@@ -655,16 +677,19 @@ def _distinct(texts: np.ndarray) -> np.ndarray:
     return texts[np.sort(np.unique(texts, return_index=True)[1])]
 
 
+def _ranges(first: np.ndarray, behind: np.ndarray) -> np.ndarray:
+    """All numbers from each first to the one before its end, one range after another."""
+    first, behind = first[behind > first], behind[behind > first]
+    steps = np.ones(int((behind - first).sum()), dtype=np.int64)
+    if len(first):
+        steps[0] = first[0]
+        steps[np.cumsum(behind - first)[:-1]] = first[1:] - behind[:-1] + 1
+    return np.cumsum(steps, out=steps)
+
+
 def _rows(part: encoders.Part, batch: encoders.Batch) -> Tensor:
     """Vectors (B, d) by one encoder, in the order of the batch."""
     return torch.cat([part(chunk) for chunk in batch.chunks])[batch.order]
-
-
-def _state_of(corpus: str) -> list:
-    """Names, sizes and dates of local files: a changed corpus is another one."""
-    path = Path(corpus)
-    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else []
-    return [(str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in islice(files, 100_000)]
 
 
 def _is_seen(name: str) -> bool:

@@ -1,6 +1,7 @@
 """`dipole data wiki3029`: arguments only; nothing heavy is imported before it runs."""
 
 import argparse
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,6 +30,7 @@ def wiki3029(parser: argparse.ArgumentParser) -> Runner:
         "--lines", action="store_true", help="a line of a text file is a sentence; default: text to be cut into them"
     )
     parser.add_argument("--encoding", default="utf-8", help="of text files (default: utf-8)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     return _wiki3029
 
 
@@ -45,6 +47,10 @@ def _wiki3029(arguments: argparse.Namespace) -> int:
         unit="sentences" if arguments.lines else "documents",
         encoding=arguments.encoding,
     )
+    if arguments.json:
+        counts = {"taken": built.taken, "long_enough": built.long_enough, "read": built.read}
+        print(json.dumps({"file": str(arguments.out), "articles": counts}))
+        return 0
     print(
         f"{arguments.out}: {built.taken} articles of {arguments.sentences} sentences, drawn from {built.long_enough} "
         f"that are long enough, of {built.read}"

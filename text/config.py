@@ -1,6 +1,6 @@
 """The [text] table of a recipe."""
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -15,10 +15,12 @@ from dipole.text.columns import check_columns
 class TextSettings(Settings):
     """Corpus, encoders and evaluation of a text run; the defaults are a small run on the embedded corpus."""
 
+    incidental: ClassVar[frozenset[str]] = frozenset({"processes"})
+
     corpus: str = Field(
         "pydoc",
-        description="pydoc, a file or folder (.txt, .jsonl, .jsonl.gz, .parquet), or hub:NAME[:SUBSET]; of pairs in "
-        "columns .csv and .tsv too, and a folder that datasets saved",
+        description="pydoc, a file or folder (.txt, .jsonl, .csv, .tsv, each also .gz, .parquet, or what datasets "
+        "saved), or hub:NAME[:SUBSET]",
     )
     unit: Literal["documents", "sentences"] = Field(
         "documents", description="a row is running text to be cut into sentences, or one sentence of one long text"
@@ -26,7 +28,14 @@ class TextSettings(Settings):
     column: str | None = Field(None, description="column that holds the text; found by itself if it has a usual name")
     split: str = Field("train", description="split of a data set")
     encoding: str = Field("utf-8", description="of text files")
-    cache: str | None = Field(None, description="folder for encoded corpora, shared by runs; none keeps them in memory")
+    cache: str | None = Field(
+        None,
+        description="folder for encoded corpora, shared by runs; none keeps small ones in memory and those of more "
+        "than 32 MB in the user's cache folder (DIPOLE_CACHE)",
+    )
+    processes: int | None = Field(
+        None, ge=1, description="that read a corpus of more than some megabytes; none: as many as there are cores"
+    )
     limit: int | None = Field(None, ge=1, description="use the first sentences only")
     held_out: float = Field(0.05, ge=0, lt=1, description="share of each document's end that is kept for evaluation")
 

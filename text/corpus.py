@@ -1,22 +1,35 @@
-"""Running text as training data: documents kept apart, cut into sentences."""
+"""Running text as training data: documents kept apart, read as a stream of pieces and cut into sentences."""
 
 import re
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
 from dipole.core.ground.errors import DataError
-from dipole.core.ground.rows import JSON, PARQUET, Asker, hub_rows, json_rows, parquet_rows
+from dipole.core.ground.rows import (
+    CSV,
+    JSON,
+    PARQUET,
+    csv_rows,
+    hub_rows,
+    is_saved,
+    json_rows,
+    located_rows,
+    parquet_rows,
+)
+from dipole.text.splitting import READER, split_sentences, stretches
+from dipole.text.text_files import characters
 
 Unit = Literal["documents", "sentences"]
-READER = Asker("text", "text.split", "text.encoding")
-TEXT = (".txt", ".text")
-# A longer piece of text is cut at a blank before sentences are sought in it: no sentence is that long, files are.
-PIECE = 100_000
+TEXT = (".txt", ".text", ".txt.gz", ".text.gz")
+KINDS = TEXT + JSON + CSV + PARQUET
+ALLOWED = ".txt, .jsonl, .csv, .tsv (each also .gz) and .parquet files, a folder of them or one that datasets saved"
+USUAL = ("sentences", "text", "content", "document")
 LONGEST = 1_000_000  # sentences of a document where rows are sentences and nothing says where a text ends
+ROWS_TOGETHER = 10_000
 
 
 @dataclass(frozen=True)
@@ -27,47 +40,31 @@ class Document:
     sentences: list[str]
 
 
-# Sentences -----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Piece:
+    """A part of a document: running text whose sentences are those of the document, or sentences.
 
-ABBREVIATIONS = (
-    "mr mrs ms dr prof rev hon st sr jr messrs mme mlle gen col maj capt lieut lt sgt cpl gov pres sen rep "
-    "vs etc e.g i.e cf al viz no vol vols pp ed eds fig figs sec eq ch inc ltd co corp bros dept univ "
-    "jan feb mar apr jun jul aug sep sept oct nov dec mt ft a.m p.m b.c a.d u.s u.k esq"
-)
-
-
-@cache
-def _punkt() -> Any:
-    punkt = READER.package("nltk.tokenize.punkt")
-    parameters = punkt.PunktParameters()
-    parameters.abbrev_types = set(ABBREVIATIONS.split())
-    return punkt.PunktSentenceTokenizer(parameters)
-
-
-def split_sentences(text: str) -> list[str]:
-    """Cut running text into sentences with NLTK's Punkt and a fixed list of English abbreviations (no model download).
-
-    Blank lines end a sentence; other line breaks are blanks.
+    starts: whether a document begins with it.
     """
-    out = []
-    for paragraph in re.split(r"\n\s*\n", text):
-        for piece in _pieces(" ".join(paragraph.split())):
-            out += _punkt().tokenize(piece)
-    return [sentence for sentence in out if sentence]
+
+    name: str
+    starts: bool
+    content: str | list[str]
+
+    def sentences(self) -> list[str]:
+        return sentences_of(self.content)
+
+    @property
+    def holds(self) -> bool:
+        """Whether there is a sentence in it."""
+        return any(each.strip() for each in ([self.content] if isinstance(self.content, str) else self.content))
 
 
-def _pieces(text: str) -> Iterator[str]:
-    start = 0
-    while len(text) - start > PIECE:
-        end = text.rfind(" ", start, start + PIECE)
-        end = end if end > start else start + PIECE
-        yield text[start:end].strip()
-        start = end
-    if start < len(text):
-        yield text[start:].strip()
-
-
-# Documents -----------------------------------------------------------------------------------------------------------
+def sentences_of(content: str | list[str]) -> list[str]:
+    """Sentences of a piece, blanks made single."""
+    if isinstance(content, str):
+        return split_sentences(content)
+    return [sentence for sentence in (" ".join(each.split()) for each in content) if sentence]
 
 
 def read_documents(
@@ -81,46 +78,110 @@ def read_documents(
     """Yield the documents of a corpus one by one.
 
     Args:
-        source: "pydoc" (the embedded default); a file or a folder of .txt (one document each), .jsonl, .jsonl.gz or
-            .parquet (one document a row); "hub:NAME" (or "hub:NAME:SUBSET") for a data set of the Hugging Face Hub,
-            streamed; or any iterable of rows: strings, lists of sentences, or mappings.
+        source: see `read_pieces`.
+        unit, column, split, encoding: see there too.
+
+    Raises:
+        DataError: nothing is there, or a file cannot be read; the message names the file.
+    """
+    return _documents(read_pieces(source, unit=unit, column=column, split=split, encoding=encoding))
+
+
+def _documents(pieces: Iterable[Piece]) -> Iterator[Document]:
+    name: str | None = None
+    sentences: list[str] = []
+    for piece in pieces:
+        if piece.starts:
+            if name is not None:
+                yield Document(name, sentences)
+            sentences = []
+        name = piece.name
+        sentences += piece.sentences()
+    if name is not None:
+        yield Document(name, sentences)
+
+
+def read_pieces(
+    source: str | Iterable[Any],
+    *,
+    unit: Unit = "documents",
+    column: str | None = None,
+    split: str = "train",
+    encoding: str = "utf-8",
+) -> Iterator[Piece]:
+    """Yield a corpus in pieces of some megabytes at most, none of which is cut into sentences yet.
+
+    Args:
+        source: "pydoc" (the embedded default); a file or a folder of .txt (one document each), .jsonl, .csv, .tsv
+            (each also .gz) or .parquet (one document a row); a folder that `datasets` saved; "hub:NAME" (or
+            "hub:NAME:SUBSET") for a data set of the Hugging Face Hub, streamed; or any iterable of rows: strings,
+            lists of sentences, or mappings.
         unit: "documents": a row or text file is running text to be cut into sentences; "sentences": a row or a line
             of a text file is one sentence, and neighbouring rows are neighbours (BookCorpus as the Hub has it).
         column: which column of a row holds the text (a string, or a list of sentences); found by itself if it is
-            called text, sentences, content or document.
+            called text, sentences, content or document, or is the only column of a CSV file that holds text.
         split: of a Hub data set.
-        encoding: of text files.
+        encoding: of text and CSV files.
 
     Raises:
         DataError: nothing is there, or a file cannot be read; the message names the file.
     """
     if not isinstance(source, str):
-        yield from _rows(source, "the given rows", unit, column)
+        yield from _rows(_numbered(source, "the given rows"), unit, column)
     elif source == "pydoc":
-        yield from pydoc_documents()
+        yield from (Piece(document.name, True, document.sentences) for document in pydoc_documents())
     elif source.startswith("hub:"):
-        yield from _rows(hub_rows(source.removeprefix("hub:"), split, READER), source, unit, column)
+        yield from _rows(_numbered(hub_rows(source.removeprefix("hub:"), split, READER), source), unit, column)
+    elif is_saved(Path(source)):
+        yield from _rows(located_rows(source, split, encoding, READER), unit, column)
     else:
-        path = Path(source)
-        if not path.exists():
-            raise DataError(
-                f"no corpus at {path}. Give a file or folder of {', '.join(TEXT[:1] + JSON[:2] + PARQUET)}, "
-                f"hub:NAME, or pydoc."
-            )
-        files = (
-            [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.name.endswith(TEXT + JSON + PARQUET))
-        )
-        if not files:
-            raise DataError(f"the folder {path} holds no {', '.join(TEXT[:1] + JSON[:2] + PARQUET)} file")
+        files = corpus_files(source)
         for file in files:
             holds = False
-            for document in documents_of(file, unit, column, encoding) if file.stat().st_size else ():
-                holds |= bool(document.sentences)
-                yield document
+            for piece in pieces_of(file, unit, column, encoding) if file.stat().st_size else ():
+                holds = holds or piece.holds
+                yield piece
             if not holds and len(files) == 1:
                 raise DataError(f"{file} is empty: it holds no sentence")
             if not holds:
                 warnings.warn(f"{file} is empty and is left out", stacklevel=2)
+
+
+def corpus_files(source: str) -> list[Path]:
+    """The files of a local corpus, in their order; those of another kind in a folder are left out with a warning.
+
+    Raises:
+        DataError: there are none, or a single file is of no kind that is read.
+    """
+    path = Path(source)
+    if not path.exists():
+        raise DataError(f"no corpus at {path}. Give {ALLOWED}, hub:NAME, or pydoc.")
+    if not path.is_dir():
+        check_kind(path)
+        return [path]
+    every = sorted(p for p in path.rglob("*") if not p.name.startswith(".") and p.is_file())
+    files = [p for p in every if _ends(p, KINDS)]
+    if not files:
+        raise DataError(f"the folder {path} holds no {', '.join(TEXT[:1] + JSON[:2] + CSV[:1] + PARQUET)} file")
+    if others := sorted({p.suffix or p.name for p in every} - {p.suffix for p in files}):
+        shown = ", ".join(others[:5])
+        warnings.warn(f"{path}: files of other kinds are no text and are left out ({shown})", stacklevel=3)
+    return files
+
+
+def check_kind(file: Path) -> None:
+    """Raise DataError where a file's name says that it is none of the kinds that are read."""
+    if not _ends(file, KINDS):
+        raise DataError(
+            f"{file} is not read as text: a corpus is read from {ALLOWED}, or hub:NAME. If it is plain text, name it "
+            f"{file.name.split('.')[0] or file.name}.txt."
+        )
+    if not file.is_file():
+        raise DataError(f"{file} is neither a file nor a folder. A corpus is read from {ALLOWED}, or hub:NAME.")
+
+
+def _ends(file: Path, suffixes: tuple[str, ...]) -> bool:
+    return file.name.lower().endswith(suffixes)
 
 
 def labelled_documents(source: str, column: str | None = None) -> Iterator[tuple[Document, str, bool]]:
@@ -160,60 +221,99 @@ def labelled_documents(source: str, column: str | None = None) -> Iterator[tuple
             label = str(row["label"])
             seen[label] = seen.get(label, 0) + 1
             value = _cell(row, where, column)
-            sentences = [s for s in (value if isinstance(value, list) else split_sentences(value)) if s.strip()]
+            sentences = sentences_of(value)
             if sentences:
                 is_test = seen[label] % 5 == 0 if split is None else split == "test"
                 yield Document(str(row.get("id", number)), sentences), label, is_test
 
 
 def documents_of(file: Path, unit: Unit, column: str | None, encoding: str) -> Iterator[Document]:
-    """The documents of one file; what is neither JSON nor parquet is text."""
-    if file.name.endswith(PARQUET):
-        yield from _rows(parquet_rows(file, READER), str(file), unit, column)
-    elif file.name.endswith(JSON):
-        yield from _rows((row for _, row in json_rows(file)), str(file), unit, column)
+    """The documents of one file; what is neither JSON, CSV nor parquet is text."""
+    return _documents(pieces_of(file, unit, column, encoding))
+
+
+def pieces_of(file: Path, unit: Unit, column: str | None, encoding: str) -> Iterator[Piece]:
+    """The pieces of one file; what is neither JSON, CSV nor parquet is text."""
+    if _ends(file, PARQUET):
+        yield from _rows(_numbered(parquet_rows(file, READER), str(file)), unit, column)
+    elif _ends(file, JSON):
+        yield from _rows(_numbered((row for _, row in json_rows(file)), str(file)), unit, column)
+    elif _ends(file, CSV):
+        rows = csv_rows(file, encoding, READER)
+        first = next(rows, None)
+        if first is not None:
+            yield from _rows(chain([first], rows), unit, column or _column_of(*first))
     else:
-        try:
-            text = file.read_text(encoding=encoding)
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"{file} is not {encoding}: byte {error.start} is {error.object[error.start]:#04x}. "
-                f"Say text.encoding, for example 'latin-1' or 'cp1252'."
-            ) from None
-        except LookupError:
-            raise DataError(
-                f"{file}: there is no encoding {encoding!r}; 'utf-8', 'latin-1' and 'cp1252' are the usual ones."
-            ) from None
-        except OSError as error:
-            raise DataError(f"{file} cannot be read: {error.strerror}") from error
-        text = text.removeprefix("\ufeff")  # a byte-order mark is no word
-        if unit == "sentences":
-            yield Document(file.stem, [" ".join(line.split()) for line in text.split("\n") if line.strip()])
-        else:
-            yield Document(file.stem, split_sentences(text))
+        name = file.name.removesuffix(".gz").rpartition(".")[0] or file.name
+        text = characters(file, encoding, ALLOWED)
+        starts = True
+        for content in _lines(text) if unit == "sentences" else stretches(text):
+            yield Piece(name, starts, content)
+            starts = False
+        if starts:
+            yield Piece(name, True, [])
 
 
-def _rows(rows: Iterable[Any], where: str, unit: Unit, column: str | None) -> Iterator[Document]:
-    single: list[str] = []
-    for number, row in enumerate(rows, 1):
-        value = _cell(row, f"{where}, row {number}", column)
-        if unit == "sentences":
-            single += value if isinstance(value, list) else [" ".join(value.split())]
-            if len(single) >= LONGEST:
-                yield Document(f"{number}", [s for s in single if s])
-                single = []
+def _lines(chunks: Iterable[str]) -> Iterator[list[str]]:
+    """Lines of a stream, some thousands at a time."""
+    rest: list[str] = []
+    for chunk in chunks:
+        if "\n" not in chunk:
+            rest.append(chunk)
             continue
-        sentences = value if isinstance(value, list) else split_sentences(value)
-        name = str(row.get("id", number)) if isinstance(row, dict) else str(number)
-        yield Document(name, [s for s in sentences if s.strip()])
-    if single:
-        yield Document("end", [s for s in single if s])
+        *lines, last = "".join([*rest, chunk]).split("\n")
+        rest = [last]
+        yield lines
+    if last_line := "".join(rest):
+        yield [last_line]
+
+
+def _numbered(rows: Iterable[Any], where: str) -> Iterator[tuple[str, Any]]:
+    return ((f"{where}, row {number}", row) for number, row in enumerate(rows, 1))
+
+
+def _rows(rows: Iterable[tuple[str, Any]], unit: Unit, column: str | None) -> Iterator[Piece]:
+    together: list[str] = []
+    of_document, number = 0, 0
+    for number, (where, row) in enumerate(rows, 1):
+        value = _cell(row, where, column)
+        if unit == "documents":
+            yield Piece(str(row.get("id", number)) if isinstance(row, dict) else str(number), True, value)
+            continue
+        together += [value] if isinstance(value, str) else value
+        if of_document + len(together) >= LONGEST or len(together) >= ROWS_TOGETHER:
+            yield Piece(str(number), not of_document, together)
+            of_document += len(together)
+            of_document = 0 if of_document >= LONGEST else of_document
+            together = []
+    if together:
+        yield Piece("end", not of_document, together)
+
+
+def _column_of(where: str, row: dict[str, str]) -> str:
+    """The column of a CSV file that holds text: one with a usual name, or the only one that is not of numbers."""
+    usual = next((name for name in USUAL if name in row), None)
+    if usual is not None:
+        return usual
+    texts = [name for name, cell in row.items() if not _is_number(cell)] if len(row) > 1 else list(row)
+    if len(texts) != 1:
+        said = f"several columns may hold the text: {', '.join(texts)}" if texts else "no column holds text"
+        raise DataError(f"{where}: {said} (the file has {', '.join(row)}). Say text.column.")
+    return texts[0]
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return not cell.strip()
+    return True
 
 
 def _cell(row: Any, where: str, column: str | None) -> str | list[str]:
     value = row
     if isinstance(row, dict):
-        name = column or next((c for c in ("sentences", "text", "content", "document") if c in row), None)
+        name = column or next((usual for usual in USUAL if usual in row), None)
         if name not in row:
             raise DataError(
                 f"{where}: no column {column or 'text'!r}; it has {', '.join(map(str, row))}. Say text.column."
@@ -222,7 +322,7 @@ def _cell(row: Any, where: str, column: str | None) -> str | list[str]:
     if isinstance(value, str):
         return value
     if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
-        return [" ".join(each.split()) for each in value]
+        return list(value)
     raise DataError(f"{where}: expected a text or a list of sentences, got {type(value).__name__}")
 
 

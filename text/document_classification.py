@@ -1,6 +1,6 @@
 """Documents with a class, told by the mean of their sentences' vectors (Arora et al. 2019, IMDb)."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 import numpy as np
@@ -27,6 +27,15 @@ def document_vectors(encode: Callable[[list[str]], np.ndarray], documents: Itera
         counts = np.array([len(document.sentences) for document in part])
         found.append(torch.from_numpy(np.add.reduceat(vectors, starts) / counts[:, None]))
     return torch.cat(found)
+
+
+def held_back(
+    documents: Iterable[tuple[Document, str, bool]], share: float, generator: np.random.Generator
+) -> Iterator[tuple[Document, str, bool]]:
+    """The documents for training, a seeded share of them for testing in place of those that are for testing."""
+    for document, label, tested in documents:
+        if not tested:
+            yield document, label, bool(generator.random() < share)
 
 
 def document_accuracy(

@@ -1,23 +1,36 @@
-"""A corpus as ids: in memory, or in resumable shards of a cache folder that one process fills at a time."""
+"""A corpus as ids: in memory, or in files of a cache folder that are mapped, not read, and that one process fills."""
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from filelock import FileLock
 
+from dipole.core.ground.cache import found, sum_of
 from dipole.core.ground.errors import DataError
 from dipole.core.ground.files import atomic_file, atomic_write, why
-from dipole.text.corpus import Document
-from dipole.text.vocabulary import Tokens
+from dipole.text.corpus import Document, Piece
+from dipole.text.counting import Counts
+from dipole.text.shard_worker import file_of, made_by
+from dipole.text.shards import SHARD, Numbering, Shard, Task, tasks_of
+from dipole.text.vocabulary import Tokens, counted_vocabulary, load_tokens
 
-SHARD = 1_000_000  # sentences
+ARRAYS = {"tokens": np.int32, "offsets": np.int64, "document": np.int32}
+INDEX, TOKENIZER, PARTS = "index.json", "tokenizer.json", "parts"
+TOLD = ("fingerprint", "longest", "unknown")
+READ = 1 << 20  # numbers that are looked at together
+SUMMED = 2 << 30  # bytes of a cache whose check sums are looked at each time; of a larger one it is the sizes alone
+Told = Callable[[int, int], None]
+"""Is told the characters and the sentences of each shard that is done."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +40,8 @@ class Sentences:
     tokens: np.ndarray  # (T,) int32
     offsets: np.ndarray  # (n + 1,) int64
     document: np.ndarray  # (n,) int32, rising
+    told: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What is known of them without looking at all of them (`TOLD`)."""
 
     def __len__(self) -> int:
         return len(self.document)
@@ -35,13 +50,40 @@ class Sentences:
     def lengths(self) -> np.ndarray:
         return np.diff(self.offsets)
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sentence."""
+        found = self.told.get("longest")
+        return int(self.lengths.max(initial=0)) if found is None else int(found)
+
+    @property
+    def unknown(self) -> int:
+        """How many tokens are id 0."""
+        found = self.told.get("unknown")
+        return sum(int((part == 0).sum()) for part in _parts(self.tokens)) if found is None else int(found)
+
+    @property
+    def starts(self) -> np.ndarray:
+        """(documents + 1,) the first sentence of each document that has one, and the number of sentences."""
+        changes = []
+        for place in range(0, len(self) - 1, READ):
+            part = self.document[place : place + READ + 1]
+            changes.append(place + 1 + np.flatnonzero(part[:-1] != part[1:]))
+        return np.concatenate([[0], *changes, [len(self)]]).astype(np.int64)
+
+    def has_neighbours(self, rows: np.ndarray) -> bool:
+        """Whether two of some sentences, one behind the other, are of one document."""
+        places = range(0, len(rows) - 1, READ)
+        parts = (self.document[rows[place : place + READ + 1]] for place in places)
+        return any(bool((part[:-1] == part[1:]).any()) for part in parts)
+
     def ids(self, rows: Sequence[int] | np.ndarray) -> list[np.ndarray]:
         """Token ids of some sentences."""
         return [self.tokens[self.offsets[i] : self.offsets[i + 1]] for i in rows]
 
     def take(self, rows: np.ndarray) -> "Sentences":
         """Some sentences alone, in memory."""
-        lengths = self.lengths[rows]
+        lengths = self.offsets[rows + 1] - self.offsets[rows]
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         tokens = np.concatenate(self.ids(rows)) if len(rows) else self.tokens[:0]
         return Sentences(np.asarray(tokens), offsets, np.asarray(self.document[rows]))
@@ -49,10 +91,17 @@ class Sentences:
     @property
     def fingerprint(self) -> str:
         """Content hash of tokens and boundaries."""
-        digest = hashlib.sha256()
-        for array in (self.tokens, self.offsets, self.document):
-            digest.update(np.ascontiguousarray(array).tobytes())
-        return digest.hexdigest()[:16]
+        if "fingerprint" not in self.told:
+            digest = hashlib.sha256()
+            for array in (self.tokens, self.offsets, self.document):
+                for part in _parts(array):
+                    digest.update(np.ascontiguousarray(part).data)
+            self.told["fingerprint"] = digest.hexdigest()[:16]
+        return str(self.told["fingerprint"])
+
+
+def _parts(array: np.ndarray) -> Iterator[np.ndarray]:
+    return (array[start : start + READ] for start in range(0, len(array), READ))
 
 
 def encode_documents(
@@ -60,57 +109,218 @@ def encode_documents(
     tokens: Tokens,
     max_length: int,
     folder: Path | None = None,
-    shard: int = SHARD,
+    size: int = SHARD,
 ) -> Sentences:
-    """Turn documents into ids, in memory or in shards on disk.
+    """Turn documents into ids, in memory or in files.
 
     Args:
         documents: in a fixed order.
         max_length: longer sentences are cut after this many tokens.
-        folder: where shards go; a finished one is never made again, so an interrupted call goes on where it stopped.
-        shard: sentences per shard (a document is never divided).
+        folder: where the ids are kept; an interrupted call goes on where it stopped.
+        size: characters of a shard.
 
     Raises:
         DataError: no sentence was found.
     """
-    index = _read_index(folder)
-    done = index["shards"]
-    consumed, count = sum(s["documents"] for s in done), sum(s["documents"] for s in done)
-    parts: list[list[int]] = []
-    owners: list[int] = []
+    pieces = (Piece(document.name, True, document.sentences) for document in documents)
+    return encode_pieces(pieces, Numbering(max_length, tokens=tokens, verbatim=True), folder=folder, size=size)[1]
 
-    def flush(documents_done: int) -> None:
-        nonlocal parts, owners
-        arrays: dict[str, Any] = _pack(parts, owners)
-        if folder is not None:
-            name = f"{len(done):05d}.npz"
-            with _writing(folder), atomic_file(folder / name) as file:
-                np.savez(file, **arrays)
-            done.append({"file": name, "documents": documents_done, "sentences": len(owners)})
-            keep(folder / "index.json", json.dumps(index))
-        else:
-            done.append(arrays)
-        parts, owners = [], []
 
-    if not index["complete"]:
-        since = 0
-        for document in islice(documents, consumed, None):
-            parts += tokens.encode(document.sentences, max_length)
-            owners += [count] * len(document.sentences)
-            count += 1
-            since += 1
-            if len(owners) >= shard:
-                flush(since)
-                since = 0
-        if since:
-            flush(since)
-        index["complete"] = True
-        if folder is not None:
-            keep(folder / "index.json", json.dumps(index))
-    loaded = [_load_shard(folder, s) for s in done]
-    if not sum(len(part["document"]) for part in loaded):
-        raise DataError("the corpus holds no sentence")
-    return _join(loaded)
+def encode_pieces(
+    pieces: Iterable[Piece],
+    numbering: Numbering,
+    *,
+    vocabulary_size: int = 50_000,
+    limit: int | None = None,
+    folder: Path | None = None,
+    processes: int = 1,
+    size: int = SHARD,
+    tell: Told | None = None,
+) -> tuple[Tokens, Sentences]:
+    """Cut a stream of text into sentences, count its words where there is no tokenizer, and number them.
+
+    The text is read once, and no more of it is held than the shards that are being made. Each shard is a file as soon
+    as it is done, so that an interrupted call goes on behind it; all together become three arrays that are mapped. The
+    vocabulary is exact: words are counted shard by shard and merged on the disk where they are many. Neither depends
+    on the number of processes.
+
+    Args:
+        pieces: in a fixed order; they are not asked for where the folder is full.
+        numbering: the tokenizer, or how words are told apart.
+        vocabulary_size: most frequent words that are kept.
+        limit: use the first sentences only.
+        folder: where the ids are kept; None keeps them in memory.
+        processes: that cut and number, where there is a folder and more than one shard.
+        size: characters of a shard.
+
+    Returns:
+        the tokenizer, which was given or counted, and the sentences.
+
+    Raises:
+        DataError: no sentence was found, or the folder cannot be written.
+    """
+    if folder is None:
+        shards: list[Shard] = []
+        for _ in _made(tasks_of(pieces, size), numbering, limit, shards.append, None, 1, tell):
+            pass
+        tokens = numbering.tokens or _vocabulary(shards, vocabulary_size, numbering.lower, None)
+        ready = [_with_ids(shard, tokens) for shard in shards]
+        if not sum(len(shard.lengths) for shard in ready):
+            raise DataError("the corpus holds no sentence")
+        flat, lengths, document = (np.concatenate(each) for each in zip(*(s.arrays for s in ready), strict=True))
+        return tokens, Sentences(flat, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), document)
+    full = found(partial(_load, folder, numbering.tokens))
+    if full is not None:
+        return full
+    with building(folder):
+        full = found(partial(_load, folder, numbering.tokens))
+        if full is not None:
+            return full
+        with _writing(folder):
+            return _fill(folder, pieces, numbering, vocabulary_size, limit, processes, size, tell)
+
+
+def _made(
+    tasks: Iterable[Task],
+    numbering: Numbering,
+    limit: int | None,
+    keep: Callable[[Shard], None],
+    folder: Path | None,
+    processes: int,
+    tell: Told | None,
+) -> Iterator[Task]:
+    """Have the shards of tasks made, in this process or in others, until there are enough sentences."""
+    tasks = iter(tasks)
+    first = list(islice(tasks, 2))
+    together = chain(first, tasks)
+    if folder is not None and processes > 1 and len(first) > 1:
+        done = made_by(processes, numbering, folder, together, partial(_there, folder))
+    else:
+        done = _one_by_one(together, numbering, limit, keep, folder)
+    sentences = 0
+    for task, count in done:
+        if limit is not None and sentences + count > limit:
+            shard = numbering.shard(replace(task, most=limit - sentences))
+            count = limit - sentences
+            assert folder is not None  # in memory no shard is larger than it may be
+            shard.save(file_of(folder, task.number))
+        sentences += count
+        if tell is not None:
+            tell(task.characters, sentences)
+        yield task
+        if limit is not None and sentences >= limit:
+            return
+
+
+def _one_by_one(
+    tasks: Iterable[Task], numbering: Numbering, limit: int | None, keep: Callable[[Shard], None], folder: Path | None
+) -> Iterator[tuple[Task, int]]:
+    left = limit
+    for task in tasks:
+        count = None if folder is None else _there(folder, task)
+        if count is None or (left is not None and count > left):
+            shard = numbering.shard(replace(task, most=left))
+            keep(shard) if folder is None else shard.save(file_of(folder, task.number))
+            count = len(shard.lengths)
+        left = None if left is None else left - count
+        yield task, count
+
+
+def _there(folder: Path, task: Task) -> int | None:
+    """The sentences of a shard that was finished earlier, by a process that was interrupted later."""
+    shard = found(partial(Shard.load, file_of(folder, task.number)))
+    return None if shard is None else len(shard.lengths)
+
+
+def _vocabulary(shards: Iterable[Shard], size: int, lower: bool, folder: Path | None) -> Tokens:
+    with Counts(folder) as counts:
+        for shard in shards:
+            assert shard.counts is not None
+            counts.add(shard.words, shard.counts)
+        return counted_vocabulary(counts.items(), size, lower)
+
+
+def _with_ids(shard: Shard, tokens: Tokens) -> Shard:
+    """A shard whose tokens are ids, and no longer places in its own words."""
+    if shard.counts is None:
+        return shard
+    ids = np.array([*(tokens.index.get(word, 0) for word in shard.words), tokens.empty], dtype=np.int32)
+    return Shard(ids[shard.tokens], shard.lengths, shard.document)
+
+
+# Files -----------------------------------------------------------------------------------------------------------
+
+
+def _fill(
+    folder: Path,
+    pieces: Iterable[Piece],
+    numbering: Numbering,
+    vocabulary_size: int,
+    limit: int | None,
+    processes: int,
+    size: int,
+    tell: Told | None,
+) -> tuple[Tokens, Sentences]:
+    parts = folder / PARTS
+    parts.mkdir(parents=True, exist_ok=True)
+    for left in folder.glob(".*.tmp*"):  # of a process that was killed; whoever fills the folder is alone
+        left.unlink(missing_ok=True)
+    numbers = [task.number for task in _made(tasks_of(pieces, size), numbering, limit, print, parts, processes, tell)]
+    shards = [file_of(parts, number) for number in numbers]
+    tokens = numbering.tokens
+    if tokens is None:
+        tokens = _vocabulary(map(Shard.load, shards), vocabulary_size, numbering.lower, parts)
+        atomic_write(folder / TOKENIZER, tokens.tokenizer.to_str(pretty=True))
+    told = {"sentences": 0, "tokens": 0, "longest": 0, "unknown": 0}
+    with (
+        atomic_file(folder / "tokens.bin") as flat,
+        atomic_file(folder / "offsets.bin") as offsets,
+        atomic_file(folder / "document.bin") as documents,
+    ):
+        offsets.write(np.zeros(1, np.int64).tobytes())
+        for path in shards:
+            shard = _with_ids(Shard.load(path), tokens)
+            flat.write(shard.tokens.data)
+            offsets.write((told["tokens"] + np.cumsum(shard.lengths, dtype=np.int64)).data)
+            documents.write(shard.document.data)
+            told["sentences"] += len(shard.lengths)
+            told["tokens"] += len(shard.tokens)
+            told["longest"] = max(told["longest"], int(shard.lengths.max(initial=0)))
+            told["unknown"] += int((shard.tokens == 0).sum())
+        if not told["sentences"]:
+            raise DataError("the corpus holds no sentence")
+    files = [f"{name}.bin" for name in ARRAYS] + ([TOKENIZER] if numbering.tokens is None else [])
+    index = {**told, "files": {name: sum_of(folder / name) for name in files}}
+    index["fingerprint"] = _mapped(folder, {}).fingerprint
+    atomic_write(folder / INDEX, json.dumps(index))
+    shutil.rmtree(parts, ignore_errors=True)
+    return tokens, _mapped(folder, index)
+
+
+def _load(folder: Path, tokens: Tokens | None) -> tuple[Tokens, Sentences] | None:
+    """What a full folder holds; None, or any exception, where it is not full or damaged (`cache.found`)."""
+    index = _index(folder)
+    if index is None:
+        return None
+    if tokens is None:
+        tokens = load_tokens(folder / TOKENIZER)
+    return tokens, _mapped(folder, index)
+
+
+def _index(folder: Path) -> dict[str, Any] | None:
+    """What a folder says of itself, if its files are what they were."""
+    index: dict[str, Any] = json.loads((folder / INDEX).read_bytes())
+    files: dict[str, list[int]] = index["files"]
+    if any((folder / name).stat().st_size != size for name, (size, _) in files.items()):
+        return None
+    is_small = sum(size for size, _ in files.values()) <= SUMMED
+    return None if is_small and any(sum_of(folder / name) != told for name, told in files.items()) else index
+
+
+def _mapped(folder: Path, index: dict[str, Any]) -> Sentences:
+    # Views of plain arrays: those of memory maps are made several times as slowly.
+    maps = {name: np.asarray(np.memmap(folder / f"{name}.bin", dtype, mode="r")) for name, dtype in ARRAYS.items()}
+    return Sentences(**maps, told={name: index[name] for name in TOLD if name in index})
 
 
 @contextmanager
@@ -122,10 +332,10 @@ def building(folder: Path) -> Iterator[None]:
     Raises:
         DataError: the folder cannot be written.
     """
-    if (folder / "index.json").is_file() and _read_index(folder)["complete"]:
+    if found(partial(_index, folder)) is not None:
         yield
         return
-    lock = FileLock(folder / ".lock")
+    lock = FileLock(folder / ".lock", is_singleton=True)  # who holds it may fill the folder by `encode_pieces`
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
@@ -135,54 +345,16 @@ def building(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def keep(path: Path, content: str) -> None:
-    """Write a file of a cache folder, whole or not at all; raises DataError where the disk does not take it."""
-    with _writing(path.parent):
-        atomic_write(path, content)
-
-
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(f"the corpus cannot be kept in {folder}: {why(error)} Or leave text.cache out.") from error
-
-
-def _read_index(folder: Path | None) -> dict[str, Any]:
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        if (folder / "index.json").is_file():
-            return json.loads((folder / "index.json").read_text())
-    return {"shards": [], "complete": False}
-
-
-def _pack(parts: list[list[int]], owners: list[int]) -> dict[str, np.ndarray]:
-    offsets = np.zeros(len(parts) + 1, dtype=np.int64)
-    np.cumsum([len(part) for part in parts], out=offsets[1:])
-    flat = np.fromiter((i for part in parts for i in part), dtype=np.int32, count=int(offsets[-1]))
-    return {"tokens": flat, "offsets": offsets, "document": np.array(owners, dtype=np.int32)}
-
-
-def _load_shard(folder: Path | None, shard: dict[str, Any]) -> dict[str, np.ndarray]:
-    if folder is None:
-        return shard
-    try:
-        with np.load(folder / shard["file"]) as file:
-            return dict(file)
-    except (OSError, ValueError, KeyError) as error:
         raise DataError(
-            f"the shard {folder / shard['file']} is damaged ({error}); delete {folder} to make it anew"
+            f"the corpus cannot be kept in {folder}: {why(error)} Or set text.cache to a folder with room."
         ) from error
 
 
-def _join(parts: list[dict[str, np.ndarray]]) -> Sentences:
-    if len(parts) == 1:
-        return Sentences(**parts[0])
-    starts = np.cumsum([0, *(len(part["tokens"]) for part in parts)])
-    offsets = [part["offsets"][:-1] + start for part, start in zip(parts, starts, strict=False)]
-    return Sentences(
-        np.concatenate([part["tokens"] for part in parts]),
-        np.concatenate([*offsets, starts[-1:]]),
-        np.concatenate([part["document"] for part in parts]),
-    )
+def processes_here() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

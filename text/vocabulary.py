@@ -1,7 +1,9 @@
 """From text to word or subword ids: vocabularies by frequency, Hugging Face tokenizers, word vectors, expansion."""
 
 import hashlib
-from collections.abc import Container, Iterable, Sequence
+import heapq
+from collections.abc import Callable, Container, Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,27 @@ def build_vocabulary(sentences: Iterable[str], size: int = 50_000, lower: bool =
     trainer = WordLevelTrainer(vocab_size=size + 1, special_tokens=[UNKNOWN], show_progress=False)
     tokenizer.train_from_iterator(sentences, trainer)
     return Tokens(tokenizer)
+
+
+def counted_vocabulary(counted: Iterable[tuple[str, int]], size: int, lower: bool = False) -> "Tokens":
+    """What `build_vocabulary` makes, from words and how often each comes."""
+    tokens = words_vocabulary(most_frequent(counted, size), lower)
+    tokens.tokenizer.add_special_tokens([UNKNOWN])  # as the library's trainer does
+    return tokens
+
+
+def most_frequent(counted: Iterable[tuple[str, int]], size: int) -> list[str]:
+    """The words that `build_vocabulary` takes, in its order, from words and how often each comes."""
+    best = heapq.nsmallest(size, ((-count, word) for word, count in counted))
+    return [word for _, word in best]
+
+
+@cache
+def word_cutter(lower: bool = False) -> Callable[[str], list[str]]:
+    """What cuts a sentence into the words that a vocabulary of words looks up."""
+    tokenizer = _configure(Tokenizer(WordLevel({UNKNOWN: 0}, unk_token=UNKNOWN)), lower)
+    normal, cut = tokenizer.normalizer, tokenizer.pre_tokenizer
+    return lambda sentence: [word for word, _ in cut.pre_tokenize_str(normal.normalize_str(sentence))]
 
 
 def words_vocabulary(words: Sequence[str], lower: bool = False) -> "Tokens":

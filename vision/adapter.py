@@ -89,7 +89,7 @@ class VisionAdapter(Adapter):
         of_hub = config.encoder.name.startswith(HUB) or config.caption is not None
         was = config.probe.baselines and not (self._kept is not None and of_hub)
         self._untrained = copy.deepcopy(self.module) if was else None
-        self._baselines: dict[str, float] | None = None
+        self._baselines: dict[str, dict[str, float]] = {}  # by part
         self._step = 0  # of the batch that was handed out last, from 1
         self._online: OnlineProbe | None = None
         if config.probe.online is not None and self._kept is None:
@@ -102,8 +102,18 @@ class VisionAdapter(Adapter):
 
     @cached_property
     def parts(self) -> Parts:
-        """The images; of a model in use they are read when something asks for them."""
+        """The images of training, and the validation part where one is set aside; of a model in use read when asked."""
         return load_parts(self.config, self.seed, self.validation)
+
+    @cached_property
+    def _with_test(self) -> Parts:
+        whole = load_parts(self.config, self.seed)
+        return replace(self.parts, test=whole.test, held_out=whole.held_out)
+
+    @property
+    def judged(self) -> Parts:
+        """The same with the images of the part that is evaluated."""
+        return self._with_test if self.validation and self.part == "test" else self.parts
 
     @cached_property
     def _order(self) -> Order:
@@ -228,16 +238,16 @@ class VisionAdapter(Adapter):
         shape = BlockShape.of(objective, self.config.framework.block_positives(self.config))
         results = self._judged(self.module, objective, shape)
         if self._untrained is not None:
-            if self._baselines is None:
+            if self.part not in self._baselines:
                 if self._kept is not None:
                     _same_statistics(self._untrained, self.module)
                 untrained = self._judged(self._untrained.to(self.device), None, shape)
-                self._baselines = {f"untrained/{k}": v for k, v in untrained.items()}
+                self._baselines[self.part] = {f"untrained/{k}": v for k, v in untrained.items()}
                 if self._has_classes:
                     on_crops = self._on_crops(self.module, lambda view: view)
                     raw = probe(self.config.probe, *self._labelled(self._pixels), self.seed.probe, shape, on_crops)
-                    self._baselines |= {f"raw/{k}": v for k, v in raw.items()}
-            results |= self._baselines
+                    self._baselines[self.part] |= {f"raw/{k}": v for k, v in raw.items()}
+            results |= self._baselines[self.part]
         if self._online is not None and self._online.steps:
             results["online/accuracy"] = self._online_accuracy(self._online)
         if self.config.probe.picture and self._step:
@@ -252,7 +262,7 @@ class VisionAdapter(Adapter):
     def _judged(self, module: Method, objective: Any, shape: BlockShape) -> dict[str, float]:
         """What probes and held-out pairs say of a module."""
         results = self._probe(module, objective, shape) if self._has_classes else {}
-        held_out = self.parts.held_out
+        held_out = self.judged.held_out
         if isinstance(held_out, PairedSet):
             results |= self._retrieved(module, objective, held_out)
         return results
@@ -283,7 +293,7 @@ class VisionAdapter(Adapter):
         found = {f"{names[0]}_to_{names[1]}": recall(first, second, ids, same)}
         found[f"{names[1]}_to_{names[0]}"] = recall(second, first, ids.flip(1), same)
         results = {f"retrieval/{way}/{k}": value for way, numbers in found.items() for k, value in numbers.items()}
-        test = self.parts.test
+        test = self.judged.test
         if self.config.caption is not None and test.labels is not None and test.class_names:
             prompts = [self.config.caption.prompt.format(name) for name in test.class_names]
             results["zero_shot/accuracy"] = zero_shot(embedded(test), read(prompts), test.labels)
@@ -291,7 +301,7 @@ class VisionAdapter(Adapter):
 
     def _online_accuracy(self, probe: OnlineProbe) -> float:
         """Of the test part, read as it stands."""
-        test, right = self.parts.test, 0
+        test, right = self.judged.test, 0
         assert test.labels is not None
         with frozen(self.module):
             for part, labels in zip(test.images.split(CHUNK), test.labels.split(CHUNK), strict=True):
@@ -350,7 +360,7 @@ class VisionAdapter(Adapter):
         config, crops = self.config.probe, self.config.probe.crops
         if crops is None:
             return None
-        train, test = self.parts.train, self.parts.test
+        train, test = self.judged.train, self.judged.test
         rows = Crops(train.images, crops.augment(self.size), read, self.seed, self.device)
 
         def result() -> ProbeResult:
@@ -365,7 +375,7 @@ class VisionAdapter(Adapter):
         return result
 
     def _labelled(self, features: Any) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
-        train, test = self.parts.train, self.parts.test
+        train, test = self.judged.train, self.judged.test
         return features(train), train.labels, features(test), test.labels
 
     def _extract(self, module: Method, function: Any, images: ImageSet) -> Tensor:
@@ -378,14 +388,16 @@ class VisionAdapter(Adapter):
 
     def features(self, split: str) -> tuple[Tensor, Tensor | None]:
         """The embeddings (what the objective sees) of the undistorted images."""
-        images = {"train": self.parts.train, "test": self.parts.test}[split]
+        images = {"train": self.judged.train, "test": self.judged.test}[split]
         return self._extract(self.module, self.module.embedding, images), images.labels
 
     def data_info(self) -> dict[str, Any]:
         if self._kept is not None and "parts" not in vars(self):
             return self._kept.info
         described = next((encoder.described for encoder in self._encoders() if encoder.described), None)
-        found = {**self.parts.info(), "view_size": self.size}
+        found = {**self.judged.info(), "view_size": self.size}
+        if self.judged is not self.parts:
+            found["sizes"]["validation"] = len(self.parts.test)
         found |= {} if described is None else {"encoder": dict(described)}
         return found | ({"caption": self.module.caption.described} if isinstance(self.module, CLIP) else {})
 

@@ -1,6 +1,5 @@
 """The pictures of a suite and of runs outside suites: what is drawn of which data, each a chart and its caption."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
@@ -17,6 +16,7 @@ from dipole.benchmarks.report.picture import MOST_LINES, Picture, ends, pictured
 from dipole.benchmarks.report.ranking import Rank
 from dipole.benchmarks.report.results import CellResult, SuiteResults, measure
 from dipole.benchmarks.statistics import Interval, summarize
+from dipole.core.ground.received import read_json
 from dipole.core.record import RunRecord
 
 ENTROPY, ENTROPY_MAXIMUM = "diag/conditional_entropy", "diag/conditional_entropy_maximum"
@@ -43,7 +43,7 @@ def pictures(results: SuiteResults, runs: Path) -> dict[str, list[Picture]]:
         lines = _read(results, group, runs)
         models = {name: lines[first] for first, name in _models(results, group).items()}
         if "curves" in results.manifest.show:
-            curves += _curves(group, lines)
+            curves += _curves(group, lines, results.curves_on)
             losses += _losses(results, group, models)
         if "paths" in results.manifest.show:
             curves += _paths(group, lines)
@@ -69,8 +69,8 @@ def ranking(title: str, ranks: Sequence[Rank], base: str) -> list[Picture]:
     )
     gain = kinds.interval_chart(f"{title}: gain", "gain over the base (% of its mean)", gains)
     return [
-        *pictured(probability, f"Against {base}; one half means no difference. Bootstrap: runs redrawn in every task."),
-        *pictured(gain, f"Against {base}: interquartile mean over all runs of all tasks, stratified bootstrap."),
+        *pictured(probability, f"Against {base}; one half means no difference. Bar: 95 % interval."),
+        *pictured(gain, f"Against {base}: mean over the middle tasks. Bar: 95 % interval, seeds with their base."),
     ]
 
 
@@ -284,13 +284,13 @@ def _lines(curves: Mapping[str, list[dict[str, Curve]]], name: str, factor: floa
     return [line for line in lines if len(line.x)]
 
 
-def _curves(group: Group, curves: Mapping[str, list[dict[str, Curve]]]) -> list[Picture]:
+def _curves(group: Group, curves: Mapping[str, list[dict[str, Curve]]], part: str) -> list[Picture]:
     found = []
     for column in group.columns:
         lines = [line for name in _logged(column.metric) for line in _lines(curves, name, column.factor)]
         if any(len(line.x) > 1 for line in lines):
             title = f"{column.name} while training"
-            found += _lines_or_map(title, "training step", _named(column), lines, f"{title}. {MEANS}")
+            found += _lines_or_map(title, "training step", _named(column), lines, f"{title}, {part} part. {MEANS}")
     return found
 
 
@@ -507,9 +507,9 @@ def _scatter(results: SuiteResults, runs: Path) -> list[Picture]:
 def _points(path: Path) -> list[kinds.Dots]:
     """Points of a run by class; none where the file is absent or damaged."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
         rows = [(float(x), float(y), int(c)) for x, y, c in zip(found["x"], found["y"], found["label"], strict=True)]
-    except (OSError, ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, OverflowError):
         return []
     classes = sorted({c for _, _, c in rows})
     return [

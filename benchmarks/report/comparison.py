@@ -55,7 +55,8 @@ def compare(cell: PrintedCell, n: int | None, ours: Summary, metric: str, is_sam
     """
     if cell.mean is None:
         return None
-    difference, low, high, basis, spread = ours.mean - cell.mean, nan, nan, "no spread on either side", nan
+    difference, low, high, spread = ours.mean - cell.mean, nan, nan, nan
+    basis = "no spread on either side: two seeds of ours would give one"
     theirs_has_spread = cell.std is not None and n is not None and n > 1
     if ours.n > 1 and theirs_has_spread:
         assert cell.std is not None
@@ -71,7 +72,7 @@ def compare(cell: PrintedCell, n: int | None, ours: Summary, metric: str, is_sam
         test = against_single_value(cell.mean, cell.std, n, ours.mean)
         low, high, basis, spread = -test.high, -test.low, "our run taken as one trial of the printed spread", cell.std
     width = margin(metric, cell.mean)
-    if isfinite(low) and high - low <= 1e-9 * abs(cell.mean):
+    if isfinite(spread) and not high - low > 1e-9 * abs(cell.mean):
         low, high, basis, spread = nan, nan, "every seed gave the same value", nan
     if not is_same_protocol:
         verdict = NOT_COMPARED

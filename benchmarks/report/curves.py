@@ -2,13 +2,18 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TypeGuard
 
+import numpy as np
+
 from dipole.benchmarks.report.kinds import Line
+from dipole.core.ground.errors import ReceivedError
+from dipole.core.ground.received import parse_json, read_lines
 
 MOST_POINTS = 160
 
@@ -25,16 +30,13 @@ def read_curves(path: Path, names: Iterable[str]) -> dict[str, Curve]:
     """Curves of the named quantities; damaged lines and values that are no numbers are left out."""
     wanted = list(names)
     points: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return {}
-    for raw in text.splitlines():
-        if not any(f'"{name}"' in raw for name in wanted):
+    marks = [json.dumps(name).encode() for name in wanted]
+    for raw in _lines(path):
+        if not any(mark in raw for mark in marks):
             continue
         try:
-            line = json.loads(raw)
-        except (ValueError, RecursionError):
+            line = parse_json(raw)
+        except ValueError:
             continue
         step = line.get("step") if isinstance(line, dict) else None
         if not _is_number(step):
@@ -46,16 +48,29 @@ def read_curves(path: Path, names: Iterable[str]) -> dict[str, Curve]:
     return {name: _thinned(found) for name, found in points.items()}
 
 
+def _lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file, up to where it cannot be read; none where there is none."""
+    with suppress(ReceivedError):
+        yield from read_lines(path)
+
+
 def _is_number(value: object) -> TypeGuard[float]:
     # A float from 1e999 on is infinite, an integer of that size fits no float.
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
 def mean_line(label: str, curves: Sequence[Curve], factor: float = 1.0) -> Line:
-    """Mean over runs at the steps that all runs have, with a band of one standard deviation from two runs on."""
-    at = [dict(zip(curve.steps, curve.values, strict=True)) for curve in curves]
-    steps = sorted(set.intersection(*(set(one) for one in at))) if at else []
-    values = [[factor * one[step] for one in at] for step in steps]
+    """Mean over runs, with a band of one standard deviation from two runs on.
+
+    At every step that any of them has within the range that all of them have; in between a run is taken as linear.
+    """
+    curves = [curve for curve in curves if curve.steps]
+    if not curves:
+        return Line(label, [], [])
+    low_end, high_end = max(min(curve.steps) for curve in curves), min(max(curve.steps) for curve in curves)
+    steps = sorted({step for curve in curves for step in curve.steps if low_end <= step <= high_end})
+    rows = [_at(curve, steps) for curve in curves]
+    values = [[factor * value for value in column] for column in zip(*rows, strict=True)]
     means = [fmean(v) for v in values]
     if len(curves) < 2:
         return Line(label, steps, means)
@@ -63,6 +78,13 @@ def mean_line(label: str, curves: Sequence[Curve], factor: float = 1.0) -> Line:
     low = [m - s for m, s in zip(means, spread, strict=True)]
     high = [m + s for m, s in zip(means, spread, strict=True)]
     return Line(label, steps, means, low, high)
+
+
+def _at(curve: Curve, steps: Sequence[float]) -> list[float]:
+    """Values of a curve at steps within its range; of a step that it has twice (a resumed run), the later one."""
+    known = dict(zip(curve.steps, curve.values, strict=True))
+    own = sorted(known)
+    return [float(value) for value in np.interp(steps, own, [known[step] for step in own])]
 
 
 def _thinned(points: Sequence[tuple[float, float]]) -> Curve:

@@ -117,12 +117,13 @@ def _suite(
 
 
 def _by_task(records: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
-    """Runs that may be compared: of one domain on one data set or task."""
+    """Runs that may be compared: of one domain on one part of one data set or task."""
     found: dict[str, list[RunRecord]] = {}
     for record in records:
         if record.status == "done":
             name = record.data.get("name")
-            found.setdefault(f"{record.domain}, {name}" if name else record.domain, []).append(record)
+            part = "" if record.evaluated_on == "test" else f", {record.evaluated_on} part"
+            found.setdefault(f"{record.domain}, {name}{part}" if name else f"{record.domain}{part}", []).append(record)
     return found
 
 

@@ -6,12 +6,12 @@ from math import isfinite
 from statistics import fmean, stdev
 
 from dipole.benchmarks.report.comparison import AGREES, DIFFERS, NOT_COMPARED, UNDECIDED
+from dipole.benchmarks.report.ranking import LEVEL
 from dipole.benchmarks.report.results import CellResult, SuiteResults
 from dipole.benchmarks.report.table import number
 from dipole.benchmarks.statistics import welch
 from dipole.core.record import RunRecord
 
-LEVEL = 0.05
 NAMED = 3
 
 
@@ -74,7 +74,7 @@ def _against_base(results: SuiteResults) -> list[str]:
     tested = [c for c in results.cells if c.against_base is not None and c.against_base.n > 1]
     if not tested:
         has_base = any(c.against_base is not None for c in results.cells)
-        return ["One seed each: no difference can be tested."] if has_base else []
+        return ["One seed each: no difference can be tested; two would give intervals."] if has_base else []
     base = results.base
     decided = [c for c in tested if isfinite(c.p_holm) and c.p_holm < LEVEL]
     best = max(tested, key=_lead)

@@ -1,21 +1,24 @@
 """Objectives ranked over tasks: mean rank, wins and losses against a base, probability of improvement, gain."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from math import isnan, nan
 from statistics import fmean
 
-from dipole.benchmarks.statistics import Interval, holm, iqm_interval, paired, probability_of_improvement
+from dipole.benchmarks.statistics import Interval, difference, holm, probability_of_improvement, relative_gain
 
 Samples = Mapping[int, float]
+Tasks = Mapping[str, Mapping[str, Samples]]
+LEVEL = 0.05
 
 
 @dataclass(frozen=True)
 class Rank:
     """One objective over several tasks: mean rank (1 is best), wins and losses against the base, and two aggregates.
 
-    `improvement` is the probability that a run beats a run of the base; `gain` the interquartile mean of the seeds'
-    differences from the base's mean, in units of the base's mean: both with stratified bootstrap intervals.
+    `improvement` is the probability that a run beats a run of the base, `gain` the gain over the base in units of its
+    mean. An objective without runs of `missing` tasks has none of these and the mean rank nan: it would be ranked on
+    other tasks than the rest.
     """
 
     label: str
@@ -25,56 +28,73 @@ class Rank:
     worse: int
     improvement: Interval | None
     gain: Interval | None
+    missing: tuple[str, ...] = ()
 
 
 def rank_objectives(
-    tasks: Mapping[str, Mapping[str, Samples]], base: str | None, lower_is_better: Iterable[str] = ()
+    tasks: Tasks,
+    base: str | None,
+    lower_is_better: Iterable[str] = (),
+    runs: Mapping[str, Hashable] | None = None,
 ) -> list[Rank]:
-    """Rank objectives over tasks, best mean rank first.
+    """Rank objectives over tasks, best mean rank first; those that lack a task last, without a rank.
 
     Args:
-        tasks: task -> objective -> value by seed. An objective is ranked on the tasks it was run on.
+        tasks: task -> objective -> value by seed.
         base: the objective the others are compared with.
         lower_is_better: tasks whose values are costs; they enter with the sign turned.
+        runs: a name for each task; those of one name are measured on the same runs. Default: all are.
     """
     turned = set(lower_is_better)
     signed = {
         task: {label: {s: -v if task in turned else v for s, v in by.items()} for label, by in rows.items() if by}
         for task, rows in tasks.items()
     }
-    labels = dict.fromkeys(label for rows in signed.values() for label in rows)
-    ranks: dict[str, list[float]] = defaultdict(list)
+    labels = list(dict.fromkeys(label for rows in signed.values() for label in rows))
+    missing = {label: tuple(task for task, rows in signed.items() if label not in rows) for label in labels}
+    ranks: dict[str, list[float]] = {label: [] for label in labels if not missing[label]}
     for rows in signed.values():
-        means = {label: fmean(by.values()) for label, by in rows.items()}
+        # Equal up to floating point is equal.
+        means = {label: float(f"{fmean(rows[label].values()):.12g}") for label in ranks}
         for label, mean in means.items():
             above, level = sum(m > mean for m in means.values()), sum(m == mean for m in means.values())
             ranks[label].append(above + (level + 1) / 2)
-    found = [_ranked(label, ranks[label], signed, base) for label in labels]
-    return sorted(found, key=lambda r: (r.mean_rank, r.label))
+    decided = _decided(signed, base)
+    found = []
+    for label in labels:
+        better, worse = (sum(sign * gap > 0 for gap in decided.get(label, ())) for sign in (1, -1))
+        count, rank = len(signed) - len(missing[label]), fmean(ranks[label]) if label in ranks else nan
+        over = _over(label, base, signed, runs) if label in ranks else (None, None)
+        found.append(Rank(label, count, rank, better, worse, *over, missing[label]))
+    return sorted(found, key=lambda r: (isnan(r.mean_rank), r.mean_rank, r.label))
 
 
-def _ranked(label: str, ranks: Sequence[float], tasks: Mapping[str, Mapping[str, Samples]], base: str | None) -> Rank:
-    mean_rank = fmean(ranks)
-    if base is None or label == base:
-        return Rank(label, len(ranks), mean_rank, 0, 0, None, None)
-    common = [(rows[label], rows[base]) for rows in tasks.values() if label in rows and base in rows]
-    if not common:
-        return Rank(label, len(ranks), mean_rank, 0, 0, None, None)
-    tests = [paired(theirs, ours) for ours, theirs in common]
-    shown = [t for t, p in zip(tests, holm([t.p_t for t in tests]), strict=True) if p < 0.05]
-    ours = [list(mine.values()) for mine, _ in common]
-    theirs = [list(other.values()) for _, other in common]
-    gains = [
-        [(value - fmean(other.values())) / abs(fmean(other.values())) for value in mine.values()]
-        for mine, other in common
-        if fmean(other.values())
+def _decided(tasks: Tasks, base: str | None) -> dict[str, list[float]]:
+    """Differences from the base that are significant among all of all objectives and tasks (Holm), by objective."""
+    places = [
+        (label, difference(rows[base], values))
+        for rows in tasks.values()
+        if base is not None and base in rows
+        for label, values in rows.items()
+        if label != base
     ]
-    return Rank(
-        label,
-        len(ranks),
-        mean_rank,
-        sum(t.difference > 0 for t in shown),
-        sum(t.difference < 0 for t in shown),
-        probability_of_improvement(ours, theirs),
-        iqm_interval(gains) if gains else None,
-    )
+    found: dict[str, list[float]] = {}
+    for (label, test), p in zip(places, holm([test.p_t for _, test in places]), strict=True):
+        if p < LEVEL:
+            found.setdefault(label, []).append(test.difference)
+    return found
+
+
+def _over(
+    label: str, base: str | None, tasks: Tasks, runs: Mapping[str, Hashable] | None
+) -> tuple[Interval | None, Interval | None]:
+    """Probability of improvement and gain of an objective over the base, on all tasks."""
+    if base is None or label == base or any(base not in rows for rows in tasks.values()):
+        return None, None
+    ours, theirs = [rows[label] for rows in tasks.values()], [rows[base] for rows in tasks.values()]
+    names = None if runs is None else [runs[task] for task in tasks]
+    beats = probability_of_improvement(ours, theirs, runs=names)
+    # Without a level there is no unit to count a gain in.
+    if not all(fmean(side.values()) for side in theirs):
+        return beats, None
+    return beats, relative_gain(ours, theirs, runs=names)

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from math import isfinite, nan
 from statistics import fmean
 
@@ -11,8 +12,8 @@ from dipole.benchmarks.manifest import ColumnEntry, JobEntry, Manifest, RowEntry
 from dipole.benchmarks.report import published
 from dipole.benchmarks.report.claims import NO_DATA, NO_TEST, Outcome, evaluate
 from dipole.benchmarks.report.comparison import NOT_COMPARED, Comparison, compare, protocol_differences
-from dipole.benchmarks.report.ranking import Rank, Samples, rank_objectives
-from dipole.benchmarks.statistics import PairedTest, Summary, holm, paired, seeds_needed, summarize
+from dipole.benchmarks.report.ranking import LEVEL, Rank, Samples, rank_objectives
+from dipole.benchmarks.statistics import PairedTest, Summary, difference, holm, seeds_needed, summarize
 from dipole.core.ground.errors import nearest
 from dipole.core.record import RunRecord
 
@@ -41,7 +42,7 @@ def _cost(record: RunRecord) -> dict[str, float | None]:
 
 @dataclass(frozen=True)
 class CellResult:
-    """One cell of a suite: our sample, the test against the base row (p_holm over the row's columns), the paper's."""
+    """One cell of a suite: our sample, the test against the base row (p_holm over all of the suite), the paper's."""
 
     row: RowEntry
     column: ColumnEntry
@@ -53,14 +54,18 @@ class CellResult:
     comparison: Comparison | None
     printed: published.PrintedCell | None
     has_failed: bool = False
+    family: int = 1
 
     @property
     def seeds_needed(self) -> int | None:
-        """Seed pairs that would show the difference found here with 80 % power, if it and its spread are real."""
+        """Seed pairs that would show the difference found here with 80 % power, if it and its spread are real.
+
+        To be shown among the suite's `family` of tests it has to pass the first step of Holm's.
+        """
         test = self.against_base
         if test is None or test.n < 2 or not test.effect or not isfinite(test.effect):
             return None
-        return seeds_needed(test.effect, 1.0, is_paired=True)
+        return seeds_needed(test.effect, 1.0, alpha=LEVEL / self.family, is_paired=True)
 
 
 @dataclass(frozen=True)
@@ -164,7 +169,13 @@ class SuiteResults:
 
     @cached_property
     def cells(self) -> list[CellResult]:
-        return [cell for row in self.rows for cell in self._row(row)]
+        places = [(row, c) for row in self.rows for c in self.manifest.columns if (row.label, c.name) in self._cells]
+        tests = [self._against_base(row, column) for row, column in places]
+        p_values = [test.p_t if test else nan for test in tests]
+        family = max(1, sum(map(isfinite, p_values)))
+        return [
+            self._cell(*place, test, p, family) for place, test, p in zip(places, tests, holm(p_values), strict=True)
+        ]
 
     def cell(self, row: str, column: str) -> CellResult | None:
         """One cell; None where there is none of that name."""
@@ -207,7 +218,25 @@ class SuiteResults:
     def ranks(self) -> list[Rank]:
         """The rows ranked over the columns."""
         costs = [c.name for c in self.manifest.columns if not c.higher_is_better]
-        return rank_objectives({name: rows for name, rows in self.tasks().items() if rows}, self.base, costs)
+        tasks = {name: rows for name, rows in self.tasks().items() if rows}
+        return rank_objectives(tasks, self.base, costs, self.run_groups)
+
+    @cached_property
+    def run_groups(self) -> Mapping[str, str]:
+        """Column -> the first column that is measured on the same runs, or on runs of columns that are."""
+        first = {column: column for column in self.columns}
+        for job in self.jobs:
+            for one, other in pairwise(dict.fromkeys(cell.column for cell in job.cells)):
+                if first[one] != first[other]:
+                    gone, kept = first[other], first[one]
+                    first = {column: kept if name == gone else name for column, name in first.items()}
+        return first
+
+    @property
+    def curves_on(self) -> str:
+        """The part that learning curves are of."""
+        done = (record for record in self.records.values() if record.status == "done")
+        return " and ".join(sorted({record.curves_on or record.evaluated_on for record in done})) or "test"
 
     @property
     def empty_columns(self) -> list[str]:
@@ -230,17 +259,26 @@ class SuiteResults:
         paper = self.table.protocol if self.table else {}
         return protocol_differences(paper, self.manifest.protocol)
 
-    def _row(self, row: RowEntry) -> list[CellResult]:
-        columns = [c for c in self.manifest.columns if (row.label, c.name) in self._cells]
-        tests = [self._against_base(row, column) for column in columns]
-        adjusted = holm([test.p_t if test else nan for test in tests])
-        return [self._cell(row, c, test, p) for c, test, p in zip(columns, tests, adjusted, strict=True)]
-
     def _against_base(self, row: RowEntry, column: ColumnEntry) -> PairedTest | None:
         ours, base = self._samples.get((row.label, column.name)), self._samples.get((row.base or "", column.name))
-        return paired(base, ours) if ours and base else None
+        if not ours or not base:
+            return None
+        return difference(base, ours, resolution=self._resolution(row, column, [*ours.values(), *base.values()]))
 
-    def _cell(self, row: RowEntry, column: ColumnEntry, test: PairedTest | None, p_holm: float) -> CellResult:
+    def _resolution(self, row: RowEntry, column: ColumnEntry, values: Sequence[float]) -> float | None:
+        """Smallest step of a column: 1 / n of n test points where values are such shares, else 0.01 of percentages."""
+        record = next(iter(self.runs_of(row.label, column.name)), None)
+        sizes = record.data.get("sizes") if record is not None else None
+        points = sizes.get("test") if isinstance(sizes, Mapping) else None
+        if isinstance(points, int) and points > 0 and column.metric_of(row).rpartition("/")[2] == "accuracy":
+            counts = [value / column.factor * points for value in values]
+            if all(abs(count - round(count)) < 1e-6 for count in counts):
+                return abs(column.factor) / points
+        return 0.01 if column.unit == "%" else None
+
+    def _cell(
+        self, row: RowEntry, column: ColumnEntry, test: PairedTest | None, p_holm: float, family: int
+    ) -> CellResult:
         samples = self._samples.get((row.label, column.name), {})
         summary = summarize(list(samples.values())) if samples else None
         found = self.table.find(row.label) if self.table else None
@@ -251,7 +289,7 @@ class SuiteResults:
             comparison = compare(printed, self.table.trials, summary, self.table.metric, is_same)
         hashes = self._cells[row.label, column.name].values()
         failed = any(self.records[name].status == "failed" for name in hashes if name in self.records)
-        return CellResult(row, column, samples, len(hashes), summary, test, p_holm, comparison, printed, failed)
+        return CellResult(row, column, samples, len(hashes), summary, test, p_holm, comparison, printed, failed, family)
 
 
 def _balanced(row: str, column: str) -> tuple[str, str]:

@@ -49,7 +49,7 @@ def to_csv(table: ReportTable) -> str:
     writer = csv.writer(out, lineterminator="\n")
     subs = [any(row[i].sub for row in table.rows) for i in range(len(table.head))]
     head = [[name, f"{name}: note"] if has else [name] for name, has in zip(table.head, subs, strict=True)]
-    writer.writerow([name for pair in head for name in pair])
+    writer.writerow([_inert(name) for pair in head for name in pair])
     for row in table.rows:
         cells = [[c.text, c.sub] if has else [c.text] for c, has in zip(row, subs, strict=True)]
         writer.writerow([_inert(text) for pair in cells for text in pair])
@@ -109,8 +109,10 @@ def number(value: float) -> str:
 
 
 def _inert(text: str) -> str:
-    is_formula = text[:1] in ("=", "+", "-", "@", "\t", "\r") and not NUMBERS.fullmatch(text)
-    return f"'{text}" if is_formula else text
+    is_formula = text[:1] in ("\t", "\r", "\n") or text.lstrip()[:1] in ("=", "+", "-", "@")
+    # Python's writer does not quote a lone carriage return, and readers take it for the end of a row.
+    plain = text.replace("\r", " ")
+    return f"'{plain}" if is_formula and text and not NUMBERS.fullmatch(text) else plain
 
 
 # "-1.5", "-1.5 to 2e-05", "-1.5 \N{PLUS-MINUS SIGN} 0.2": a sign, but no formula.

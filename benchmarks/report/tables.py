@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
@@ -37,9 +38,19 @@ def results_table(results: SuiteResults) -> ReportTable:
     note = "Mean and standard deviation over seeds, n of the seeds asked for; best mean of a column in bold."
     if results.table is not None:
         note += " Below it the printed number."
+    note += of_parts(results.records.values())
     names = ("method", "objective") if has_objective else ("objective",)
     head = (*names, *(units[c] for c in results.columns))
     return ReportTable(f"{results.manifest.name}-results", "Results", head, rows, note, frozenset({"objective"}))
+
+
+def of_parts(records: Iterable[RunRecord]) -> str:
+    """Which part results are of, where it is not the test part of all of them."""
+    counted = Counter(record.evaluated_on for record in records if record.status == "done")
+    if not counted or set(counted) == {"test"}:
+        return ""
+    of = " and ".join(f"{part} ({count} runs)" for part, count in sorted(counted.items()))
+    return f" Measured on the {'part' if len(counted) == 1 else 'parts'} {of}."
 
 
 def cells_table(results: SuiteResults) -> ReportTable:
@@ -51,9 +62,9 @@ def cells_table(results: SuiteResults) -> ReportTable:
     )  # fmt: skip
     rows = [_cell_row(results, cell) for cell in results.cells]
     note = (
-        "Intervals are 95 %. Gain, paired t-test and Wilcoxon: against the base row on common seeds; Holm over the "
-        "measurements of a row; effect is Cohen's d of the pairs; the last column: seed pairs that would show "
-        "a gain of this size."
+        "Intervals are 95 %. Gain, paired t-test and Wilcoxon: against the base row on common seeds; Holm over all "
+        "tests of the suite; effect is Cohen's d of the pairs; the last column: seed pairs that would show "
+        "a gain of this size among as many tests."
     )
     return ReportTable(f"{results.manifest.name}-cells", "Every number", head, rows, note, is_folded=True)
 
@@ -116,17 +127,20 @@ def aggregate_table(results: SuiteResults) -> ReportTable | None:
         return None
     rows = []
     for row in results.rows:
-        ours = {c: list(v.values()) for c in results.columns if (v := results.samples(row.label, c))}
-        base = {c: list(v.values()) for c in ours if row.base and (v := results.samples(row.base, c))}
+        ours = {c: v for c in results.columns if (v := results.samples(row.label, c))}
+        base = {c: v for c in ours if row.base and (v := results.samples(row.base, c))}
         if not ours:
             continue
-        beats = probability_of_improvement([ours[c] for c in base], list(base.values())) if base else None
-        middle = iqm_interval(list(ours.values()))
+        of = results.run_groups
+        beats = None
+        if base:
+            beats = probability_of_improvement([ours[c] for c in base], list(base.values()), runs=[of[c] for c in base])
+        middle = iqm_interval(list(ours.values()), runs=[of[c] for c in ours])
         tasks = Cell(f"{len(ours)} of {len(results.columns)}", len(ours))
         rows.append((Cell(row.label), tasks, _interval(middle), Cell(row.base or ""), _interval(beats)))
     if not rows:
         return None
-    note = "All runs of all tasks together; 95 % intervals by stratified bootstrap (runs redrawn in every task)."
+    note = "All runs of all tasks together, with 95 % intervals; columns of the same runs count once."
     head = ("method", "tasks", "interquartile mean of the score", "base", "P(improvement)")
     return ReportTable(f"{results.manifest.name}-aggregate", "Over all tasks", head, rows, note)
 
@@ -249,8 +263,8 @@ def ranking_table(name: str, ranks: Sequence[Rank]) -> ReportTable:
     for r in ranks:
         rows.append(
             (
-                Cell(r.label),
-                Cell(f"{r.mean_rank:.2f}", r.mean_rank),
+                Cell(r.label, sub=f"not ranked: no runs of {', '.join(r.missing)}" if r.missing else ""),
+                Cell("" if r.missing else f"{r.mean_rank:.2f}", None if r.missing else r.mean_rank),
                 Cell(str(r.tasks), r.tasks),
                 Cell(str(r.better), r.better),
                 Cell(str(r.worse), r.worse),
@@ -261,8 +275,9 @@ def ranking_table(name: str, ranks: Sequence[Rank]) -> ReportTable:
     head = ("objective", "mean rank", "tasks", "better", "worse", "P(improvement)", "gain (%)")
     note = (
         "Rank 1 is best; better and worse count tasks with a significant difference from the base (paired t-test on "
-        "common seeds, Holm over tasks, 0.05). P(improvement): a run beats a run of the base, mean over tasks. Gain: "
-        "interquartile mean over all runs, in units of the base's mean. Both with 95 % bootstrap intervals."
+        "common seeds, Holm over all objectives and tasks, 0.05). P(improvement): a run beats a run of the base, mean "
+        "over tasks. Gain: in units of the base's mean, mean over the middle tasks. Both with 95 % intervals, in which "
+        "columns of the same runs count once. Who lacks runs of a task is not ranked."
     )
     return ReportTable(f"{name}-ranking", "Ranking over tasks", head, rows, note, frozenset({"objective"}))
 
@@ -337,7 +352,7 @@ def _interval(found: Interval | None, factor: float = 1.0) -> Cell:
         return Cell("")
     has_interval = isfinite(found.low) and isfinite(found.high)
     low, high = number(factor * found.low), number(factor * found.high)
-    shown = f"{low} to {high}" if has_interval else "one run each"
+    shown = f"{low} to {high}" if has_interval else found.needs
     return Cell(number(factor * found.value), factor * found.value, shown)
 
 

@@ -18,7 +18,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from dipole.core.ground.files import atomic_write
-from dipole.core.ground.process import describe_self, is_gone
+from dipole.core.ground.process import LONGEST_OWNER, describe_self, is_gone
+from dipole.core.ground.received import read_text
 
 RENEW_EVERY = 10.0
 STALE_AFTER = 120.0
@@ -110,7 +111,7 @@ def _may_live(path: Path) -> bool:
     again: what was last renewed before this boot, under this host's name, was an earlier boot's.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, LONGEST_OWNER)
         owner: dict[str, Any] = json.loads(text)
         host, pid = str(owner["host"]), int(owner["pid"])
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):

@@ -11,6 +11,7 @@ from math import isfinite
 from pathlib import Path
 
 from dipole.core.ground.files import atomic_write
+from dipole.core.ground.received import read_json
 
 COST = "energy.json"
 RAPL = Path("/sys/class/powercap")
@@ -40,7 +41,7 @@ class Meter:
 def read(folder: Path) -> Mapping[str, float]:
     """Joules by device of a run, empty where nothing was measured."""
     try:
-        found = json.loads((folder / COST).read_text(encoding="utf-8"))["whole_device_joules"]
+        found = read_json(folder / COST)["whole_device_joules"]
         return {str(name): float(value) for name, value in found.items() if isfinite(value)}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return {}

@@ -1,6 +1,8 @@
-"""How long a run takes that nobody has run yet: a table of short runs of a named machine, times the pace of this one.
+"""How long a run takes that nobody has run yet: a table of short runs of named machines, times the pace of this one.
 
-`times.json` is made by `python -m dipole.benchmarks.run.measure_times`.
+`times.json` is made by `python -m dipole.benchmarks.run.measure_times`. Runs like one of the table are reckoned from
+its start and its time per epoch or step; others from what they compute (`work.py`) and the seconds of a billion
+operations of the table's nearest encoder.
 """
 
 import hashlib
@@ -10,28 +12,29 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from math import log
 from pathlib import Path
 from typing import Any
 
 from dipole.benchmarks.protocol import leaves
+from dipole.benchmarks.run.work import Work, work_of
 from dipole.core.ground.cache import kept_json
+from dipole.core.ground.machine import processor_name
 from dipole.core.train.config import RunConfig
 
 TABLE = Path(__file__).with_name("times.json")
 TRIES = 5
-ROWS = {
-    "digits": 1_078, "cifar10": 50_000, "cifar100": 50_000, "stl10": 100_000, "imagenet": 126_689,
-    "wiki3029.jsonl.gz": 600_000, "hub:bookcorpus/bookcorpus": 74_000_000, "hub:stanfordnlp/imdb": 50_000,
-}  # fmt: skip
-"""Rows of an epoch of a data set; of ImageNet the 100 classes of CMC."""
 # What says nothing of the time of a unit, or stands in the estimate by itself.
 LEFT_OUT = ("name", "description", "seed", "train.epochs", "train.steps", "train.checkpoint_every", "train.log_every")
 # What decides most about it, and how much a difference counts beside one of any other setting.
 WEIGHTS = {
-    "domain": 1000.0, "vision.encoder.name": 30.0, "vision.data.source": 10.0, "vision.augment.size": 20.0,
+    "domain": 1000.0, "vision.encoder.name": 30.0, "vision.data.source": 20.0, "vision.augment.size": 20.0,
     "vision.method": 5.0, "vision.views": 5.0, "text.encoder": 30.0, "text.corpus": 20.0, "rl.task": 2.0,
     "rl.preset": 20.0, "rl.image_size": 20.0, "train.batch_size": 2.0,
 }  # fmt: skip
+FAR = 20.0  # a run that differs by so much is not like the other
+ALIKE, COUNTED, FOREIGN = 2.0, 3.0, 6.0
+"""Within which factor a time holds: of a run like one of the table, of one whose encoder is there, of any other."""
 
 
 @dataclass(frozen=True)
@@ -45,24 +48,34 @@ class Reckoned:
 def reckon(config: RunConfig) -> Reckoned:
     """Seconds of a run on this machine, from the nearest kind of the table."""
     kind, unit = kind_of(config), "epoch" if config.train.epochs is not None else "step"
-    entries = [entry for entry in table()["entries"] if entry["unit"] == unit] or table()["entries"]
-    distances = [_distance(kind, entry["kind"]) for entry in entries]
+    runs = [entry for entry in table()["runs"] if entry["unit"] == unit] or table()["runs"]
+    distances = [_distance(kind, entry["kind"]) for entry in runs]
     distance = min(distances)
-    nearest = entries[distances.index(distance)]
+    work = work_of(config) if distance >= FAR else None
+    if work is not None:
+        return _by_work(work)
+    nearest = runs[distances.index(distance)]
     length = float(config.train.epochs or config.train.steps or 1)
     # An agent's and a block's step is as long as its batch; an epoch has the same rows in any batch.
     rows = _ratio(kind, nearest["kind"], "train.batch_size") if unit == "step" else 1.0
     rows *= _ratio(kind, nearest["kind"], "vision.views")
-    seconds = (nearest["fixed"] + length * nearest["per_unit"] * rows) * pace()
-    within = 30.0 if distance >= 20 else 4.0 if "stand_in" in nearest else 2.0
-    if unit == "epoch" and "stand_in" not in nearest:
-        seconds *= rows_of(kind) / rows_of(nearest["kind"])
-    return Reckoned(seconds, within)
+    seconds = nearest["fixed"] + length * nearest["per_unit"] * rows
+    return Reckoned(seconds * pace(nearest), ALIKE if distance < FAR else FOREIGN)
 
 
-def rows_of(kind: Mapping[str, Any]) -> int:
-    """Rows of an epoch of a data set, as its authors have it; those that ship count alike."""
-    return ROWS.get(str(kind.get("text.corpus") or kind.get("vision.data.source")), ROWS["digits"])
+def _by_work(work: Work) -> Reckoned:
+    """Steps and operations, at the rate of the encoder that is nearest in kind, then in operations of a row."""
+
+    def apart(entry: Mapping[str, Any]) -> tuple[bool, bool, float]:
+        domain, family = work.family.partition("/")[0], entry["family"]
+        return family != work.family, not family.startswith(f"{domain}/"), abs(log(work.flops / entry["flops"]))
+
+    nearest = min(table()["steps"], key=apart)
+    rate = nearest["per_gigaflop"] / 1e9
+    training = work.steps * (nearest["per_step"] + work.rows * work.flops * rate)
+    # Evaluating encodes the rows once, forward: a third of what training does with one view of two.
+    seconds = training + work.seen * work.flops * rate / 6
+    return Reckoned(seconds * pace(nearest), COUNTED if nearest["family"] == work.family else FOREIGN)
 
 
 def kind_of(config: RunConfig) -> dict[str, Any]:
@@ -77,29 +90,30 @@ def kind_of(config: RunConfig) -> dict[str, Any]:
 
 @cache
 def table() -> Mapping[str, Any]:
-    """The machine, its pace, and seconds by kind."""
+    """Short runs by kind, and steps by encoder, each with its machine, its date and the machine's pace then."""
     found: Mapping[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))
     return found
 
 
 def calibration() -> float:
     """Processor seconds of a fixed piece of work on this machine; measured once for each boot, in less than 2 s."""
-    return float(kept_json("pace", _boot(), _measure))
+    return float(kept_json("pace", _boot(), measure_pace))
 
 
-def pace() -> float:
-    """Seconds here for a second of the table's machine."""
-    return calibration() / float(table()["pace"])
+def pace(entry: Mapping[str, Any]) -> float:
+    """Seconds here for a second of an entry's machine."""
+    return calibration() / float(entry["pace"])
+
+
+def machines() -> str:
+    """The machines of the table, and since when."""
+    entries = [*table()["runs"], *table()["steps"]]
+    return f"{', '.join(sorted({entry['machine'] for entry in entries}))}, {max(entry['date'] for entry in entries)}"
 
 
 def machine_name() -> str:
     """The processor, for the table."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        model = platform.processor() or platform.machine()
-    return f"{model}, one thread"
+    return f"{processor_name()}, one thread"
 
 
 def _boot() -> str:
@@ -112,7 +126,7 @@ def _boot() -> str:
     return hashlib.sha256(f"{boot} {torch.__version__} {platform.node()}".encode()).hexdigest()[:16]
 
 
-def _measure() -> float:
+def measure_pace() -> float:
     """The best of a few tries at convolutions, a product of matrices and many small operations, forward and back."""
     import torch
 

@@ -57,9 +57,11 @@ def print_plan(console: Console, sized: Sized, plan: Plan) -> None:
 
 def reckoning() -> str:
     """What a time is reckoned from, for one line below it."""
+    here = reference.calibration()
+    pace = reference.table()["steps"][0]["pace"]
     return (
-        f"by short runs on {reference.table()['machine']}, times {reference.pace():.2g} for the pace of this machine's "
-        "processor, idle; a GPU is faster, a machine that is shared slower. Earlier runs of the folder come first."
+        f"by short runs on {reference.machines()}, times {here / pace:.2g} for the pace of this machine's processor, "
+        "idle; a GPU is faster, a machine that is shared slower. Earlier runs of the folder come first."
     )
 
 

@@ -69,6 +69,7 @@ def sweep(
     seed: int = 0,
     slurm: Mapping[str, str] | None = None,
     console: Console | None = None,
+    answer: dict[str, Any] | None = None,
 ) -> int:
     """Search, and train the winner; the exit code is 1 if no trial finished or a run of the winner failed.
 
@@ -85,7 +86,9 @@ def sweep(
         name: of the search; by default the recipe's with a hash of what is searched.
         seed: of the proposals.
         slurm: options of sbatch, for the engine "slurm".
+        answer: filled with what `--json` prints.
     """
+    answer = {} if answer is None else answer
     console = console or Console()
     dimensions = read_space(space)
     if not dimensions:
@@ -128,6 +131,7 @@ def sweep(
         for key, share in study.importance().items():
             say(console, f"  {key}: {100 * share:.0f} % of what tells good trials from others")
     records = read_records(runs).done
+    answer |= {"search": search.name, "best": best.value, "settings": best.params, "winner": [j.hash for j in winner]}
     summary = run_jobs(winner, records, runs, make_engine(engine, jobs, threads, slurm=slurm), console)
     _tell_test(console, search, winner, runs, best.value)
     return 1 if summary.failed else 0

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from dipole.benchmarks.sweep.study import SWEEPS, Study
-from dipole.core.ground.errors import DataError
-from dipole.core.ground.files import atomic_write, why
-from dipole.core.record.run_record import Number, Part
+from dipole.core.ground.errors import DataError, RecordError
+from dipole.core.ground.files import atomic_write
+from dipole.core.record.run_record import Number, Part, read_part
 
 
 class TrialLine(Part):
@@ -87,10 +87,6 @@ def read_summaries(runs: Path) -> tuple[list[SearchSummary], list[tuple[Path, st
 def read_summary(path: Path) -> SearchSummary:
     """Read one search; DataError says what is wrong with it."""
     try:
-        return SearchSummary.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise DataError(f"the search {path} cannot be read: {why(error)}") from error
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise DataError(f"the search {path} is not one: {where}: {first['msg'][:200]}") from error
+        return read_part(path, SearchSummary)
+    except RecordError as error:
+        raise DataError(f"the search {error}") from error

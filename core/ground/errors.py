@@ -2,12 +2,26 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
+
+LONGEST = 1900
+"""Characters of a message that are shown."""
 
 
 class DipoleError(Exception):
-    """Base of every error that is shown as one message without a traceback; `exit_code` is then the command's."""
+    """Base of every error that is shown as one message without a traceback; `exit_code` is then the command's.
+
+    A message is for people: of one that is too long, as it quotes what somebody sent, both ends are shown.
+    """
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        if len(text) <= LONGEST:
+            return text
+        first, last = LONGEST - 500, 400
+        return f"{text[:first]} ... ({len(text) - first - last} characters more) ... {text[-last:]}"
 
 
 class SpecError(DipoleError, ValueError):
@@ -46,6 +60,14 @@ class EngineError(DipoleError, RuntimeError):
 
 class DataError(DipoleError, ValueError):
     """A data set is missing, empty or damaged."""
+
+
+class ReceivedError(DataError):
+    """A file cannot be read, is none, or is not what its name says; `reason` is the message without the path."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{str(path)[:300]} {reason}")
+        self.reason = reason
 
 
 class TrainingError(DipoleError, RuntimeError):

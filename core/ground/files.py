@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+_SCRATCH = re.compile(r"\..*\.[0-9a-f]{8}\.tmp(\..*)?")
+"""Names that `scratch` gives."""
 _CURES = {
     errno.ENOSPC: "The disk is full: free some space",
     errno.EDQUOT: "The disk quota is used up: free some space",
@@ -27,6 +30,22 @@ def why(error: OSError) -> str:
     cure = _CURES.get(error.errno or 0)
     reason = error.strerror or str(error)
     return f"{reason}. {cure}." if cure else f"{reason}."
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; a name that no file can have is none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def is_folder(path: Path) -> bool:
+    """Whether there is such a folder; a name that none can have is none."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
 
 
 @contextmanager
@@ -56,6 +75,14 @@ def scratch(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             _remove(temporary)
+
+
+def remove_scratch(folder: Path) -> None:
+    """Remove what writers that were killed have left in a folder; only for who knows that nobody writes there."""
+    for path in folder.glob(".*.tmp*"):
+        if _SCRATCH.fullmatch(path.name):
+            with suppress(OSError):
+                _remove(path)
 
 
 def put_in_place(temporary: Path, path: Path) -> None:

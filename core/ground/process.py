@@ -10,8 +10,12 @@ from typing import Any
 
 import psutil
 
+from dipole.core.ground.received import parse_json
+
 OWNER = ".pid"
 """Name of the file in a run folder that names the process that trains there."""
+LONGEST_OWNER = 4096
+"""Bytes of such a file."""
 
 
 def describe_self() -> str:
@@ -42,9 +46,20 @@ def is_gone(text: str) -> bool:
     return began is None or began != owner.get("began")
 
 
+def lives_here(text: str) -> bool:
+    """Whether the process that `describe_self` described is one of this host, boot and name space, and lives."""
+    owner, here = _read(text), _where()
+    return isinstance(owner.get("pid"), int) and all(owner.get(k) == v for k, v in here.items()) and not is_gone(text)
+
+
+def host_in(text: str) -> str:
+    """The host that a file names, for a message."""
+    return str(_read(text).get("host") or "an unknown host")
+
+
 def _read(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        found = parse_json(text)
     except ValueError:
         return {}
     # Earlier versions wrote the number alone.

@@ -25,12 +25,14 @@ class Progress:
         self._total = 0
         self._shown = 0.0
         self._text = ""
+        self._unit = "step"
         self._start = (0, 0.0)
         self._over = 0  # characters of a notebook's line that the next one is written over
 
-    def start(self, title: str, total: int, step: int) -> None:
-        """Begin at `step` of `total`."""
+    def start(self, title: str, total: int, step: int, unit: str = "step") -> None:
+        """Begin at `step` of `total`; the unit is what a plain line counts."""
         self._total = total
+        self._unit = unit
         self._start = (step, time.monotonic())
         self._shown = time.monotonic()
         if self._quiet or not sys.stderr.isatty():
@@ -65,7 +67,7 @@ class Progress:
             return
         first, began = self._start
         left = (now - began) / max(1, step - first) * (self._total - step)
-        line = f"step {step}/{self._total}  {self._text}  about {duration(left)} left"
+        line = f"{self._unit} {step}/{self._total}  {self._text}  about {duration(left)} left"
         if notebook:
             print(f"\r{line:<{self._over}}", end="", file=sys.stderr, flush=True)
             self._over = len(line)

@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from dipole.core.ground.cache import content_of
 from dipole.core.ground.errors import DataError
 from dipole.core.ground.extras import install_line
 from dipole.core.ground.hub import without_retry_messages
@@ -64,7 +65,7 @@ def located_rows(source: str, split: str, encoding: str, asker: Asker) -> Iterat
     path = Path(source)
     if not path.exists():
         raise DataError(f"nothing at {path}. Give a file or folder of {', '.join(ROWS)}, or hub:NAME.")
-    if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
+    if is_saved(path):
         yield from _numbered(_saved(path, split, asker), source)
         return
     files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.name.endswith(ROWS))
@@ -78,6 +79,11 @@ def located_rows(source: str, split: str, encoding: str, asker: Asker) -> Iterat
             yield from csv_rows(file, encoding, asker)
         else:
             yield from json_rows(file)
+
+
+def is_saved(folder: Path) -> bool:
+    """Whether `datasets` wrote a folder by `save_to_disk`."""
+    return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
 
 
 def _numbered(rows: Iterable[Any], where: str) -> Iterator[Located]:
@@ -101,8 +107,12 @@ def json_rows(file: Path) -> Iterator[Located]:
                     yield f"{file}, line {number}", json.loads(line)
     except json.JSONDecodeError as error:
         raise DataError(f"{file}, line {number}: not JSON ({error.msg})") from None
+    except RecursionError:
+        raise DataError(f"{file}, line {number}: nested too deeply") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{file}, after line {number}: not UTF-8 ({error.reason})") from None
+    except ValueError as error:  # an integer of thousands of digits
+        raise DataError(f"{file}, line {number}: {error}") from None
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{file}, after line {number}: {error}") from None
 
@@ -167,10 +177,27 @@ def hub_rows(name: str, split: str, asker: Asker) -> Iterable[Any]:
             streamed: Iterable[Any] = load_dataset(name, subset or None, split=split, streaming=True)
             return streamed
     except Exception as error:  # the datasets library and the network raise many kinds
-        raise DataError(
-            f"the data set {name!r} (split {split!r}) cannot be opened from the Hugging Face Hub: "
-            f"{str(error).splitlines()[0]}. Without a network, give a local file or folder."
-        ) from error
+        raise _not_opened(name, f" (split {split!r})", error) from error
+
+
+def hub_version(name: str, asker: Asker) -> str:
+    """What tells a data set of the Hub from itself at another time: its revision, or of a local one its files."""
+    name, _, subset = name.partition(":")
+    if Path(name).exists():
+        return content_of(sorted(file for file in Path(name).rglob("*") if file.is_file()) or [Path(name)])
+    builder = asker.package("datasets").load_dataset_builder
+    try:
+        with without_retry_messages():
+            return str(builder(name, subset or None).cache_dir)
+    except Exception as error:  # as in hub_rows
+        raise _not_opened(name, "", error) from error
+
+
+def _not_opened(name: str, split: str, error: Exception) -> DataError:
+    return DataError(
+        f"the data set {name!r}{split} cannot be opened from the Hugging Face Hub: "
+        f"{(str(error) or type(error).__name__).splitlines()[0]}. Without a network, give a local file or folder."
+    )
 
 
 def _saved(folder: Path, split: str, asker: Asker) -> Iterable[Any]:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from dipole.core.ground.errors import ConfigError, RecordError
 from dipole.core.ground.files import atomic_write, why
-from dipole.core.record.run_record import Part, RunRecord, now, schema_problem
+from dipole.core.record.run_record import Part, RunRecord, now, read_part
 
 FILE = "measured.json"
-SCHEMA_VERSION = 1
 
 
 class AddedResult(Part):
@@ -39,13 +39,9 @@ def read_additions(folder: Path) -> Additions:
     """
     path = folder / FILE
     try:
-        return Additions.model_validate_json(path.read_bytes()) if path.exists() else Additions()
-    except OSError as error:
-        raise RecordError(f"{path} cannot be read: {why(error)}") from error
-    except ValidationError as error:
-        raise RecordError(
-            f"{path} is not what `dipole add` writes: it {schema_problem(error, SCHEMA_VERSION)}"
-        ) from error
+        return read_part(path, Additions) if os.path.lexists(path) else Additions()
+    except RecordError as error:
+        raise RecordError(f"not what `dipole add` writes: {error}") from error
 
 
 def with_additions(record: RunRecord, folder: Path) -> RunRecord:

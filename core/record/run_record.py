@@ -8,16 +8,20 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from dipole.core.ground.errors import RecordError
+from dipole.core.ground.errors import ReceivedError, RecordError
 from dipole.core.ground.files import atomic_write, why
 from dipole.core.ground.machine import processor_name, processors
-from dipole.core.ground.process import OWNER, is_gone
+from dipole.core.ground.process import LONGEST_OWNER, OWNER, is_gone
+from dipole.core.ground.received import parse_json, read_bytes, read_text
+from dipole.core.ground.text import shortened
 
 SCHEMA_VERSION = 1
+SHOWN = 20
+"""Problems of a file that are named."""
 LIBRARIES = (
     "torch",
     "accelerate",
@@ -34,8 +38,11 @@ LIBRARIES = (
 )
 ABANDONED = "its process has ended without a word. Repeat the command to continue from the last checkpoint."
 """The error of a run that its record calls running while there is no such process."""
+Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
 Number = float | None
 """A result; None stands for a value that was not finite."""
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class Part(BaseModel):
@@ -83,9 +90,9 @@ class Hardware(Part):
     device: str
     device_name: str
     machine: str
-    processors: int
-    threads: int
-    world_size: int = 1
+    processors: Count
+    threads: Count
+    world_size: Count = 1
 
 
 class RunRecord(Part):
@@ -109,20 +116,23 @@ class RunRecord(Part):
     hardware: Hardware
     seeds: dict[str, int]
     data: dict[str, Any]
-    parameters: int = Field(description="trained numbers, those of the objective included")
+    parameters: Count = Field(description="trained numbers, those of the objective included")
     negatives_per_anchor: Number = None
     notes: list[str] = Field(
         default_factory=list, description="terms that were 0 at every step, and why; what became of a term"
     )
-    steps: int = 0
+    steps: Count = 0
     epochs: float = 0.0
     wall_seconds: float = 0.0
-    peak_memory_bytes: int = Field(default=0, description="largest resident memory of the process")
-    peak_device_bytes: int | None = Field(default=None, description="largest memory allocated on the GPU")
+    peak_memory_bytes: Count = Field(default=0, description="largest resident memory of the process")
+    peak_device_bytes: Count | None = Field(default=None, description="largest memory allocated on the GPU")
     evaluated_on: Literal["test", "validation"] = Field(default="test", description="the part that results are of")
+    curves_on: Literal["test", "validation"] | None = Field(
+        default=None, description="the part that eval/... and diag/... of metrics.jsonl are of; none: as evaluated_on"
+    )
     results: dict[str, Number] = Field(default_factory=dict, description="evaluation at the end of training")
     chosen: dict[str, Any] | None = Field(
-        default=None, description="result by which the kept weights are the best, their step and its value"
+        default=None, description="result by which the kept weights are the best, their step, its value and its part"
     )
     diagnostics: dict[str, Number] = Field(default_factory=dict)
     histogram: Histogram | None = None
@@ -136,21 +146,39 @@ def read_record(path: Path) -> RunRecord:
         RecordError: the file is missing, no JSON, of a newer schema, or does not follow the schema (problems named).
     """
     try:
-        record = RunRecord.model_validate_json(path.read_bytes())
-        if record.status == "running" and _is_abandoned(path.with_name(OWNER)):
-            return record.model_copy(update={"status": "interrupted", "error": ABANDONED})
-        return record
-    except OSError as error:
-        raise RecordError(f"the record {path} cannot be read: {why(error)}") from error
+        record = read_part(path, RunRecord)
+    except RecordError as error:
+        raise RecordError(f"the record {error}") from error
+    if record.status == "running" and _is_abandoned(path.with_name(OWNER)):
+        return record.model_copy(update={"status": "interrupted", "error": ABANDONED})
+    return record
+
+
+def read_part(path: Path, model: type[Model]) -> Model:
+    """Read a JSON file that dipole writes beside a run, of schema version `SCHEMA_VERSION`.
+
+    Raises:
+        RecordError: it cannot be read or does not follow the schema; the message begins with its path.
+    """
+    try:
+        text = read_text(path)
+    except ReceivedError as error:
+        raise RecordError(str(error)) from error
+    try:
+        found = model.model_validate_json(text)
+        parse_json(text)  # refuses what pydantic's reader lets pass: a name that stands twice, NaN under Any
     except ValidationError as error:
-        raise RecordError(f"the record {path} {schema_problem(error, SCHEMA_VERSION)}") from error
+        raise RecordError(f"{str(path)[:300]} {schema_problem(error, SCHEMA_VERSION)}") from error
+    except ValueError as error:
+        raise RecordError(f"{str(path)[:300]} is damaged: {error}") from error
+    return found
 
 
 def _is_abandoned(owner: Path) -> bool:
     """Whether the process that wrote "running" is certainly gone: kill -9, a crash, a power cut."""
     try:
-        return is_gone(owner.read_text(encoding="utf-8", errors="replace"))
-    except OSError:
+        return is_gone(read_bytes(owner, LONGEST_OWNER).decode(errors="replace"))
+    except ReceivedError:
         return False
 
 
@@ -163,9 +191,12 @@ def schema_problem(error: ValidationError, version: int) -> str:
     if isinstance(written, int) and written > version:
         return f"has schema version {written}, this dipole reads up to {version}. Update dipole."
     lines = [
-        f"  - {'.'.join(map(str, each['loc'])) or 'the file'}: {each['msg'].removeprefix('Value error, ')}"
-        for each in found
+        f"  - {shortened('.'.join(map(str, each['loc'])), 100) or 'the file'}: "
+        f"{shortened(each['msg'].removeprefix('Value error, '), 200)}"
+        for each in found[:SHOWN]
     ]
+    if len(found) > SHOWN:
+        lines.append(f"  - and {len(found) - SHOWN} more")
     return f"does not follow schema {version}:\n" + "\n".join(lines)
 
 

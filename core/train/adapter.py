@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NotRequired, TypedDict, Unpack
 
 from dipole.core.ground.errors import ConfigError
-from dipole.core.train.config import Settings
+from dipole.core.train.config import EvaluatedPart, Settings
 
 if TYPE_CHECKING:
     import torch
@@ -43,8 +43,8 @@ class Context(TypedDict):
         workdir: the run's folder (it exists); for caches and pictures.
         batch_size: instances per step over all ranks; divisible by world_size.
         rank, world_size: which share of every global batch this process draws; 0 of 1 unless given.
-        validation: the share of the training data to set aside and to evaluate in place of the test part, which is not
-            looked at; 0, the default, evaluates the test part. Only a domain that `validates` is given another.
+        validation: the share of the training data to set aside as validation part; 0, the default, sets none aside.
+            Only a domain that `validates` is given another.
         kept: folder that `Adapter.keep` filled when the run ended, for using the model: build the module from it alone,
             and read data only when something asks for them. Absent for training.
     """
@@ -83,6 +83,7 @@ class Adapter(ABC):
         train_fields: the keys of [train] that have an effect here; None means all. Setting another is an error.
         precisions: the values of train.precision that its loop can compute in; None means all.
         validates: whether it can evaluate a validation part (`Context`).
+        sets_aside: whether a validation part is taken from what would be trained on otherwise.
         objective_optional: whether `objective = "none"` is allowed (a control without contrast).
         export_formats: what `dipole export RUN --to FORMAT` can write.
         data_fields: the keys of its table that say where data lie; `dipole eval RUN --set` may give others.
@@ -95,6 +96,9 @@ class Adapter(ABC):
             the module to `device` afterwards. Parameters with requires_grad=False (a momentum encoder) stay as is.
         compiles: whether the domain's own table asks for what train.compile asks for.
         embedding_dim: width d of the anchors that `embed` returns.
+        part: what `evaluate`, `features("test")` and `held_out_pairs` are of, "test" or "validation"; at first
+            "validation" where a share is set aside. The trainer sets it: the test part is not read before it is that.
+        reported: the part that the run's results are of.
         steps_per_epoch: number of batches that `batches(epoch)` yields on this rank (the same on every rank); 1 where
             there are no epochs.
     """
@@ -104,6 +108,7 @@ class Adapter(ABC):
     train_fields: ClassVar[frozenset[str] | None] = None
     precisions: ClassVar[tuple[str, ...] | None] = None
     validates: ClassVar[bool] = False
+    sets_aside: ClassVar[bool] = True
     objective_optional: ClassVar[bool] = False
     export_formats: ClassVar[tuple[str, ...]] = ()
     data_fields: ClassVar[frozenset[str]] = frozenset()
@@ -113,6 +118,8 @@ class Adapter(ABC):
     embedding_dim: int
     steps_per_epoch: int
     compiles: bool = False
+    part: EvaluatedPart
+    reported: EvaluatedPart
 
     def __init__(self, config: Any, **context: Unpack[Context]) -> None:
         """Keep the arguments under their names; a domain extends this and builds data and module.
@@ -129,6 +136,7 @@ class Adapter(ABC):
         self.rank = context.get("rank", 0)
         self.world_size = context.get("world_size", 1)
         self.validation = context.get("validation", 0.0)
+        self.part = self.reported = "validation" if self.validation else "test"
         self.kept = context.get("kept")
 
     @classmethod

@@ -51,4 +51,7 @@ class Best:
         return {"step": self.step, "value": self._value}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.step, self._value = state["step"], state["value"]
+        step, value = state["step"], state["value"]
+        if not (step is None or type(step) is int) or not isinstance(value, float | int):
+            raise ValueError("'best' is not what a run writes")
+        self.step, self._value = step, value

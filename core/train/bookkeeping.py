@@ -132,8 +132,8 @@ class Bookkeeping(RunState):
             if self._best.improved(self.step, found.results):
                 save_weights(self._best_weights, self.adapter.module, self.objective)
             self.log(found.as_metrics())
-            shown = [f"{name} {number(value)}" for name, value in list(found.results.items())[:SHOWN]]
-            self._progress.note(f"step {self.step}: {'  '.join(shown)}")
+            on = "" if self.adapter.part == self.adapter.reported else f", {self.adapter.part} part"
+            self._progress.note(f"step {self.step}{on}: {_some(found)}")
         return found
 
     def _put_off(self) -> None:
@@ -175,7 +175,9 @@ class Bookkeeping(RunState):
             self.evaluate()
         if not self.processes.is_main:
             return self._record("done")
-        self._take_best()
+        is_other = self._take_best()
+        if is_other or self.adapter.part != self.adapter.reported:
+            self._report(None if is_other or self._of_pairs is None else self._of_pairs[1])
         save_weights(self.folder.model, self.adapter.module, self.objective)
         save_kept(self.folder.kept, self.adapter)
         record = self._write_record("done")
@@ -193,17 +195,26 @@ class Bookkeeping(RunState):
         """They go when the checkpoints go, which know of them."""
         return self.folder.checkpoints / "best"
 
-    def _take_best(self) -> None:
-        """Go back to the weights of the best evaluation, where that is asked for, and measure them."""
+    def _take_best(self) -> bool:
+        """Go back to the weights of the best evaluation, where that is asked for and they are others."""
         told = self._best.told()
         if told is None or told["step"] == self.step:
-            return
+            return False
         load_weights(self._best_weights, self.adapter.module, self.objective)
         self._pairs = None  # of the last weights
-        with alone():
-            found = evaluate(self.adapter, self.objective, self.seeds)
-        self._evaluated = (self.step, found)
         self._progress.note(f"kept: step {told['step']}, where {told['by']} was best, {number(told['value'])}")
+        return True
+
+    def _report(self, of_pairs: dict[str, float] | None) -> None:
+        """Measure what is kept on the part that results are of; the only look that a run with curves takes at it."""
+        is_first = self.adapter.part != self.adapter.reported
+        self.adapter.part = self.adapter.reported
+        with alone():
+            found = evaluate(self.adapter, self.objective, self.seeds, of_pairs)
+        self._evaluated = (self.step, found)
+        if is_first:
+            self.log({f"test/{name}": value for name, value in found.results.items()})
+            self._progress.note(f"test part: {_some(found)}")
 
     def _write_record(self, status: Status, error: str | None = None) -> RunRecord:
         record = self._record(status, error)
@@ -228,3 +239,8 @@ class Bookkeeping(RunState):
 
     def _crossed(self, before: int, every: int) -> bool:
         return self.step // every > before // every
+
+
+def _some(found: Evaluated) -> str:
+    """The first results, for a line beside the progress."""
+    return "  ".join(f"{name} {number(value)}" for name, value in list(found.results.items())[:SHOWN])

@@ -36,7 +36,9 @@ def build(
     """
     seeds = Seeds(config.seed)
     seed_everything(seeds.model)
-    adapter = adapter_class(config.domain)(
+    domain = adapter_class(config.domain)
+    validation = config.train.validation_share if domain.validates and config.train.part == "validation" else 0.0
+    adapter = domain(
         config.settings,
         seed=seeds,
         device=device,
@@ -44,9 +46,10 @@ def build(
         batch_size=config.train.batch_size,
         rank=rank,
         world_size=world_size,
-        validation=config.train.validation_share if config.train.evaluate_on == "validation" else 0.0,
+        validation=validation,
         **({} if kept is None else {"kept": kept}),
     )
+    adapter.reported = config.train.evaluate_on
     adapter.module.to(device)
     if config.objective == "none":
         return adapter, None

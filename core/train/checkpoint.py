@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 import torch
+from torch import Tensor
 
-from dipole.core.ground.errors import CheckpointError
-from dipole.core.ground.files import put_in_place, scratch, why
+from dipole.core.ground.errors import CheckpointError, DipoleError
+from dipole.core.ground.files import is_file, put_in_place, scratch, why
+from dipole.core.ground.text import shortened
 
 KEEP = 2
 FORMAT = 1
@@ -88,8 +91,10 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         CheckpointError: the file is missing, truncated, damaged, or no checkpoint.
     """
     match = _NAME.fullmatch(path.name)
-    if not path.is_file():
-        raise CheckpointError(f"no checkpoint {path}. Give the path of a step-*.pt file, or use --resume auto.")
+    if not is_file(path):
+        raise CheckpointError(
+            f"no checkpoint {shortened(str(path))}. Give the path of a step-*.pt file, or use --resume auto."
+        )
     if match is None:
         raise CheckpointError(f"{path} is no checkpoint of a run: its name must be step-<number>.<hash>.pt.")
     try:
@@ -106,7 +111,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     except CheckpointError:
         raise
     except Exception as error:
-        raise CheckpointError(f"the checkpoint {path} cannot be read: {error}") from error
+        raise CheckpointError(f"the checkpoint {path} cannot be read: {shortened(str(error))}") from error
     if not isinstance(state, dict):
         raise CheckpointError(f"{path} is no checkpoint of a run.")
     return state
@@ -150,9 +155,69 @@ def starting_state(
                 warn("warning: no checkpoint is left to continue from; starting at step 0.")
             return None
         state = found
-    if state.get("format") != FORMAT or state.get("hash") not in names:
+    name = state.get("hash")
+    # The kinds first: a tensor compared is a tensor.
+    is_ours = type(state.get("format")) is int and state["format"] == FORMAT
+    if not is_ours or not isinstance(name, str) or name not in names:
         raise CheckpointError(
-            f"the checkpoint belongs to another run ({state.get('hash')}), this configuration is {folder.parent.name}. "
-            "Use the configuration it was written with, or --resume never."
+            f"the checkpoint belongs to another run ({shortened(str(name), 80)}), this configuration is "
+            f"{folder.parent.name}. Use the configuration it was written with, or --resume never."
         )
+    with fitting():
+        _check(state)
     return state
+
+
+@contextmanager
+def fitting() -> Iterator[None]:
+    """Turn whatever goes wrong while a checkpoint is taken over into one message: its content may be anybody's.
+
+    Raises:
+        CheckpointError: with the reason.
+    """
+    try:
+        yield
+    except DipoleError:
+        raise
+    except Exception as error:  # each part of a state has a reader of its own
+        reason = str(error) if isinstance(error, ValueError | RuntimeError) else repr(error)
+        raise CheckpointError(
+            f"the checkpoint does not fit this run: {shortened(reason, 600)}. Use --resume never."
+        ) from error
+
+
+def _check(state: Mapping[str, Any]) -> None:
+    """ValueError for a state whose own parts are not of their kinds; what modules hold they check themselves."""
+    if odd := [name for name in ("best", "notes", "scaler") if not isinstance(state.get(name, {}), dict)]:
+        raise ValueError(f"{odd[0]!r} is not what a run writes")
+    for name, is_right in PARTS.items():
+        if not is_right(state[name]):
+            raise ValueError(f"{name!r} is not what a run writes: {shortened(repr(state[name]), 80)}")
+
+
+def _is_amount(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < 1e15
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 10**15
+
+
+def _is_meter(value: Any) -> bool:
+    sums, counts = value["sums"], value["counts"]
+    scalar = [isinstance(each, float | int) or (isinstance(each, Tensor) and each.dim() == 0) for each in sums.values()]
+    return sums.keys() == counts.keys() and all(scalar) and all(_is_count(each) and each for each in counts.values())
+
+
+PARTS: Mapping[str, Callable[[Any], bool]] = {
+    "step": _is_count,
+    "elapsed": _is_amount,
+    "metrics_bytes": _is_count,
+    "negatives": lambda value: value is None or _is_amount(value),
+    "module": lambda value: isinstance(value, dict),
+    "objective": lambda value: isinstance(value, dict),
+    "optimizer": lambda value: isinstance(value, dict),
+    "meter": _is_meter,
+    "ranks": lambda value: isinstance(value, list) and bool(value) and all(isinstance(each, dict) for each in value),
+}
+"""The parts of every checkpoint that the loop itself reads, and what they are."""

@@ -130,7 +130,12 @@ class TrainConfig(Settings):
         "looked at; for choosing settings",
     )
     validation_share: float = Field(
-        default=0.2, gt=0, lt=1, description="of the training data, set aside with evaluate_on = 'validation'"
+        default=0.2, gt=0, lt=1, description="of the training data, set aside where anything is evaluated on it"
+    )
+    curves_on: EvaluatedPart = Field(
+        default="validation",
+        description="what evaluations before the end are of: validation sets validation_share of the training data "
+        "aside for them, and the test part is looked at once, at the end",
     )
     evaluate_every: int | None = Field(default=None, ge=1, description="period of evaluation; default only at the end")
     best_by: str | None = Field(
@@ -143,7 +148,10 @@ class TrainConfig(Settings):
     )
     log_every: int = Field(default=10, ge=1, description="steps per line of metrics.jsonl")
 
-    incidental: ClassVar[frozenset[str]] = frozenset({"checkpoint_every", "log_every", "activation_checkpointing"})
+    # What `curves_on` changes of a run, its RunConfig says: that depends on the domain.
+    incidental: ClassVar[frozenset[str]] = frozenset(
+        {"checkpoint_every", "log_every", "activation_checkpointing", "curves_on"}
+    )
 
     @field_validator("schedule", mode="before")
     @classmethod
@@ -192,8 +200,13 @@ class TrainConfig(Settings):
             )
         if self.best_by is not None and self.evaluate_every is None:
             problems.append("best_by chooses among the evaluations of a run; set evaluate_every")
-        if self.evaluate_on == "test" and self.validation_share != type(self).model_fields["validation_share"].default:
-            problems.append("validation_share has no effect with evaluate_on 'test'; use evaluate_on 'validation'")
+        if self.part == "test" and self.validation_share != type(self).model_fields["validation_share"].default:
+            problems.append(
+                "validation_share has no effect with evaluate_on 'test'; use evaluate_on 'validation', or "
+                "evaluate_every with curves_on 'validation'"
+            )
+        if self.curves_on == "test" and (self.evaluate_on == "validation" or self.evaluate_every is None):
+            problems.append("curves_on 'test' has an effect with evaluate_on 'test' and evaluate_every alone")
         if self.length and self.warmup > self.length:
             problems.append(f"warmup ({self.warmup:g}) is longer than the run ({self.length} {self.unit})")
         if problems:
@@ -215,6 +228,12 @@ class TrainConfig(Settings):
     def rate_schedule(self) -> str:
         """How the learning rate moves."""
         return self.schedule if isinstance(self.schedule, str) else self.schedule.get(RATE, "constant")
+
+    @property
+    def part(self) -> EvaluatedPart:
+        """What evaluations before the end are of, in a domain that has a validation part."""
+        on_test = self.evaluate_on == "test" and (self.evaluate_every is None or self.curves_on == "test")
+        return "test" if on_test else "validation"
 
     @property
     def curves(self) -> dict[str, schedules.Curve]:
@@ -275,7 +294,10 @@ class RunConfig(Settings):
     def determining(self) -> dict[str, Any]:
         """What identifies the run (`core/train/identity.py`)."""
         objective = None if self.objective == "none" else _build(self.objective)
-        return super().determining() | {
+        found = super().determining()
+        if self.train.part != self.train.evaluate_on and getattr(self.domain_class, "sets_aside", False):
+            found["train"]["curves_on"] = "validation"
+        return found | {
             "schema": identity.SCHEMA,
             "objective": "none" if objective is None else identity.written_out(objective),
             "sources": {source.name: source.stamp for source in self._foreign_sources(objective)},

@@ -20,12 +20,12 @@ from dipole.core.ground.transfer import Fetched
 from dipole.core.record import RunRecord
 from dipole.core.train.bookkeeping import Bookkeeping
 from dipole.core.train.build import build
-from dipole.core.train.checkpoint import starting_state
+from dipole.core.train.checkpoint import fitting, starting_state
 from dipole.core.train.config import RunConfig
 from dipole.core.train.encoding import Encoding, compiler_problem
 from dipole.core.train.launch import fewer_than_asked, launch, pick_device
 from dipole.core.train.nonfinite import Unread, checks_late, explain_not_finite, overflowed
-from dipole.core.train.optimizer import build_optimizer, learning_rate, skip_if
+from dipole.core.train.optimizer import build_optimizer, learning_rate, skip_if, take_over
 from dipole.core.train.run_folder import DEFAULT_RUNS, RunFolder, locate
 from dipole.core.train.signals import Interrupted, Interrupts, RunInterruptedError
 from dipole.core.train.step import Opaque, Step
@@ -167,7 +167,8 @@ class Run(Bookkeeping):
         parameters = [p for p in [*adapter.module.parameters(), *objective.parameters()] if p.requires_grad]
         optimizer = self._optimizer = build_optimizer(config, parameters)
         if self._optimizer_state is not None:
-            optimizer.load_state_dict(self._optimizer_state)
+            with fitting():
+                take_over(optimizer, self._optimizer_state)
             self._optimizer_state = None
         scaler = self._scaler
         if config.sync_batch_norm and not synchronize(adapter.module):

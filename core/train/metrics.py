@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dipole.core.ground.errors import TrainingError
 from dipole.core.ground.files import why
+from dipole.core.ground.received import parse_json, read_lines
 
 
 class Meter:
@@ -94,13 +95,19 @@ class MetricsFile:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read a metrics.jsonl; a last line cut off by a crash is left out."""
+    """Read a metrics.jsonl; a last line cut off by a crash is left out, and so is any other that is no object of JSON.
+
+    Raises:
+        DataError: it is no regular file, or has a line of megabytes.
+    """
     lines = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for raw in read_lines(path):
         try:
-            lines.append(json.loads(line))
-        except json.JSONDecodeError:
+            line = parse_json(raw)
+        except ValueError:
             continue
+        if isinstance(line, dict):
+            lines.append(line)
     return lines
 
 

@@ -37,4 +37,7 @@ class TermNotes:
         return {"steady": self._steady}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._steady = state["steady"]
+        steady = state["steady"]
+        if steady is not None and not all(isinstance(each, str) for pair in steady.items() for each in pair):
+            raise ValueError("'notes' are not what a run writes")
+        self._steady = steady

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -58,6 +58,29 @@ def build_optimizer(config: TrainConfig, parameters: Iterable[Tensor]) -> Optimi
     if config.optimizer == "lars":
         return LARS(groups, lr=rate, momentum=config.momentum, weight_decay=decay)
     return torch.optim.SGD(groups, lr=rate, momentum=config.momentum, weight_decay=decay, fused=fused)
+
+
+def take_over(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Load what an optimizer of the same parameters and settings has kept; what a step would read has to be there.
+
+    Raises:
+        ValueError, RuntimeError, or whatever PyTorch meets: it is not that.
+    """
+    own = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    optimizer.load_state_dict(state)
+    for group, settings in zip(optimizer.param_groups, own, strict=True):
+        group.update(settings)  # the configuration's, whatever is written
+    names = next(names for kind, names in KEPT.items() if isinstance(optimizer, kind))
+    known = {weight for group in optimizer.param_groups for weight in group["params"]}
+    for weight, kept in optimizer.state.items():
+        if weight not in known or set(kept) != names:
+            raise ValueError(f"the optimizer's state holds {', '.join(map(str, kept))} in place of {', '.join(names)}")
+        for name, value in kept.items():
+            shape = torch.Size([]) if name == "step" else weight.shape
+            if not (value is None and name == "momentum_buffer") and (
+                not isinstance(value, Tensor) or value.shape != shape or value.is_complex()
+            ):
+                raise ValueError(f"the optimizer's {name} is not of shape {list(shape)}")
 
 
 def can_skip(optimizer: Optimizer) -> bool:
@@ -138,3 +161,13 @@ class LARS(Optimizer):
             steps = [self.state[weight]["velocity"] for weight in weights]
             torch._foreach_sub_(weights, steps if bad is None else torch._foreach_mul(steps, (bad == 0).float()))
         return loss
+
+
+_MOMENTS = {"step", "exp_avg", "exp_avg_sq"}
+KEPT: Mapping[type[Optimizer], set[str]] = {
+    torch.optim.Adam: _MOMENTS,
+    torch.optim.AdamW: _MOMENTS,
+    torch.optim.SGD: {"momentum_buffer"},
+    LARS: {"velocity"},
+}
+"""What the optimizers of [train] keep of each parameter."""

@@ -6,7 +6,6 @@ Precedence: defaults < recipe < --set. All problems of a configuration are repor
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +15,9 @@ from typing import Any, cast
 
 from pydantic import Field, ValidationError, create_model
 
-from dipole.core.ground.errors import ConfigError, nearest
+from dipole.core.ground.errors import ConfigError, ReceivedError, nearest
+from dipole.core.ground.files import is_file
+from dipole.core.ground.received import parse_toml, read_toml
 from dipole.core.ground.text import shortened
 from dipole.core.train.config import RATE, RunConfig, Settings, TrainConfig
 from dipole.core.train.domains import adapter_class
@@ -47,21 +48,9 @@ def read_recipe(recipe: str | Path) -> dict[str, Any]:
             f"Shipped recipes: {', '.join(shipped) or 'none'}; or give the path of a .toml file."
         )
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
-    except (RecursionError, ValueError) as error:  # brackets in brackets; an integer of thousands of digits
-        raise ConfigError(f"{path} is no recipe: nested too deeply, or a number too long.") from error
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-
-
-def is_file(path: Path) -> bool:
-    """Whether there is such a file; a name that no file can have is none."""
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False
+        return read_toml(path)
+    except ReceivedError as error:
+        raise ConfigError(str(error)) from error
 
 
 UNSET = object()
@@ -85,8 +74,8 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
     if not value.strip():
         return keys, UNSET
     try:
-        read = tomllib.loads(f"value = {value}")
-    except (tomllib.TOMLDecodeError, RecursionError, ValueError):
+        read = parse_toml(f"value = {value}")
+    except ValueError:
         return keys, value.strip()
     return keys, read["value"] if set(read) == {"value"} else value.strip()
 
@@ -94,8 +83,8 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
 def _keys(path: str) -> tuple[str, ...]:
     """The keys of a dotted path; quoted ones, such as train.schedule."dp.weight", may hold dots."""
     if '"' in path or "'" in path:
-        with suppress(tomllib.TOMLDecodeError, RecursionError):
-            found, keys = tomllib.loads(f"{path} = 0"), list[str]()
+        with suppress(ValueError):
+            found, keys = parse_toml(f"{path} = 0"), list[str]()
             while isinstance(found, dict):
                 [(key, found)] = found.items()
                 keys.append(key)
@@ -161,6 +150,12 @@ def resolve(recipe: Mapping[str, Any], overrides: Iterable[str] = ()) -> Resolve
             )
         if config.train.evaluate_on == "validation" and not adapter.validates:
             problems.append(f"train.evaluate_on: the domain {domain!r} has no validation part. Allowed: test.")
+        chosen_by = config.train.best_by
+        if chosen_by is not None and adapter.validates and config.train.part == "test" and "/dev" not in chosen_by:
+            problems.append(
+                f"train.best_by: {chosen_by!r} would be chosen on the test part. Leave curves_on to 'validation', or "
+                "choose by a result of a development part (.../dev...)."
+            )
         if config.objective == "none" and not adapter.objective_optional:
             problems.append(f"objective: 'none' is not possible in the domain {domain!r}.")
     if problems or config is None:

@@ -12,7 +12,6 @@ import errno
 import os
 import re
 import shutil
-import tomllib
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import lru_cache
@@ -20,15 +19,19 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from dipole.core.ground.errors import ConfigError, DipoleError, RecordError, TrainingError
-from dipole.core.ground.files import atomic_write, why
-from dipole.core.ground.process import OWNER, describe_self, pid_in
+from dipole.core.ground.errors import ConfigError, DipoleError, ReceivedError, RecordError, TrainingError
+from dipole.core.ground.files import atomic_write, is_file, is_folder, remove_scratch, why
+from dipole.core.ground.process import LONGEST_OWNER, OWNER, describe_self, pid_in
+from dipole.core.ground.received import LARGEST_TOML, read_bytes, read_start, read_text, read_toml
+from dipole.core.ground.text import shortened
 from dipole.core.record import RunRecord, read_record
 from dipole.core.train.config import RunConfig
 from dipole.core.train.recipe import resolve
 
 DEFAULT_RUNS = Path("runs")
 _HEAD = re.compile(rb"# run ([0-9a-f]{12})\n")
+HEAD_BYTES = 19
+LONGEST_NAME = 200
 _NO_LOCKS_HERE = {errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL}
 
 
@@ -61,8 +64,8 @@ class RunFolder:
             atomic_write(self.config, f"# run {config.hash}\n{config.to_toml()}")
         except Timeout:
             owner = "unknown"
-            with suppress(OSError):
-                owner = pid_in(self._owner.read_text())
+            with suppress(ReceivedError):
+                owner = pid_in(read_text(self._owner, LONGEST_OWNER))
             raise TrainingError(
                 f"another process (pid {owner}) is training this run in {self.path}. "
                 "Wait for it, or choose another --runs."
@@ -80,6 +83,8 @@ class RunFolder:
                 raise
             return
         self._lock = lock
+        for folder in (self.path, self.model):
+            remove_scratch(folder)
 
     def close(self) -> None:
         """Release the lock (a killed process releases it as well)."""
@@ -121,9 +126,11 @@ class RunFolder:
     def read_config(self, overrides: Iterable[str] = ()) -> RunConfig:
         """Read config.toml back, with overrides ("table.key=value") over it."""
         try:
-            return resolve(tomllib.loads(self.config.read_text(encoding="utf-8")), overrides).config
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise RecordError(f"{self.config} cannot be read: {error}") from error
+            written = read_toml(self.config)
+        except ReceivedError as error:
+            reason = error.reason if "cannot be read" in error.reason else f"cannot be read: it {error.reason}"
+            raise RecordError(f"{self.config} {reason}") from error
+        return resolve(written, overrides).config
 
 
 def locate(runs: Path, config: RunConfig, name: str | None = None) -> Path:
@@ -138,8 +145,8 @@ def locate(runs: Path, config: RunConfig, name: str | None = None) -> Path:
         return path
     for folder in _with_other_names(runs):
         try:
-            text = (folder / "config.toml").read_bytes()
-        except OSError:
+            text = read_bytes(folder / "config.toml", LARGEST_TOML)
+        except ReceivedError:
             continue
         # Reading a configuration takes a millisecond or more: only those that can be it are read.
         if (_HEAD.match(text) or _may_be(text, config)) and run_in(folder) == name:
@@ -155,7 +162,7 @@ def run_in(folder: Path) -> str | None:
     """
     path = folder / "config.toml"
     try:
-        head = _HEAD.match(path.read_bytes())
+        head = _HEAD.match(read_start(path, HEAD_BYTES))
         if head:
             return head[1].decode()
         written = path.stat().st_mtime
@@ -182,10 +189,10 @@ def find_run(text: str, runs: Path) -> RunFolder:
         ConfigError: nothing or more than one run fits.
     """
     path = Path(text)
-    if path.is_dir() and (path / "config.toml").is_file():
+    if is_folder(path) and is_file(path / "config.toml"):
         return RunFolder(path)
     fits: list[Path] = []
-    if _is_hash(text):
+    if _is_hash(text) and len(text) < LONGEST_NAME:
         fits = sorted(each for each in runs.glob(f"{text}*") if (each / "config.toml").is_file())
         if not fits and runs.is_dir():
             fits = [each for each in _with_other_names(runs) if (run_in(each) or "").startswith(text)]
@@ -193,9 +200,11 @@ def find_run(text: str, runs: Path) -> RunFolder:
         return RunFolder(fits[0])
     if fits:
         raise ConfigError(f"{text!r} fits {len(fits)} runs: {', '.join(each.name for each in fits)}. Give more digits.")
-    if path.is_dir():
+    if is_folder(path):
         raise ConfigError(f"{path} is no run folder: it has no config.toml.")
-    raise ConfigError(f"no run {text!r}: it is neither the folder of a run nor the start of a hash in {runs}/.")
+    raise ConfigError(
+        f"no run {shortened(text)!r}: it is neither the folder of a run nor the start of a hash in {runs}/."
+    )
 
 
 def _is_hash(text: str) -> bool:
@@ -213,9 +222,8 @@ def _with_other_names(runs: Path) -> list[Path]:
         path = f"{root}/{name}"
         if path not in _own_name and not name.startswith("."):
             try:
-                with open(f"{path}/config.toml", "rb") as file:
-                    head = _HEAD.match(file.read(19))
-            except OSError:
+                head = _HEAD.match(read_start(Path(path, "config.toml"), HEAD_BYTES))
+            except ReceivedError:
                 continue
             if head and head[1].decode() == name:
                 _own_name.add(path)

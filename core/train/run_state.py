@@ -16,7 +16,7 @@ from dipole.core.record import RunRecord, hardware, library_versions, now
 from dipole.core.train.adapter import same_data
 from dipole.core.train.best import Best
 from dipole.core.train.build import build, scheduled
-from dipole.core.train.checkpoint import FORMAT
+from dipole.core.train.checkpoint import FORMAT, fitting
 from dipole.core.train.config import RunConfig
 from dipole.core.train.evaluation import Evaluated
 from dipole.core.train.launch import Processes
@@ -63,6 +63,7 @@ class RunState:
         if batch_size % ranks:
             raise ConfigError(f"train.batch_size: {batch_size} cannot be divided among {ranks} ranks.")
         self.adapter, self.objective = build(config, folder, self.device, processes.rank, ranks)
+        self._curves_on = self.adapter.part
         if self.adapter.steps_per_epoch < 1:
             raise ConfigError(f"train.batch_size: {batch_size} is more than one epoch of this data holds.")
         seed_everything(self.seeds.stream("model", "train", processes.rank))
@@ -115,6 +116,10 @@ class RunState:
         }
 
     def _restore(self, state: dict[str, Any]) -> None:
+        with fitting():
+            self._take_over(state)
+
+    def _take_over(self, state: dict[str, Any]) -> None:
         ranks, size = state["ranks"], self.processes.size
         synchronized = bool(getattr(self.config.train, "sync_batch_norm", False))
         if len(ranks) != size and (why := obstacle(ranks, self.adapter.module, synchronized)):
@@ -177,8 +182,9 @@ class RunState:
             peak_memory_bytes=peak_memory(),
             peak_device_bytes=torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None,
             evaluated_on=config.train.evaluate_on,
+            curves_on=self._curves_on,
             results=found.results if found else {},
-            chosen=self._best.told() if found else None,
+            chosen=None if not found or (chosen := self._best.told()) is None else {**chosen, "on": self._curves_on},
             diagnostics=found.diagnostics if found else {},
             histogram=found.histogram if found else None,
         )

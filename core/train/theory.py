@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,8 +14,9 @@ from torch import Tensor
 from dipole.core.contrast.regularizers.cllr import CLLR
 from dipole.core.contrast.regularizers.dp import DP
 from dipole.core.contrast.similarity import normalize
-from dipole.core.ground.errors import DataError, OptionError, RecordError
+from dipole.core.ground.errors import DataError, OptionError, ReceivedError, RecordError
 from dipole.core.ground.files import why
+from dipole.core.ground.received import parse_json, read_lines
 from dipole.core.ground.seeding import Seeds, isolated
 from dipole.core.measure.theory.choices import Choices, RunFacts
 from dipole.core.measure.theory.report import Report, measure
@@ -143,9 +143,14 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, ValueError) as error:
+        lines = [parse_json(line) for line in read_lines(path) if line.strip()]
+    except ReceivedError as error:
+        raise RecordError(str(error)) from error
+    except ValueError as error:
         raise RecordError(f"cannot read {path}: {error}") from error
+    if odd := [line for line in lines if not isinstance(line, dict)]:
+        raise RecordError(f"cannot read {path}: a line is no object of JSON: {str(odd[0])[:80]}")
+    return lines
 
 
 def _facts(record: RunRecord, objective: Composite | None, lines: list[dict[str, Any]]) -> RunFacts:

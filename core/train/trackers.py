@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from dipole.core.ground.errors import ConfigError, TrainingError, nearest
+from dipole.core.ground.errors import ConfigError, ReceivedError, TrainingError, nearest
 from dipole.core.ground.extras import install_line
 from dipole.core.ground.files import atomic_write, why
+from dipole.core.ground.received import read_json
 from dipole.core.train.config import RunConfig
 from dipole.core.train.metrics import MetricsFile, read_metrics
 from dipole.core.train.run_folder import RunFolder
@@ -239,8 +240,8 @@ def _naming(name: str) -> Iterator[None]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = read_json(path)
+    except ReceivedError:
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -250,7 +251,9 @@ def _last_line(metrics: Path) -> tuple[int, list[str]] | None:
     lines = read_metrics(metrics) if metrics.is_file() else []
     if not lines:
         return None
-    step = lines[-1]["step"]
+    step = lines[-1].get("step")
+    if not isinstance(step, int):
+        return None
     return step, sorted({name for line in lines if line.get("step") == step for name in line})
 
 

@@ -57,6 +57,7 @@ def load_run(
         adapter, objective = build(config, folder, place, kept=folder.kept if folder.kept.is_dir() else None)
     else:
         adapter, objective = _rebuilt(lambda: build(config, folder, place), record, folder)
+    adapter.part = adapter.reported
     load_weights(folder.model, adapter.module, objective)
     scheduled(config.train, objective, adapter.steps_per_epoch).set(record.steps)
     return record, adapter, objective

@@ -224,7 +224,7 @@ def test_two_processes_give_the_result_of_one_also_after_kill_9(tmp_path):
     runner = start(tmp_path / "two")
     saved = wait_for(lambda: next(iter((tmp_path / "two" / "runs").glob("*/checkpoints/*")), None), "checkpoint")
     run = saved.parents[1]
-    rank = int((run / ".pid").read_text())
+    rank = json.loads((run / ".pid").read_text())["pid"]
     os.killpg(runner.pid, signal.SIGKILL)
     runner.wait()
     assert start(tmp_path / "two").wait(900) == 0

@@ -3,28 +3,31 @@
 import hashlib
 import json
 import textwrap
+import tomllib
+from pathlib import Path
 
 import pytest
 
 from dipole.benchmarks.grid import expand
 from dipole.benchmarks.suite import read_suite, suites
+from dipole.core.cli import main
 from dipole.core.ground.errors import ConfigError
 
 # Number of cells of each shipped suite and a digest of them, in order, as the files had them when every row and column
 # was written out. What a suite is meant to have otherwise changes its line here.
 SHIPPED = {
     "arora-figure2": (144, "ec4432bc3c2a"),
-    "arora-figure2c": (36, "ffbb19db7ec9"),
+    "arora-figure2c": (36, "fc39ef495574"),
     "arora-labels": (162, "16c9ef69fa78"),
     "arora-table1-cifar100": (144, "e1af3d47019b"),
     "arora-table1-wiki3029": (144, "ee221f485f9f"),
     "arora-table2-cifar100": (18, "d96e42729be8"),
     "arora-table2-text": (36, "1e1a8b26b256"),
-    "cacr-figure10": (72, "2e18672c04a8"),
-    "cacr-figure3": (72, "2e6da3553159"),
-    "cacr-figure4": (72, "889ebe11d4db"),
-    "cacr-figure5": (54, "69c12d594e99"),
-    "cacr-figure6": (4, "b4cc9c492ccb"),
+    "cacr-figure10": (72, "29605b1e872f"),
+    "cacr-figure3": (72, "4a88244f7d46"),
+    "cacr-figure4": (72, "e9f53b6f0f20"),
+    "cacr-figure5": (54, "4eb7d46cc985"),
+    "cacr-figure6": (4, "b3ad1369f92a"),
     "cacr-figure7": (12, "adfa7369da8a"),
     "cacr-figure8": (342, "b4a345e712b0"),
     "cacr-figure9": (60, "e30822d11ba4"),
@@ -203,3 +206,39 @@ def test_millions_of_cells_are_refused_with_their_number(tmp_path):
     text = SUITE.replace("temperature = [0.1, 0.5]", f"temperature = {[n / 1e4 for n in range(1, 2001)]}")
     with pytest.raises(ConfigError, match=r"120,030 cells \(4001 rows x 3 columns x 10 seeds\)"):
         read_suite(written(tmp_path, text.replace("seeds = [0]", f"seeds = {list(range(10))}")))
+
+
+@pytest.mark.parametrize("name", ["lmcl-table5", "cllr-figure4", "mine"])
+def test_a_suite_that_is_written_out_has_the_same_cells_and_no_grid(name, tmp_path, capsys):
+    path = suites()[name] if name in suites() else written(tmp_path, SUITE)
+    assert main(["show", str(path if name == "mine" else name), "--expand"]) == 0
+    text = capsys.readouterr().out
+    assert "grid" not in tomllib.loads(text)
+    again = tmp_path / "again.toml"
+    again.write_text(text)
+    ours, theirs = read_suite(again), read_suite(path)
+    assert ours.scale.keys() == theirs.scale.keys()
+    for scale in ours.scale:
+        mine, other = ours.at(scale, seeds=1), theirs.at(scale, seeds=1)
+        assert ours.scale[scale].seeds == theirs.scale[scale].seeds
+        assert (mine.rows, mine.columns, mine.seeds) == (other.rows, other.columns, other.seeds)
+        assert [mine.base_of(row) for row in mine.rows] == [other.base_of(row) for row in other.rows]
+        assert [(job.hash, job.cells) for job in mine.jobs()] == [(job.hash, job.cells) for job in other.jobs()]
+
+
+@pytest.mark.parametrize(("name", "message"), [("infonce", "is none"), ("lmcl-tabel5", "'lmcl-table5'")])
+def test_only_suites_are_written_out(name, message, capsys):
+    assert main(["show", name, "--expand"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_example_of_the_documentation_is_a_suite(tmp_path):
+    text = (Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md").read_text()
+    example = text.partition("## Grids")[2].partition("```toml\n")[2].partition("```")[0]
+    sized = read_suite(written(tmp_path, example)).at("small")
+    assert len(list(sized.cells())) == 24
+    labels = [row.label for row in sized.rows]
+    assert labels[0] == "infonce, temperature=0.1"
+    assert len(labels) == 6
+    assert {sized.base_of(row) for row in sized.rows} == {None, *labels[:2]}
+    assert len({job.hash for job in sized.jobs()}) == 24

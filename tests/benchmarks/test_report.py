@@ -355,6 +355,19 @@ def test_curves_skip_damage_and_average_over_common_steps(tmp_path):
     assert line.high[0] - line.y[0] == pytest.approx(10 * 2**0.5)
 
 
+def test_seeds_that_were_logged_at_other_steps_are_averaged_over_the_range_that_all_cover():
+    # By hand: the second is 10 at 2 and 30 at 6, so 15 at 3 and 25 at 5; the first is 2 at 1, 4 at 3, 8 at 5, 8 at 7.
+    curves = [Curve((1, 3, 5, 7), (2, 4, 8, 8)), Curve((2, 6), (10, 30))]
+    line = mean_line("m", curves)
+    assert line.x == [2, 3, 5, 6]
+    assert line.y == pytest.approx([(3 + 10) / 2, (4 + 15) / 2, (8 + 25) / 2, (8 + 30) / 2])
+    assert line.high[0] - line.low[0] == pytest.approx(2 * (10 - 3) / 2**0.5)
+    # Nothing is made up outside of what all have; a run that was told a step twice counts with the later value.
+    assert mean_line("m", [Curve((1, 2), (0, 0)), Curve((3, 4), (0, 0))]).x == []
+    assert mean_line("m", [Curve((1, 2, 2, 3), (1, 5, 2, 3)), Curve((1, 3), (1, 3))]).y == [1, 2, 3]
+    assert mean_line("m", [Curve((), ()), Curve((1, 2), (1, 2))]).y == [1, 2]
+
+
 def test_long_curves_are_thinned_but_keep_their_end(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(f'{{"step": {i}, "x": {i}}}\n' for i in range(1000)))

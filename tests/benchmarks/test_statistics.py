@@ -137,26 +137,28 @@ def test_iqm_by_hand():
     assert iqm([[1, 2, 3, 100], [0, 4, 5, 6]]) == pytest.approx((2 + 3 + 4 + 5) / 4)
 
 
-def test_bootstrap_is_stratified_seeded_and_agrees_with_a_plain_loop():
+def test_the_interval_of_the_interquartile_mean_is_stratified_and_holds_where_the_bootstrap_is_too_narrow():
     generator = np.random.default_rng(3)
-    tasks = [generator.normal(m, 1, size=n).tolist() for m, n in [(0, 5), (10, 5), (20, 4)]]
-    found = iqm_interval(tasks, repetitions=4000, seed=1)
-    assert found == iqm_interval(tasks, repetitions=4000, seed=1)
+    tasks = [generator.normal(m, 1, size=n).tolist() for m, n in [(0, 50), (10, 50), (20, 40)]]
+    found = iqm_interval(tasks, runs="abc")
+    assert found == iqm_interval(tasks, runs="abc")
     plain = random.Random(7)
     draws = sorted(iqm([[plain.choice(task) for _ in task] for task in tasks]) for _ in range(3000))
-    assert found.low == pytest.approx(draws[int(0.025 * 3000)], abs=0.25)
-    assert found.high == pytest.approx(draws[int(0.975 * 3000)], abs=0.25)
+    # From many runs on it is that of redrawing inside every task; where few are known it is wider.
+    assert found.low == pytest.approx(draws[int(0.025 * 3000)], abs=0.1)
+    assert found.high == pytest.approx(draws[int(0.975 * 3000)], abs=0.1)
+    few = iqm_interval([task[:4] for task in tasks], runs="abc")
     # Unstratified redrawing would mix tasks of level 0 and 20 and give an interval many units wide.
-    assert found.high - found.low < 3
+    assert found.high - found.low < few.high - few.low < 4
 
 
-def test_bootstrap_interval_covers_the_truth():
+@pytest.mark.parametrize("n", [2, 5, 40])
+def test_the_interval_of_the_interquartile_mean_covers_the_truth(n):
     generator = np.random.default_rng(5)
     covered = [
-        (lambda i: i.low <= 0 <= i.high)(iqm_interval(generator.normal(size=(1, 40)).tolist(), repetitions=500, seed=i))
-        for i in range(200)
+        (lambda i: i.low <= 0 <= i.high)(iqm_interval(generator.normal(size=(1, n)).tolist())) for _ in range(200)
     ]
-    assert 0.88 <= np.mean(covered) <= 0.99
+    assert np.mean(covered) >= 0.91
 
 
 def test_probability_of_improvement_is_the_mann_whitney_statistic():
@@ -240,7 +242,8 @@ def test_one_run_per_task_has_an_estimate_and_no_interval():
     beats = probability_of_improvement([[1.0], [3.0]], [[0.0], [4.0]])
     assert beats.value == 0.5
     assert isnan(beats.high)
-    assert probability_of_improvement([[1.0, 1.0]], [[0.0]]).low == 1.0
+    # One run of the base tells nothing of its spread, however many of ours beat it.
+    assert isnan(probability_of_improvement([[1.0, 1.0]], [[0.0]]).low)
 
 
 @pytest.mark.parametrize(

@@ -231,8 +231,10 @@ def test_control_tables_carry_a_row_without_contrast(name, tmp_path):
             job.config.objective == "none" for job in suite.at(scale).jobs() if job.cells[0].row == control.label
         )
     # Only a row that says it is a control may go beyond the printed ones.
+    text = suites()[name].read_text()
+    assert "control = true" in text
     path = tmp_path / "other.toml"
-    path.write_text(suites()[name].read_text().replace("control = true", ""))
+    path.write_text(text.replace("control = true", "control = false"))
     with pytest.raises(ConfigError, match="no row of"):
         read_suite(path)
 

@@ -14,7 +14,7 @@ from dipole.core.contrast.registry import registry
 from dipole.core.ground.errors import DipoleError, OptionError, SpecError
 from dipole.core.train.recipe import load, parse_override, read_recipe, resolve
 
-MANY = settings(max_examples=20_000, deadline=None, suppress_health_check=list(HealthCheck))
+MANY = settings(max_examples=36_500, deadline=None, suppress_health_check=list(HealthCheck))
 FEW = settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 
 NAMES = [entry.name for entry in registry.entries()]

@@ -138,6 +138,7 @@ def test_defaults_of_version_1() -> None:
         "sync_batch_norm": False,
         "log_every": 10,
         "evaluate_on": "test",
+        "curves_on": "validation",
         "validation_share": 0.2,
     }
     filled = TrainConfig(steps=1)
@@ -313,7 +314,7 @@ def old_hash(config: RunConfig) -> str:
     # Settings that those versions did not have.
     later = {
         "microbatch", "activation_checkpointing", "compile", "ring", "evaluate_on", "validation_share", "best_by",
-        "sync_batch_norm",
+        "sync_batch_norm", "curves_on",
     }  # fmt: skip
     values = config.model_dump(mode="json", exclude={"name": True, "description": True, "train": later})
     text = json.dumps(values, sort_keys=True, separators=(",", ":"))

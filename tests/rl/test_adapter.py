@@ -119,6 +119,7 @@ def test_the_weights_of_a_run_act_again_and_are_exported(tmp_path):
     adapter, objective = build(config, RunFolder(tmp_path / config.hash), torch.device("cpu"))
     load_weights(tmp_path / config.hash / "model", adapter.module, objective)
     adapter.module.eval()
+    adapter.part = adapter.reported  # one that is built to be trained looks at the curves' part
     found = adapter.evaluate(None)
     assert found["return/mean"] == pytest.approx(record.results["return/mean"])
     adapter.export("sb3", tmp_path, record)
@@ -189,3 +190,19 @@ def test_settings_are_chosen_on_other_episodes_than_those_of_the_test(tmp_path):
         records[part] = record
         assert record.evaluated_on == part
     assert records["test"].results["return/mean"] != records["validation"].results["return/mean"]
+
+
+def test_curves_are_of_other_episodes_and_scores_of_those_of_the_test(tmp_path, monkeypatch):
+    from dipole.rl.episodes.history import SCORES
+
+    monkeypatch.setitem(SCORES, "100k", 60)
+    record = train(short("train.steps=120"), tmp_path, quiet=True)
+    lines = read_metrics(tmp_path / record.hash / "metrics.jsonl")
+    seen = [line for line in lines if "eval/return/mean" in line]
+    assert [line["step"] for line in seen] == [60, 120]
+    assert (record.curves_on, record.evaluated_on) == ("validation", "test")
+    (last,) = [line for line in lines if "test/return/mean" in line]
+    assert last["test/return/mean"] == pytest.approx(record.results["return/mean"], rel=1e-6)
+    assert seen[-1]["eval/return/mean"] != pytest.approx(record.results["return/mean"], rel=1e-6)
+    # The score of step 60 is a result: not that of the curve's episodes.
+    assert record.results["score/100k"] != pytest.approx(seen[0]["eval/return/mean"], rel=1e-6)

@@ -16,6 +16,8 @@ from dipole.core.train.loop import RunInterruptedError, train
 from dipole.core.train.recipe import load
 from dipole.text.adapter import TextAdapter, _is_seen
 from dipole.text.config import TextSettings
+from dipole.text.corpus import Document
+from dipole.text.document_classification import held_back
 from dipole.text.model import expanded
 from dipole.text.senteval.tables import published_rows
 
@@ -422,6 +424,22 @@ def test_a_validation_part_lies_between_training_and_test(corpus, tmp_path, sett
     adapter = make(corpus, tmp_path, validation=0.3, **settings)
     assert set(adapter.train_rows % 30) == set(range(first))
     assert set(adapter.held_rows % 30) == set(range(first, 24))
+
+
+def test_the_part_that_is_evaluated_can_be_changed(corpus, tmp_path):
+    adapter = make(corpus, tmp_path, validation=0.3)
+    assert (adapter.part, set(adapter.held_rows % 30)) == ("validation", set(range(15, 24)))
+    adapter.part = "test"
+    assert set(adapter.held_rows % 30) == set(range(24, 30))
+    assert set(adapter.train_rows % 30) == set(range(15))
+
+
+def test_documents_are_chosen_by_on_those_for_training():
+    documents = [(Document(str(i), ["a"]), "even" if i % 2 else "odd", i >= 80) for i in range(100)]
+    found = list(held_back(documents, 0.25, np.random.default_rng(0)))
+    assert [document.name for document, _, _ in found] == [str(i) for i in range(80)]
+    assert 10 <= sum(tested for _, _, tested in found) <= 30
+    assert found == list(held_back(documents, 0.25, np.random.default_rng(0)))
 
 
 def test_choosing_sees_no_number_of_a_senteval_test_part():

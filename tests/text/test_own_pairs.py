@@ -17,6 +17,8 @@ from dipole.core.ground.seeding import Seeds
 from dipole.core.train.build import construct
 from dipole.core.train.loop import RunInterruptedError, train
 from dipole.core.train.recipe import load
+from dipole.core.train.run_folder import RunFolder
+from dipole.core.train.trained_run import load_run
 from dipole.text.adapter import TextAdapter
 from dipole.text.columns import read_pairs, without_duplicates
 from dipole.text.config import TextSettings
@@ -382,11 +384,19 @@ def test_the_weights_of_the_best_evaluation_are_kept(table, tmp_path):
     seen = {line["step"]: line["eval/positive_mrr"] for line in lines if "eval/positive_mrr" in line}
     assert set(seen) == {2, 4, 6, 8}
     best = min(seen, key=lambda step: seen[step])
-    assert record.chosen == {"by": by, "step": best, "value": pytest.approx(seen[best], rel=1e-6)}
-    assert record.results["positive_mrr"] == record.chosen["value"]
+    assert record.chosen == {"by": by, "step": best, "value": pytest.approx(seen[best], rel=1e-6), "on": "validation"}
+    assert (record.curves_on, record.evaluated_on) == ("validation", "test")
+    # What chose is of the validation part; what is reported, of the kept weights on the test part, measured once.
+    (last,) = [line for line in lines if "test/positive_mrr" in line]
+    assert last["step"] == 8
+    assert last["test/positive_mrr"] == pytest.approx(record.results["positive_mrr"], rel=1e-6)
+    _, adapter, objective = load_run(RunFolder(folder))
+    assert adapter.evaluate(objective)["positive_mrr"] == record.results["positive_mrr"]
     assert best < 8
     assert not (folder / "checkpoints").exists()
     with pytest.raises(ConfigError, match=r"no result 'positive_mr'.*Did you mean 'positive_mrr'"):
         train(load(recipe, [*every, "train.best_by=positive_mr"]).config, tmp_path / "runs", quiet=True)
     with pytest.raises(ConfigError, match="set evaluate_every"):
         load(recipe, ["train.best_by=positive_mrr"])
+    with pytest.raises(ConfigError, match="would be chosen on the test part"):
+        load(recipe, [*every, "train.curves_on=test", "train.best_by=positive_mrr"])

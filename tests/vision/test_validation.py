@@ -8,6 +8,7 @@ from PIL import Image
 from dipole.core.ground.errors import ConfigError
 from dipole.core.ground.seeding import Seeds
 from dipole.core.train.loop import train
+from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load as load_recipe
 from dipole.vision.data import DataConfig, load
 
@@ -57,6 +58,34 @@ def test_the_test_images_are_not_looked_at_and_the_record_says_so(tmp_path):
         train(plain, tmp_path / "runs", quiet=True)
 
 
+def test_curves_are_of_the_validation_part_and_the_test_images_are_read_at_the_end_alone(tmp_path):
+    folder_of_images(tmp_path / "images")
+    overrides = [*SHORT, f"vision.data.source={tmp_path / 'images'}", "train.batch_size=16", "train.evaluate_every=1"]
+    config = load_recipe("digits-simclr", overrides).config
+    record = train(config, tmp_path / "runs", quiet=True)
+    assert (record.evaluated_on, record.curves_on) == ("test", "validation")
+    assert record.data["sizes"] == {"pretrain": 38, "train": 38, "test": 48, "validation": 10}
+    lines = read_metrics(tmp_path / "runs" / record.hash / "metrics.jsonl")
+    # Ten images: tenths; forty-eight: others, for the most part.
+    assert [line["step"] for line in lines if "eval/knn/accuracy" in line] == [1, 2]
+    assert all(
+        (10 * line["eval/knn/accuracy"]) % 1 == pytest.approx(0) for line in lines if "eval/knn/accuracy" in line
+    )
+    (last,) = [line["test/knn/accuracy"] for line in lines if "test/knn/accuracy" in line]
+    assert last == pytest.approx(record.results["knn/accuracy"])
+    # A run that draws its curves on the test part trains on everything, as one of an earlier version did.
+    on_test = load_recipe("digits-simclr", [*overrides, "train.curves_on=test"]).config
+    assert on_test.hash != config.hash
+    assert "curves_on" not in on_test.determining()["train"]
+    assert train(on_test, tmp_path / "runs", quiet=True).data["sizes"]["pretrain"] == 48
+    for path in (tmp_path / "images" / "test").rglob("*.png"):
+        path.write_bytes(b"no image")
+    with pytest.raises(Exception, match="decode"):
+        train(config, tmp_path / "again", quiet=True)
+    lines = read_metrics(tmp_path / "again" / record.hash / "metrics.jsonl")
+    assert [line["step"] for line in lines if "eval/knn/accuracy" in line] == [1, 2]
+
+
 def test_the_same_split_for_pretraining_by_name(tmp_path):
     folder_of_images(tmp_path)
     parts = load(DataConfig(source=str(tmp_path), pretrain_split="train"), Seeds(0), 0.5)
@@ -67,6 +96,7 @@ def test_the_same_split_for_pretraining_by_name(tmp_path):
     ("overrides", "said"),
     [
         (["train.validation_share=0.3"], "no effect with evaluate_on 'test'"),
+        (["train.curves_on=test"], "evaluate_every alone"),
         (["train.evaluate_on=test1"], "Allowed: test, validation"),
         (["train.evaluate_on=validation", "train.validation_share=1.0"], "less than 1"),
     ],

@@ -2,21 +2,33 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 
-from dipole.core.ground.errors import DataError, OptionError
+from dipole.core.ground.cache import found
+from dipole.core.ground.errors import OptionError
 from dipole.core.ground.files import atomic_file
 from dipole.core.ground.progress import Progress
-from dipole.text.senteval.protocols import Settings, check_protocol
+from dipole.text.senteval.protocols import Settings, check_protocol, whole
+from dipole.text.senteval.rows import as_rows, same_width, task_names
 from dipole.text.senteval.scoring import Result, score
 from dipole.text.senteval.task import Sentence, Task
 from dipole.text.senteval.tasks import READERS, load_task
 from dipole.text.senteval.torch_classifier import Classifier
 
 SIX_TASKS = ("MR", "CR", "SUBJ", "MPQA", "TREC", "MRPC")
+
+# What params may hold beside a script's own entries; those that look like one of these are taken for slips.
+KNOWN = (
+    "task_path", "usepytorch", "kfold", "seed", "batch_size", "nhid", "classifier", "similarity",
+    "protocol", "halves", "cache", "cache_key", "check", "progress", "current_task",
+)  # fmt: skip
+
+ASKED = 16  # sentences by which kept features are held against the encoder
 
 Batcher = Callable[["Params", list[Sentence]], Any]
 Prepare = Callable[["Params", list[Sentence]], Any]
@@ -54,17 +66,20 @@ class SE:
     """
 
     def __init__(self, params: Mapping[str, Any], batcher: Batcher, prepare: Prepare | None = None) -> None:
+        if not isinstance(params, Mapping):
+            raise OptionError(f"params must be a dictionary of SentEval's parameters, got {type(params).__name__}")
+        if not callable(batcher) or not (prepare is None or callable(prepare)):
+            raise OptionError("batcher and prepare must be functions: batcher(params, sentences) gives an array (n, d)")
         self.params = Params(params)
         for name, default in (("seed", 1111), ("batch_size", 128), ("nhid", 0), ("kfold", 5)):
             self.params.setdefault(name, default)
         if not self.params.classifier:
             self.params.classifier = {"nhid": 0}
+        if not isinstance(self.params.classifier, Mapping):
+            raise OptionError(f"classifier must be a dictionary such as {{'nhid': 0}}, got {self.params.classifier!r}")
         if "nhid" not in self.params.classifier:
             raise OptionError("classifier needs 'nhid', the number of hidden units (0: logistic regression)")
-        if not self.params.task_path:
-            raise OptionError("params needs 'task_path', the folder that holds SentEval's downstream/")
-        if not isinstance(self.params.kfold, int) or self.params.kfold < 2:
-            raise OptionError(f"kfold must be an integer >= 2, got {self.params.kfold!r}")
+        _check(self.params)
         self.settings = Settings(
             self._protocol(), self.params.kfold, self.params.seed, Classifier.from_params(self.params.classifier)
         )
@@ -91,7 +106,7 @@ class SE:
     def eval(self, name: str | list[str] | tuple[str, ...]) -> Result | dict[str, Result]:
         """Score one task, or several as a dictionary by name."""
         if not isinstance(name, str):
-            tasks = [self._load(each) for each in name]  # a missing file shows before hours of encoding
+            tasks = [self._load(each) for each in task_names(name)]  # a missing file shows before hours of encoding
             self.results = {task.name: self._score(task) for task in tasks}
         else:
             self.results = self._score(self._load(name))
@@ -107,28 +122,57 @@ class SE:
     def _encode(self, task: Task) -> dict[Sentence, np.ndarray]:
         """Encode each distinct sentence of the task once, short ones first."""
         distinct = sorted({tuple(sentence) for sentence in task.samples()}, key=lambda s: (len(s), s))
+        self.prepare(self.params, task.samples())
         path = None
         if self.params.cache:
             path = _cache_path(Path(self.params.cache), str(self.params.cache_key), task.name, distinct)
-            if path.is_file():
-                return _by_sentence(distinct, np.load(path))
-        self.prepare(self.params, task.samples())
+            rows = found(partial(_kept_rows, path, len(distinct)))
+            if rows is not None and self._is_of_this_encoder(distinct, rows):
+                return _by_sentence(distinct, rows)
         parts = []
         self.progress.start(f"encode {task.name}", len(distinct), 0)
         for start in range(0, len(distinct), self.params.batch_size):
             batch = [list(sentence) for sentence in distinct[start : start + self.params.batch_size]]
-            rows = np.asarray(self.batcher(self.params, batch))
-            if rows.ndim != 2 or len(rows) != len(batch):
-                raise DataError(
-                    f"{task.name}: batcher returned an array {rows.shape} for {len(batch)} sentences, not (n, d)"
-                )
-            parts.append(rows)
+            parts.append(as_rows(self.batcher(self.params, batch), len(batch), task.name))
             self.progress.update(start + len(batch))
         self.progress.close(len(distinct))
-        matrix = np.concatenate(parts)
+        matrix = same_width(parts, task.name)
         if path is not None:
             _save(path, matrix)
         return _by_sentence(distinct, matrix)
+
+    def _is_of_this_encoder(self, distinct: Sequence[tuple[str, ...]], rows: np.ndarray) -> bool:
+        """Whether an encoder gives the kept rows again: a key may be the same while tokenizer or weights are not.
+
+        It is asked for sentences of all lengths, the longest among them.
+        """
+        places = np.unique(np.linspace(0, len(distinct) - 1, ASKED).astype(int))
+        asked = [list(distinct[place]) for place in places]
+        mine = as_rows(self.batcher(self.params, asked), len(asked), str(self.params.current_task))
+        kept = rows[places]
+        return mine.shape == kept.shape and np.allclose(mine, kept, rtol=1e-3, atol=1e-4 * float(np.abs(kept).max()))
+
+
+def _kept_rows(path: Path, count: int) -> np.ndarray | None:
+    """Rows of a cache, one of each sentence; None, or any exception, where they are missing or damaged."""
+    rows: np.ndarray = np.load(path, allow_pickle=False)
+    return rows if rows.ndim == 2 and len(rows) == count else None
+
+
+def _check(params: Params) -> None:
+    """Raise for what is misspelt or of a wrong kind."""
+    for name in params:
+        near = get_close_matches(name, KNOWN, n=1, cutoff=0.8) if isinstance(name, str) else []
+        if near and name not in KNOWN:
+            raise OptionError(f"params has no {name!r}. Did you mean {near[0]!r}?")
+    if not params.task_path or not isinstance(params.task_path, str | Path):
+        raise OptionError("params needs 'task_path', the folder that holds SentEval's downstream/")
+    whole(params.batch_size, "batch_size", 1)
+    whole(params.halves or 1, "halves", 1)
+    if params.usepytorch not in (None, True, False):
+        raise OptionError(f"usepytorch must be True or False, got {params.usepytorch!r}")
+    if params.similarity is not None and not callable(params.similarity):
+        raise OptionError(f"similarity must be a function of two vectors, got {params.similarity!r}")
 
 
 def _by_sentence(sentences: Sequence[tuple[str, ...]], matrix: np.ndarray) -> dict:
@@ -171,9 +215,9 @@ def evaluate(
     """
     settings = Settings(check_protocol(protocol), kfold, seed)
     shown = Progress(quiet=not progress)
-    loaded = [load_task(name, task_path, check) for name in tasks]
+    loaded = [load_task(name, task_path, check) for name in task_names(tasks)]
     distinct = sorted({tuple(s) for task in loaded for s in task.samples()}, key=lambda s: (len(s), s))
-    matrix = np.asarray(encode([" ".join(sentence) for sentence in distinct]))
+    matrix = as_rows(encode([" ".join(sentence) for sentence in distinct]), len(distinct), "encode")
     embeddings = _by_sentence(distinct, matrix)
     return {task.name: score(task, embeddings, settings, {"halves": halves}, shown) for task in loaded}
 
@@ -192,13 +236,13 @@ def for_genuine(encode: Callable[[list[str]], Any]) -> tuple[Prepare, Batcher]:
     def prepare(params: Params, samples: list[Sentence]) -> None:
         known.clear()
         sentences = sorted({" ".join(sentence) for sentence in samples})
-        known.update(zip(sentences, np.asarray(encode(sentences)), strict=True))
+        known.update(zip(sentences, as_rows(encode(sentences), len(sentences), "encode"), strict=True))
 
     def batcher(params: Params, batch: list[Sentence]) -> np.ndarray:
         sentences = [" ".join(sentence) for sentence in batch]
         missing = sorted({s for s in sentences if s not in known})
         if missing:
-            known.update(zip(missing, np.asarray(encode(missing)), strict=True))
+            known.update(zip(missing, as_rows(encode(missing), len(missing), "encode"), strict=True))
         return np.stack([known[s] for s in sentences])
 
     return prepare, batcher

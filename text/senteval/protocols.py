@@ -1,7 +1,8 @@
 """The four named protocols: how a probe's folds are drawn, its regularisation chosen, and its classifier trained."""
 
+import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from sklearn.model_selection import KFold, StratifiedKFold
 from sklearn.utils import shuffle as sklearn_shuffle
 
 from dipole.core.ground.errors import DataError, OptionError, nearest
-from dipole.core.measure.logistic import predictions
+from dipole.core.measure.logistic import LARGEST, NotConverged, predictions, size_of
 from dipole.text.scaling import halves_normalised
 from dipole.text.senteval.task import Split, Task
 from dipole.text.senteval.torch_classifier import Classifier, Fit, fit_all
@@ -25,15 +26,22 @@ PROTOCOLS = {
 }
 OUTER_SEED = 1111  # written into SentEval's nested cross-validation, whatever its `seed` is
 SKIP_SEED = 1234
-# Tolerances of the converged solver: the small problems are solved tighter, since a single test question counts there.
-NESTED_TOLERANCE, HOLDOUT_TOLERANCE = 1e-3, 1e-4
+TOLERANCE = 1e-3  # of the converged solver: with 2e-3 a tie between values of C can fall otherwise
 
 
 def check_protocol(name: str) -> str:
     """Return the name if a protocol has it."""
-    if name not in PROTOCOLS:
-        raise OptionError(f"unknown protocol {name!r}; allowed: {', '.join(PROTOCOLS)}.{nearest(name, PROTOCOLS)}")
+    if not isinstance(name, str) or name not in PROTOCOLS:
+        raise OptionError(f"unknown protocol {name!r}; allowed: {', '.join(PROTOCOLS)}.{nearest(str(name), PROTOCOLS)}")
     return name
+
+
+def whole(value: Any, name: str, least: int, most: int | None = None) -> int:
+    """The value if it is a whole number in its range."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least or value > (most or value):
+        allowed = f"a whole number from {least} {'up' if most is None else f'to {most}'}"
+        raise OptionError(f"{name} must be {allowed}, got {str(value)[:60]!r}")
+    return int(value)
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,11 @@ class Settings:
     kfold: int = 10
     seed: int = 1111
     classifier: Classifier = field(default_factory=Classifier)
+
+    def __post_init__(self) -> None:
+        check_protocol(self.protocol)
+        whole(self.kfold, "kfold", 2)
+        whole(self.seed, "seed", 0, 2**32 - 1)
 
     def grid(self, kind: str) -> list[float]:
         """Values tried: weight decay for the PyTorch classifier, inverse regularisation C elsewhere."""
@@ -64,6 +77,7 @@ class Probe:
     chosen: list[float]  # the regularisation chosen in every outer fold
     predicted: np.ndarray  # of the last (or only) test part
     truth: np.ndarray
+    unconverged: int = 0  # problems of the converged solver that met no tolerance
 
 
 @dataclass(frozen=True)
@@ -110,6 +124,8 @@ def _take(split: Split, order: Sequence[int]) -> Split:
 
 def pair_features(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """[|u - v|, u * v], (N, 2d)."""
+    if left.dtype.kind != "f":  # whole numbers of few bits would wrap
+        left, right = left.astype(np.float64), right.astype(np.float64)
     return np.concatenate([np.abs(left - right), left * right], 1)
 
 
@@ -118,10 +134,19 @@ def classify(
 ) -> Probe:
     """Probe the features (N, d) of every split by the protocol; `note` is told what is being done."""
     x = np.concatenate([features[name] for name in splits])
-    if not np.isfinite(x).all():
+    largest = size_of(x)
+    if not np.isfinite(largest):
         wrong = int((~np.isfinite(x)).any(1).sum())
         raise DataError(f"{task.name}: the features of {wrong} sentences hold NaN or infinity; look at the encoder")
+    if largest > LARGEST:
+        raise DataError(
+            f"{task.name}: features reach {largest:.3g} in size, and classifiers take up to {LARGEST:.0e}; scale them"
+        )
     y = np.concatenate([np.asarray(split.labels, dtype=np.int64) for split in splits.values()])
+    if task.linear and settings.classifier.nhid:
+        settings = replace(settings, classifier=replace(settings.classifier, nhid=0))
+    if task.kind != "split":
+        _check_kfold(task, y[: len(next(iter(splits.values())))], settings.kfold)
     sizes = np.cumsum([0, *(len(split) for split in splits.values())])
     rows = {name: np.arange(start, end) for name, start, end in zip(splits, sizes, sizes[1:], strict=False)}
     if task.kind == "nested":
@@ -139,7 +164,22 @@ def classify(
     note(
         f"{task.name}: {sum(len(o.inner) for o in outers)} inner and {len(outers)} final problems, {settings.protocol}"
     )
-    return _report(*solve(x, y, outers, task, settings, score), y, outers)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", NotConverged)
+        probe = _report(*solve(x, y, outers, task, settings, score), y, outers)
+    for each in caught:
+        warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+    missed = sum(each.message.count for each in caught if isinstance(each.message, NotConverged))
+    return replace(probe, unconverged=missed)
+
+
+def _check_kfold(task: Task, y: np.ndarray, kfold: int) -> None:
+    labels, counts = np.unique(y, return_counts=True)
+    if counts.min() < kfold:
+        raise DataError(
+            f"{task.name}: class {labels[counts.argmin()]} has {counts.min()} samples, fewer than the {kfold} folds; "
+            f"use a kfold of {max(2, counts.min())} or less"
+        )
 
 
 def _nested_folds(x: np.ndarray, y: np.ndarray, settings: Settings) -> list[_Outer]:
@@ -196,8 +236,9 @@ def _solve_together(
     for column, train in enumerate(problems):
         subsets[train, column] = True
     grid = settings.grid(task.kind)
-    tolerance = NESTED_TOLERANCE if task.kind == "nested" else HOLDOUT_TOLERANCE
-    predicted = predictions(x[used], y[used], subsets[used], grid, tolerance)
+    if len(used) < len(y):
+        x, subsets = x[used], subsets[used]
+    predicted = predictions(x, y[used], subsets, grid, TOLERANCE)
     place = np.zeros(len(y), dtype=np.int64)
     place[used] = np.arange(len(used))
     best, chosen, tests = [], [], []

@@ -5,7 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from dipole.core.ground.errors import DataError
 from dipole.core.ground.progress import Progress
+from dipole.core.measure.logistic import LARGEST
 from dipole.text.senteval.protocols import (
     Probe,
     Settings,
@@ -33,6 +35,8 @@ class Result(dict):
     std = 0.0
     majority = 0.0
     standard_error = 0.0
+    changed: Sequence[str] = ()
+    unconverged = 0
 
     def __repr__(self) -> str:
         return f"{super().__repr__()} [protocol {self.protocol}]"
@@ -68,11 +72,14 @@ def score(
 
         x = {name: features(split) for name, split in splits.items()}
         if task.kind == "relatedness":
+            for value in x.values():
+                if not np.isfinite(value).all() or np.abs(value).max(initial=0.0) > LARGEST:
+                    raise DataError(f"{task.name}: the features hold NaN, infinity or values above {LARGEST:.0e}")
             gold = {name: split.labels for name, split in splits.items()}
             result = Result(relatedness_result(x, gold, settings.seed))
         else:
             result = _classification(task, splits, classify(task, splits, x, settings, note=lambda text: None))
-    result.protocol = settings.protocol
+    result.protocol, result.changed = settings.protocol, task.changed
     progress.note(f"{describe(task.name, result)}  [{settings.protocol}, kfold {settings.kfold}]")
     return result
 
@@ -86,7 +93,7 @@ def _classification(task: Task, splits: dict[str, Split], probe: Probe) -> Resul
     dev = splits.get("dev", first)
     result = Result({**values, "ndev": len(dev), "ntest": len(last)})
     counts = np.bincount(np.asarray(last.labels, dtype=np.int64))
-    result.folds, result.chosen = probe.folds, probe.chosen
+    result.folds, result.chosen, result.unconverged = probe.folds, probe.chosen, probe.unconverged
     result.std = float(np.std(probe.folds))
     result.majority = round(100 * float(counts.max() / counts.sum()), 2)
     result.standard_error = float(np.sqrt(probe.test * (100 - probe.test) / len(last)))

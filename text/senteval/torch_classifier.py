@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -24,6 +24,7 @@ OPTIMIZERS = {
     "rprop": torch.optim.Rprop,
     "sgd": torch.optim.SGD,
 }
+LEAST = {"nhid": 0, "tenacity": 0, "epoch_size": 1, "max_epoch": 0, "batch_size": 1}
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,19 @@ class Classifier:
     dropout: float = 0.0
     batch_size: int = 64
 
+    def __post_init__(self) -> None:
+        for name, least in LEAST.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise OptionError(f"classifier: {name} must be a whole number from {least} up, got {value!r}")
+        if isinstance(self.dropout, bool) or not isinstance(self.dropout, int | float) or not 0 <= self.dropout < 1:
+            raise OptionError(f"classifier: dropout must be a number from 0 to below 1, got {self.dropout!r}")
+        if not isinstance(self.optim, str):
+            raise OptionError(f"classifier: optim must be text such as 'adam' or 'sgd,lr=0.1', got {self.optim!r}")
+        self.optimizer([torch.zeros(1)])
+
     @classmethod
-    def from_params(cls, params: dict[str, Any]) -> "Classifier":
+    def from_params(cls, params: Mapping[str, Any]) -> "Classifier":
         """Read the dictionary that SentEval scripts pass; an unknown key is an error that names the nearest one."""
         unknown = [key for key in params if key not in cls.__dataclass_fields__]
         if unknown:
@@ -67,7 +79,7 @@ class Classifier:
             if name == "adam":  # one kernel for all of the update
                 return torch.optim.Adam(list(parameters), fused=True, **values)
             return OPTIMIZERS[name](list(parameters), **values)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise OptionError(f"optim {self.optim!r}: {error}") from None
 
 

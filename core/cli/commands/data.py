@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dipole.core.cli import Runner
+from dipole.core.cli.answer import answering
 from dipole.core.ground.download import BASE, Progress, RemoteFile, address, digest, free_bytes
 from dipole.core.ground.errors import ConfigError, DataError
 from dipole.core.train.data_sets import Built, DataSet, built, data_sets, fetched_folder, find, get, is_prepared
@@ -35,6 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
     fetched.add_argument("--to", type=Path, metavar="FOLDER", help="folder to prepare (default: data/NAME)")
     fetched.add_argument("--yes", action="store_true", help="do not ask")
     fetched.add_argument("--url", metavar="URL", help=f"fetch from a mirror, URL/FILE; also ${BASE}")
+    fetched.add_argument("--json", action="store_true", help="print one JSON object; what else is said is on stderr")
     for name, each in built().items():
         inner = actions.add_parser(name, help=each.summary, description=each.summary)
         runners[name] = resolve(each.configure)(inner)
@@ -68,9 +70,16 @@ def _list(arguments: argparse.Namespace) -> int:
 def _get(arguments: argparse.Namespace) -> int:
     name, data = arguments.name, find(arguments.name)
     folder = arguments.to or Path("data") / name
+    with answering(arguments.json) as answer:
+        _fetch(arguments, name, data, folder)
+        answer |= {"name": name, "folder": str(folder), "licence": data.licence, "use": data.use.format(folder=folder)}
+    return 0
+
+
+def _fetch(arguments: argparse.Namespace, name: str, data: DataSet, folder: Path) -> None:
     if is_prepared(name, folder):
         print(f"{folder} is there already.\n{_use(data, folder)}")
-        return 0
+        return
     files = data.remote()
     if arguments.url:
         files = tuple(replace(file, url=f"{arguments.url.rstrip('/')}/{file.path}", name=file.path) for file in files)
@@ -91,7 +100,6 @@ def _get(arguments: argparse.Namespace) -> int:
         if file.checksum is None:
             print(f"sha256   {digest(downloads / file.path)}  {file.path}")
     print(f"{folder} is ready; {downloads} is no longer needed.\n{_use(data, folder)}")
-    return 0
 
 
 def _ask() -> None:

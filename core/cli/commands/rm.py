@@ -15,6 +15,11 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
     parser.add_argument("run", metavar="RUN", nargs="+", help="folder of a run in DIR, or the first digits of its hash")
     parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="folder of runs (default: runs)")
     parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="also runs whose record says running, by a process of which nothing is known here",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return run
 
@@ -23,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     from dipole.core.ground.errors import ConfigError, TrainingError
     from dipole.core.ground.files import why
 
-    folders = list(dict.fromkeys(_folder(name, arguments.runs) for name in arguments.run))
+    folders = list(dict.fromkeys(_folder(name, arguments.runs, arguments.force) for name in arguments.run))
     if not arguments.yes:
         for path in folders:
             print(f"{path}  {_size(path) / 1e6:,.1f} MB", file=sys.stderr)
@@ -46,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _folder(name: str, runs: Path) -> Path:
+def _folder(name: str, runs: Path, force: bool) -> Path:
     """The folder of a run that lies in the folder of runs itself, and that nobody trains."""
     from dipole.core.ground.errors import ConfigError
     from dipole.core.train.run_folder import find_run
@@ -54,17 +59,34 @@ def _folder(name: str, runs: Path) -> Path:
     path = find_run(name, runs).path
     if path.is_symlink() or path.resolve().parent != runs.resolve():
         raise ConfigError(f"{path} does not lie in {runs}/: only runs of that folder are removed. See --runs.")
-    if _is_running(path):
-        raise ConfigError(f"{path} is being trained; end that first.")
+    _check_idle(path, force)
     return path
 
 
-def _is_running(path: Path) -> bool:
+def _check_idle(path: Path, force: bool) -> None:
+    """Refuse a run that is trained; of one whose process is gone say so, as its record still calls it running."""
+    from dipole.core.ground.errors import ConfigError
+    from dipole.core.ground.process import OWNER, host_in, is_gone, lives_here, pid_in
+
+    try:
+        owner = (path / OWNER).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        owner = ""
+    if _is_locked(path) or lives_here(owner):
+        raise ConfigError(f"{path} is being trained (process {pid_in(owner)}); end that first.")
+    if is_gone(owner):  # a file that an orderly end takes away
+        print(f"{path} was being trained when its process was killed.", file=sys.stderr)
+    elif _says_running(path) and not force:
+        raise ConfigError(
+            f"{path} is running by its record, and whether process {pid_in(owner)} of {host_in(owner)} still trains it "
+            "cannot be told from here. If it does not: --force."
+        )
+
+
+def _says_running(path: Path) -> bool:
     from dipole.core.ground.errors import RecordError
     from dipole.core.record import read_record
 
-    if _is_locked(path):
-        return True
     try:
         return read_record(path / "record.json").status == "running"
     except RecordError:
@@ -90,6 +112,7 @@ def _remove(path: Path) -> None:
     import shutil
 
     away = path.with_name(f".removed-{path.name}")
+    shutil.rmtree(away, ignore_errors=True)  # of an attempt that was interrupted
     path.rename(away)
     shutil.rmtree(away)
 

@@ -6,11 +6,13 @@ import argparse
 import inspect
 import json
 from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from dipole.core.cli import Runner
 from dipole.core.cli.plugins import broken_plugins
-from dipole.core.ground.plugins import OURS, PluginError
+from dipole.core.ground.plugins import OURS, PluginError, points
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -26,19 +28,32 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
         metavar="NAME",
         help="an objective, regularizer, diagnostic, recipe, suite or domain; `train` for the [train] table",
     )
+    parser.add_argument(
+        "--expand", action="store_true", help="of a suite: what its grids stand for, every row and column by itself"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return run
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from dipole.core.ground.errors import ConfigError, nearest
     from dipole.core.train.config import RunConfig, TrainConfig
     from dipole.core.train.domains import adapter_class, domain_names
     from dipole.core.train.shipped import shipped
 
     # A table's recipe and its suite share a name; both are shown, the suite first: it names the recipe.
     name, files = arguments.name, {"suite": shipped("suites"), "recipe": shipped("recipes")}
-    if found := {kind: paths[name] for kind, paths in files.items() if name in paths}:
-        texts = {kind: path.read_text(encoding="utf-8") for kind, path in found.items()}
+    found = {kind: paths[name] for kind, paths in files.items() if name in paths}
+    path = Path(name)
+    if not found and arguments.expand and path.is_file():
+        found = {"suite": path}
+    if arguments.expand and "suite" not in found:
+        raise ConfigError(f"--expand is of a suite, and {name!r} is none.{nearest(name, files['suite'])}")
+    if found:
+        if arguments.expand:
+            found = {kind: path for kind, path in found.items() if kind == "suite"}
+        read = _expanded if arguments.expand else _text
+        texts = {kind: read(path) for kind, path in found.items()}
         facts = [{"name": name, "kind": kind, "path": str(found[kind]), "text": text} for kind, text in texts.items()]
         print(json.dumps(facts if len(facts) > 1 else facts[0]) if arguments.json else "\n".join(texts.values()))
     elif name in ("run", "train") or name in domain_names():
@@ -47,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         _show_table(name, table, arguments.json)
     else:
         from dipole.core.contrast.registry import registry
-        from dipole.core.ground.errors import SpecError, nearest
+        from dipole.core.ground.errors import SpecError
 
         try:
             entry = registry.get(name)
@@ -57,6 +72,17 @@ def run(arguments: argparse.Namespace) -> int:
             raise SpecError(f"{error}{f' Recipes, suites and domains:{near}' if near else ''}{broken}") from None
         _show_entry(entry, arguments.json)
     return 0
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def _expanded(path: Path) -> str:
+    """A suite without grids, by the package that declares the folder of suites: it alone knows what they mean."""
+    module = points("suites")[0].module
+    text: str = import_module(f"{module}.written_out").written_out(path)
+    return text
 
 
 def _broken_folders() -> list[PluginError]:

@@ -4,6 +4,7 @@ A file offers `NAMES` and `read(name, files) -> Task`; how the task is scored st
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from dipole.core.ground.errors import DataError, RegistryError, nearest
@@ -38,9 +39,14 @@ def load_task(name: str, task_path: str | Path, check: bool = True) -> Task:
     Raises:
         DataError: unknown name; a file is missing, empty, or is not the file that results are compared on.
     """
-    if name not in READERS:
-        raise DataError(f"unknown task {name!r}; known: {', '.join(READERS)}.{nearest(name, READERS)}")
-    return READERS[name](name, TaskFiles(name, Path(task_path), check))
+    if not isinstance(name, str) or name not in READERS:
+        raise DataError(f"unknown task {name!r}; known: {', '.join(READERS)}.{nearest(str(name), READERS)}")
+    files = TaskFiles(name, Path(task_path), check)
+    task = READERS[name](name, files)
+    empty = [split for split, found in task.splits.items() if not len(found)]
+    if empty:
+        raise DataError(f"{name}: no sample in {', '.join(empty)} below {files.root}; fetch the files again")
+    return replace(task, changed=tuple(files.changed))
 
 
 __all__ = ["READERS", "Sentence", "Split", "Task", "load_task"]

@@ -16,7 +16,7 @@ def read(name: str, files: TaskFiles) -> Task:
             if number > 1:  # the header
                 left.append(fields[3].split())
                 right.append(fields[4].split())
-                labels.append(files.number(relative, number, fields[0], int))
+                labels.append(files.label(relative, number, fields[0], 2))
         files.expect(relative, len(labels), expected)
         if files.check and "<QUOTE>" in files.text(relative, "utf-8"):
             raise DataError(

@@ -39,4 +39,4 @@ def read(name: str, files: TaskFiles) -> Task:
                 f"{files.root / relative}: the {split} part is empty or has labels unseen in training: {unknown}"
             )
         splits[split] = Split([sentences], [index[label] for label in labels])
-    return Task(name, "split", splits, classes=len(index))
+    return Task(name, "split", splits, classes=len(index), linear=name == "WordContent")

@@ -15,7 +15,7 @@ def read(name: str, files: TaskFiles) -> Task:
         sentences, labels = [], []
         for number, line in enumerate(files.lines(relative), 1):
             label, _, text = line.strip().partition(" ") if fine else reversed_partition(line.strip())
-            labels.append(files.number(relative, number, label, int))
+            labels.append(files.label(relative, number, label, 5 if fine else 2))
             sentences.append(text.split())
         files.expect(relative, len(labels), expected)
         splits[split] = Split([sentences], labels)

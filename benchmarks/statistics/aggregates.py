@@ -1,0 +1,142 @@
+"""Several measurements summed up: interquartile mean, probability of improvement and relative gain, with intervals."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite, nan
+from typing import Any
+
+import numpy as np
+
+from dipole.benchmarks.statistics import estimates
+from dipole.benchmarks.statistics.differences import CONFIDENCE
+from dipole.core.ground.errors import DataError
+from dipole.core.measure.intervals import Array, as_sample, as_samples, interquartile_mean
+
+Runs = Mapping[int, float] | Sequence[float] | Array
+"""The values of a task by seed, or in an order that all of its columns share."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate with its interval at `level`; where `low` and `high` are nan, `needs` says what would give one."""
+
+    value: float
+    low: float
+    high: float
+    level: float = CONFIDENCE
+    method: str = ""
+    needs: str = ""
+
+
+def iqm(scores: Sequence[Sequence[float]] | Sequence[Array] | Array) -> float:
+    """Interquartile mean of all runs of all tasks together: the mean of the middle half."""
+    return interquartile_mean(np.concatenate(as_samples(scores)))
+
+
+def iqm_interval(
+    tasks: Sequence[Runs],
+    confidence: float = CONFIDENCE,
+    repetitions: int | None = None,
+    seed: int | None = None,
+    *,
+    runs: Sequence[Hashable] | None = None,
+) -> Interval:
+    """Interquartile mean of all runs of all tasks with a t-interval from winsorized values.
+
+    Args:
+        tasks: the values of each by seed.
+        confidence: of the interval.
+        repetitions, seed: of the bootstrap that stood here; nothing is drawn any more, and they change nothing.
+        runs: a name for each task; those of one name are columns of the same runs, which is what all are taken for
+            where nothing is said.
+    """
+    values = _array(tasks)
+    if not len(values):
+        raise DataError("an average over tasks needs at least one task, got none.")
+    found = estimates.interquartile_means(values, _names(runs, len(tasks)))
+    return _interval(found.value, found.bounds(confidence), confidence, "winsorized t", _fewest(values))
+
+
+def probability_of_improvement(
+    ours: Sequence[Runs],
+    base: Sequence[Runs],
+    confidence: float = CONFIDENCE,
+    repetitions: int | None = None,
+    seed: int | None = None,
+    *,
+    runs: Sequence[Hashable] | None = None,
+) -> Interval:
+    """P(a run of ours beats a run of base), ties half, averaged over tasks (Agarwal et al. 2021).
+
+    The interval is binomial, of as many trials as the runs are worth (`estimates.probabilities_of_improvement`).
+
+    Args: as of `iqm_interval`.
+    """
+    x, b = _both(ours, base, "probability of improvement")
+    value, trials = estimates.probabilities_of_improvement(x, b, _names(runs, len(ours)))
+    bounds = estimates.binomial_bounds(value, trials, confidence)
+    return _interval(value, bounds, confidence, "binomial", min(_fewest(x), _fewest(b)))
+
+
+def relative_gain(
+    ours: Sequence[Runs],
+    base: Sequence[Runs],
+    confidence: float = CONFIDENCE,
+    *,
+    runs: Sequence[Hashable] | None = None,
+) -> Interval:
+    """Gain over the base in units of its mean, averaged over the middle tasks, with a t-interval.
+
+    Seeds that both have are drawn as pairs, with all their columns (see `estimates.relative_gains`).
+
+    Args: as of `iqm_interval`.
+    """
+    x, b = _both(ours, base, "a gain")
+    found = estimates.relative_gains(x, b, _names(runs, len(ours)))
+    return _interval(found.value, found.bounds(confidence), confidence, "paired t", min(_fewest(x), _fewest(b)))
+
+
+def _both(ours: Sequence[Runs], base: Sequence[Runs], what: str) -> tuple[Array, Array]:
+    if len(ours) != len(base):
+        raise DataError(f"{what} compares the same tasks, got {len(ours)} and {len(base)}")
+    together = _array([*ours, *base])
+    return together[: len(ours)], together[len(ours) :]
+
+
+def _array(tasks: Sequence[Runs]) -> Array:
+    """Values (T, S) by seed, nan where a task has none of a seed."""
+    if not len(tasks):
+        raise DataError("an average over tasks needs at least one task, got none.")
+    by_seed: list[dict[Any, float]] = []
+    for task in tasks:
+        seeds = list(task) if isinstance(task, Mapping) else range(len(task))
+        values = as_sample(list(task.values()) if isinstance(task, Mapping) else task)
+        by_seed.append(dict(zip(seeds, values.tolist(), strict=True)))
+    seeds = sorted({seed for task in by_seed for seed in task})
+    return np.array([[task.get(seed, nan) for seed in seeds] for task in by_seed])
+
+
+def _names(runs: Sequence[Hashable] | None, count: int) -> Sequence[Hashable]:
+    if runs is None:
+        return [None] * count
+    if len(runs) != count:
+        raise DataError(f"runs names those of {len(runs)} tasks, and there are {count}.")
+    return runs
+
+
+def _fewest(values: Array) -> int:
+    return int((~np.isnan(values)).sum(axis=-1).min())
+
+
+def _interval(value: Array, bounds: tuple[Array, Array], confidence: float, method: str, fewest: int) -> Interval:
+    low, high = float(bounds[0]), float(bounds[1])
+    if isfinite(low):
+        return Interval(float(value), low, high, confidence, method)
+    return Interval(float(value), nan, nan, confidence, "", needs(fewest))
+
+
+def needs(seeds: int) -> str:
+    """What would give an interval where so many seeds have none."""
+    if seeds < estimates.NEEDED:
+        return f"no interval: {estimates.NEEDED} seeds give one"
+    return f"no interval: {seeds} seeds gave the same, more may differ"

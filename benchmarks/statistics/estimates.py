@@ -1,0 +1,201 @@
+"""Estimates over runs that are drawn together, on arrays of any number of repeats: the formulas behind `aggregates`.
+
+Values are (..., T, S): tasks, and seeds of each; nan where a task has no such run, at the same places in every repeat.
+`runs` names for each task whose runs it measures: the columns of the same runs have one name, and a seed of them is one
+draw, not several. What an estimate owes to a draw is summed over its columns before variances are.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from dipole.core.measure.intervals import Array
+
+NOISE = 1e-12
+"""Values that differ by less than this share of their size are equal: floating point tells them apart, nobody else."""
+NEEDED = 2
+"""Runs of a task, or pairs of them, from which on there is an interval."""
+MIDDLE_HALF = 1.4
+"""Variance of the middle half's mean over that of the mean: 1.19 for normal values, and a margin for few."""
+PRIOR_SEEDS = 15
+"""So many seeds' worth of its upper bound go into the variance of the probability of improvement."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Values (...), their variances and degrees of freedom; both are nan where nothing tells the spread."""
+
+    value: Array
+    variance: Array
+    df: Array
+
+    def bounds(self, confidence: float) -> tuple[Array, Array]:
+        """value +- t_df sqrt(variance); nan where every draw owed it the same, which tells no spread."""
+        known = self.variance > 0
+        t = stats.t.ppf((1 + confidence) / 2, np.where(known, self.df, 1.0))
+        half = np.where(known, t * np.sqrt(np.where(known, self.variance, 0.0)), np.nan)
+        return self.value - half, self.value + half
+
+    def p_values(self) -> Array:
+        """Two-sided, of a true value of 0; nan where there is no spread."""
+        known = self.variance > 0
+        t = np.abs(self.value) / np.sqrt(np.where(known, self.variance, np.nan))
+        return cast(Array, 2 * stats.t.sf(t, np.where(known, self.df, 1.0)))
+
+
+def differences(ours: Array, base: Array) -> Estimate:
+    """Mean difference of one task, (..., S) by seed: of pairs with a common seed, else of two samples (Welch 1947)."""
+    of_ours, of_base = _against(ours, base, None)
+    scale = np.maximum(np.abs(of_ours.mean), np.abs(of_base.mean))
+    return _estimate(of_ours.mean - of_base.mean, [of_ours, of_base.times(-1.0)], scale)
+
+
+def relative_gains(ours: Array, base: Array, runs: Sequence[Hashable]) -> Estimate:
+    """Gain over the base in units of its mean, g_t = (x_t - b_t) / |b_t|: mean over the middle tasks.
+
+    Of T tasks floor(T / 4) are cut at each end. A seed that both have is one draw of both (paired); without two common
+    seeds ours and those of the base are drawn apart (Welch). The base's mean is drawn too: to first order a pair owes
+    (x - mean x - rho_t (b - mean b)) / (n |b_t|) to g_t, with rho_t = x_t / b_t.
+    """
+    count = ours.shape[-2]
+    gains, owed = [], []
+    for task, name in enumerate(runs):
+        of_ours, of_base = _against(ours[..., task, :], base[..., task, :], name)
+        level = np.abs(of_base.mean)
+        gains.append((of_ours.mean - of_base.mean) / level)
+        owed.append((of_ours.times(1 / level), of_base.times(-of_ours.mean / (of_base.mean * level))))
+    found = np.stack(gains, axis=-1)
+    cut = count // 4
+    place = np.argsort(np.argsort(found, axis=-1), axis=-1)
+    share = ((place >= cut) & (place < count - cut)) / (count - 2 * cut)
+    parts = [part.times(share[..., task]) for task, each in enumerate(owed) for part in each]
+    return _estimate(cast(Array, (found * share).sum(axis=-1)), parts, 1.0 + np.abs(found).max(axis=-1))
+
+
+def interquartile_means(values: Array, runs: Sequence[Hashable]) -> Estimate:
+    """Mean of the middle half of all runs of all tasks (Agarwal et al. 2021), floor(N / 4) of N cut at each end.
+
+    Its variance is that of winsorized values (Tukey and McLaughlin 1963), summed over what is drawn together, and no
+    less than `MIDDLE_HALF` times that of the mean: cut values tell little of the spread where there are few.
+    """
+    flat = values.reshape(*values.shape[:-2], -1)
+    there = _present(flat)
+    ordered = np.sort(flat[..., there], axis=-1)
+    count = ordered.shape[-1]
+    cut = count // 4
+    left = count - 2 * cut
+    low, high = ordered[..., [cut]], ordered[..., [count - cut - 1]]
+    bounded = np.clip(values, low[..., None], high[..., None])
+    value, scale = cast(Array, ordered[..., cut : count - cut].mean(axis=-1)), np.abs(ordered).max(axis=-1)
+    estimates = []
+    for each, over in ((bounded, left), (values, count)):
+        parts = [_owed(name, each[..., task, :]) for task, name in enumerate(runs)]
+        estimates.append(_estimate(value, [part.times(part.count / over) for part in parts], scale))
+    middle, whole = estimates
+    wider = MIDDLE_HALF * whole.variance > middle.variance
+    variance = np.where(wider, MIDDLE_HALF * whole.variance, middle.variance)
+    return Estimate(value, variance, np.where(wider, whole.df, middle.df))
+
+
+def probabilities_of_improvement(ours: Array, base: Array, runs: Sequence[Hashable]) -> tuple[Array, Array]:
+    """P(a run of ours beats a run of base), ties half, averaged over tasks, and how many trials it is worth.
+
+    A probability p from n runs a side has a variance of at most p (1 - p) / n, whatever the runs are drawn from (van
+    Dantzig 1951), and columns of the same runs are no further trials. From many runs the variance is known better, by
+    how often each of them wins (DeLong et al. 1988): it counts n - 1 to `PRIOR_SEEDS` of the bound.
+    """
+    tasks = ours.shape[-2]
+    shares, parts, bound = [], [], np.inf
+    for task, name in enumerate(runs):
+        x, b = ours[..., task, :], base[..., task, :]
+        beats = (x[..., :, None] > b[..., None, :]) + 0.5 * (x[..., :, None] == b[..., None, :])
+        beats = np.where(np.isnan(x[..., :, None] + b[..., None, :]), np.nan, beats)  # (..., S, S)
+        of_ours = np.nansum(beats, axis=-1) / _present(b).sum()
+        of_base = np.nansum(beats, axis=-2) / _present(x).sum()
+        shares.append(np.nansum(of_ours, axis=-1) / _present(x).sum())
+        won = (("ours", np.where(_present(x), of_ours, np.nan)), ("base", np.where(_present(b), of_base, np.nan)))
+        parts += [_owed((side, name), cast(Array, each)).times(1 / tasks) for side, each in won]
+    value = np.stack(shares, axis=-1).mean(axis=-1)
+    for name in dict.fromkeys(runs):
+        mine = [task for task, each in enumerate(runs) if each == name]
+        fewest = min(int(_present(side[..., task, :]).sum()) for task in mine for side in (ours, base))
+        if fewest < NEEDED:
+            return value, np.full(value.shape, np.nan)
+        bound = min(bound, fewest * tasks / len(mine))
+    hedged = (value * bound + 0.5) / (bound + 1)  # all wins are no certainty
+    most = hedged * (1 - hedged) / bound
+    found = _estimate(value, parts).variance
+    variance = ((bound - 1) * found + PRIOR_SEEDS * most) / (bound - 1 + PRIOR_SEEDS)
+    return value, cast(Array, bound * most / variance)
+
+
+def binomial_bounds(share: Array, trials: Array, confidence: float) -> tuple[Array, Array]:
+    """Interval of a share of trials, of any number (Clopper and Pearson 1934): never of width 0, inside [0, 1]."""
+    won, lost = share * trials, (1 - share) * trials
+    tail = (1 - confidence) / 2
+    low = stats.beta.ppf(tail, np.where(won > 0, won, np.nan), lost + 1)
+    high = stats.beta.isf(tail, won + 1, np.where(lost > 0, lost, np.nan))
+    return np.where(won > 0, low, won), np.where(lost > 0, high, 1 - lost)  # nan where there are no trials
+
+
+def _present(values: Array) -> NDArray[np.bool_]:
+    """Which of the last axis are there, the same in every repeat: (S,)."""
+    return ~np.isnan(values.reshape(-1, values.shape[-1])[0])
+
+
+@dataclass(frozen=True)
+class _Owed:
+    """A mean (...), and what each draw of a name adds to its error: (..., S), 0 for the absent; how many are there."""
+
+    name: Hashable
+    mean: Array
+    error: Array
+    count: int
+
+    def times(self, factor: Array | float) -> "_Owed":
+        """The same of so many times the mean."""
+        factor = np.asarray(factor)
+        return _Owed(self.name, self.mean * factor, self.error * factor[..., None], self.count)
+
+
+def _owed(name: Hashable, values: Array) -> _Owed:
+    """Of the runs there are, (..., S)."""
+    count = int(_present(values).sum())
+    mean = np.nansum(values, axis=-1) / count
+    return _Owed(name, mean, np.nan_to_num((values - mean[..., None]) / count), count)
+
+
+def _against(ours: Array, base: Array, name: Hashable) -> tuple[_Owed, _Owed]:
+    """Both sides of one task: draws of one name, pairs, where they have two seeds in common."""
+    both = _present(ours) & _present(base)
+    if both.sum() >= NEEDED:
+        pairs = ("pairs", name)
+        return _owed(pairs, np.where(both, ours, np.nan)), _owed(pairs, np.where(both, base, np.nan))
+    return _owed(("ours", name), ours), _owed(("base", name), base)
+
+
+def _estimate(value: Array, parts: Sequence[_Owed], scale: Array | float = 1.0) -> Estimate:
+    """The variance of a value that owes its error to draws (Satterthwaite 1946 over their names).
+
+    What the draws of one name and seed owe is summed first; n / (n - 1) times the sum of squares estimates each name's
+    variance. Beside `scale`, the size of the values, rounding of floating point is no spread.
+    """
+    together: dict[Hashable, list[_Owed]] = {}
+    for part in parts:
+        together.setdefault(part.name, []).append(part)
+    variance, spread = np.zeros(value.shape), np.zeros(value.shape)
+    for each in together.values():
+        count = max(part.count for part in each)
+        if count < NEEDED:
+            nothing = np.full(value.shape, np.nan)
+            return Estimate(value, nothing, nothing)
+        owed = np.sum([part.error for part in each], axis=0)
+        own = count / (count - 1) * (owed**2).sum(axis=-1)
+        own = np.where(own > (NOISE * scale) ** 2, own, 0.0)
+        variance, spread = variance + own, spread + own**2 / (count - 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return Estimate(value, variance, variance**2 / spread)

@@ -1,0 +1,15 @@
+"""Tests that are read together: one correction for the whole family."""
+
+from collections.abc import Sequence
+from math import isfinite, nan
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's step-down adjustment; nan (a test that could not be made) stays nan and does not count as a test."""
+    adjusted = [nan] * len(p_values)
+    order = sorted((i for i, p in enumerate(p_values) if isfinite(p)), key=lambda i: p_values[i])
+    running = 0.0
+    for rank, index in enumerate(order):
+        running = max(running, min(1.0, (len(order) - rank) * p_values[index]))
+        adjusted[index] = running
+    return adjusted

@@ -1,0 +1,54 @@
+"""How many seeds show a difference: exact, from the noncentral t distribution."""
+
+from math import isfinite, sqrt
+
+from scipy import stats
+
+
+def power(difference: float, std: float, n: int, alpha: float = 0.05, is_paired: bool = False) -> float:
+    """Power of the two-sided t-test with n seeds per arm, from the noncentral t distribution.
+
+    `std` is the spread of one arm, or of the seed-wise differences when `is_paired`. One seed has no power.
+    """
+    if n < 2:
+        return 0.0
+    if std == 0:
+        return 1.0 if difference else alpha
+    df = n - 1 if is_paired else 2 * (n - 1)
+    shift = abs(difference) / std * sqrt(n if is_paired else n / 2)
+    critical = float(stats.t.ppf(1 - alpha / 2, df))
+    # The other tail is below 1e-9 from a shift of 6 on, where scipy's distribution begins to answer nan.
+    other_tail = float(stats.nct.cdf(-critical, df, shift)) if shift < 6 else 0.0
+    return float(stats.nct.sf(critical, df, shift)) + other_tail
+
+
+def seeds_needed(
+    difference: float,
+    std: float,
+    target: float = 0.8,
+    alpha: float = 0.05,
+    is_paired: bool = False,
+    limit: int = 1_000_000,
+) -> int | None:
+    """Smallest number of seeds per arm that shows `difference` with probability `target`; None beyond `limit`."""
+    if not (isfinite(difference) and isfinite(std)) or std < 0:
+        return None
+    if difference == 0:
+        return None
+    low, high = 1, 2
+    while power(difference, std, high, alpha, is_paired) < target:
+        if high >= limit:
+            return None
+        low, high = high, min(2 * high, limit)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if power(difference, std, middle, alpha, is_paired) < target:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def pooled_std(std_a: float, std_b: float) -> float:
+    """Root of the mean variance of two arms of equal size: the spread `seeds_needed` wants for two printed cells."""
+    return sqrt((std_a**2 + std_b**2) / 2)

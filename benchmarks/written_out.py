@@ -1,0 +1,53 @@
+"""A suite as TOML without grids: every row and column on a line of its own, with what each has."""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dipole.benchmarks.grid import expand
+from dipole.benchmarks.suite import read_suite
+from dipole.core.train.toml import toml_text
+
+LISTS = ("columns", "rows")
+
+
+def written_out(path: Path) -> str:
+    """What the file of a suite stands for; the text is a suite itself, with the same cells.
+
+    Raises:
+        ConfigError: the file is no suite.
+    """
+    read_suite(path)
+    suite = _without_none(expand(tomllib.loads(path.read_text(encoding="utf-8"))))
+    scales = suite.pop("scale", {})
+    parts = [_table(suite)]
+    for name, scale in scales.items():
+        tables = {key: value for key, value in scale.items() if isinstance(value, Mapping)}
+        plain = {key: value for key, value in scale.items() if key not in tables}
+        parts += [
+            f"[scale.{name}]\n{_table(plain)}",
+            toml_text({"scale": {name: tables}}).partition(f"[scale.{name}]\n")[2],
+        ]
+    return "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
+
+
+def _table(values: Mapping[str, Any]) -> str:
+    plain = {key: value for key, value in values.items() if key not in LISTS}
+    lists = [
+        f"{key} = [\n" + "".join(f"    {_inline(entry)},\n" for entry in values[key]) + "]\n"
+        for key in LISTS
+        if key in values
+    ]
+    return toml_text(plain) + "".join(lists)
+
+
+def _inline(entry: Mapping[str, Any]) -> str:
+    return toml_text({"x": [entry]}).strip().removeprefix("x = [").removesuffix("]")
+
+
+def _without_none(value: Any) -> Any:
+    """TOML has no word for what is not there: a row whose base is None has no base."""
+    if isinstance(value, Mapping):
+        return {key: _without_none(each) for key, each in value.items() if each is not None}
+    return [_without_none(each) for each in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,291 @@
+"""Commands about runs that are there: compare, rm; completion; answers for programs and plain text for pipes."""
+
+import json
+import os
+import pty
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+from scipy.stats import ttest_ind
+
+from dipole.core.cli import app as cli
+from dipole.core.cli.commands import completion
+from dipole.core.ground.process import OWNER, describe_self
+
+ESCAPE = "\x1b"
+Folders = dict[tuple[str, int], Path]
+
+
+def dipole(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    code = cli.main([str(each) for each in arguments])
+    found = capsys.readouterr()
+    assert "Traceback" not in found.err
+    return code, found.out, found.err
+
+
+@pytest.fixture
+def trained(blobs: Path, capsys: pytest.CaptureFixture[str]) -> Folders:
+    """Two objectives, three seeds each."""
+    for objective in ("infonce", "dcl"):
+        for seed in range(3):
+            assert (
+                cli.main(["train", str(blobs), "--quiet", "--seed", str(seed), "--set", f"objective={objective}"]) == 0
+            )
+    capsys.readouterr()
+    found: Folders = {}
+    for path in Path("runs").glob("*/record.json"):
+        record = json.loads(path.read_text())
+        found[record["objective"], record["seed"]] = path.parent
+    return found
+
+
+def change(folder: Path, **values: Any) -> None:
+    record = json.loads((folder / "record.json").read_text())
+    (folder / "record.json").write_text(json.dumps(record | values))
+
+
+def test_compare_counts_seeds_and_tests_the_difference_of_their_means(
+    trained: Folders, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = {"infonce": [0.50, 0.52, 0.54], "dcl": [0.60, 0.63, 0.60]}
+    for (objective, seed), folder in trained.items():
+        change(folder, results={"mean/accuracy": values[objective][seed], "same": 0.5})
+    first, second = trained["infonce", 0], trained["dcl", 1]
+    code, out, err = dipole(capsys, "compare", first, second.name[:8], "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert found["settings"] == {"objective": ["infonce", "dcl"]}
+    assert [set(group) for group in found["runs"]] == [
+        {trained[name, seed].name for seed in range(3)} for name in ("infonce", "dcl")
+    ]
+    accuracy, same = sorted(found["numbers"], key=lambda each: each["name"])
+    test = ttest_ind(values["dcl"], values["infonce"], equal_var=False).confidence_interval(0.95)
+    assert accuracy["interval"] == pytest.approx([test.low, test.high])
+    assert accuracy["verdict"] == "second is higher"
+    assert (same["interval"], same["verdict"]) == (None, "no spread")
+    out = dipole(capsys, "compare", second, first)[1]
+    assert "first is higher" in out
+    assert re.search(r"objective\s+dcl\s+infonce", out)
+
+
+def test_compare_decides_nothing_with_one_seed_and_wants_finished_runs(
+    trained: Folders, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed in (1, 2):
+        shutil.rmtree(trained["dcl", seed])
+    first, second = trained["infonce", 0], trained["dcl", 0]
+    code, out, _ = dipole(capsys, "compare", first, second)
+    assert code == 0
+    assert "one seed" in out
+    assert "With one seed of either nothing is decided" in out
+    assert "No setting differs but the seed" in dipole(capsys, "compare", first, trained["infonce", 1])[1]
+    change(second, status="failed")
+    code, _, err = dipole(capsys, "compare", first, second)
+    assert code == 2
+    assert "is failed: only finished ones are compared" in err
+
+
+def test_rm_asks_and_removes_by_hash(trained: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second, third = trained["infonce", 0], trained["infonce", 1], trained["infonce", 2]
+    code, _, err = dipole(capsys, "rm", first)
+    assert code == 2
+    assert "say --yes" in err
+    assert first.is_dir()
+    code, out, _ = dipole(capsys, "rm", first, "--yes")
+    assert (code, out) == (0, f"removed {first}\n")
+    assert not first.exists()
+    code, out, _ = dipole(capsys, "rm", second.name[:8], third, third, "--yes", "--json")
+    assert json.loads(out) == {"removed": [str(second), str(third)]}
+    assert not list(Path("runs").glob("**/*removed*"))
+    assert len(list(Path("runs").glob("*/record.json"))) == 3
+    code, _, err = dipole(capsys, "rm", first.name, "--yes")
+    assert code == 2
+    assert "no run" in err
+
+
+def test_rm_touches_nothing_outside_the_folder_of_runs(trained: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+    inside = trained["infonce", 0]
+    outside = Path("thesis") / inside.name
+    shutil.copytree(inside, outside)
+    link = Path("runs") / "link"
+    link.symlink_to(outside.resolve(), target_is_directory=True)
+    for name in (outside, link, "."):
+        code, _, err = dipole(capsys, "rm", name, "--yes")
+        assert code == 2
+        assert "only runs of that folder are removed" in err or "is no run folder" in err
+    # One that may not be removed keeps the others as well.
+    assert dipole(capsys, "rm", inside, outside, "--yes")[0] == 2
+    assert inside.is_dir()
+    assert outside.is_dir()
+
+
+def test_rm_refuses_a_run_that_is_trained(trained: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = trained["infonce", 0]
+    with FileLock(folder / ".lock"):
+        code, _, err = dipole(capsys, "rm", folder, "--yes", "--force")
+    assert code == 2
+    assert "is being trained" in err
+    # Where nothing can be locked, the process that lives tells.
+    (folder / OWNER).write_text(describe_self())
+    change(folder, status="running")
+    code, _, err = dipole(capsys, "rm", folder, "--yes", "--force")
+    assert code == 2
+    assert f"process {os.getpid()}" in err
+    assert folder.is_dir()
+
+
+def test_rm_of_a_killed_run_says_so(trained: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = trained["infonce", 0]
+    change(folder, status="running")
+    owner = subprocess.run(
+        [sys.executable, "-c", "from dipole.core.ground.process import describe_self; print(describe_self())"],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    (folder / OWNER).write_text(owner)
+    code, _, err = dipole(capsys, "rm", folder, "--yes")
+    assert code == 0
+    assert "its process was killed" in err
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("owner", [{"host": "elsewhere", "pid": 7}, 7, None])
+def test_rm_of_a_run_of_another_host_wants_a_word(
+    trained: Folders, capsys: pytest.CaptureFixture[str], owner: object
+) -> None:
+    folder = trained["infonce", 0]
+    change(folder, status="running")
+    if isinstance(owner, dict):
+        assert owner["host"] != socket.gethostname()
+        owner = json.loads(describe_self()) | owner
+    (folder / OWNER).write_text("" if owner is None else json.dumps(owner))
+    code, _, err = dipole(capsys, "rm", folder, "--yes")
+    assert code == 2
+    assert "--force" in err
+    assert ("elsewhere" if isinstance(owner, dict) else "unknown host") in err
+    assert dipole(capsys, "rm", folder, "--yes", "--force")[0] == 0
+    assert not folder.exists()
+
+
+def test_bash_completes_commands_options_and_names(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("shtab")
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("no bash")
+    code, script, _ = dipole(capsys, "completion", "bash")
+    assert code == 0
+    ask = (
+        "COMP_WORDS=(dipole {words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); "
+        'COMP_LINE="${{COMP_WORDS[*]}}"; "$(complete -p dipole | sed -E "s/.*-F ([^ ]+).*/\\1/")"; '
+        'echo "${{COMPREPLY[@]}}"'
+    )
+    for words, wanted in (("com", {"compare", "completion"}), ("rm --y", {"--yes"}), ("completion z", {"zsh"})):
+        found = subprocess.run(
+            [bash, "--norc", "-c", script + "\n" + ask.format(words=words)], capture_output=True, text=True, check=True
+        )
+        assert set(found.stdout.split()) == wanted, found.stderr
+
+
+@pytest.mark.parametrize("shell", completion.SHELLS)
+def test_every_shell_gets_a_script_that_names_every_command(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("shtab")
+    told = json.loads(dipole(capsys, "completion", shell, "--json")[1])
+    assert told["shell"] == shell
+    assert all(name in told["script"] for name in cli.names())
+
+
+def test_completion_without_shtab_is_one_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    code, out, err = dipole(capsys, "completion", "bash")
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert "pip install" in err
+    assert "completion" in err
+
+
+def test_every_command_has_json() -> None:
+    parser = cli.whole_parser()
+    (commands,) = [action.choices for action in parser._actions if action.dest == "command" and action.choices]
+    for name, command in dict(commands).items():
+        inner = [dict(action.choices) for action in command._actions if isinstance(action.choices, dict)]
+        for each in inner[0].values() if inner else [command]:
+            assert any("--json" in action.option_strings for action in each._actions), name
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("list",), ("list", "runs"), ("show", "infonce"), ("show", "demo"), ("show", "demo", "--expand"), ("doctor",),
+        ("theory", "--list"), ("data", "list"), ("check", "infonce", "--only", "determinism"), ("bench",),
+        ("bench", "demo", "--plan"), ("report", "runs"),
+        ("train", "blobs.toml"), ("train", "blobs.toml", "--seed", "9"), ("eval", "RUN"),
+        ("export", "RUN", "--to", "text", "--out", "out"), ("add", "RUN", "AP=0.5", "--source", "x"),
+        ("compare", "RUN", "RUN"), ("rm", "RUN", "--yes"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_an_answer_is_json_and_nothing_else(
+    arguments: tuple[str, ...], blobs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "runs" in arguments or "RUN" in arguments:
+        assert cli.main(["train", str(blobs), "--quiet"]) == 0
+        capsys.readouterr()
+    folder = next(iter(Path("runs").glob("*/config.toml")), Path("x")).parent
+    code, out, _ = dipole(capsys, *(str(folder) if each == "RUN" else each for each in arguments), "--json")
+    assert code == 0
+    assert json.loads(out) not in (None, "")
+
+
+def escapes(*arguments: object, **environment: str) -> str:
+    """What a command writes on a terminal of its own, both streams."""
+    leader, follower = pty.openpty()
+    given = {**{k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "CI")}, "TERM": "xterm", **environment}
+    command = [sys.executable, "-m", "dipole", *map(str, arguments)]
+    with subprocess.Popen(command, stdout=follower, stderr=follower, stdin=follower, env=given) as process:
+        os.close(follower)
+        written = b""
+        while True:
+            try:
+                read = os.read(leader, 65536)
+            except OSError:  # the terminal's other end is closed
+                break
+            if not read:
+                break
+            written += read
+        assert process.wait() == 0
+    os.close(leader)
+    return written.decode(errors="replace")
+
+
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def test_a_terminal_without_colour_or_without_wits_gets_plain_text(tmp_path: Path) -> None:
+    plan = ("bench", "demo", "--plan", "--runs", tmp_path / "none")
+    plain = escapes(*plan, NO_COLOR="1")
+    assert not [code for code in COLOUR.findall(plain) if re.search(r"\[(?:.*;)?(?:3\d|4\d|9\d)", code)]
+    assert ESCAPE not in escapes(*plan, TERM="dumb")
+
+
+def test_a_pipe_gets_no_escape_codes(tmp_path: Path) -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "dipole", "bench", "demo", "--plan"], capture_output=True, text=True, cwd=tmp_path,
+        check=False, env={**os.environ, "TERM": "xterm-256color", "FORCE_COLOR": ""},
+    )  # fmt: skip
+    assert ESCAPE not in found.stdout + found.stderr
+
+
+def test_training_into_a_pipe_shows_no_bar(blobs: Path, dipole_process: Callable[..., subprocess.Popen[str]]) -> None:
+    with dipole_process("train", blobs) as process:
+        out, err = process.communicate(timeout=120)
+    assert process.returncode == 0
+    assert not set("\x1b\r\u2501\u2588") & set(out + err)

@@ -1,0 +1,218 @@
+"""Files of runs that somebody else has made: a value or one short error of ours, soon; never a hang, never code."""
+
+import hashlib
+import io
+import json
+import sys
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import blobs_domain
+import pytest
+import torch
+from hypothesis import given
+
+from dipole.core.ground.errors import CheckpointError, DipoleError, ReceivedError
+from dipole.core.ground.received import parse_json, parse_toml, read_json
+from dipole.core.record import read_record
+from dipole.core.record.additions import read_additions
+from dipole.core.train.checkpoint import list_checkpoints, load_checkpoint, starting_state
+from dipole.core.train.loop import RunInterruptedError, train
+from dipole.core.train.metrics import read_metrics
+from dipole.core.train.recipe import load, read_recipe
+from dipole.core.train.run_folder import RunFolder, find_run, locate, run_in
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from hostile import NO_FILES, answered, changed, contents, places, settings_of, toml_contents
+
+RECORD = json.loads((Path(__file__).parents[1] / "benchmarks" / "records" / "v1-vision.json").read_text())
+RECORD["histogram"] = {"edges": [0.0, 0.5, 1.0], "all": [1, 2], "same": [0, 1], "different": [1, 1]}
+RECIPE = read_recipe("digits-simclr")
+LINE = {"step": 10, "epoch": 0.5, "time": 1.25, "train/loss": 2.5, "eval/knn/accuracy": None}
+
+
+@pytest.mark.parametrize("kind", NO_FILES)
+@pytest.mark.parametrize("name", ["record.json", "metrics.jsonl", "config.toml", "measured.json", ".pid"])
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path, name: str, kind: str) -> None:
+    run = tmp_path / "0123456789ab"
+    run.mkdir()
+    (run / "record.json").write_text(json.dumps(RECORD | {"status": "running"}))
+    (run / name).unlink(missing_ok=True)
+    NO_FILES[kind](run / name)
+    config = load("digits-simclr").config
+    for call in (
+        lambda: read_record(run / "record.json"),
+        lambda: read_metrics(run / "metrics.jsonl"),
+        lambda: RunFolder(run).read_config(),
+        lambda: read_additions(run),
+        lambda: load(run / "config.toml"),
+        lambda: run_in(run),
+        lambda: find_run("0123", tmp_path),
+        lambda: locate(tmp_path, config),
+    ):
+        answered(call)
+
+
+def read(reader: Any, path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    answered(lambda: reader(path))
+
+
+@settings_of(150, is_quick=True)
+@given(contents(RECORD))
+def test_records(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    read(read_record, tmp_path_factory.getbasetemp() / "record.json", content)
+
+
+@pytest.mark.slow
+@settings_of(20_000, is_quick=False)
+@given(contents(RECORD))
+def test_many_records(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    read(read_record, tmp_path_factory.getbasetemp() / "record.json", content)
+
+
+@settings_of(150, is_quick=True)
+@given(contents(LINE))
+def test_metrics(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    read(read_metrics, tmp_path_factory.getbasetemp() / "metrics.jsonl", content)
+
+
+@pytest.mark.slow
+@settings_of(20_000, is_quick=False)
+@given(contents(LINE))
+def test_many_metrics(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    read(read_metrics, tmp_path_factory.getbasetemp() / "metrics.jsonl", content)
+
+
+@settings_of(60, is_quick=True)
+@given(toml_contents(RECIPE))
+def test_recipes(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    read(load, tmp_path_factory.getbasetemp() / "recipe.toml", content)
+
+
+@pytest.mark.slow
+@settings_of(10_000, is_quick=False)
+@given(toml_contents(RECIPE))
+def test_many_recipes(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    read(load, tmp_path_factory.getbasetemp() / "recipe.toml", content)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[" * 65 + "]" * 65, "nested deeper"),
+        ('{"a":' * 10**5, "nested deeper"),
+        ("9" * 5000, "limit"),
+        ("NaN", "no number"),
+        ("[-Infinity]", "no number"),
+        ("1e999", "beyond what a float holds"),
+        ('{"a": 1, "b": 2, "a": 3}', "'a' stands twice"),
+        (r'"\ud800"', "surrogate"),
+        ("", "Expecting value in line 1"),
+    ],
+)
+def test_json_that_is_none(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        parse_json(text)
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(ReceivedError, match=rf"^{tmp_path}/x\.json is damaged: .*{said}"):
+        read_json(tmp_path / "x.json")
+
+
+def test_json_that_is_some() -> None:
+    text = r'{"a": [1, -2.5e-3, null, true, "\ud83d\ude00", "[[[["], "b": {}}'
+    assert parse_json(text) == json.loads(text)
+    brackets = json.dumps({"a": "[" * 1000, "b": [[1]] * 1000})
+    assert parse_json(brackets) == json.loads(brackets)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a." * 100_000 + "b = 1",
+        '"a".' * 50_000,
+        " a . " * 50_000,
+        "a = " + "{b=" * 70_000,
+        "9" * 250_000,
+        "a" * 250_000,
+    ],
+)
+def test_toml_that_is_none(text: str) -> None:
+    def call() -> None:
+        with pytest.raises(ValueError):  # noqa: PT011 (whatever the library says)
+            parse_toml(text)
+
+    answered(call)
+
+
+def test_a_file_is_said_once_and_shortly(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps({str(n) * 50: "y" * 1000 for n in range(3000)}))
+    with pytest.raises(DipoleError, match=r"and 2994 more") as caught:
+        read_record(path)
+    assert len(str(caught.value)) < 2000
+
+
+def put(folder: Path, state: Any) -> Path:
+    """A checkpoint with a right hash, whatever is in it."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"step-00000004.{hashlib.sha256(buffer.getvalue()).hexdigest()[:16]}.pt"
+    path.write_bytes(buffer.getvalue())
+    return path
+
+
+def stopped(blobs: Path, runs: Path) -> tuple[Any, RunFolder, dict[str, Any]]:
+    """A run of blobs that was stopped after 4 of 8 steps: configuration, folder, and the state of its checkpoint."""
+    config = load(blobs, ["train.checkpoint_every=4", "train.steps=8", "blobs.queue=16"]).config
+
+    batches = count()
+
+    def stop(index: int) -> None:
+        if next(batches) == 6:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blobs_domain.BlobsAdapter, "on_batch", staticmethod(stop))
+        with pytest.raises(RunInterruptedError):
+            train(config, runs, quiet=True)
+    folder = RunFolder(locate(runs, config))
+    return config, folder, load_checkpoint(list_checkpoints(folder.checkpoints)[-1])
+
+
+def goes_on_or_says_why(config: Any, folder: RunFolder, state: Any) -> None:
+    """Training goes on from such a checkpoint, or ends in one error of ours."""
+    folder.clear()
+    put(folder.checkpoints, state)
+    answered(lambda: train(config, folder.path.parent, quiet=True))
+
+
+STRANGE = (..., None, "x", -1, [], {}, [1], torch.zeros(3), {"a": torch.zeros(2, 2)})
+
+
+def test_checkpoints_made_by_hand(blobs: Path, tmp_path: Path) -> None:
+    config, folder, state = stopped(blobs, tmp_path / "runs")
+    goes_on_or_says_why(config, folder, state)
+    assert folder.finished()
+    names = [place for place in places(state, 2) if place[0] != "module"]
+    for number, place in enumerate(names):
+        strange = STRANGE[number % len(STRANGE)]
+        goes_on_or_says_why(config, folder, changed(state, place, strange))
+
+
+@pytest.mark.slow
+def test_many_checkpoints_made_by_hand(blobs: Path, tmp_path: Path) -> None:
+    config, folder, state = stopped(blobs, tmp_path / "runs")
+    for place in places(state, 4):
+        if "rng" not in place or len(place) < 4:
+            for strange in STRANGE:
+                goes_on_or_says_why(config, folder, changed(state, place, strange))
+
+
+@pytest.mark.parametrize("state", [None, [], {}, {"format": 1}, {"format": 1, "hash": []}, {"format": 1, "hash": "a"}])
+def test_what_is_no_state_is_one_error(tmp_path: Path, state: Any) -> None:
+    path = put(tmp_path, state)
+    with pytest.raises(CheckpointError):
+        starting_state(tmp_path, {"a"}, path, lambda said: None)

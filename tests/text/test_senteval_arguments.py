@@ -1,0 +1,213 @@
+"""What a script of SentEval's may get wrong: one message each, or right."""
+
+import hashlib
+
+import numpy as np
+import pytest
+import torch
+
+from dipole.core.ground.errors import DataError, OptionError
+from dipole.text import senteval
+from dipole.text.senteval.digests import DIGESTS
+from dipole.text.senteval.protocols import Settings, classify, pair_features
+from dipole.text.senteval.rows import as_rows, task_names
+from dipole.text.senteval.task import Split, Task
+from dipole.text.senteval.tasks import load_task
+from dipole.text.senteval.torch_classifier import Classifier
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    """CR with 20 + 20 lines."""
+    folder = tmp_path / "downstream/CR"
+    folder.mkdir(parents=True)
+    for file, word in (("custrev.pos", "good"), ("custrev.neg", "bad")):
+        (folder / file).write_text("\n".join(f"{word} {'a ' * (i % 5)}w{i}" for i in range(20)) + "\n")
+    return tmp_path
+
+
+def rows(params, batch):
+    return np.array([[float("good" in s), len(s), len("".join(s))] for s in batch])
+
+
+def engine(path, batcher=rows, **more):
+    return senteval.SE({"task_path": str(path), "kfold": 4, "check": False, "progress": False, **more}, batcher)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"kfold": 1}, "kfold must be a whole number from 2 up, got '1'"),
+        ({"kfold": "x"}, "kfold must be"),
+        ({"kfold": True}, "kfold must be"),
+        ({"kfold": 5.0}, "kfold must be"),
+        ({"seed": -1}, "seed must be"),
+        ({"seed": 2**40}, "seed must be"),
+        ({"batch_size": 0}, "batch_size must be"),
+        ({"usepytorh": True}, "Did you mean 'usepytorch'"),
+        ({"usepytorch": "yes"}, "usepytorch must be"),
+        ({"similarity": 3}, "similarity must be a function"),
+        ({"classifier": [0]}, "classifier must be a dictionary"),
+        ({"classifier": {"nhid": -1}}, "nhid must be a whole number from 0"),
+        ({"classifier": {"nhid": "many"}}, "nhid must be"),
+        ({"classifier": {"nhid": 0, "max_epoch": -1}}, "max_epoch must be"),
+        ({"classifier": {"nhid": 0, "batch_size": 0}}, "batch_size must be"),
+        ({"classifier": {"nhid": 0, "tenacity": -2}}, "tenacity must be"),
+        ({"classifier": {"nhid": 0, "dropout": 1.0}}, "dropout must be"),
+        ({"classifier": {"nhid": 0, "optim": "nosuch"}}, "unknown optim 'nosuch'"),
+        ({"classifier": {"nhid": 0, "optim": 3}}, "optim must be text"),
+        ({"classifier": {"nhid": 0, "optim": "sgd,lr=-1"}}, "optim 'sgd,lr=-1'"),
+    ],
+)
+def test_a_wrong_parameter_is_one_message(tiny, given, message):
+    with pytest.raises(OptionError, match=message):
+        engine(tiny, **given)
+
+
+def test_a_scripts_own_parameters_pass(tiny):
+    assert engine(tiny, model=object(), word_vec={}, samples=3).params.samples == 3
+
+
+@pytest.mark.parametrize("tasks", [None, [], set(), 3, [None], b"CR"])
+def test_what_is_no_list_of_tasks(tiny, tasks):
+    with pytest.raises(OptionError, match="tasks must be names"):
+        engine(tiny).eval(tasks)
+
+
+def test_sets_and_repeated_names_of_tasks():
+    assert task_names({"MR", "CR"}) == ["CR", "MR"]
+    assert task_names(["MR", "CR", "MR"]) == ["MR", "CR"]
+    assert task_names("MR") == ["MR"]
+
+
+def test_more_folds_than_samples_of_a_class(tiny):
+    with pytest.raises(DataError, match="20 samples, fewer than the 21 folds"):
+        engine(tiny, kfold=21).eval("CR")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.ones(2, 3, dtype=torch.bfloat16),
+        torch.ones(2, 3, dtype=torch.float16),
+        torch.ones(2, 3, requires_grad=True),
+        [torch.ones(3), torch.ones(3, requires_grad=True)],
+        [[1.0, 1.0, 1.0]] * 2,
+        np.ones((2, 3), dtype=np.uint8),
+        np.ones((2, 3), dtype=bool),
+    ],
+    ids=["bf16", "half", "grad", "tensors", "lists", "bytes", "bool"],
+)
+def test_vectors_of_any_kind_become_floats(value):
+    found = as_rows(value, 2, "CR")
+    assert found.dtype in (np.float32, np.float64)
+    assert np.array_equal(found, np.ones((2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([[1.0], [1.0, 2.0]], "no array of numbers"),
+        ([torch.ones(3), torch.ones(2)], "no array of numbers"),
+        (["a", "b"], "returned text"),
+        (None, "NoneType"),
+        (np.ones(2), r"array \(2,\)"),
+        (np.ones((2, 3, 1)), r"array \(2, 3, 1\)"),
+        (np.ones((3, 3)), r"array \(3, 3\) for 2 sentences"),
+        (np.ones((2, 0)), r"array \(2, 0\)"),
+        (np.ones((2, 3), dtype=complex), "complex128"),
+    ],
+)
+def test_what_is_no_vectors_is_one_message(value, message):
+    with pytest.raises(DataError, match=message):
+        as_rows(value, 2, "CR")
+
+
+@pytest.mark.parametrize("value", [1e30, np.nan, np.inf])
+@pytest.mark.parametrize("protocol", ["fast", "senteval-sklearn"])
+def test_values_that_cannot_be_multiplied(tiny, value, protocol):
+    with pytest.raises(DataError, match=r"reach 1e\+30|NaN or infinity"):
+        engine(tiny, lambda p, batch: np.full((len(batch), 3), value), protocol=protocol).eval("CR")
+
+
+def test_bytes_do_not_wrap_in_pair_features():
+    left, right = np.array([[3, 200]], dtype=np.uint8), np.array([[5, 100]], dtype=np.uint8)
+    assert np.array_equal(pair_features(left, right), [[2, 100, 15, 20000]])
+
+
+def test_batches_of_several_widths(tiny):
+    with pytest.raises(DataError, match="vectors of 3 and 4 numbers"):
+        engine(tiny, lambda p, b: np.ones((len(b), 3 + (len(b[0]) > 4))), batch_size=8).eval("CR")
+
+
+@pytest.mark.parametrize(
+    ("task", "file", "text", "message"),
+    [
+        ("SST5", "SST/fine/sentiment-train", "5 so good\n", "label 5 is none of 0 to 4"),
+        ("SST2", "SST/binary/sentiment-train", "so good\t2\n", "label 2 is none of 0 to 1"),
+        ("SST2", "SST/binary/sentiment-train", "so good\n", "not a number"),
+        ("MRPC", "MRPC/msr_paraphrase_train.txt", "h\th\th\th\th\n7\t1\t2\ta\tb\n", "label 7 is none of 0 to 1"),
+        ("MRPC", "MRPC/msr_paraphrase_train.txt", "h\th\th\th\th\nnan\t1\t2\ta\tb\n", "not a number"),
+        ("TREC", "TREC/train_5500.label", "NOSUCH:x what ?\n", "COARSE one of"),
+    ],
+)
+def test_odd_labels(tmp_path, task, file, text, message):
+    path = tmp_path / "downstream" / file
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    with pytest.raises(DataError, match=message):
+        load_task(task, tmp_path, check=False)
+
+
+def test_a_changed_file_is_said_in_the_result(tiny):
+    with pytest.warns(UserWarning, match=r"custrev.pos is not the known file: its sha256 is .* expected 91a20a4f"):
+        result = engine(tiny).eval("CR")
+    content = (tiny / "downstream/CR/custrev.neg").read_bytes()
+    assert len(result.changed) == 2
+    assert hashlib.sha256(content).hexdigest() in result.changed[1]
+
+
+def test_the_known_files_are_known(shared_data):
+    for relative, digest in DIGESTS.items():
+        assert hashlib.sha256((shared_data / "senteval" / relative).read_bytes()).hexdigest() == digest
+    assert load_task("CR", shared_data / "senteval").changed == ()
+
+
+def test_word_content_has_no_hidden_units():
+    draw = np.random.default_rng(0)
+    y = draw.integers(2, size=60)
+    x = {name: draw.normal(size=(60, 3)) + y[:, None] for name in ("train", "dev", "test")}
+    splits = {name: Split([[["w"]] * 60], list(y)) for name in x}
+
+    def probe(nhid, linear):
+        task = Task("toy", "split", splits, classes=2, linear=linear)
+        how = Classifier(nhid=nhid, max_epoch=3, epoch_size=1)
+        found = classify(task, splits, x, Settings("senteval-torch", 4, classifier=how))
+        return found.dev, found.test, found.predicted.tolist()
+
+    assert probe(50, linear=True) == probe(0, linear=True) == probe(0, linear=False)
+    assert probe(50, linear=False) != probe(0, linear=False)
+
+
+def test_what_has_not_converged_is_said(monkeypatch):
+    from dipole.core.measure import logistic
+
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(200, 5))
+    y = (x[:, 0] + draw.normal(size=200) > 0).astype(int)
+    monkeypatch.setattr(logistic, "STEPS", 1)
+    with pytest.warns(logistic.NotConverged, match="2 of 2 logistic regressions did not converge"):
+        logistic.predictions(x, y, np.ones((200, 1), dtype=bool), [1.0, 32.0], tolerance=1e-6)
+
+
+def test_many_classes_equal_scikit_learn():
+    from sklearn.linear_model import LogisticRegression
+
+    from dipole.core.measure.logistic import solve_subsets
+
+    draw = np.random.default_rng(0)
+    y = np.arange(1240) % 310
+    x = draw.normal(size=(310, 12))[y] + 0.3 * draw.normal(size=(1240, 12))
+    found = solve_subsets(x, y, np.ones((1240, 1), dtype=bool), [1.0], tolerance=1e-4)
+    assert found.converged.all()
+    assert np.mean(found.labels[0, :, 0] == LogisticRegression(tol=1e-6, max_iter=2000).fit(x, y).predict(x)) >= 0.995

@@ -1,0 +1,72 @@
+"""What an encoder returned, as an array of rows that can be computed with."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dipole.core.ground.errors import DataError, OptionError
+
+WIDEST_LABEL = 60  # characters of a wrong value that a message shows
+
+
+def as_rows(value: Any, count: int, where: str) -> np.ndarray:
+    """Vectors of `count` sentences, (n, d) float32 or float64: of an array, a tensor of any kind, or a list of either.
+
+    Raises:
+        DataError: for text, rows of several lengths, another number of them, or other than two dimensions.
+    """
+    try:
+        found = _array(value)
+    except (ValueError, TypeError, RuntimeError) as error:
+        said = str(error).split("\n")[0][:200]
+        raise DataError(f"{where}: the vectors of {count} sentences are no array of numbers ({said})") from None
+    if found.dtype.kind not in "fiub":
+        kind = "text" if found.dtype.kind in "US" else f"values of type {type(value).__name__} ({found.dtype})"
+        raise DataError(f"{where}: the encoder returned {kind} for {count} sentences, not numbers (n, d)")
+    if found.ndim != 2 or len(found) != count or not found.shape[1]:
+        raise DataError(
+            f"{where}: the encoder returned an array {found.shape} for {count} sentences, not one vector each (n, d)"
+        )
+    # Whole numbers of few bits would wrap in |u - v| and u * v, and half floats overflow.
+    return found if found.dtype in (np.float32, np.float64) else found.astype(_wide(found.dtype))
+
+
+def _wide(dtype: np.dtype) -> type:
+    return np.float32 if dtype.kind == "b" or dtype.itemsize <= 2 else np.float64
+
+
+def _array(value: Any) -> np.ndarray:
+    if isinstance(value, Tensor):
+        value = value.detach().to_dense().cpu()
+        return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+    if isinstance(value, list | tuple) and any(isinstance(each, Tensor) for each in value):
+        return np.stack([_array(each) for each in value])
+    if hasattr(value, "toarray"):  # a sparse matrix of scipy
+        value = value.toarray()
+    return np.asarray(value)
+
+
+def same_width(parts: Sequence[np.ndarray], where: str) -> np.ndarray:
+    """One array of those of several batches."""
+    widths = sorted({part.shape[1] for part in parts})
+    if len(widths) > 1:
+        raise DataError(f"{where}: the encoder returned vectors of {' and '.join(map(str, widths[:4]))} numbers")
+    return np.concatenate(parts)
+
+
+def task_names(tasks: Any) -> list[str]:
+    """Names of tasks as a list, each once: of one name, or of any collection of them.
+
+    Raises:
+        OptionError: for anything else, and for none.
+    """
+    if isinstance(tasks, str):
+        return [tasks]
+    if isinstance(tasks, Iterable) and not isinstance(tasks, bytes):
+        names = sorted(tasks, key=str) if isinstance(tasks, set | frozenset) else list(tasks)
+        if names and all(isinstance(name, str) for name in names):
+            return list(dict.fromkeys(names))
+    raise OptionError(f"tasks must be names such as ['MR', 'CR'], got {str(tasks)[:WIDEST_LABEL]!r}")

@@ -1,0 +1,82 @@
+"""Text files as a stream of characters: plain or packed, in any encoding; what is no text is refused."""
+
+import codecs
+import gzip
+import io
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from dipole.core.ground.errors import DataError
+
+READ = 1 << 20  # bytes
+LOOKED_AT = 1 << 16
+# Bytes that no text in an 8-bit encoding or in UTF-8 has, but for a stray one: control characters without blanks and
+# escape.
+CONTROL = bytes({*range(32)} - {*b"\t\n\v\f\r\x1a\x1b"})
+STRAY = 0.005
+KINDS = {
+    b"\x1f\x8b": "a gzip file",
+    b"PK\x03\x04": "a zip archive",
+    b"BZh": "a bzip2 file",
+    b"\xfd7zXZ\x00": "an xz file",
+    b"\x28\xb5\x2f\xfd": "a zstandard file",
+    b"\x89PNG": "an image",
+    b"\xff\xd8\xff": "an image",
+    b"GIF8": "an image",
+    b"%PDF-": "a PDF document",
+    b"PAR1": "a parquet file",
+    b"ARROW1": "an arrow file",
+    b"\x93NUMPY": "a numpy file",
+    b"\x7fELF": "a program",
+}
+
+
+def characters(file: Path, encoding: str, allowed: str) -> Iterator[str]:
+    """The text of a file in parts, line breaks made "\\n", without a byte-order mark; `.gz` is unpacked.
+
+    Args:
+        allowed: names the kinds of files that can be read, for messages.
+
+    Raises:
+        DataError: it is no text, not in that encoding, or cannot be read; the message names the file.
+    """
+    try:
+        decode = codecs.getincrementaldecoder(encoding)()
+        "".encode(encoding)
+    except LookupError:
+        raise DataError(
+            f"{file}: there is no encoding {encoding!r}; 'utf-8', 'latin-1' and 'cp1252' are the usual ones."
+        ) from None
+    lines = io.IncrementalNewlineDecoder(decode, translate=True)
+    position = 0
+    try:
+        with gzip.open(file) if file.name.endswith(".gz") else open(file, "rb") as stream:
+            while data := stream.read(READ):
+                if not position:
+                    _check(data[:LOOKED_AT], file, encoding, allowed)
+                pending = len(decode.getstate()[0])
+                text = lines.decode(data)
+                first, position = position == 0, position + len(data)
+                yield text.removeprefix("\ufeff") if first else text  # a byte-order mark is no word
+            pending, data = len(decode.getstate()[0]), b""
+            yield lines.decode(b"", final=True)
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{file} is not {encoding}: byte {position - pending + error.start} is "
+            f"{error.object[error.start]:#04x}. Say text.encoding, for example 'latin-1' or 'cp1252'."
+        ) from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _check(start: bytes, file: Path, encoding: str, allowed: str) -> None:
+    kind = next((kind for mark, kind in KINDS.items() if start.startswith(mark)), None)
+    wide = codecs.lookup(encoding).name.startswith(("utf-16", "utf-32"))
+    strange = len(start) - len(start.translate(None, CONTROL))
+    if kind is None and not wide and (b"\0" in start or strange > STRAY * len(start)):
+        kind = "binary data"
+    if kind is not None:
+        raise DataError(
+            f"{file} holds no text: it is {kind}, whatever its name says. A corpus is read from {allowed}, or hub:NAME."
+        )
