@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 LOWEST := .venv-lowest
 LOWEST_UV := $(LOWEST)-uv
 
-.PHONY: setup help demo test slow gpu lowest lint types wheel clean
+.PHONY: setup help demo test slow gpu lowest lint types wheel docs clean
 setup: $(INSTALLED) ## set up .venv (the default)
 	@$(MAKE) -s help
 
@@ -58,6 +58,10 @@ wheel: $(INSTALLED) ## build the wheel, install it into an empty environment and
 	@build/wheel/bin/python -m pip --disable-pip-version-check -q install -c constraints.txt dist/*.whl
 	cd build/wheel && bin/dipole show infonce > /dev/null && bin/python -c "import dipole, torch; \
 	print('wheel: dipole', dipole.__version__, float(dipole.objective('infonce+dp')(torch.eye(4), torch.eye(4)).loss))"
+
+docs: $(INSTALLED) ## build the site into build/site: tutorials run on small settings, a broken link or an undocumented name fails
+	@$(PIP) install -c constraints.txt -e ".[docs]"
+	OMP_NUM_THREADS=1 NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 clean: ## remove what was built, keep runs
 	rm -rf build dist $(VENV) $(LOWEST) $(LOWEST_UV) *.egg-info

@@ -28,14 +28,15 @@ class CachedContrastiveLoss(ContrastiveLoss):
     CachedMultipleNegativesRankingLoss draws other masks than the undivided batch; otherwise it is the same.
 
     Args:
-        model, objective, gather_across_devices, directions, partition_mode: as in `ContrastiveLoss`.
+        model: as in `ContrastiveLoss`, like all that are not named here.
         mini_batch_size: sentences that the model sees at a time, >= 1.
         draws: "batch", dropout as in the undivided batch, for which masks of the whole batch are drawn with each part;
             "microbatch", each part draws its own.
 
     Raises:
-        OptionError: mini_batch_size or draws are none of these. PairsError, from a call: features that cannot be given
-        some rows at a time (StaticEmbedding, flattened inputs, images of several sizes).
+        OptionError: mini_batch_size or draws are none of these.
+        PairsError: from a call, features that cannot be given some rows at a time (StaticEmbedding, flattened inputs,
+            images of several sizes).
     """
 
     def __init__(

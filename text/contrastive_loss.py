@@ -55,8 +55,10 @@ class ContrastiveLoss(nn.Module):
     `after_step` runs after each optimizer step (`dipole.core.train.objective_callback`).
 
     Raises:
-        SpecError: for a wrong text. ConfigError: a model that gives no sentence embedding. OptionError: directions that
-        are none of these. PairsError, from a call: columns or labels that the objective cannot be evaluated on.
+        SpecError: for a wrong text.
+        ConfigError: a model that gives no sentence embedding.
+        OptionError: directions that are none of these.
+        PairsError: from a call, columns or labels that the objective cannot be evaluated on.
 
     Source: Henderson et al. 2017, Sec. 4.4, as sentence-transformers computes it. We differ in "joint" over both sides,
     which is refused, and in ranks: the value is that of the batch of all ranks, not of this rank's anchors.
@@ -98,6 +100,7 @@ class ContrastiveLoss(nn.Module):
         carry(self)
 
     def trains(self, model: nn.Module) -> bool:
+        """Whether this is the loss of a model, wrapped or not."""
         return unwrapped(self.model) is unwrapped(model)
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:

@@ -127,14 +127,17 @@ class SuiteResults:
 
     @property
     def table(self) -> published.PrintedTable | None:
+        """The printed table that the suite makes again; None where there is none."""
         return published.tables().get(self.manifest.published or "")
 
     @property
     def rows(self) -> Sequence[RowEntry]:
+        """Its rows, in their order."""
         return self.manifest.rows
 
     @property
     def columns(self) -> tuple[str, ...]:
+        """Names of its columns, in their order."""
         return tuple(c.name for c in self.manifest.columns)
 
     def find(self, name: str) -> str | None:
@@ -146,6 +149,7 @@ class SuiteResults:
         return fits[0] if len(fits) == 1 else None
 
     def value(self, row: str, column: str, kind: str = "mean") -> float | None:
+        """A number of a cell over its seeds; None where nothing was run."""
         if kind == "std":
             samples = self.samples(row, column)
             return summarize(list(samples.values())).std if samples and len(samples) > 1 else None
@@ -182,6 +186,7 @@ class SuiteResults:
         ]
 
     def cell(self, row: str, column: str) -> CellResult | None:
+        """One cell; None where there is none of that name."""
         return self._index.get((row, column))
 
     @cached_property
@@ -215,6 +220,7 @@ class SuiteResults:
 
     @property
     def base(self) -> str | None:
+        """The row that others are tested against; None for a suite without one."""
         return next((row.base for row in self.rows if row.base), None)
 
     def ranks(self) -> list[Rank]:
@@ -261,6 +267,7 @@ class SuiteResults:
 
     @property
     def protocol_notes(self) -> list[str]:
+        """What differs from the protocol of the paper, a sentence each."""
         paper = self.table.protocol if self.table else {}
         return protocol_differences(paper, self.manifest.protocol)
 

@@ -116,6 +116,7 @@ def total(values: Iterable[Number]) -> Number:
 
 
 def mean(values: Sequence[Number]) -> Number:
+    """Mean that is a float64 zero when there is nothing to average."""
     return total(values) / len(values) if values else total(values)
 
 

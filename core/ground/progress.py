@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar on a terminal, a plain line now and then elsewhere."""
+"""Progress on stderr: a bar on a terminal, a line written over in a notebook, a plain one now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 PLAIN_SECONDS = 10.0
+SHOWN_SECONDS = 0.25
 _QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
 
 
@@ -20,6 +21,11 @@ def quietly(quiet: bool = True) -> Iterator[None]:
         yield
     finally:
         _QUIET.reset(token)
+
+
+def in_notebook() -> bool:
+    """Whether stderr is the output below a cell: of Jupyter, Colab and their kin, whose kernels are ipykernel's."""
+    return type(sys.stderr).__module__.partition(".")[0] == "ipykernel"
 
 
 class Progress:
@@ -34,6 +40,7 @@ class Progress:
         self._text = ""
         self._unit = "step"
         self._start = (0, 0.0)
+        self._over = 0  # characters of a notebook's line that the next one is written over
 
     def start(self, title: str, total: int, step: int, unit: str = "step") -> None:
         """Begin at `step` of `total`; the unit is what a plain line counts."""
@@ -64,7 +71,8 @@ class Progress:
     def update(self, step: int) -> None:
         """Tell the step; cheap enough for every step."""
         now = time.monotonic()
-        if self._quiet or now - self._shown < (0.25 if self._bar is not None else PLAIN_SECONDS):
+        notebook = self._bar is None and in_notebook()
+        if self._quiet or now - self._shown < (SHOWN_SECONDS if self._bar is not None or notebook else PLAIN_SECONDS):
             return
         self._shown = now
         if self._bar is not None:
@@ -72,9 +80,12 @@ class Progress:
             return
         first, began = self._start
         left = (now - began) / max(1, step - first) * (self._total - step)
-        print(
-            f"{self._unit} {step}/{self._total}  {self._text}  about {duration(left)} left", file=sys.stderr, flush=True
-        )
+        line = f"{self._unit} {step}/{self._total}  {self._text}  about {duration(left)} left"
+        if notebook:
+            print(f"\r{line:<{self._over}}", end="", file=sys.stderr, flush=True)
+            self._over = len(line)
+        else:
+            print(line, file=sys.stderr, flush=True)
 
     def values(self, values: Mapping[str, float]) -> None:
         """Remember what stands beside the bar."""
@@ -97,7 +108,14 @@ class Progress:
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False)  # type: ignore[attr-defined]
         else:
+            self._leave_line()
             print(text, file=sys.stderr, flush=True)
+
+    def _leave_line(self) -> None:
+        """What comes next begins below the line of a notebook."""
+        if self._over:
+            print(file=sys.stderr, flush=True)
+            self._over = 0
 
     def close(self, step: int | None = None) -> None:
         """Leave the terminal as it was."""
@@ -106,6 +124,7 @@ class Progress:
                 self._bar.update(self._task, completed=step, text=self._text)  # type: ignore[attr-defined]
             self._bar.stop()  # type: ignore[attr-defined]
             self._bar = None
+        self._leave_line()
 
 
 def duration(seconds: float) -> str:

@@ -47,6 +47,31 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "step 50: accuracy [1] 0.5" in text
 
 
+def test_a_notebook_gets_one_line_that_is_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel's stderr is no terminal, and shows what follows a carriage return in place of the line."""
+    stream = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
+    clock = iter(range(1000))
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(clock)))
+    shown = Progress()
+    shown.start("blobs", 100, 0)
+    for step, text in ((1, {"train/loss": 2.123}), (2, {"train/loss": 2.0})):
+        shown.values(text)
+        shown.update(step)
+    shown.note("step 2: accuracy 0.5")
+    shown.update(3)
+    shown.close()
+    shown.close()
+    first, second = stream.getvalue().split("\n")[0].split("\r")[1:]
+    assert first.startswith("step 1/100  loss 2.123")
+    assert second.startswith("step 2/100  loss 2  ")
+    assert len(second) >= len(first)  # nothing of the longer line stays
+    rest = stream.getvalue().split("\n")[1:]
+    assert rest[0] == "step 2: accuracy 0.5"
+    assert rest[1].startswith("\rstep 3/100")
+    assert rest[2:] == [""]
+
+
 @pytest.mark.parametrize(("seconds", "text"), [(-1, "0s"), (42.4, "42s"), (130, "2m10s"), (7300, "2h01m")])
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text

@@ -1,0 +1,90 @@
+"""Tables of what our own runs have measured (benchmarks/results), in place of <!-- table: NAME --> in a page."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+MARK = re.compile(r"<!-- table: (\w+) -->")
+EVERYWHERE = {
+    "simclr": "images: five labels per class",
+    "window": "sentences: next one, mean reciprocal rank",
+    "agent": "agent: own observation among 300",
+}
+
+
+def filled(markdown: str) -> str:
+    """The page with its tables.
+
+    Raises:
+        KeyError: if it names a table that there is not.
+    """
+    return MARK.sub(lambda match: TABLES[match.group(1)](), markdown)
+
+
+def results(name: str) -> Any:
+    """One file of benchmarks/results."""
+    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
+
+
+def spread(values: Sequence[float], digits: int = 1) -> str:
+    """Mean, and the standard deviation over seeds where there are several."""
+    middle = f"{mean(values):.{digits}f}"
+    return f"{middle} +- {stdev(values):.{digits}f}" if len(values) > 1 else middle
+
+
+def everywhere() -> str:
+    """Every objective in three domains, beside the untrained encoder."""
+    found = results("learning-everywhere")
+    first = next(iter(found["simclr"]))
+    cells: dict[str, list[str]] = {"untrained": [f"{found[layout][first]['0'][0]:.2f}" for layout in EVERYWHERE]}
+    for name in sorted(found["simclr"]):
+        values = [found[layout].get(name, {}).get("0") for layout in EVERYWHERE]
+        cells[f"[`{name}`](objectives/{name}.md)"] = [
+            f"{value[1]:.2f}" if isinstance(value, list) else "refused" for value in values
+        ]
+    return table(["objective", *EVERYWHERE.values()], [[name, *values] for name, values in cells.items()])
+
+
+def vision() -> str:
+    """CIFAR-10, small: four measurements of each method."""
+    found = results("vision-learning")["measurements"]
+    methods = list(next(iter(found.values())))
+    rows = [
+        [method, *(spread(list(found[column][method]["values"].values())) for column in found)] for method in methods
+    ]
+    return table(["method", *found], rows)
+
+
+def text() -> str:
+    """SentEval, small: means over seeds."""
+    runs = results("text-learning")["runs"]
+    methods = list(dict.fromkeys(name.rpartition("/")[0] for name in runs))
+    tasks = [task for task in next(iter(runs.values())) if task != "seconds"]
+    of = {method: [run for name, run in runs.items() if name.rpartition("/")[0] == method] for method in methods}
+    rows = [[method, *(spread([run[task] for run in of[method]]) for task in tasks)] for method in methods]
+    return table(["method", *tasks], rows)
+
+
+def agents() -> str:
+    """Cartpole balance, small: the return of the last evaluation."""
+    runs = results("rl-balance")["runs"]
+    rows = []
+    for method in dict.fromkeys(name.rpartition(",")[0] for name in runs):
+        found = [run["evaluation"] for name, run in runs.items() if name.rpartition(",")[0] == method]
+        last = [list(each.values())[-1] for each in found]
+        rows.append([method, spread(last, 0), ", ".join(f"{value:.0f}" for value in last)])
+    return table(["objective beside SAC", "return at 56,000 steps", "of each seed"], rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {"everywhere": everywhere, "vision": vision, "text": text, "agents": agents}

@@ -1,0 +1,117 @@
+"""A page for each objective and regularizer, from its registry entry."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import tomllib
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+from dipole.core.contrast.registry import Entry, registry
+
+ROOT = Path(__file__).resolve().parents[2]
+ADDED = tomllib.loads(Path(__file__).with_name("objectives.toml").read_text(encoding="utf-8"))
+TERM = re.compile(r"(?:^|[+*])\s*([A-Za-z_][\w-]*)")
+
+
+def entries() -> list[Entry]:
+    """Dipole's own objectives and regularizers."""
+    return [entry for entry in registry.entries() if entry.kind != "diagnostic" and entry.package == "dipole"]
+
+
+def problems() -> list[str]:
+    """Entries whose formula has no typeset form, or another one than the registry says."""
+    found = []
+    for entry in entries():
+        if entry.name not in ADDED:
+            found.append(f"{entry.name}: no table [{entry.name}] in docs/generate/objectives.toml")
+        elif ADDED[entry.name]["of"] != entry.formula:
+            found.append(f"{entry.name}: its formula is now {entry.formula!r}; typeset that one, and say so in `of`")
+    return found + [f"{name}: a table, and no such entry" for name in ADDED if name not in {e.name for e in entries()}]
+
+
+def page(entry: Entry) -> str:
+    """The Markdown of one entry."""
+    added: dict[str, Any] = ADDED[entry.name]
+    parts = [f"# `{entry.name}`", f"{entry.summary}", f"![{entry.formula}]({entry.name}-formula.svg)"]
+    facts = [("kind", entry.kind), ("source", entry.source), ("cost", entry.cost)]
+    facts += [("other names", ", ".join(f"`{each}`" for each in entry.aliases))] if entry.aliases else []
+    facts += [("weight", f"{entry.weight:g} when none is written")] if entry.kind == "regularizer" else []
+    parts.append(_table(("", ""), facts))
+    written = f"infonce + {entry.weight:g}*{entry.name}" if entry.kind == "regularizer" else entry.name
+    dim = ", dim=128" if entry.name in ("swav", "cllr", "cross_entropy") else ""
+    parts.append(f'```python\nobjective = dipole.objective("{written}"{dim})\n```')
+    if entry.options:
+        rows = [
+            (
+                f"`{o.name}`",
+                o.type,
+                "required" if o.default is inspect.Parameter.empty else f"`{o.default}`",
+                o.range,
+                o.help,
+            )
+            for o in entry.options
+        ]
+        parts += ["## Options", _table(("option", "type", "default", "range", ""), rows)]
+    if "option" in added:
+        parts += [
+            f"## What `{added['option']}` does",
+            "How hard the gradient moves a negative, by how alike it and the anchor are: |dL / ds| of the loss itself, "
+            "for one anchor, a positive at cosine 0.8 and 81 negatives from -1 to 1"
+            + (f", with `{added['fixed']}`." if "fixed" in added else "."),
+            f"![Weight of a negative over its cosine]({entry.name}-weights.svg)",
+        ]
+    if relations := _relations(entry):
+        parts += ["## Relations", relations]
+    parts.append("## Where it differs from its papers, or decides")
+    for paper, lines in entry.deviations.items():
+        parts += [f"**{paper}**", *([f"- {line}" for line in lines] or ["- nothing differs"])]
+    if not entry.deviations:
+        parts.append("Nothing is noted.")
+    suites = suites_of(entry)
+    parts.append("## Suites that use it")
+    parts.append("\n".join(f"- `dipole bench {name}`: {title}" for name, title in suites) or "None.")
+    parts.append("What of them has been run, and its verdicts: [results](../choosing.md), [papers](../papers.md).")
+    parts += [
+        "## In code",
+        f"::: {entry.target.__module__}.{entry.target.__qualname__}\n"
+        "    options:\n      heading_level: 3\n      members: false",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def overview() -> str:
+    """The table of all of them."""
+    parts = ["# Objectives and regularizers", "A page each, from the registry that `dipole show NAME` prints."]
+    for kind in ("objective", "regularizer"):
+        rows = [(f"[`{e.name}`]({e.name}.md)", e.summary) for e in entries() if e.kind == kind]
+        parts += [f"## {kind.capitalize()}s", _table(("name", ""), rows)]
+    return "\n\n".join(parts) + "\n"
+
+
+def suites_of(entry: Entry) -> list[tuple[str, str]]:
+    """Name and title of the shipped suites of which a row has the entry as a term."""
+    names = {entry.name, *entry.aliases}
+    found = []
+    for path in sorted((ROOT / "benchmarks" / "suites").glob("*.toml")):
+        suite = tomllib.loads(path.read_text(encoding="utf-8"))
+        used = {
+            term.replace("-", "_") for row in suite.get("rows", ()) for term in TERM.findall(row.get("objective", ""))
+        }
+        if used & names:
+            found.append((path.stem, suite["title"]))
+    return found
+
+
+def _relations(entry: Entry) -> str:
+    match = re.search(
+        r"^Relations: (.*?)(?:\n\n|\Z)", dedent(inspect.getdoc(entry.target) or ""), re.MULTILINE | re.DOTALL
+    )
+    return " ".join(match.group(1).split()) if match else ""
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    cells = [head, ("---",) * len(head), *rows]
+    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in cells)

@@ -1,0 +1,77 @@
+"""`dipole new`: what it writes installs, and passes its own tests as written."""
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from dipole.core.cli import main
+
+
+def test_a_new_package_installs_and_passes_its_own_tests(tmp_path: Path) -> None:
+    pytest.importorskip("setuptools")
+    assert main(["new", "My-Objectives", "--into", str(tmp_path)]) == 0
+    folder = tmp_path / "My-Objectives"
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
+    subprocess.run([*install, "--target", tmp_path / "site", folder], check=True, capture_output=True, text=True)
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
+    shown = subprocess.run(
+        [sys.executable, "-m", "dipole.core.cli", "show", "my_objectives_spread"],
+        env=environment, cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert "My-Objectives 0.1.0" in shown.stdout, shown.stderr
+    tests = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        env=environment, cwd=folder, capture_output=True, text=True,
+    )  # fmt: skip
+    assert tests.returncode == 0, tests.stdout
+    assert " passed" in tests.stdout
+    assert "failed" not in tests.stdout
+
+
+def test_it_is_clean_and_every_mark_is_filled_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["new", "more_losses", "--into", str(tmp_path)]) == 0
+    folder = tmp_path / "more_losses"
+    named = [Path(line) for line in capsys.readouterr().out.splitlines() if line.startswith(str(tmp_path))]
+    written = sorted(path for path in folder.rglob("*") if path.is_file())
+    assert sorted(named) == written
+    for path in written:
+        text = path.read_text(encoding="utf-8")
+        assert "@name@" not in text, path
+        assert "@package@" not in text, path
+        if path.suffix == ".py":
+            compile(text, str(path), "exec")
+    project = tomllib.loads((folder / "pyproject.toml").read_text())
+    for module in project["project"]["entry-points"]["dipole.objectives"].values():
+        assert (folder / f"{module.replace('.', '/')}.py").is_file()
+    ruff = [sys.executable, "-m", "ruff"]
+    if subprocess.run([*ruff, "--version"], capture_output=True).returncode == 0:
+        for command in (["check"], ["format", "--check"]):
+            done = subprocess.run([*ruff, *command, "--no-cache", "."], cwd=folder, capture_output=True, text=True)
+            assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    "name", ["", "1st", "a--b", "my losses", "a/b", "../up", "-x", "os", "class", "dipole", "x" * 61]
+)
+def test_a_name_that_is_none_is_one_message_and_writes_nothing(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["new", "--into", str(tmp_path), "--", name]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "such as my-objectives" in error
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_there_is_left_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "file").write_text("")
+    assert main(["new", "mine", "--into", str(tmp_path)]) == 2
+    assert f"{tmp_path / 'mine'} is there already" in capsys.readouterr().err
+    assert main(["new", "mine", "--into", str(tmp_path / "file")]) == 2
+    assert "--into" in capsys.readouterr().err
+    assert not list((tmp_path / "mine").iterdir())

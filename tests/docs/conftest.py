@@ -1,0 +1,6 @@
+"""What generates the site lies beside the pages, in no package."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "docs" / "generate"))

@@ -1,0 +1,89 @@
+"""What the site generates from the registry, the suites and the results."""
+
+import json
+import math
+from pathlib import Path
+
+import evidence
+import links
+import objectives
+import pytest
+
+from dipole.core.contrast.registry import registry
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_every_entry_has_its_own_formula_typeset() -> None:
+    assert objectives.problems() == []
+
+
+def test_a_formula_that_changed_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(objectives.ADDED, "dp", objectives.ADDED["dp"] | {"of": "R = 0"})
+    monkeypatch.setitem(objectives.ADDED, "gone", {"of": "", "tex": []})
+    first, second = objectives.problems()
+    assert first.startswith("dp: its formula is now")
+    assert second.startswith("gone: ")
+
+
+@pytest.mark.parametrize("tau", [0.1, 0.5])
+def test_the_weights_drawn_are_the_softmax_for_infonce(tau: float) -> None:
+    drawing = pytest.importorskip("drawing", exc_type=ImportError)
+    cosines, weights = drawing.negative_weights(f"infonce(temperature={tau})")
+    exponentials = [math.exp(s / tau) for s in cosines.tolist()]
+    total = sum(exponentials) + math.exp(0.8 / tau)
+    assert weights.tolist() == pytest.approx([e / total / tau for e in exponentials], rel=1e-2, abs=1e-6)
+
+
+def test_the_weights_drawn_are_the_derivative_of_distance_polarization() -> None:
+    drawing = pytest.importorskip("drawing", exc_type=ImportError)
+    cosines, weights = drawing.negative_weights("dp(delta_pos=0.1, delta_neg=0.5)")
+    for s, weight in zip(cosines.tolist(), weights.tolist(), strict=True):
+        distance = (1 - s) / 2
+        inside = 0.1 < distance < 0.5
+        assert weight == pytest.approx(0.1 * abs(0.6 - 2 * distance) / 2 if inside else 0, abs=1e-4)
+
+
+def test_every_formula_and_picture_is_drawn() -> None:
+    drawing = pytest.importorskip("drawing", exc_type=ImportError)
+    for name, added in objectives.ADDED.items():
+        assert drawing.formula(added["tex"]).lstrip().startswith(b"<?xml"), name
+        if "option" in added:
+            options = {option.name for option in registry.get(name).options}
+            assert added["option"] in options, name
+            for value in added["values"]:
+                text = drawing.spelled(name, added["option"], value, added.get("fixed", ""))
+                assert float(drawing.negative_weights(text)[1].max()) > 0, text
+    assert drawing.whole() == drawing.whole()
+
+
+def test_a_page_has_what_the_registry_says() -> None:
+    page = objectives.page(registry.get("infonce"))
+    for part in ("`temperature`", "LMCL Eq. 1", "nt_xent", "`dcl(rho=0)`", "lmcl-table1", "infonce-weights.svg"):
+        assert part in page
+    assert "0.1*dp" in objectives.page(registry.get("dp"))
+    assert {name for name, _ in objectives.suites_of(registry.get("cllr"))} >= {"cllr-table1", "demo"}
+    assert not any(name.startswith("cllr") for name, _ in objectives.suites_of(registry.get("blocks")))
+
+
+def test_tables_are_those_of_the_results() -> None:
+    found = json.loads((ROOT / "benchmarks" / "results" / "learning-everywhere.json").read_text())
+    rows = {row.split("|")[1].strip(): row for row in evidence.everywhere().splitlines()}
+    assert f"{found['agent']['cacr']['0'][1]:.2f}" in rows["[`cacr`](objectives/cacr.md)"]
+    vision = json.loads((ROOT / "benchmarks" / "results" / "vision-learning.json").read_text())["measurements"]
+    assert f"| infonce | {vision['all labels']['infonce']['mean']:.1f} +- " in evidence.vision()
+    assert evidence.filled("a <!-- table: agents --> b").startswith("a | objective beside SAC")
+    with pytest.raises(KeyError):
+        evidence.filled("<!-- table: nowhere -->")
+
+
+def test_links_out_of_docs_lead_to_what_is_brought_along() -> None:
+    text = "[a](../CONTRIBUTING.md#x) [b](core.md) [c](../examples) [d](https://x.org) [e](../gone.md)"
+    moved = links.rewritten(text, "docs/rl.md", "rl.md")
+    assert "[a](project/contributing.md#x)" in moved
+    assert "[b](core.md)" in moved
+    assert "[c](source/examples.md)" in moved
+    assert "(https://x.org)" in moved
+    assert "[e](../gone.md)" in moved  # a broken link stays one
+    project = links.rewritten("[own](docs/own-losses.md)", "CONTRIBUTING.md", "project/contributing.md")
+    assert project == "[own](../own-losses.md)"
