@@ -107,9 +107,10 @@ def plain(agent: PixelAgent) -> OffPolicyAlgorithm:
     """The agent as SB3's own algorithm, with the same networks and temperature."""
     chosen, form = agent.settings, FORMS[agent.algorithm]
     policy, keywords = _keywords(agent)
-    made: Any = form.base(
+    base: Any = form.base
+    made = base(
         getattr(form.code, form.policy),
-        None,  # type: ignore[arg-type]
+        None,
         buffer_size=agent.n_envs,
         policy_kwargs=policy,
         seed=agent.seed,
@@ -127,7 +128,7 @@ def plain(agent: PixelAgent) -> OffPolicyAlgorithm:
     if learned is not None and made.log_ent_coef is not None:  # it is learned
         made.log_ent_coef.data = learned.detach().cpu().clone()
     made.num_timesteps = agent.num_timesteps
-    return made  # type: ignore[no-any-return]
+    return made
 
 
 def _keywords(agent: PixelAgent) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -140,7 +140,7 @@ class PixelAgent(OffPolicyAlgorithm):
     # Setting up ------------------------------------------------------------------------------------------------------
 
     @classmethod
-    def _wrap_env(cls, env: Any, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:  # type: ignore[override]
+    def _wrap_env(cls, env: Any, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
         env = admitted(env)
         inner = env.unwrapped if isinstance(env, VecEnv) else env
         if isinstance(inner, DummyVecEnv):
@@ -343,7 +343,7 @@ class PixelAgent(OffPolicyAlgorithm):
 
     def _optimizers(self) -> Sequence[torch.optim.Optimizer]:
         """Those of the algorithm itself."""
-        return (self.actor.optimizer, self.policy.critic.optimizer)  # type: ignore[arg-type,return-value]
+        return (self.actor.optimizer, self.policy.critic.optimizer)  # type: ignore[return-value]
 
     def learn(self, *arguments: Any, **settings: Any) -> Self:
         """Train as SB3 does."""

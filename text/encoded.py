@@ -354,7 +354,9 @@ def _is_summed(index: dict[str, Any]) -> bool:
 
 def _mapped(folder: Path, index: dict[str, Any]) -> Sentences:
     # Views of plain arrays: those of memory maps are made several times as slowly.
-    maps = {name: np.asarray(np.memmap(folder / f"{name}.bin", dtype, mode="r")) for name, dtype in ARRAYS.items()}
+    maps: dict[str, Any] = {
+        name: np.asarray(np.memmap(folder / f"{name}.bin", dtype, mode="r")) for name, dtype in ARRAYS.items()
+    }
     return Sentences(**maps, told={name: index[name] for name in TOLD if name in index})
 
 

@@ -102,7 +102,7 @@ class AtariEnv(gymnasium.Env[NDArray[np.uint8], np.int64]):
         self._rom = roms.get_rom_path(game.replace("-", "_"))
         self._ale.loadROM(self._rom)
         self._actions = list(self._ale.getMinimalActionSet())
-        self.action_space = spaces.Discrete(len(self._actions))  # type: ignore[assignment]
+        self.action_space = spaces.Discrete(len(self._actions))
         self.observation_space = spaces.Box(0, 255, (frame_stack, size, size), np.uint8)
         self._frames: deque[NDArray[np.uint8]] = deque(maxlen=frame_stack)
         self._count = 0
@@ -128,7 +128,7 @@ class AtariEnv(gymnasium.Env[NDArray[np.uint8], np.int64]):
     def step(self, action: Any) -> tuple[NDArray[np.uint8], float, bool, bool, dict[str, Any]]:
         if not self._playing:
             raise gymnasium.error.ResetNeeded("step() was called outside an episode: call reset() first.")
-        if np.shape(action) or not self.action_space.contains(int(action)):  # type: ignore[arg-type]
+        if np.shape(action) or not self.action_space.contains(int(action)):
             raise ConfigError(f"an action of {self.game} is an integer from 0 to {len(self._actions) - 1}: {action!r}.")
         lives, reward, taken, screens = self._ale.lives(), 0.0, 0, []
         while taken < self.action_repeat and not self._ale.game_over():
