@@ -127,6 +127,7 @@ def made_up(folder, age=0.0, **owner):
         ({"boot": "another"}, time.time() - claims._booted() + 60, False),  # this machine, before it was started again
         ({"began": "1", "pid": os.getppid()}, 0, False),  # the number of another process now
     ],
+    ids=["container", "container, long ago", "host", "future", "boot", "before this boot", "number taken"],
 )
 def test_a_process_that_shares_no_lock_is_believed_as_long_as_it_can_live(tmp_path, owner, age, held):
     assert is_held(made_up(tmp_path, age, **owner)) is held
