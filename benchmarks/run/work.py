@@ -58,7 +58,7 @@ def work_of(config: RunConfig) -> Work | None:
         return None
     try:
         return count(config)
-    except (DipoleError, NotImplementedError, RuntimeError, KeyError):
+    except (DipoleError, NotImplementedError, RuntimeError, KeyError, ValueError):
         return None
 
 

@@ -1,7 +1,6 @@
 """What a system lets us take away from processes: disk, memory, a clock to be trusted; each says how it does it."""
 
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -47,6 +46,8 @@ class Disk:
 
     def short_files(self, most: int) -> Callable[[], None]:
         """What a process calls so that none of its files grows beyond `most` bytes."""
+        import resource  # Windows has none
+
         return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
 
     def remove(self) -> None:
@@ -80,6 +81,8 @@ class Memory:
         if group is None:
             # Libraries reserve some gigabytes of addresses that they never touch.
             most = (3000 + megabytes) * 1024**2
+            import resource
+
             return lambda: resource.setrlimit(resource.RLIMIT_AS, (most, most))
         (group / self._limit).write_text(str(megabytes * 1024**2))
 

@@ -12,6 +12,7 @@ Each module imports only what stands above it:
     domains, shipped                domains and shipped files by name
     data_sets                       published data sets, as the domains declare them
     recipe                          read, merge, check
+    state_file                      values and arrays in one file that needs no pickle
     optimizer, metrics, sampling,   parts of a run
     checkpoint, model_files,
     notes, signals, encoding,

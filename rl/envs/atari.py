@@ -9,7 +9,6 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 
@@ -150,6 +149,8 @@ class AtariEnv(gymnasium.Env[NDArray[np.uint8], np.int64]):
         return np.array(self._ale.getScreenGrayscale(), np.uint8)
 
     def _shrunk(self, screen: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        import torch
+
         image = torch.from_numpy(screen)[None, None].float()
         small = torch.nn.functional.interpolate(image, (self.size, self.size), mode="area")
         return small[0, 0].round().to(torch.uint8).numpy()

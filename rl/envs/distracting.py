@@ -83,6 +83,10 @@ class DistractingControlEnv(ControlEnv):
         model.cam_quat[...] = np.stack(
             [_rolled(each, angle) for each, angle in zip(plain["cam_quat"], half, strict=True)]
         )
+        import mujoco
+
+        # Where cameras are follows from the model only when asked, and the first picture is drawn before a step.
+        mujoco.mj_camlight(model.ptr, self._physics.data.ptr)
 
     def get_state(self) -> dict[str, Any]:
         camera = {name: np.array(getattr(self._physics.model, name)) for name in ("cam_pos", "cam_quat")}

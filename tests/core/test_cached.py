@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 import dipole
 from dipole import Pairs
 from dipole.core.ground.errors import OptionError, PairsError
-from tests.leaving import leave
+from tests.leaving import leaving_together
 
 ROWS = 11
 
@@ -349,6 +349,7 @@ def test_a_compiled_encoder_is_divided_all_the_same():
 # Several ranks -------------------------------------------------------------------------------------------------------
 
 
+@leaving_together
 def rank_main(rank, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{os.path.join(folder, 'meet')}", rank=rank, world_size=2)
@@ -370,7 +371,6 @@ def rank_main(rank, folder):
         found[way] = loss.detach(), [p.grad for p in module.parameters()], len(calls)
     if rank == 0:
         torch.save(found, os.path.join(folder, "found.pt"))
-    leave()
 
 
 def test_two_ranks_are_one_process_whichever_is_wrapped(tmp_path):

@@ -100,7 +100,7 @@ def test_train_eval_export(blobs: Path, capsys: pytest.CaptureFixture[str]) -> N
 
     code, out, _ = dipole(capsys, "eval", folder.name[:4], "--json")
     assert code == 0
-    assert json.loads(out) == {"run": str(folder), "agrees": True, "results": record.results}
+    assert json.loads(out) == {"run": str(folder), "agrees": True, "results": record.results, "notes": []}
     code, out, _ = dipole(capsys, "eval", folder)
     assert code == 0
     again = read_record(folder / "record.json")

@@ -9,7 +9,7 @@ from transformers import Trainer, TrainingArguments
 
 import dipole
 from dipole.core.ground.errors import ConfigError, OptionError, PairsError, SpecError
-from tests.leaving import leave
+from tests.leaving import leaving_together
 
 ROWS = 24
 
@@ -147,6 +147,7 @@ def test_one_message_for_each_mistake(make, error, message):
         make()
 
 
+@leaving_together
 def rank_main(rank, folder):
     """What the trainer does with the loss of each of two processes: it multiplies by their number, and DDP averages."""
     torch.set_num_threads(1)
@@ -157,7 +158,6 @@ def rank_main(rank, folder):
         dist.all_reduce(grad)
         grad /= 2
     torch.save(found, f"{folder}/{rank}.pt")
-    leave()
 
 
 def gradient_of(rows_of_it, items, processes):

@@ -15,7 +15,7 @@ from dipole.core.contrast.embedded import Embedded
 from dipole.core.contrast.objective import Composite, Objective, Rows
 from dipole.core.contrast.registry import registry
 from dipole.core.ground.errors import PairsError
-from tests.leaving import leave
+from tests.leaving import leaving_together
 
 
 class VICReg(Objective):
@@ -171,6 +171,7 @@ def runs(spec, x, weight, rows, ways=("embedded", "by hand")):
             yield (name, way), (outcome.loss.detach(), zeros)
 
 
+@leaving_together
 def rank_main(rank, file, sizes, results):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=len(sizes))
@@ -188,7 +189,6 @@ def rank_main(rank, file, sizes, results):
             found[spec][key] = value
     if rank == 1:
         torch.save(found, results)
-    leave()
 
 
 SIZES = {"equal": (5, 5), "unequal": (7, 3), "three": (4, 5, 1)}
@@ -265,6 +265,7 @@ def given_wrongly(rank):
     yield "no pairs at all", "pairs" if rank else Pairs.cross(a, b)
 
 
+@leaving_together
 def wrong_main(rank, file, results):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
@@ -274,7 +275,6 @@ def wrong_main(rank, file, results):
             dipole.objective("infonce")(given)
         errors[name] = str(error.value)
     torch.save(errors, f"{results}{rank}")
-    leave()
 
 
 def test_what_one_rank_gives_wrongly_is_an_error_on_all(tmp_path):

@@ -16,7 +16,7 @@ from dipole.core.contrast.embedded import Embedded
 from dipole.core.contrast.travelling import Travelling
 from dipole.core.ground.errors import PairsError
 from tests.core.test_distributed import LAYOUTS, SPECS, batch, build
-from tests.leaving import leave
+from tests.leaving import leaving_together
 
 OWN = "indices of one's own"
 MORE = {
@@ -60,6 +60,7 @@ def value(spec, name, x, weight, rows, ring):
     return outcome.loss.detach(), [torch.zeros_like(w) if g is None else g for w, g in zip(wanted, grads, strict=True)]
 
 
+@leaving_together
 def rank_main(rank, file, sizes, results):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=len(sizes))
@@ -81,7 +82,6 @@ def rank_main(rank, file, sizes, results):
             asked.clear()
     if rank == 1:
         torch.save((found, gathered), results)
-    leave()
 
 
 @pytest.fixture(scope="module", params=list(SIZES.values()), ids=list(SIZES))
@@ -122,6 +122,7 @@ def test_nothing_is_gathered_but_for_those_who_look(ranks):
 # What goes wrong -------------------------------------------------------------------------------------------------
 
 
+@leaving_together
 def wrong_main(rank, file, results):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
@@ -140,7 +141,6 @@ def wrong_main(rank, file, results):
         objective(a, b)
     errors["one in a ring"] = str(error.value)
     torch.save(errors, f"{results}{rank}")
-    leave()
 
 
 def test_what_cannot_work_is_an_error_on_every_rank(tmp_path):

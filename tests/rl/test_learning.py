@@ -37,9 +37,9 @@ def random_return():
     ],
 )
 def test_the_dot_task_is_learnt(objective, random_return, tmp_path):
-    config = load(
-        "dot", [f"objective={objective}", f"train.steps={STEPS}", f"train.evaluate_every={STEPS // 2}", "device=cpu"]
-    ).config
+    # Both evaluations play the same episodes.
+    settings = [f"train.steps={STEPS}", f"train.evaluate_every={STEPS // 2}", "train.curves_on=test", "device=cpu"]
+    config = load("dot", [f"objective={objective}", *settings]).config
     # Half of the steps are uniform actions: the first evaluation is that of an untrained agent.
     record = train(config, tmp_path, quiet=True)
     lines = [json.loads(line) for line in (tmp_path / config.hash / "metrics.jsonl").read_text().splitlines()]

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 import dipole
 from dipole.core.ground.errors import ConfigError, DipoleError, OptionError, PairsError, SpecError
 from dipole.core.train.objective_callback import ObjectiveCallback
-from tests.leaving import leave
+from tests.leaving import leaving_together
 from tests.text.tiny_sentences import COLUMNS, features, loaded_model, tiny_model
 
 SYMMETRIC = {"directions": ("query_to_doc", "doc_to_query"), "partition_mode": "per_direction"}
@@ -268,13 +268,13 @@ def every_case(folder, rank=0, ranks=1, gathered=True):
     return found
 
 
+@leaving_together
 def rank_main(rank, folder, kept):
     torch.set_num_threads(1)
     meet = f"file://{os.path.join(kept, 'meet')}"
     dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=2)
     torch.save(every_case(folder, rank, 2), os.path.join(kept, f"gathered{rank}.pt"))
     torch.save(every_case(folder, rank, 2, gathered=False), os.path.join(kept, f"apart{rank}.pt"))
-    leave()
 
 
 def test_two_ranks_are_one_process(folder, tmp_path):

@@ -16,7 +16,7 @@ from dipole.core.train.config import TrainConfig
 from dipole.core.train.encoding import Encoding
 from dipole.text.adapter import TextAdapter
 from dipole.text.config import TextSettings
-from tests.leaving import leave
+from tests.leaving import leaving_together
 
 # Batches of 14 sentences (7 blocks of 2, a sentence and its positive) are cut unequally by three.
 CASES = {
@@ -71,6 +71,7 @@ def measured(corpus, rank=0, world_size=1, microbatch=None, **other):
     return found
 
 
+@leaving_together
 def rank_main(rank, world_size, corpus, folder):
     torch.set_num_threads(1)
     meet = f"file://{os.path.join(folder, 'meet')}"
@@ -91,7 +92,6 @@ def rank_main(rank, world_size, corpus, folder):
     divided = measured(corpus, rank, world_size, microbatch=2)
     if rank == 0:
         torch.save((found, cut, divided), os.path.join(folder, "found.pt"))
-    leave()
 
 
 @pytest.fixture(scope="module", params=[2, 3])

@@ -22,7 +22,7 @@ from dipole.vision.config import VisionConfig
 from dipole.vision.encoders import EncoderConfig, build_encoder
 from dipole.vision.frameworks.base import Branch
 from dipole.vision.online import OnlineConfig, OnlineProbe
-from tests.leaving import leave
+from tests.leaving import leaving_together
 
 SHORT = ["train.epochs=2", "train.batch_size=128", "vision.encoder.width=4", "vision.probe.probes=['knn']",
          "vision.probe.baselines=false", "train.log_every=1"]  # fmt: skip
@@ -135,12 +135,12 @@ def test_its_state_continues_it():
     assert torch.equal(probe.weight, again.weight)
 
 
+@leaving_together
 def rank_main(rank, file, folder, shares):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=len(shares))
     probe, found = learn(OnlineConfig(), slice(sum(shares[:rank]), sum(shares[: rank + 1])))
     torch.save({"weight": probe.weight.detach(), "found": found}, os.path.join(folder, f"{rank}.pt"))
-    leave()
 
 
 @pytest.mark.parametrize("shares", [(3, 3), (1, 3, 2)])

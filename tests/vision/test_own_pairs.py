@@ -32,7 +32,7 @@ from dipole.vision.frameworks.base import Batch
 from dipole.vision.pairing import apart, read_pairs
 from dipole.vision.retrieval import recall, zero_shot
 from dipole.vision.sources import Decoding
-from tests.leaving import leave
+from tests.leaving import leaving_together
 
 CPU, SIDE, ROWS = torch.device("cpu"), 12, 40
 COLOURS = {"red": (200, 40, 40), "green": (40, 200, 40), "blue": (40, 40, 200), "white": (200, 200, 200)}
@@ -425,11 +425,11 @@ def one_step(case, folder, rank=0, world_size=1):
     return found.loss.detach(), [p.grad for p in made.module.parameters() if p.requires_grad]
 
 
+@leaving_together
 def on_a_rank(rank, meet, folder, out):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=2)
     torch.save({case: one_step(case, folder, rank, 2) for case in CASES}, os.path.join(out, f"{rank}.pt"))
-    leave()
 
 
 def test_two_ranks_are_one_process(table):

@@ -23,7 +23,7 @@ from dipole.vision.adapter import VisionAdapter
 from dipole.vision.config import VisionConfig
 from dipole.vision.frameworks.base import Batch, Branch, Setup
 from dipole.vision.image_set import ImageSet
-from tests.leaving import leave
+from tests.leaving import leaving_together
 
 BATCH = 16
 
@@ -165,6 +165,7 @@ def own_gradient_alone(rows, sizes):
     return torch.cat(parts)
 
 
+@leaving_together
 def every_case(rank, file, folder, world_size):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world_size)
@@ -184,7 +185,6 @@ def every_case(rank, file, folder, world_size):
         found[wrong] = step(("simclr", "infonce"), own)
         setattr(gather, attribute, right)
     torch.save(found, os.path.join(folder, f"{rank}.pt"))
-    leave()
 
 
 @pytest.fixture(scope="module", params=[2, 3])
@@ -251,6 +251,7 @@ def test_a_wrong_gather_would_be_seen(many, wrong, what):
 # Batch norm, queue and bank --------------------------------------------------------------------------------------
 
 
+@leaving_together
 def rank_main(rank, file, source, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
@@ -273,7 +274,6 @@ def rank_main(rank, file, source, folder):
         "rows": batch.rows,
     }
     torch.save(found, os.path.join(folder, f"{rank}.pt"))
-    leave()
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from dipole.core.train.encoding import Encoding
 from dipole.vision.config import VisionConfig
 from dipole.vision.frameworks.base import Batch, Branch, Setup
 from dipole.vision.image_set import ImageSet
-from tests.leaving import leave
+from tests.leaving import leaving_together
 
 IMAGES, SIDE = 12, 8
 FRAMEWORKS = {
@@ -85,6 +85,7 @@ def norm_alone(make, own=slice(None), sync=False):
     return {"y": y.detach(), "x": mine.grad, "learnt": learnt, "buffers": dict(norm.named_buffers())}
 
 
+@leaving_together
 def every_case(rank, file, folder, world_size):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world_size)
@@ -98,7 +99,6 @@ def every_case(rank, file, folder, world_size):
             found[name, shares] = norm_alone(make, own, sync=True)
     found["apart"] = step("simclr", own)
     torch.save(found, os.path.join(folder, f"{rank}.pt"))
-    leave()
 
 
 @pytest.fixture(scope="module", params=[2, 3])

@@ -10,6 +10,7 @@ from keyword import iskeyword
 from pathlib import Path
 
 from dipole.core.cli import Runner
+from dipole.core.cli.answer import answering
 from dipole.core.ground.errors import ConfigError
 
 # What is written, and the file of `cli/template` that it is made of; @name@ and @package@ are filled in.
@@ -31,6 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
     parser.add_argument(
         "--into", type=Path, metavar="FOLDER", help="where its folder is made (default: the current folder)"
     )
+    parser.add_argument("--json", action="store_true", help="print one JSON object; what else is said is on stderr")
     return run
 
 
@@ -40,15 +42,19 @@ def run(arguments: argparse.Namespace) -> int:
     if folder.exists() or folder.is_symlink():
         raise ConfigError(f"{folder} is there already and is left as it is: give another NAME, or --into FOLDER.")
     template = files("dipole.core.cli") / "template"
-    for target, source in FILES.items():
-        path = folder / filled(target, name, package)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(filled((template / source).read_text(encoding="utf-8"), name, package), encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"cannot write {path}: {error.strerror}. Give --into FOLDER.") from None
-        print(path)
-    print(f"\nnext:\n  cd {folder}\n  pip install -e '.[dev]'\n  pytest\n  dipole show {package}_margin")
+    with answering(arguments.json) as answer:
+        answer["package"], answer["files"] = str(folder), []
+        for target, source in FILES.items():
+            path = folder / filled(target, name, package)
+            text = filled((template / source).read_text(encoding="utf-8"), name, package)
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+            except OSError as error:
+                raise ConfigError(f"cannot write {path}: {error.strerror}. Give --into FOLDER.") from None
+            answer["files"].append(str(path))
+            print(path)
+        print(f"\nnext:\n  cd {folder}\n  pip install -e '.[dev]'\n  pytest\n  dipole show {package}_margin")
     return 0
 
 
