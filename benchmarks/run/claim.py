@@ -17,7 +17,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from dipole.core.ground.files import atomic_write
+from dipole.core.ground.files import atomic_write, remove_scratch
 from dipole.core.ground.process import LONGEST_OWNER, describe_self, is_gone
 from dipole.core.ground.received import read_text
 
@@ -43,6 +43,7 @@ def claim(folder: Path, name: str) -> Iterator[None]:
     with lock:
         if _is_renewed_elsewhere(path) or _beats_in_the_future(path):
             raise TakenError(name)
+        remove_scratch(folder, f"{name}.*")  # of a runner that was killed while it wrote the same
         atomic_write(path, describe_self())
         stop = threading.Event()
         renewal = threading.Thread(target=_renew, args=(path, stop), daemon=True)

@@ -184,3 +184,12 @@ def test_a_worker_in_a_name_space_of_its_own_is_seen_and_missed(tmp_path):
     os.utime(path, (old, old))
     with claim(tmp_path, "job"):
         pass
+
+
+def test_what_a_runner_killed_while_it_claimed_left_is_removed_with_the_next_claim(tmp_path):
+    left, another = tmp_path / ".job.857c482e.tmp.json", tmp_path / ".other.857c482e.tmp.json"
+    left.write_text("{")
+    another.write_text("{")  # of a job that somebody else may be claiming now
+    with claims.claim(tmp_path, "job"):
+        assert not left.exists()
+    assert another.exists()
