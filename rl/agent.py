@@ -131,8 +131,7 @@ class ContrastiveSAC(PixelAgent, SAC):
         following = self.policy.key_encoder
         q = q_values(self.critic_target, following.head(following.convolve(next_observations)), action)
         value = q.min(1, keepdim=True).values - self.log_ent_coef.exp() * log_density
-        discount = self.gamma if batch.discounts is None else batch.discounts
-        return batch.rewards + (1 - batch.dones) * discount * value
+        return self._bootstrapped(batch, batch.rewards, value)
 
     def _critic_loss(self, features: Tensor, batch: FrameBatch, target: Tensor) -> Tensor:
         q = q_values(self.critic, features, batch.actions.to(features.dtype))

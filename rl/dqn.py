@@ -16,9 +16,8 @@ from dipole.core.ground.errors import ConfigError
 from dipole.rl import rainbow
 from dipole.rl import settings as presets
 from dipole.rl.augmentation import Centre
-from dipole.rl.contrast import as_composite, fit
 from dipole.rl.pixel_agent import Logs, PixelAgent
-from dipole.rl.policy import compile_encoders
+from dipole.rl.policy import Contrasted, compile_encoders
 from dipole.rl.prioritized import PrioritizedFrameReplayBuffer
 from dipole.rl.rainbow import RainbowPolicy
 from dipole.rl.replay import FrameBatch, FrameReplayBuffer
@@ -70,7 +69,7 @@ class BranchEncoder(rainbow.BranchEncoder):
             raise ConfigError(f"{error} Render larger ones, or choose architecture='uniform'.") from None
 
 
-class ContrastiveDQNPolicy(RainbowPolicy):
+class ContrastiveDQNPolicy(Contrasted, RainbowPolicy):
     """The networks of `RainbowPolicy` and the contrastive objective.
 
     Args:
@@ -80,7 +79,6 @@ class ContrastiveDQNPolicy(RainbowPolicy):
     """
 
     encoder_class = BranchEncoder
-    contrast: Composite | None
 
     def __init__(
         self,
@@ -93,21 +91,11 @@ class ContrastiveDQNPolicy(RainbowPolicy):
     ) -> None:
         self.settings = settings
         super().__init__(observation_space, action_space, lr_schedule, **policy_keywords(settings, image_size))
-        contrast = contrast if contrast is not None else as_composite(settings.objective)
-        self.contrast = fit(contrast, settings) if contrast is not None else None
+        self.hold(contrast)
 
     def compile_networks(self) -> None:
         """Let `torch.compile` fuse what an update calls; weights and their names stay as they are."""
         compile_encoders(self.encoder, self.key_encoder)
-
-    def _get_constructor_parameters(self) -> dict[str, Any]:
-        return {
-            "observation_space": self.observation_space,
-            "action_space": self.action_space,
-            "lr_schedule": self._dummy_schedule,
-            "settings": self.settings,
-            "image_size": self.encoder.image_size,
-        }
 
 
 def policy_keywords(settings: presets.Settings, image_size: int | tuple[int, int]) -> dict[str, Any]:
@@ -269,8 +257,7 @@ class ContrastiveDQN(PixelAgent, DQN):
         outputs = target.outputs(encoder.convolve(batch.next_observations))
         choosing = network.outputs(self.policy.encoder.convolve(batch.next_observations)) if chosen.double else outputs
         following = outputs[rows, network.expected(choosing).argmax(1)]
-        discount = self.gamma if batch.discounts is None else batch.discounts
         rewards = batch.rewards.clamp(-chosen.reward_clip, chosen.reward_clip) if chosen.reward_clip else batch.rewards
         if network.distribution == "c51":
-            return rewards + (1 - batch.dones) * discount * network.support, following.softmax(1)
-        return rewards + (1 - batch.dones) * discount * following, torch.full_like(following, 1 / network.atoms)
+            return self._bootstrapped(batch, rewards, network.support), following.softmax(1)
+        return self._bootstrapped(batch, rewards, following), torch.full_like(following, 1 / network.atoms)

@@ -12,11 +12,10 @@ from torch import Tensor, nn
 
 from dipole.core.contrast.objective import Composite
 from dipole.rl import settings as presets
-from dipole.rl.contrast import as_composite, fit
 from dipole.rl.encoder import CentredEncoder, Maps, detached
 from dipole.rl.networks import DrQPolicy, with_noise
 from dipole.rl.pixel_agent import Logs, PixelAgent
-from dipole.rl.policy import compile_encoders, encoder_keywords, q_values
+from dipole.rl.policy import Contrasted, compile_encoders, encoder_keywords, q_values
 from dipole.rl.replay import FrameBatch
 
 
@@ -29,7 +28,7 @@ def noise_at(step: int, start: float, end: float, steps: int) -> float:
     return (1 - mixed) * start + mixed * end
 
 
-class ContrastiveDrQPolicy(DrQPolicy):
+class ContrastiveDrQPolicy(Contrasted, DrQPolicy):
     """Actor, critic, momentum critic and the contrastive objective; the momentum critic's encoder is the key encoder.
 
     Args:
@@ -39,7 +38,6 @@ class ContrastiveDrQPolicy(DrQPolicy):
     """
 
     encoder_class = CentredEncoder
-    contrast: Composite | None
 
     def __init__(
         self,
@@ -59,21 +57,11 @@ class ContrastiveDrQPolicy(DrQPolicy):
             list(settings.hidden),
             settings.beta,
         )
-        contrast = contrast if contrast is not None else as_composite(settings.objective)
-        self.contrast = fit(contrast, settings) if contrast is not None else None
+        self.hold(contrast)
 
     def compile_networks(self) -> None:
         """Let `torch.compile` fuse what an update calls; weights and their names stay as they are."""
         compile_encoders(self.encoder, self.key_encoder, self.actor.features_extractor)
-
-    def _get_constructor_parameters(self) -> dict[str, Any]:
-        return {
-            "observation_space": self.observation_space,
-            "action_space": self.action_space,
-            "lr_schedule": self._dummy_schedule,
-            "settings": self.settings,
-            "image_size": self.encoder.image_size,
-        }
 
 
 class ContrastiveDrQ(PixelAgent, TD3):
@@ -165,8 +153,7 @@ class ContrastiveDrQ(PixelAgent, TD3):
         action = self._noisy_action(convolved)  # (K B, A)
         q = q_values(self.critic_target, self.policy.key_encoder.head(convolved), action)
         value = q.min(1, keepdim=True).values.unflatten(0, (-1, len(batch.rewards))).mean(0)
-        discount = self.gamma if batch.discounts is None else batch.discounts
-        return batch.rewards + (1 - batch.dones) * discount * value
+        return self._bootstrapped(batch, batch.rewards, value)
 
     def _noisy_action(self, convolved: Maps) -> Tensor:
         actor = self.policy.actor

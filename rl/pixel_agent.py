@@ -397,6 +397,14 @@ class PixelAgent(OffPolicyAlgorithm):
         with torch.autocast(device, torch.bfloat16) if half else without_autocast(device):
             yield
 
+    def _bootstrapped(self, batch: FrameBatch, rewards: Tensor, value: Tensor) -> Tensor:
+        """y = R + (1 - done) discount value: rewards (B, 1) as they count, values (B, N) or (N,) of what follows.
+
+        The discount is gamma, or that of each return's own length.
+        """
+        discount = self.gamma if batch.discounts is None else batch.discounts
+        return rewards + (1 - batch.dones) * discount * value
+
     def _pairs(self, batch: FrameBatch, anchors: Tensor) -> Pairs:
         """Anchors (B, d) against keys (B, K, d) of the momentum encoder."""
         assert batch.positives is not None

@@ -33,7 +33,32 @@ def sample_action(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor,
     return action, (density - torch.log(torch.relu(1 - action.square()) + 1e-6)).sum(-1, keepdim=True)
 
 
-class ContrastivePolicy(PixelPolicy):
+class Contrasted:
+    """What the agents' policies hold besides their networks: all settings, and the contrastive objective."""
+
+    settings: Settings
+    contrast: Composite | None
+    encoder: Any
+    observation_space: spaces.Space[Any]
+    action_space: Any
+    _dummy_schedule: Any
+
+    def hold(self, contrast: Composite | None) -> None:
+        """Take an objective; None: the one that the settings name, where they name one."""
+        contrast = contrast if contrast is not None else as_composite(self.settings.objective)
+        self.contrast = fit(contrast, self.settings) if contrast is not None else None
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        return {
+            "observation_space": self.observation_space,
+            "action_space": self.action_space,
+            "lr_schedule": self._dummy_schedule,
+            "settings": self.settings,
+            "image_size": self.encoder.image_size,
+        }
+
+
+class ContrastivePolicy(Contrasted, PixelPolicy):
     """Actor, critic, momentum critic and the contrastive objective; the momentum critic's encoder is the key encoder.
 
     Args:
@@ -43,7 +68,6 @@ class ContrastivePolicy(PixelPolicy):
     """
 
     encoder_class = PixelEncoder
-    contrast: Composite | None
 
     def __init__(
         self,
@@ -67,22 +91,12 @@ class ContrastivePolicy(PixelPolicy):
             self.settings.log_std_bounds,
             self.settings.beta,
         )
-        contrast = contrast if contrast is not None else as_composite(self.settings.objective)
-        self.contrast = fit(contrast, self.settings) if contrast is not None else None
+        self.hold(contrast)
 
     def compile_networks(self) -> None:
         """Let `torch.compile` fuse what an update calls; weights and their names stay as they are."""
         compile_encoders(self.encoder, self.key_encoder, self.actor.features_extractor)
         self.actor.distribution = torch.compile(self.actor.distribution, dynamic=False)  # type: ignore[method-assign]
-
-    def _get_constructor_parameters(self) -> dict[str, Any]:
-        return {
-            "observation_space": self.observation_space,
-            "action_space": self.action_space,
-            "lr_schedule": self._dummy_schedule,
-            "settings": self.settings,
-            "image_size": self.encoder.image_size,
-        }
 
 
 def compile_encoders(*encoders: Any) -> None:
