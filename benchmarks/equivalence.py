@@ -4,18 +4,18 @@ A region is `low` to `high`, either of them infinite: (0, inf) is a direction, (
 equivalence by two one-sided tests. Evidence is a pair of one-sided p-values, and 1 is no evidence at all.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from math import exp, inf, isfinite, isnan, log, nan, sqrt
 
 from scipy import stats
 
-from dipole.benchmarks.statistics import CONFIDENCE, Summary, seeds_needed, summarize
+from dipole.benchmarks.statistics import CONFIDENCE, Summary, pooled_std, seeds_needed, standard_error, summarize
+from dipole.benchmarks.statistics.estimates import NOISE
+from dipole.benchmarks.statistics.power import fewest
 
-LIMIT = 10_000
-# Means of seeds carry rounding noise far below this share of their size.
-ROUNDING = 1e-12
+LIMIT = 8192
+"""Seeds beyond which no number of them is named."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def of_pairs(one: Mapping[int, float], other: Mapping[int, float]) -> Estimate:
 def of_sample(values: Sequence[float], scale: float = 0.0) -> Estimate:
     """The mean of a sample, with s / sqrt(n); nan where all values are the same but for rounding at this scale."""
     found = summarize(values)
-    if found.n < 2 or found.std <= ROUNDING * max(scale, abs(found.mean)):
+    if found.n < 2 or found.std <= NOISE * max(scale, abs(found.mean)):
         return Estimate(found.mean)
     return Estimate(found.mean, found.std / sqrt(found.n), found.n - 1, found.std)
 
@@ -91,12 +91,10 @@ def of_summaries(one: Summary, other: Summary) -> Estimate:
     value = one.mean - other.mean
     if min(one.n, other.n) < 2 or not isfinite(one.std + other.std):
         return Estimate(value)
-    parts = [(side.std**2 / side.n, side.n - 1) for side in (one, other)]
-    variance = sum(part for part, _ in parts)
-    if sqrt(variance) <= ROUNDING * max(abs(one.mean), abs(other.mean)):
+    error, df = standard_error(one.std, one.n, other.std, other.n)
+    if error <= NOISE * max(abs(one.mean), abs(other.mean)):
         return Estimate(value)
-    df = variance**2 / sum(part**2 / count for part, count in parts)
-    return Estimate(value, sqrt(variance), df, sqrt((one.std**2 + other.std**2) / 2), is_paired=False)
+    return Estimate(value, error, df, pooled_std(one.std, other.std), is_paired=False)
 
 
 def against(found: Estimate, low: float, high: float) -> Evidence:
@@ -174,34 +172,21 @@ def average(found: Sequence[Estimate], gaps: Sequence[Mapping[int, float]]) -> E
 def seeds_to_decide(found: Estimate, low: float, high: float) -> int | None:
     """Seeds that would show, with 80 % power, on which side of the nearest bound an estimate lies; None on a bound."""
     distance = min((abs(found.value - bound) for bound in (low, high) if isfinite(bound)), default=nan)
-    if isnan(found.spread) or distance <= ROUNDING * abs(found.value):
+    if isnan(found.spread) or distance <= NOISE * abs(found.value):
         return None
     return seeds_needed(distance, found.spread, is_paired=found.is_paired)
 
 
 def seeds_to_decide_spread(one: float, other: float, factor: float = 1.0, target: float = 0.8) -> int | None:
     """Seeds of each side that would show which of two standard deviations is the smaller one, with 80 % power."""
-    if not (one > 0 and other > 0) or abs(log(one / (factor * other))) < ROUNDING:
+    if not (one > 0 and other > 0) or abs(log(one / (factor * other))) < NOISE:
         return None
     ratio = exp(-abs(2 * log(one / (factor * other))))
 
     def power(n: int) -> float:
         return float(stats.f.cdf(stats.f.ppf(0.025, n - 1, n - 1) / ratio, n - 1, n - 1))
 
-    return _first(power, target)
-
-
-def _first(power: Callable[[int], float], target: float) -> int | None:
-    """The first n from 2 on with power(n) >= target, by doubling and halving; None beyond LIMIT."""
-    sizes = list(accumulate(range(20), lambda n, _: 2 * n, initial=2))
-    high = next((n for n in sizes if n <= LIMIT and power(n) >= target), None)
-    if high is None or high == sizes[0]:
-        return high
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if power(middle) >= target else (middle, high)
-    return high
+    return fewest(lambda n: power(n) >= target, LIMIT)
 
 
 def _tail(t: float, df: float) -> float:

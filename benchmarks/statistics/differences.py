@@ -165,6 +165,18 @@ def wilcoxon(gain: Sequence[float] | Array) -> float:
     return float(ways[off_centre >= observed].sum() / ways.sum())
 
 
+def standard_error(std_a: float, n_a: int, std_b: float, n_b: int) -> tuple[float, float]:
+    """Standard error of the difference of two means, of n >= 2 values each, and its degrees of freedom (Welch 1947).
+
+    Without any spread those of equal variances.
+    """
+    variance_a, variance_b = std_a**2 / n_a, std_b**2 / n_b
+    variance = variance_a + variance_b
+    if variance == 0:
+        return 0.0, float(n_a + n_b - 2)
+    return sqrt(variance), variance**2 / (variance_a**2 / (n_a - 1) + variance_b**2 / (n_b - 1))
+
+
 def welch(
     mean_a: float, std_a: float, n_a: int, mean_b: float, std_b: float, n_b: int, confidence: float = CONFIDENCE
 ) -> WelchTest:
@@ -174,15 +186,7 @@ def welch(
     """
     if min(n_a, n_b) < 2:
         raise DataError(f"Welch's test needs at least two values on each side, got {n_a} and {n_b}")
-    variance_a, variance_b = std_a**2 / n_a, std_b**2 / n_b
-    variance = variance_a + variance_b
-    difference = mean_a - mean_b
-    if variance == 0:
-        return WelchTest(difference, nan, nan, float(n_a + n_b - 2), 1.0 if difference == 0 else nan)
-    df = variance**2 / (variance_a**2 / (n_a - 1) + variance_b**2 / (n_b - 1))
-    half = float(stats.t.ppf((1 + confidence) / 2, df)) * sqrt(variance)
-    p = float(2 * stats.t.sf(abs(difference) / sqrt(variance), df))
-    return WelchTest(difference, difference - half, difference + half, df, p)
+    return _test(mean_a - mean_b, *standard_error(std_a, n_a, std_b, n_b), confidence)
 
 
 def against_single_value(mean: float, std: float, n: int, printed: float, confidence: float = CONFIDENCE) -> WelchTest:
@@ -191,10 +195,13 @@ def against_single_value(mean: float, std: float, n: int, printed: float, confid
     The interval is that of a prediction, +- t_{n-1} s sqrt(1 + 1/n): wider than a test against a constant would give,
     because the printed number is itself the outcome of a random trial.
     """
-    scale = std * sqrt(1 + 1 / n)
-    difference = mean - printed
-    if scale == 0:
-        return WelchTest(difference, nan, nan, float(n - 1), 1.0 if difference == 0 else nan)
-    half = float(stats.t.ppf((1 + confidence) / 2, n - 1)) * scale
-    p = float(2 * stats.t.sf(abs(difference) / scale, n - 1))
-    return WelchTest(difference, difference - half, difference + half, float(n - 1), p)
+    return _test(mean - printed, std * sqrt(1 + 1 / n), float(n - 1), confidence)
+
+
+def _test(difference: float, error: float, df: float, confidence: float) -> WelchTest:
+    """The t-test of a difference with a standard error; without one there is no interval."""
+    if error == 0:
+        return WelchTest(difference, nan, nan, df, 1.0 if difference == 0 else nan)
+    half = float(stats.t.ppf((1 + confidence) / 2, df)) * error
+    p = float(2 * stats.t.sf(abs(difference) / error, df))
+    return WelchTest(difference, difference - half, difference + half, df, p)

@@ -1,5 +1,6 @@
 """How many seeds show a difference: exact, from the noncentral t distribution."""
 
+from collections.abc import Callable
 from math import isfinite, sqrt
 
 from scipy import stats
@@ -35,17 +36,19 @@ def seeds_needed(
         return None
     if difference == 0:
         return None
+    return fewest(lambda n: power(difference, std, n, alpha, is_paired) >= target, limit)
+
+
+def fewest(is_enough: Callable[[int], bool], limit: int) -> int | None:
+    """The smallest n from 2 on that is enough, by doubling and halving; None beyond `limit`."""
     low, high = 1, 2
-    while power(difference, std, high, alpha, is_paired) < target:
+    while not is_enough(high):
         if high >= limit:
             return None
         low, high = high, min(2 * high, limit)
     while high - low > 1:
         middle = (low + high) // 2
-        if power(difference, std, middle, alpha, is_paired) < target:
-            low = middle
-        else:
-            high = middle
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
     return high
 
 

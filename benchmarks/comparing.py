@@ -1,19 +1,21 @@
-"""`dipole compare`: two runs, side by side."""
+"""`dipole compare`: two runs, side by side; nothing heavy is imported before it runs."""
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from dipole.core.cli import Runner
 
 if TYPE_CHECKING:
     from dipole.core.record import RunRecord
 
+Runner = Callable[[argparse.Namespace], int]
 
-def configure(parser: argparse.ArgumentParser) -> Runner:
+
+def compare(parser: argparse.ArgumentParser) -> Runner:
     """Compare two runs: settings that differ, numbers with intervals, a verdict where there is one.
 
     Runs of the same settings and other seeds in the folders of the two are counted with them: without a second seed of
@@ -23,10 +25,10 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
     parser.add_argument("second", metavar="RUN", help="what it is compared with")
     parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where hashes are looked up")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    return run
+    return _compare
 
 
-def run(arguments: argparse.Namespace) -> int:
+def _compare(arguments: argparse.Namespace) -> int:
     from dipole.core.ground.text import number, text_table
 
     first, second = (_with_siblings(name, arguments.runs) for name in (arguments.first, arguments.second))
@@ -96,8 +98,9 @@ def _differences(first: dict[str, Any], second: dict[str, Any], prefix: str = ""
 
 def _compared(name: str, first: list[RunRecord], second: list[RunRecord]) -> dict[str, Any] | None:
     """Means of both and their difference with Welch's interval of 95 %, where both have two seeds or more."""
-    from math import sqrt
-    from statistics import fmean, variance
+    from statistics import fmean, stdev
+
+    from dipole.benchmarks.statistics import welch
 
     a, b = ([float(v) for r in group if (v := r.results.get(name)) is not None] for group in (first, second))
     if not a or not b:
@@ -106,16 +109,12 @@ def _compared(name: str, first: list[RunRecord], second: list[RunRecord]) -> dic
     facts = {"name": name, "first": fmean(a), "second": fmean(b), "seeds": [len(a), len(b)], "difference": difference}
     if len(a) < 2 or len(b) < 2:
         return facts | {"interval": None, "verdict": "one seed"}
-    from scipy.stats import t
-
-    parts = [variance(values) / len(values) for values in (a, b)]
-    if sum(parts) == 0:
+    found = welch(fmean(b), stdev(b), len(b), fmean(a), stdev(a), len(a))
+    if isnan(found.low):
         return facts | {"interval": None, "verdict": "no spread"}
-    freedom = sum(parts) ** 2 / sum(part**2 / (len(v) - 1) for part, v in zip(parts, (a, b), strict=True))
-    half = float(t.ppf(0.975, freedom)) * sqrt(sum(parts))
-    decided = abs(difference) > half
+    decided = found.low > 0 or found.high < 0
     verdict = ("second is higher" if difference > 0 else "first is higher") if decided else "undecided"
-    return facts | {"interval": [difference - half, difference + half], "verdict": verdict}
+    return facts | {"interval": [found.low, found.high], "verdict": verdict}
 
 
 def _shown(value: Any) -> str:
