@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dipole.core.ground.errors import CheckpointError, DipoleError
+from dipole.core.ground.received import read_text
 from dipole.rl import description
 from dipole.rl.pixel_agent import PixelAgent
 
@@ -22,7 +23,7 @@ def keep(folder: Path, agent: PixelAgent, info: dict[str, Any]) -> None:
 def read(folder: Path) -> dict[str, Any]:
     """Read what `keep` wrote; CheckpointError where it is damaged."""
     try:
-        told: dict[str, Any] = json.loads((folder / _FILE).read_text(encoding="utf-8"))
+        told: dict[str, Any] = json.loads(read_text(folder / _FILE))
         if set(told) != {"n_envs", "observation_space", "action_space", "info"}:
             raise ValueError("keys are missing")
         return told

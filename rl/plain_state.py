@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from dipole.core.ground.plain_values import decode, encode
+from dipole.core.ground.received import read_json
 
 
 def files(name: str) -> tuple[str, str]:
@@ -36,6 +37,6 @@ def write(folder: Path, name: str, value: Any) -> None:
 def read(folder: Path, name: str) -> Any:
     """Read what `write` wrote; an error of Python's where it is damaged."""
     tree, stored = files(name)
-    told = json.loads((folder / tree).read_text(encoding="utf-8"))
+    told = read_json(folder / tree)
     with np.load(folder / stored, allow_pickle=False) as arrays:
         return decode(told, arrays)

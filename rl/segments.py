@@ -5,7 +5,6 @@ so that removing either folder leaves the other whole; where a file system has n
 has overwritten is linked no more.
 """
 
-import hashlib
 import os
 import re
 import shutil
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from dipole.core.ground.errors import CheckpointError
+from dipole.core.ground.files import digest
 from dipole.rl.replay import FrameReplayBuffer
 
 _NAME = re.compile(r"replay-\d+-\d+\.npz")
@@ -80,9 +80,7 @@ def read(folder: Path, buffer: FrameReplayBuffer, told: list[dict[str, Any]]) ->
         if one.steps[1] != two.steps[0]:
             raise ValueError(f"{one.file} and {two.file} do not follow each other")
     for each in segments:
-        with open(folder / each.file, "rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != each.sha256:
+        if digest(folder / each.file) != each.sha256:
             raise CheckpointError(
                 f"the checkpoint {folder} is damaged: the content of {each.file} does not match its checksum. Use "
                 "another one."
@@ -134,9 +132,7 @@ def _write(
     path = folder / f"replay-{steps[0]:09d}-{steps[1]:09d}.npz"
     arrays: dict[str, Any] = buffer.part(steps, planes)
     np.savez(path, **arrays)
-    with open(path, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return Segment(path.name, path.stat().st_size, digest, steps, planes, folder)
+    return Segment(path.name, path.stat().st_size, digest(path), steps, planes, folder)
 
 
 def _joined(folder: Path, buffer: FrameReplayBuffer, segments: list[Segment]) -> list[Segment]:

@@ -19,8 +19,9 @@ import numpy as np
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecTransposeImage
 
 from dipole.core.contrast.objective import Composite, Objective
-from dipole.core.ground.errors import CheckpointError, DipoleError
+from dipole.core.ground.errors import CheckpointError, DipoleError, ReceivedError
 from dipole.core.ground.files import replacing, why
+from dipole.core.ground.received import read_json
 from dipole.core.ground.seeding import rng_state, set_rng_state
 from dipole.rl import description, plain_state, segments
 from dipole.rl.callbacks.contrastive import LEARNED, Learned
@@ -119,6 +120,8 @@ def restore(agent: PixelAgent, folder: str | Path) -> None:
 def _readable(folder: Path) -> Iterator[None]:
     try:
         yield
+    except ReceivedError as error:
+        raise CheckpointError(f"the checkpoint {folder} cannot be read: {error}") from error
     except DipoleError:
         raise
     except Exception as error:  # a file of our own form with anything at all in it
@@ -141,7 +144,7 @@ def _take(agent: PixelAgent, state: dict[str, Any]) -> None:
 def check(folder: Path) -> dict[str, Any]:
     """Return the manifest; raise CheckpointError unless every part is there at its full size."""
     try:
-        manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
+        manifest: dict[str, Any] = read_json(folder / "manifest.json")
         known, sizes = manifest["format"], dict(manifest["bytes"])
         parts = segments.sizes(manifest["replay"]) if known == _FORMAT else {}
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from dipole.core.contrast.embedded import Embedded
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.errors import ConfigError, DataError
+from dipole.core.ground.machine import processors
 from dipole.core.ground.transfer import prefetched, sent
 from dipole.core.measure.class_tasks import class_tasks
 from dipole.core.measure.probes import knn_probe
@@ -31,7 +32,7 @@ from dipole.text.corpus_place import place_of, stamp_of, telling
 from dipole.text.document_classification import document_accuracy, held_back
 from dipole.text.embed import SentenceEmbedder
 from dipole.text.encode import SentenceEncoder
-from dipole.text.encoded import Sentences, encode_pieces, processes_here
+from dipole.text.encoded import Sentences, encode_pieces
 from dipole.text.encoders.head import evaluated
 from dipole.text.kept import READ_BY, Kept, Probes, keep
 from dipole.text.model import build_model, clip_each, expanded, fixed_table, limit_of, never_differs, positions_of
@@ -241,7 +242,7 @@ class TextAdapter(Adapter):
                 vocabulary_size=c.vocabulary_size,
                 limit=None if table is not None else c.limit,
                 folder=place_of(c, table, tokens),
-                processes=c.processes or processes_here(),
+                processes=c.processes or processors(),
                 tell=tell,
                 same=lambda: table is not None or stamp_of(c) == before,
             )

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from filelock import FileLock
 
 from dipole.core.ground.cache import found, sum_of
 from dipole.core.ground.errors import DataError
-from dipole.core.ground.files import atomic_file, atomic_write, why
+from dipole.core.ground.files import atomic_file, atomic_write, remove_scratch, why
 from dipole.text.corpus import Document, Piece
 from dipole.text.counting import Counts
 from dipole.text.shard_worker import file_of, made_by
@@ -173,7 +172,7 @@ def encode_pieces(
     pieces = _read(pieces)
     if folder is None:
         shards: list[Shard] = []
-        for _ in _made(tasks_of(pieces, size), numbering, limit, shards.append, None, 1, tell):
+        for _ in _made(tasks_of(pieces, size), numbering, limit, shards, 1, tell):
             pass
         tokens = numbering.tokens or _vocabulary(shards, vocabulary_size, numbering.lower, None)
         ready = [_with_ids(shard, tokens) for shard in shards]
@@ -204,26 +203,28 @@ def _made(
     tasks: Iterable[Task],
     numbering: Numbering,
     limit: int | None,
-    keep: Callable[[Shard], None],
-    folder: Path | None,
+    into: list[Shard] | Path,
     processes: int,
     tell: Told | None,
 ) -> Iterator[Task]:
-    """Have the shards of tasks made, in this process or in others, until there are enough sentences."""
+    """Have the shards of tasks made, in this process or in others, until there are enough sentences.
+
+    They are put into a list, or a folder, where those of an earlier call are taken as they are.
+    """
     tasks = iter(tasks)
     first = list(islice(tasks, 2))
     together = chain(first, tasks)
-    if folder is not None and processes > 1 and len(first) > 1:
-        done = made_by(processes, numbering, folder, together, partial(_there, folder))
+    if isinstance(into, Path) and processes > 1 and len(first) > 1:
+        done = made_by(processes, numbering, into, together, partial(_there, into))
     else:
-        done = _one_by_one(together, numbering, limit, keep, folder)
+        done = _one_by_one(together, numbering, limit, into)
     sentences = 0
     for task, count in done:
         if limit is not None and sentences + count > limit:
             shard = numbering.shard(replace(task, most=limit - sentences))
             count = limit - sentences
-            assert folder is not None  # in memory no shard is larger than it may be
-            shard.save(file_of(folder, task.number))
+            assert isinstance(into, Path)  # in memory no shard is larger than it may be
+            shard.save(file_of(into, task.number))
         sentences += count
         if tell is not None:
             tell(task.characters, sentences)
@@ -233,14 +234,14 @@ def _made(
 
 
 def _one_by_one(
-    tasks: Iterable[Task], numbering: Numbering, limit: int | None, keep: Callable[[Shard], None], folder: Path | None
+    tasks: Iterable[Task], numbering: Numbering, limit: int | None, into: list[Shard] | Path
 ) -> Iterator[tuple[Task, int]]:
     left = limit
     for task in tasks:
-        count = None if folder is None else _there(folder, task)
+        count = _there(into, task) if isinstance(into, Path) else None
         if count is None or (left is not None and count > left):
             shard = numbering.shard(replace(task, most=left))
-            keep(shard) if folder is None else shard.save(file_of(folder, task.number))
+            shard.save(file_of(into, task.number)) if isinstance(into, Path) else into.append(shard)
             count = len(shard.lengths)
         left = None if left is None else left - count
         yield task, count
@@ -284,9 +285,8 @@ def _fill(
 ) -> tuple[Tokens, Sentences]:
     parts = folder / PARTS
     parts.mkdir(parents=True, exist_ok=True)
-    for left in folder.glob(".*.tmp*"):  # of a process that was killed; whoever fills the folder is alone
-        left.unlink(missing_ok=True)
-    numbers = [task.number for task in _made(tasks_of(pieces, size), numbering, limit, print, parts, processes, tell)]
+    remove_scratch(folder)  # of a process that was killed; whoever fills the folder is alone
+    numbers = [task.number for task in _made(tasks_of(pieces, size), numbering, limit, parts, processes, tell)]
     if not same():
         shutil.rmtree(parts, ignore_errors=True)
         raise DataError(
@@ -388,8 +388,3 @@ def _writing(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise not_kept(folder, error) from error
-
-
-def processes_here() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

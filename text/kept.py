@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from dipole.core.ground.errors import CheckpointError
+from dipole.core.ground.received import read_json
 from dipole.text import encoders
 from dipole.text.columns import PairTable
 from dipole.text.config import TextSettings
@@ -93,7 +94,7 @@ class Kept:
         self.folder = folder
         try:
             self.tokens = load_tokens(folder / "tokenizer.json")
-            self.told: dict[str, Any] = json.loads((folder / "text.json").read_text())
+            self.told: dict[str, Any] = read_json(folder / "text.json")
         except (OSError, ValueError) as error:
             raise CheckpointError(f"the model {folder} is damaged: {error}. Train again with --overwrite.") from error
 

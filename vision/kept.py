@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from dipole.core.ground.errors import CheckpointError
+from dipole.core.ground.received import read_json
 from dipole.vision.captions import CaptionBranch
 from dipole.vision.config import VisionConfig
 from dipole.vision.image_set import ImageSet
@@ -97,7 +98,7 @@ def keep(
 def read(folder: Path) -> Kept:
     """Read what `keep` wrote; CheckpointError where it is damaged."""
     try:
-        told = json.loads((folder / "vision.json").read_text(encoding="utf-8"))
+        told = read_json(folder / "vision.json")
         images = KnownImages(**told["images"])
         return Kept(folder, images, told["steps_per_epoch"], told["info"], told["encoder"], told.get("caption", {}))
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 from filelock import FileLock, Timeout
 
 from dipole.core.ground.files import atomic_write, remove_scratch
@@ -129,9 +130,8 @@ def _may_live(path: Path) -> bool:
 
 def _booted() -> float:
     """When this machine was started; 0 where it does not say."""
-    with suppress(OSError, ValueError, StopIteration):
-        lines = Path("/proc/stat").read_text().splitlines()
-        return float(next(line.split()[1] for line in lines if line.startswith("btime")))
+    with suppress(OSError, RuntimeError):
+        return psutil.boot_time()
     return 0.0
 
 

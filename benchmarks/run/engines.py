@@ -11,9 +11,10 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Protocol
 
-from dipole.benchmarks.run.machine import Places, cores, environment_for, visible_gpus
+from dipole.benchmarks.run.machine import Places, environment_for, visible_gpus
 from dipole.benchmarks.run.tasks import Children, Result, Task, execute, execute_here, log_of, not_started, once_more
 from dipole.core.ground.errors import ConfigError
+from dipole.core.ground.machine import processors
 
 RETRY_TAKEN_AFTER = 2.0
 
@@ -36,8 +37,8 @@ class LocalEngine:
         gpus: names for CUDA_VISIBLE_DEVICES; default those this process sees.
         """
         self.gpus = list(visible_gpus() if gpus is None else gpus)
-        self.slots = jobs or len(self.gpus) or cores()
-        self.threads = threads or max(1, cores() // self.slots)
+        self.slots = jobs or len(self.gpus) or processors()
+        self.threads = threads or max(1, processors() // self.slots)
 
     def run(self, tasks: Sequence[Task], runs: Path) -> Iterator[Result]:
         """Start tasks in order, keep going past failures, come back to tasks that another runner holds."""
@@ -68,8 +69,8 @@ class PoolEngine:
         jobs: processes at a time; default one per core.
         threads: computing threads of a process; default the cores divided among the processes.
         """
-        self.slots = jobs or cores()
-        self.threads = threads or max(1, cores() // self.slots)
+        self.slots = jobs or processors()
+        self.threads = threads or max(1, processors() // self.slots)
 
     def run(self, tasks: Sequence[Task], runs: Path) -> Iterator[Result]:
         """As `LocalEngine.run`; a process that is killed is replaced, and takes no run with it but its own."""

@@ -6,10 +6,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from dipole.core.ground.machine import processors as cores
-
-__all__ = ["Places", "cores", "environment_for", "visible_gpus"]
-
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 

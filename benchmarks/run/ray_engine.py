@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from dipole.benchmarks.run.engines import RETRY_TAKEN_AFTER
-from dipole.benchmarks.run.machine import cores, environment_for
+from dipole.benchmarks.run.machine import environment_for
 from dipole.benchmarks.run.tasks import Result, Task, execute, log_of
 from dipole.benchmarks.run_records import BENCH, is_done
 from dipole.core.ground.errors import ConfigError
 from dipole.core.ground.extras import install_line
+from dipole.core.ground.machine import processors
 
 RETRIES = 5
 
@@ -44,9 +45,9 @@ class RayEngine:
             self.ray.init(log_to_driver=False, configure_logging=False)
         total = self.ray.cluster_resources()
         self.gpus = int(total.get("GPU", 0))
-        processors = int(total.get("CPU", cores()))
-        self.threads = threads or (max(1, processors // self.gpus) if self.gpus else 1)
-        self.slots = jobs or max(1, self.gpus or processors // self.threads)
+        available = int(total.get("CPU", processors()))
+        self.threads = threads or (max(1, available // self.gpus) if self.gpus else 1)
+        self.slots = jobs or max(1, self.gpus or available // self.threads)
 
     def run(self, tasks: Sequence[Task], runs: Path) -> Iterator[Result]:
         """Submit tasks as the cluster has room and yield results as they come."""

@@ -20,6 +20,7 @@ from dipole.benchmarks.protocol import leaves
 from dipole.benchmarks.run.work import Work, work_of
 from dipole.core.ground.cache import kept_json
 from dipole.core.ground.machine import processor_name
+from dipole.core.ground.process import boot
 from dipole.core.train.config import RunConfig
 
 TABLE = Path(__file__).with_name("times.json")
@@ -119,11 +120,8 @@ def machine_name() -> str:
 def _boot() -> str:
     import torch
 
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        boot = f"{time.time() - time.monotonic():.0f}"[:-2]
-    return hashlib.sha256(f"{boot} {torch.__version__} {platform.node()}".encode()).hexdigest()[:16]
+    begun = boot() or f"{time.time() - time.monotonic():.0f}"[:-2]
+    return hashlib.sha256(f"{begun} {torch.__version__} {platform.node()}".encode()).hexdigest()[:16]
 
 
 def measure_pace() -> float:

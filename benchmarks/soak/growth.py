@@ -1,12 +1,13 @@
 """Whether a run's memory grows with its updates: resident memory by step, of each domain's smallest recipe."""
 
 import json
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+
+import psutil
 
 from dipole.benchmarks.soak.patience import WORK, Patience
 from dipole.benchmarks.soak.processes import Place
@@ -73,7 +74,6 @@ def _step(runs: Path) -> int:
 
 def _resident(pid: int) -> float:
     try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    except (OSError, IndexError, ValueError):
+        return psutil.Process(pid).memory_info().rss / 1e6
+    except psutil.Error:
         return 0.0
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6

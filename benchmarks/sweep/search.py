@@ -141,11 +141,12 @@ def _single(engine: EngineName, threads: int | None, place: int, slots: int, slu
     """An engine that runs one trial at a time, in its own part of the machine."""
     if engine == "local":
         from dipole.benchmarks.run.engines import LocalEngine
-        from dipole.benchmarks.run.machine import cores, visible_gpus
+        from dipole.benchmarks.run.machine import visible_gpus
+        from dipole.core.ground.machine import processors
 
         gpus = visible_gpus()
         mine = [gpus[place % len(gpus)]] if gpus else []
-        return LocalEngine(1, threads or max(1, cores() // slots), mine)
+        return LocalEngine(1, threads or max(1, processors() // slots), mine)
     return make_engine(engine, 1, threads, slurm=slurm)
 
 

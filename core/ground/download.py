@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import shutil
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from dipole.core.ground.errors import DataError
-from dipole.core.ground.files import sync_folder, why
+from dipole.core.ground.files import digest, sync_folder, why
 
 BASE = "DIPOLE_DATA_URL"  # takes the place of everything in a URL before the file's name
 CHUNK = 1 << 20
@@ -148,12 +147,6 @@ def _check(file: RemoteFile, path: Path) -> None:
             f"{address(file)}: what came has {problem}. It was set aside as {aside}. Repeat the command to fetch it "
             "again; if it stays so, the file was changed where it lies."
         )
-
-
-def digest(path: Path, kind: str = "sha256") -> str:
-    """The checksum of a file, in hexadecimal digits."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, kind).hexdigest()
 
 
 def free_bytes(folder: Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 import shutil
@@ -75,6 +76,12 @@ def scratch(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             _remove(temporary)
+
+
+def digest(path: Path, kind: str = "sha256") -> str:
+    """The checksum of a file, in hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, kind).hexdigest()
 
 
 def remove_scratch(folder: Path, of: str = "*") -> None:

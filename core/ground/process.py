@@ -67,7 +67,12 @@ def _read(text: str) -> dict[str, Any]:
 
 
 def _where() -> dict[str, str]:
-    return {"host": socket.gethostname(), "boot": _first_line("/proc/sys/kernel/random/boot_id"), "namespace": _space()}
+    return {"host": socket.gethostname(), "boot": boot(), "namespace": _space()}
+
+
+def boot() -> str:
+    """What this start of the machine is called; empty where it does not say."""
+    return _first_line("/proc/sys/kernel/random/boot_id")
 
 
 def _space() -> str:

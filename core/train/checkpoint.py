@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Literal
 from torch import Tensor
 
 from dipole.core.ground.errors import CheckpointError, DipoleError
-from dipole.core.ground.files import is_file, put_in_place, scratch, why
+from dipole.core.ground.files import digest, is_file, put_in_place, scratch, why
 from dipole.core.ground.pickles import SWITCH, allowed, read_pickle
 from dipole.core.ground.text import shortened
 from dipole.core.train.state_file import read_state, write_state
@@ -101,9 +101,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             "restricted reader reads it, and the next checkpoint is safetensors. Or start again with --resume never."
         )
     try:
-        with open(path, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if not digest.startswith(match[2]):
+        if not digest(path).startswith(match[2]):
             raise CheckpointError(
                 f"the checkpoint {path} is truncated or damaged ({path.stat().st_size} bytes do not match the hash in "
                 "its name). Delete it; --resume auto takes the one before it."

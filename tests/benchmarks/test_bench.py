@@ -15,11 +15,12 @@ import pytest
 from dipole.benchmarks.run import tasks
 from dipole.benchmarks.run.claim import claim
 from dipole.benchmarks.run.engines import LocalEngine, PoolEngine
-from dipole.benchmarks.run.machine import cores, environment_for, visible_gpus
+from dipole.benchmarks.run.machine import environment_for, visible_gpus
 from dipole.benchmarks.run.tasks import Task, execute, log_of
 from dipole.benchmarks.run_records import BENCH, read_records
 from dipole.core.cli import main
 from dipole.core.ground.errors import ConfigError
+from dipole.core.ground.machine import processors
 
 SUITE = """
 name = "tiny"
@@ -311,7 +312,7 @@ def test_bad_requests_are_one_message(tmp_path, capsys, monkeypatch):
 
 def test_a_task_that_needs_more_gpus_than_there_are_is_refused_before_anything_runs(tmp_path):
     engine = LocalEngine(gpus=["0", "1"])
-    assert (engine.slots, engine.threads) == (2, max(1, cores() // 2))
+    assert (engine.slots, engine.threads) == (2, max(1, processors() // 2))
     with pytest.raises(ConfigError, match="needs 3 GPUs, 2 are visible"):
         list(engine.run([Task("h", "big", ["train"], processes=3)], tmp_path))
 

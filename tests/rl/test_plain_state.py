@@ -87,6 +87,15 @@ def test_a_pickle_in_a_checkpoint_is_never_read(tiny_agent, tmp_path):
         resume(folder, make_env("dot"), device="cpu")
 
 
+@pytest.mark.parametrize("name", ["manifest.json", "state.json"])
+def test_a_pipe_in_a_checkpoint_is_refused_and_not_waited_for(tiny_agent, tmp_path, name):
+    folder = snapshots.save(tiny_agent().learn(12), tmp_path / "agent-000000012")
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(CheckpointError, match=r"damaged|incomplete"):
+        resume(folder, make_env("dot"), device="cpu")
+
+
 @pytest.mark.parametrize("name", ["../agent-000000012", "/etc", "agent-000000012/../x", "agent-1", 3, None, ""])
 def test_a_checkpoint_lies_in_its_folder(tmp_path, name):
     with pytest.raises(CheckpointError, match="is no checkpoint of an agent"):

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from dipole.core.cli import Runner
 from dipole.core.cli.answer import answering
-from dipole.core.ground.download import BASE, Progress, RemoteFile, address, digest, free_bytes
+from dipole.core.ground.download import BASE, Progress, RemoteFile, address, free_bytes
 from dipole.core.ground.errors import ConfigError, DataError
+from dipole.core.ground.files import digest
 from dipole.core.train.data_sets import Built, DataSet, built, data_sets, fetched_folder, find, get, is_prepared
 from dipole.core.train.domains import resolve
 
