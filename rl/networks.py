@@ -165,6 +165,16 @@ class Encoders:
     critic: Any
     critic_target: Any
     beta: float
+    encoder_class: type[PixelEncoder]
+
+    def keywords(self, encoder: dict[str, Any], hidden: list[int]) -> dict[str, Any]:
+        """What SB3's policy is given of keywords of the encoder, and of widths of actor and critic."""
+        return {
+            "net_arch": list(hidden),
+            "features_extractor_class": self.encoder_class,
+            "features_extractor_kwargs": dict(encoder),
+            "normalize_images": False,  # the encoder divides by 255 itself, chunk by chunk
+        }
 
     @property
     def encoder(self) -> PixelEncoder:
@@ -233,10 +243,7 @@ class PixelPolicy(Encoders, SACPolicy):
             observation_space,
             action_space,
             lr_schedule,
-            net_arch=list(hidden),
-            features_extractor_class=self.encoder_class,
-            features_extractor_kwargs=dict(encoder),
-            normalize_images=False,  # the encoder divides by 255 itself, chunk by chunk
+            **self.keywords(encoder, hidden),
         )
 
     def _build(self, lr_schedule: Schedule) -> None:
@@ -319,10 +326,7 @@ class DrQPolicy(Encoders, TD3Policy):
             observation_space,
             action_space,
             lr_schedule,
-            net_arch=list(hidden),
-            features_extractor_class=self.encoder_class,
-            features_extractor_kwargs=dict(encoder),
-            normalize_images=False,  # the encoder divides by 255 itself, chunk by chunk
+            **self.keywords(encoder, hidden),
         )
 
     def _build(self, lr_schedule: Schedule) -> None:
