@@ -19,7 +19,7 @@ import psutil
 from filelock import FileLock, Timeout
 
 from dipole.core.ground.files import atomic_write, remove_scratch
-from dipole.core.ground.process import LONGEST_OWNER, describe_self, is_gone
+from dipole.core.ground.process import LONGEST_OWNER, describe_self, is_gone, is_locked
 from dipole.core.ground.received import read_text
 
 RENEW_EVERY = 10.0
@@ -67,17 +67,6 @@ def is_held(path: Path) -> bool:
 
 def _lock_of(path: Path) -> Path:
     return path.with_suffix(".lock")
-
-
-def is_locked(path: Path) -> bool:
-    """Whether a living process that shares our locks holds a lock file."""
-    if not path.exists():
-        return False
-    try:
-        with FileLock(path, blocking=False):
-            return False
-    except Timeout:
-        return True
 
 
 def _is_renewed_elsewhere(path: Path) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from filelock import FileLock, Timeout
 
 from dipole.core.ground.received import parse_json
 
@@ -55,6 +56,17 @@ def lives_here(text: str) -> bool:
 def host_in(text: str) -> str:
     """The host that a file names, for a message."""
     return str(_read(text).get("host") or "an unknown host")
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a living process that shares our locks holds a lock file."""
+    if not path.exists():
+        return False
+    try:
+        with FileLock(path, blocking=False):
+            return False
+    except Timeout:
+        return True
 
 
 def _read(text: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from dipole.core.cli import Runner
@@ -94,17 +95,11 @@ def _says_running(path: Path) -> bool:
 
 
 def _is_locked(path: Path) -> bool:
-    from filelock import FileLock, Timeout
+    from dipole.core.ground.process import is_locked
 
-    if not (path / ".lock").exists():
-        return False
-    try:
-        with FileLock(path / ".lock", blocking=False):
-            return False
-    except Timeout:
-        return True
-    except OSError:
-        return False
+    with suppress(OSError):
+        return is_locked(path / ".lock")
+    return False
 
 
 def _remove(path: Path) -> None:
