@@ -29,8 +29,10 @@ _LINKS = {
     "render_mode",
 }
 # Clocks and files of the process that has ended; what the vector environment is about to do.
-_OF_THE_PROCESS = {"t_start", "episode_start_time", "results_writer", "actions", "waiting", "reset_infos"}
-_OF_THE_PROCESS |= {"_seeds", "_options", "start_time", "spec", "num_envs", "render_mode"}
+_OF_THE_PROCESS = {
+    "t_start", "episode_start_time", "results_writer", "actions", "waiting", "reset_infos", "_seeds", "_options",
+    "start_time", "spec",
+}  # fmt: skip
 _LIBRARIES = ("gymnasium", "stable_baselines3")
 _DRAWING = ("pygame", "moviepy")
 _State = dict[str, Any]
