@@ -17,7 +17,7 @@ from dipole.core.ground.drawing import check_drawing
 from dipole.core.ground.errors import ConfigError, PairsError
 from dipole.core.ground.seeding import Seeds
 from dipole.core.ground.transfer import prefetched, sent
-from dipole.core.measure.probes import ProbeResult, frozen, linear_probe_on_views
+from dipole.core.measure.probes import ProbeResult, frozen, linear_probe_on_views, measuring_device
 from dipole.core.train.adapter import Adapter, Context, Sketch
 from dipole.core.train.block_losses import BlockShape
 from dipole.core.train.config import Settings
@@ -81,8 +81,10 @@ class VisionAdapter(Adapter):
         self.embedding_dim = self.module.embedding_dim
         self.compiles = config.compile
         last = config.encoder.channels_last
-        self._layout = torch.channels_last if last or (last is None and self.device.type == "cuda") else None
-        if self._layout is not None:
+        last = self.device.type == "cuda" if last is None else last
+        self._measures = measuring_device(self.device, config.probe.device)
+        self._layout = torch.channels_last if last else torch.contiguous_format
+        if last:
             self.module = self.module.to(memory_format=self._layout)  # type: ignore[call-overload]
         # Baselines are probed on the encoder as it was before training.
         # A network of transformers that is used has its configuration alone: it is not what it was.
@@ -163,9 +165,7 @@ class VisionAdapter(Adapter):
             columns = images.columns if isinstance(images, PairedSet) else (images.images,)
             for place, column in enumerate(columns[: len(recipes)]):
                 own = slice(place, None, len(columns))
-                views[own] = random_views(column, index, recipes[own], generator, self.device, mine)
-            if self._layout is not None:
-                views = [view.contiguous(memory_format=self._layout) for view in views]
+                views[own] = random_views(column, index, recipes[own], generator, self.device, mine, self._layout)
             seed = self.seed.stream("augment", "negatives", epoch, step)
             classes = None if labels is None else sent(labels[index[mine]], self.device)
             yield Batch(views, classes, sent(index[mine], self.device), seed, self._tokens(images, index[mine]))
@@ -272,7 +272,7 @@ class VisionAdapter(Adapter):
 
         def embedded(images: ImageSet) -> Tensor:
             z = self._extract(module, module.embedding, images)
-            return z if objective is None else objective.transform(z.to(self.device)).cpu()
+            return z if objective is None else objective.transform(z.to(self.device)).to(z.device)
 
         def read(captions: Sequence[str]) -> Tensor:
             assert isinstance(module, CLIP)
@@ -284,7 +284,7 @@ class VisionAdapter(Adapter):
                     for start in range(0, len(captions), CHUNK)
                 ]
                 z = torch.cat([part.float() for part in parts])
-                return z.cpu() if objective is None else objective.transform(z).cpu()
+                return (z if objective is None else objective.transform(z)).to(self._measures)
 
         first = embedded(pairs)
         second = read(pairs.captions) if pairs.captions else embedded(replace(pairs, images=pairs.others[0]))
@@ -345,7 +345,7 @@ class VisionAdapter(Adapter):
 
         def features(images: ImageSet) -> Tensor:
             x = self._extract(module, module.embedding if embedding else module.features, images)
-            return x if objective is None or not embedding else objective.transform(x.to(self.device)).cpu()
+            return x if objective is None or not embedding else objective.transform(x.to(self.device)).to(x.device)
 
         def read(view: Tensor) -> Tensor:
             if not embedding:
@@ -381,10 +381,11 @@ class VisionAdapter(Adapter):
     def _extract(self, module: Method, function: Any, images: ImageSet) -> Tensor:
         with frozen(module):
             parts = [function(centre(part.to(self.device), self.size)) for part in images.images.split(CHUNK)]
-        return torch.cat([part.float().cpu() for part in parts])
+        return torch.cat([part.float().to(self._measures) for part in parts])
 
     def _pixels(self, images: ImageSet) -> Tensor:
-        return torch.cat([centre(part, self.size).flatten(1) for part in images.images.split(CHUNK)])
+        parts = [centre(part, self.size).flatten(1) for part in images.images.split(CHUNK)]
+        return torch.cat([part.to(self._measures) for part in parts])
 
     def features(self, split: str) -> tuple[Tensor, Tensor | None]:
         """The embeddings (what the objective sees) of the undistorted images."""

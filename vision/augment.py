@@ -7,6 +7,7 @@ parameters.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias
 
@@ -367,15 +368,42 @@ def solarized(images: Tensor, where: Tensor, threshold: int) -> Tensor:
 
 def apply(config: AugmentConfig, images: Tensor, parameters: Parameters) -> Tensor:
     """Augment images (n, C, H, W), uint8 or float in [0, 1], to float (n, C, size, size) in [0, 1]."""
+    return apply_each([config], images, [parameters])[0]
+
+
+def apply_each(
+    configs: Sequence[AugmentConfig],
+    images: Tensor,
+    parameters: Sequence[Parameters],
+    layout: torch.memory_format = torch.contiguous_format,
+) -> list[Tensor]:
+    """A view of the images for each recipe and what was drawn for it; on a GPU kernels make all of them together."""
+    if images.is_cuda and len(images):  # nothing is launched for no images
+        from dipole.vision.fused_views import fused, served
+
+        if served(images.device):
+            return fused(configs, images, parameters, layout)
+    made = [plain(config, images, drawn) for config, drawn in zip(configs, parameters, strict=True)]
+    return [view.contiguous(memory_format=layout) for view in made]
+
+
+def plain(config: AugmentConfig, images: Tensor, parameters: Parameters) -> Tensor:
+    """`apply` by PyTorch's operations, on any device."""
     parameters = parameters.to(images.device)
     n, channels, height, width = images.shape
     size = config.size or min(height, width)
     out = torch.empty(n, channels, size, size, device=images.device)
-    step = n if images.is_cuda else max(1, CACHE_FLOATS // max(height * width, size * size))
+    step = at_once(images, size)
     for start in range(0, n, step):
         part = slice(start, start + step)
         out[part] = _apply(config, size, images[part], parameters[part])
     return out
+
+
+def at_once(images: Tensor, size: int) -> int:
+    """Images that are made into views of `size` at a time: on a processor as many as its cache holds, elsewhere all."""
+    n, _, height, width = images.shape
+    return max(1, CACHE_FLOATS // max(height * width, size * size)) if images.is_cpu else max(1, n)
 
 
 def _apply(config: AugmentConfig, size: int, images: Tensor, p: Parameters) -> Tensor:

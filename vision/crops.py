@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dipole.core.ground.seeding import Seeds
 from dipole.core.ground.transfer import prefetched, sent
-from dipole.vision.augment import AugmentConfig, apply, boxes, draw, draw_cropped
+from dipole.vision.augment import AugmentConfig, apply_each, boxes, draw, draw_cropped
 from dipole.vision.decoding import Box, Encoded
 
 EVERY = slice(None)
@@ -21,6 +21,7 @@ def random_views(
     generator: torch.Generator,
     device: torch.device,
     mine: slice = EVERY,
+    layout: torch.memory_format = torch.contiguous_format,
 ) -> list[Tensor]:
     """A view of each image for each recipe, (b, C, size, size) in [0, 1].
 
@@ -28,12 +29,14 @@ def random_views(
     cropped as they are there; of those that stay encoded each crop is cut from the image as it is stored.
 
     Args:
-        images: (n, C, H, W). index: of the images of a batch over all ranks. mine: which of these are made.
+        images: (n, C, H, W). index: of the images of a batch over all ranks. mine: which of these are made. layout: in
+            memory, of each view.
     """
     if isinstance(images, Tensor):
         pixels = sent(images[index[mine]], device)
         height, width = images.shape[-2:]
-        return [apply(each, pixels, draw(each, len(index), height, width, generator)[mine]) for each in recipes]
+        parameters = [draw(each, len(index), height, width, generator)[mine] for each in recipes]
+        return apply_each(recipes, pixels, parameters, layout)
     sizes = [each.size or images.size for each in recipes]
     drawn = [draw_cropped(each, len(index), generator, size) for each, size in zip(recipes, sizes, strict=True)]
     chances = [each[mine] for _, each in drawn]
@@ -44,7 +47,7 @@ def random_views(
 
     cut = images.crops(index[mine], place, sizes)
     return [
-        apply(each, sent(pixels, device), parameters[mine])
+        apply_each([each], sent(pixels, device), [parameters[mine]], layout)[0]
         for each, pixels, (parameters, _) in zip(recipes, cut, drawn, strict=True)
     ]
 

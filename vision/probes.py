@@ -95,6 +95,9 @@ class ProbeConfig(Settings):
     online: OnlineConfig | None = Field(
         None, description="train a linear probe beside the encoder and log its accuracy; default none"
     )
+    device: Literal["auto", "cpu"] = Field(
+        "auto", description="where features are kept, probed and diagnosed: the run's device, or the processor"
+    )
     baselines: bool = Field(False, description="also probe the untrained encoder and the raw pixels")
 
     @model_validator(mode="after")

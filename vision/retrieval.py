@@ -34,7 +34,7 @@ def recall(a: Tensor, b: Tensor, ids: Tensor, same_things: bool = False) -> dict
         right = torch.zeros_like(scores, dtype=torch.bool)
         right[query[mine] - start, candidate[mine]] = True
         if same_things:
-            itself = ids[of_query[start:stop], 0].unsqueeze(1) == ids[of_candidate, 1]
+            itself = (ids[of_query[start:stop], 0].unsqueeze(1) == ids[of_candidate, 1]).to(scores.device)
             scores = scores.masked_fill(itself & ~right, -torch.inf)
         best = scores.masked_fill(~right, -torch.inf).amax(1, keepdim=True)
         ranks.append(1 + ((scores > best) & ~right).sum(1))
@@ -54,4 +54,4 @@ def _distinct(numbers: Tensor) -> tuple[int, Tensor, Tensor]:
 def zero_shot(images: Tensor, captions: Tensor, labels: Tensor) -> float:
     """Share of images (n, d) that are nearest to the caption (C, d) of their own class, by cosine (labels (n,))."""
     nearest = (normalize(images.float()) @ normalize(captions.float()).T).argmax(1)
-    return float((nearest == labels).double().mean())
+    return float((nearest == labels.to(nearest.device)).double().mean())

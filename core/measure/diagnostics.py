@@ -311,6 +311,10 @@ def uniformity(pairs: Pairs | Tensor, t: Annotated[float, Range(above=0), "preci
     """Log of the mean Gaussian potential of different instances, the mean over both encoders where there are two.
 
     nan if there are no such pairs.
+
+    Args:
+        pairs: who is what to whom, or embeddings (N, d), which are all different.
+        t: precision of the potential e^{-t ||z_i - z_j||^2}, > 0.
     """
     pairs = every_pair(pairs) if isinstance(pairs, Tensor) else pairs
     return float(torch.tensor([_uniformity(side, t) for side in pairs.within_sides()]).mean())

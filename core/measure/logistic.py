@@ -1,16 +1,17 @@
 """Regularised logistic regression to convergence: one solver for a single fit and for many training subsets at once."""
 
+import copy
 import math
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dipole.core.ground.errors import DataError, OptionError
-from dipole.core.measure.preconditioner import Curvature, Preconditioner, preconditioner
+from dipole.core.measure.preconditioner import PLAIN_ABOVE, Curvature, Preconditioner, preconditioner
 
 STEPS = 400  # iterations a value of C may take; a problem that needs more is said to
 FIRST_REFRESH, REFRESH = 4, 20  # iterations after which the preconditioner is made anew: curvature moves with the fit
@@ -18,6 +19,8 @@ SLOW = 40  # iterations after which a dearer one is worth it
 FAR = 1e4  # times the bound, where the first fit still is then: the factors are worth making anew
 IN_CACHE = 2**18  # logits worked on at a time
 KEPT = 2**25  # logits that are kept from one iteration to the next; more are made anew
+LED = 4  # problems from which on that of their mean is solved first, for the others to start from
+LEADS = 16  # times the tolerance that this is solved to: it is no more than a start
 TOGETHER = 128  # columns of logits that are solved at once: thin matrix products do not fill a processor
 LARGEST = 1e9  # features beyond leave no digits in float32 products
 SMALLEST_SPREAD = 0.1  # of the decision values, below which a tolerance that is a share of it is one of this
@@ -114,7 +117,8 @@ def solve_subsets(
     classes = max(2, int(y.max()) + 1)
     rest = _rows(x, ~used)
     x, y = _rows(x, used), _rows(y, used)
-    masks = torch.as_tensor(np.ascontiguousarray(subsets[used].T), dtype=torch.float32)
+    distinct, same = _distinct(subsets[used])
+    masks = torch.as_tensor(distinct, dtype=torch.float32)
     solver = _Solver(x, y, classes, masks, tolerance, steps=STEPS, relative=True)
     order = sorted(range(len(grid)), key=lambda i: grid[i])
     columns = (1 if classes == 2 else classes) * len(masks) * len(grid)
@@ -122,13 +126,22 @@ def solve_subsets(
     out = np.empty((len(grid), *subsets.shape), dtype=np.uint16)
     converged = np.empty((len(grid), subsets.shape[1]), dtype=bool)
     for group in groups:
-        converged[group] = solver.solve([float(grid[i]) for i in group]).numpy()
+        if len(group) > 1 and len(masks) >= LED:
+            solver.lead([float(grid[i]) for i in group])
+        converged[group] = solver.solve([float(grid[i]) for i in group]).numpy()[:, same]
         for where, rows in ((used, None), (~used, rest)):
             if where.any():
                 found = solver.predicted(rows).view(len(group), len(masks), -1).transpose(1, 2)
                 for place, index in enumerate(group):
-                    out[index][where] = found[place].numpy()
+                    out[index][where] = found[place].numpy()[:, same]
     return Predicted(out, converged)
+
+
+def _distinct(subsets: np.ndarray) -> tuple[np.ndarray, list[int]]:
+    """Different columns of (N, P) as rows, and which of them each column is."""
+    places: dict[bytes, int] = {}
+    same = [places.setdefault(column.tobytes(), len(places)) for column in np.packbits(subsets, 0).T]
+    return np.ascontiguousarray(subsets.T[[same.index(place) for place in range(len(places))]]), same
 
 
 def _rows(x: Tensor, which: np.ndarray) -> Tensor:
@@ -184,33 +197,72 @@ class _Solver:
         self.columns = 1 if classes == 2 and relative else classes
         self.ridge = subsets.new_ones(self.x.shape[1])
         self.ridge[-1] = 0.0
-        self.weights = subsets.new_zeros(self.columns, len(subsets), self.x.shape[1])  # (K, Q, D)
         self.curvature = Curvature(self.x)
+        self.state = self._blank([0.0])
         self.solved: list[tuple[float, Tensor]] = []  # log C and weights of the last two values that were solved alone
+        self.led: _State | None = None  # of the problem of the mean subset, a column for each C
+
+    def _blank(self, values: Sequence[float]) -> "_State":
+        """All problems at each value of C, from nothing."""
+        problems = len(self.subsets)
+        c = torch.tensor(values).repeat_interleave(problems).to(self.x)
+        which = torch.arange(problems, device=c.device).repeat(len(values))
+        state = _State(self.x.new_zeros(self.columns, len(c), self.x.shape[1]), c, which)
+        if self._room(len(c)):
+            state.decision = self.x.new_zeros(self.columns, len(c), len(self.x))
+        return state
+
+    def _room(self, columns: int) -> bool:
+        """Whether the decision values of so many columns are kept; of many classes a step seldom asks twice."""
+        return self.columns <= PLAIN_ABOVE and self.columns * columns * len(self.x) <= KEPT
+
+    def _preconditioner(self, now: "_State", slow: bool = False) -> Preconditioner:
+        return preconditioner(self.curvature, lambda: self._bends(now), self.columns, now.c, self.ridge, slow)
+
+    @torch.no_grad()
+    def lead(self, values: Sequence[float]) -> None:
+        """Solve the problem of the mean subset at the values of C that are solved next, which start from it.
+
+        Folds differ by a tenth of their rows: one column tells most of what all would find, curvature included.
+        """
+        leader = copy.copy(self)
+        leader.subsets, leader.tolerance = self.subsets.mean(0, keepdim=True), LEADS * self.tolerance
+        self.led = leader._blank(values)
+        leader._descend(self.led, self.steps, whole=True)
 
     @torch.no_grad()
     def solve(self, values: Sequence[float]) -> Tensor:
-        """Minimise for these values of C from where the weights stand; (V, P) whether the tolerance was met."""
-        problems = len(self.subsets)
-        start = self._foreseen(values[0])[:, -problems:].repeat(1, len(values), 1)
-        c = torch.tensor(values).repeat_interleave(problems).to(start)
-        which = torch.arange(problems, device=start.device).repeat(len(values))
-        state = _State(start, c, which)
+        """Minimise for these values of C from where the last one ended; (V, P) whether the tolerance was met."""
+        state = self._start(values)
         left = self._descend(state, self.steps)
         if left.numel() and self.x.dtype == torch.float32:
             left = left[self._in_double(state, left)]
-        self.weights = state.weights
-        self.solved = [*self.solved[-1:], (math.log(values[0]), self.weights)] if len(values) == 1 else []
-        met = torch.ones(len(which), dtype=torch.bool)
+            state.decision = None
+        self.state = state
+        self.solved = [*self.solved[-1:], (math.log(values[0]), state.weights)] if len(values) == 1 else []
+        met = torch.ones(len(state.c), dtype=torch.bool)
         met[left.cpu()] = False
-        return met.view(len(values), problems)
+        return met.view(len(values), -1)
 
-    def _foreseen(self, value: float) -> Tensor:
-        """Weights to start a value of C from: they bend little along log C, so two values tell the next."""
-        if len(self.solved) < 2:
-            return self.weights
-        (first, before), (second, now) = self.solved
-        return now + min(1.0, (math.log(value) - second) / (second - first)) * (now - before)
+    def _start(self, values: Sequence[float]) -> "_State":
+        """Where these values of C start: weights bend little along log C, so the two before tell the next."""
+        state = self._blank(values)
+        if self.led is not None:
+            led = self.led.repeat(len(self.subsets))
+            state.weights, state.pairs, state.decision = led.weights, led.pairs, led.decision
+            state.precondition = led.precondition
+        elif self.solved:
+            (first, before), (second, now) = self.solved[0], self.solved[-1]
+            along = min(1.0, (math.log(values[0]) - second) / (second - first)) if first < second else 0.0
+            state.weights, state.decision = now + along * (now - before), None
+        elif self.columns > PLAIN_ABOVE:
+            # From nothing every class bends as 1 / K, and at the end as its own points do, at about even odds: those
+            # that are against all others are reached along the class means, rather than by a search for the scale.
+            gradient, _ = self._gradient(state)
+            reached = _inner(gradient, gradient) / (state.c * self.subsets.sum(1)[state.which])  # mean margin (Q,)
+            length = math.log(self.columns) / reached.clamp_min(1e-30)
+            state.weights, state.decision = -length[:, None] * gradient, None
+        return state
 
     def _in_double(self, state: "_State", left: Tensor) -> Tensor:
         """Go on in float64 with the columns that are left; places among them of those that stay unfinished."""
@@ -223,48 +275,50 @@ class _Solver:
         state.weights[:, left] = part.weights.to(state.weights)
         return missed
 
-    def _descend(self, state: "_State", steps: int) -> Tensor:
-        """Iterate until all columns have converged or the steps are used up; the columns that have not (M,)."""
+    def _descend(self, state: "_State", steps: int, whole: bool = False) -> Tensor:
+        """Iterate until all columns have converged or the steps are used up; the columns that have not (M,).
+
+        `whole`: what has converged goes on with the rest, and the state keeps what was learnt of the curvature.
+        """
         active = torch.arange(len(state.c), device=state.c.device)
-        now = _State(state.weights.clone(), state.c, state.which)
-        if self.columns * len(now.c) * len(self.x) <= KEPT:
-            now.decision = self._product(now.weights)
+        now = copy.copy(state)
+        now.weights = state.weights.clone()
+        if now.decision is None and self._room(len(now.c)):
+            now.decision = state.decision = self._product(now.weights)
         gradient, spread = self._gradient(now)
-        precondition = preconditioner(self.curvature, self._bends(now), now.c, self.ridge)
-        pairs: list[tuple[Tensor, Tensor, Tensor]] = []  # steps s, changes of the gradient y, 1 / <s, y>
+        precondition = now.precondition or self._preconditioner(now)
         stalled, least, careful = 0, math.inf, False
         for number in range(1, steps + 1):
-            direction, decrement = _direction(gradient, pairs, precondition)
+            direction, decrement = _direction(gradient, now.pairs, precondition)
             bound = now.c * self.subsets.sum(1)[now.which] * self.tolerance**2
             if self.relative:
                 bound = bound * spread.clamp_min(SMALLEST_SPREAD**2)
             open_ = decrement > bound
             if not bool(open_.any()):
-                state.weights[:, active] = now.weights
+                state.keep(active, now, precondition if whole else None)
                 return active[:0]
             worst = float((decrement / bound).max())
             stalled = 0 if worst < 0.7 * least else stalled + 1
             least = min(least, worst)
             if stalled >= 3 * REFRESH and self.x.dtype == torch.float32:
                 break  # rounding, not curvature, holds it up
-            if int(open_.sum()) <= 0.8 * len(open_):
-                state.weights[:, active] = now.weights
+            if not whole and int(open_.sum()) <= 0.8 * len(open_):
+                state.keep(active, now)
                 active, now = active[open_], now.take(open_)
                 gradient, direction = gradient[:, open_], direction[:, open_]
                 decrement, bound = decrement[open_], bound[open_]
-                pairs = [(step[:, open_], bend[:, open_], inverse[open_]) for step, bend, inverse in pairs]
                 precondition = precondition.take(open_)
             before, first = now.weights, gradient
             gradient, spread, careful = self._move(now, direction, decrement, bound, careful)
             step, bend = now.weights - before, gradient - first
             inner = _inner(step, bend)
-            pairs.append((step, bend, torch.where(inner > 0, 1 / inner.clamp_min(1e-30), 0.0)))
-            del pairs[: -self.history]
+            pair = step, bend, torch.where(inner > 0, 1 / inner.clamp_min(1e-30), 0.0)
+            now.pairs = [*now.pairs, pair][-self.history :]
             far = number == FIRST_REFRESH and worst > FAR
             if far or number % REFRESH == 0:
-                precondition = preconditioner(self.curvature, self._bends(now), now.c, self.ridge, slow=number >= SLOW)
-        state.weights[:, active] = now.weights
-        _, decrement = _direction(gradient, pairs, precondition)
+                precondition = self._preconditioner(now, slow=number >= SLOW)
+        state.keep(active, now, precondition if whole else None)
+        _, decrement = _direction(gradient, now.pairs, precondition)
         return active[decrement > bound] if len(decrement) == len(bound) else active
 
     def _move(
@@ -300,7 +354,9 @@ class _Solver:
     def predicted(self, features: Tensor | None = None) -> Tensor:
         """Labels (Q, N) of the points fitted, or of other features (N, d), by every column."""
         if features is None:
-            return torch.cat([_labels(decision) for _, decision in self._decisions(self.weights)], 1)
+            if self.state.decision is not None:
+                return _labels(self.state.decision)
+            return torch.cat([_labels(decision) for _, decision in self._decisions(self.state.weights)], 1)
         weight, bias = self.coefficients()
         rows = max(1, IN_CACHE // bias.numel())
         found = [_labels(weight @ part.T.to(weight) + bias[..., None]) for part in features.split(rows)]
@@ -308,10 +364,10 @@ class _Solver:
 
     def coefficients(self) -> tuple[Tensor, Tensor]:
         """Weight (K, Q, d) and bias (K, Q) for features as they were given, in float64."""
-        weight = self.weights[..., :-1].double()
+        weight = self.state.weights[..., :-1].double()
         if self.basis is not None:
             weight = weight @ self.basis.T
-        return weight, self.weights[..., -1].double() - weight @ self.mean
+        return weight, self.state.weights[..., -1].double() - weight @ self.mean
 
     def _pieces(self, columns: int) -> Iterator[slice]:
         """Rows whose decision values by so many columns stay in the cache."""
@@ -381,16 +437,47 @@ class _Solver:
 
 @dataclass
 class _State:
-    """Weights (K, Q, D) of the columns, their C (Q,), the problem (Q,) that each is; decision values (K, Q, N)."""
+    """Weights (K, Q, D) of the columns, their C (Q,), the problem (Q,) that each is, what is known of their curvature.
+
+    A pair is a step s (K, Q, D), the change y of the gradient (K, Q, D) along it, and 1 / <s, y> (Q,). Decision values
+    (K, Q, N) are kept where there is room for them, and replaced rather than written to.
+    """
 
     weights: Tensor
     c: Tensor
     which: Tensor
+    pairs: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
     decision: Tensor | None = None
+    precondition: Preconditioner | None = None
 
     def take(self, kept: Tensor) -> "_State":
-        decision = None if self.decision is None else self.decision[:, kept]
-        return _State(self.weights[:, kept], self.c[kept], self.which[kept], decision)
+        """Those columns (Q,) alone, without a preconditioner."""
+        return _State(
+            self.weights[:, kept],
+            self.c[kept],
+            self.which[kept],
+            [(step[:, kept], bend[:, kept], inverse[kept]) for step, bend, inverse in self.pairs],
+            None if self.decision is None else self.decision[:, kept],
+        )
+
+    def repeat(self, times: int) -> "_State":
+        """Each column so many times."""
+        every = torch.arange(len(self.c), device=self.c.device).repeat_interleave(times)
+        state = self.take(every)
+        state.precondition = None if self.precondition is None else self.precondition.repeat(times)
+        return state
+
+    def keep(self, active: Tensor, now: "_State", precondition: Preconditioner | None = None) -> None:
+        """Take over the columns that are active now; with a preconditioner, which is of all, what else was learnt."""
+        self.weights[:, active] = now.weights
+        if now.decision is None:
+            self.decision = None
+        elif len(active) == len(self.c):
+            self.decision = now.decision
+        elif self.decision is not None:
+            self.decision = self.decision.index_copy(1, active, now.decision)
+        if precondition is not None:
+            self.pairs, self.precondition = now.pairs, precondition
 
 
 def _probabilities(decision: Tensor) -> Tensor:

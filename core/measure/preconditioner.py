@@ -1,5 +1,7 @@
 """Approximate inverses of the Hessians of many logistic regressions that share their features."""
 
+import copy
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -9,6 +11,7 @@ SHARED_ABOVE = 16  # classes above which one factor serves all: 100 of their own
 PLAIN_ABOVE = 300  # classes above which no factor follows what bends
 WEIGHED_BELOW = 1000  # features below which each row's own curvature is worth a product of the features
 FACTORED_BELOW = 3000  # features above which factors cost more than the iterations that they save
+ALIKE = 3.0  # times, at most, that the curvatures of two values of C which one factor serves differ in any direction
 RANK = 200  # of the part of a wide Gram matrix that is inverted
 STRIPS = 4
 
@@ -24,6 +27,10 @@ class Preconditioner(Protocol):
         """The same for those columns (Q,) alone."""
         ...
 
+    def repeat(self, times: int) -> "Preconditioner":
+        """The same for each column so many times."""
+        ...
+
 
 class Curvature:
     """Products of the features with themselves, each made once."""
@@ -31,6 +38,7 @@ class Curvature:
     def __init__(self, x: Tensor) -> None:
         self.x = x  # (N, D)
         self._gram: Tensor | None = None
+        self._least: float | None = None
         self._top: tuple[Tensor, Tensor, Tensor] | None = None
 
     def gram(self) -> Tensor:
@@ -38,6 +46,13 @@ class Curvature:
         if self._gram is None:
             self._gram = self.weighed(None)
         return self._gram
+
+    def least(self) -> float:
+        """The least pivot of X^T X without the constant, somewhat above its least eigenvalue; 0 where it has none."""
+        if self._least is None:
+            factor, failed = torch.linalg.cholesky_ex(self.gram()[:-1, :-1])
+            self._least = 0.0 if int(failed) else float(factor.diagonal().min()) ** 2
+        return self._least
 
     def weighed(self, weights: Tensor | None) -> Tensor:
         """X^T diag(weights) X (D, D), its upper blocks computed and mirrored."""
@@ -67,22 +82,28 @@ class Curvature:
 
 
 def preconditioner(
-    curvature: Curvature, probabilities: Tensor, c: Tensor, ridge: Tensor, slow: bool = False
+    curvature: Curvature,
+    probabilities: Callable[[], Tensor],
+    classes: int,
+    c: Tensor,
+    ridge: Tensor,
+    slow: bool = False,
 ) -> Preconditioner:
     """What fits the number of features and classes.
 
     Args:
-        probabilities: (V, K, N) of every row at the V different values of C.
+        probabilities: gives those of every row, (V, K, N), at the V different values of C; asked for where they count.
+        classes: K.
         c: (Q,) C of every column, equal ones side by side.
         ridge: (D,) weight of each feature's square.
         slow: whether the iteration has shown to need a better one.
     """
     values, counts = c.unique_consecutive(return_counts=True)
-    if probabilities.shape[1] > PLAIN_ABOVE:
-        return Plain(curvature, probabilities, values, counts)
+    if classes > PLAIN_ABOVE:
+        return Plain(curvature, classes, values, counts)
     if curvature.x.shape[1] > FACTORED_BELOW:
-        return Spectral(curvature, probabilities, values, counts, ridge)
-    return Factored(curvature, probabilities, values, counts, ridge, slow)
+        return Spectral(curvature, probabilities(), values, counts, ridge)
+    return Factored(curvature, probabilities(), values, counts, ridge, slow)
 
 
 class Factored:
@@ -90,7 +111,8 @@ class Factored:
 
     The Hessian of a softmax is sum_n (diag(p_n) - p_n p_n^T) (x) x_n x_n^T. In the eigenvectors u of its mean over the
     rows, classes that are taken for each other become a direction of their own, and what is left beside the blocks
-    u^T (diag(p_n) - p_n p_n^T) u is small.
+    u^T (diag(p_n) - p_n p_n^T) u is small. Where the data bend far more than the ridge, a larger C is the same factor
+    scaled.
     """
 
     scaled = True
@@ -98,23 +120,27 @@ class Factored:
     def __init__(
         self, curvature: Curvature, probabilities: Tensor, values: Tensor, counts: Tensor, ridge: Tensor, slow: bool
     ) -> None:
-        self.counts = counts.tolist()
-        self.rotations: list[Tensor | None] = []
-        self.factors: list[list[Tensor]] = []
         by_row = slow or len(curvature.x[0]) <= WEIGHED_BELOW
-        for p, c in zip(probabilities, values.tolist(), strict=True):
-            rotation, bends = _directions(p)
-            self.rotations.append(rotation)
+        turned = [_directions(p) for p in probabilities]
+        levels = [c * bends.mean(1).clamp_min(1e-6) for c, (_, bends) in zip(values, turned, strict=True)]
+        uneven = [[by_row and _uneven(bend) for bend in bends] for _, bends in turned]
+        groups = [[place] for place in range(len(values))]
+        if len(values) > 1 and len(levels[0]) == 1 and not any(each[0] for each in uneven):
+            groups = _alike([float(level) for level in levels], curvature.least())
+        self.counts = [int(counts[group].sum()) for group in groups]
+        self.rotations = [turned[group[0]][0] for group in groups]
+        self.factors: list[list[Tensor]] = []
+        scale = values.new_ones(len(values))
+        for group in groups:
+            middle = (levels[group[0]] * levels[group[-1]]).sqrt()
+            scale[group] = torch.stack([(middle / levels[place]).mean() for place in group])
             factors = []
-            for bend in bends:
-                mean = bend.mean()
-                if by_row and float((bend - mean).abs().max()) > 0.1 * float(mean):
-                    hessian = curvature.weighed(bend).mul_(c)
-                else:
-                    hessian = curvature.gram() * (c * float(mean.clamp_min(1e-6)))
+            for bend, level, weigh in zip(turned[group[0]][1], middle.tolist(), uneven[group[0]], strict=True):
+                hessian = curvature.weighed(bend).mul_(values[group[0]]) if weigh else curvature.gram() * level
                 hessian.diagonal().add_(ridge + 1e-6)
                 factors.append(_cholesky(hessian))
             self.factors.append(factors)
+        self.scale = scale.repeat_interleave(counts)[:, None]  # (Q, 1)
 
     def __call__(self, vectors: Tensor) -> Tensor:
         out = []
@@ -128,7 +154,7 @@ class Factored:
                 solved = torch.stack([_solve(v, factor) for v, factor in zip(turned, factors, strict=True)])
             back = solved.reshape(len(solved), -1)
             out.append((back if rotation is None else rotation @ back).view_as(part))
-        return torch.cat(out, 1) if len(out) > 1 else out[0]
+        return (torch.cat(out, 1) if len(out) > 1 else out[0]) * self.scale
 
     def take(self, kept: Tensor) -> "Factored":
         part = object.__new__(Factored)
@@ -137,6 +163,13 @@ class Factored:
         part.counts = [left[i] for i in there]
         part.rotations = [self.rotations[i] for i in there]
         part.factors = [self.factors[i] for i in there]
+        part.scale = self.scale[kept]
+        return part
+
+    def repeat(self, times: int) -> "Factored":
+        part = copy.copy(self)
+        part.counts = [times * count for count in self.counts]
+        part.scale = self.scale.repeat_interleave(times, 0)
         return part
 
 
@@ -145,10 +178,10 @@ class Plain:
 
     scaled = False
 
-    def __init__(self, curvature: Curvature, probabilities: Tensor, values: Tensor, counts: Tensor) -> None:
+    def __init__(self, curvature: Curvature, classes: int, values: Tensor, counts: Tensor) -> None:
         # A class bends as if its own points were at even odds, along their longest direction.
         length = torch.linalg.vecdot(curvature.x, curvature.x).mean()
-        own = len(curvature.x) / probabilities.shape[1]
+        own = len(curvature.x) / classes
         self.scale = (1 / (1 + values * (own * length / 4))).repeat_interleave(counts)[:, None]  # (Q, 1)
 
     def __call__(self, vectors: Tensor) -> Tensor:
@@ -158,6 +191,11 @@ class Plain:
     def take(self, kept: Tensor) -> "Plain":
         part = object.__new__(Plain)
         part.scale = self.scale[kept]
+        return part
+
+    def repeat(self, times: int) -> "Plain":
+        part = copy.copy(self)
+        part.scale = self.scale.repeat_interleave(times, 0)
         return part
 
 
@@ -191,6 +229,11 @@ class Spectral:
         part.vectors, part.scale, part.inner = self.vectors, self.scale[kept], self.inner[kept]
         return part
 
+    def repeat(self, times: int) -> "Spectral":
+        part = copy.copy(self)
+        part.scale, part.inner = self.scale.repeat_interleave(times, 0), self.inner.repeat_interleave(times, 0)
+        return part
+
 
 def _directions(p: Tensor) -> tuple[Tensor | None, Tensor]:
     """Directions of the classes (K, K-1), and the curvature of the rows (K-1, N) along each; p (K, N)."""
@@ -204,6 +247,24 @@ def _directions(p: Tensor) -> tuple[Tensor | None, Tensor]:
     contrasts = torch.linalg.qr(torch.cat([ones, torch.eye(len(p), len(p) - 1).to(mean)], 1))[0][:, 1:]
     directions = (contrasts @ torch.linalg.eigh(contrasts.T @ mean @ contrasts)[1]).to(p)
     return directions, directions.T.square() @ p - (directions.T @ p).square()
+
+
+def _alike(levels: list[float], least: float) -> list[list[int]]:
+    """Places of ascending levels l in groups whose l G + 1 are nearly in proportion, of G's least eigenvalue."""
+    groups = [[0]]
+    for place, level in enumerate(levels[1:], 1):
+        first = levels[groups[-1][0]]
+        if level >= first and least + 1 / first <= ALIKE * (least + 1 / level):
+            groups[-1].append(place)
+        else:
+            groups.append([place])
+    return groups
+
+
+def _uneven(bend: Tensor) -> bool:
+    """Whether rows bend (N,) by more than a tenth otherwise than their mean."""
+    mean = bend.mean()
+    return float((bend - mean).abs().max()) > 0.1 * float(mean)
 
 
 def _solve(rows: Tensor, factor: Tensor) -> Tensor:

@@ -73,6 +73,14 @@ class ProbeResult:
         return {f"{prefix}/{name}": value for name, value in values.items() if value is not None}
 
 
+def measuring_device(device: torch.device, asked: str = "auto") -> torch.device:
+    """Where features are kept and measured: the device, or the processor if `asked` is "cpu".
+
+    Probes compute in double precision, which Apple's devices do not have: the processor serves them.
+    """
+    return torch.device("cpu") if asked == "cpu" or device.type == "mps" else device
+
+
 # --- the data every probe starts from -------------------------------------------------------------------------------
 
 

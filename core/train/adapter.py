@@ -205,9 +205,10 @@ class Adapter(ABC):
 
     @abstractmethod
     def features(self, split: str) -> tuple[Tensor, Tensor | None]:
-        """Return embeddings (n, embedding_dim) and labels (n,) or None of the split "train" or "test", on the CPU.
+        """Return embeddings (n, embedding_dim) and labels (n,) or None of the split "train" or "test".
 
-        They are what the objective sees, before `objective.transform`. A negative label means that a row has none.
+        They are what the objective sees, before `objective.transform`. A negative label means that a row has none. They
+        are measured on the device that the embeddings lie on.
         """
 
     def diagnostic_pairs(self) -> Embedded | Pairs | tuple[Pairs, ...] | None:

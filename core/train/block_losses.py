@@ -55,6 +55,7 @@ def block_losses(
     Raises:
         DataError: if no class has b + 1 points in one of the parts.
     """
+    train_y, test_y = train_y.to(train_x.device), test_y.to(train_x.device)
     classes = train_y[train_y >= 0].unique()
     known = torch.isin(test_y, classes)
     means = torch.stack([train_x[train_y == each].mean(0) for each in classes])  # (C, d)
@@ -70,7 +71,7 @@ def block_losses(
 
 def _of_batches(x: Tensor, y: Tensor, means: Tensor, shape: BlockShape, seed: int) -> list[tuple[Tensor, Tensor]]:
     """Both losses of each point of each batch of blocks; the supervised one where no class collides."""
-    sampler = ClassBlocks(y.numpy(), shape.b + 1, None, Seeds(seed))
+    sampler = ClassBlocks(y.cpu().numpy(), shape.b + 1, None, Seeds(seed))
     epochs = -(-BLOCKS * sampler.size // len(sampler))
     together = max(TOGETHER, shape.k + 1)
     rows = np.concatenate([sampler.rows(epoch) for epoch in range(epochs)]).reshape(-1, sampler.size)[:BLOCKS]

@@ -29,6 +29,7 @@ class Card:
         usage: Python that uses it, with FOLDER for the folder.
         pipeline: the Hub's task, such as "image-feature-extraction"; library: that loads it; tags: further ones.
         notes: what else there is to know, as paragraphs.
+        measured: what the head names as results first, in the form that the Hub's readers of such models expect.
     """
 
     what: str
@@ -37,6 +38,7 @@ class Card:
     library: str = ""
     tags: tuple[str, ...] = ()
     notes: str = ""
+    measured: tuple[tuple[str, str], ...] = ()
 
 
 def write_card(folder: Path, card: Card, record: Any, data: dict[str, Any]) -> None:
@@ -73,7 +75,7 @@ def _head(card: Card, record: Any, data: dict[str, Any]) -> str:
     lines += [f"- {_yaml(tag)}" for tag in ("contrastive-learning", "self-supervised", "dipole", *card.tags)]
     if name.startswith("hub:"):
         lines += ["datasets:", f"- {_yaml(name.removeprefix('hub:'))}"]
-    measured = list(_measured(record))
+    measured = [*card.measured, *_measured(record)]
     if measured:
         lines += ["model-index:", f"- name: {_yaml(str(record.name))}", "  results:"]
         lines += [f"  - task: {{type: {_yaml(card.pipeline)}}}"]

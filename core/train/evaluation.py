@@ -102,7 +102,8 @@ def diagnose(
     """Measure the geometry of frozen embeddings (n, d); a negative label means none."""
     if objective is not None:
         device = next(objective.parameters(), features).device
-        features = objective.transform(features.to(device)).cpu()
+        features = objective.transform(features.to(device)).to(features.device)
+    labels = None if labels is None else labels.to(features.device)
     values = {
         "mean_distance": diagnostics.mean_distance(features),
         "margin_occupancy": diagnostics.margin_occupancy(features),

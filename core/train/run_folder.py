@@ -185,6 +185,10 @@ def _identity_today(path: Path, written: float) -> tuple[str, float]:
 def find_run(text: str, runs: Path) -> RunFolder:
     """Find a run by the path of its folder, or by the first digits of its hash (or folder's name) inside `runs`.
 
+    Args:
+        text: a path, or digits.
+        runs: the folder of runs.
+
     Raises:
         ConfigError: nothing or more than one run fits.
     """

@@ -7,7 +7,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold
 
 from dipole.core.ground.errors import OptionError
-from dipole.core.measure.logistic import predictions
+from dipole.core.measure.logistic import predictions, solve_subsets
 from dipole.text.scaling import halves_normalised
 from dipole.text.senteval.protocols import Settings, classify
 from dipole.text.senteval.task import Split, Task
@@ -31,6 +31,49 @@ def test_all_problems_at_once_equal_scikit_learn_one_by_one(classes):
         for p in range(7):
             model = LogisticRegression(C=c, tol=1e-9, max_iter=5000).fit(x[subsets[:, p]], y[subsets[:, p]])
             assert np.mean(found[i, :, p] == model.predict(x)) >= 0.9975  # one point on the border may tip
+
+
+@pytest.mark.parametrize("scale", [0.05, 1.0, 30.0])
+@pytest.mark.parametrize("rank", [12, 4])
+def test_values_of_c_that_are_solved_together_each_reach_their_own_optimum(scale, rank):
+    """Folds start from the mean fold and share factors where the ridge is small: both must leave no trace."""
+    x, y = blobs(300, 12, 2, seed=3)
+    draw = np.random.default_rng(4)
+    x = scale * np.concatenate([x[:, :rank], x[:, :rank] @ draw.normal(size=(rank, 12 - rank))], 1)
+    parts = np.arange(300) % 6
+    subsets = parts[:, None] != np.arange(7)  # six folds, and all rows
+    grid = [2.0**t for t in range(-3, 7)]
+    found = predictions(x, y, subsets, grid, tolerance=1e-5)
+    centre = x.mean(0)
+    for i in range(0, len(grid), 3):
+        for p in (0, 6):
+            model = LogisticRegression(C=grid[i], tol=1e-10, max_iter=20000, solver="newton-cholesky")
+            model.fit((x - centre)[subsets[:, p]], y[subsets[:, p]])
+            assert np.mean(found[i, :, p] == model.predict(x - centre)) >= 0.9966  # one point on the border may tip
+
+
+@pytest.mark.parametrize("classes", [2, 20])
+def test_a_subset_that_is_given_twice_is_answered_twice(classes):
+    x, y = blobs(200, 6, classes, seed=5)
+    first, second = np.random.default_rng(6).random((2, 200)) < 0.8
+    twice = np.stack([second, first, second, second, first], 1)
+    found = solve_subsets(x, y, twice, [1.0, 8.0])
+    once = solve_subsets(x, y, np.stack([first, second], 1), [1.0, 8.0])
+    assert found.labels.shape == (2, 200, 5)
+    assert found.converged.shape == (2, 5)
+    assert np.mean(found.labels == once.labels[..., [1, 0, 1, 1, 0]]) >= 0.995
+    assert not np.array_equal(found.labels[..., 0], found.labels[..., 1])
+
+
+def test_hundreds_of_classes_reach_the_optimum_that_scikit_learn_finds():
+    """Their start and preconditioner are of their own, and the values of C start from each other."""
+    x, y = blobs(700, 10, 310, seed=8)
+    subsets = np.ones((700, 1), dtype=bool)
+    found = solve_subsets(x, y, subsets, [0.25, 4.0], tolerance=1e-4)
+    assert found.converged.all()
+    for labels, c in zip(found.labels, [0.25, 4.0], strict=True):
+        model = LogisticRegression(C=c, tol=1e-5, max_iter=2000).fit(x - x.mean(0), y)
+        assert np.mean(labels[:, 0] == model.predict(x - x.mean(0))) >= 0.995
 
 
 def test_the_solver_survives_collinear_huge_and_constant_features():

@@ -17,7 +17,7 @@ def stl10_binary(source: str, options: Decoding, wanted: Classes) -> Source:
     path = Path(source).expanduser()
     splits = tuple(name for name in ("train", "test", "unlabeled") if (path / f"{name}_X.bin").is_file())
     listed = path / "class_names.txt"
-    names = tuple(listed.read_text().split()) if listed.is_file() else ()
+    names = tuple(listed.read_text(encoding="utf-8").split()) if listed.is_file() else ()
 
     def read(split: str) -> ImageSet:
         raw = np.fromfile(path / f"{split}_X.bin", np.uint8)

@@ -1,0 +1,86 @@
+"""Probes and diagnostics stay where the features are: on a device apart they compute what they do on the processor."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dipole.core.measure import probes
+from dipole.core.measure.class_tasks import class_tasks
+from dipole.core.train.block_losses import BlockShape, block_losses
+from dipole.core.train.evaluation import diagnose
+from dipole.vision.config import VisionConfig
+from dipole.vision.retrieval import recall, zero_shot
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from elsewhere import ELSEWHERE, Far, elsewhere, sent
+
+N, M, D, C = 60, 40, 6, 4
+
+
+def points(n: int, seed: int) -> tuple[Tensor, Tensor]:
+    source = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % C
+    x = torch.randn(n, D, generator=source) + torch.eye(C, D)[labels] * 2
+    return x, torch.where(torch.arange(n) % 11 == 10, -1, labels)
+
+
+def as_numbers(found: Any) -> Any:
+    if isinstance(found, probes.ProbeResult):
+        assert found.scores.device.type == "cpu"
+        return found.metrics("probe") | {"converged": found.converged}
+    return found
+
+
+MEASURES = {
+    "linear": lambda x, p, y, q: probes.linear_probe(x, p, y, q),
+    "sgd": lambda x, p, y, q: probes.linear_probe(x, p, y, q, solver="sgd", epochs=2, learning_rate=0.1, batch_size=16),
+    "few_shot": lambda x, p, y, q: probes.few_shot_probe(x, p, y, q, draws=2),
+    "mean": lambda x, p, y, q: probes.mean_classifier(x, p, y, q),
+    "knn": lambda x, p, y, q: probes.knn_probe(x, p, y, q, k=5),
+    "kmeans": lambda x, p, y, q: probes.kmeans_accuracy(y, q, inits=2),
+    "tasks": lambda x, p, y, q: class_tasks(x, p, y, q, classifiers=("mean", "few"), draws=2),
+    "losses": lambda x, p, y, q: block_losses(x, p, y, q, BlockShape(2)),
+    "diagnostics": lambda x, p, y, q: diagnose(y, q, None)[0],
+    "histogram": lambda x, p, y, q: diagnose(y, q, None)[1].model_dump(),
+    "retrieval": lambda x, p, y, q: recall(x[:M], y, torch.arange(M).unsqueeze(1).expand(-1, 2) // 2, True),
+    "zero_shot": lambda x, p, y, q: zero_shot(y, x[:C], q),
+}
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_what_is_measured_on_a_device_is_what_is_measured_here(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (x, p), (y, q) = points(N, 0), points(M, 1)
+    wanted = as_numbers(MEASURES[name](x, p, y, q))
+    generator = torch.Generator
+    monkeypatch.setattr(torch, "Generator", lambda device="cpu": generator())
+    # Scores come back, features do not; Arora's terms take a few hundred points in double precision on the processor.
+    with elsewhere(M * D if name in ("diagnostics", "histogram") else M * C):
+        found = as_numbers(MEASURES[name](sent(x), p, sent(y), q))
+    # Singular values are those of another call.
+    assert found == (pytest.approx(wanted, rel=1e-6) if name == "diagnostics" else wanted)
+
+
+def test_the_stand_in_notices() -> None:
+    x = sent(torch.ones(3, 4))
+    with elsewhere(4):
+        assert isinstance(torch.zeros(3, device=ELSEWHERE), Far)
+        assert (x + torch.zeros(3, 1, device=ELSEWHERE)).sum().item() == 12
+        with pytest.raises(AssertionError, match="of the processor"):
+            x + torch.zeros(3, 1)
+        with pytest.raises(AssertionError, match="back to the processor"):
+            x.cpu()
+
+
+def test_the_run_says_where() -> None:
+    """The run's device, unless it has no double precision or the recipe says otherwise."""
+    cuda = torch.device("cuda", 1)
+    assert probes.measuring_device(cuda) == cuda
+    assert probes.measuring_device(cuda, "cpu") == torch.device("cpu")
+    assert probes.measuring_device(torch.device("mps")) == torch.device("cpu")
+    config = VisionConfig.model_validate_json(json.dumps({"probe": {"device": "cpu"}}))
+    assert config.probe.device == "cpu"
