@@ -193,6 +193,12 @@ def parametrize_with_checks(
             check(subject)
 
     Needs pytest. A check that does not apply is skipped.
+
+    Args:
+        targets: as `check_objective` takes them.
+        slow: also the checks that take more than a few seconds.
+        only: names of checks; all of them if left out.
+        ranks: compare two processes with one as well.
     """
     import pytest
 

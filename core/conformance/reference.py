@@ -21,7 +21,30 @@ Number = Tensor  # () float64
 
 @dataclass(frozen=True)
 class Case:
-    """Anchors, candidates and who is what to whom; `parameters` are the learned matrices as lists of rows."""
+    """Anchors, candidates and who is what to whom, as lists of plain rows.
+
+    Args:
+        anchors: A rows (d).
+        candidates: C rows (d).
+        positives: of each anchor, the indices of its positives among the candidates.
+        dropped: of each anchor, candidates that are neither positives nor negatives.
+        labels: class of each anchor.
+        candidate_labels: class of each candidate.
+        views: anchors are candidates too, as in SimCLR.
+        among: so many anchors, the first ones, are candidates already.
+        first_negative: candidates before it are nobody's negatives.
+        of_block: anchors of each block, block after block; 0: there are no blocks.
+        draw: what random choices among blocks depend on.
+        instances: instance of each anchor.
+        others: candidates that another encoder made than the anchors.
+        candidate_instances: instance of each candidate.
+        anchor_views: view of each anchor.
+        candidate_views: view of each candidate; -1: none.
+        queue: candidates that are past embeddings.
+        queue_of_keys: the candidates' encoder made them, not the anchors'.
+        side: so many anchors, which are candidates, are of one encoder and the rest of another; 0: there is one.
+        parameters: the learned matrices by name, as lists of rows.
+    """
 
     anchors: list[Vector]
     candidates: list[Vector]
@@ -30,18 +53,18 @@ class Case:
     labels: list[int] | None = None
     candidate_labels: list[int] | None = None
     views: bool = True
-    among: int = 0  # so many anchors, the first ones, are candidates already
-    first_negative: int = 0  # candidates before it are nobody's negatives
-    of_block: int = 0  # anchors of each block, block after block; 0: there are no blocks
-    draw: int = 0  # what random choices among blocks depend on
-    instances: list[int] = field(default_factory=list)  # of the anchors
-    others: list[int] = field(default_factory=list)  # candidates that another encoder made than the anchors
+    among: int = 0
+    first_negative: int = 0
+    of_block: int = 0
+    draw: int = 0
+    instances: list[int] = field(default_factory=list)
+    others: list[int] = field(default_factory=list)
     candidate_instances: list[int] | None = None
     anchor_views: list[int] = field(default_factory=list)
-    candidate_views: list[int] = field(default_factory=list)  # -1: no view
-    queue: list[int] = field(default_factory=list)  # candidates that are past embeddings
-    queue_of_keys: bool = False  # the candidates' encoder made them, not the anchors'
-    side: int = 0  # so many anchors, which are candidates, are of one encoder and the rest of another; 0: there is one
+    candidate_views: list[int] = field(default_factory=list)
+    queue: list[int] = field(default_factory=list)
+    queue_of_keys: bool = False
+    side: int = 0
     parameters: dict[str, list[Vector]] = field(default_factory=dict)
 
     @classmethod
@@ -103,7 +126,7 @@ def unit(x: Vector) -> Vector:
 
 
 def cosine(x: Vector, y: Vector) -> Number:
-    """Cosine; 0 if either vector is zero."""
+    """Cosine of the vectors x and y, (d) each; 0 if either is zero."""
     return dot(unit(x), unit(y))
 
 
@@ -116,7 +139,7 @@ def total(values: Iterable[Number]) -> Number:
 
 
 def mean(values: Sequence[Number]) -> Number:
-    """Mean that is a float64 zero when there is nothing to average."""
+    """Mean of the values, numbers (); a float64 zero when there are none."""
     return total(values) / len(values) if values else total(values)
 
 

@@ -14,12 +14,16 @@ from contextlib import contextmanager
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from dipole.core.contrast.statistics import AnyStatistic, Extreme, Statistic
 from dipole.core.ground.errors import EngineError
+
+if TYPE_CHECKING:
+    from dipole.core.contrast.kernels.source import Summand
 
 VARIABLE = "DIPOLE_ENGINE"
 INTERPRET = "TRITON_INTERPRET"
@@ -162,6 +166,29 @@ def sums(
         symmetric: x is y, and exclusion is mutual.
         embeddings: of which the rows of x and y are multiples, in the dtype they came in.
     """
+    summands = trusted(x, excluded, statistics, running, extremes, symmetric, embeddings)
+    if summands is None:
+        return None
+    from dipole.core.contrast.kernels.fused import fused
+
+    return fused(x, y, excluded, summands, extremes, symmetric, embeddings, tunes(x))
+
+
+def tunes(x: Tensor) -> bool:
+    """Whether blocks of kernels are chosen by measuring: not where every run has to add up in one order."""
+    return x.is_cuda and not torch.are_deterministic_algorithms_enabled()
+
+
+def trusted(
+    x: Tensor,
+    excluded: Tensor,
+    statistics: Sequence[Statistic],
+    running: Sequence[bool],
+    extremes: Sequence[Extreme],
+    symmetric: bool,
+    embeddings: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Summand, ...] | None:
+    """The statistics as kernels know them, where kernels serve such a sweep; else None. Arguments as of `sums`."""
     global _served
     if (
         reason_against(x.device, x.dtype)
@@ -170,9 +197,8 @@ def sums(
         or not x.shape[1]
     ):
         return None
-    from dipole.core.contrast.kernels.fused import fused
     from dipole.core.contrast.kernels.selfcheck import key_of, verdict
-    from dipole.core.contrast.kernels.source import Summand, summed
+    from dipole.core.contrast.kernels.source import summed
 
     summands: tuple[Summand, ...] = summed(statistics, running)
     key = key_of(x, excluded, summands, extremes, symmetric, embeddings)
@@ -190,8 +216,7 @@ def sums(
     if _verdicts[key]:
         return None
     _served += 1
-    tune = x.is_cuda and not torch.are_deterministic_algorithms_enabled()
-    return fused(x, y, excluded, summands, extremes, symmetric, embeddings, tune)
+    return summands
 
 
 def served() -> int:

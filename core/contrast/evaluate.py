@@ -33,6 +33,11 @@ class Rows:
 
     `pairs` and `x` hold this rank's anchors; `pairs.candidates` and `y` the candidates of all ranks. `further` holds
     the rows of the pairs that `Objective.further` asked for.
+
+    Args:
+        matrix: the similarities that they are of.
+        values: (A,) each, by name.
+        further: rows of other pairs.
     """
 
     def __init__(self, matrix: _Matrix, values: dict[str, Tensor], further: tuple[Rows, ...] = ()) -> None:
@@ -127,7 +132,12 @@ class TermValue:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The loss to descend and the unweighted value of each term by name."""
+    """What an objective returns.
+
+    Args:
+        loss: () to descend.
+        terms: the unweighted value () of each term by name.
+    """
 
     loss: Tensor
     terms: dict[str, TermValue]

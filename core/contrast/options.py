@@ -17,7 +17,14 @@ LARGEST = 2**53
 
 @dataclass(frozen=True)
 class Range:
-    """Bounds of a numeric option: `Annotated[float, Range(above=0)]`."""
+    """Bounds of a numeric option, `Annotated[float, Range(above=0)]`; infinity is never inside.
+
+    Args:
+        above: it is greater than this.
+        at_least: it is this or greater.
+        below: it is less than this.
+        at_most: it is this or less.
+    """
 
     above: float | None = None
     at_least: float | None = None

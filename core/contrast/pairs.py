@@ -101,6 +101,7 @@ class Pairs:
         index: (A,) instance of each anchor: its index in the data set where the domain gives one, else its row in the
             batch of all ranks.
         candidate_index: (C,) the same of the candidates; -1 for what is no instance of the batch.
+        structure: what a constructor knows of the indices, which it has made itself; None: they are checked.
 
     Under several ranks anchors are this rank's; candidates, with their labels, views and index, are all ranks'.
 

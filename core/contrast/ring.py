@@ -13,12 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from dipole.core.contrast import engine
 from dipole.core.contrast.dense import LOWEST
 from dipole.core.contrast.similarity import paired
 from dipole.core.contrast.statistics import AnyStatistic, Extreme, Statistic
@@ -28,6 +30,7 @@ from dipole.core.contrast.travelling import Shares, Travelling
 from dipole.core.ground.distributed import Exchange, all_max, rank, round_trip, world_size
 
 if TYPE_CHECKING:
+    from dipole.core.contrast.kernels.launch import Sweep
     from dipole.core.contrast.objective import Objective
     from dipole.core.contrast.pairs import Pairs
 
@@ -233,14 +236,40 @@ class _Block:
                 behind = slice(tile.columns.start + len(self.x), tile.columns.stop + len(self.x))
                 yield replace(tile, sides=(*tile.sides, Side(behind, 0)))
 
+    @cached_property
+    def kernels(self) -> Sweep | None:
+        """The block as fused kernels see it; None where tiles serve: rows of y have no lists of exclusions here."""
+        terms = self.job.terms
+        if self.other is not None or not (terms or self.job.extremes) or not len(self._seen):
+            return None
+        excluded = self.job.excluded[self.rows] - (self.start + self.first)
+        running = [term.running for term in terms]
+        asked = [term.statistic for term in terms], running, self.job.extremes, self.symmetric
+        summands = engine.trusted(self.x, excluded, *asked)
+        if summands is None:
+            return None
+        from dipole.core.contrast.kernels.fused import sweep_of
+
+        kinds = summands, self.job.extremes, self.symmetric
+        return sweep_of(self.x, self._seen, excluded, *kinds, tune=engine.tunes(self.x))
+
+    @property
+    def _seen(self) -> Tensor:
+        """The rows of y that take part; those of x where they are the same, which no kernel reads twice."""
+        return self.x if self.symmetric else self.y[self.first :]
+
     def look(self) -> _Totals:
         """What the block adds to the rows it serves."""
         found = _Totals.nothing(self.job, self.x, self.served)
-        for tile in self.tiles():
-            for term in self.job.terms:
-                term.add(tile, found.sums, found.shifts)
-            for extreme, value, index in zip(self.job.extremes, found.best, found.where, strict=True):
-                add_extreme(extreme, tile, value, index)
+        if self.kernels is None:
+            for tile in self.tiles():
+                for term in self.job.terms:
+                    term.add(tile, found.sums, found.shifts)
+                for extreme, value, index in zip(self.job.extremes, found.best, found.where, strict=True):
+                    add_extreme(extreme, tile, value, index)
+        else:
+            for name, value in self.kernels.totals().items():
+                getattr(found, name).copy_(value)
         here = self.job.course.start(rank()) + self.rows.start
         for index in found.where:  # so far places in this block
             mine, theirs = index[: len(self.x)], index[len(self.x) :]
@@ -252,8 +281,14 @@ class _Block:
 
     def push(self, grad: Tensor, shifts: Tensor, near: Tensor, dx: Tensor, dy: Tensor | None) -> None:
         """Add the gradients of x (A, d) and y (T, d); grad (N, n), shifts (S, n) and near (n, K) of the rows served."""
-        if self.job.terms:
-            dx_rows, dy_rows = dx[self.rows], None if dy is None else dy[self.first :]
+        dx_rows, dy_rows = dx[self.rows], None if dy is None else dy[self.first :]
+        if self.job.terms and self.kernels is not None:
+            apart = dy_rows is not None and not self.symmetric
+            found, of_y = self.kernels.gradients(self.x, self._seen, grad, shifts, apart)
+            dx_rows += found
+            if of_y is not None and dy_rows is not None:
+                dy_rows += of_y
+        elif self.job.terms:
             for tile in self.tiles():
                 slope = slope_of(tile, self.job.terms, grad, shifts)
                 dx_rows[tile.rows].addmm_(slope, self.y[self.first :][tile.columns])

@@ -11,7 +11,7 @@ _TINY = 1e-12
 
 
 def full_precision(x: Tensor) -> Tensor:
-    """Half-precision embeddings in float32, everything else as it is."""
+    """Embeddings x of any shape, those in half precision as float32, everything else as it is."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pty
 import re
 import shutil
 import socket
@@ -174,11 +173,16 @@ def test_rm_of_a_run_of_another_host_wants_a_word(
     assert not folder.exists()
 
 
-def test_bash_completes_commands_options_and_names(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bash_completes_commands_options_names_and_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("shtab")
     bash = shutil.which("bash")
     if bash is None:
         pytest.skip("no bash")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "mine.toml").write_text("")
     code, script, _ = dipole(capsys, "completion", "bash")
     assert code == 0
     ask = (
@@ -186,7 +190,12 @@ def test_bash_completes_commands_options_and_names(capsys: pytest.CaptureFixture
         'COMP_LINE="${{COMP_WORDS[*]}}"; "$(complete -p dipole | sed -E "s/.*-F ([^ ]+).*/\\1/")"; '
         'echo "${{COMPREPLY[@]}}"'
     )
-    for words, wanted in (("com", {"compare", "completion"}), ("rm --y", {"--yes"}), ("completion z", {"zsh"})):
+    for words, wanted in (
+        ("com", {"compare", "completion"}), ("rm --y", {"--yes"}), ("completion z", {"zsh"}),
+        ("train digits-simc", {"digits-simclr"}), ("train mi", {"mine.toml"}), ("show infon", {"infonce"}),
+        ("bench lmcl-table1", {"lmcl-table1"}), ("data get cifar10", {"cifar10", "cifar100"}),
+        ("rm r", {"runs"}), ("report runs -o mi", {"mine.toml"}),
+    ):  # fmt: skip
         found = subprocess.run(
             [bash, "--norc", "-c", script + "\n" + ask.format(words=words)], capture_output=True, text=True, check=True
         )
@@ -194,11 +203,19 @@ def test_bash_completes_commands_options_and_names(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize("shell", completion.SHELLS)
-def test_every_shell_gets_a_script_that_names_every_command(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_shell_gets_a_script_that_names_every_command(
+    shell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("shtab")
     told = json.loads(dipole(capsys, "completion", shell, "--json")[1])
     assert told["shell"] == shell
     assert all(name in told["script"] for name in cli.names())
+    if (found := shutil.which(shell)) is not None:
+        script = tmp_path / "script"
+        script.write_text(told["script"])
+        load = f'autoload -Uz compinit; compinit -u -D; eval "$(<{script})"' if shell == "zsh" else f"source {script}"
+        read = subprocess.run([found, "-f", "-c", load], capture_output=True, text=True, check=False)
+        assert (read.returncode, read.stderr) == (0, "")
 
 
 def test_completion_without_shtab_is_one_message(
@@ -247,6 +264,7 @@ def test_an_answer_is_json_and_nothing_else(
 
 def escapes(*arguments: object, **environment: str) -> str:
     """What a command writes on a terminal of its own, both streams."""
+    pty = pytest.importorskip("pty")  # Windows has none
     leader, follower = pty.openpty()
     given = {**{k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "CI")}, "TERM": "xterm", **environment}
     command = [sys.executable, "-m", "dipole", *map(str, arguments)]

@@ -194,7 +194,11 @@ def rank_main(rank, file, sizes, results):
 SIZES = {"equal": (5, 5), "unequal": (7, 3), "three": (4, 5, 1)}
 
 
-@pytest.fixture(scope="module", params=list(SIZES.values()), ids=list(SIZES))
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(SIZES[name], marks=[pytest.mark.slow] * (name == "three")) for name in SIZES],
+    ids=list(SIZES),
+)
 def ranks(request):
     with tempfile.TemporaryDirectory() as folder:
         results = os.path.join(folder, "results.pt")

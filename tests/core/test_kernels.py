@@ -8,15 +8,9 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import warnings
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import product
-from multiprocessing import get_context
-from pathlib import Path
 
 import pytest
 import torch
@@ -28,8 +22,7 @@ from dipole.core.contrast.kernels.trace import Untraceable, trace
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.contrast.statistics import Between, Count, Extreme, LogSumExp, SoftmaxMean, Softplus, Statistic, Sum
 from dipole.core.contrast.sweep import row_statistics
-
-needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+from tests.kernel_processes import INTERPRETED, needs_triton, process, resources
 
 EVERYTHING = [
     LogSumExp(2.0),
@@ -77,30 +70,17 @@ def piecewise(s):
 # Processes ------------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _process(environment):
-    """A function that calls functions of this module in a process that was started with these variables."""
-    with ProcessPoolExecutor(1, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        with pytest.MonkeyPatch.context() as patch:
-            for name in ("DIPOLE_ENGINE", "TRITON_INTERPRET"):
-                patch.delenv(name, raising=False)
-            for name, value in environment.items():
-                patch.setenv(name, value)
-            pool.submit(os.getpid).result()
-        yield lambda function, *args: pool.submit(function, *args).result()
-
-
 @pytest.fixture(scope="module")
 def interpreted():
     """Calls a function of this module where kernels are interpreted."""
-    with _process({"TRITON_INTERPRET": "1", "DIPOLE_ENGINE": "triton"}) as call:
+    with process(INTERPRETED) as call:
         yield call
 
 
 @pytest.fixture(scope="module")
 def compiled():
     """Calls a function of this module where kernels are compiled."""
-    with _process({}) as call:
+    with process({}) as call:
         yield call
 
 
@@ -429,13 +409,7 @@ def machine_code(kind, many, half, width, architecture, candidate=0):
         target=GPUTarget("cuda", architecture, 32),
         options={"num_warps": chosen.warps, "num_stages": chosen.stages},
     )
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(built.asm["cubin"])
-        file.flush()
-        tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-        told = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
-    usage = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", told)}
-    return usage, built.metadata.shared, built.asm["ptx"]
+    return resources(built.asm["cubin"]), built.metadata.shared, built.asm["ptx"]
 
 
 TENSOR_CORES = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dipole.benchmarks.run import worker
 from dipole.core.ground import machine
 
 ROOT = Path(__file__).parents[2]
@@ -37,6 +38,26 @@ def test_processors_are_those_that_may_be_used():
 def test_free_memory_is_at_most_what_the_system_says():
     line = next(each for each in Path("/proc/meminfo").read_text().splitlines() if each.startswith("MemAvailable:"))
     assert 0 < machine.free_memory() < 1.1 * 1024 * int(line.split()[1])
+
+
+def test_a_system_without_posix_imports_everything_and_trains(tmp_path):
+    pytest.importorskip("PIL")
+    program = Path(__file__).with_name("without_posix.py")
+    done = subprocess.run([sys.executable, program, tmp_path], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("every module\n"), done.stdout + done.stderr
+    assert done.stdout.endswith("codes 0 0 0 0\n"), done.stdout + done.stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="what Windows does, acted out elsewhere")
+def test_a_worker_follows_its_runner_where_parents_do_not_change(monkeypatch):
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as runner:
+        with monkeypatch.context() as patch:
+            patch.setattr(worker.os, "name", "nt")
+            lives, gone = worker._life_of(runner.pid), worker._life_of(2**22 + 1)
+        assert lives()
+        assert not gone()
+        runner.communicate(b"\n")
+    assert not lives()
 
 
 def test_nothing_that_windows_lacks_is_imported_at_the_top_of_a_module():

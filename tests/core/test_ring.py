@@ -16,6 +16,7 @@ from dipole.core.contrast.embedded import Embedded
 from dipole.core.contrast.travelling import Travelling
 from dipole.core.ground.errors import PairsError
 from tests.core.test_distributed import LAYOUTS, SPECS, batch, build
+from tests.kernel_processes import INTERPRETED, needs_triton
 from tests.leaving import leaving_together
 
 OWN = "indices of one's own"
@@ -117,6 +118,61 @@ def test_nothing_is_gathered_but_for_those_who_look(ranks):
     _, gathered = ranks
     for spec, name in gathered:
         assert name == "block means" or spec in LOOKS, (spec, name)
+
+
+# Kernels ---------------------------------------------------------------------------------------------------------
+
+BY_KERNELS = {
+    "infonce + dp": lambda a, b, queue: Pairs.from_views([a, b]),
+    "hcl(temperature=0.01)": lambda a, b, queue: Pairs.cross(a, b, queue),
+    "triplet(mode=hardest)": lambda a, b, queue: Pairs.cross(a, b),
+    "dcl(similarity=dot)": lambda a, b, queue: Pairs.cross(a, b, queue, batch_negatives=False),
+}
+
+
+def in_ring(spec, views, weight, queue, dtype):
+    """Loss and gradient of a weight that makes the embeddings."""
+    weight = weight.to(dtype).detach().requires_grad_()
+    a, b = (view.to(dtype) @ weight.T for view in views)
+    loss = dipole.objective(spec, ring=True)(BY_KERNELS[spec](a, b, queue.to(dtype))).loss
+    return loss.detach(), torch.autograd.grad(loss, weight)[0]
+
+
+@leaving_together
+def kernels_main(rank, file, sizes, results):
+    from dipole.core.contrast import engine
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=len(sizes))
+    x, weight, _ = batch()
+    mine, queue = slice(sum(sizes[:rank]), sum(sizes[: rank + 1])), x[2, :, : len(weight)]
+    found = {}
+    for spec in BY_KERNELS:
+        before = engine.served()
+        loss, grad = in_ring(spec, x[:2, mine], weight, queue, torch.float32)
+        dist.all_reduce(grad)
+        found[spec] = loss, grad / len(sizes), engine.served() - before, engine.failures()
+    if rank == len(sizes) - 1:
+        torch.save(found, results)
+
+
+@needs_triton
+@pytest.mark.parametrize("sizes", [SIZES["two"], pytest.param(SIZES["four"], marks=pytest.mark.slow)], ids=len)
+def test_kernels_serve_what_comes_by(sizes, tmp_path, monkeypatch):
+    """Interpreted: their sums are joined over the chunks, in float32 as close to one process as they are elsewhere."""
+    for name, value in INTERPRETED.items():
+        monkeypatch.setenv(name, value)
+    mp.spawn(kernels_main, args=(tmp_path / "meet", sizes, tmp_path / "found"), nprocs=len(sizes))
+    monkeypatch.delenv("DIPOLE_ENGINE")
+    x, weight, _ = batch()
+    for spec, (loss, grad, served, failures) in torch.load(tmp_path / "found").items():
+        assert not failures
+        # Of two views a rank's own rows, there and back: a block that serves two ranks is left to tiles.
+        assert served >= 2, spec
+        true, slope = in_ring(spec, x[:2], weight, x[2, :, : len(weight)], torch.float64)
+        torch.testing.assert_close(loss.double(), true, rtol=2e-4, atol=2e-5, msg=lambda m, s=spec: f"{s}: {m}")
+        scale = 1 + float(slope.abs().max())
+        torch.testing.assert_close(grad.double(), slope, rtol=0, atol=2e-4 * scale, msg=lambda m, s=spec: f"{s}: {m}")
 
 
 # What goes wrong -------------------------------------------------------------------------------------------------

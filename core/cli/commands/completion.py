@@ -4,16 +4,34 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
+from shlex import quote
+from typing import Any
 
 from dipole.core.cli import Runner
 
 SHELLS = ("bash", "zsh", "tcsh")
+# What stands where a metavar does; one of a single command is named with it. Kinds are those of `dipole list`.
+FOLDERS = ("RUN", "RUNS", "AGENT", "DIR", "FOLDER")
+FILES = ("FILE", "PATH", "INPUT", "RECIPE", "SUITE")
+NAMES = {
+    "RECIPE": ("recipes",),
+    "SUITE": ("suites",),
+    "dipole check TARGET": ("objectives", "regularizers"),
+    "dipole show NAME": ("objectives", "regularizers", "diagnostics", "recipes", "suites", "domains"),
+    "dipole data get NAME": ("data sets",),
+}
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
     """Print a completion script for bash, zsh or tcsh (extra `completion`).
 
     bash: dipole completion bash > ~/.local/share/bash-completion/completions/dipole
+    zsh:  dipole completion zsh > FOLDER/_dipole, a FOLDER of $fpath
+    tcsh: dipole completion tcsh > ~/.dipole.tcsh, and `source ~/.dipole.tcsh` in ~/.tcshrc
+
+    Commands, options and files; in bash and zsh also the names of recipes, suites, objectives and data sets that are
+    installed when it is printed.
     """
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
@@ -32,6 +50,49 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             f"completion scripts are written by shtab, which is missing: {install_line('completion')}"
         ) from error
-    script = shtab.complete(whole_parser(), shell=arguments.shell)
+    parser = whole_parser()
+    functions = "\n".join(_marked(parser, arguments.shell))
+    script = shtab.complete(parser, shell=arguments.shell, preamble=functions)
     print(json.dumps({"shell": arguments.shell, "script": script}) if arguments.json else script)
     return 0
+
+
+def _marked(parser: argparse.ArgumentParser, shell: str) -> Iterator[str]:
+    """Tell shtab what completes each argument, by its `complete`; yield the functions of the shell that this calls."""
+    import shtab
+
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                yield from _marked(inner, shell)
+            continue
+        metavar = str(action.metavar)
+        kinds = NAMES.get(metavar) or NAMES.get(f"{parser.prog} {metavar}", ())
+        marked: Any = action  # argparse knows of no such attribute
+        if kinds and shell in ("bash", "zsh"):
+            function = "_dipole_" + "_".join((*parser.prog.split()[1:], action.dest))
+            marked.complete = {shell: function}
+            yield _function(function, [name for kind in kinds for name in _names(kind)], metavar in FILES, shell)
+        elif metavar in FOLDERS:
+            marked.complete = shtab.DIRECTORY
+        elif metavar in FILES:
+            marked.complete = shtab.FILE
+
+
+def _function(name: str, words: list[str], files: bool, shell: str) -> str:
+    """A function of the shell that offers words, and files where these can stand in their place."""
+    if shell == "zsh":
+        lines = [f"compadd -- {' '.join(map(quote, words))}", *(["_files"] if files else [])]
+    else:
+        lines = [f'compgen -W {quote(" ".join(words))} -- "$1"', *(['_shtab_compgen_files "$1"'] if files else [])]
+    return "\n".join([f"{name}() {{", *(f"  {line}" for line in lines), "}"])
+
+
+def _names(kind: str) -> list[str]:
+    if kind == "data sets":
+        from dipole.core.train.data_sets import Built, data_sets
+
+        return [name for name, each in data_sets().items() if not isinstance(each, Built)]
+    from dipole.core.cli.commands.list import list_kind
+
+    return [entry["name"] for entry in list_kind(kind)]

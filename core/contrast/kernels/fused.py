@@ -60,11 +60,24 @@ def fused(
             taken, which are exact, and the factors are multiplied in afterwards.
         tune: choose blocks by measuring.
     """
-    lists = excluded.sort(1).values.to(torch.int32)
-    factors = _factors(x, y, embeddings)
-    sweep = Sweep(*factors, lists, symmetric, tuple(summands), tuple(extremes), tune)
+    sweep = sweep_of(x, y, excluded, summands, extremes, symmetric, embeddings, tune)
     found: tuple[Tensor, ...] = _Fused.apply(x, y, sweep)  # type: ignore[no-untyped-call]
     return found
+
+
+def sweep_of(
+    x: Tensor,
+    y: Tensor,
+    excluded: Tensor,
+    summands: Sequence[Summand],
+    extremes: Sequence[Extreme],
+    symmetric: bool,
+    embeddings: tuple[Tensor, Tensor] | None = None,
+    tune: bool = False,
+) -> Sweep:
+    """The same as kernels see it, without gradient."""
+    lists = excluded.sort(1).values.to(torch.int32)
+    return Sweep(*_factors(x, y, embeddings), lists, symmetric, tuple(summands), tuple(extremes), tune)
 
 
 def _factors(x: Tensor, y: Tensor, embeddings: tuple[Tensor, Tensor] | None) -> tuple[Factors, Factors]:

@@ -155,6 +155,11 @@ class Sweep:
 
     def sums(self) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Sums (N, A), their shifts (S, A), and indices (A,)."""
+        total = self.totals()
+        return total["sums"], total["shifts"], list(total["where"].long())
+
+    def totals(self) -> dict[str, Tensor]:
+        """The same, `sums`, `shifts` and `where` (X, A), with the extreme values, `best` (X, A)."""
         rows, columns = len(self.x.values), len(self.y.values)
         text, numbers = forward(self.summands, self.extremes, self.halved)
         if self.halved:
@@ -168,7 +173,7 @@ class Sweep:
             self._launch(text, numbers, FORWARD, self.x, self.y, splits, counts, found)
             held = {name: torch.cat([total[name].unsqueeze(0), new]) for name, new in found.items()} if total else found
             total = _joined(self.summands, **held)
-        return total["sums"], total["shifts"], list(total["where"].long())
+        return total
 
     def _slots(self, count: int) -> dict[str, Tensor]:
         """What a launch writes: `count` shares of every row's sums, shifts and extremes."""
