@@ -3,12 +3,14 @@
 import gzip
 import json
 import multiprocessing
+import random
 import time
 
 import numpy as np
 import pytest
 
 from dipole.core.ground.errors import DataError
+from dipole.text import splitting
 from dipole.text.corpus import Document, pydoc_documents, read_documents, split_sentences
 from dipole.text.encoded import building, encode_documents
 from dipole.text.shards import Numbering
@@ -32,6 +34,57 @@ def test_a_line_of_ten_megabytes_is_read():
     found = split_sentences(line)
     assert sum(len(s.split()) for s in found) == 2_000_003
     assert found[-1] == "Next one."
+
+
+def test_sentences_are_those_of_punkt() -> None:
+    from nltk.tokenize.punkt import PunktParameters, PunktSentenceTokenizer
+
+    parameters = PunktParameters()
+    parameters.abbrev_types = set(splitting.ABBREVIATIONS.split())
+    punkt = PunktSentenceTokenizer(parameters)
+    parts = [
+        "Mr",
+        "word",
+        "J",
+        "U.S",
+        "e.g",
+        "No",
+        "end",
+        "3",
+        "x-Dr",
+        "it's",
+        "\u00e9t\u00e9",
+        "A",
+        ".",
+        ".",
+        ".",
+        "!",
+        "?",
+    ]
+    parts += [
+        ". ",
+        "! ",
+        "? ",
+        ".. ",
+        "... ",
+        " ",
+        " ",
+        '"',
+        "'",
+        "(",
+        ")",
+        "\u201d",
+        " -- ",
+        ",",
+        ";",
+        ": ",
+        ". . . ",
+        "[1]",
+    ]
+    rng = random.Random(0)
+    for _ in range(1000):
+        text = " ".join("".join(rng.choices(parts, k=rng.randint(1, 25))).split())
+        assert split_sentences(text) == punkt.tokenize(text), text
 
 
 def test_the_embedded_corpus_is_prose_by_topic():

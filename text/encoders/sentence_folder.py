@@ -40,7 +40,8 @@ def with_modules(part: Part, source: str | None, pooling: str = "mean") -> Part:
     listed = None if source is None else _file(source, "modules.json")
     if source is None or listed is None:
         return part
-    modules = [(each["type"].rpartition(".")[2], each["path"]) for each in json.loads(listed.read_text())]
+    told = json.loads(listed.read_text(encoding="utf-8"))
+    modules = [(each["type"].rpartition(".")[2], each["path"]) for each in told]
     kinds = [kind for kind, _ in modules]
     if kinds[:2] != ["Transformer", "Pooling"] or not set(kinds[2:]) <= set(_READ) or modules[0][1]:
         raise ConfigError(
@@ -83,7 +84,7 @@ def _file(source: str, name: str) -> Path | None:
 
 def _config(source: str, path: str) -> dict[str, Any]:
     found = _file(source, f"{path}/config.json")
-    config: dict[str, Any] = {} if found is None else json.loads(found.read_text())
+    config: dict[str, Any] = {} if found is None else json.loads(found.read_text(encoding="utf-8"))
     inputs = {config.get("module_input_name"), config.get("module_output_name")} - {None, "sentence_embedding"}
     if inputs or config.get("include_prompt") is False:
         raise ConfigError(f"text.transformer = {source!r}: {path} reads or leaves out what is no whole sentence.")
