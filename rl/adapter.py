@@ -33,12 +33,15 @@ from dipole.rl.contrast import bilinear_terms, start_bilinear
 from dipole.rl.dqn import BranchEncoder
 from dipole.rl.encoder import PixelEncoder
 from dipole.rl.envs.registry import find, make_env
+from dipole.rl.envs.running.admission import stack
 from dipole.rl.envs.running.faults import guarded
 from dipole.rl.envs.running.workers import WorkerVecEnv
+from dipole.rl.episodes.at_once import evaluate_each
 from dipole.rl.episodes.history import SCORES, Evaluation, scores
 from dipole.rl.episodes.play import evaluate
 from dipole.rl.export import export_sb3
 from dipole.rl.exported import NO_VECTORS
+from dipole.rl.hub import export_hub
 from dipole.rl.replay import FrameBatch
 
 if TYPE_CHECKING:
@@ -70,7 +73,7 @@ class RLAdapter(Adapter):
     )
     precisions: ClassVar[tuple[str, ...]] = tuple(_PRECISIONS)
     objective_optional: ClassVar[bool] = True
-    export_formats: ClassVar[tuple[str, ...]] = ("sb3",)
+    export_formats: ClassVar[tuple[str, ...]] = ("sb3", "huggingface-sb3")
 
     config: RLConfig
 
@@ -103,14 +106,15 @@ class RLAdapter(Adapter):
         self.embedding_dim = self.agent.settings.features
         self.steps_per_epoch = 1000
         self.history: list[Evaluation] = []
-        self._observations: list[np.ndarray] = []
+        self._observations: list[Any] = []
         self._pending: Path | None = None
+        self._players: WorkerVecEnv | None = None
 
     @classmethod
     def sketch(cls, config: Any, batch_size: int, world_size: int = 1) -> Sketch:
         # No environment is made: an encoder wants the size of its images alone.
         rendered = config.size or find(config.task).default("size")
-        if rendered is not None:
+        if rendered is not None and config.inputs != "state":
             channels = 3 * config.frame_stack
             seen = augmentation.resolve(
                 config.augmentation, channels, rendered, config.image_size, config.crop_inclusive
@@ -129,7 +133,8 @@ class RLAdapter(Adapter):
 
     def _environments(self) -> VecEnv:
         make = [partial(find(self.config.task).make, **self.config.environment()) for _ in range(self.config.envs)]
-        return WorkerVecEnv(make) if self.config.workers else DummyVecEnv(make)  # type: ignore[arg-type]
+        apart = self.config.workers or self.config.overlap
+        return WorkerVecEnv(make) if apart else DummyVecEnv(make)  # type: ignore[arg-type]
 
     def fit(self, run: "Run") -> None:
         """SB3's loop until the environment steps of the recipe are taken."""
@@ -145,10 +150,13 @@ class RLAdapter(Adapter):
         callback = _Report(run, self)
         repeat = getattr(self._evaluation_env.unwrapped, "action_repeat", 1)
         first = agent.num_timesteps == 0
+        agent.completes = False  # where a call of `learn` ends is nothing that a result may depend on
         while agent.environment_steps < run.total_steps:
             rest = -(-(run.total_steps - agent.environment_steps) // repeat)
             agent.learn(rest, callback=callback, log_interval=None, reset_num_timesteps=first)
             first = False
+        agent.catch_up()
+        agent.settle()
         callback.report()
 
     @property
@@ -168,7 +176,7 @@ class RLAdapter(Adapter):
 
     def embed(self, batch: FrameBatch) -> Pairs:
         """Anchors of the encoder against keys of the momentum encoder."""
-        return self.agent._pairs(batch, self.agent.policy.encoder(batch.observations))
+        return self.agent._pairs(batch, self.agent.anchors(batch.observations))
 
     def _played(self, part: EvaluatedPart) -> int:
         """The seed of evaluated episodes: other ones than those of the test for choosing settings."""
@@ -183,14 +191,13 @@ class RLAdapter(Adapter):
     def evaluate(self, objective: Any) -> dict[str, float]:
         """Returns of whole episodes and the scores reached so far."""
         agent = self.agent
-        observations: list[np.ndarray] = []
-        play = partial(evaluate, agent, self._evaluation_env, self.config.episodes)
-        returns = play(self._played(self.part), observations=observations)
+        observations: list[Any] = []
+        returns = self._play(self._played(self.part), observations=observations)
         picks = self.seed.numpy("probe", "observations").permutation(len(observations))[:_KEPT]
         self._observations = [observations[index] for index in np.sort(picks)]
         self.history = [each for each in self.history if each.environment_steps < agent.environment_steps]
         if self.part == self.reported or self._has_new_score:
-            reported = returns if self.part == self.reported else play(self._played(self.reported))
+            reported = returns if self.part == self.reported else self._play(self._played(self.reported))
             self.history.append(Evaluation(agent.environment_steps, agent.num_timesteps, tuple(reported)))
         return {
             "return/mean": float(np.mean(returns)),
@@ -201,6 +208,18 @@ class RLAdapter(Adapter):
             **self._normalised(float(np.mean(returns))),
             **{f"score/{name}": value for name, value in scores(self.history).items()},
         }
+
+    def _play(self, seed: int, observations: list[Any] | None = None) -> list[float]:
+        """Returns of an evaluation's episodes."""
+        config = self.config
+        if config.evaluation_seeds == "first":
+            return evaluate(self.agent, self._evaluation_env, config.episodes, seed, observations=observations)
+        if config.evaluation_workers == 1:
+            return evaluate_each(self.agent, self._evaluation_env, config.episodes, seed, observations)
+        if self._players is None:
+            count = min(config.evaluation_workers, config.episodes)
+            self._players = WorkerVecEnv([partial(find(config.task).make, **config.environment())] * count)
+        return evaluate_each(self.agent, self._players, config.episodes, seed, observations)
 
     def _normalised(self, score: float) -> dict[str, float]:
         """(return - random) / (human - random), where the environment knows both."""
@@ -220,9 +239,13 @@ class RLAdapter(Adapter):
         if not self._observations:
             evaluate(self.agent, self._evaluation_env, 1, self._played(self.part), observations=self._observations)
             self._observations = self._observations[:_KEPT]
-        images = torch.from_numpy(np.stack(self._observations)).to(self.device)
-        encoder = self.agent.policy.encoder
-        return torch.cat([encoder(part) for part in images.split(128)]).float().cpu(), None
+        seen, encoder = self.agent.seen, self.agent.policy.encoder
+        stacked = stack(self._observations)
+        if seen.image is None:
+            return torch.from_numpy(seen.state(stacked)).float(), None
+        images = torch.from_numpy(seen.pixels(stacked)).to(self.device)
+        found = [encoder.head(encoder.convolve(encoder.centre(part))) for part in images.split(128)]
+        return torch.cat(found).float().cpu(), None
 
     def data_info(self) -> dict[str, Any]:
         if self._kept is not None:
@@ -234,11 +257,14 @@ class RLAdapter(Adapter):
             "environment": self.config.environment(),
             "action_repeat": getattr(env.unwrapped, "action_repeat", 1),
         }
-        digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode() + np.ascontiguousarray(first).tobytes())
+        parts = first if isinstance(first, dict) else {"": first}
+        content = b"".join(np.ascontiguousarray(each).tobytes() for each in parts.values())
+        digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode() + content)
+        shapes = {f"observation/{key}" if key else "observation": list(np.shape(each)) for key, each in parts.items()}
         return {
             "name": self.config.task,
             "fingerprint": digest.hexdigest()[:16],
-            "sizes": {"observation": list(first.shape), "replay_bytes": self.agent.replay_buffer.nbytes},
+            "sizes": {**shapes, "replay_bytes": self.agent.replay_buffer.nbytes},
             "action_repeat": described["action_repeat"],
             "environment_steps": self.agent.environment_steps,
             "agent_steps": self.agent.num_timesteps,
@@ -267,11 +293,17 @@ class RLAdapter(Adapter):
         raise ConfigError(f"{self.workdir} {NO_VECTORS}")
 
     def export(self, to: str, folder: Path, record: Any, objective: Any = None) -> None:
-        """Write agent.zip for the agent's `load`, a zip for SB3's own algorithm, its networks' code, and a card."""
+        """Write agent.zip for the agent's `load`, a zip for SB3's own algorithm, its networks' code, and a card.
+
+        "huggingface-sb3" is the same in that library's layout, with a result and a video of episodes played now.
+        """
         agent, train = self.agent, record.config["train"]
         agent.adopt(objective, **_settings_of(train["learning_rate"], train["precision"]))
         agent.num_timesteps, agent.environment_steps = record.data["agent_steps"], record.data["environment_steps"]
-        export_sb3(agent, folder, record, self.data_info())
+        if to == "sb3":
+            export_sb3(agent, folder, record, self.data_info())
+            return
+        export_hub(agent, folder, record, self.data_info(), self._evaluation_env, self.config.episodes, self.seed.probe)
 
 
 def _settings_of(learning_rate: float, precision: str) -> dict[str, Any]:

@@ -14,8 +14,11 @@ from dipole.rl.encoder import Maps, detached
 from dipole.rl.pixel_agent import Logs, PixelAgent, bf16_is_native, duplicates
 from dipole.rl.policy import ContrastivePolicy, q_values, sample_action
 from dipole.rl.replay import FrameBatch
+from dipole.rl.seen import joined
 
 __all__ = ["ContrastiveSAC", "bf16_is_native", "duplicates"]
+
+_DRAWN = ("exploration_mat", "exploration_matrices")  # of gSDE
 
 
 class ContrastiveSAC(PixelAgent, SAC):
@@ -33,16 +36,17 @@ class ContrastiveSAC(PixelAgent, SAC):
     x, x' and each x+ are independent random views of the stored observation.
 
     Args:
-        policy: "CnnPolicy".
-        env: a pixel environment (its id, an instance or a VecEnv): uint8 images, continuous actions.
+        policy: "CnnPolicy"; of a dictionary also "MultiInputPolicy", of vectors "MlpPolicy", which are the same here.
+        env: an environment (its id, an instance or a VecEnv) of uint8 images, vectors or a dictionary of both, with
+            continuous actions.
         objective: text such as "infonce(similarity=bilinear) + 0.1*dp"; "none" trains on augmented images alone; by
             default the preset's. An Objective or a Composite is used as the very module that it is, with its weights.
-        preset: "curl" (the repository), "paper", or "small" (two cores).
+        preset: "curl" (the repository), "paper", "small" (two cores), or "sb3" (SB3's SAC).
         augmentation: "crop", "shift", "none", or a function (B, C, H, W) uint8 -> (B, C, h, w).
         storage: where replay keeps its frames: "host", "device", "disk", or "auto" (on a GPU where they fit).
         settings: any other field of `settings.Settings` by name (batch_size, learning_rate, joint_backward, ...), and
-            SB3's action_noise, replay_buffer_class, replay_buffer_kwargs, stats_window_size, tensorboard_log, verbose,
-            seed, device.
+            SB3's policy_kwargs, action_noise, replay_buffer_class, replay_buffer_kwargs, stats_window_size,
+            tensorboard_log, verbose, seed, device.
 
     Raises:
         ConfigError: for a setting or environment that does not fit; TrainingError if replay cannot fit into memory.
@@ -67,6 +71,7 @@ class ContrastiveSAC(PixelAgent, SAC):
         self.ent_coef_optimizer = self.policy.adam(
             [self.log_ent_coef], chosen.temperature_learning_rate, chosen.temperature_beta
         )
+        self._fit_optimizers()
 
     def _setup_contrast_optimizers(self, own: list[nn.Parameter], rate: float) -> None:
         chosen, encoder = self.settings, list(self.policy.encoder.parameters())
@@ -77,6 +82,35 @@ class ContrastiveSAC(PixelAgent, SAC):
         self.contrast_optimizer = self.policy.adam([*encoder, *own], rate)
         if chosen.encoder_steps == 2:
             self.encoder_optimizer = self.policy.adam(encoder, rate)
+
+    def _store_transition(self, *step: Any) -> None:
+        self.policy.actor.noise_is_new = False
+        super()._store_transition(*step)
+
+    def catch_up(self) -> None:
+        # The rollout that is under way keeps its noise, though every update draws some of its own.
+        distribution: Any = self.policy.actor.action_dist
+        drawn = {name: getattr(distribution, name) for name in _DRAWN} if self.use_sde else {}
+        super().catch_up()
+        for name, noise in drawn.items():
+            setattr(distribution, name, noise)
+
+    def exploration_state(self) -> dict[str, Any] | None:
+        """What gSDE has drawn, for a checkpoint; None without it."""
+        if not self.use_sde:
+            return None
+        actor: Any = self.policy.actor
+        drawn = {name: getattr(actor.action_dist, name).detach().cpu().numpy() for name in _DRAWN}
+        return drawn | {"new": actor.noise_is_new}
+
+    def set_exploration_state(self, state: dict[str, Any] | None) -> None:
+        """Continue with what `exploration_state` returned; a rollout that has not begun keeps its noise."""
+        if state is None or not self.use_sde:
+            return
+        actor: Any = self.policy.actor
+        for name in _DRAWN:
+            setattr(actor.action_dist, name, torch.from_numpy(state[name]).to(self.device))
+        actor.keeps_noise = bool(state["new"])
 
     def set_up_for_playing(self) -> None:
         if self.target_entropy == "auto":
@@ -95,6 +129,9 @@ class ContrastiveSAC(PixelAgent, SAC):
 
     def _steps(self, batch: FrameBatch, contrasting: bool, logs: Logs) -> None:
         chosen, number = self.settings, self._n_updates
+        if self.use_sde:
+            self.policy.actor.reset_noise()  # its deviation may have changed
+            self.policy.actor.noise_is_new = False
         act = number % chosen.actor_every == 0
         target = self._target(batch)
         observations = self.policy.encoder.prepare(batch.observations)
@@ -113,7 +150,7 @@ class ContrastiveSAC(PixelAgent, SAC):
         if act:
             assert convolved is not None
             assert features is not None
-            self._actor_step(detached(convolved), features.detach(), logs)
+            self._actor_step(detached(convolved), features.detach(), batch.states, logs)
         if number % chosen.target_every == 0:
             self._follow()
         if contrasting and not chosen.joint_backward:
@@ -126,15 +163,23 @@ class ContrastiveSAC(PixelAgent, SAC):
         assert self.log_ent_coef is not None
         actor, next_observations = self.policy.actor, self.policy.encoder.prepare(batch.next_observations)
         features = actor.features_extractor.head(self.policy.encoder.convolve(next_observations))  # type: ignore[operator]
-        mean, log_std = actor.distribution(features)
-        action, log_density = sample_action(mean, log_std, torch.randn_like(mean))
+        action, log_density = self._drawn_action(joined(features, batch.next_states))
         following = self.policy.key_encoder
-        q = q_values(self.critic_target, following.head(following.convolve(next_observations)), action)
+        features = joined(following.head(following.convolve(next_observations)), batch.next_states)
+        q = q_values(self.critic_target, features, action)
         value = q.min(1, keepdim=True).values - self.log_ent_coef.exp() * log_density
         return self._bootstrapped(batch, batch.rewards, value)
 
+    def _drawn_action(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions (B, A) of the policy for features (B, d), and their log densities (B, 1)."""
+        actor = self.policy.actor
+        if self.use_sde:
+            return actor.explored(features)
+        mean, log_std = actor.distribution(features)
+        return sample_action(mean, log_std, torch.randn_like(mean))
+
     def _critic_loss(self, features: Tensor, batch: FrameBatch, target: Tensor) -> Tensor:
-        q = q_values(self.critic, features, batch.actions.to(features.dtype))
+        q = q_values(self.critic, joined(features, batch.states), batch.actions.to(features.dtype))
         loss = (q - target).square().mean(0).sum()
         return 0.5 * loss if self.settings.twin_loss == "half" else loss
 
@@ -145,15 +190,15 @@ class ContrastiveSAC(PixelAgent, SAC):
         loss = self._critic_loss(encoder.head(convolved), batch, target)
         logs["critic_loss"] = self._descend("critic", loss, [self.critic.optimizer])
 
-    def _actor_step(self, convolved: Maps, features: Tensor, logs: Logs) -> None:
+    def _actor_step(self, convolved: Maps, features: Tensor, states: Tensor | None, logs: Logs) -> None:
         assert self.log_ent_coef is not None
         assert isinstance(self.ent_coef_optimizer, torch.optim.Adam)
         assert isinstance(self.target_entropy, float)
         actor = self.policy.actor
-        mean, log_std = actor.distribution(actor.features_extractor.head(convolved))  # type: ignore[operator]
-        action, log_density = sample_action(mean, log_std, torch.randn_like(mean))
+        head = actor.features_extractor.head(convolved)  # type: ignore[operator]
+        action, log_density = self._drawn_action(joined(head, states))
         alpha = self.log_ent_coef.detach().exp()
-        q = q_values(self.critic, features, action).min(1, keepdim=True).values
+        q = q_values(self.critic, joined(features, states), action).min(1, keepdim=True).values
         loss = (alpha * log_density - q).mean()
         logs["actor_loss"] = self._descend("actor", loss, [actor.optimizer])
         if self.settings.ent_coef == "auto":

@@ -11,14 +11,25 @@ from dipole.rl.envs.registry import find
 from dipole.rl.settings import DEFAULT, PRESETS, AgentTable, Storage
 
 # Keywords of an environment's factory, where it has them.
-_OF_THE_ENVIRONMENT = ("size", "frame_stack", "action_repeat", "camera", "rendering")
+_OF_THE_ENVIRONMENT = (
+    "size",
+    "frame_stack",
+    "action_repeat",
+    "camera",
+    "rendering",
+    "difficulty",
+    "backgrounds",
+    "dynamic",
+)
 
 
 class RLConfig(AgentTable):
     """The [rl] table. Settings of the agent that are left out come from the preset."""
 
     # The preset stands in the values that it has brought, and so does a file.
-    incidental: ClassVar[frozenset[str]] = frozenset({"preset", "hyperparameters", "storage", "workers"})
+    incidental: ClassVar[frozenset[str]] = frozenset(
+        {"preset", "hyperparameters", "storage", "workers", "evaluation_workers"}
+    )
 
     hyperparameters: str | None = Field(
         None, description="a file of RL Baselines3 Zoo, whose entry for the task (or default) brings what is left out"
@@ -31,13 +42,27 @@ class RLConfig(AgentTable):
     action_repeat: int | None = Field(None, ge=1, description="control steps per action; default the papers'")
     camera: int | None = Field(None, ge=0, description="default 0 (quadruped: 2)")
     rendering: Literal["paper", "fast"] = Field("paper", description="fast: no shadows, reflections, anti-aliasing")
+    difficulty: Literal["easy", "medium", "hard"] | None = Field(
+        None, description="distracting: strength of colours and camera, and how many backgrounds"
+    )
+    backgrounds: str | None = Field(None, description="distracting: a folder of pictures, or of videos as such folders")
+    dynamic: bool = Field(False, description="distracting: whether backgrounds move")
     envs: int = Field(1, ge=1, description="environments that are stepped together")
-    workers: bool = Field(False, description="each environment in a process of its own")
+    workers: bool = Field(False, description="each environment in a process of its own; so with overlap")
     augmentation: Literal["crop", "shift", "bilinear", "none"] = "crop"
     storage: Storage = Field(
         "auto", description="where replay keeps its frames; auto: on a GPU where they fit; disk: in TMPDIR"
     )
     episodes: int = Field(10, ge=1, description="episodes of an evaluation")
+    evaluation_seeds: Literal["first", "each"] = Field(
+        "first", description="first: one for the first episode of an evaluation; each: every episode has its own"
+    )
+    evaluation_workers: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="processes that play an evaluation's episodes side by side (evaluation_seeds: each)",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -59,7 +84,15 @@ class RLConfig(AgentTable):
 
     @model_validator(mode="after")
     def _with_effect(self) -> Self:
+        if self.evaluation_workers > 1 and self.evaluation_seeds == "first":
+            raise ValueError(
+                "evaluation_workers play episodes that have seeds of their own: set evaluation_seeds = 'each' (their "
+                "returns are then the same for any number of workers)."
+            )
         known = find(self.task).settings
+        for name in ("frame_stack", "augmentation") if self.inputs == "state" else ():
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} has no effect with inputs='state', which has no images.")
         for name in _OF_THE_ENVIRONMENT:
             if name not in known and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(
@@ -77,7 +110,10 @@ class RLConfig(AgentTable):
 
     def environment(self) -> dict[str, Any]:
         """Keywords of `make_env`."""
-        given = {name: getattr(self, name) for name in _OF_THE_ENVIRONMENT if name in find(self.task).settings}
+        known = find(self.task).settings
+        given = {name: getattr(self, name) for name in _OF_THE_ENVIRONMENT if name in known}
+        if "inputs" in known and self.inputs != "auto":
+            given["inputs"] = self.inputs
         return {name: value for name, value in given.items() if value is not None}
 
     @classmethod

@@ -18,6 +18,7 @@ from stable_baselines3.common.save_util import load_from_zip_file
 from dipole.core.contrast.objective import Composite, Objective
 from dipole.core.ground.errors import CheckpointError, ConfigError, DipoleError, SpecError
 from dipole.rl import algorithms
+from dipole.rl.settings import Inputs
 
 FILE = "dipole.json"  # inside the zip
 _FORMAT = 1
@@ -84,6 +85,21 @@ def read(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"the agent {path} cannot be read: {error}") from error
 
 
+def inputs_of(path: Any) -> Inputs:
+    """What of its environment's observations an agent's file says it sees; one without a word of it saw images."""
+    if isinstance(path, str | Path) and not Path(path).exists():
+        path = Path(path).with_suffix(".zip")  # as SB3 finds it
+    try:
+        with zipfile.ZipFile(path) as archive:
+            told = json.loads(archive.read(FILE))
+        if hasattr(path, "seek"):
+            path.seek(0)
+        found: Inputs = told["settings"].get("inputs", "pixels")
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
+        return "auto"  # loading says what is wrong
+    return found
+
+
 def open_agent(
     path: str | Path,
     cls: Any = None,
@@ -141,6 +157,7 @@ def build(
     settings = {name: value for name, value in told["settings"].items() if name not in given}
     if objective is not None:
         settings["objective"] = objective
+    settings.setdefault("inputs", "pixels")  # of an earlier version
     keywords = {"augmentation": told["augmentation"], "storage": told["storage"], "seed": told["seed"]}
     keywords |= {"stats_window_size": told["stats_window_size"], "device": device, **settings, **given}
     if env is not None:
@@ -200,6 +217,10 @@ def unregistered_message(terms: Any) -> str:
 
 
 def _described(space: Any) -> dict[str, Any]:
+    if isinstance(space, spaces.Dict):
+        return {"parts": {key: _described(each) for key, each in space.items()}}
+    if isinstance(space, spaces.MultiBinary):
+        return {"bits": list(space.shape)}
     if isinstance(space, spaces.Discrete):
         return {"n": int(space.n), "start": int(space.start)}
     # One number stands for bounds that are the same everywhere, as those of images are.
@@ -210,6 +231,10 @@ def _described(space: Any) -> dict[str, Any]:
 
 
 def _space(told: dict[str, Any]) -> spaces.Space[Any]:
+    if "parts" in told:
+        return spaces.Dict({key: _space(each) for key, each in told["parts"].items()})
+    if "bits" in told:
+        return spaces.MultiBinary(told["bits"])
     if "n" in told:
         return spaces.Discrete(int(told["n"]), start=int(told["start"]))
     dtype: Any = np.dtype(told["dtype"]).type

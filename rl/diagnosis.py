@@ -23,7 +23,7 @@ def diagnose(agent: PixelAgent, batch_size: int = 256) -> dict[str, float]:
     batch = buffer.sample_views(batch_size, agent._augment, max(agent._positives, 1))
     buffer.rng.bit_generator.state = state
     torch.set_rng_state(generator)
-    pairs = agent._pairs(batch, agent.policy.encoder(batch.observations))
+    pairs = agent._pairs(batch, agent.anchors(batch.observations))
     t_neg = agent.contrast.sharpness()[1]
     return diagnose_pairs(pairs, t_neg) | diagnose_objective(agent.contrast, pairs.anchors)
 

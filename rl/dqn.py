@@ -21,6 +21,7 @@ from dipole.rl.policy import Contrasted, compile_encoders
 from dipole.rl.prioritized import PrioritizedFrameReplayBuffer
 from dipole.rl.rainbow import RainbowPolicy
 from dipole.rl.replay import FrameBatch, FrameReplayBuffer
+from dipole.rl.seen import joined
 
 
 def project(values: Tensor, chances: Tensor, support: Tensor) -> Tensor:
@@ -95,7 +96,7 @@ class ContrastiveDQNPolicy(Contrasted, RainbowPolicy):
 
     def compile_networks(self) -> None:
         """Let `torch.compile` fuse what an update calls; weights and their names stay as they are."""
-        compile_encoders(self.encoder, self.key_encoder)
+        compile_encoders(self.settings, self.encoder, self.key_encoder)
 
 
 def policy_keywords(settings: presets.Settings, image_size: int | tuple[int, int]) -> dict[str, Any]:
@@ -117,6 +118,7 @@ def policy_keywords(settings: presets.Settings, image_size: int | tuple[int, int
             "v_max": settings.v_max,
             "dueling": settings.dueling,
             "noisy": settings.noisy,
+            "activation": settings.activation,
         },
         "beta": settings.beta,
         "epsilon": settings.adam_epsilon,
@@ -137,8 +139,9 @@ class ContrastiveDQN(PixelAgent, DQN):
     network is copied every `target_every` updates (with `tau`), the momentum encoder follows with `encoder_tau`.
 
     Args:
-        policy: "CnnPolicy".
-        env: a pixel environment (its id, an instance or a VecEnv): uint8 images, discrete actions.
+        policy: "CnnPolicy"; of a dictionary also "MultiInputPolicy", of vectors "MlpPolicy", which are the same here.
+        env: an environment (its id, an instance or a VecEnv) of uint8 images, vectors or a dictionary of both, with
+            discrete actions.
         objective: text, Objective or Composite, as in `ContrastiveSAC`; "none" is the agent without a contrast.
         preset: "rainbow", the data-efficient agent of CURL's table.
         augmentation: of anchors and positives; "shift" by default.
@@ -237,7 +240,7 @@ class ContrastiveDQN(PixelAgent, DQN):
     def _errors(self, batch: FrameBatch) -> tuple[Tensor, Tensor]:
         """The loss of each transition (B,), and what its priority comes from."""
         network, rows = self.policy.q_net, torch.arange(len(batch.rewards), device=self.device)
-        outputs = network.outputs(self.policy.encoder.convolve(batch.observations))
+        outputs = network.outputs(joined(self.policy.encoder.convolve(batch.observations), batch.states))
         taken = outputs[rows, batch.actions.long().squeeze(1)]  # (B, N)
         values, chances = self._target(batch, rows)  # (B, N) each
         if network.distribution == "c51":
@@ -254,8 +257,11 @@ class ContrastiveDQN(PixelAgent, DQN):
         """Values (B, N) that a transition leads to, and their chances (B, N)."""
         network, target, chosen = self.policy.q_net, self.policy.q_net_target, self.settings
         encoder: Any = target.features_extractor
-        outputs = target.outputs(encoder.convolve(batch.next_observations))
-        choosing = network.outputs(self.policy.encoder.convolve(batch.next_observations)) if chosen.double else outputs
+        outputs = target.outputs(joined(encoder.convolve(batch.next_observations), batch.next_states))
+        choosing = outputs
+        if chosen.double:
+            maps = self.policy.encoder.convolve(batch.next_observations)
+            choosing = network.outputs(joined(maps, batch.next_states))
         following = outputs[rows, network.expected(choosing).argmax(1)]
         rewards = batch.rewards.clamp(-chosen.reward_clip, chosen.reward_clip) if chosen.reward_clip else batch.rewards
         if network.distribution == "c51":

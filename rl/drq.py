@@ -15,8 +15,9 @@ from dipole.rl import settings as presets
 from dipole.rl.encoder import CentredEncoder, Maps, detached
 from dipole.rl.networks import DrQPolicy, with_noise
 from dipole.rl.pixel_agent import Logs, PixelAgent
-from dipole.rl.policy import Contrasted, compile_encoders, encoder_keywords, q_values
+from dipole.rl.policy import Contrasted, compile_encoders, encoder_keywords, head_keywords, q_values
 from dipole.rl.replay import FrameBatch
+from dipole.rl.seen import joined
 
 
 def noise_at(step: int, start: float, end: float, steps: int) -> float:
@@ -54,14 +55,13 @@ class ContrastiveDrQPolicy(Contrasted, DrQPolicy):
             action_space,
             lr_schedule,
             encoder_keywords(settings, image_size),
-            list(settings.hidden),
-            settings.beta,
+            **head_keywords(settings),
         )
         self.hold(contrast)
 
     def compile_networks(self) -> None:
         """Let `torch.compile` fuse what an update calls; weights and their names stay as they are."""
-        compile_encoders(self.encoder, self.key_encoder, self.actor.features_extractor)
+        compile_encoders(self.settings, self.encoder, self.key_encoder, self.actor.features_extractor)
 
 
 class ContrastiveDrQ(PixelAgent, TD3):
@@ -84,8 +84,9 @@ class ContrastiveDrQ(PixelAgent, TD3):
     discount that belongs to it; the repository never draws such a one.
 
     Args:
-        policy: "CnnPolicy".
-        env: a pixel environment (its id, an instance or a VecEnv): uint8 images, continuous actions.
+        policy: "CnnPolicy"; of a dictionary also "MultiInputPolicy", of vectors "MlpPolicy", which are the same here.
+        env: an environment (its id, an instance or a VecEnv) of uint8 images, vectors or a dictionary of both, with
+            continuous actions.
         objective: text, Objective or Composite, as in `ContrastiveSAC`.
         preset: "drqv2".
         augmentation: "shift" by default: whole pixels, which is what the repository's grid sampling comes to;
@@ -138,10 +139,10 @@ class ContrastiveDrQ(PixelAgent, TD3):
         target = self._target(batch)
         convolved = encoder.convolve(batch.observations)
         features = encoder.head(convolved)  # (M B, d)
-        loss = self._critic_loss(features, batch, target)
+        loss = self._critic_loss(joined(features, repeated(batch.states, chosen.value_views)), batch, target)
         self._sum_step("critic", loss, [self.critic.optimizer], batch, features[:size], contrasting, logs)
         if number % chosen.actor_every == 0:
-            self._actor_step(first_rows(detached(convolved), size), logs)
+            self._actor_step(first_rows(detached(convolved), size), batch.states, logs)
         if number % chosen.target_every == 0:
             self._follow()
         logs["noise"] = self._read(torch.tensor(self.noise, device=self.device))
@@ -150,14 +151,15 @@ class ContrastiveDrQ(PixelAgent, TD3):
     def _target(self, batch: FrameBatch) -> Tensor:
         """The value y (B, 1) that both Q functions are pulled to."""
         convolved = self.policy.encoder.convolve(batch.next_observations)
-        action = self._noisy_action(convolved)  # (K B, A)
-        q = q_values(self.critic_target, self.policy.key_encoder.head(convolved), action)
+        states = repeated(batch.next_states, self.settings.target_views)
+        action = self._noisy_action(convolved, states)  # (K B, A)
+        q = q_values(self.critic_target, joined(self.policy.key_encoder.head(convolved), states), action)
         value = q.min(1, keepdim=True).values.unflatten(0, (-1, len(batch.rewards))).mean(0)
         return self._bootstrapped(batch, batch.rewards, value)
 
-    def _noisy_action(self, convolved: Maps) -> Tensor:
+    def _noisy_action(self, convolved: Maps, states: Tensor | None) -> Tensor:
         actor = self.policy.actor
-        features = actor.features_extractor.head(convolved)  # type: ignore[operator]
+        features = joined(actor.features_extractor.head(convolved), states)  # type: ignore[operator]
         mean = actor.mu(features).to(features.dtype)
         return with_noise(mean, self.noise * torch.randn_like(mean), self.settings.noise_clip)
 
@@ -166,10 +168,10 @@ class ContrastiveDrQ(PixelAgent, TD3):
         q = q_values(self.critic, features, batch.actions.to(features.dtype).repeat(views, 1))
         return (q - target.repeat(views, 1)).square().mean(0).sum()
 
-    def _actor_step(self, convolved: Maps, logs: Logs) -> None:
-        action = self._noisy_action(convolved)
+    def _actor_step(self, convolved: Maps, states: Tensor | None, logs: Logs) -> None:
+        action = self._noisy_action(convolved, states)
         with torch.no_grad():
-            features = self.policy.encoder.head(convolved)
+            features = joined(self.policy.encoder.head(convolved), states)
         loss = -q_values(self.critic, features, action).min(1).values.mean()
         logs["actor_loss"] = self._descend("actor", loss, [self.policy.actor.optimizer])
 
@@ -179,6 +181,11 @@ class ContrastiveDrQ(PixelAgent, TD3):
         heads = ([*self.critic.q_networks, online.fc, online.ln], [*self.critic_target.q_networks, copy.fc, copy.ln])
         self._lerp(*heads, chosen.tau)
         self._lerp([online.convs], [copy.convs], chosen.encoder_tau)
+
+
+def repeated(states: Tensor | None, times: int) -> Tensor | None:
+    """States (B, S) beside so many views of their images, one after the other: (times B, S)."""
+    return states if states is None or times == 1 else states.repeat(times, 1)
 
 
 def first_rows(maps: Maps, count: int) -> Maps:

@@ -6,7 +6,7 @@ SB3's own algorithm. The classes of its networks are in it, and in networks.py f
 them.
 """
 
-import shutil
+import copy
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -20,14 +20,16 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
 from dipole.core.ground.errors import TrainingError
 from dipole.core.train.card import Card, write_card
-from dipole.rl import networks, rainbow
+from dipole.rl import networks, rainbow, seen
 from dipole.rl.dqn import policy_keywords
+from dipole.rl.envs.running.admission import stack
 from dipole.rl.exported import AGENT
+from dipole.rl.inputs import named
 from dipole.rl.pixel_agent import PixelAgent
-from dipole.rl.policy import encoder_keywords
+from dipole.rl.policy import encoder_keywords, head_keywords, sde_keywords
 from dipole.rl.settings import sac_keywords, sb3_keywords
 
-CODE = "networks.py"
+CODE, SEEN = "networks.py", "seen.py"
 PLAIN_REPLAY = 10_000  # transitions that SB3's own replay holds twice over; `buffer_size=` of `SAC.load` changes it
 
 
@@ -75,7 +77,7 @@ networks{and_also}: its deterministic actions are those of `agent.zip`, bit for 
 
 Both are files of stable-baselines3: loading one runs code in it, so load files of people you trust. `dipole play` reads
 agent.zip without that. The networks' classes in `{file}` are those of Python {python}; elsewhere take them from
-`networks.py` beside it:
+`networks.py` and `seen.py` beside it:
 
 ```python
 from networks import {policy}
@@ -85,22 +87,32 @@ agent = {base}.load("FOLDER/{file}", custom_objects={{"policy_class": {policy}}}
 
 
 def export_sb3(agent: PixelAgent, folder: Path, record: Any, data: dict[str, Any]) -> None:
-    """Write agent.zip, SB3's own zip (sac.zip, td3.zip, dqn.zip), networks.py and README.md into a folder.
+    """Write agent.zip, SB3's own zip (sac.zip, td3.zip, dqn.zip), networks.py, seen.py and README.md into a folder.
 
     Raises:
         TrainingError: SB3's own zip would not act as the agent does.
     """
-    form = FORMS[agent.algorithm]
     agent.save(folder / AGENT)
+    save_plain(agent, folder)
+    write_card(folder, _card(agent), record, data)
+
+
+def save_plain(agent: PixelAgent, folder: Path) -> None:
+    """Write SB3's own zip and the code of its networks into a folder; TrainingError if it would act otherwise."""
+    form = FORMS[agent.algorithm]
     played = plain(agent)
     _require_same(agent, played)
-    cloudpickle.register_pickle_by_value(form.code)
+    code = {CODE: form.code, SEEN: seen}
+    for module in code.values():
+        cloudpickle.register_pickle_by_value(module)
     try:
         played.save(folder / form.file)
     finally:
-        cloudpickle.unregister_pickle_by_value(form.code)
-    shutil.copyfile(str(form.code.__file__), folder / CODE)
-    write_card(folder, _card(agent), record, data)
+        for module in code.values():
+            cloudpickle.unregister_pickle_by_value(module)
+    for name, module in code.items():
+        text = Path(str(module.__file__)).read_text(encoding="utf-8")
+        (folder / name).write_text(text.replace("from dipole.rl.seen import", "from seen import"), encoding="utf-8")
 
 
 def plain(agent: PixelAgent) -> OffPolicyAlgorithm:
@@ -138,18 +150,19 @@ def _keywords(agent: PixelAgent) -> tuple[dict[str, Any], dict[str, Any]]:
         explore = {"exploration_initial_eps": agent.exploration_rate, "exploration_final_eps": agent.exploration_rate}  # type: ignore[attr-defined]
         targets = {"target_update_interval": chosen.target_every, "max_grad_norm": chosen.gradient_clip}
         return policy_keywords(chosen, size), sb3_keywords(chosen) | explore | targets
-    policy = {"encoder": encoder_keywords(chosen, size), "hidden": list(chosen.hidden), "beta": chosen.beta}
+    policy = {"encoder": encoder_keywords(chosen, size), **head_keywords(chosen)}
     if agent.algorithm == "drq":
         return policy, sb3_keywords(chosen) | {"policy_delay": chosen.actor_every}
-    policy["log_std_bounds"] = list(chosen.log_std_bounds)
+    policy |= {"log_std_bounds": list(chosen.log_std_bounds), "sde": sde_keywords(chosen)}
     return policy, sac_keywords(chosen) | {"target_entropy": agent.target_entropy}  # type: ignore[attr-defined]
 
 
 def _require_same(agent: PixelAgent, other: OffPolicyAlgorithm) -> None:
-    shape = (4, *agent.observation_space.shape)  # type: ignore[misc]
-    seen = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    space = copy.deepcopy(agent.observation_space)  # whose generator is the agent's
+    space.seed(0)
+    shown = stack([space.sample() for _ in range(4)])
     with torch.no_grad():
-        one, two = (each.predict(seen, deterministic=True)[0] for each in (agent, other))
+        one, two = (each.predict(shown, deterministic=True)[0] for each in (agent, other))
     if not np.array_equal(one, two):
         raise TrainingError(
             f"{FORMS[agent.algorithm].file} would act otherwise than the agent (by {np.abs(one - two).max():.1e})."
@@ -174,7 +187,10 @@ def _card(agent: PixelAgent) -> Card:
         "python": ".".join(platform.python_version_tuple()[:2]),
     }
     return Card(
-        what=f"An agent for `{known['name']}` that sees pixels: {_WHAT[agent.algorithm]} with a contrastive objective.",
+        what=(
+            f"An agent for `{known['name']}` that sees {named(agent.seen)}: {_WHAT[agent.algorithm]} with a "
+            "contrastive objective."
+        ),
         usage=_USAGE.format(**words),
         pipeline="reinforcement-learning",
         library="stable-baselines3",

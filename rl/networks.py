@@ -1,6 +1,6 @@
-"""The networks that an agent acts with, on torch, gymnasium and stable-baselines3 alone.
+"""The networks that an agent acts with, on torch, gymnasium, stable-baselines3 and `seen` alone.
 
-An exported folder holds a copy of this file, so that `stable_baselines3.SAC.load` (or `TD3.load`) plays the agent
+An exported folder holds copies of both files, so that `stable_baselines3.SAC.load` (or `TD3.load`) plays the agent
 without dipole.
 """
 
@@ -16,6 +16,8 @@ from stable_baselines3.td3.policies import Actor as TD3Actor
 from stable_baselines3.td3.policies import TD3Policy
 from torch import Tensor, nn
 
+from dipole.rl.seen import joined, layout
+
 Maps = tuple[Tensor, ...]
 """Images or feature maps in chunks of rows, (b, channels, height, width) each."""
 
@@ -26,8 +28,12 @@ class PixelEncoder(BaseFeaturesExtractor):
     Split in `convolve` and `head`, because the actor shares the convolutions of the critic but has a head of its own,
     and because the actor's loss stops between the two.
 
+    Where observations hold vectors as well, `forward` puts them beside the embedding; where they hold no image, the
+    embedding has no numbers.
+
     Args:
         observation_space: Box (C, H, W) uint8, as rendered; larger images than `image_size` are cut to their middle.
+            Or vectors (a Box), or a Dict of one image and vectors.
         features_dim: width of the embedding.
         image_size: height and width of what the convolutions see; one number for both.
         layers, filters: number and channels of the convolutions.
@@ -36,6 +42,9 @@ class PixelEncoder(BaseFeaturesExtractor):
         chunk: rows at once on the CPU (0: all). The allocator hands out blocks of more than 32 MB as fresh pages, each
             of which faults: at batch 512 that is half of the time. The values do not depend on it.
     """
+
+    fc: nn.Linear
+    ln: nn.LayerNorm
 
     def __init__(
         self,
@@ -48,17 +57,22 @@ class PixelEncoder(BaseFeaturesExtractor):
         channels_last: bool = True,
         chunk: int = 64,
     ) -> None:
-        super().__init__(observation_space, features_dim)
-        assert isinstance(observation_space, spaces.Box)
+        seen = layout(observation_space)
+        super().__init__(observation_space, seen.width + (0 if seen.image is None else features_dim))
+        self.seen = seen
         self.image_size = image_size
         self.tanh = tanh
         self.chunk = chunk
         self.format = torch.channels_last if channels_last else torch.contiguous_format
-        seen = (image_size, image_size) if isinstance(image_size, int) else image_size
-        height, width = ((each - 3) // 2 + 1 - 2 * (layers - 1) for each in seen)
+        self.convs = nn.ModuleList()
+        if seen.image is None:
+            self.fc, self.ln = nn.Identity(), nn.Identity()  # type: ignore[assignment]
+            return
+        sides = (image_size, image_size) if isinstance(image_size, int) else image_size
+        height, width = ((each - 3) // 2 + 1 - 2 * (layers - 1) for each in sides)
         if min(height, width) < 1:
-            raise ValueError(f"images of {min(seen)} pixels are too small for {layers} convolutions of 3x3.")
-        channels = [observation_space.shape[0], *[filters] * layers]
+            raise ValueError(f"images of {min(sides)} pixels are too small for {layers} convolutions of 3x3.")
+        channels = [seen.shape[0], *[filters] * layers]
         self.convs = nn.ModuleList(
             nn.Conv2d(before, after, 3, stride=1 if index else 2)
             for index, (before, after) in enumerate(itertools.pairwise(channels))
@@ -69,6 +83,8 @@ class PixelEncoder(BaseFeaturesExtractor):
 
     def prepare(self, images: Tensor) -> Maps:
         """Images (B, C, size, size) with values 0..255 -> chunks of rows with values 0..1, as the convolutions want."""
+        if self.seen.image is None:
+            return (images.float(),)
         dtype = self.fc.weight.dtype
         if torch.amp.is_autocast_available(images.device.type) and torch.is_autocast_enabled(images.device.type):
             dtype = torch.get_autocast_dtype(images.device.type)
@@ -88,6 +104,8 @@ class PixelEncoder(BaseFeaturesExtractor):
 
     def head(self, maps: Maps) -> Tensor:
         """Feature maps of every chunk -> embedding (B, features_dim), in the parameters' precision."""
+        if self.seen.image is None:
+            return maps[0].flatten(1)
         weight = self.fc.weight
         if self.format == torch.channels_last:
             # The maps lie in memory as (b, row, column, filter): one permutation of the weight spares one of each map.
@@ -98,8 +116,12 @@ class PixelEncoder(BaseFeaturesExtractor):
         z = self.ln(z.to(self.ln.weight.dtype))
         return torch.tanh(z) if self.tanh else z
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.convolve(self.centre(images)))
+    def forward(self, observations: Any) -> Tensor:
+        return joined(self.embed(observations), self.seen.state(observations))
+
+    def embed(self, observations: Any) -> Tensor:
+        """Observations -> embedding (B, features_dim) of their images, which the contrast sees."""
+        return self.head(self.convolve(self.centre(self.seen.pixels(observations))))
 
     def centre(self, images: Tensor) -> Tensor:
         """Cut larger images to their middle."""
@@ -142,9 +164,23 @@ def initialise(module: nn.Module) -> None:
 
 
 class SquashedActor(Actor):
-    """SB3's actor with the log standard deviation squashed into its range instead of clamped."""
+    """SB3's actor with the log standard deviation squashed into its range instead of clamped; gSDE as SB3 has it."""
 
     log_std_bounds: tuple[float, float]
+    noise_is_new = False  # whether gSDE's matrix was drawn for a rollout that has not begun
+    keeps_noise = False  # whether the next one is there already: that of a checkpoint
+
+    def reset_noise(self, batch_size: int = 1) -> None:
+        if not self.keeps_noise:
+            super().reset_noise(batch_size)
+        self.keeps_noise, self.noise_is_new = False, True
+
+    def explored(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions (B, A) by gSDE for features (B, d), and their log densities (B, 1) (Raffin et al. 2021)."""
+        latent = self.latent_pi(features)
+        mean = self.mu(latent).to(features.dtype)
+        action, density = self.action_dist.log_prob_from_params(mean, self.log_std, latent_sde=latent)
+        return action, density.unsqueeze(1)
 
     def distribution(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Features (B, d) -> mean and log standard deviation (B, A) of the Gaussian before the tanh."""
@@ -154,6 +190,8 @@ class SquashedActor(Actor):
         return self.mu(latent).to(features.dtype), low + 0.5 * (high - low) * (torch.tanh(raw) + 1)
 
     def get_action_dist_params(self, obs: PyTorchObs) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        if self.use_sde:
+            return super().get_action_dist_params(obs)
         mean, log_std = self.distribution(self.extract_features(obs, self.features_extractor))
         return mean, log_std, {}
 
@@ -166,14 +204,34 @@ class Encoders:
     critic_target: Any
     beta: float
     encoder_class: type[PixelEncoder]
+    features_extractor_kwargs: Any
+    critic_kwargs: Any
+    net_arch: Any
+    activation_fn: Any
 
-    def keywords(self, encoder: dict[str, Any], hidden: list[int]) -> dict[str, Any]:
-        """What SB3's policy is given of keywords of the encoder, and of widths of actor and critic."""
+    def keywords(
+        self, encoder: dict[str, Any], hidden: list[int], critic_hidden: list[int] | None, critics: int, activation: str
+    ) -> dict[str, Any]:
+        """What SB3's policy is given of keywords of the encoder, and of actor and critic."""
         return {
-            "net_arch": list(hidden),
+            "net_arch": {"pi": list(hidden), "qf": list(hidden if critic_hidden is None else critic_hidden)},
+            "n_critics": critics,
+            "activation_fn": getattr(nn, activation),
             "features_extractor_class": self.encoder_class,
             "features_extractor_kwargs": dict(encoder),
             "normalize_images": False,  # the encoder divides by 255 itself, chunk by chunk
+        }
+
+    def built_with(self) -> dict[str, Any]:
+        """Keywords of the policy that make such networks again."""
+        arch: Any = self.net_arch
+        return {
+            "encoder": self.features_extractor_kwargs,
+            "hidden": arch["pi"],
+            "critic_hidden": arch["qf"],
+            "critics": self.critic_kwargs["n_critics"],
+            "activation": self.activation_fn.__name__,
+            "beta": self.beta,
         }
 
     @property
@@ -217,9 +275,13 @@ class PixelPolicy(Encoders, SACPolicy):
     Args:
         observation_space, action_space, lr_schedule: as SB3 passes them.
         encoder: keywords of `PixelEncoder`.
-        hidden: widths of actor and critic.
+        hidden: widths of the actor, and of the critic where it has none of its own.
         log_std_bounds: range of the actor's log standard deviation.
         beta: Adam's first decay.
+        critic_hidden: widths of the critic.
+        critics: how many Q functions.
+        activation: its name in torch.nn.
+        sde: keywords of SB3's gSDE (log_std_init, use_expln, clip_mean); None: without it.
     """
 
     actor: SquashedActor
@@ -234,16 +296,22 @@ class PixelPolicy(Encoders, SACPolicy):
         hidden: list[int],
         log_std_bounds: tuple[float, float] = (-10.0, 2.0),
         beta: float = 0.9,
+        critic_hidden: list[int] | None = None,
+        critics: int = 2,
+        activation: str = "ReLU",
+        sde: dict[str, Any] | None = None,
         use_sde: bool = False,
     ) -> None:
-        assert not use_sde
+        assert use_sde in (False, sde is not None)  # SB3's algorithm says it as well
+        self.sde = sde
         self.log_std_bounds = (log_std_bounds[0], log_std_bounds[1])
         self.beta = beta
         super().__init__(
             observation_space,
             action_space,
             lr_schedule,
-            **self.keywords(encoder, hidden),
+            **self.keywords(encoder, hidden, critic_hidden, critics, activation),
+            **({} if sde is None else {"use_sde": True, **sde}),
         )
 
     def _build(self, lr_schedule: Schedule) -> None:
@@ -252,11 +320,14 @@ class PixelPolicy(Encoders, SACPolicy):
         self.critic_target = self.make_critic()
         for network in (self.actor.latent_pi, self.critic):
             network.apply(initialise)
-        # One orthogonal matrix for mean and deviation, as a single output layer would have.
+        # One orthogonal matrix for mean and deviation, as a single output layer would have; gSDE's deviation is a
+        # parameter with a start of its own.
         outputs: list[Any] = [self.actor.mu, self.actor.log_std]
-        joint = nn.init.orthogonal_(torch.empty(2 * len(outputs[0].weight), outputs[0].weight.shape[1]))
+        if self.sde is not None:
+            outputs = [next(each for each in self.actor.mu.modules() if isinstance(each, nn.Linear))]
+        joint = nn.init.orthogonal_(torch.empty(len(outputs) * len(outputs[0].weight), outputs[0].weight.shape[1]))
         with torch.no_grad():
-            for layer, weight in zip(outputs, joint.chunk(2), strict=True):
+            for layer, weight in zip(outputs, joint.chunk(len(outputs)), strict=True):
                 layer.weight.copy_(weight)
                 layer.bias.zero_()
         self.start_critics()
@@ -273,10 +344,9 @@ class PixelPolicy(Encoders, SACPolicy):
             "observation_space": self.observation_space,
             "action_space": self.action_space,
             "lr_schedule": self._dummy_schedule,
-            "encoder": self.features_extractor_kwargs,
-            "hidden": self.net_arch,
+            **self.built_with(),
             "log_std_bounds": self.log_std_bounds,
-            "beta": self.beta,
+            "sde": self.sde,
         }
 
 
@@ -305,8 +375,7 @@ class DrQPolicy(Encoders, TD3Policy):
     Args:
         observation_space, action_space, lr_schedule: as SB3 passes them.
         encoder: keywords of `CentredEncoder`.
-        hidden: widths of actor and critic.
-        beta: Adam's first decay.
+        hidden, critic_hidden, critics, activation, beta: as in `PixelPolicy`.
     """
 
     actor: NoisyActor
@@ -320,13 +389,16 @@ class DrQPolicy(Encoders, TD3Policy):
         encoder: dict[str, Any],
         hidden: list[int],
         beta: float = 0.9,
+        critic_hidden: list[int] | None = None,
+        critics: int = 2,
+        activation: str = "ReLU",
     ) -> None:
         self.beta = beta
         super().__init__(
             observation_space,
             action_space,
             lr_schedule,
-            **self.keywords(encoder, hidden),
+            **self.keywords(encoder, hidden, critic_hidden, critics, activation),
         )
 
     def _build(self, lr_schedule: Schedule) -> None:
@@ -354,7 +426,5 @@ class DrQPolicy(Encoders, TD3Policy):
             "observation_space": self.observation_space,
             "action_space": self.action_space,
             "lr_schedule": self._dummy_schedule,
-            "encoder": self.features_extractor_kwargs,
-            "hidden": self.net_arch,
-            "beta": self.beta,
+            **self.built_with(),
         }

@@ -1,4 +1,4 @@
-"""What every agent of dipole that sees pixels has in common, on stable-baselines3's off-policy algorithms.
+"""What every agent of dipole has in common, on stable-baselines3's off-policy algorithms.
 
 Environments and replay, the contrastive objective on the encoder, the guard against what is not finite, saving. An
 algorithm adds its networks (`policy_aliases`) and its steps (`_steps`).
@@ -17,7 +17,8 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecExtractDictObs
+from stable_baselines3.common.save_util import recursive_getattr
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from torch import Tensor, nn
 
 from dipole.core.contrast.evaluate import without_autocast
@@ -26,18 +27,21 @@ from dipole.core.contrast.objective import Composite, Objective, Outcome
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.errors import ConfigError, TrainingError
 from dipole.core.ground.files import replacing
-from dipole.core.ground.transfer import Fetched, sent
+from dipole.core.ground.transfer import Fetched, prefetched, sent
 from dipole.core.train.nonfinite import terms_with_bad_gradient
 from dipole.core.train.optimizer import skip_if
 from dipole.rl import description
 from dipole.rl import settings as presets
 from dipole.rl.arguments import check_seed, check_whole, plain
-from dipole.rl.augmentation import Augmentation, one_number, resolve
+from dipole.rl.augmentation import Augmentation, Centre, Custom, one_number, resolve
 from dipole.rl.contrast import as_composite, largest, require_unlabelled, unregistered
-from dipole.rl.envs.running.admission import admitted, image_keys, require_contained, require_observation
+from dipole.rl.envs.running.admission import admitted, require_contained, require_observation, rows_of
+from dipole.rl.envs.running.beside import Beside, steps_elsewhere
 from dipole.rl.envs.running.faults import describe, fault_message, guarded
+from dipole.rl.inputs import require_image, require_part, require_policy, seen_by, shown_to
 from dipole.rl.noise import noise_state, set_noise_state
 from dipole.rl.replay import FrameBatch, FrameReplayBuffer
+from dipole.rl.sb3_names import without_sb3_names
 
 Logs = dict[str, float | Tensor]
 
@@ -62,7 +66,7 @@ class Unread:
 
 
 class PixelAgent(OffPolicyAlgorithm):
-    """An off-policy algorithm of SB3 that learns from images, with any contrastive objective on its encoder.
+    """An off-policy algorithm of SB3 that learns from images and vectors, with any objective on its encoder.
 
     A subclass names its base of SB3 after this class, and says `algorithm` (whose settings it has), `policy_aliases`,
     `_sb3_keywords` and `_steps`.
@@ -101,7 +105,7 @@ class PixelAgent(OffPolicyAlgorithm):
         self.own_terms = unregistered(self._given) if self._given is not None else ()
         if objective is not None:
             settings["objective"] = objective if isinstance(objective, str) else str(self._given)
-        settings = presets.without_sb3_names(settings)
+        settings = without_sb3_names(settings, self.algorithm)
         preset = presets.DEFAULT[self.algorithm] if preset is None else preset
         self.settings = chosen = presets.resolve(
             preset, {**settings, "algorithm": self.algorithm}, (*self.passed_on, "augmentation", "storage")
@@ -113,18 +117,21 @@ class PixelAgent(OffPolicyAlgorithm):
         self.faults: list[dict[str, Any]] = []
         self.outcome: Outcome | None = None
         self._is_guarded = False
+        self.owed = 0  # updates that the last rollout has earned, for the first step of the next (settings.overlap)
+        # Whether `learn` ends with every update done. Who calls it again and again calls `catch_up` at the end instead.
+        self.completes = True
+        self._beside: Beside | None = None
         self._watched: list[Watched] = []
         self._bad: Tensor | None = None
         self._unread: Unread | None = None
         self._logged: tuple[list[str], Fetched] | None = None
         self.encoder_optimizer: torch.optim.Adam | None = None
         self.contrast_optimizer: torch.optim.Adam | None = None
-        if isinstance(policy, str) and policy != "CnnPolicy":
-            raise ConfigError(f"policy must be 'CnnPolicy', got {policy!r}: {type(self).__name__} learns from pixels.")
         if env is not None or _init_setup_model:
-            env = admitted(env)
+            env = self._shown(env, int(sb3.get("verbose", 0)))
+            require_policy(policy, type(self).__name__, seen_by(type(self).__name__, env.observation_space))
         super().__init__(
-            policy,
+            self.policy_aliases["CnnPolicy"] if isinstance(policy, str) else policy,
             env,  # type: ignore[arg-type]
             buffer_size=chosen.buffer_size,
             **self._sb3_keywords(chosen),
@@ -147,9 +154,17 @@ class PixelAgent(OffPolicyAlgorithm):
             inner.envs = [guarded(each) for each in inner.envs]
         elif isinstance(inner, gymnasium.Env):
             env = guarded(env)
-        wrapped = pixels_of(OffPolicyAlgorithm._wrap_env(env, verbose, monitor_wrapper), cls.__name__)
+        wrapped = OffPolicyAlgorithm._wrap_env(env, verbose, monitor_wrapper)
         cls._require_actions(wrapped.action_space)
         return wrapped
+
+    def _shown(self, env: Any, verbose: int = 0) -> VecEnv:
+        """The environment as the agent sees it."""
+        return shown_to(type(self).__name__, self._wrap_env(env, verbose), self.settings.inputs)
+
+    def set_env(self, env: Any, force_reset: bool = True) -> None:
+        """Take another environment, as SB3 does."""
+        super().set_env(self._shown(env, self.verbose), force_reset)
 
     @classmethod
     def _require_actions(cls, space: spaces.Space[Any]) -> None:
@@ -158,14 +173,19 @@ class PixelAgent(OffPolicyAlgorithm):
             raise ConfigError(f"{cls.__name__} needs continuous actions with finite bounds (a Box), got {space}.")
 
     def _setup_model(self) -> None:
-        space, name = self.observation_space, type(self).__name__
-        if not isinstance(space, spaces.Box) or space.dtype != np.uint8 or len(space.shape) != 3:
-            raise ConfigError(f"{name} needs uint8 images (C, H, W) as observations, got {space}.")
-        channels, height, width = space.shape
-        chosen = self.settings
-        self._augment: Augmentation = resolve(
-            self.augmentation, channels, one_number(height, width), chosen.image_size, chosen.crop_inclusive
+        chosen, name = self.settings, type(self).__name__
+        self.seen = seen_by(name, self.observation_space)
+        require_part(self.seen, self.observation_space, chosen.inputs)
+        channels, height, width = self.seen.shape
+        self._augment: Augmentation = (
+            Centre(1)
+            if self.seen.image is None
+            else resolve(
+                self.augmentation, channels, one_number(height, width), chosen.image_size, chosen.crop_inclusive
+            )
         )
+        if self._given is not None or chosen.objective != "none":
+            require_image(self.seen, name)
         if chosen.precision == "bf16":
             warn_if_emulated(self.device)
         if self.replay_buffer_class is None:
@@ -185,6 +205,7 @@ class PixelAgent(OffPolicyAlgorithm):
         if chosen.compile:
             self.policy.compile_networks()
         self._setup_contrast()
+        self._fit_optimizers()
 
     def _own_replay(self) -> tuple[type[FrameReplayBuffer], dict[str, Any]]:
         """The replay that the agent makes by itself, and its keywords."""
@@ -200,6 +221,7 @@ class PixelAgent(OffPolicyAlgorithm):
         self.encoder_optimizer = self.contrast_optimizer = None
         if contrast is None:
             return
+        require_image(self.seen, type(self).__name__)
         self._positives = chosen.positives or contrast.positives_wanted or 1
         require_unlabelled(contrast, chosen.features, self._positives, chosen.batch_size)
         self._setup_contrast_optimizers(list(contrast.parameters()), self._encoder_rate(1.0))
@@ -208,11 +230,30 @@ class PixelAgent(OffPolicyAlgorithm):
         """One for what the objective itself learns; the encoder is stepped with the algorithm's own loss."""
         self.contrast_optimizer = self.policy.adam(own, rate) if own else None
 
+    def _fit_optimizers(self) -> None:
+        """On a GPU, let optimizers be part of a CUDA graph that somebody captures (Adam's `capturable`)."""
+        for name in self._get_torch_save_params()[0]:
+            found = recursive_getattr(self, name, None)
+            for group in found.param_groups if isinstance(found, torch.optim.Adam) else ():
+                group["capturable"] = self.device.type == "cuda"
+
+    def set_parameters(self, *arguments: Any, **settings: Any) -> None:
+        """As SB3; optimizers that were saved on another device are made to fit this one."""
+        super().set_parameters(*arguments, **settings)
+        self._fit_optimizers()
+
     @property
     def has_own_replay(self) -> bool:
         """Whether replay is what the agent makes by itself."""
         kind, keywords = self._own_replay()
         return self.replay_buffer_class is kind and set(self.replay_buffer_kwargs) <= set(keywords)
+
+    def exploration_state(self) -> dict[str, Any] | None:
+        """What the algorithm has drawn for its exploration, for a checkpoint."""
+        return None
+
+    def set_exploration_state(self, state: dict[str, Any] | None) -> None:
+        """Continue with what `exploration_state` returned."""
 
     def set_up_for_playing(self) -> None:
         """Make the networks of an agent without an environment, and the smallest replay there is."""
@@ -248,6 +289,7 @@ class PixelAgent(OffPolicyAlgorithm):
         self.learning_rate = self.settings.learning_rate
         self._setup_lr_schedule()
         self._setup_contrast()
+        self._fit_optimizers()
 
     @property
     def contrast(self) -> Composite | None:
@@ -255,6 +297,16 @@ class PixelAgent(OffPolicyAlgorithm):
         return self.policy.contrast
 
     # Acting -----------------------------------------------------------------------------------------------------------
+
+    def predict(self, *arguments: Any, **settings: Any) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
+        """As SB3."""
+        self._mark_step()
+        return super().predict(*arguments, **settings)
+
+    def _mark_step(self) -> None:
+        """Tell CUDA graphs that what they returned before is not needed any more."""
+        if self.settings.compile in presets.GRAPHED:
+            torch.compiler.cudagraph_mark_step_begin()
 
     def _update_info_buffer(self, infos: list[dict[str, Any]], dones: Any = None) -> None:
         super()._update_info_buffer(infos, dones)
@@ -277,13 +329,14 @@ class PixelAgent(OffPolicyAlgorithm):
                 self._count_fault(int(index), describe(error, self.num_timesteps, self._episode_num, self.seed))
         self._look_at(new_obs)
         super()._store_transition(replay, action, new_obs, reward, dones, infos)
+        self._raise_failed()
 
     def _look_at(self, observations: Any, closely: bool = False) -> None:
         """Refuse observations of a VecEnv of the user's own that are not in their space; nobody else has looked."""
         if self._is_guarded or self.env is None:
             return
         name = type(self.env.unwrapped).__name__
-        for each in observations:
+        for each in rows_of(observations):
             require_observation(name, self.observation_space, each)
             if closely:
                 require_contained(name, self.observation_space, each)
@@ -301,17 +354,52 @@ class PixelAgent(OffPolicyAlgorithm):
         assert self.env is not None
         self._is_guarded = self.env.has_attr("wrapper_names")
         self._look_at(self._last_obs, closely=True)
+        if self.settings.overlap:
+            self._beside = Beside(self.env, self.catch_up)
+            if not steps_elsewhere(self.env):
+                warnings.warn(
+                    "overlap=True gains nothing here: these environments step in this process, after the update. Give "
+                    "WorkerVecEnv([make, ...]), or rl.workers = true.",
+                    RuntimeWarning,
+                    stacklevel=4,
+                )
         return prepared
+
+    def collect_rollouts(self, env: VecEnv, *arguments: Any, **settings: Any) -> Any:
+        """As SB3; with `overlap`, updates that are owed run while the environments take the first step."""
+        if self._beside is not None and self._beside.venv is env:
+            env = self._beside
+        rollout = super().collect_rollouts(env, *arguments, **settings)
+        self._raise_failed()  # a callback that stops has the last step not stored
+        return rollout
+
+    def _raise_failed(self) -> None:
+        if self._beside is not None and self._beside.failed is not None:
+            raise self._beside.failed
 
     # Learning ---------------------------------------------------------------------------------------------------------
 
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:
-        """Sample and update `gradient_steps` times (SB3 calls it)."""
+        """Sample and update `gradient_steps` times (SB3 calls it); with `overlap`, beside the next step of `learn`."""
+        if self._beside is not None and not (self.completes and self.num_timesteps >= self._total_timesteps):
+            self.owed += gradient_steps
+        else:
+            self._train(gradient_steps, batch_size)
+
+    def catch_up(self) -> None:
+        """Do the updates that are owed, if there are any."""
+        count, self.owed = self.owed, 0
+        if count:
+            self._train(count, self.batch_size)
+            self.policy.set_training_mode(False)  # SB3 sets it at the beginning of a rollout, which this is inside of
+
+    def _train(self, gradient_steps: int, batch_size: int) -> None:
         self.policy.set_training_mode(True)
         self._set_learning_rates()
         values: dict[str, list[float | Tensor]] = {}
-        for _ in range(gradient_steps):
-            for name, value in self.update(self._sample(batch_size)).items():
+        batches = (self._sample(batch_size) for _ in range(gradient_steps))
+        for batch in prefetched(batches, self.device) if self._draws_ahead and gradient_steps > 1 else batches:
+            for name, value in self.update(batch).items():
                 values.setdefault(name, []).append(value)
         if not self._reads_late:
             for name, each in values.items():
@@ -328,6 +416,20 @@ class PixelAgent(OffPolicyAlgorithm):
 
     def _sample(self, batch_size: int) -> FrameBatch:
         return self.replay_buffer.sample_views(batch_size, self._augment, self._positives, env=self._vec_normalize_env)
+
+    @property
+    def _draws_ahead(self) -> bool:
+        """Whether a thread draws the next batch of a call of `train` while the device is at the one before.
+
+        For a GPU whose replay is elsewhere, and where a draw depends on no update and on no generator of torch's.
+        """
+        return (
+            self.device.type == "cuda"
+            and self.replay_buffer.storage != "device"
+            and self.has_own_replay
+            and not self.replay_buffer.follows_errors
+            and not isinstance(self._augment, Custom)
+        )
 
     def _set_learning_rates(self) -> None:
         rate = float(self.lr_schedule(self._current_progress_remaining))
@@ -347,7 +449,10 @@ class PixelAgent(OffPolicyAlgorithm):
 
     def learn(self, *arguments: Any, **settings: Any) -> Self:
         """Train as SB3 does."""
-        super().learn(*arguments, **settings)
+        try:
+            super().learn(*arguments, **settings)
+        finally:
+            self._beside = None
         self.settle()
         return self
 
@@ -374,6 +479,7 @@ class PixelAgent(OffPolicyAlgorithm):
             TrainingError: if a loss or gradient is not finite; raised before the step it would have spoilt. On a GPU
                 such a step is left out there, and the next update raises before its first step (or `settle` does).
         """
+        self._mark_step()
         self._watched, self._bad = [], None
         contrasting = self.policy.contrast is not None and self._n_updates % self.settings.contrast_every == 0
         logs: Logs = {}
@@ -405,6 +511,12 @@ class PixelAgent(OffPolicyAlgorithm):
         discount = self.gamma if batch.discounts is None else batch.discounts
         return rewards + (1 - batch.dones) * discount * value
 
+    def anchors(self, images: Tensor) -> Tensor:
+        """Views (B, C, h, w) -> embeddings (B, d) that the contrast compares."""
+        encoder = self.policy.encoder
+        found: Tensor = encoder.head(encoder.convolve(images))
+        return found
+
     def _pairs(self, batch: FrameBatch, anchors: Tensor) -> Pairs:
         """Anchors (B, d) against keys (B, K, d) of the momentum encoder."""
         assert batch.positives is not None
@@ -412,6 +524,9 @@ class PixelAgent(OffPolicyAlgorithm):
         with torch.no_grad():
             following = self.policy.key_encoder
             keys = following.head(following.convolve(batch.positives.flatten(0, 1))).view(size, count, -1)
+        if self.settings.compile in presets.GRAPHED:
+            # Pairs may outlive the update (`Watched`), what a CUDA graph returns does not.
+            anchors, keys = anchors.clone(), keys.clone()
         dropped = duplicates(batch.stacks, count) if self.settings.exclude_duplicates else None
         return Pairs.cross(anchors, keys, dropped=None if dropped is None else sent(dropped, anchors.device))
 
@@ -459,7 +574,8 @@ class PixelAgent(OffPolicyAlgorithm):
         """copy <- tau online + (1 - tau) copy."""
         pairs = zip(online, copies, strict=True)
         parameters = [(p, q) for a, b in pairs for p, q in zip(a.parameters(), b.parameters(), strict=True)]
-        torch._foreach_lerp_([q for _, q in parameters], [p for p, _ in parameters], tau)
+        if parameters:
+            torch._foreach_lerp_([q for _, q in parameters], [p for p, _ in parameters], tau)
 
     def _descend(
         self, name: str, loss: Tensor, optimizers: Sequence[torch.optim.Optimizer], pairs: Pairs | None = None
@@ -541,8 +657,8 @@ class PixelAgent(OffPolicyAlgorithm):
         return names + [name for name in own if getattr(self, name) is not None], variables
 
     def _excluded_save_params(self) -> list[str]:
-        own = ("_augment", "_given", "outcome", "encoder_optimizer", "contrast_optimizer")
-        unread = ("_watched", "_bad", "_unread", "_logged", "_is_guarded")
+        own = ("_augment", "_given", "seen", "outcome", "encoder_optimizer", "contrast_optimizer")
+        unread = ("_watched", "_bad", "_unread", "_logged", "_is_guarded", "_beside", "owed", "completes")
         return [*super()._excluded_save_params(), *own, *unread]
 
     @classmethod
@@ -561,6 +677,10 @@ class PixelAgent(OffPolicyAlgorithm):
         """
         if objective is not None:
             settings["_given"] = as_composite(objective)
+        env = arguments[0] if arguments else settings.get("env")
+        if env is not None:
+            shown = shown_to(cls.__name__, cls._wrap_env(env), description.inputs_of(path))
+            arguments, settings = (shown, *arguments[1:]), {k: each for k, each in settings.items() if k != "env"}
         with description.explained(path, objective):
             return super().load(path, *arguments, **settings)
 
@@ -588,32 +708,6 @@ class PixelAgent(OffPolicyAlgorithm):
         final = final if final.suffix else final.with_suffix(".pkl")
         with replacing(final) as temporary:
             super().save_replay_buffer(temporary)
-
-
-def pixels_of(env: VecEnv, learner: str) -> VecEnv:
-    """The images in an environment's dictionaries; other environments as they are.
-
-    Raises:
-        ConfigError: where not exactly one entry is an image.
-    """
-    space = env.observation_space
-    if not isinstance(space, spaces.Dict):
-        return env
-    images = image_keys(space)
-    if len(images) != 1:
-        raise ConfigError(
-            f"{learner} learns from one image in a dictionary, this one has {len(images)} of them among "
-            f"{', '.join(space.spaces)}: leave one (gymnasium.wrappers.FilterObservation)."
-        )
-    others = [key for key in space.spaces if key not in images]
-    if others:
-        warnings.warn(
-            f"{learner} learns from the image {images[0]!r} alone: it does not see {', '.join(others)}. "
-            "stable_baselines3's SAC with a MultiInputPolicy and ContrastiveCallback sees all.",
-            RuntimeWarning,
-            stacklevel=4,
-        )
-    return VecExtractDictObs(env, images[0])
 
 
 def duplicates(stacks: Any, positives: int) -> Tensor | None:

@@ -1,6 +1,7 @@
 """The networks of the agent as an SB3 policy: one set of convolutions, two heads, twin Q functions, momentum copies."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from dipole.core.contrast.objective import Composite
 from dipole.rl.contrast import as_composite, fit
 from dipole.rl.encoder import PixelEncoder
 from dipole.rl.networks import PixelPolicy
+from dipole.rl.seen import layout
 from dipole.rl.settings import Settings
 
 
@@ -79,31 +81,35 @@ class ContrastivePolicy(Contrasted, PixelPolicy):
         contrast: Composite | None = None,
         use_sde: bool = False,
     ) -> None:
-        assert not use_sde
         self.settings = settings or Settings()
-        size = image_size or observation_space.shape[-1]  # type: ignore[index]
         super().__init__(
             observation_space,
             action_space,
             lr_schedule,
-            encoder_keywords(self.settings, size),
-            list(self.settings.hidden),
-            self.settings.log_std_bounds,
-            self.settings.beta,
+            encoder_keywords(self.settings, image_size or layout(observation_space).shape[-1]),
+            log_std_bounds=self.settings.log_std_bounds,
+            sde=sde_keywords(self.settings),
+            **head_keywords(self.settings),
         )
         self.hold(contrast)
 
     def compile_networks(self) -> None:
         """Let `torch.compile` fuse what an update calls; weights and their names stay as they are."""
-        compile_encoders(self.encoder, self.key_encoder, self.actor.features_extractor)
-        self.actor.distribution = torch.compile(self.actor.distribution, dynamic=False)  # type: ignore[method-assign]
+        compile_encoders(self.settings, self.encoder, self.key_encoder, self.actor.features_extractor)
+        self.actor.distribution = compiled(self.settings, self.actor.distribution)  # type: ignore[method-assign]
 
 
-def compile_encoders(*encoders: Any) -> None:
+def compile_encoders(settings: Settings, *encoders: Any) -> None:
     """Let `torch.compile` fuse both halves of each encoder."""
     for encoder in encoders:
         for name in ("convolve", "head"):
-            setattr(encoder, name, torch.compile(getattr(encoder, name), dynamic=False))
+            setattr(encoder, name, compiled(settings, getattr(encoder, name)))
+
+
+def compiled(settings: Settings, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function as `torch.compile` makes it in the mode of the settings."""
+    mode = settings.compile if isinstance(settings.compile, str) else None
+    return torch.compile(function, dynamic=False, mode=mode)
 
 
 def encoder_keywords(settings: Settings, image_size: int | tuple[int, int]) -> dict[str, Any]:
@@ -119,7 +125,25 @@ def encoder_keywords(settings: Settings, image_size: int | tuple[int, int]) -> d
     }
 
 
+def head_keywords(settings: Settings) -> dict[str, Any]:
+    """Keywords of actor and critic."""
+    return {
+        "hidden": list(settings.hidden),
+        "critic_hidden": None if settings.critic_hidden is None else list(settings.critic_hidden),
+        "critics": settings.n_critics,
+        "activation": settings.activation,
+        "beta": settings.beta,
+    }
+
+
+def sde_keywords(settings: Settings) -> dict[str, Any] | None:
+    """Keywords of gSDE; None without it."""
+    if not settings.use_sde:
+        return None
+    return {name: getattr(settings, name) for name in ("log_std_init", "use_expln", "clip_mean")}
+
+
 def q_values(critic: ContinuousCritic, features: Tensor, actions: Tensor) -> Tensor:
-    """Both Q functions on features (B, d) and actions (B, A): (B, 2), in the features' precision."""
+    """All Q functions on features (B, d) and actions (B, A): (B, n_critics), in the features' precision."""
     joint = torch.cat([features, actions], 1)
     return torch.cat([network(joint) for network in critic.q_networks], 1).to(features.dtype)

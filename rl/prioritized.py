@@ -1,6 +1,6 @@
 """Prioritised replay (Schaul et al. 2016): transitions are drawn in proportion to their last error."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,6 +63,8 @@ class PrioritizedFrameReplayBuffer(FrameReplayBuffer):
         beta: exponent of the importance weights; the agent raises it.
         given: those of `FrameReplayBuffer`.
     """
+
+    follows_errors: ClassVar[bool] = True
 
     def __init__(self, *given: Any, exponent: float = 0.5, beta: float = 0.4, **settings: Any) -> None:
         check_number(0, 1, exponent=exponent, beta=beta)

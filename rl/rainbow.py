@@ -1,6 +1,6 @@
-"""Networks of a Rainbow-like DQN, on torch, gymnasium and stable-baselines3 alone.
+"""Networks of a Rainbow-like DQN, on torch, gymnasium, stable-baselines3 and `seen` alone.
 
-An exported folder holds a copy of this file, so that `stable_baselines3.DQN.load` plays the agent without dipole.
+An exported folder holds copies of both files, so that `stable_baselines3.DQN.load` plays the agent without dipole.
 """
 
 import copy
@@ -11,10 +11,13 @@ from typing import Any
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.preprocessing import preprocess_obs
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from stable_baselines3.dqn.policies import DQNPolicy, QNetwork
 from torch import Tensor, nn
+
+from dipole.rl.seen import joined, layout
 
 # (filters, extent, stride) of each convolution.
 ARCHITECTURES = {
@@ -29,8 +32,11 @@ class BranchEncoder(BaseFeaturesExtractor):
 
     The head is Linear, LayerNorm, ReLU, Linear, LayerNorm, without scales and offsets of the normalisations.
 
+    Where observations hold vectors as well, values see them beside the maps; where they hold no image, alone.
+
     Args:
         observation_space: Box (C, H, W) uint8, as rendered; larger images than `image_size` are cut to their middle.
+            Or vectors (a Box), or a Dict of one image and vectors.
         features_dim: width of the embedding.
         image_size: height and width of what the convolutions see; one number for both.
         architecture: a name of `ARCHITECTURES`, or "uniform" for `layers` of 3x3, the first with stride 2.
@@ -48,13 +54,19 @@ class BranchEncoder(BaseFeaturesExtractor):
         filters: int = 32,
         hidden: int = 256,
     ) -> None:
+        seen = layout(observation_space)
         super().__init__(observation_space, features_dim)
-        assert isinstance(observation_space, spaces.Box)
+        self.seen = seen
         self.image_size = image_size
+        self.convs = nn.ModuleList()
+        self.project = nn.Sequential()
+        self.width = seen.width  # of what values see
+        if seen.image is None:
+            return
         uniform = tuple((filters, 3, 1 if index else 2) for index in range(layers))
         shapes = ARCHITECTURES.get(architecture, uniform)
         height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
-        channels = [observation_space.shape[0], *(each[0] for each in shapes)]
+        channels = [seen.shape[0], *(each[0] for each in shapes)]
         for _, extent, stride in shapes:
             height, width = (height - extent) // stride + 1, (width - extent) // stride + 1
             if min(height, width) < 1:
@@ -63,9 +75,10 @@ class BranchEncoder(BaseFeaturesExtractor):
             nn.Conv2d(before, after, extent, stride)
             for (before, after), (_, extent, stride) in zip(itertools.pairwise(channels), shapes, strict=True)
         )
-        self.width = channels[-1] * height * width
+        maps = channels[-1] * height * width
+        self.width += maps
         self.project = nn.Sequential(
-            nn.Linear(self.width, hidden),
+            nn.Linear(maps, hidden),
             nn.LayerNorm(hidden, elementwise_affine=False),
             nn.ReLU(),
             nn.Linear(hidden, features_dim),
@@ -74,6 +87,8 @@ class BranchEncoder(BaseFeaturesExtractor):
 
     def convolve(self, images: Tensor) -> Tensor:
         """Images (B, C, size, size) with values 0..255 -> maps (B, D)."""
+        if self.seen.image is None:
+            return images.float().flatten(1)
         x = images.to(self.convs[0].weight.dtype) / 255  # type: ignore[arg-type]
         for conv in self.convs:
             x = torch.relu_(conv(x))
@@ -84,8 +99,16 @@ class BranchEncoder(BaseFeaturesExtractor):
         z: Tensor = self.project(maps)
         return z.to(self.convs[0].weight.dtype)  # type: ignore[arg-type]
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.convolve(self.centre(images)))
+    def forward(self, observations: Any) -> Tensor:
+        return self.embed(observations)
+
+    def embed(self, observations: Any) -> Tensor:
+        """Observations -> embedding (B, features_dim) of their images, which the contrast sees."""
+        return self.head(self.convolve(self.centre(self.seen.pixels(observations))))
+
+    def known(self, observations: Any) -> Tensor:
+        """Observations -> what values see of them (B, width)."""
+        return joined(self.convolve(self.centre(self.seen.pixels(observations))), self.seen.state(observations))
 
     def centre(self, images: Tensor) -> Tensor:
         """Cut larger images to their middle."""
@@ -136,6 +159,7 @@ class RainbowNetwork(QNetwork):
     Args:
         observation_space, action_space, features_extractor, features_dim, normalize_images: as SB3 passes them.
         hidden: widths of both streams.
+        activation: its name in torch.nn.
         distribution: "none", "c51" (Bellemare et al. 2017) or "quantile" (Dabney et al. 2018).
         atoms: N, atoms or quantiles of a value.
         v_min, v_max: of the lowest and highest atom.
@@ -159,6 +183,7 @@ class RainbowNetwork(QNetwork):
         dueling: bool = True,
         noisy: bool = True,
         normalize_images: bool = False,
+        activation: str = "ReLU",
     ) -> None:
         BasePolicy.__init__(
             self,
@@ -173,8 +198,8 @@ class RainbowNetwork(QNetwork):
         self.register_buffer("support", torch.linspace(v_min, v_max, self.atoms), persistent=False)
         layer = NoisyLinear if noisy else nn.Linear
         widths = [features_extractor.width, *hidden]
-        self.advantage = _mlp(widths, self.actions * self.atoms, layer)
-        self.value = _mlp(widths, self.atoms, layer) if dueling else None
+        self.advantage = _mlp(widths, self.actions * self.atoms, layer, activation)
+        self.value = _mlp(widths, self.atoms, layer, activation) if dueling else None
 
     def outputs(self, maps: Tensor) -> Tensor:
         """Maps (B, D) -> (B, actions, N): values (N = 1), logits of the atoms, or quantiles."""
@@ -191,7 +216,8 @@ class RainbowNetwork(QNetwork):
 
     def forward(self, obs: PyTorchObs) -> Tensor:
         encoder: Any = self.features_extractor
-        return self.expected(self.outputs(encoder.convolve(encoder.centre(obs))))
+        seen: Any = preprocess_obs(obs, self.observation_space, normalize_images=False)
+        return self.expected(self.outputs(encoder.known(seen)))
 
     def draw_noise(self) -> None:
         """New noise in every noisy layer."""
@@ -210,10 +236,10 @@ class RainbowNetwork(QNetwork):
         return self(observation).argmax(dim=1).reshape(-1)
 
 
-def _mlp(widths: list[int], outputs: int, layer: Any) -> nn.Sequential:
+def _mlp(widths: list[int], outputs: int, layer: Any, activation: str) -> nn.Sequential:
     layers: list[nn.Module] = []
     for before, after in itertools.pairwise(widths):
-        layers += [layer(before, after), nn.ReLU()]
+        layers += [layer(before, after), getattr(nn, activation)()]
     return nn.Sequential(*layers, layer(widths[-1], outputs))
 
 

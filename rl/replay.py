@@ -10,7 +10,7 @@ import tempfile
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from dipole.rl.arguments import check_number, check_whole
 from dipole.rl.augmentation import Augmentation
 from dipole.rl.frames import STORES, digest
 from dipole.rl.memory import available_bytes, gigabytes, has_room_for, require_bytes
+from dipole.rl.seen import layout
 from dipole.rl.settings import Storage
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class FrameBatch:
         discounts: (B, 1) of the value of the next observation, where returns are of several steps.
         weights: (B, 1) importance weights, where replay is prioritised.
         drawn: (B, 2) environment and slot in replay.
+        states, next_states: (B, S) vectors of the observations beside their images, where they have such.
     """
 
     observations: Tensor
@@ -64,6 +66,8 @@ class FrameBatch:
     discounts: Tensor | None = None
     weights: Tensor | None = None
     drawn: NDArray[Any] | None = None
+    states: Tensor | None = None
+    next_states: Tensor | None = None
 
 
 class FrameReplayBuffer(ReplayBuffer):
@@ -77,7 +81,8 @@ class FrameReplayBuffer(ReplayBuffer):
     Args:
         buffer_size: transitions over all environments. Where the stream needs more new channels for each than
             `frame_stack` says, the ring grows; where memory does not suffice for that, a warning says how many fit.
-        observation_space: a Box (C, H, W) of uint8.
+        observation_space: a Box (C, H, W) of uint8, vectors (another Box), or a Dict of one such image and vectors,
+            which are stored beside it for every step.
         frame_stack: frames in an observation, of which each step is expected to bring one; by default C / 3 where C
             is a multiple of 3, otherwise C.
         storage: "host"; "device" to keep the frames on the training device; "disk" for more than memory holds, in a
@@ -94,6 +99,8 @@ class FrameReplayBuffer(ReplayBuffer):
     """
 
     _device: torch.device
+    # Whether what is drawn depends on what updates have told of earlier draws.
+    follows_errors: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -111,19 +118,19 @@ class FrameReplayBuffer(ReplayBuffer):
         gamma: float = 0.99,
     ) -> None:
         BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs=n_envs)
-        if (
-            not isinstance(observation_space, spaces.Box)
-            or observation_space.dtype != np.uint8
-            or len(observation_space.shape) != 3
-        ):
-            raise ConfigError(f"FrameReplayBuffer stores uint8 images (C, H, W), not {observation_space}.")
+        try:
+            self.layout = layout(observation_space)
+        except ValueError as error:
+            raise ConfigError(
+                f"FrameReplayBuffer stores uint8 images (C, H, W) and vectors, not {observation_space}: {error}."
+            ) from error
         if storage not in get_args(Storage):
             raise ConfigError(f"storage must be one of {', '.join(map(repr, get_args(Storage)))}, got {storage!r}.")
         check_whole(n_steps=n_steps)
         check_number(0, 1, gamma=gamma)
         self.n_steps, self.gamma = n_steps, gamma
-        channels, height, width = observation_space.shape
-        self.frame_stack = frame_stack or (channels // 3 if channels % 3 == 0 else channels)
+        channels, height, width = self.layout.shape
+        self.frame_stack = frame_stack or max(channels // 3 if channels % 3 == 0 else channels, 1)
         if channels % self.frame_stack:
             raise ConfigError(
                 f"frame_stack {self.frame_stack} does not divide the {channels} channels of the observation."
@@ -144,7 +151,7 @@ class FrameReplayBuffer(ReplayBuffer):
         self.rng = np.random.default_rng(np.random.randint(2**31) if seed is None else seed)
 
     def _allocate(self) -> None:
-        channels, height, width = self.observation_space.shape  # type: ignore[misc]
+        channels, height, width = self.layout.shape
         self.frames = STORES[self.storage]((self.n_envs, self._ring, height, width), self.device)
         size = (self.n_envs, self.buffer_size)
         self.actions = np.zeros((*size, self.action_dim), np.float32)
@@ -155,6 +162,12 @@ class FrameReplayBuffer(ReplayBuffer):
         self.stacks = np.zeros((*size, 2, channels), np.int64)  # serial numbers of observation and next observation
         self.oldest_frame = np.zeros(size, np.int64)  # no serial number of a transition is below it
         self.digests = np.zeros((self.n_envs, self._ring), np.int64)
+        self.states = np.zeros((*size, 2, self.layout.width), np.float32)  # of observation and next observation
+
+    @property
+    def _per_step(self) -> tuple[str, ...]:
+        """The arrays that have an entry for each step."""
+        return (*_STEPS, "states") if self.layout.width else _STEPS
 
     @property
     def _place(self) -> torch.device | Path:
@@ -174,8 +187,9 @@ class FrameReplayBuffer(ReplayBuffer):
     @property
     def nbytes(self) -> int:
         """Bytes of this buffer when full."""
-        channels, *size = self.observation_space.shape  # type: ignore[misc]
-        return _bytes(self.buffer_size, self.n_envs, self._ring, tuple(size), channels, self.action_dim)
+        channels, *size = self.layout.shape
+        images = _bytes(self.buffer_size, self.n_envs, self._ring, tuple(size), channels, self.action_dim)
+        return images + self.n_envs * self.buffer_size * 8 * self.layout.width
 
     @property
     def capacity(self) -> int:
@@ -205,8 +219,8 @@ class FrameReplayBuffer(ReplayBuffer):
 
     def add(
         self,
-        obs: NDArray[Any],
-        next_obs: NDArray[Any],
+        obs: Any,
+        next_obs: Any,
         action: NDArray[Any],
         reward: NDArray[Any],
         done: NDArray[Any],
@@ -214,6 +228,9 @@ class FrameReplayBuffer(ReplayBuffer):
     ) -> None:
         """Store one step of every environment: obs, next_obs (n_envs, C, H, W), the others (n_envs, ...)."""
         action = np.asarray(action).reshape(self.n_envs, self.action_dim)
+        if self.layout.width:
+            self._put_states(obs, next_obs)
+        obs, next_obs = self.layout.pixels(obs), self.layout.pixels(next_obs)
         for env, info in enumerate(infos):
             timeout = self.handle_timeout_termination and info.get("TimeLimit.truncated", False)
             lost = bool(info.get("life_lost", False))  # an end for what is learned, though the game goes on
@@ -224,6 +241,11 @@ class FrameReplayBuffer(ReplayBuffer):
         if self._head[0] == max(self.buffer_size // 100, _MEMORY):
             self._grow()  # while there is little to move
         self._count()
+
+    def _put_states(self, obs: Any, next_obs: Any) -> None:
+        """Store the vectors of the step that `_append` is about to store."""
+        both = np.stack([self.layout.state(obs), self.layout.state(next_obs)], 1)  # (n_envs, 2, S)
+        self.states[np.arange(self.n_envs), self._head % self.buffer_size] = both
 
     def _append(
         self,
@@ -242,7 +264,7 @@ class FrameReplayBuffer(ReplayBuffer):
         self._newest[env] = (following.copy(), after)
         self._tail[env] = max(self._tail[env], self._head[env] - self.buffer_size + 1)
         slot = self._head[env] % self.buffer_size
-        finite = bool(np.isfinite(reward) and np.isfinite(action).all())
+        finite = bool(np.isfinite(reward) and np.isfinite(action).all() and np.isfinite(self.states[env, slot]).all())
         self.stacks[env, slot] = before, after
         self.oldest_frame[env, slot] = oldest
         self.actions[env, slot] = action if finite else 0.0
@@ -257,7 +279,7 @@ class FrameReplayBuffer(ReplayBuffer):
     @property
     def _window(self) -> int:
         """So many planes back one is known again."""
-        return _MEMORY * self.observation_space.shape[0]  # type: ignore[index]
+        return _MEMORY * self.layout.shape[0]
 
     def _serials(self, env: int, obs: NDArray[np.uint8]) -> list[int]:
         """Serial numbers of an observation's channels: of planes that were seen lately, or new ones."""
@@ -306,7 +328,7 @@ class FrameReplayBuffer(ReplayBuffer):
         """Make the ring long enough for the planes that a transition of this stream brings, if memory allows."""
         if self._room is not None:
             return
-        channels = self.observation_space.shape[0]  # type: ignore[index]
+        channels = self.layout.shape[0]
         rate = float((self._written / np.maximum(self._head, 1)).max())  # planes for each transition
         ring = max(least, min(_ring(self.buffer_size, rate, channels), _ring(self.buffer_size, 2 * channels, channels)))
         if ring <= 1.05 * self._ring:
@@ -387,10 +409,11 @@ class FrameReplayBuffer(ReplayBuffer):
         """Draw transitions with whole observations, as SB3's own algorithms expect them."""
         which, slot = self.draw(batch_size)
         rewards, last, discounts = self._outcomes(which, slot, env)
+        states, following = self._drawn_states(which, slot, last, env)
         return ReplayBufferSamples(
-            self.frames.stacks(which, self.stacks[which, slot, 0] % self._ring),
+            self.layout.observation(self.frames.stacks(which, self.stacks[which, slot, 0] % self._ring), states),
             self._tensor(self.actions[which, slot]),
-            self.frames.stacks(which, self.stacks[which, last, 1] % self._ring),
+            self.layout.observation(self.frames.stacks(which, self.stacks[which, last, 1] % self._ring), following),
             self._tensor(self.dones[which, last][:, None]),
             self._tensor(rewards),
             discounts,
@@ -419,6 +442,7 @@ class FrameReplayBuffer(ReplayBuffer):
             for stacks, count in zip((before, after), times, strict=True)
         )
         views = [augmentation.draw(self.frames, which, before, self.rng) for _ in range(positives)]
+        states, next_states = self._drawn_states(which, slot, last, env)
         return FrameBatch(
             observations,
             next_observations,
@@ -430,7 +454,22 @@ class FrameReplayBuffer(ReplayBuffer):
             discounts,
             self.weights(which, slot),
             np.stack([which, slot], 1),
+            states,
+            next_states,
         )
+
+    def _drawn_states(
+        self, env: NDArray[Any], slot: NDArray[Any], last: NDArray[Any], normalizer: VecNormalize | None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Vectors (B, S) of observations and of those that returns end with; None where there are none."""
+        if not self.layout.width:
+            return None, None
+        found = (self.states[env, slot, 0], self.states[env, last, 1])
+        if normalizer is not None:
+            pixels = np.zeros((len(env), *self.layout.shape), np.uint8)
+            parts = (normalizer.normalize_obs(self.layout.observation(pixels, each)) for each in found)
+            found = tuple(self.layout.state(each).astype(np.float32) for each in parts)
+        return self._tensor(found[0]), self._tensor(found[1])
 
     def weights(self, env: NDArray[Any], slot: NDArray[Any]) -> Tensor | None:
         """Importance weights (B, 1) of drawn transitions; None where all are drawn alike."""
@@ -471,7 +510,7 @@ class FrameReplayBuffer(ReplayBuffer):
             raise ValueError("the replay's counters contradict each other")
         ring = int(state["ring"])
         if ring != self._ring:
-            channels, *size = self.observation_space.shape  # type: ignore[misc]
+            channels, *size = self.layout.shape
             steps = self.buffer_size
             needed = _bytes(steps, self.n_envs, max(ring, 1), tuple(size), channels, self.action_dim)
             require_bytes(needed, steps * self.n_envs, self._frame_shape, self._place)
@@ -485,7 +524,7 @@ class FrameReplayBuffer(ReplayBuffer):
         slots = np.arange(*steps) % self.buffer_size
         serials = [np.arange(*each) % self._ring for each in planes]
         return {
-            **{name: getattr(self, name)[:, slots] for name in _STEPS},
+            **{name: getattr(self, name)[:, slots] for name in self._per_step},
             "frames": np.concatenate([self.frames.take(env, each) for env, each in enumerate(serials)]),
             "digests": np.concatenate([self.digests[env, each] for env, each in enumerate(serials)]),
         }
@@ -497,7 +536,7 @@ class FrameReplayBuffer(ReplayBuffer):
             ValueError: it is of a buffer of another shape.
         """
         slots = np.arange(*steps) % self.buffer_size
-        for name in _STEPS:
+        for name in self._per_step:
             stored, own = part[name], getattr(self, name)
             if stored.shape != (self.n_envs, len(slots), *own.shape[2:]) or stored.dtype != own.dtype:
                 raise ValueError(f"replay {name} has the shape {stored.shape}, this agent's {own.shape}")
@@ -560,7 +599,7 @@ class FrameReplayBuffer(ReplayBuffer):
         """Take over the replay of an earlier version: frames (n_envs, F, c, H, W), and their slots as stacks."""
         self.reset()
         frames, stacks, size = state["frames"], state["stacks"], self.buffer_size
-        shape = self.observation_space.shape
+        shape = self.layout.shape
         found = (frames.shape[2] * stacks.shape[-1], *frames.shape[3:])
         if found != shape or len(frames) != self.n_envs or state["actions"].shape[1] > size:
             raise ValueError(
@@ -584,7 +623,7 @@ class FrameReplayBuffer(ReplayBuffer):
         self._dropped(dropped)
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("frames", "digests", "segments", "_recent", *_STEPS, *_PLACES)
+        own = ("frames", "digests", "segments", "_recent", "states", *_STEPS, *_PLACES)
         state = {name: value for name, value in self.__dict__.items() if name not in own}
         return state | {"stored": self.state_dict()}
 
@@ -597,7 +636,7 @@ class FrameReplayBuffer(ReplayBuffer):
             state["_device"] = state.pop("device")
             channels = state["observation_space"].shape[0]
             state |= {"n_steps": 1, "gamma": 0.99, "_ring": _ring(state["buffer_size"], channels, channels)}
-        self.__dict__.update(state)
+        self.__dict__.update({"layout": layout(state["observation_space"]), **state})
         if self._device.type == "cuda" and not torch.cuda.is_available():
             self._device = torch.device("cpu")
         self._allocate()
@@ -621,7 +660,7 @@ class FrameReplayBuffer(ReplayBuffer):
 
 def _ring(steps: int, planes: float, channels: int) -> int:
     """Planes that hold `steps` transitions, each of which brings so many new ones."""
-    return int(planes * (steps + max(steps // _SLACK, 4))) + (_MEMORY + 4) * channels
+    return max(int(planes * (steps + max(steps // _SLACK, 4))) + (_MEMORY + 4) * channels, 1)
 
 
 def _bytes(steps: int, n_envs: int, ring: int, size: tuple[int, ...], channels: int, action_dim: int) -> int:

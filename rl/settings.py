@@ -23,9 +23,14 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Period = Annotated[int, Field(ge=1)]
 Beta = Annotated[float, Field(ge=0, le=0.999999)]
 AlgorithmName = Literal["sac", "drq", "dqn"]
-Preset = Literal["curl", "paper", "small", "drqv2", "rainbow"]
+Preset = Literal["curl", "paper", "small", "sb3", "drqv2", "rainbow"]
 Storage = Literal["auto", "host", "device", "disk"]
 """Where replay keeps its frames."""
+Inputs = Literal["auto", "pixels", "state", "both"]
+"""What of an observation an agent sees."""
+CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+# Those that replay what they compiled as CUDA graphs, whose outputs the next step overwrites.
+GRAPHED: tuple[CompileMode, ...] = ("reduce-overhead", "max-autotune")
 
 # The preset of an algorithm where none is given.
 DEFAULT: dict[str, Preset] = {"sac": "curl", "drq": "drqv2", "dqn": "rainbow"}
@@ -46,6 +51,24 @@ _PRESETS: dict[str, dict[str, Any]] = {
         "filters": 16,
         "joint_backward": True,
         "crop_inclusive": True,
+    },
+    # stable-baselines3 2.9's SAC, for agents that see vectors.
+    "sb3": {
+        "batch_size": 256,
+        "learning_rate": 3e-4,
+        "buffer_size": 1_000_000,
+        "learning_starts": 100,
+        "gradient_steps": 1,
+        "hidden": (256, 256),
+        "tau": 0.005,
+        "encoder_tau": 0.005,
+        "actor_every": 1,
+        "target_every": 1,
+        "twin_loss": "half",
+        "encoder_steps": 1,
+        "temperature_learning_rate": 3e-4,
+        "temperature_beta": 0.9,
+        "initial_temperature": 1.0,
     },
     # Yarats et al. 2021, as the repository (facebookresearch/drqv2) runs it: returns of three steps, an update every
     # second agent step, the tanh of the trunk, noise that falls over 500,000 agent steps.
@@ -82,12 +105,15 @@ _PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 
+_OF_SDE = ("sde_sample_freq", "use_sde_at_warmup", "log_std_init", "use_expln", "clip_mean")
+
 # Settings that algorithms but these have no use for.
 USERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         (
             "temperature_learning_rate", "temperature_beta", "initial_temperature", "ent_coef", "target_entropy",
-            "log_std_bounds", "encoder_steps", "twin_loss", "detach_encoder", "joint_backward",
+            "log_std_bounds", "encoder_steps", "twin_loss", "detach_encoder", "joint_backward", "use_sde",
+            "sde_sample_freq", "use_sde_at_warmup", "log_std_init", "use_expln", "clip_mean",
         ),
         ("sac",),
     ),
@@ -103,6 +129,8 @@ USERS: dict[str, tuple[str, ...]] = {
         ("dqn",),
     ),
     "actor_every": ("sac", "drq"),
+    "critic_hidden": ("sac", "drq"),
+    "n_critics": ("sac", "drq"),
     "tanh": ("sac", "drq"),
 }  # fmt: skip
 
@@ -114,6 +142,9 @@ class AgentTable(Table):
         "sac", description="sac (CURL), drq (DrQ-v2), or dqn (Rainbow, for discrete actions); its presets follow it"
     )
     preset: Preset = Field("curl", description="where settings that are left out come from")
+    inputs: Inputs = Field(
+        "auto", description="what is learned from: the image, the vectors of numbers, or both; auto: all there is"
+    )
     bilinear_init: Literal["uniform", "identity"] = Field(
         "uniform", description="how a bilinear W starts: on [0, 1) as the repository, or as the identity"
     )
@@ -137,6 +168,9 @@ class AgentTable(Table):
         ge=-1,
         description="updates at a time; -1: one for each transition since the last",
         json_schema_extra={"allowed": "an integer >= 0, or -1 (one for each transition)"},
+    )
+    overlap: bool = Field(
+        False, description="update while the environments take the next step, whose action is chosen before"
     )
     gamma: Share = Field(0.99, description="discount")
     encoder_learning_rate: float | None = Field(
@@ -177,6 +211,26 @@ class AgentTable(Table):
         description="widths of actor and critic",
         json_schema_extra={"allowed": "a list of layer widths, integers >= 1"},
     )
+    critic_hidden: tuple[Period, ...] | None = Field(
+        None,
+        description="widths of the critic; default those of the actor",
+        json_schema_extra={"allowed": "a list of layer widths, integers >= 1"},
+    )
+    n_critics: int = Field(2, ge=1, le=64, description="Q functions, of which the smallest counts")
+    activation: Literal["ReLU", "Tanh", "ELU", "LeakyReLU", "SiLU", "GELU"] = Field(
+        "ReLU", description="of the layers of actor and critic"
+    )
+    use_sde: bool = Field(False, description="generalised state-dependent exploration (gSDE), as SB3 has it")
+    sde_sample_freq: int = Field(
+        -1,
+        ge=-1,
+        description="use_sde: agent steps between draws of its noise; -1: one for each rollout",
+        json_schema_extra={"allowed": "an integer >= 1, or -1 (one draw for each rollout)"},
+    )
+    use_sde_at_warmup: bool = Field(False, description="use_sde: its noise before learning_starts as well")
+    log_std_init: float = Field(-3.0, ge=-20, le=20, description="use_sde: log standard deviation at first")
+    use_expln: bool = Field(False, description="use_sde: expln in place of exp, which grows more slowly")
+    clip_mean: float = Field(2.0, ge=0, le=1e9, description="use_sde: largest mean before the tanh (0: not clipped)")
     features: int = Field(50, ge=1, le=65536, description="width of the embedding")
     layers: int = Field(4, ge=1, le=16, description="number of convolutions")
     filters: int = Field(32, ge=1, le=4096, description="channels of the convolutions")
@@ -215,7 +269,11 @@ class AgentTable(Table):
     exploration_start: Share = Field(1.0, description="dqn, without noisy layers: share of random actions at first")
     exploration_end: Share = Field(0.05, description="dqn, without noisy layers: the same at last")
     channels_last: bool = Field(True, description="memory layout of the convolutions")
-    compile: bool = Field(False, description="compile the networks of the update (torch.compile); for GPUs")
+    compile: bool | CompileMode = Field(
+        False,
+        description="compile the networks of the update (torch.compile), in its default mode or another; for GPUs",
+        json_schema_extra={"allowed": f"True, False or one of {', '.join(map(repr, get_args(CompileMode)))}"},
+    )
     chunk: int = Field(64, ge=0, description="rows that go through the encoder at once on the CPU (0: all)")
 
     @model_validator(mode="before")
@@ -239,11 +297,17 @@ class AgentTable(Table):
                 raise ValueError(
                     f"{name} has no effect on the algorithm {self.algorithm!r}: it is a setting of {', '.join(users)}."
                 )
+        idle = ("log_std_bounds",) if self.use_sde else _OF_SDE
+        for name in idle:
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} has no effect with use_sde={self.use_sde}.")
         if self.v_min >= self.v_max:
             raise ValueError(f"v_min must be below v_max, got {self.v_min:g} and {self.v_max:g}.")
         return self
 
-    @field_validator("hidden", "log_std_bounds", "train_freq", "target_entropy", "ent_coef", mode="wrap")
+    @field_validator(
+        "hidden", "critic_hidden", "log_std_bounds", "train_freq", "target_entropy", "ent_coef", "compile", mode="wrap"
+    )
     @classmethod
     def _in_words(cls, value: Any, check: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
         try:
@@ -258,6 +322,13 @@ class AgentTable(Table):
     def _not_negative(cls, value: Any) -> Any:
         if value != "auto" and not 0 <= value <= 1e12:
             raise ValueError(f"must be 'auto' or a number >= 0, got {value!r}.")
+        return value
+
+    @field_validator("sde_sample_freq")
+    @classmethod
+    def _not_zero(cls, value: int) -> int:
+        if value == 0:
+            raise ValueError("must be an integer >= 1, or -1.")
         return value
 
     @field_validator("log_std_bounds")
@@ -369,39 +440,6 @@ def allowed(field: FieldInfo) -> str:
     return what if low is None else f"{what} >= {low:g}"
 
 
-def without_sb3_names(given: dict[str, Any]) -> dict[str, Any]:
-    """Keywords of SB3's SAC that have another name here, or none.
-
-    Raises:
-        ConfigError: for one that has no meaning for this agent, with what takes its place.
-    """
-    rest = {name: value for name, value in given.items() if name not in ("policy_kwargs", "use_sde")}
-    if given.get("use_sde"):
-        raise ConfigError(
-            "use_sde=True (gSDE) is not available: the agent's actor has a log standard deviation of each state "
-            "(log_std_bounds). Use stable_baselines3.SAC with ContrastiveCallback."
-        )
-    for name, value in (given.get("policy_kwargs") or {}).items():
-        if name != "net_arch" or not isinstance(value, list | tuple):
-            raise ConfigError(
-                f"policy_kwargs has no {name!r} of that kind here: net_arch is a list of widths (the setting hidden), "
-                "and features, layers, filters, tanh, log_std_bounds and beta are settings of the agent."
-            )
-        if "hidden" in rest:
-            raise ConfigError("hidden and policy_kwargs={'net_arch': ...} are the same setting: give one of them.")
-        rest["hidden"] = tuple(value)
-    ent_coef = rest.get("ent_coef")
-    if isinstance(ent_coef, str) and ent_coef.startswith("auto_"):
-        if "initial_temperature" in rest:
-            raise ConfigError(f"initial_temperature and ent_coef={ent_coef!r} are the same setting: give one of them.")
-        try:
-            rest["initial_temperature"] = float(ent_coef.removeprefix("auto_"))
-        except ValueError:
-            raise ConfigError(f"ent_coef must be 'auto', 'auto_<number>' or a number >= 0, got {ent_coef!r}.") from None
-        del rest["ent_coef"]
-    return rest
-
-
 def sb3_keywords(chosen: Settings) -> dict[str, Any]:
     """What every off-policy algorithm of SB3 is given of an agent's settings."""
     return {
@@ -420,4 +458,7 @@ def sac_keywords(chosen: Settings) -> dict[str, Any]:
     return sb3_keywords(chosen) | {
         "ent_coef": f"auto_{chosen.initial_temperature!r}" if chosen.ent_coef == "auto" else chosen.ent_coef,
         "target_update_interval": chosen.target_every,
+        "use_sde": chosen.use_sde,
+        "sde_sample_freq": chosen.sde_sample_freq,
+        "use_sde_at_warmup": chosen.use_sde_at_warmup,
     }

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecTransposeImage
 
 from dipole.core.contrast.objective import Composite, Objective
@@ -25,6 +24,7 @@ from dipole.core.ground.received import read_json
 from dipole.core.ground.seeding import rng_state, set_rng_state
 from dipole.rl import description, plain_state, segments
 from dipole.rl.callbacks.contrastive import LEARNED, Learned
+from dipole.rl.envs.running.admission import rows_of
 from dipole.rl.envs.running.state import require_saved, wrapper_names, wrappers_set_state, wrappers_state
 from dipole.rl.envs.running.workers import WorkerVecEnv
 from dipole.rl.names import lazy
@@ -131,11 +131,13 @@ def _readable(folder: Path) -> Iterator[None]:
 def _take(agent: PixelAgent, state: dict[str, Any]) -> None:
     for name in (*_COUNTERS, *agent.counted):
         setattr(agent, name, state["counters"][name])
+    agent.owed = int(state["counters"].get("owed", 0))  # checkpoints of earlier versions have none
     agent._last_obs, agent._last_original_obs = state["last_obs"], state["last_original_obs"]
     agent.action_space.np_random.bit_generator.state = state["action_space"]
     if state.get("contrastive") is not None:
         setattr(agent, LEARNED, Learned.of(state["contrastive"]))
     agent.action_noise = set_noise_state(agent.action_noise, state.get("action_noise"))
+    agent.set_exploration_state(state.get("exploration"))
     if agent.env is not None:
         _restore_environments(agent, agent.env, state)
     set_rng_state(state["rng"])
@@ -182,7 +184,7 @@ def _state(agent: PixelAgent) -> dict[str, Any]:
     assert agent.env is not None
     innermost = _innermost(agent.env)
     return {
-        "counters": {name: getattr(agent, name) for name in (*_COUNTERS, *agent.counted)},
+        "counters": {name: getattr(agent, name) for name in (*_COUNTERS, "owed", *agent.counted)},
         "last_obs": agent._last_obs,
         "last_original_obs": agent._last_original_obs,
         "action_space": agent.action_space.np_random.bit_generator.state,
@@ -191,6 +193,7 @@ def _state(agent: PixelAgent) -> dict[str, Any]:
         "workers": innermost.counters() if isinstance(innermost, WorkerVecEnv) else None,
         "contrastive": learned.state() if (learned := getattr(agent, LEARNED, None)) is not None else None,
         "action_noise": noise_state(agent.action_noise),
+        "exploration": agent.exploration_state(),
         "rng": rng_state(),
     }
 
@@ -227,7 +230,7 @@ def _restore_environments(agent: PixelAgent, env: VecEnv, state: dict[str, Any])
         return
     workers = _innermost(env)
     if isinstance(workers, WorkerVecEnv):
-        workers.continue_from(np.asarray(state["last_obs"]), state.get("workers"))
+        workers.continue_from(rows_of(state["last_obs"]), state.get("workers"))
 
 
 def _has_a_state(env: VecEnv) -> bool:

@@ -10,27 +10,20 @@ from typing import Any
 
 from dipole.core.ground.errors import ConfigError
 from dipole.core.ground.files import why
+from dipole.rl.sb3_names import RENAMED, policy_settings
 
 # Keys of the zoo that say the same here, and those of [train].
 _SAME = (
     "buffer_size", "learning_starts", "gamma", "tau", "train_freq", "gradient_steps", "ent_coef", "target_entropy",
-    "n_steps", "frame_stack", "exploration_fraction",
+    "n_steps", "frame_stack", "exploration_fraction", "use_sde", "sde_sample_freq", "use_sde_at_warmup",
 )  # fmt: skip
-_RENAMED = {
-    "exploration_initial_eps": "exploration_start",
-    "exploration_final_eps": "exploration_end",
-    "target_update_interval": "target_every",
-    "policy_delay": "actor_every",
-    "max_grad_norm": "gradient_clip",
-    "n_envs": "envs",
-}
+_RENAMED = {**RENAMED, "n_envs": "envs"}
 _TRAIN = {"batch_size": "batch_size", "n_timesteps": "steps", "learning_rate": "learning_rate"}
 # They have one value that fits an agent from pixels; it says nothing new.
 _FITTING = {
-    "policy": ("CnnPolicy",),
+    "policy": ("CnnPolicy", "MlpPolicy", "MultiInputPolicy"),
     "normalize": (False, "False"),
     "optimize_memory_usage": (False, True),
-    "use_sde": (False,),
 }
 _PRESET = {
     "env_wrapper": "the environment's own settings",
@@ -75,7 +68,7 @@ def _translate(where: str, key: str, value: Any, agent: dict[str, Any], train: d
     elif key in _TRAIN:
         train[_TRAIN[key]] = _number(where, key, value) if key == "learning_rate" else int(float(value))
     elif key == "policy_kwargs":
-        agent["hidden"] = _widths(where, value)
+        agent |= _policy_settings(where, value)
     elif key == "ent_coef" and isinstance(value, str) and value.startswith("auto_"):
         agent["initial_temperature"] = _number(where, key, value.removeprefix("auto_"))
     elif key in _SAME or key in _RENAMED:
@@ -99,17 +92,27 @@ def _number(where: str, key: str, value: Any) -> float:
         raise ConfigError(f"{where}: {key} must be a number, got {value!r}.") from None
 
 
-def _widths(where: str, value: Any) -> list[int]:
-    """The widths in `dict(net_arch=[256, 256])`, text or mapping; nothing in it is run."""
+def _policy_settings(where: str, value: Any) -> dict[str, Any]:
+    """The settings in `dict(net_arch=[256, 256], activation_fn=nn.ReLU)`, text or mapping; nothing in it is run."""
     given: Any = value
     if isinstance(value, str):
         try:
             call = ast.parse(value, mode="eval").body
             if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id != "dict":
                 raise ValueError("no dict(...)")
-            given = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
+            given = {str(each.arg): _literal(each.value) for each in call.keywords}
         except (SyntaxError, ValueError) as error:
             raise ConfigError(f"{where}: policy_kwargs = {value!r} cannot be read: {error}.") from error
-    if not isinstance(given, Mapping) or set(given) != {"net_arch"} or not isinstance(given["net_arch"], list):
-        raise ConfigError(f"{where}: of policy_kwargs only net_arch = [widths] has a meaning here, got {value!r}.")
-    return list(given["net_arch"])
+    try:
+        return policy_settings(given)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _literal(node: ast.expr) -> Any:
+    """A value without names, or the name X of `nn.X`; `dict(...)` is a value as well."""
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "nn":
+        return node.attr
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict" and not node.args:
+        return {str(each.arg): _literal(each.value) for each in node.keywords}
+    return ast.literal_eval(node)

@@ -28,7 +28,7 @@ from dipole.core.train.optimizer import skip_if
 from dipole.rl.arguments import check_number, check_whole
 from dipole.rl.augmentation import SHIFT, shift
 from dipole.rl.contrast import as_composite, largest, require_unlabelled
-from dipole.rl.envs.running.admission import image_keys
+from dipole.rl.envs.running.admission import image_keys, stack
 
 Seen = Tensor | dict[str, Tensor]
 """Observations: images (B, C, H, W), or a dictionary that holds some."""
@@ -161,7 +161,7 @@ class ContrastiveCallback(BaseCallback):
             rows = [space.sample() for _ in range(2)]
             trial = copy.deepcopy(self.keys)  # whose statistics may change
             try:
-                seen = obs_as_tensor(_stacked(rows), self.model.device)
+                seen = obs_as_tensor(stack(rows), self.model.device)
                 found = self._features(trial, seen)
             except (RuntimeError, ValueError, TypeError, AssertionError, IndexError, KeyError) as error:
                 raise ConfigError(
@@ -388,9 +388,3 @@ def equal(seen: Seen, positives: int) -> Tensor:
         candidates % size != torch.arange(size, device=device)[:, None]
     )
     return torch.where(others, candidates, -1)
-
-
-def _stacked(rows: list[Any]) -> Any:
-    if isinstance(rows[0], dict):
-        return {key: np.stack([row[key] for row in rows]) for key in rows[0]}
-    return np.stack(rows)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from dipole.core.ground.errors import ConfigError
 from dipole.rl.arguments import check_seed, check_step, check_whole
+from dipole.rl.envs.observed import check_inputs, observed, space_of
 from dipole.rl.envs.registry import environment
 from dipole.rl.envs.suite import tasks
 
@@ -30,13 +31,16 @@ _TIME_LIMIT = 1000
 _STIFFNESS = (15, 25)
 
 
-class ControlEnv(gymnasium.Env[NDArray[np.uint8], NDArray[np.float32]]):
+class ControlEnv(gymnasium.Env[Any, NDArray[np.float32]]):
     """One task of the suite through pixels.
 
     The observation is (3 * frame_stack, size, size) uint8, the newest frame last, the first frame repeated at reset.
     Actions lie in [-1, 1] and are mapped affinely to the task's own bounds. A step repeats the action `action_repeat`
     control steps (environment steps, in the papers' counting) and sums their rewards; `info["environment_steps"]` says
     how many were taken. The time limit is a truncation; only a task's own end is a termination.
+
+    `inputs="state"` observes dm_control's own observation instead, put together in its order (S,), float32, and draws
+    nothing; "both" is a dictionary of "pixels" and "state", the newest one.
 
     Args:
         task: "cheetah-run", "ball_in_cup-catch", ...; any task of the suite.
@@ -49,6 +53,8 @@ class ControlEnv(gymnasium.Env[NDArray[np.uint8], NDArray[np.float32]]):
         seed: seed of the first episode; `reset(seed=...)` sets it as well.
         render_mode: "rgb_array" or None; `render()` returns the newest frame at full size (H, W, 3).
         task_kwargs: passed on to dm_control's task.
+        inputs: "pixels", "state" or "both".
+        render_size: height and width of what `render()` draws; by default `size`.
 
     Raises:
         ConfigError: for an unknown task or a setting out of range.
@@ -69,9 +75,13 @@ class ControlEnv(gymnasium.Env[NDArray[np.uint8], NDArray[np.float32]]):
         seed: int | None = None,
         render_mode: str | None = "rgb_array",
         task_kwargs: dict[str, Any] | None = None,
+        inputs: str = "pixels",
+        render_size: int | None = None,
     ) -> None:
         domain, name = tasks.split(task)
-        check_whole(size=size, frame_stack=frame_stack)
+        self.render_size = size if render_size is None else render_size
+        check_whole(size=size, frame_stack=frame_stack, render_size=self.render_size)
+        check_inputs(inputs)
         if action_repeat is not None:
             check_whole(action_repeat=action_repeat)
         seed = check_seed(seed)
@@ -94,24 +104,27 @@ class ControlEnv(gymnasium.Env[NDArray[np.uint8], NDArray[np.float32]]):
         self._physics = self._control.physics
         limit = self._control._step_limit
         self._limit = limit if np.isfinite(limit) else _TIME_LIMIT
-        self._camera = _camera(
-            self._physics, size, tasks.CAMERA.get(domain, 0) if camera is None else camera, rendering
-        )
-        self._rendering = rendering
+        self.size, self.inputs, self._rendering = size, inputs, rendering
+        self._view = tasks.CAMERA.get(domain, 0) if camera is None else camera
+        # One camera for each size that is drawn, made when it is; all sizes must be known before the first.
+        self._cameras: dict[int, Any] = {}
+        _make_room(self._physics, max(size, self.render_size), rendering)
+        if inputs != "state":
+            self._camera(size)
         spec = self._control.action_spec()
         wide = np.maximum(np.abs(spec.minimum), np.abs(spec.maximum)) > _UNBOUNDED
         self._low = np.where(wide, -1.0, spec.minimum)
         self._span = np.where(wide, 2.0, spec.maximum - spec.minimum)
         self.action_space = spaces.Box(-1.0, 1.0, spec.shape, np.float32)
-        self.observation_space = spaces.Box(0, 255, (3 * frame_stack, size, size), np.uint8)
+        numbers = sum(int(np.prod(each.shape)) for each in self._control.observation_spec().values())
+        self.observation_space = space_of(inputs, (3 * frame_stack, size, size), -np.inf, np.inf, numbers)
+        self._vector = np.zeros(numbers, np.float32)
         self._frames: deque[NDArray[np.uint8]] = deque(maxlen=frame_stack)
         self._steps = 0
         self._playing = False
         close_at_exit(self)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[NDArray[np.uint8], dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         seed = check_seed(seed)
         super().reset(seed=seed)
         if seed is not None:
@@ -121,17 +134,18 @@ class ControlEnv(gymnasium.Env[NDArray[np.uint8], NDArray[np.float32]]):
                 self._physics.model.jnt_stiffness[:] = [
                     (random.uniform(*_STIFFNESS), random.uniform())[0] for _ in range(self._physics.model.njnt)
                 ]
-        self._control.reset()
+        self._keep(self._control.reset())
         self._begin_episode()
         self._steps = 0
         self._playing = True
-        self._frames.extend([self._frame()] * self.frame_stack)
+        if self.inputs != "state":
+            self._frames.extend([self._frame()] * self.frame_stack)
         return self._observation(), {"environment_steps": 0}
 
     def _begin_episode(self) -> None:
         """What a subclass changes in the model once the task has set up an episode."""
 
-    def step(self, action: NDArray[np.float32]) -> tuple[NDArray[np.uint8], float, bool, bool, dict[str, Any]]:
+    def step(self, action: NDArray[np.float32]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         check_step(self._playing, action, self.action_space)
         control = self._low + (np.asarray(action, np.float64) + 1.0) * 0.5 * self._span
         reward, taken = 0.0, 0
@@ -144,22 +158,37 @@ class ControlEnv(gymnasium.Env[NDArray[np.uint8], NDArray[np.float32]]):
             truncated = not terminated and (step.last() or self._steps + taken >= self._limit)
         self._steps += taken
         self._playing = not (terminated or truncated)
-        self._frames.append(self._frame())
+        self._keep(step)
+        if self.inputs != "state":
+            self._frames.append(self._frame())
         return self._observation(), float(reward), terminated, truncated, {"environment_steps": taken}
 
     def render(self) -> NDArray[np.uint8] | None:
         if self.render_mode is None:
             return None
-        return np.ascontiguousarray(self._frames[-1].transpose(1, 2, 0))
+        if self.inputs != "state" and self.render_size == self.size:
+            return np.ascontiguousarray(self._frames[-1].transpose(1, 2, 0))
+        return np.ascontiguousarray(self._camera(self.render_size).render())
 
     def close(self) -> None:
         self._physics.free()
 
     def _frame(self) -> NDArray[np.uint8]:
-        return np.ascontiguousarray(self._camera.render().transpose(2, 0, 1))  # (3, size, size)
+        return np.ascontiguousarray(self._camera(self.size).render().transpose(2, 0, 1))  # (3, size, size)
 
-    def _observation(self) -> NDArray[np.uint8]:
-        return np.concatenate(self._frames)  # a copy, so that a stored observation never changes
+    def _camera(self, size: int) -> Any:
+        if size not in self._cameras:
+            self._cameras[size] = _camera(self._physics, size, self._view, self._rendering)
+        return self._cameras[size]
+
+    def _keep(self, step: Any) -> None:
+        """Remember the task's own observation, where it is shown."""
+        if self.inputs != "pixels":
+            self._vector = np.concatenate([np.ravel(each) for each in step.observation.values()]).astype(np.float32)
+
+    def _observation(self) -> Any:
+        # Copies, so that a stored observation never changes.
+        return observed(self.inputs, lambda: np.concatenate(self._frames), lambda: self._vector.copy())
 
     def get_state(self) -> dict[str, Any]:
         """Everything a bit-exact continuation needs: physics, model changes, task, counters, frames, generators."""
@@ -174,6 +203,7 @@ class ControlEnv(gymnasium.Env[NDArray[np.uint8], NDArray[np.float32]]):
             "frames": list(self._frames),
             "steps": self._steps,
             "np_random": self.np_random.bit_generator.state,
+            "vector": self._vector,
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -199,6 +229,16 @@ class ControlEnv(gymnasium.Env[NDArray[np.uint8], NDArray[np.float32]]):
         self._steps = state["steps"]
         self._playing = not self._control._reset_next_step and self._steps < self._limit
         self.np_random.bit_generator.state = state["np_random"]
+        self._vector = state.get("vector", self._vector)
+
+
+def _make_room(physics: Any, size: int, rendering: str) -> None:
+    """What is read when the rendering context is made, that is, with the first camera."""
+    physics.model.vis.global_.offwidth = max(size, physics.model.vis.global_.offwidth)
+    physics.model.vis.global_.offheight = max(size, physics.model.vis.global_.offheight)
+    if rendering == "fast":
+        physics.model.vis.quality.shadowsize = 0
+        physics.model.vis.quality.offsamples = 0
 
 
 def _camera(physics: Any, size: int, camera: int | str, rendering: str) -> Any:
@@ -207,12 +247,6 @@ def _camera(physics: Any, size: int, camera: int | str, rendering: str) -> Any:
     from dm_control.mujoco import engine
     from dm_control.mujoco.wrapper.core import Error as WrapperError
 
-    physics.model.vis.global_.offwidth = max(size, physics.model.vis.global_.offwidth)
-    physics.model.vis.global_.offheight = max(size, physics.model.vis.global_.offheight)
-    if rendering == "fast":
-        # Read when the rendering context is made, that is, at the first frame.
-        physics.model.vis.quality.shadowsize = 0
-        physics.model.vis.quality.offsamples = 0
     try:
         view = engine.Camera(physics, height=size, width=size, camera_id=camera)
     except (ValueError, WrapperError) as error:

@@ -1,24 +1,27 @@
-"""Tasks of the suite with distractions (Stone et al. 2021): colours and the camera change from episode to episode.
-
-The videos behind the scene of the Distracting Control Suite are a data set of their own and not drawn here.
-"""
+"""Tasks of the suite with distractions (Stone et al. 2021): colours, the camera and what is behind the scene."""
 
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dipole.core.ground.errors import ConfigError
 from dipole.rl.arguments import check_number
 from dipole.rl.envs.control import ControlEnv
 from dipole.rl.envs.registry import environment
 from dipole.rl.envs.suite import tasks
+from dipole.rl.envs.suite.backgrounds import Background, videos_in
 
 _SHIFT = 0.3  # of the camera at full difficulty, as a share of its distance from the world's centre
 _ROLL = np.pi / 6  # of the camera at full difficulty
+# Strength of colour and camera, and how many videos (Stone et al. 2021, sec. 4; None: all there are, 60 of DAVIS).
+DIFFICULTIES: dict[str, tuple[float, int | None]] = {"easy": (0.1, 4), "medium": (0.2, 8), "hard": (0.3, None)}
 
 
 class DistractingControlEnv(ControlEnv):
-    """`ControlEnv` whose colours and camera are drawn anew at each reset, and stay for the episode.
+    """`ControlEnv` whose colours, camera and background are drawn anew at each reset.
+
+    Colours and camera stay for the episode; a background stays, or moves on by a frame with every step (`dynamic`).
 
     Every colour of a material or body is moved by up to `colour` in each channel, uniformly; the camera by up to
     `camera_shift` of its way from the centre in each direction, and rolled by up to `camera_shift` / 0.3 of 30 degrees.
@@ -26,20 +29,29 @@ class DistractingControlEnv(ControlEnv):
     `ControlEnv`.
 
     Args:
-        task, size, frame_stack, action_repeat, camera, rendering, seed, render_mode, task_kwargs: as `ControlEnv`.
-        colour: 0 to 1; 0.1, 0.2 and 0.5 are about the easy, medium and hard levels of the suite.
-        camera_shift: 0 to 0.3.
+        task, size, frame_stack, action_repeat, camera, rendering, seed, render_mode, task_kwargs, inputs, render_size:
+            as `ControlEnv`.
+        colour: 0 to 1; that of the difficulty by default, or 0.1.
+        camera_shift: 0 to 0.3; that of the difficulty by default, or 0.03.
+        difficulty: "easy", "medium" or "hard" as the paper names them: 0.1, 0.2 or 0.3 for colour and camera, and the
+            first 4, 8 or all videos of the folder.
+        backgrounds: a folder of pictures, or of folders with the frames of a video each (DAVIS 2017, as the paper
+            has); without it the sky stays as it is.
+        dynamic: whether videos move.
 
     Raises:
-        ConfigError: for a setting out of range.
+        ConfigError: for a setting out of range, or a folder without pictures.
     """
 
     def __init__(
         self,
         task: str,
         *,
-        colour: float = 0.1,
-        camera_shift: float = 0.03,
+        colour: float | None = None,
+        camera_shift: float | None = None,
+        difficulty: Literal["easy", "medium", "hard"] | None = None,
+        backgrounds: str | None = None,
+        dynamic: bool = False,
         size: int = 100,
         frame_stack: int = 3,
         action_repeat: int | None = None,
@@ -48,7 +60,19 @@ class DistractingControlEnv(ControlEnv):
         seed: int | None = None,
         render_mode: str | None = "rgb_array",
         task_kwargs: dict[str, Any] | None = None,
+        inputs: str = "pixels",
+        render_size: int | None = None,
     ) -> None:
+        if difficulty is not None and difficulty not in DIFFICULTIES:
+            raise ConfigError(f"difficulty must be {', '.join(map(repr, DIFFICULTIES))} or None, got {difficulty!r}.")
+        if dynamic and backgrounds is None:
+            raise ConfigError("dynamic=True moves backgrounds: give their folder, backgrounds=FOLDER.")
+        if inputs == "state" and (backgrounds is not None or difficulty is not None):
+            raise ConfigError('inputs="state" shows no image to distract from: take away difficulty and backgrounds.')
+        strength, most = (None, None) if difficulty is None else DIFFICULTIES[difficulty]
+        colour = (0.1 if strength is None else strength) if colour is None else colour
+        camera_shift = (0.03 if strength is None else strength) if camera_shift is None else camera_shift
+        videos = None if backgrounds is None else videos_in(backgrounds, most)
         check_number(0, 1, colour=colour)
         check_number(0, _SHIFT, camera_shift=camera_shift)
         super().__init__(
@@ -61,12 +85,18 @@ class DistractingControlEnv(ControlEnv):
             seed=seed,
             render_mode=render_mode,
             task_kwargs=task_kwargs,
+            inputs=inputs,
+            render_size=render_size,
         )
         self.colour, self.camera_shift = colour, camera_shift
         model = self._physics.model
         self._plain = {
             name: np.array(getattr(model, name)) for name in ("mat_rgba", "geom_rgba", "cam_pos", "cam_quat")
         }
+        self._background: Background | None = None
+        if videos is not None and inputs != "state":
+            self._background = Background(self._physics, tasks.split(task)[0], videos, dynamic)
+            self._background.clear_floor(self._plain["geom_rgba"], self._plain["mat_rgba"])
 
     def _begin_episode(self) -> None:
         model, plain, random = self._physics.model, self._plain, self.np_random
@@ -74,6 +104,8 @@ class DistractingControlEnv(ControlEnv):
             colours = plain[name].copy()
             colours[:, :3] += random.uniform(-self.colour, self.colour, colours[:, :3].shape)
             getattr(model, name)[...] = colours.clip(0, 1)
+        if self._background is not None:
+            self._background.begin(random)
         if not model.ncam:
             return
         distance = np.linalg.norm(plain["cam_pos"], axis=1, keepdims=True)
@@ -88,13 +120,21 @@ class DistractingControlEnv(ControlEnv):
         # Where cameras are follows from the model only when asked, and the first picture is drawn before a step.
         mujoco.mj_camlight(model.ptr, self._physics.data.ptr)
 
+    def step(self, action: NDArray[np.float32]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self._background is not None and self._playing:
+            self._background.advance()
+        return super().step(action)
+
     def get_state(self) -> dict[str, Any]:
         camera = {name: np.array(getattr(self._physics.model, name)) for name in ("cam_pos", "cam_quat")}
-        return super().get_state() | {"camera": camera}
+        shown = {} if self._background is None else {"background": self._background.place}
+        return super().get_state() | {"camera": camera} | shown
 
     def set_state(self, state: dict[str, Any]) -> None:
         for name, value in state["camera"].items():
             getattr(self._physics.model, name)[...] = value
+        if self._background is not None:
+            self._background.show(tuple(state["background"]))
         super().set_state(state)
 
 

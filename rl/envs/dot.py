@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from dipole.core.ground.errors import ConfigError
 from dipole.rl.arguments import check_seed, check_step, check_whole
+from dipole.rl.envs.observed import check_inputs, observed, space_of
 from dipole.rl.envs.registry import environment
 
 _EPISODE = 50
@@ -20,7 +21,7 @@ _VELOCITIES = spaces.Box(-1.0, 1.0, (2,), np.float32)
 
 
 @environment("dot")
-class DotEnv(gymnasium.Env[NDArray[np.uint8], NDArray[np.float32]]):
+class DotEnv(gymnasium.Env[Any, NDArray[np.float32]]):
     """A green dot is pushed by the action; the reward is 1 on the red dot and falls to 0 at 5/6 of the square's side.
 
     Observations are (3 * frame_stack, size, size) uint8, actions two velocities in [-1, 1], episodes 50 steps
@@ -30,6 +31,8 @@ class DotEnv(gymnasium.Env[NDArray[np.uint8], NDArray[np.float32]]):
         size: height and width in pixels, at least 12.
         frame_stack: frames in an observation, the first one repeated at reset.
         render_mode: "rgb_array" or None.
+        inputs: "pixels"; "state", the positions of both dots (4,) in [0, 1]; or "both", a dictionary of the two.
+        render_size: height and width of what `render` draws; by default `size`.
 
     Raises:
         ConfigError: for a setting out of range.
@@ -38,53 +41,75 @@ class DotEnv(gymnasium.Env[NDArray[np.uint8], NDArray[np.float32]]):
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
     action_repeat = 1
 
-    def __init__(self, size: int = 28, frame_stack: int = 3, render_mode: str | None = "rgb_array") -> None:
-        check_whole(size=size, frame_stack=frame_stack)
-        if size < _SMALLEST:
-            raise ConfigError(f"size must be at least {_SMALLEST}, where two dots can be told apart, got {size}.")
+    def __init__(
+        self,
+        size: int = 28,
+        frame_stack: int = 3,
+        render_mode: str | None = "rgb_array",
+        inputs: str = "pixels",
+        render_size: int | None = None,
+    ) -> None:
+        self.render_size = size if render_size is None else render_size
+        check_whole(size=size, frame_stack=frame_stack, render_size=self.render_size)
+        check_inputs(inputs)
+        if min(size, self.render_size) < _SMALLEST:
+            raise ConfigError(
+                f"size must be at least {_SMALLEST}, where two dots can be told apart, got "
+                f"{min(size, self.render_size)}."
+            )
+        self.inputs = inputs
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise ConfigError(f"render_mode must be 'rgb_array' or None, got {render_mode!r}.")
         self.size = size
         self.frame_stack = frame_stack
         self.render_mode = render_mode
-        self.observation_space = spaces.Box(0, 255, (3 * frame_stack, size, size), np.uint8)
+        self.observation_space = space_of(inputs, (3 * frame_stack, size, size), 0.0, 1.0, 4)
         self.action_space: spaces.Space[Any] = spaces.Box(-1.0, 1.0, (2,), np.float32)
         self._frames: deque[NDArray[np.uint8]] = deque(maxlen=frame_stack)
         self._dot = self._target = np.zeros(2)
         self._steps = 0
         self._playing = False
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[NDArray[np.uint8], dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=check_seed(seed))
         self._dot, self._target = self.np_random.uniform(size=(2, 2))
         self._steps = 0
         self._playing = True
-        self._frames.extend([self._frame()] * self.frame_stack)
-        return np.concatenate(self._frames), {"environment_steps": 0}
+        self._frames.extend([self._frame(self.size)] * self.frame_stack)
+        return self._observation(), {"environment_steps": 0}
 
-    def step(self, action: NDArray[np.float32]) -> tuple[NDArray[np.uint8], float, bool, bool, dict[str, Any]]:
+    def step(self, action: NDArray[np.float32]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         check_step(self._playing, action, _VELOCITIES)
         self._dot = np.clip(self._dot + _SPEED * np.clip(np.asarray(action, np.float64), -1, 1), 0, 1)
         self._steps += 1
         self._playing = self._steps < _EPISODE
-        self._frames.append(self._frame())
+        self._frames.append(self._frame(self.size))
         reward = max(0.0, 1.0 - 1.2 * float(np.hypot(*(self._dot - self._target))))
-        return np.concatenate(self._frames), reward, False, not self._playing, {"environment_steps": 1}
+        return self._observation(), reward, False, not self._playing, {"environment_steps": 1}
 
     def render(self) -> NDArray[np.uint8] | None:
-        return None if self.render_mode is None else np.ascontiguousarray(self._frames[-1].transpose(1, 2, 0))
+        if self.render_mode is None:
+            return None
+        same = self.render_size == self.size
+        frame = self._frames[-1] if same else self._frame(self.render_size, self.render_size / self.size)
+        return np.ascontiguousarray(frame.transpose(1, 2, 0))
 
-    def _frame(self) -> NDArray[np.uint8]:
-        frame = np.zeros((3, self.size, self.size), np.uint8)
+    def _observation(self) -> Any:
+        return observed(
+            self.inputs,
+            lambda: np.concatenate(self._frames),
+            lambda: np.concatenate([self._dot, self._target]).astype(np.float32),
+        )
+
+    def _frame(self, size: int, scale: float = 1.0) -> NDArray[np.uint8]:
+        frame = np.zeros((3, size, size), np.uint8)
         # The margin keeps both dots inside every crop of 24 out of 28 pixels.
-        margin = self.size * 0.2
-        rows, columns = np.mgrid[: self.size, : self.size]
+        margin = size * 0.2
+        rows, columns = np.mgrid[:size, :size]
         for channel, position in ((0, self._target), (1, self._dot)):
-            row, column = margin + position * (self.size - 1 - 2 * margin)
+            row, column = margin + position * (size - 1 - 2 * margin)
             distance = np.hypot(rows - row, columns - column)
-            frame[channel] = 255 * np.clip(_DOT + 0.5 - distance, 0, 1)
+            frame[channel] = 255 * np.clip(_DOT * scale + 0.5 - distance, 0, 1)
         return frame
 
     def get_state(self) -> dict[str, Any]:

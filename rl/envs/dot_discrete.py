@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
 from dipole.core.ground.errors import ConfigError
 from dipole.rl.envs.dot import DotEnv
@@ -19,14 +18,21 @@ class DiscreteDotEnv(DotEnv):
     """`DotEnv` whose actions are: stay, up, down, left, right at full speed.
 
     Args:
-        size, frame_stack, render_mode: as in `DotEnv`.
+        size, frame_stack, render_mode, inputs, render_size: as in `DotEnv`.
     """
 
-    def __init__(self, size: int = 28, frame_stack: int = 3, render_mode: str | None = "rgb_array") -> None:
-        super().__init__(size, frame_stack, render_mode)
+    def __init__(
+        self,
+        size: int = 28,
+        frame_stack: int = 3,
+        render_mode: str | None = "rgb_array",
+        inputs: str = "pixels",
+        render_size: int | None = None,
+    ) -> None:
+        super().__init__(size, frame_stack, render_mode, inputs, render_size)
         self.action_space = spaces.Discrete(len(_MOVES))
 
-    def step(self, action: Any) -> tuple[NDArray[np.uint8], float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         if np.shape(action) or not self.action_space.contains(int(action)):
             raise ConfigError(f"an action of this task is an integer from 0 to {len(_MOVES) - 1}, got {action!r}.")
         return super().step(_MOVES[int(action)])

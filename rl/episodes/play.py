@@ -1,5 +1,6 @@
 """Playing whole episodes with an agent, on an environment of their own."""
 
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -12,8 +13,9 @@ from stable_baselines3.common.vec_env import VecEnv, VecTransposeImage
 
 from dipole.core.ground.errors import ConfigError, TrainingError
 from dipole.rl.arguments import check_whole
-from dipole.rl.envs.running.admission import admitted, image_keys, rendered
+from dipole.rl.envs.running.admission import admitted, rendered
 from dipole.rl.envs.running.faults import PATIENCE, fault_message, guarded
+from dipole.rl.inputs import part_of, taken
 
 
 def evaluate(
@@ -22,8 +24,9 @@ def evaluate(
     episodes: int = 10,
     seed: int | None = None,
     frames: list[NDArray[np.uint8]] | None = None,
-    observations: list[NDArray[np.uint8]] | None = None,
+    observations: list[Any] | None = None,
     deterministic: bool = True,
+    seeds: Callable[[int], int] | None = None,
 ) -> list[float]:
     """Play whole episodes and return their returns; no generator of training is touched by deterministic actions.
 
@@ -35,8 +38,9 @@ def evaluate(
         episodes: how many.
         seed: of the first episode.
         frames: collects the rendered frames of the first episode, for a video.
-        observations: collects every observation.
+        observations: collects every observation of the episodes that count, the agent's part of it.
         deterministic: take the mean action; False draws from the policy, with torch's global generator.
+        seeds: of every beginning of an episode, by its number, in place of `seed`.
 
     Raises:
         ConfigError: if `env` is no single environment with the agent's observations, or `episodes` below 1.
@@ -44,23 +48,18 @@ def evaluate(
     """
     check_environment(env)
     check_whole(episodes=episodes)
-    key = _seen_key(agent, env.observation_space)
-    if key is None and agent.observation_space not in (env.observation_space, transposed(env.observation_space)):
-        raise ConfigError(
-            f"the agent was made for observations {agent.observation_space}, but this environment has "
-            f"{env.observation_space}."
-        )
+    see = seeing(agent, env.observation_space)
     env = guarded(env)
     returns: list[float] = []
-    observation, _ = env.reset(seed=seed)
-    total, in_a_row = 0.0, 0
+    observation, _ = env.reset(seed=seed if seeds is None else seeds(0))
+    total, in_a_row, begun = 0.0, 0, 1
+    kept = 0 if observations is None else len(observations)
     while len(returns) < episodes:
         if frames is not None and not returns:
             frames.append(rendered(env))
-        if key is not None:
-            observation = observation[key]
+        observation = see(observation)
         if observations is not None:
-            observations.append(np.asarray(observation))
+            observations.append(observation)
         action, _ = agent.predict(observation, deterministic=deterministic)
         observation, reward, terminated, truncated, info = env.step(action)
         total += float(reward)
@@ -70,19 +69,25 @@ def evaluate(
                 returns.append(total)
             elif in_a_row == PATIENCE:
                 raise TrainingError(f"{PATIENCE} episodes in a row failed: {fault_message(0, info['fault'])}")
+            if observations is not None:
+                del observations[kept if in_a_row else len(observations) :]
+                kept = len(observations)
             total = 0.0
-            observation, _ = env.reset()
+            if len(returns) < episodes or seeds is None:
+                observation, _ = env.reset(seed=None if seeds is None else seeds(begun))
+                begun += 1
     return returns
 
 
-def _seen_key(agent: BaseAlgorithm, space: Any) -> str | None:
-    """The image in a dictionary that an agent of pixels sees; None where it sees all there is."""
-    if not isinstance(space, spaces.Dict) or isinstance(agent.observation_space, spaces.Dict):
-        return None
-    for key in image_keys(space):
-        if agent.observation_space in (space[key], transposed(space[key])):
-            return key
-    return None
+def seeing(agent: BaseAlgorithm, space: Any) -> Callable[[Any], Any]:
+    """What an agent sees of an environment's observations; ConfigError where it was made for others."""
+    seen = agent.observation_space
+    if seen in (space, transposed(space)):
+        return lambda observation: observation
+    keys = part_of(seen, transposed(space)) or part_of(seen, space)
+    if keys is None:
+        raise ConfigError(f"the agent was made for observations {seen}, but this environment has {space}.")
+    return lambda observation: taken(observation, keys, seen)
 
 
 def check_environment(env: Any) -> None:
@@ -93,6 +98,8 @@ def check_environment(env: Any) -> None:
 
 def transposed(space: Any) -> Any:
     """The channel-first space that SB3 makes of images with their channels last; other spaces as they are."""
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({key: transposed(each) for key, each in space.items()})
     if is_image_space(space) and not is_image_space_channels_first(space):
         return VecTransposeImage.transpose_space(space)
     return space

@@ -23,6 +23,9 @@ from dipole.rl.episodes.video import require_format, write_video
 from dipole.rl.exported import AGENT
 from dipole.rl.pixel_agent import PixelAgent
 
+_LARGEST = 4096
+"""Pixels of a video's height and width: a frame then takes 50 MB, and all are held till the end."""
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -71,6 +74,7 @@ def trial(
     video: str | Path | None = None,
     device: str | None = None,
     runs: Path = DEFAULT_RUNS,
+    size: int | None = None,
 ) -> Trial:
     """Play episodes with the agent of a run or an export; the same arguments play the same episodes.
 
@@ -82,6 +86,7 @@ def trial(
         video: .gif or .mp4 of the first episode.
         device: where to.
         runs: where hashes are looked up.
+        size: height and width of the video, at most 4096, drawn at that size; by default as the agent observes.
 
     Raises:
         ConfigError: for an argument out of range, an unknown task, or one that does not fit the agent.
@@ -91,6 +96,12 @@ def trial(
     check_seed(seed)
     if video is not None:
         require_format(video)
+    if size is not None:
+        check_whole(size=size)
+        if size > _LARGEST:
+            raise ConfigError(f"size must be at most {_LARGEST} pixels, got {size}.")
+        if video is None:
+            raise ConfigError("--size is that of a video: give --video FILE as well.")
     with isolated(seed):  # making an agent seeds the global generators
         agent = _open(name, runs, device)
     known = agent.task or {}
@@ -100,6 +111,10 @@ def trial(
     settings = known["settings"] if chosen.name == known.get("name") else _fitting(agent, chosen.settings)
     if video is not None and chosen.factory is gymnasium.make:
         settings = {"render_mode": "rgb_array", **settings}
+    if size is not None:
+        if "render_size" not in chosen.settings:
+            raise ConfigError(f"--size: the task {chosen.name!r} draws at its own size (it has no render_size).")
+        settings = {**settings, "render_size": size}
     frames: list[Any] | None = None if video is None else []
     with closing(chosen.make(**settings)) as env, isolated(seed):
         returns = evaluate(agent, env, episodes, seed, frames, deterministic=deterministic)
@@ -127,6 +142,8 @@ def _open(name: str | Path, runs: Path, device: str | None) -> PixelAgent:
 
 def _fitting(agent: PixelAgent, settings: tuple[str, ...]) -> dict[str, Any]:
     """Size and stacking of the agent's observations, as keywords of an environment that has such."""
-    channels, height, _ = agent.observation_space.shape  # type: ignore[misc]
-    wanted = {"size": height, "frame_stack": channels // 3}
+    channels, height, _ = agent.seen.shape
+    wanted: dict[str, Any] = {"size": height, "frame_stack": channels // 3} if channels else {}
+    if agent.seen.vectors:
+        wanted["inputs"] = "both" if channels else "state"
     return {key: value for key, value in wanted.items() if key in settings and value}

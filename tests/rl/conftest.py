@@ -44,7 +44,7 @@ def opengl():
 def tiny_agent():
     """Makes a contrastive agent of milliseconds on the dot task."""
 
-    def make(env=None, **settings):
-        return ContrastiveSAC("CnnPolicy", env if env is not None else make_env("dot"), **{**TINY, **settings})
+    def make(env=None, kind=ContrastiveSAC, **settings):
+        return kind("CnnPolicy", env if env is not None else make_env("dot"), **{**TINY, **settings})
 
     return make

@@ -78,7 +78,7 @@ def test_weights_and_options_are_scheduled_as_in_other_domains(tmp_path):
         short("train.schedule=cosine")
 
 
-@pytest.mark.parametrize("workers", [(), ("rl.envs=2", "rl.workers=true")])
+@pytest.mark.parametrize("workers", [(), ("rl.envs=2", "rl.workers=true"), ("rl.overlap=true",)])
 def test_an_interrupted_run_continues_bit_for_bit(tmp_path, monkeypatch, workers):
     config = short("objective=infonce(similarity=bilinear)", *workers)
     straight = train(config, tmp_path / "straight", quiet=True)
@@ -176,8 +176,8 @@ def test_a_term_that_stays_0_is_said_in_the_record(tmp_path, monkeypatch):
 
     @registry.environment("still")
     class Still(DotEnv):
-        def _frame(self):
-            return 0 * super()._frame()
+        def _frame(self, size):
+            return 0 * super()._frame(size)
 
     record = train(short("rl.task=still", "rl.exclude_duplicates=true", "objective=infonce"), tmp_path, quiet=True)
     assert any("'infonce'" in note and "no anchor has a negative" in note for note in record.notes)

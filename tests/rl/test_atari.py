@@ -69,3 +69,24 @@ def test_a_game_is_played_reproduced_and_continued():
         if one[2]:
             break
     assert lost >= 1
+
+
+@played
+def test_a_contrast_beside_a2c_stays_bounded():
+    """Cosines at temperature 0.1 cannot give more than log(n) + 20; near copies of each other give about log(n)."""
+    from stable_baselines3 import A2C
+    from stable_baselines3.common.vec_env import DummyVecEnv
+
+    from dipole.rl import ContrastiveCallback
+
+    losses = []
+
+    class Watched(ContrastiveCallback):
+        def _step(self, seen):
+            losses.append(float(super()._step(seen)))
+            return losses[-1]
+
+    env = DummyVecEnv([lambda: make_env("atari:pong", size=40)] * 4)
+    A2C("CnnPolicy", env, seed=0, device="cpu").learn(400, callback=Watched(updates=4))
+    assert len(losses) == 80
+    assert max(losses) < np.log(20) + 1

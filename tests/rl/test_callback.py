@@ -258,8 +258,8 @@ def test_an_on_policy_agent_is_left_alone_between_its_rollout_and_its_update():
 class Blinking(DotEnv):
     """Two pictures in turn, whatever happens."""
 
-    def _frame(self):
-        return 0 * super()._frame() + 100 * (self._steps % 2)
+    def _frame(self, size):
+        return 0 * super()._frame(size) + 100 * (self._steps % 2)
 
 
 @pytest.mark.parametrize("environment", [DotEnv, Blinking])

@@ -5,9 +5,12 @@ import pytest
 
 pytest.importorskip("dm_control")
 
+import itertools
+
 from dipole.core.ground.errors import ConfigError
 from dipole.rl import make_env
-from dipole.rl.envs.distracting import _rolled
+from dipole.rl.envs.distracting import DIFFICULTIES, _rolled
+from dipole.rl.envs.suite.backgrounds import videos_in
 
 pytestmark = pytest.mark.usefixtures("opengl")
 SMALL = {"size": 40, "rendering": "fast"}
@@ -45,3 +48,88 @@ def test_a_roll_is_a_rotation():
     assert np.linalg.norm(rolled) == pytest.approx(1)
     assert quaternion @ rolled == pytest.approx(np.cos(0.2))
     assert _rolled(_rolled(quaternion, 0.2), -0.2) == pytest.approx(quaternion)
+
+
+@pytest.fixture
+def videos(tmp_path):
+    """Two videos of three plain frames each, a loose picture, and a file that is none."""
+    from PIL import Image
+
+    for number, name in enumerate(("bear", "boat")):
+        (tmp_path / "frames" / name).mkdir(parents=True)
+        for frame in range(3):
+            colour = (80 * frame + 40, 255 * number, 200)
+            Image.new("RGB", (40, 30), colour).save(tmp_path / "frames" / name / f"{frame:05d}.png")
+    Image.new("RGB", (8, 8), (250, 0, 0)).save(tmp_path / "red.jpg")
+    (tmp_path / "notes.txt").write_text("none")
+    return tmp_path
+
+
+def sky(observation):
+    """The colour of the picture's upper corner, newest frame."""
+    return observation[-3:, 1, 1].astype(int)
+
+
+def test_videos_are_shown_behind_the_scene(videos):
+    given = {"backgrounds": str(videos), "colour": 0.0, "camera_shift": 0.0, **SMALL}
+    env, plain = make_env("distracting:finger-spin", dynamic=True, **given), make_env("finger-spin", **SMALL)
+    action = np.zeros(2, np.float32)
+    seen = set()
+    for seed in itertools.count():
+        first, start = env.reset(seed=seed)[0], plain.reset(seed=seed)[0]
+        assert np.abs(first.astype(int) - start).mean() > 5
+        shown = [sky(first), *(sky(env.step(action)[0]) for _ in range(4))]
+        video = env._background.place[0]
+        seen.add(video)
+        moves = [int(np.abs(one - two).max()) for one, two in itertools.pairwise(shown)]
+        assert all(each < 8 for each in moves) if len(env._background.videos[video]) == 1 else min(moves) > 15
+        if len(env._background.videos[video]) == 3:  # back and forth
+            assert np.abs(shown[0] - shown[4]).max() < 8
+        if seen == {0, 1, 2}:
+            break
+        assert seed < 20
+    still = make_env("distracting:finger-spin", **given)
+    assert np.array_equal(sky(still.reset(seed=1)[0]), sky(still.step(action)[0]))
+    state = env.get_state()
+    other = make_env("distracting:finger-spin", dynamic=True, **given)
+    other.reset(seed=99)
+    other.set_state(state)
+    for _ in range(3):
+        assert np.array_equal(env.step(action)[0], other.step(action)[0])
+
+
+def test_difficulties_are_the_papers(videos):
+    assert DIFFICULTIES == {"easy": (0.1, 4), "medium": (0.2, 8), "hard": (0.3, None)}
+    env = make_env("distracting:reacher-easy", difficulty="medium", backgrounds=str(videos), colour=0.5, **SMALL)
+    assert (env.colour, env.camera_shift, len(env._background.videos)) == (0.5, 0.2, 3)
+    assert [len(videos_in(videos, most)) for most in (None, 8, 2)] == [3, 3, 2]
+    assert env.reset(seed=0)[0].shape == (9, 40, 40)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"difficulty": "extreme"}, "difficulty must be 'easy', 'medium', 'hard' or None"),
+        ({"backgrounds": "/nowhere"}, "is no folder"),
+        ({"dynamic": True}, "give their folder"),
+        ({"difficulty": "easy", "inputs": "state"}, "no image to distract from"),
+        ({"backgrounds": "EMPTY"}, "holds no pictures"),
+        ({"backgrounds": "BROKEN"}, "cannot be read"),
+    ],
+)
+def test_backgrounds_that_cannot_be_are_said(given, said, tmp_path):
+    (tmp_path / "BROKEN").mkdir()
+    (tmp_path / "BROKEN" / "one.png").write_bytes(b"no picture")
+    (tmp_path / "EMPTY").mkdir()
+    given = {key: str(tmp_path / value) if value in ("EMPTY", "BROKEN") else value for key, value in given.items()}
+    with pytest.raises(ConfigError, match=said):
+        make_env("distracting:finger-spin", **given, **SMALL).reset(seed=0)
+
+
+def test_recipes_name_the_difficulty(videos):
+    from dipole.core.train.recipe import load
+
+    wanted = ["rl.task=distracting:walker-walk", "rl.difficulty=medium", f"rl.backgrounds={videos}", "rl.dynamic=true"]
+    assert load("curl", wanted).config.rl.environment()["difficulty"] == "medium"
+    with pytest.raises(ConfigError, match="difficulty has no effect on the task 'walker-walk'"):
+        load("curl", ["rl.task=walker-walk", "rl.difficulty=medium"])

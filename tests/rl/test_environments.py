@@ -108,7 +108,7 @@ def test_seeds_are_exact_also_for_later_episodes():
 @pytest.mark.usefixtures("opengl")
 def test_actions_are_mapped_to_the_tasks_own_bounds():
     env = ControlEnv("quadruped-walk", size=16, rendering="fast")
-    assert env._camera._render_camera.fixedcamid == 2
+    assert env._camera(16)._render_camera.fixedcamid == 2
     spec = env._control.action_spec()
     env.reset(seed=0)
     env.step(np.ones(12, np.float32))
@@ -185,7 +185,7 @@ def test_lqr_draws_its_springs_from_the_seed(opengl):
 @pytest.mark.parametrize(
     ("task", "settings", "said"),
     [
-        ("dot", {"rendering": "fast"}, r"'dot' has no setting 'rendering'.*render_mode.*Settings: size, frame_stack"),
+        ("dot", {"rendering": "fast"}, r"'dot' has no setting 'rendering'.*Settings: size, frame_stack, render_mode"),
         ("cheetah-run", {"sise": 3}, r"no setting 'sise'. Did you mean 'size'"),
         ("dot", {"size": 5}, "size must be at least 12"),
         ("dot", {"size": "28"}, "size must be an integer >= 1, got '28'"),

@@ -13,6 +13,7 @@ from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckA
 from dipole.core.ground.errors import CheckpointError, ConfigError, TrainingError
 from dipole.rl import CheckpointCallback, DotEnv, WorkerVecEnv, make_env, resume, snapshots
 from dipole.rl.envs.running.faults import PATIENCE, Guard
+from tests.rl.in_workers import Dying
 
 
 class Failing(DotEnv):
@@ -33,21 +34,6 @@ class Failing(DotEnv):
         if self.starts in self.resets:
             raise OSError("no reset today")
         return super().reset(**kwargs)
-
-
-class Dying(DotEnv):
-    """Kills its process at the step of its life that a file names, once."""
-
-    def __init__(self, marker):
-        super().__init__()
-        self.marker, self.life = marker, 0
-
-    def step(self, action):
-        self.life += 1
-        if self.life == 5 and not os.path.exists(self.marker):
-            open(self.marker, "w").close()
-            os._exit(3)
-        return super().step(action)
 
 
 def test_a_step_that_raises_ends_the_episode_as_truncated():
@@ -87,7 +73,7 @@ def test_an_environment_that_is_broken_for_good_stops_the_run(tiny_agent):
 
 def test_a_dead_worker_is_restarted(tiny_agent, tmp_path):
     marker = str(tmp_path / "died")
-    env = WorkerVecEnv([lambda: Dying(marker), DotEnv])
+    env = WorkerVecEnv([lambda: Dying(marker, 5), DotEnv])
     try:
         agent = tiny_agent(env)
         with pytest.warns(RuntimeWarning, match=r"environment 0 failed at its step 5 .*exit code 3"):
@@ -279,23 +265,8 @@ def test_an_environment_that_hangs_is_ended(tiny_agent, tmp_path):
         WorkerVecEnv([DotEnv], timeout=0)
 
 
-class LateDying(DotEnv):
-    """Kills its process in its second episode, once."""
-
-    def __init__(self, marker):
-        super().__init__()
-        self.marker, self.life = marker, 0
-
-    def step(self, action):
-        self.life += 1
-        if self.life == 57 and not os.path.exists(self.marker):
-            open(self.marker, "w").close()
-            os._exit(3)
-        return super().step(action)
-
-
 def test_a_dead_worker_is_told_with_its_episode_and_step(tiny_agent, tmp_path):
-    env = WorkerVecEnv([partial(LateDying, str(tmp_path / "died"))])
+    env = WorkerVecEnv([partial(Dying, str(tmp_path / "died"), 57)])
     try:
         with pytest.warns(RuntimeWarning, match=r"failed at its step 57 \(episode 2 after seed 0\).*exit code 3"):
             tiny_agent(env).learn(60)

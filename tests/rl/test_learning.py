@@ -30,10 +30,10 @@ def random_return():
 @pytest.mark.parametrize(
     "objective",
     [
-        "none",
+        pytest.param("none", marks=pytest.mark.slow),
         "infonce(similarity=bilinear, temperature=1)",
-        "infonce(similarity=bilinear, temperature=1) + dp",
-        "cacr(k=2)",
+        pytest.param("infonce(similarity=bilinear, temperature=1) + dp", marks=pytest.mark.slow),
+        pytest.param("cacr(k=2)", marks=pytest.mark.slow),
     ],
 )
 def test_the_dot_task_is_learnt(objective, random_return, tmp_path):

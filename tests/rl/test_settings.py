@@ -43,10 +43,20 @@ CHANGED = {
     "layers": 3,
     "filters": 8,
     "tanh": True,
-    "log_std_bounds": [-5, 1],
+    "inputs": "pixels",
+    "critic_hidden": (32, 8),
+    "n_critics": 3,
+    "activation": "ELU",
+    "use_sde": True,
+    "sde_sample_freq": 4,
+    "use_sde_at_warmup": True,
+    "log_std_init": -2.0,
+    "use_expln": True,
+    "clip_mean": 1.0,
     "channels_last": False,
     "chunk": 0,
     "compile": True,
+    "overlap": True,
 }
 # Those that one algorithm alone has.
 OWN = {
@@ -98,7 +108,7 @@ def changed_for(algorithm):
 def test_every_setting_can_be_set_in_both_doors(algorithm):
     own = {name for name in AgentTable.model_fields if algorithm in USERS.get(name, (algorithm,))}
     changed = changed_for(algorithm)
-    assert set(changed) == own - {"preset", "algorithm"}
+    assert set(changed) == own - {"preset", "algorithm", "log_std_bounds"}  # of policies without use_sde
     assert set(AgentTable.model_fields) == set(Settings.model_fields) - ELSEWHERE
     preset = DEFAULT[algorithm]
     given = settings_of(preset, changed)
@@ -106,6 +116,11 @@ def test_every_setting_can_be_set_in_both_doors(algorithm):
     for name in changed:
         assert getattr(table, name) == getattr(given, name) != getattr(PRESETS[preset], name), name
     assert settings_of(preset, table.agent_settings()) == given
+
+
+def test_the_range_of_the_deviation_can_be_set_in_both_doors():
+    assert recipe(log_std_bounds=[-5, 1]).config.rl.log_std_bounds == (-5, 1)
+    assert settings_of("curl", {"log_std_bounds": (-5, 1)}).log_std_bounds == (-5, 1)
 
 
 @pytest.mark.parametrize(

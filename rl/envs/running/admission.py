@@ -147,6 +147,20 @@ def require_observation(name: str, space: spaces.Space[Any], observation: Any, p
         raise ConfigError(f"{which} an observation of {observation.dtype}, but its space is {space}.")
 
 
+def rows_of(observations: Any) -> list[Any]:
+    """The observation of each environment in a batch of them, which may be a dictionary of arrays."""
+    if not isinstance(observations, dict):
+        return list(observations)
+    return [dict(zip(observations, row, strict=True)) for row in zip(*observations.values(), strict=True)]
+
+
+def stack(rows: list[Any]) -> Any:
+    """Single observations as a batch: an array, or a dictionary of arrays."""
+    if isinstance(rows[0], dict):
+        return {key: np.stack([row[key] for row in rows]) for key in rows[0]}
+    return np.stack(rows)
+
+
 def require_contained(name: str, space: spaces.Space[Any], observation: Any, part: str = "") -> None:
     """Raise ConfigError for values outside a space's bounds, or NaN; for the first observations of an environment."""
     if isinstance(space, spaces.Dict):

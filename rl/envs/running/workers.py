@@ -24,6 +24,7 @@ class _HungError(EOFError):
 _GONE = (EOFError, BrokenPipeError, ConnectionResetError)
 _TO_BEGIN = 60.0  # seconds: a process imports its libraries first
 _REFUSED = "dipole refuses"  # key of an info
+START = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 _COUNTERS = ("_root_seeds", "_steps", "_episodes", "_deaths", "_in_a_row")
 
 _Step = tuple[Any, float, bool, dict[str, Any], dict[str, Any]]
@@ -38,7 +39,8 @@ class WorkerVecEnv(SubprocVecEnv):
 
     Args:
         env_fns: functions that make one environment each; they must be picklable by cloudpickle.
-        start_method: "forkserver" (default) or "spawn"; "fork" breaks OpenGL and threads.
+        start_method: "forkserver" or "spawn" (default: the first, where the system has it); "fork" breaks OpenGL and
+            threads.
         timeout: seconds that an environment may take for a step or a reset; one that takes longer is ended and counts
             as dead. A process has at least a minute to begin. None: no limit.
         restarts: dead workers to tolerate before TrainingError is raised; five faults of a worker without a good step
@@ -53,7 +55,7 @@ class WorkerVecEnv(SubprocVecEnv):
     def __init__(
         self,
         env_fns: Sequence[Callable[[], gymnasium.Env[Any, Any]]],
-        start_method: str = "forkserver",
+        start_method: str = START,
         restarts: int = 100,
         timeout: float | None = 600.0,
     ) -> None:
@@ -133,6 +135,21 @@ class WorkerVecEnv(SubprocVecEnv):
         self._reset_options()
         return _stack_obs(observations, self.observation_space)
 
+    def begin(self, index: int, seed: int) -> Any:
+        """Begin an episode of one environment with a seed; returns its first observation."""
+        self._revive()
+        self._pending.pop(index, None)
+        self._root_seeds[index], self._steps[index], self._episodes[index] = seed, 0, 1
+        try:
+            self.remotes[index].send(("reset", (seed, {})))
+            observation, info = self._answer(index)
+        except _GONE as error:
+            self._restart(index, error)
+            return self.begin(index, seed)
+        _raise_refusal(info)
+        self._last_obs[index] = observation
+        return observation
+
     def _get_target_remotes(self, indices: Any) -> list[Any]:
         # SB3 comes through here before it asks environments for attributes and methods.
         self._revive()
@@ -204,9 +221,9 @@ class WorkerVecEnv(SubprocVecEnv):
         """What this process knows of its workers: seeds, steps, episodes and deaths."""
         return {name: list(getattr(self, name)) for name in _COUNTERS}
 
-    def continue_from(self, observations: np.ndarray, counters: dict[str, Any] | None) -> None:
+    def continue_from(self, observations: list[Any], counters: dict[str, Any] | None) -> None:
         """Go on in the middle of episodes whose states the workers have been given."""
-        self._last_obs = list(observations)
+        self._last_obs = observations
         for name, values in (counters or {}).items():
             if name in _COUNTERS:
                 setattr(self, name, list(values))

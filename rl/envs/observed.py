@@ -1,0 +1,35 @@
+"""What the environments of this folder show of themselves: pixels, their state as numbers, or both."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from dipole.core.ground.errors import ConfigError, nearest
+
+INPUTS = ("pixels", "state", "both")
+
+
+def check_inputs(inputs: str) -> None:
+    """Raise ConfigError for an unknown word."""
+    if inputs not in INPUTS:
+        near = nearest(str(inputs), INPUTS)
+        raise ConfigError(f"inputs must be {', '.join(map(repr, INPUTS))}, got {inputs!r}.{near}")
+
+
+def space_of(inputs: str, image: tuple[int, int, int], low: float, high: float, numbers: int) -> spaces.Space[Any]:
+    """An image (C, H, W), a vector of so many numbers between two bounds, or a dictionary of both."""
+    parts: dict[str, spaces.Space[Any]] = {
+        "pixels": spaces.Box(0, 255, image, np.uint8),
+        "state": spaces.Box(low, high, (numbers,), np.float32),
+    }
+    return spaces.Dict(parts) if inputs == "both" else parts[inputs]
+
+
+def observed(inputs: str, pixels: Callable[[], NDArray[Any]], state: Callable[[], NDArray[Any]]) -> Any:
+    """An observation; what is not shown is not made."""
+    if inputs == "both":
+        return {"pixels": pixels(), "state": state()}
+    return pixels() if inputs == "pixels" else state()

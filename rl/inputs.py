@@ -1,0 +1,148 @@
+"""What of an environment's observations an agent sees: its setting `inputs`."""
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecExtractDictObs
+
+from dipole.core.ground.errors import ConfigError
+from dipole.rl.envs.running.admission import image_keys
+from dipole.rl.seen import Layout, layout
+from dipole.rl.settings import Inputs
+
+_ALLOWED = "Allowed: an image (uint8, 0 to 255), a vector (a Box or MultiBinary), or a Dict of one image and vectors."
+
+
+class VecKeepDictObs(VecEnvWrapper):
+    """Observations without some entries of their dictionary.
+
+    Args:
+        venv: observes dictionaries.
+        keys: what is left.
+    """
+
+    def __init__(self, venv: VecEnv, keys: tuple[str, ...]) -> None:
+        assert isinstance(venv.observation_space, spaces.Dict)
+        self.keys = keys
+        super().__init__(venv, spaces.Dict({key: venv.observation_space[key] for key in keys}))
+
+    def reset(self) -> Any:
+        return self._kept(self.venv.reset())
+
+    def step_wait(self) -> Any:
+        observations, rewards, dones, infos = self.venv.step_wait()
+        for info in infos:
+            if "terminal_observation" in info:
+                info["terminal_observation"] = self._kept(info["terminal_observation"])
+        return self._kept(observations), rewards, dones, infos
+
+    def _kept(self, observation: Any) -> dict[str, np.ndarray]:
+        return {key: observation[key] for key in self.keys}
+
+
+def shown_to(learner: str, env: VecEnv, inputs: Inputs) -> VecEnv:
+    """An environment with the part of its observations that an agent sees.
+
+    Args:
+        learner: the agent's class.
+        env: the environment.
+        inputs: "pixels", "state", "both", or "auto" for all there is.
+
+    Raises:
+        ConfigError: the observations are of another kind, or do not have that part.
+    """
+    space = env.observation_space
+    if isinstance(space, spaces.Dict):
+        images = image_keys(space)
+        vectors = tuple(key for key in space.spaces if key not in images)
+        if len(images) > 1 and inputs != "state":
+            raise ConfigError(
+                f"{learner} learns from one image in a dictionary, this one has {len(images)} of them among "
+                f"{', '.join(space.spaces)}: leave one (gymnasium.wrappers.FilterObservation)."
+            )
+        if inputs == "pixels" and images:
+            return VecExtractDictObs(env, images[0])
+        if inputs == "state" and images and vectors:
+            env = VecKeepDictObs(env, vectors)
+    require_part(seen_by(learner, env.observation_space), space, inputs)
+    return env
+
+
+def seen_by(learner: str, space: spaces.Space[Any]) -> Layout:
+    """Where image and vectors lie in an agent's observations; ConfigError for what is neither."""
+    try:
+        return layout(space)
+    except ValueError as error:
+        raise ConfigError(
+            f"{learner} needs uint8 images (C, H, W), vectors, or a dictionary of both as observations, got {space}: "
+            f"{error}. {_ALLOWED}"
+        ) from error
+
+
+def require_part(seen: Layout, space: spaces.Space[Any], inputs: Inputs) -> None:
+    """Raise ConfigError where observations do not have the part that is asked for."""
+    missing = {
+        "pixels": seen.image is None,
+        "state": not seen.vectors or seen.image is not None,
+        "both": seen.image is None or not seen.vectors,
+        "auto": False,
+    }[inputs]
+    if missing:
+        parts = {"pixels": "an image", "state": "a vector", "both": "an image and a vector, in a dictionary"}
+        raise ConfigError(
+            f"inputs={inputs!r} needs {parts[inputs]}, but the environment gives {space}. Tasks of the suite and the "
+            f"dot task have a keyword of that name: make_env(task, inputs={inputs!r})."
+        )
+
+
+def require_policy(policy: Any, learner: str, seen: Layout) -> None:
+    """Raise ConfigError for the name of a policy that does not fit the observations; they all name the same one."""
+    if not isinstance(policy, str):
+        return
+    fits = ["CnnPolicy"]
+    if seen.is_dictionary:
+        fits.append("MultiInputPolicy")
+    elif seen.image is None:
+        fits.append("MlpPolicy")
+    if policy not in fits:
+        known = " or ".join(map(repr, fits))
+        raise ConfigError(f"policy must be {known}, got {policy!r}: {learner} learns from {named(seen)}.")
+
+
+def require_image(seen: Layout, learner: str) -> None:
+    """Raise ConfigError where a contrast has no image to be of."""
+    if seen.image is None:
+        raise ConfigError(
+            f"{learner} sees no image here, and the contrast is of images: objective='none' trains it on vectors alone "
+            "(--set objective=none)."
+        )
+
+
+def part_of(seen: spaces.Space[Any], space: spaces.Space[Any]) -> tuple[str, ...] | None:
+    """The entries of a dictionary that make the observations of an agent.
+
+    Args:
+        seen: the agent's space, images channels first.
+        space: the environment's, likewise.
+
+    Returns:
+        (key,) for a space that is that entry; all keys of a smaller dictionary; None where there are none such.
+    """
+    if not isinstance(space, spaces.Dict):
+        return None
+    if isinstance(seen, spaces.Dict):
+        return tuple(seen.spaces) if all(space.spaces.get(key) == each for key, each in seen.items()) else None
+    return next(((key,) for key, each in space.items() if each == seen), None)
+
+
+def taken(observation: Any, keys: tuple[str, ...], seen: spaces.Space[Any]) -> Any:
+    """The part of an observation that `part_of` found."""
+    return {key: observation[key] for key in keys} if isinstance(seen, spaces.Dict) else observation[keys[0]]
+
+
+def named(seen: Layout) -> str:
+    """In words."""
+    if seen.image is None:
+        return "vectors"
+    return "pixels and vectors" if seen.vectors else "pixels"

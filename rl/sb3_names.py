@@ -1,0 +1,131 @@
+"""Keywords of stable-baselines3's algorithms as settings of the agents: taken, renamed, or refused with the cure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dipole.core.ground.errors import ConfigError
+
+# SB3's name -> the setting that says the same.
+RENAMED = {
+    "exploration_initial_eps": "exploration_start",
+    "exploration_final_eps": "exploration_end",
+    "target_update_interval": "target_every",
+    "policy_delay": "actor_every",
+    "max_grad_norm": "gradient_clip",
+}
+# Keywords that say nothing here, whatever they are.
+_IDLE = ("optimize_memory_usage",)  # replay stores every frame once
+_OTHERS = {
+    "target_policy_noise": "noise_start, noise_end and noise_steps are the schedule of the noise",
+    "target_noise_clip": "it is the setting noise_clip",
+    "monitor_wrapper": "environments are always monitored",
+}
+# policy_kwargs that are settings by the same name.
+_OF_POLICY = ("n_critics", "log_std_init", "use_expln", "clip_mean", "use_sde")
+_NOT_OF_POLICY = {
+    "features_extractor_class": (
+        "the encoder is the agent's own (features, layers, filters, tanh); one of yours is trained by "
+        "stable_baselines3's SAC with ContrastiveCallback"
+    ),
+    "features_extractor_kwargs": "the encoder's are the settings features, layers, filters and tanh",
+    "share_features_extractor": "actor and critic always share the convolutions, and each has a head of its own",
+    "optimizer_class": "it is Adam: learning_rate, encoder_learning_rate, beta and temperature_learning_rate set it",
+    "normalize_images": "images are always divided by 255",
+}
+
+
+def without_sb3_names(given: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
+    """Keywords of an agent with settings' names in place of SB3's.
+
+    Args:
+        given: keywords of SB3's SAC, TD3 or DQN, and settings.
+        algorithm: of the agent.
+
+    Raises:
+        ConfigError: for one that has no meaning for this agent, with what takes its place; for a setting that is given
+            twice.
+    """
+    rest = {name: value for name, value in given.items() if name not in (*_IDLE, "policy_kwargs")}
+    for name, cure in _OTHERS.items():
+        if name in rest:
+            raise ConfigError(f"{name} is no setting here: {cure}.")
+    if algorithm == "dqn" and "target_update_interval" in rest:
+        raise ConfigError(
+            "target_update_interval counts agent steps in SB3's DQN: give target_every, in updates "
+            "(target_update_interval * gradient_steps / train_freq)."
+        )
+    for old, new in RENAMED.items():
+        if old in rest:
+            _give(rest, new, rest.pop(old), old)
+    for name, value in policy_settings(given.get("policy_kwargs") or {}).items():
+        _give(rest, name, value, f"policy_kwargs={dict(given['policy_kwargs'])!r}")
+    ent_coef = rest.get("ent_coef")
+    if isinstance(ent_coef, str) and ent_coef.startswith("auto_"):
+        del rest["ent_coef"]
+        _give(rest, "initial_temperature", initial_temperature(ent_coef), f"ent_coef={ent_coef!r}")
+    return rest
+
+
+def initial_temperature(ent_coef: str) -> float:
+    """0.2 of SB3's "auto_0.2"."""
+    try:
+        return float(ent_coef.removeprefix("auto_"))
+    except ValueError:
+        raise ConfigError(f"ent_coef must be 'auto', 'auto_<number>' or a number >= 0, got {ent_coef!r}.") from None
+
+
+def policy_settings(given: Any) -> dict[str, Any]:
+    """SB3's policy_kwargs as settings.
+
+    Args:
+        given: net_arch (widths, or {"pi": widths, "qf": widths}), activation_fn (a class of torch.nn, or its name),
+            n_critics, log_std_init, use_expln, clip_mean, and optimizer_kwargs={"betas": (beta, 0.999)}.
+
+    Raises:
+        ConfigError: for any other, with what takes its place.
+    """
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"policy_kwargs must be a dictionary, got {given!r}.")
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if name == "net_arch":
+            found |= _widths(value)
+        elif name == "activation_fn":
+            found["activation"] = value if isinstance(value, str) else getattr(value, "__name__", value)
+        elif name in _OF_POLICY:
+            found[name] = value
+        elif name == "optimizer_kwargs":
+            found |= _betas(value)
+        elif name == "normalize_images" and value is True:
+            continue
+        else:
+            cure = _NOT_OF_POLICY.get(str(name))
+            known = ", ".join(["net_arch", "activation_fn", *_OF_POLICY, "optimizer_kwargs"])
+            raise ConfigError(f"policy_kwargs has no {name!r} here: {cure or f'it has {known}'}.")
+    return found
+
+
+def _widths(value: Any) -> dict[str, Any]:
+    if isinstance(value, list | tuple):
+        return {"hidden": tuple(value)}
+    if isinstance(value, Mapping) and set(value) == {"pi", "qf"}:
+        return {"hidden": tuple(value["pi"]), "critic_hidden": tuple(value["qf"])}
+    raise ConfigError(
+        f"policy_kwargs: net_arch must be a list of widths or {{'pi': widths, 'qf': widths}}, got {value!r}."
+    )
+
+
+def _betas(value: Any) -> dict[str, Any]:
+    betas = value.get("betas") if isinstance(value, Mapping) and set(value) <= {"betas"} else None
+    if value and (not isinstance(betas, list | tuple) or len(betas) != 2 or betas[1] != 0.999):
+        raise ConfigError(
+            "policy_kwargs: of optimizer_kwargs only betas=(beta, 0.999) has a meaning here (the setting beta), got "
+            f"{value!r}."
+        )
+    return {"beta": betas[0]} if betas else {}
+
+
+def _give(rest: dict[str, Any], name: str, value: Any, said: str) -> None:
+    if name in rest:
+        raise ConfigError(f"{name} and {said} are the same setting: give one of them.")
+    rest[name] = value

@@ -1,0 +1,100 @@
+"""What an agent sees of an observation: one image, vectors of numbers, or both.
+
+On torch, NumPy and gymnasium alone, as an exported folder holds a copy of this file.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where image and vectors lie in an observation.
+
+    Args:
+        image: key of the image; "" where the observation is the image itself, None where there is none.
+        shape: (C, H, W) of the image; (0, 1, 1), an image without channels, where there is none.
+        vectors: key -> shape of everything else, in the order in which it is put together.
+    """
+
+    image: str | None
+    shape: tuple[int, ...]
+    vectors: dict[str, tuple[int, ...]]
+
+    @property
+    def widths(self) -> list[int]:
+        """Numbers in each vector."""
+        return [math.prod(each) for each in self.vectors.values()]
+
+    @property
+    def width(self) -> int:
+        """Numbers in all vectors."""
+        return sum(self.widths)
+
+    @property
+    def is_dictionary(self) -> bool:
+        return "" not in (self.image, *self.vectors)
+
+    def pixels(self, observation: Any) -> Any:
+        """The images (n, C, H, W) of observations, arrays or tensors."""
+        if self.image is not None:
+            return observation if self.image == "" else observation[self.image]
+        some = next(iter(self._vectors(observation)))
+        return some[:, :0].reshape(len(some), *self.shape)
+
+    def state(self, observation: Any) -> Any:
+        """All vectors (n, width) of observations, one after the other; None where there is none."""
+        found = self._vectors(observation)
+        if not found:
+            return None
+        return torch.cat(found, 1) if isinstance(found[0], Tensor) else np.concatenate(found, 1)
+
+    def observation(self, pixels: Any, state: Any) -> Any:
+        """Images (n, C, H, W) and vectors (n, width) as observations again."""
+        if not self.is_dictionary:
+            return pixels if self.image == "" else state.reshape(-1, *self.vectors[""])
+        ends = np.cumsum(self.widths)
+        found = {
+            key: state[:, end - width : end].reshape(-1, *shape)
+            for (key, shape), width, end in zip(self.vectors.items(), self.widths, ends, strict=True)
+        }
+        return found if self.image is None else {**found, self.image: pixels}
+
+    def _vectors(self, observation: Any) -> list[Any]:
+        parts = ((observation if key == "" else observation[key]) for key in self.vectors)
+        return [part.reshape(len(part), -1) for part in parts]
+
+
+def layout(space: spaces.Space[Any]) -> Layout:
+    """The layout of a space: a Box of uint8 (C, H, W), another Box, or a Dict of these.
+
+    Raises:
+        ValueError: for any other kind of part, or a second image.
+    """
+    parts = space.spaces if isinstance(space, spaces.Dict) else {"": space}
+    image, shape, vectors = None, (0, 1, 1), {}
+    for key, each in parts.items():
+        if isinstance(each, spaces.Box) and len(each.shape) == 3 and each.dtype == np.uint8:
+            if image is not None:
+                raise ValueError(f"{image!r} and {key!r} are both images")
+            image, shape = key, each.shape
+        elif (isinstance(each, spaces.Box) and len(each.shape) in (1, 2)) or isinstance(each, spaces.MultiBinary):
+            vectors[key] = tuple(each.shape)
+        else:
+            raise ValueError(f"{key!r} is {each}" if key else f"it is {each}")
+    if image is None and not vectors:
+        raise ValueError("it is empty")
+    return Layout(image, shape, vectors)
+
+
+def joined(features: Tensor, state: Tensor | None) -> Tensor:
+    """Features of images (n, d) beside vectors (n, width): what actor and critic see."""
+    if state is None:
+        return features
+    return torch.cat([features, state.to(features.dtype)], 1) if features.shape[1] else state

@@ -1,0 +1,56 @@
+"""Environments of tests that run in processes of their own: a module that is imported there in no time."""
+
+import os
+import time
+
+import gymnasium
+
+from dipole.rl.envs.dot import DotEnv
+
+
+class Failing(gymnasium.Wrapper):
+    """Fails at the third step of an episode: "never", in "some", which is told by where the dot starts, or "always"."""
+
+    def __init__(self, fails="never"):
+        super().__init__(DotEnv())
+        self.when, self.count = fails, 0
+
+    def fail(self, when):
+        self.when = when
+
+    def reset(self, **given):
+        self.count = 0
+        return self.env.reset(**given)
+
+    def step(self, action):
+        self.count += 1
+        if self.count == 1:
+            self.fails = self.when == "always" or (self.when == "some" and self.unwrapped._dot[0] > 0.5)
+        if self.count == 3 and self.fails:
+            raise OSError("lost")
+        return self.env.step(action)
+
+
+class Told(DotEnv):
+    """A step takes its time; its info says when it began and ended."""
+
+    def step(self, action):
+        began = time.monotonic()
+        time.sleep(0.05)
+        *result, info = super().step(action)
+        return *result, {**info, "span": (began, time.monotonic())}
+
+
+class Dying(DotEnv):
+    """Ends its process in a step of its life, once; a file remembers it."""
+
+    def __init__(self, marker, at):
+        super().__init__()
+        self.marker, self.at, self.life = marker, at, 0
+
+    def step(self, action):
+        self.life += 1
+        if self.life == self.at and not os.path.exists(self.marker):
+            open(self.marker, "w").close()
+            os._exit(3)
+        return super().step(action)
