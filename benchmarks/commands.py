@@ -1,4 +1,4 @@
-"""`dipole bench`, `dipole report` and `dipole demo`: arguments only; nothing heavy is imported before they run."""
+"""`dipole bench`, `report`, `results`, `sweep`, `demo`: arguments only; nothing heavy is imported before they run."""
 
 import argparse
 import json
@@ -8,7 +8,7 @@ from pathlib import Path
 from textwrap import fill
 
 from dipole.core.cli.answer import answering
-from dipole.core.cli.arguments import positive, whole
+from dipole.core.cli.arguments import above_zero, positive, whole
 
 Runner = Callable[[argparse.Namespace], int]
 NEXT = """
@@ -33,10 +33,37 @@ def bench(parser: argparse.ArgumentParser) -> Runner:
         "--plan", action="store_true",
         help="print jobs, estimated time and seeds needed, and stop; without SUITE a line for every suite",
     )  # fmt: skip
-    parser.add_argument("--effect", type=_difference, metavar="D", help="difference the plan's seeds are to show")
+    parser.add_argument(
+        "--effect",
+        type=above_zero("a number above 0, in units of the columns"),
+        metavar="D",
+        help="difference the plan's seeds are to show",
+    )
+    parser.add_argument(
+        "--known", metavar="PLACE", action="append", default=[], type=_place,
+        help="runs in this results file, or the files of this folder, are not made again; "
+        "`shipped`: the results that come with dipole",
+    )  # fmt: skip
+    parser.add_argument(
+        "--all", action="store_true", help="every shipped suite, what costs least first; on this machine"
+    )
+    parser.add_argument(
+        "--within",
+        type=above_zero("a number of hours above 0"),
+        metavar="HOURS",
+        help="with --all: leave out suites that take longer by the plan",
+    )
     _json(parser)
 
     def run(arguments: argparse.Namespace) -> int:
+        if arguments.within is not None and not arguments.all:
+            parser.error("--within belongs to --all")
+        if arguments.all:
+            if arguments.suite or arguments.plan or arguments.effect or arguments.seeds or arguments.overrides:
+                parser.error("--all goes with --scale, --runs, --jobs, --threads, --known and --within alone")
+            if arguments.engine != "local":
+                parser.error("--all runs on this machine; give --engine a SUITE at a time")
+            return _bench_all(arguments)
         if arguments.effect is not None and not (arguments.plan and arguments.suite):
             parser.error("--effect belongs to --plan of one suite")
         if arguments.suite is None and (arguments.overrides or arguments.seeds or arguments.engine != "local"):
@@ -75,7 +102,10 @@ def sweep(parser: argparse.ArgumentParser) -> Runner:
 
 def report(parser: argparse.ArgumentParser) -> Runner:
     """Write an HTML report of recorded runs."""
-    parser.add_argument("runs", type=Path, metavar="RUNS", help="folder of runs")
+    parser.add_argument(
+        "runs", type=_place, nargs="+", metavar="RUNS",
+        help="folders of runs, results files and folders of them; `shipped`: the results that come with dipole",
+    )  # fmt: skip
     parser.add_argument(
         "-o", "--output", type=Path, default=Path("report.html"), metavar="PATH",
         help="NAME.html (default report.html), NAME.md, or a folder for both, the tables and the figures",
@@ -86,6 +116,27 @@ def report(parser: argparse.ArgumentParser) -> Runner:
     )  # fmt: skip
     _json(parser)
     return _report
+
+
+def results(parser: argparse.ArgumentParser) -> Runner:
+    """Keep finished runs in small files that can be committed, or list what such files hold."""
+    parser.add_argument("what", choices=("add", "list"), help="add the runs of folders to them; list what they hold")
+    parser.add_argument(
+        "places", nargs="+", type=_place, metavar="PLACE",
+        help="folders of runs (to add), results files and folders of them; `shipped`: those that come with dipole",
+    )  # fmt: skip
+    parser.add_argument("--to", type=Path, metavar="DIR", help="folder of results files, one for each suite")
+    parser.add_argument(
+        "--replace", action="store_true", help="where DIR has other results of a run, or another suite, take the new"
+    )
+    _json(parser)
+
+    def run(arguments: argparse.Namespace) -> int:
+        if (arguments.what == "add") != (arguments.to is not None):
+            parser.error("`dipole results add PLACE --to DIR` adds, `dipole results list PLACE` lists")
+        return _results(arguments)
+
+    return run
 
 
 def demo(parser: argparse.ArgumentParser) -> Runner:
@@ -147,7 +198,9 @@ def _bench(arguments: argparse.Namespace) -> int:
 
     with answering(arguments.json) as answer:
         if arguments.suite is None:
-            return plan_all(arguments.scale, arguments.runs, arguments.jobs, arguments.threads, answer=answer)
+            return plan_all(
+                arguments.scale, arguments.runs, arguments.jobs, arguments.threads, answer=answer, known=arguments.known
+            )
         code = bench(
             arguments.suite,
             arguments.scale,
@@ -161,10 +214,50 @@ def _bench(arguments: argparse.Namespace) -> int:
             arguments.seeds,
             dict(arguments.slurm),
             answer=answer,
+            known=arguments.known,
         )
     if not arguments.plan and not arguments.json:
-        print(f"Report: dipole report {arguments.runs} -o report.html")
+        print(_how_to_report(arguments))
     return code
+
+
+def _bench_all(arguments: argparse.Namespace) -> int:
+    from dipole.benchmarks.run.every import bench_all
+
+    a = arguments
+    with answering(a.json) as answer:
+        within = inf if a.within is None else a.within
+        code = bench_all(a.scale, a.runs, a.jobs, a.threads, within, a.known, answer=answer)
+    if not a.json:
+        print(_how_to_report(a))
+    return code
+
+
+def _how_to_report(arguments: argparse.Namespace) -> str:
+    places = " ".join(map(str, [arguments.runs, *arguments.known]))
+    return f"Report: dipole report {places} -o report.html"
+
+
+def _results(arguments: argparse.Namespace) -> int:
+    from dipole.benchmarks.keeping import add, contents
+    from dipole.core.ground.progress import duration
+    from dipole.core.ground.text import text_table
+
+    a = arguments
+    with answering(a.json) as answer:
+        found = contents(a.places) if a.what == "list" else add(a.places, a.to, a.replace)
+        answer["suites"] = [each.as_dict() for each in found]
+    conflicts = [said for each in found for said in each.conflicts]
+    if not a.json:
+        rows = [("suite", "runs", "new", "computing time", "kB")]
+        rows += [
+            (e.suite, f"{e.runs} of {e.wanted}", str(e.new), duration(e.seconds), f"{e.bytes / 1000:.0f}")
+            for e in found
+        ]
+        print(text_table(rows))
+        for said in conflicts:
+            print(f"conflict: {said}. " + ("The new is taken." if a.replace else "What was there stays; --replace."))
+    return 1 if conflicts and not a.replace else 0
 
 
 def _sweep(arguments: argparse.Namespace) -> int:
@@ -223,11 +316,10 @@ def _option(text: str) -> tuple[str, str]:
     return key, value
 
 
-def _difference(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < inf:
-        raise argparse.ArgumentTypeError(f"must be a number above 0, in units of the columns, got {text!r}")
-    return value
+def _place(text: str) -> Path:
+    """A path, or the results that come with dipole by their name."""
+    if text != "shipped":  # SHIPPED_NAME, without what its module loads
+        return Path(text)
+    from dipole.benchmarks.kept import SHIPPED
+
+    return SHIPPED

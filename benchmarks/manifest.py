@@ -123,7 +123,7 @@ def write_manifest(runs: Path, found: Manifest) -> Path:
 
 
 def read_manifests(runs: Path) -> tuple[list[Manifest], list[Problem]]:
-    """Every suite that was run in this folder; a damaged file is a problem and stays as it is."""
+    """Every suite that was run in the folder `runs`; a damaged file is a problem and stays as it is."""
     found, problems = [], []
     for path in sorted((runs / BENCH / "suites").glob("*.json")):
         try:

@@ -23,6 +23,7 @@ def play(parser: argparse.ArgumentParser) -> Runner:
     how.add_argument("--deterministic", action="store_true", default=True, help="the mean action (default)")
     how.add_argument("--stochastic", action="store_false", dest="deterministic", help="actions drawn from the policy")
     parser.add_argument("--video", type=Path, metavar="FILE", help="the first episode as .gif or .mp4")
+    parser.add_argument("--size", type=int, metavar="PIXELS", help="of the video, drawn at that size; at most 4096")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--device", help="auto, cpu, cuda, ... (default: that of the recipe, or auto)")
     parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where hashes are looked up")
@@ -44,6 +45,7 @@ def _play(arguments: argparse.Namespace) -> int:
         video=arguments.video,
         device=arguments.device,
         runs=arguments.runs,
+        size=arguments.size,
     )
     print(found.as_json() if arguments.json else found)
     return 0

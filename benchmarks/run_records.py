@@ -87,6 +87,11 @@ def is_done(folder: Path) -> bool:
 
 def _entries(folder: Path) -> list[Path]:
     try:
-        return [path for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
+        # Files of lines are results files, or mean to be: who gathers them says what is wrong with one.
+        return [path for path in sorted(folder.iterdir()) if not path.name.startswith(".") and not _is_lines(path)]
     except OSError as error:
         raise DataError(f"the runs folder {folder} cannot be read: {why(error)}") from error
+
+
+def _is_lines(path: Path) -> bool:
+    return path.suffix == ".jsonl" and not path.is_dir()

@@ -1,27 +1,30 @@
 """The pictures of a suite and of runs outside suites: what is drawn of which data, each a chart and its caption."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from math import inf, isfinite, nan
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
-from dipole.benchmarks.manifest import ColumnEntry
+from dipole.benchmarks.manifest import ColumnEntry, Manifest, RowEntry
 from dipole.benchmarks.report import kinds
+from dipole.benchmarks.report.beside import Beside
 from dipole.benchmarks.report.comparisons import compared
-from dipole.benchmarks.report.curves import Curve, mean_line, read_curves
+from dipole.benchmarks.report.curves import Curve, mean_line
 from dipole.benchmarks.report.grids import one_way, two_way
 from dipole.benchmarks.report.picture import MOST_LINES, Picture, ends, pictured
 from dipole.benchmarks.report.ranking import Rank
 from dipole.benchmarks.report.results import CellResult, SuiteResults, curves_on, measure
 from dipole.benchmarks.statistics import Interval, summarize
-from dipole.core.ground.received import read_json
 from dipole.core.record import RunRecord
 
 ENTROPY, ENTROPY_MAXIMUM = "diag/conditional_entropy", "diag/conditional_entropy_maximum"
 RANK = "diag/rank"
 LOSS = "train/loss"
+SCATTER = "scatter"
+"""What a suite shows whose runs leave points."""
 INTERVAL = "bar: 95 % interval"
 # More histograms than this are compared as rows of a heat map.
 MOST_HISTOGRAMS = 6
@@ -29,8 +32,12 @@ MOST_HISTOGRAMS = 6
 SAME = 0.02
 
 
-def pictures(results: SuiteResults, runs: Path) -> dict[str, list[Picture]]:
-    """All pictures of a suite by kind, in the order of the report; kinds without data are absent."""
+def pictures(results: SuiteResults, runs: Path | Beside) -> dict[str, list[Picture]]:
+    """All pictures of a suite by kind, in the order of the report; kinds without data are absent.
+
+    `runs` is the folder of the runs, or what lies beside their records wherever they are.
+    """
+    runs = Beside.of(runs)
     found: dict[str, list[Picture]] = {}
     if results.manifest.kind == "figure" and "columns" in results.manifest.show:
         found["Measurements"] = _columns(results)
@@ -255,19 +262,29 @@ def _common_name(names: Sequence[str]) -> str:
     return starts.pop() if len(starts) == 1 else names[0]
 
 
-def _read(results: SuiteResults, group: Group, runs: Path) -> Mapping[str, list[dict[str, Curve]]]:
+def _read(results: SuiteResults, group: Group, runs: Beside) -> Mapping[str, list[dict[str, Curve]]]:
     found = {}
     for row in results.rows:
-        # By the name that the column has for all rows; the row says which quantity of its runs that is.
-        names = {name: name for name in (LOSS, ENTROPY, ENTROPY_MAXIMUM, RANK)}
-        for c in group.columns:
-            names |= dict(zip(_logged(c.metric), _logged(c.metric_of(row)), strict=True))
+        names = _names(row, group.columns)
         read = [
-            read_curves(runs / record.hash / "metrics.jsonl", names.values())
-            for record in results.runs_of(row.label, group.columns[0].name)
+            runs.curves(record.hash, names.values()) for record in results.runs_of(row.label, group.columns[0].name)
         ]
         found[row.label] = [{name: seed[own] for name, own in names.items() if own in seed} for seed in read]
     return found
+
+
+def _names(row: RowEntry, columns: Iterable[ColumnEntry]) -> dict[str, str]:
+    """By the name that a column has for all rows, the quantity of the row's runs."""
+    names = {name: name for name in (LOSS, ENTROPY, ENTROPY_MAXIMUM, RANK)}
+    for c in columns:
+        names |= dict(zip(_logged(c.metric), _logged(c.metric_of(row)), strict=True))
+    return names
+
+
+def drawn_names(manifest: Manifest) -> set[str]:
+    """Every quantity of metrics.jsonl of which a suite's pictures show a curve."""
+    found = {name for row in manifest.rows for name in _names(row, manifest.columns).values()}
+    return found if "curves" in manifest.show else found - {LOSS}
 
 
 def _logged(metric: str) -> list[str]:
@@ -489,25 +506,24 @@ def _mean_histogram(records: Sequence[RunRecord], parts: Sequence[tuple[str, str
     return series
 
 
-def _scatter(results: SuiteResults, runs: Path) -> list[Picture]:
+def _scatter(results: SuiteResults, runs: Beside) -> list[Picture]:
     """The points that planar runs leave in points.json: first seed of every cell."""
-    if "scatter" not in results.manifest.show:
+    if SCATTER not in results.manifest.show:
         return []
     found = []
     for column in results.columns:
         for row in results.rows:
             records = results.runs_of(row.label, column)
-            points = _points(runs / records[0].hash / "points.json") if records else []
+            points = _points(runs.points(records[0].hash)) if records else []
             chart = kinds.scatter_chart(f"{column}: {row.label}", "first coordinate", "second coordinate", points)
             if chart is not None:
                 found.append(Picture(chart, f"{column}: {row.label} (seed {records[0].seed})"))
     return found
 
 
-def _points(path: Path) -> list[kinds.Dots]:
-    """Points of a run by class; none where the file is absent or damaged."""
+def _points(found: Any) -> list[kinds.Dots]:
+    """Points of a run by class, of what points.json holds; none where that is something else."""
     try:
-        found = read_json(path)
         rows = [(float(x), float(y), int(c)) for x, y, c in zip(found["x"], found["y"], found["label"], strict=True)]
     except (ValueError, TypeError, KeyError, OverflowError):
         return []
@@ -554,8 +570,9 @@ def _number_in(name: str) -> float | None:
         return None
 
 
-def other_runs(groups: Mapping[str, Sequence[RunRecord]], runs: Path) -> dict[str, list[Picture]]:
+def other_runs(groups: Mapping[str, Sequence[RunRecord]], runs: Path | Beside) -> dict[str, list[Picture]]:
     """Runs outside suites: their results, curves and cost by objective, for every task that has several runs."""
+    runs = Beside.of(runs)
     found: dict[str, list[Picture]] = {"Comparison": [], "Learning curves": [], "Training loss": [], "Cost": []}
     for task, records in groups.items():
         by: dict[str, list[RunRecord]] = {}
@@ -571,7 +588,7 @@ def other_runs(groups: Mapping[str, Sequence[RunRecord]], runs: Path) -> dict[st
                 caption = f"{task}: {metric}. Mean, {INTERVAL}, small dots the runs."
                 found["Comparison"] += pictured(chart, caption, said)
         names = [LOSS, *(name for metric in metrics for name in _logged(metric))]
-        read = {o: [read_curves(runs / r.hash / "metrics.jsonl", names) for r in each] for o, each in by.items()}
+        read = {o: [runs.curves(r.hash, names) for r in each] for o, each in by.items()}
         for name in names[1:]:
             lines = _lines(read, name)
             if any(len(line.x) > 1 for line in lines):

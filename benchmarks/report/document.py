@@ -4,12 +4,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dipole.benchmarks.manifest import read_manifests
+from dipole.benchmarks.collecting import gather, places_of
 from dipole.benchmarks.report import charts, findings, searches, tables
+from dipole.benchmarks.report.beside import Beside
 from dipole.benchmarks.report.picture import Picture
 from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.report.table import ReportTable
-from dipole.benchmarks.run_records import Collection, Problem, read_records
+from dipole.benchmarks.run_records import Collection, Problem
 from dipole.benchmarks.sweep.summary import SearchSummary, read_summaries
 from dipole.core.ground.progress import duration
 from dipole.core.record import RunRecord, now
@@ -49,28 +50,33 @@ class Report:
         return [table for section in self.sections for table in section.tables]
 
 
-def make_report(runs: Path) -> Report:
-    """Collect records, fill the suites, and lay out the sections: ranking first, suites, other runs, problems."""
-    collection = read_records(runs)
-    manifests, damaged = read_manifests(runs)
-    suites = [SuiteResults(manifest, collection.records) for manifest in manifests]
+def make_report(runs: Path | Sequence[Path]) -> Report:
+    """Collect records, fill the suites, and lay out the sections: ranking first, suites, other runs, problems.
+
+    `runs` are folders of runs and results files, one or several.
+    """
+    places = places_of(runs)
+    gathered = gather(places)
+    collection, beside, damaged = gathered.collection, gathered.beside, gathered.problems
+    suites = [SuiteResults(manifest, collection.records) for manifest in gathered.manifests]
     suites.sort(key=lambda s: (s.manifest.kind != "study", s.manifest.name))
-    joules = tables.joules_of(collection)
-    sections = [_suite(suite, runs, joules, suites) for suite in suites]
+    joules = tables.joules_of(collection, beside)
+    sections = [_suite(suite, beside, joules, suites) for suite in suites]
     if (coverage := tables.coverage_table(suites)) is not None:
         found = (coverage, tables.every_claim_table(suites))
         sections.append(Section("published", "The papers", "What was printed, and what was run here", (), found, {}))
-    searched, unreadable = read_summaries(runs)
+    read = [read_summaries(place) for place in places if place.is_dir()]
+    searched, unreadable = [each for found, _ in read for each in found], [each for _, odd in read for each in odd]
     sections += [_search(each, collection) for each in searched]
     asked = {job.hash for suite in suites for job in suite.jobs}
     asked |= {trial.run for each in searched for trial in each.trials}
     others = [record for name, record in collection.records.items() if name not in asked]
     if others:
-        listed = tables.other_runs_table(others, joules, runs).without_empty_columns()
+        listed = tables.other_runs_table(others, joules, beside).without_empty_columns()
         groups = _by_task(others)
         compared = [tables.comparison_table(task, records) for task, records in groups.items() if len(records) > 1]
         subtitle = f"{len(others)} runs of dipole train" if len(others) != 1 else "one run of dipole train"
-        drawn, said = charts.other_runs(groups, runs), findings.of_others(groups)
+        drawn, said = charts.other_runs(groups, beside), findings.of_others(groups)
         sections.append(Section("other-runs", "Other runs", subtitle, (), (*compared, listed), drawn, said))
     damaged = [*damaged, *(Problem(path, said) for path, said in unreadable)]
     if (problems := tables.problems_table(collection, damaged)) is not None:
@@ -78,16 +84,20 @@ def make_report(runs: Path) -> Report:
         subtitle = f"{count} {'entry' if count == 1 else 'entries'} of the runs folder"
         sections.append(Section("problems", "Problems", subtitle, (), (problems,), {}))
     return Report(
-        "dipole report", now(), _facts(collection, joules), sections, findings.of_machines(collection.done.values())
+        "dipole report",
+        now(),
+        _facts(collection, joules, len(damaged)),
+        sections,
+        findings.of_machines(collection.done.values()),
     )
 
 
 def _suite(
-    results: SuiteResults, runs: Path, joules: Mapping[str, Mapping[str, float]], others: Sequence[SuiteResults]
+    results: SuiteResults, beside: Beside, joules: Mapping[str, Mapping[str, float]], others: Sequence[SuiteResults]
 ) -> Section:
     manifest = results.manifest
     shown = [tables.results_table(results)]
-    pictures = dict(charts.pictures(results, runs))
+    pictures = dict(charts.pictures(results, beside))
     if manifest.kind == "study":
         ranks = results.ranks()
         shown.insert(0, tables.ranking_table(manifest.name, ranks))
@@ -148,7 +158,7 @@ def _notes(results: SuiteResults) -> Iterable[str]:
         yield from table.notes
 
 
-def _facts(collection: Collection, joules: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
+def _facts(collection: Collection, joules: Mapping[str, Mapping[str, float]], damaged: int) -> dict[str, str]:
     records: Sequence[RunRecord] = list(collection.records.values())
     facts = {
         "runs": str(len(records)),
@@ -158,6 +168,6 @@ def _facts(collection: Collection, joules: Mapping[str, Mapping[str, float]]) ->
     }
     if joules:
         facts["energy"] = f"{sum(sum(j.values()) for j in joules.values()) / 3.6e6:.2f} kWh"
-    if collection.problems:
-        facts["problems"] = str(len(collection.problems))
+    if problems := len(collection.problems) + damaged:
+        facts["problems"] = str(problems)
     return facts

@@ -105,7 +105,12 @@ def curves_on(records: Iterable[RunRecord]) -> str:
 
 
 class SuiteResults:
-    """A suite's cells filled from records; also the grid on which a paper's claims are evaluated."""
+    """A suite's cells filled from records; also the grid on which a paper's claims are evaluated.
+
+    Args:
+        manifest: the suite as it was expanded.
+        records: of finished runs, by hash.
+    """
 
     def __init__(self, manifest: Manifest, records: Mapping[str, RunRecord]) -> None:
         self.manifest = manifest

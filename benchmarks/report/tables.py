@@ -5,10 +5,10 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
-from pathlib import Path
 from statistics import fmean
 
 from dipole.benchmarks.report import published
+from dipole.benchmarks.report.beside import Beside
 from dipole.benchmarks.report.claim_tables import claims_table as claims_table
 from dipole.benchmarks.report.claim_tables import every_claim_table as every_claim_table
 from dipole.benchmarks.report.claim_tables import short_claims_table as short_claims_table
@@ -16,7 +16,6 @@ from dipole.benchmarks.report.comparison import AGREES, DIFFERS, NOT_COMPARED, U
 from dipole.benchmarks.report.ranking import Rank
 from dipole.benchmarks.report.results import CellResult, SuiteResults
 from dipole.benchmarks.report.table import Cell, ReportTable, number
-from dipole.benchmarks.run import energy
 from dipole.benchmarks.run_records import Collection, Problem
 from dipole.benchmarks.statistics import Interval, iqm_interval, probability_of_improvement, summarize
 from dipole.core.ground.progress import duration
@@ -191,7 +190,7 @@ def repeat(command: Sequence[str], processes: int) -> str:
 
 
 def other_runs_table(
-    records: Sequence[RunRecord], joules: Mapping[str, Mapping[str, float]], runs: Path
+    records: Sequence[RunRecord], joules: Mapping[str, Mapping[str, float]], runs: Beside
 ) -> ReportTable:
     """Runs that no suite asked for; the configuration that each folder keeps repeats it."""
     rows = []
@@ -200,7 +199,7 @@ def other_runs_table(
         if r.evaluated_on != "test" and results:
             results = f"on the {r.evaluated_on} part: {results}"
         cells = _run_cells(r.hash, r.seed, r, joules.get(r.hash, {}))
-        command = repeat(["train", _printable(str(runs / r.hash / "config.toml"))], r.hardware.world_size)
+        command = repeat(["train", _printable(str(runs.place(r.hash) / "config.toml"))], r.hardware.world_size)
         rows.append((Cell(r.name), Cell(r.domain), Cell(r.objective), *cells, Cell(results), Cell(command)))
     head = ("name", "domain", "objective", *RUN_HEAD, "results", "command")
     code = frozenset({"objective", "run", "command"})
@@ -298,9 +297,9 @@ def _printable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def joules_of(collection: Collection) -> dict[str, Mapping[str, float]]:
+def joules_of(collection: Collection, beside: Beside) -> dict[str, Mapping[str, float]]:
     """Energy of every run that has a measurement."""
-    read = {name: energy.read(collection.folder / name) for name in collection.records}
+    read = {name: beside.joules(name) for name in collection.records}
     return {name: found for name, found in read.items() if found}
 
 

@@ -1,6 +1,7 @@
 """`dipole report`: one self-contained HTML file; its tables as Markdown, CSV and LaTeX, its charts as SVG and PDF."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from dipole.benchmarks.report.claim_tables import to_json
@@ -15,8 +16,8 @@ from dipole.core.ground.errors import ConfigError, RecordError
 from dipole.core.ground.files import atomic_write, why
 
 
-def write_report(runs: Path, output: Path, figures: Path | None = None) -> Report:
-    """Read a folder of runs and write report.html, report.md, or a folder with both and a file of everything in them.
+def write_report(runs: Path | Sequence[Path], output: Path, figures: Path | None = None) -> Report:
+    """Write what folders of runs and results files hold: report.html, report.md, or a folder with a file of everything.
 
     In a folder each table is a .csv and a .tex, claims are .json as well; each chart, under charts/ or in the folder
     `figures`, an .svg, a .pdf, a Vega-Lite spec and a .tex of its numbers.

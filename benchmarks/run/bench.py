@@ -7,14 +7,16 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.table import Table
 
-from dipole.benchmarks.manifest import manifest, write_manifest
+from dipole.benchmarks.collecting import gather
+from dipole.benchmarks.kept import SHIPPED_NAME, kept_of, known_runs
+from dipole.benchmarks.manifest import Manifest, manifest, write_manifest
 from dipole.benchmarks.plan import Estimator, Time, faults, make_plan
 from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.run.engines import Engine, LocalEngine, PoolEngine
 from dipole.benchmarks.run.tasks import Result, Task
 from dipole.benchmarks.run.terminal import Summary, print_plan, print_results, print_summary, reckoning, reporter, say
 from dipole.benchmarks.run_records import read_records
-from dipole.benchmarks.suite import Job, ScaleName, read_suite, suites
+from dipole.benchmarks.suite import Job, ScaleName, Sized, read_suite, suites
 from dipole.core.ground.errors import TrainingError
 from dipole.core.ground.files import why
 from dipole.core.ground.progress import duration
@@ -38,6 +40,7 @@ def bench(
     slurm: Mapping[str, str] | None = None,
     console: Console | None = None,
     answer: dict[str, Any] | None = None,
+    known: Sequence[Path] = (),
 ) -> int:
     """Run what is missing of a suite; the exit code is 1 if a job failed, or could not be built where only planned.
 
@@ -53,12 +56,14 @@ def bench(
         seeds: number of seeds in place of the scale's own.
         slurm: options of sbatch, for the engine "slurm".
         answer: filled with what `--json` prints.
+        known: results files, or folders of them, whose runs are not made again.
     """
     answer = {} if answer is None else answer
     console = console or Console()
     sized = read_suite(name).at(scale, overrides, seeds)
     wanted = sized.jobs(runs)
-    records = read_records(runs).done if runs.is_dir() else {}
+    elsewhere = known_runs(known)
+    records = elsewhere | finished(runs)
     shared = sized.scale.shared_process
     chosen = make_engine(engine, jobs, threads, shared, slurm) if not plan_only or engine == "local" else None
     slots = chosen.slots if chosen else jobs or 1
@@ -76,21 +81,46 @@ def bench(
             say(console, f"cannot run: {fault}")
         return 1 if found else 0
     assert chosen is not None
+    if not known and (count := len(kept_of(sized) & {job.hash for job in wanted if job.hash not in records})):
+        say(console, f"{count} of {len(wanted)} runs come with dipole as results: --known {SHIPPED_NAME}.")
+    described = manifest(sized, wanted)
+    summary = run_suite(sized, wanted, described, records, runs, chosen, console)
+    print_results(console, SuiteResults(described, elsewhere | read_records(runs).records))
+    print_summary(console, sized, summary, runs)
+    answer |= {"suite": name, "scale": scale, "runs": str(runs), **summed_up(summary)}
+    return 1 if summary.failed else 0
+
+
+def run_suite(
+    sized: Sized,
+    wanted: Sequence[Job],
+    described: Manifest,
+    records: dict[str, RunRecord],
+    runs: Path,
+    engine: Engine,
+    console: Console,
+) -> Summary:
+    """Describe a suite in the runs folder and run what is missing of it."""
     try:
         runs.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise TrainingError(f"cannot write the runs folder {runs}: {why(error)}") from error
-    described = manifest(sized, wanted)
     write_manifest(runs, described)
-    summary = run_jobs(wanted, records, runs, chosen, console, sized.scale.processes)
-    print_results(console, SuiteResults(described, read_records(runs).records))
-    print_summary(console, sized, summary, runs)
-    answer |= {"suite": name, "scale": scale, "runs": str(runs), "done": summary.done, "skipped": summary.skipped}
-    answer["failed"] = [
+    return run_jobs(wanted, records, runs, engine, console, sized.scale.processes)
+
+
+def summed_up(summary: Summary) -> dict[str, Any]:
+    """How a suite ended, for `--json`."""
+    failed = [
         {"run": each.task.hash, "label": each.task.label, "message": each.message, "log": str(each.log)}
         for each in summary.failed
     ]
-    return 1 if summary.failed else 0
+    return {"done": summary.done, "skipped": summary.skipped, "failed": failed}
+
+
+def finished(runs: Path) -> dict[str, RunRecord]:
+    """The finished runs of a folder, those of results files in it included; none where it is not there yet."""
+    return gather([runs]).collection.done if runs.is_dir() else {}
 
 
 def plan_all(
@@ -100,13 +130,14 @@ def plan_all(
     threads: int | None,
     console: Console | None = None,
     answer: dict[str, Any] | None = None,
+    known: Sequence[Path] = (),
 ) -> int:
     """Print a line per shipped suite: runs, how many of them are finished, estimated time; then what cannot be built.
 
     The exit code is 1 if there is anything of that kind.
     """
     console = console or Console()
-    records = read_records(runs).done if runs.is_dir() else {}
+    records = known_runs(known) | finished(runs)
     estimator, slots = Estimator(records.values()), LocalEngine(jobs, threads).slots
     table = Table(title=f"Shipped suites at scale {scale}, {slots} runs at a time", title_justify="left")
     for name in ("suite", "runs", "finished", "estimated time"):

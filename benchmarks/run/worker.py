@@ -12,11 +12,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+
+import psutil
 
 from dipole.benchmarks.run import energy
 from dipole.benchmarks.run.claim import TakenError, claim
@@ -66,7 +68,7 @@ def _stopped_by(request: Path) -> Iterator[None]:
     def watch() -> None:
         while not ended.wait(1.0):
             if request.exists():
-                os.kill(os.getpid(), signal.SIGTERM)
+                _end()
                 return
 
     threading.Thread(target=watch, daemon=True).start()
@@ -131,15 +133,36 @@ def follow(parent: int) -> None:
     What was trained so far lies in the checkpoint; the next runner goes on from there.
     """
 
+    lives = _life_of(parent)
+
     def watch() -> None:
-        while os.getppid() == parent:
+        while lives():
             time.sleep(1.0)
         # The trainer answers the signal with a checkpoint; what does not answer within the time is ended.
-        os.kill(os.getpid(), signal.SIGTERM)
+        _end()
         time.sleep(GRACE)
         os._exit(128 + signal.SIGTERM)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def _life_of(parent: int) -> Callable[[], bool]:
+    """What tells whether the process that started this one lives."""
+    if os.name != "nt":
+        return lambda: os.getppid() == parent
+    # Windows gives an orphan no other parent, and the python of a virtual environment starts another, which is ours.
+    try:
+        return psutil.Process(parent).is_running
+    except psutil.NoSuchProcess:
+        return lambda: False
+
+
+def _end() -> None:
+    """Send this process the signal of a scheduler. On Windows `os.kill` would end it without asking."""
+    if os.name == "nt":
+        signal.raise_signal(signal.SIGTERM)
+    else:
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -15,9 +15,11 @@ TOKEN = "DIPOLE_SOAK"
 LEAVE_WITHIN = 100.0  # seconds; a worker whose runner is gone saves a checkpoint, and is ended after a minute
 ENOUGH = 15.0  # seconds of processors for leaving, on a machine so busy that it
 BUSY = 6  # times as long takes for them
-STACKS = signal.SIGUSR2  # at which a process writes the stacks of all its threads into the log
+# At which a process writes the stacks of all its threads into the log. Windows has neither this nor ticks of a clock:
+# there the soak is imported, not run.
+STACKS = getattr(signal, "SIGUSR2", signal.SIGTERM)
 STACKS_OF = f"import faulthandler, signal\nfaulthandler.register(signal.{STACKS.name}, all_threads=True)\n"
-TICK = os.sysconf("SC_CLK_TCK")
+TICK = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
 class Spent:

@@ -63,7 +63,7 @@ def ours(settings: dict[str, Any]) -> Subject:
         # The crop is part of `apply`; without it the operation is called by itself, slice by slice as `apply` does.
         parameters = parameters.to(images.device)
         out = images.clone()
-        step = len(images) if images.is_cuda else max(1, A.CACHE_FLOATS // images[0, 0].numel())
+        step = A.at_once(images, images.shape[-1])
         for start in range(0, len(images), step):
             part = slice(start, start + step)
             if config.jitter:

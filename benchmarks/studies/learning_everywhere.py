@@ -14,7 +14,7 @@ import functools
 import itertools
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -137,23 +137,28 @@ def text_of(layout: str, name: str) -> str:
     return OTHERWISE.get((layout, name), OBJECTIVES[name])
 
 
+Watch = Callable[[int, Any, list[torch.nn.Parameter]], None]
+
+
 class Trial:
     """A layout with its untrained encoder, which every training starts from.
 
     Args:
-        name: of `LAYOUTS`.
+        name: of `LAYOUTS`, or a layout.
         seed: of everything random.
         folder: where data are kept between trials.
     """
 
-    def __init__(self, name: str, seed: int, folder: Path) -> None:
-        self.layout, self.seed, self.folder = LAYOUTS[name], seed, folder
+    def __init__(self, name: str | Layout, seed: int, folder: Path) -> None:
+        self.layout, self.seed, self.folder = LAYOUTS[name] if isinstance(name, str) else name, seed, folder
         self.subject = _Agent(self.layout, seed) if self.layout.domain == "rl" else _Adapted(self.layout, seed, folder)
         self.untrained: dict[str, float] = {}
         self.start = copy.deepcopy(self.subject.module.state_dict())
 
-    def train(self, text: str) -> tuple[float, float]:
+    def train(self, text: str, watch: Watch | None = None) -> tuple[float, float]:
         """The layout's number before and after training an objective, a text with {classes} for their number.
+
+        `watch` is shown every step's number, its pairs and what is trained, before it is learnt from.
 
         Raises:
             DipoleError: if the objective cannot look at such pairs, or would not learn from them (a term's note).
@@ -171,7 +176,9 @@ class Trial:
         subject.check(loss_of)
         parameters = [p for p in (*subject.module.parameters(), *loss_of.parameters()) if p.requires_grad]
         optimizer = torch.optim.Adam(parameters, layout.rate)
-        for _, embedded in zip(range(layout.steps), subject.embedded(), strict=False):
+        for step, embedded in zip(range(layout.steps), subject.embedded(), strict=False):
+            if watch is not None:
+                watch(step, embedded, parameters)
             outcome = loss_of(embedded)
             for name, term in outcome.terms.items():
                 if term.note:

@@ -55,8 +55,8 @@ SHIPPED = {
     "cllr-table1": (437, "91a5bee55c1e"),
     "cllr-table2": (288, "38722ce12fe9"),
     "cllr-table3": (176, "79992afbe2d6"),
-    "cllr-table4-500k": (288, "138ba2ffa145"),
     "cllr-table4": (168, "e59784ca9fa5"),
+    "cllr-table4-500k": (288, "138ba2ffa145"),
     "cross-domain": (405, "2e86add2780a"),
     "demo": (48, "a5335dbc79c5"),
     "lmcl-figure2": (18, "c15cf8780f34"),
@@ -67,8 +67,9 @@ SHIPPED = {
     "lmcl-table2": (112, "c3beb4dffabb"),
     "lmcl-table3": (120, "31394dd56c53"),
     "lmcl-table4": (288, "2e89ef81e0f9"),
-    "lmcl-table5-500k": (252, "f4f1c0ab0668"),
     "lmcl-table5": (147, "ad5c8e1d2dc7"),
+    "lmcl-table5-500k": (252, "f4f1c0ab0668"),
+    "six-tasks": (120, "ee04307eb8dd"),
 }
 
 SUITE = """

@@ -1,0 +1,93 @@
+"""Everything that a report or a suite needs, out of folders of runs and results files together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dipole.benchmarks.kept import KeptRun, KeptSuite, differing, merged, read_kept, results_files
+from dipole.benchmarks.manifest import Manifest, read_manifests
+from dipole.benchmarks.report.beside import Beside
+from dipole.benchmarks.run_records import Collection, Problem, read_records
+from dipole.core.ground.errors import DataError, RecordError
+from dipole.core.ground.files import is_file, is_folder
+from dipole.core.record import RunRecord
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Records, the suites that asked for them, what lies beside the records, and what could not be read."""
+
+    collection: Collection
+    manifests: list[Manifest]
+    beside: Beside
+    problems: list[Problem]
+
+
+def gather(places: Iterable[Path]) -> Gathered:
+    """Read folders of runs and results files; of a run that two places have, the first one's counts.
+
+    Raises:
+        DataError: a place is neither.
+    """
+    places = list(places)
+    records: dict[str, RunRecord] = {}
+    problems: list[Problem] = []
+    folders: dict[str, Path] = {}
+    kept: dict[str, KeptRun] = {}
+    suites: dict[str, KeptSuite] = {}
+    damaged: list[Problem] = []
+    for place in places:
+        if not is_file(place) and not is_folder(place):
+            raise DataError(
+                f"no runs folder {place}, and no results file. Give what `dipole train`, `dipole bench` or "
+                "`dipole results` wrote."
+            )
+        found: list[tuple[Path, KeptSuite]] = []
+        if not is_file(place):
+            of_folder = read_records(place)
+            problems += of_folder.problems
+            for name, record in of_folder.records.items():
+                if records.get(name) is None or (records[name].status != "done" and record.status == "done"):
+                    records[name], folders[name] = record, place / name
+                    kept.pop(name, None)
+            manifests, unreadable = read_manifests(place)
+            damaged += unreadable
+            found += [(place, KeptSuite(manifest, {})) for manifest in manifests]
+        for path in results_files(place):
+            try:
+                suite = read_kept(path)
+            except RecordError as error:
+                damaged.append(Problem(path, str(error)))
+                continue
+            found.append((path, suite))
+            for name, run in suite.runs.items():
+                if name not in records or records[name].status != "done":
+                    records[name], kept[name] = run.whole, run
+                    folders.pop(name, None)
+                    continue
+                if odd := differing(records[name], run.whole):
+                    damaged.append(Problem(path, f"run {name} has other results than the same run elsewhere: {odd}"))
+                if name in kept:
+                    kept[name] = _richer(kept[name], run)
+        for path, suite in found:
+            both, conflicts = (
+                merged(suites[suite.manifest.name], suite) if suite.manifest.name in suites else (suite, [])
+            )
+            suites[suite.manifest.name] = both
+            damaged += [Problem(path, said) for said in conflicts]
+    collection = Collection(places[0], records, problems)
+    manifests = [suites[name].manifest for name in sorted(suites)]
+    return Gathered(collection, manifests, Beside(folders, kept, places[0]), damaged)
+
+
+def _richer(one: KeptRun, other: KeptRun) -> KeptRun:
+    """A run that two suites keep: the curves that either of them shows."""
+    points = other.points if one.points is None else one.points
+    return KeptRun(one.record, {**other.curves, **one.curves}, one.joules, {**other.measured, **one.measured}, points)
+
+
+def places_of(runs: Path | Sequence[Path]) -> list[Path]:
+    """One place or several, as a list."""
+    return [runs] if isinstance(runs, Path) else list(runs)

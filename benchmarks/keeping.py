@@ -1,0 +1,109 @@
+"""`dipole results`: put the finished runs of folders into results files, so that nobody has to run them again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dipole.benchmarks.collecting import Gathered, gather
+from dipole.benchmarks.kept import SUFFIX, KeptRun, KeptSuite, merged, read_kept, some_files, write_kept
+from dipole.benchmarks.manifest import Manifest
+from dipole.benchmarks.report.charts import SCATTER, drawn_names
+from dipole.core.ground.errors import ConfigError, RecordError
+from dipole.core.ground.files import is_file
+from dipole.core.record.additions import AddedResult, read_additions
+
+
+@dataclass(frozen=True)
+class Added:
+    """What became of one suite: its file, how many runs it holds of how many, how many are new, what is in conflict."""
+
+    path: Path
+    suite: str
+    runs: int
+    wanted: int
+    new: int
+    bytes: int
+    seconds: float
+    conflicts: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        return {**asdict(self), "path": str(self.path)}
+
+
+def add(places: Sequence[Path], to: Path, replaces: bool = False) -> list[Added]:
+    """Add the finished runs of every suite to its results file in the folder `to`; nothing there is lost.
+
+    Of a run that is there already with other results, or a suite that is another now, the file's stays, unless it
+    `replaces`; each is named.
+
+    Raises:
+        ConfigError: no suite was run in these places, or `to` is a file.
+        RecordError: a results file there is damaged, or the disk refused; then none is changed any more.
+    """
+    if is_file(to):
+        raise ConfigError(f"--to {to}: give a folder; each suite gets a file there.")
+    found = gather(places)
+    if not found.manifests:
+        where = ", ".join(map(str, places))
+        raise ConfigError(f"no suite was run in {where}: `dipole bench SUITE --runs DIR` describes there what it runs.")
+    # Everything is read before anything is written.
+    changes = []
+    for manifest in found.manifests:
+        path, suite = to / f"{manifest.name}{SUFFIX}", of_suite(found, manifest)
+        if is_file(path):
+            there = read_kept(path)
+            both, conflicts = merged(there, suite, replaces)
+            changes.append((path, both, len(both.runs.keys() - there.runs.keys()), conflicts))
+        elif suite.runs:
+            changes.append((path, suite, len(suite.runs), []))
+    for path, suite, _, _ in changes:
+        write_kept(path, suite)
+    return [_added(path, suite, new, conflicts) for path, suite, new, conflicts in changes]
+
+
+def contents(places: Sequence[Path]) -> list[Added]:
+    """What results files hold, a line for each.
+
+    Raises:
+        DataError: a place is no results file and has none in it.
+        RecordError: one is damaged.
+    """
+    return [_added(path, read_kept(path), 0, ()) for place in places for path in some_files(place)]
+
+
+def of_suite(found: Gathered, manifest: Manifest) -> KeptSuite:
+    """A suite with its finished runs, and of what lies beside them what its pictures show."""
+    names, shows_points = drawn_names(manifest), SCATTER in manifest.show
+    runs = {}
+    for job in manifest.jobs:
+        record = found.collection.done.get(job.hash)
+        if record is None:
+            continue
+        beside = found.beside
+        curves = {name: curve for name, curve in beside.curves(job.hash, names).items() if curve.steps}
+        measured = _measured(found, job.hash)
+        results = {name: value for name, value in record.results.items() if name not in measured}
+        runs[job.hash] = KeptRun(
+            record.model_copy(update={"results": results, "identity": None}), curves, beside.joules(job.hash), measured,
+            beside.points(job.hash) if shows_points else None,
+        )  # fmt: skip
+    return KeptSuite(manifest, runs)
+
+
+def _measured(found: Gathered, run: str) -> Mapping[str, AddedResult]:
+    if run in found.beside.kept:
+        return found.beside.kept[run].measured
+    try:
+        return read_additions(found.beside.place(run)).results
+    except RecordError:
+        return {}  # the record was read without them, and the report names the file
+
+
+def _added(path: Path, suite: KeptSuite, new: int, conflicts: Sequence[str]) -> Added:
+    seconds = sum(run.record.wall_seconds for run in suite.runs.values())
+    jobs = len(suite.manifest.jobs)
+    return Added(path, suite.manifest.name, len(suite.runs), jobs, new, path.stat().st_size, seconds, tuple(conflicts))

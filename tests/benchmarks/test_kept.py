@@ -1,0 +1,289 @@
+"""Results files: what a report makes of them, how they grow from several machines, and what damages them."""
+
+import json
+import os
+from dataclasses import replace
+
+import pytest
+
+from dipole.benchmarks import kept
+from dipole.benchmarks.keeping import add, contents
+from dipole.benchmarks.manifest import manifest, read_manifests, write_manifest
+from dipole.benchmarks.report import published
+from dipole.benchmarks.report.document import make_report
+from dipole.benchmarks.run import every
+from dipole.benchmarks.run.bench import bench
+from dipole.benchmarks.suite import read_suite
+from dipole.core.cli import main
+from dipole.core.ground.errors import ConfigError, DataError, RecordError
+from tests.hostile import ODD, changed, places
+
+TOY = """
+name = "mine"
+title = "A toy"
+base = "infonce"
+[[columns]]
+name = "k-means"
+metric = "kmeans/accuracy"
+[[rows]]
+method = "infonce"
+objective = "infonce"
+[scale.small]
+recipe = "lmcl-toy"
+shared_process = true
+seeds = [0]
+set = ["train.steps=5", "toy.points=60", "toy.starts=4", "train.batch_size=30", "toy.inits=2"]
+"""
+
+
+def table4(folder, **more):
+    """A published table with claims, rows as printed and values that follow the seed."""
+    printed = published.tables()["lmcl-table4"]
+    labels = [row.label for row in printed.rows]
+    columns = list(printed.rows[0].cells)[:3]
+    return folder.suite(
+        "lmcl-table4",
+        [(label, "infonce", labels[0] if label != labels[0] else None) for label in labels],
+        [(column, "text") for column in columns],
+        lambda row, column, seed: 0.7 + 0.01 * labels.index(row) + 0.003 * seed + 0.001 * columns.index(column),
+        published="lmcl-table4",
+        **more,
+    )
+
+
+def seen(places):
+    """All that a report shows, but for the time at which it was made."""
+    return repr(replace(make_report(places), created=""))
+
+
+def test_a_report_is_the_same_from_folders_and_from_files(runs_folder, tmp_path):
+    table4(runs_folder)
+    (runs_folder.path / f"{1:012x}" / "energy.json").write_text('{"whole_device_joules": {"cpu:0": 12.5}}')
+    (runs_folder.path / f"{2:012x}" / "measured.json").write_text(
+        json.dumps({"results": {"detection": {"value": 0.5, "source": "by hand", "time": "now"}}})
+    )
+    (added,) = add([runs_folder.path], tmp_path / "kept")
+    assert added.runs == added.wanted == added.new
+    shown = seen(runs_folder.path)
+    assert "claim" in shown
+    assert "kWh" in shown
+    assert shown == seen(added.path) == seen([tmp_path / "kept", runs_folder.path])
+    whole = [json.loads(line) for line in added.path.read_text().splitlines()]
+    assert {"detection": {"value": 0.5, "source": "by hand", "time": "now"}} in [r.get("measured") for r in whole]
+    assert added.path.stat().st_size < sum(p.stat().st_size for p in runs_folder.path.rglob("*.json*")) / 2
+
+
+def test_points_of_a_plane_are_kept_where_the_suite_shows_them(runs_folder, tmp_path):
+    manifest = runs_folder.suite("plane", [("a", "infonce", None)], [("x", "toy")], lambda *_: 0.5, seeds=(0,))
+    (runs_folder.path / f"{1:012x}" / "points.json").write_text('{"x": [0, 1.5], "y": [2, 3], "label": [0, 1]}')
+    add([runs_folder.path], tmp_path / "plain")
+    assert "points" not in (tmp_path / "plain" / "plane-small.jsonl").read_text()
+    write_manifest(runs_folder.path, manifest.model_copy(update={"show": ["scatter"]}))
+    add([runs_folder.path], tmp_path / "shown")
+    assert seen(tmp_path / "shown") == seen(runs_folder.path)
+    assert "1.5" in seen(tmp_path / "shown")
+
+
+def machines(runs_folder, count=2):
+    """Folders of several machines: the same suite, each with seeds of its own, the runs named by row and seed."""
+    folders = []
+    for number in range(count):
+        folder = type(runs_folder)(runs_folder.path.parent / f"machine-{number}")
+        folder.count = 100 * number
+        folder.suite(
+            "two", [("a", "infonce", None), ("b", "dcl", "a")], [("x", "vision")],
+            lambda row, _, seed: 0.5 + 0.1 * (row == "b") + 0.01 * seed**2, seeds=(2 * number, 2 * number + 1),
+        )  # fmt: skip
+        folders.append(folder)
+    return folders
+
+
+def test_seeds_of_two_machines_add_up_in_either_order(runs_folder, tmp_path):
+    one, other = (folder.path for folder in machines(runs_folder))
+    add([one], tmp_path / "a")
+    (second,) = add([other], tmp_path / "a")
+    assert (second.runs, second.wanted, second.new) == (8, 8, 4)
+    (again,) = add([one, other], tmp_path / "a")
+    assert (again.runs, again.new, again.conflicts) == (8, 0, ())
+    add([other], tmp_path / "b")
+    add([one], tmp_path / "b")
+    add([other, one], tmp_path / "c")
+    texts = {(tmp_path / name / "two-small.jsonl").read_text() for name in "abc"}
+    assert len(texts) == 1
+    (suite,) = [s for s in make_report(tmp_path / "a").sections if s.id == "two-small"]
+    assert suite.subtitle.endswith("8 of 8 runs finished")
+    assert "n = 4" in repr(suite.tables)
+    cells = [json.loads(line)["cells"] for line in texts.pop().splitlines() if '"run"' in line]
+    assert cells == [[[row, 0, seed]] for row in (0, 1) for seed in range(4)]
+
+
+def test_another_result_of_a_run_is_named_and_what_was_there_stays(runs_folder, tmp_path, capsys):
+    run = runs_folder.suite("one", [("a", "infonce", None)], [("x", "vision")], lambda *_: 0.5).jobs[0].hash
+    add([runs_folder.path], tmp_path / "kept")
+    path = tmp_path / "kept" / "one-small.jsonl"
+    before = path.read_bytes()
+    record = runs_folder.path / run / "record.json"
+    told = json.loads(record.read_text()) | {"results": {"linear/accuracy": 0.625}}
+    record.write_text(json.dumps(told))
+    command = ["results", "add", str(runs_folder.path), "--to", str(tmp_path / "kept")]
+    assert main(command) == 1
+    said = capsys.readouterr().out
+    assert run in said
+    assert "linear/accuracy is 0.5 (Test processor) and 0.625 (Test processor)" in said
+    assert path.read_bytes() == before
+    assert "0.625" in repr(make_report([runs_folder.path, path]).sections[-1])  # named among the problems
+    assert main([*command, "--replace"]) == 0
+    assert kept.read_kept(path).runs[run].record.results == {"linear/accuracy": 0.625}
+
+
+def test_a_suite_that_is_another_now_is_named_and_replaced_when_asked(runs_folder, tmp_path):
+    table4(runs_folder)
+    add([runs_folder.path], tmp_path / "kept")
+    ((manifest,), _) = read_manifests(runs_folder.path)
+    fewer = manifest.model_copy(update={"note": "changed", "jobs": manifest.jobs[:6]})
+    write_manifest(runs_folder.path, fewer)
+    (added,) = add([runs_folder.path], tmp_path / "kept")
+    assert added.runs == len(manifest.jobs)
+    assert "note" in added.conflicts[0]
+    (added,) = add([runs_folder.path], tmp_path / "kept", replaces=True)
+    assert (added.runs, kept.read_kept(added.path).manifest.note) == (6, "changed")
+
+
+def test_what_is_unfinished_is_asked_for_and_not_kept(runs_folder, tmp_path):
+    manifest = runs_folder.suite("one", [("a", "infonce", None)], [("x", "vision")], lambda *_: 0.5)
+    record = runs_folder.path / manifest.jobs[0].hash / "record.json"
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"status": "failed", "error": "no memory"}))
+    (added,) = add([runs_folder.path], tmp_path / "kept")
+    assert (added.runs, added.wanted) == (2, 3)
+    found = kept.read_kept(added.path)
+    assert len(found.manifest.jobs) == 3
+    assert manifest.jobs[0].hash not in found.runs
+
+
+def test_no_line_of_a_file_does_harm(runs_folder, tmp_path):
+    """Cut, doubled, swapped or with any value changed: it is read, or refused by its name, and nothing is written."""
+    runs_folder.suite("one", [("a", "infonce", None)], [("x", "vision")], lambda *_: 0.5, seeds=(0,))
+    (added,) = add([runs_folder.path], tmp_path / "kept")
+    lines = added.path.read_text().splitlines()
+    number = 0
+
+    def tried(texts):
+        added.path.write_text("\n".join(texts) + "\n")
+        said = ""
+        try:
+            found = kept.read_kept(added.path)
+            assert set(found.runs) <= {job.hash for job in found.manifest.jobs}
+        except RecordError as error:
+            said = str(error)
+        if said:
+            assert str(added.path) in said
+            before = added.path.read_bytes()
+            with pytest.raises(RecordError):
+                add([runs_folder.path], tmp_path / "kept")
+            assert added.path.read_bytes() == before
+        make_report(tmp_path / "kept")
+
+    for place, line in enumerate(lines):
+        others = [*lines[:place], *lines[place + 1 :]]
+        for texts in (others, [line], [*lines, line], [*lines[:place], line[: len(line) // 2], *lines[place + 1 :]]):
+            tried(texts)
+        told = json.loads(line)
+        for way in places(told, 3)[:: 3 if place else 1]:
+            number += 1
+            tried([*lines[:place], json.dumps(changed(told, way, ODD[number % len(ODD)])), *lines[place + 1 :]])
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[1, 2]\n", b'{"dipole": "results", "schema_version": 9}\n'])
+def test_what_is_no_results_file_is_a_problem_of_the_report(runs_folder, tmp_path, content):
+    runs_folder.record()
+    path = runs_folder.path / "odd.jsonl"
+    path.write_bytes(content)
+    report = make_report(runs_folder.path)
+    problems = report.sections[-1]
+    assert problems.id == "problems"
+    assert report.facts["problems"] == "1"
+    assert "odd.jsonl" in repr(problems.tables)
+    with pytest.raises(RecordError, match=r"odd\.jsonl"):
+        kept.known_runs([path])
+
+
+def test_a_pipe_is_not_waited_for(runs_folder):
+    runs_folder.record()
+    os.mkfifo(runs_folder.path / "odd.jsonl")
+    assert len(make_report(runs_folder.path).sections) >= 1
+
+
+def test_places_that_are_none(tmp_path, runs_folder, capsys):
+    with pytest.raises(DataError, match="no runs folder"):
+        make_report([tmp_path / "none"])
+    with pytest.raises(DataError, match="dipole results add"):
+        kept.known_runs([tmp_path / "none"])
+    with pytest.raises(DataError, match="dipole results add"):
+        contents([tmp_path / "none"])
+    runs_folder.record()
+    with pytest.raises(ConfigError, match="no suite was run"):
+        add([runs_folder.path], tmp_path / "kept")
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="give a folder"):
+        add([runs_folder.path], tmp_path / "file")
+    for wrong in (["results", "add", "x"], ["results", "list", "x", "--to", "y"], ["bench", "--within", "2"],
+                  ["bench", "demo", "--all"], ["bench", "--all", "--within", "0"]):  # fmt: skip
+        assert main(wrong) == 2
+    assert "--within belongs to --all" in capsys.readouterr().err
+
+
+def test_bench_makes_no_run_again_that_is_known(runs_folder, tmp_path, capsys):
+    suite, second = tmp_path / "mine.toml", tmp_path / "second"
+    suite.write_text(TOY)
+    sized = read_suite(str(suite)).at("small")
+    (job,) = sized.jobs()
+    runs_folder.count = int(job.hash, 16) - 1  # its name
+    runs_folder.record(results={"kmeans/accuracy": 0.5})
+    write_manifest(runs_folder.path, manifest(sized, [job]))
+    assert main(["results", "add", str(runs_folder.path), "--to", str(tmp_path / "kept")]) == 0
+    capsys.readouterr()
+    known = [tmp_path / "kept"]
+    answer = {}
+    assert bench(str(suite), runs=second, jobs=1, known=known, answer=answer) == 0
+    assert (answer["done"], answer["skipped"]) == (0, 1)
+    assert not [path for path in second.iterdir() if not path.name.startswith(".")]
+    assert "n = 1" in capsys.readouterr().out
+    assert bench(str(suite), runs=second, jobs=1, seeds=2, known=known, answer=answer) == 0
+    assert (answer["done"], answer["skipped"]) == (1, 1)
+    (grown,) = add([second], tmp_path / "kept")
+    assert (grown.runs, grown.wanted) == (2, 2)
+    # A results file in the folder of runs counts as well.
+    third = tmp_path / "third"
+    third.mkdir()
+    grown.path.rename(third / grown.path.name)
+    assert bench(str(suite), runs=third, jobs=1, seeds=2, answer=answer) == 0
+    assert (answer["done"], answer["skipped"]) == (0, 2)
+
+
+@pytest.mark.slow
+def test_all_suites_run_from_the_shortest_and_go_on_where_they_were(tmp_path, monkeypatch, capsys):
+    for name, steps in (("a-long", 40), ("b-short", 5)):
+        text = TOY.replace('"mine"', f'"{name}"').replace("train.steps=5", f"train.steps={steps}")
+        (tmp_path / f"{name}.toml").write_text(text)
+    paths = {name: tmp_path / f"{name}.toml" for name in ("a-long", "b-short")}
+    monkeypatch.setattr(every, "suites", lambda: paths)  # what is shipped takes days
+    monkeypatch.setattr(every, "read_suite", lambda name: read_suite(paths[name]))
+    answer = {}
+    assert every.bench_all(runs=tmp_path / "runs", jobs=1, answer=answer) == 0
+    assert [(each["suite"], each["done"]) for each in answer["suites"]] == [("b-short", 1), ("a-long", 1)]
+    assert every.bench_all(runs=tmp_path / "runs", jobs=1, answer=answer) == 0
+    assert answer["suites"] == []
+    assert every.bench_all(runs=tmp_path / "other", jobs=1, within=1e-9, answer=answer) == 0
+    assert answer["suites"] == []
+    assert "left out" in capsys.readouterr().out
+
+
+def test_the_results_that_come_with_dipole_are_of_its_suites():
+    """Their runs are still what the suites ask for: a change of these, or of a default, leaves results behind."""
+    paths = kept.results_files(kept.SHIPPED)
+    assert paths
+    for path in paths[:: max(1, len(paths) - 1)]:
+        found = kept.read_kept(path)
+        assert all(run.record.status == "done" for run in found.runs.values())
+        sized = read_suite(found.manifest.suite).at(found.manifest.scale)
+        assert set(found.runs) <= {job.hash for job in sized.jobs()}
