@@ -9,6 +9,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+import committed
+
 ROOT = Path(__file__).resolve().parents[2]
 MARK = re.compile(r"<!-- table: (\w+) -->")
 EVERYWHERE = {
@@ -87,4 +89,50 @@ def agents() -> str:
     return table(["objective beside SAC", "return at 56,000 steps", "of each seed"], rows)
 
 
-TABLES: dict[str, Callable[[], str]] = {"everywhere": everywhere, "vision": vision, "text": text, "agents": agents}
+def of_objective(name: str) -> str:
+    """The rows of our own runs that have the objective as a term, beside what they are compared with there."""
+    found = results("learning-everywhere")
+    lines = []
+    for layout, title in EVERYWHERE.items():
+        if values := found[layout].get(name):
+            before_and_after = values["0"]  # or why it was refused
+            if isinstance(before_and_after, list):
+                untrained, trained = before_and_after
+                lines.append(f"- {title}: **{trained:.2f}**, untrained {untrained:.2f}")
+            else:
+                lines.append(f"- {title}: refused")
+    parts = (
+        ["Default options, 50 to 200 steps, one seed ([all of them](../choosing.md)):\n\n" + "\n".join(lines)]
+        if lines
+        else []
+    )
+    measured = results("vision-learning")["measurements"]
+    methods = list(next(iter(measured.values())))
+    if own := [method for method in methods if name in re.findall(r"\w+", method)]:
+        rows = [
+            [method, *(spread(list(measured[column][method]["values"].values())) for column in measured)]
+            for method in dict.fromkeys(["untrained", "infonce", *own])
+        ]
+        parts.append(
+            "CIFAR-10, small, percent, mean +- standard deviation over seeds:\n\n" + table(["method", *measured], rows)
+        )
+    return "\n\n".join(parts) or "No suite or study of ours that was run to its end has it."
+
+
+def polarization() -> str:
+    """Polarization beside InfoNCE, in each domain that was studied."""
+    from dipole.benchmarks.studies import polarization as study
+
+    found = results("polarization")
+    return "\n\n".join(f"### In {domain}\n\n{study.table(found, domain)}" for domain in found)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "everywhere": everywhere,
+    "vision": vision,
+    "text": text,
+    "agents": agents,
+    "committed": committed.table,
+    "suites": committed.sections,
+    "polarization": polarization,
+}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+import committed
 import drawing
 import evidence
 import links
 import objectives
 import public
+import toy
 import tutorials
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
@@ -35,7 +37,9 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add what is generated; refuse to build where something public says nothing of itself."""
-    wrong = [f"{name} has no docstring with a sentence" for name in public.undocumented()] + objectives.problems()
+    wrong = [f"{name} has no docstring with a sentence" for name in public.undocumented()]
+    wrong += [f"{name} is an argument that its docstring does not name" for name in public.unexplained()]
+    wrong += objectives.problems()
     if wrong:
         raise PluginError("\n".join(wrong))
 
@@ -43,6 +47,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, name, content=content))
 
     add("pictures/whole.svg", drawing.whole())
+    add(committed.PAGE, committed.page())
     for entry in objectives.entries():
         added = objectives.ADDED[entry.name]
         add(f"objectives/{entry.name}.md", objectives.page(entry))
@@ -50,6 +55,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         if "option" in added:
             values = added["values"], added.get("fixed", "")
             add(f"objectives/{entry.name}-weights.svg", drawing.weight_picture(entry.name, added["option"], *values))
+        add(f"objectives/{entry.name}-toy.svg", toy.toy_picture(objectives.toys(entry.name), added.get("told", "")))
     add("objectives/index.md", objectives.overview())
     for room, names in rooms().items():
         add(f"reference/{room}.md", reference(room, names))

@@ -9,10 +9,19 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+import drawing
+import evidence
+import toy
+
 from dipole.core.contrast.registry import Entry, registry
 
 ROOT = Path(__file__).resolve().parents[2]
 ADDED = tomllib.loads(Path(__file__).with_name("objectives.toml").read_text(encoding="utf-8"))
+TOLD = {
+    "": "",
+    "supervised": ", told which cloud each is of",
+    "predicted": ", one of them behind a linear predictor, without a gradient through the other",
+}
 TERM = re.compile(r"(?:^|[+*])\s*([A-Za-z_][\w-]*)")
 
 
@@ -63,6 +72,12 @@ def page(entry: Entry) -> str:
             + (f", with `{added['fixed']}`." if "fixed" in added else "."),
             f"![Weight of a negative over its cosine]({entry.name}-weights.svg)",
         ]
+    parts += [
+        "## What it does to a toy set",
+        f"{toy.CLOUDS * toy.EACH} points of three clouds, a colour each, in the plane after {toy.STEPS} steps of a "
+        f"small encoder on two noisy views of each{TOLD[added.get('told', '')]}:",
+        f"![The points in the plane, a panel for each setting]({entry.name}-toy.svg)",
+    ]
     if relations := _relations(entry):
         parts += ["## Relations", relations]
     parts.append("## Where it differs from its papers, or decides")
@@ -74,12 +89,22 @@ def page(entry: Entry) -> str:
     parts.append("## Suites that use it")
     parts.append("\n".join(f"- `dipole bench {name}`: {title}" for name, title in suites) or "None.")
     parts.append("What of them has been run, and its verdicts: [results](../choosing.md), [papers](../papers.md).")
+    parts += ["## Results of ours", evidence.of_objective(entry.name)]
     parts += [
         "## In code",
         f"::: {entry.target.__module__}.{entry.target.__qualname__}\n"
         "    options:\n      heading_level: 3\n      members: false",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def toys(name: str) -> list[tuple[str, str]]:
+    """Title and text of each objective that is drawn on the toy set."""
+    added = ADDED[name]
+    if "toy" in added:
+        return [(text, text) for text in added["toy"]]
+    option, fixed = added["option"], added.get("fixed", "")
+    return [(f"{option} = {value}", drawing.spelled(name, option, value, fixed)) for value in added["values"]]
 
 
 def overview() -> str:

@@ -96,6 +96,31 @@ def undocumented() -> list[str]:
     return missing
 
 
+def unexplained() -> list[str]:
+    """Arguments of public functions and classes that no docstring names, neither theirs nor one of a base class."""
+    missing = []
+    for name, (_, value) in public_names().items():
+        if not (inspect.isroutine(value) or inspect.isclass(value)):
+            continue
+        told = [value, *(value.__mro__[:-1] if inspect.isclass(value) else ())]
+        words = "\n".join(f"{inspect.getdoc(each)}\n{inspect.getdoc(each.__init__)}" for each in told)
+        missing += [
+            f"{name}({argument.name})"
+            for argument in _signature(value)
+            if argument.kind not in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD)
+            and not argument.name.startswith("_")
+            and not re.search(rf"\b{argument.name}\b", words)
+        ]
+    return missing
+
+
+def _signature(value: Any) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(value).parameters.values())
+    except ValueError:  # of exceptions, which take what every exception takes
+        return []
+
+
 def has_sentence(value: Any) -> bool:
     """Whether the docstring, its own or an inherited one, begins with a sentence."""
     first = (inspect.getdoc(value) or "").partition("\n\n")[0].strip()

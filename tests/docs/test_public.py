@@ -8,6 +8,7 @@ def test_every_public_name_has_a_docstring_with_a_sentence() -> None:
     pytest.importorskip("stable_baselines3")
     pytest.importorskip("sentence_transformers")
     assert public.undocumented() == []
+    assert public.unexplained() == []
 
 
 def test_what_packages_export_and_what_pages_import_is_public() -> None:
@@ -35,6 +36,21 @@ def test_what_counts_as_a_sentence(text: str, told: bool) -> None:
 
     function.__doc__ = text
     assert public.has_sentence(function) is told
+
+
+def test_an_argument_that_no_docstring_names_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Base:
+        """Args:
+        width: known.
+        """
+
+    class Thing(Base):
+        """A thing of some height."""
+
+        def __init__(self, width: int, height: int, depth: int, *rest: int) -> None: ...
+
+    monkeypatch.setattr(public, "public_names", lambda: {"thing": ("thing", Thing)})
+    assert public.unexplained() == ["thing(depth)"]
 
 
 def test_a_method_without_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
