@@ -7,7 +7,6 @@ import random
 import shutil
 import subprocess
 import sys
-import time
 import zipfile
 from collections import Counter
 
