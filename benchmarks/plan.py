@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import isnan, nan
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -47,19 +47,12 @@ class Estimator:
         return None
 
     def total(self, configs: Sequence[RunConfig], slots: int) -> "Time":
-        """Wall time of several runs on `slots` places.
-
-        Runs without any like them count as the mean of the others; where no run is known, by the reference table.
-        """
-        known = [seconds for config in configs if (seconds := self.seconds(config)) is not None]
-        guessed = len(configs) - len(known)
-        if known or not configs:
-            every = [*known, *[fmean(known)] * guessed] if known else []
-            return Time(max(sum(every) / slots, max(known, default=0.0)), guessed, 0, 2.0 if guessed else 1.0)
-        reckoned = [self._reckoned(config) for config in configs]
-        every = [each.seconds for each in reckoned]
-        within = max(each.within for each in reckoned)
-        return Time(max(sum(every) / slots, max(every)), 0, len(reckoned), within)
+        """Wall time of several runs on `slots` places; those without any like them are reckoned by the reference table."""
+        known = [self.seconds(config) for config in configs]
+        left = [self._reckoned(config) for config, seconds in zip(configs, known, strict=True) if seconds is None]
+        every = [*(seconds for seconds in known if seconds is not None), *(each.seconds for each in left)]
+        within = max((each.within for each in left), default=1.0)
+        return Time(max(sum(every) / slots, max(every, default=0.0)), len(left), within)
 
     def _reckoned(self, config: RunConfig) -> Reckoned:
         """By the table; runs of a suite differ in objective and seed, and are looked up once."""
@@ -71,10 +64,9 @@ class Estimator:
 
 @dataclass(frozen=True)
 class Time:
-    """Seconds that runs will take; how many of them are guessed from others or reckoned; within which factor."""
+    """Seconds that runs will take; how many of them are reckoned by the reference table; within which factor."""
 
     seconds: float
-    guessed: int
     reckoned: int
     within: float
 
@@ -123,10 +115,6 @@ class Plan:
     @property
     def seconds(self) -> float:
         return self.time.seconds
-
-    @property
-    def guessed(self) -> int:
-        return self.time.guessed
 
     def as_dict(self) -> dict[str, Any]:
         """What `--plan --json` prints; a spread that is not known is null."""

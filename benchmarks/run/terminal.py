@@ -39,8 +39,6 @@ def print_plan(console: Console, sized: Sized, plan: Plan) -> None:
         f"{plan.finished} finished, {left} to do.",
     )
     say(console, f"Estimated time with {plan.slots} at a time: {plan.time}.")
-    if plan.time.guessed:
-        say(console, f"{plan.time.guessed} of {left} runs are guessed from the others.")
     if plan.time.reckoned:
         say(console, f"{plan.time.reckoned} of {left} runs are reckoned: {reckoning()}")
     print_cells(console, sized)

@@ -173,8 +173,10 @@ def test_plan_counts_and_learns_from_records(suite_file, runs_folder):
         records[job.hash] = record.model_copy(update=update)
     plan = make_plan(sized, jobs, records, 2, None)
     assert plan.finished == 2
-    # Four left: polarized is known by the settings but for the rate, long by nothing; both are guessed from 30 s.
-    assert plan.seconds == pytest.approx(4 * 30 / 2)
+    # Four left: polarized is known by the settings but for the rate; nothing is as long as long, so the table is asked.
+    longer = Estimator([]).total([job.config for job in jobs if job.config.train.epochs == 4], 1)
+    assert (plan.time.reckoned, longer.reckoned) == (2, 2)
+    assert plan.seconds == pytest.approx((2 * 30 + longer.seconds) / 2)
     linear = next(line for line in plan.seeds if line.column == "linear")
     assert linear.std == pytest.approx(100 * 0.04 / 2**0.5)
     assert linear.difference == 1.0
