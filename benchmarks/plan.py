@@ -47,7 +47,7 @@ class Estimator:
         return None
 
     def total(self, configs: Sequence[RunConfig], slots: int) -> "Time":
-        """Wall time of several runs on `slots` places; what is like no earlier one is reckoned by the reference table."""
+        """Wall time of several runs on `slots` places; what is like no earlier one, by the reference table."""
         known = [self.seconds(config) for config in configs]
         left = [self._reckoned(config) for config, seconds in zip(configs, known, strict=True) if seconds is None]
         every = [*(seconds for seconds in known if seconds is not None), *(each.seconds for each in left)]
