@@ -203,7 +203,7 @@ def test_class_list_picks_and_orders_classes(folder, tmp_path):
     assert images.class_names == ("dog",)
     assert images.images[:, 0, 0, 0].tolist() == [10, 11, 12, 13]
     listed.write_text("dog\nbird\n")
-    with pytest.raises(DataError, match=r"lacks 1 classes.*bird"):
+    with pytest.raises(DataError, match=r"lacks 1 class.*bird"):
         open_source(str(folder), Decoding(), read_classes(str(listed))).read("train")
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dipole.core.ground.errors import DataError
+from dipole.core.ground.text import are, counted
 from dipole.vision.decoding import Stream
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import SHARDS, Classes, Decoding, Source, register_source
@@ -54,7 +55,10 @@ def shards(pattern: str) -> list[Path]:
     missing = [str(path) for path in found if not path.is_file()]
     if missing:
         more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-        raise DataError(f"{len(missing)} of {len(found)} shards are missing: {', '.join(missing[:5])}{more}.")
+        raise DataError(
+            f"{len(missing)} of {counted(len(found), 'shard')} {are(len(missing))} missing: "
+            f"{', '.join(missing[:5])}{more}."
+        )
     return list(dict.fromkeys(found))
 
 
@@ -96,10 +100,10 @@ def _read(source: str, paths: list[Path], options: Decoding, wanted: Classes) ->
             total += len(index.samples)
     samples = [(path, sample) for path, index in zip(paths, counted, strict=True) for sample in index.samples]
     if not samples:
-        raise DataError(f"the {len(paths)} shards of {source} hold no images.")
+        raise DataError(f"{source} holds no images in {counted(len(paths), 'shard')}.")
     length = options.stream.length
     if length is not None and length > total:
-        raise DataError(f"vision.data.length: {source} has {total} images, fewer than {length}.")
+        raise DataError(f"vision.data.length: {source} has {counted(total, 'image')}, fewer than {length}.")
     samples = samples[:length]
     labels, names = _labels(source, [sample.label for _, sample in samples])
     rows = None
