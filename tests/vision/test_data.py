@@ -110,7 +110,7 @@ def test_a_corrupt_file_is_named_and_refused_or_skipped(folder):
 
 def test_nothing_but_corrupt_files_is_refused_even_when_skipping(tmp_path):
     (tmp_path / "x.png").write_bytes(b"")
-    with pytest.raises(DataError, match="1 of 1 image files"):
+    with pytest.raises(DataError, match="1 of 1 image file "):
         open_source(str(tmp_path), Decoding(on_corrupt="skip")).read("train")
 
 

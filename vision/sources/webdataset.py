@@ -93,12 +93,12 @@ def _splits(paths: list[Path]) -> dict[str, list[Path]]:
 
 
 def _read(source: str, paths: list[Path], options: Decoding, wanted: Classes) -> ImageSet:
-    counted, total = [], 0
+    indices, total = [], 0
     with ThreadPoolExecutor(max_workers=8) as pool:
         for index in pool.map(index_of, paths):
-            counted.append(index)
+            indices.append(index)
             total += len(index.samples)
-    samples = [(path, sample) for path, index in zip(paths, counted, strict=True) for sample in index.samples]
+    samples = [(path, sample) for path, index in zip(paths, indices, strict=True) for sample in index.samples]
     if not samples:
         raise DataError(f"{source} holds no images in {counted(len(paths), 'shard')}.")
     length = options.stream.length
