@@ -100,7 +100,8 @@ def _read(source: str, paths: list[Path], options: Decoding, wanted: Classes) ->
             total += len(index.samples)
     samples = [(path, sample) for path, index in zip(paths, indices, strict=True) for sample in index.samples]
     if not samples:
-        raise DataError(f"{source} holds no images in {counted(len(paths), 'shard')}.")
+        hold = "holds" if len(paths) == 1 else "hold"
+        raise DataError(f"the {counted(len(paths), 'shard')} of {source} {hold} no images.")
     length = options.stream.length
     if length is not None and length > total:
         raise DataError(f"vision.data.length: {source} has {counted(total, 'image')}, fewer than {length}.")
@@ -112,7 +113,7 @@ def _read(source: str, paths: list[Path], options: Decoding, wanted: Classes) ->
             raise DataError(f"{source} has no labels, so a class list cannot be applied.")
         rows, labels = wanted_rows(source, labels, names, wanted)
         names = wanted
-    bounds = torch.tensor([0, *accumulate(len(index.samples) for index in counted)])
+    bounds = torch.tensor([0, *accumulate(len(index.samples) for index in indices)])
     return stay_encoded(
         source,
         [f"{path}: {sample.name}" for path, sample in samples],
@@ -122,7 +123,7 @@ def _read(source: str, paths: list[Path], options: Decoding, wanted: Classes) ->
         options,
         rows,
         Stream(bounds, options.stream.buffer, forward=False),
-        _left_out(counted),
+        _left_out(indices),
     )
 
 
