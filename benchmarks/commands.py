@@ -9,6 +9,7 @@ from textwrap import fill
 
 from dipole.core.cli.answer import answering
 from dipole.core.cli.arguments import above_zero, positive, whole
+from dipole.core.ground.text import counted
 
 Runner = Callable[[argparse.Namespace], int]
 NEXT = """
@@ -59,10 +60,13 @@ def bench(parser: argparse.ArgumentParser) -> Runner:
         if arguments.within is not None and not arguments.all:
             parser.error("--within belongs to --all")
         if arguments.all:
-            if arguments.suite or arguments.plan or arguments.effect or arguments.seeds or arguments.overrides:
-                parser.error("--all goes with --scale, --runs, --jobs, --threads, --known and --within alone")
+            if arguments.suite:
+                parser.error(f"--all runs every shipped suite: leave out {arguments.suite!r}, or --all")
             if arguments.engine != "local":
                 parser.error("--all runs on this machine; give --engine a SUITE at a time")
+            alone = {"plan": "--plan", "effect": "--effect", "seeds": "--seeds", "overrides": "--set"}
+            if given := [option for name, option in alone.items() if getattr(arguments, name)]:
+                parser.error(f"{', '.join(given)} cannot be used with --all")
             return _bench_all(arguments)
         if arguments.effect is not None and not (arguments.plan and arguments.suite):
             parser.error("--effect belongs to --plan of one suite")
@@ -150,11 +154,15 @@ def demo(parser: argparse.ArgumentParser) -> Runner:
         "-o", "--output", type=Path, default=Path("demo.html"), metavar="PATH", help="report (default demo.html)"
     )
     _json(parser)
-    alone = {action.dest: action.default for action in parser._actions if action.dest not in ("part", "runs", "help")}
+    alone = {
+        action.dest: action.default for action in parser._actions if action.dest not in ("part", "runs", "json", "help")
+    }
 
     def run(arguments: argparse.Namespace) -> int:
         if arguments.part == "vision" and (given := [n for n, v in alone.items() if getattr(arguments, n) != v]):
-            parser.error(f"`dipole demo vision` has only --runs, not {', '.join(f'--{name}' for name in given)}")
+            parser.error(
+                f"`dipole demo vision` has only --runs and --json, not {', '.join(f'--{name}' for name in given)}"
+            )
         return _demo(arguments)
 
     return run
@@ -303,9 +311,11 @@ def _report(arguments: argparse.Namespace) -> int:
         answer |= {"report": str(arguments.output), "facts": dict(found.facts)}
     if arguments.json:
         return 0
-    print(f"{arguments.output}: " + ", ".join(f"{value} {name}" for name, value in found.facts.items()))
+    print(f"{arguments.output}: " + ", ".join(f"{name}: {value}" for name, value in found.facts.items()))
     if arguments.figures is not None:
-        print(f"{arguments.figures}: {len(named_charts(found))} charts, each as .svg, .pdf, .tex and .vl.json")
+        print(
+            f"{arguments.figures}: {counted(len(named_charts(found)), 'chart')}, each as .svg, .pdf, .tex and .vl.json"
+        )
     return 0
 
 

@@ -18,6 +18,7 @@ from dipole.benchmarks.statistics import seeds_needed
 from dipole.benchmarks.suite import Cell, Job, Sized
 from dipole.core.ground.errors import DipoleError
 from dipole.core.ground.progress import duration
+from dipole.core.ground.text import counted
 from dipole.core.record import RunRecord
 from dipole.core.train.build import construct
 from dipole.core.train.config import RunConfig
@@ -165,7 +166,7 @@ def _seeds_line(
     printed = [r.cells[name].std for r in table.rows if name in r.cells] if table else []
     printed_spreads = [std for std in printed if std is not None]
     if spreads:
-        std, source = float(np.sqrt(np.mean(spreads))), f"{sum(map(len, by_row.values()))} earlier runs"
+        std, source = float(np.sqrt(np.mean(spreads))), f"{counted(sum(map(len, by_row.values())), 'earlier run')}"
     elif printed_spreads:
         std, source = float(np.sqrt(np.mean(np.square(printed_spreads)))), "the paper's spread"
     else:

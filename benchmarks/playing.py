@@ -4,6 +4,8 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
+from dipole.core.cli.answer import aside
+
 Runner = Callable[[argparse.Namespace], int]
 
 
@@ -36,16 +38,17 @@ def _play(arguments: argparse.Namespace) -> int:
     adapter_class("rl")  # a missing package is one message
     from dipole.rl.episodes.trial import trial
 
-    found = trial(
-        arguments.agent,
-        arguments.env,
-        arguments.episodes,
-        arguments.seed,
-        deterministic=arguments.deterministic,
-        video=arguments.video,
-        device=arguments.device,
-        runs=arguments.runs,
-        size=arguments.size,
-    )
+    with aside(arguments.json):
+        found = trial(
+            arguments.agent,
+            arguments.env,
+            arguments.episodes,
+            arguments.seed,
+            deterministic=arguments.deterministic,
+            video=arguments.video,
+            device=arguments.device,
+            runs=arguments.runs,
+            size=arguments.size,
+        )
     print(found.as_json() if arguments.json else found)
     return 0

@@ -22,6 +22,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor
 
 from dipole.core.ground.errors import ConfigError, TrainingError
+from dipole.core.ground.text import counted
 from dipole.core.ground.transfer import sent
 from dipole.rl.arguments import check_number, check_whole
 from dipole.rl.augmentation import Augmentation
@@ -505,7 +506,7 @@ class FrameReplayBuffer(ReplayBuffer):
         self.reset()
         head, tail, written = (np.asarray(state[name]) for name in ("_head", "_tail", "_written"))
         if not head.shape == tail.shape == written.shape == (self.n_envs,):
-            raise ValueError(f"the replay of {len(head)} environments does not fit {self.n_envs}")
+            raise ValueError(f"the replay of {counted(len(head), 'environment')} does not fit {self.n_envs}")
         if (tail < 0).any() or (tail > head).any() or (head - tail > self.buffer_size).any():
             raise ValueError("the replay's counters contradict each other")
         ring = int(state["ring"])
@@ -603,7 +604,7 @@ class FrameReplayBuffer(ReplayBuffer):
         found = (frames.shape[2] * stacks.shape[-1], *frames.shape[3:])
         if found != shape or len(frames) != self.n_envs or state["actions"].shape[1] > size:
             raise ValueError(
-                f"the replay holds observations {found} of {len(frames)} environments, the agent's {shape}"
+                f"the replay holds observations {found} of {counted(len(frames), 'environment')}, the agent's {shape}"
             )
         head, tail = state["_head"], state["_tail"]
         first, dropped = int(tail.min()), 0

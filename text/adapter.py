@@ -16,6 +16,7 @@ from dipole.core.contrast.embedded import Embedded
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.errors import ConfigError, DataError
 from dipole.core.ground.machine import processors
+from dipole.core.ground.text import counted
 from dipole.core.ground.transfer import prefetched, sent
 from dipole.core.measure.class_tasks import class_tasks
 from dipole.core.measure.probes import knn_probe
@@ -278,7 +279,8 @@ class TextAdapter(Adapter):
         if not self.sentences.has_neighbours(self.train_rows):
             raise DataError(
                 f"the corpus {c.corpus} has no two neighbouring sentences for training: of its "
-                f"{len(self.sentences.starts) - 1} documents with {len(self.sentences)} sentences none leaves two. If "
+                f"{counted(len(self.sentences.starts) - 1, 'document')} with "
+                f"{counted(len(self.sentences), 'sentence')} none leaves two. If "
                 f'a row or line is a sentence of one long text, set text.unit = "sentences"; if each stands for '
                 f'itself, text.pairs = "views"; else lower text.held_out and text.development.'
             )

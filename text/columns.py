@@ -11,6 +11,7 @@ import numpy as np
 
 from dipole.core.ground.errors import ConfigError, DataError, nearest
 from dipole.core.ground.rows import located_rows
+from dipole.core.ground.text import counted
 from dipole.text.corpus import READER
 
 # Usual names, each set with the anchor's first; a name and a number (negative_3) is one of them too.
@@ -136,8 +137,8 @@ def read_pairs(
         raise DataError(f"{source} holds no row")
     if not anchors:
         raise DataError(
-            f"{source}: none of {incomplete} rows has both {found[0]!r} and {found[1]!r}: a cell of each is missing. "
-            f"Say text.columns = [anchor, positive, negatives ...]."
+            f"{source}: none of {counted(incomplete, 'row')} has both {found[0]!r} and {found[1]!r}: a cell of each "
+            f"is missing. Say text.columns = [anchor, positive, negatives ...]."
         )
     if incomplete or fewer:
         said = [
@@ -269,8 +270,9 @@ class PairBatches:
             if not self.count:
                 text, most = max(zip(*np.unique(every, return_counts=True), strict=True), key=lambda pair: pair[1])
                 raise DataError(
-                    f"no {size} of the {len(rows)} rows are without a text in common, and in a batch it would be a "
-                    f"negative of itself ({table.texts[int(text)][:60]!r} stands in {most} rows). Lower "
+                    f"no {size} of the {counted(len(rows), 'row')} are without a text in common, and in a batch it "
+                    "would be a "
+                    f"negative of itself ({table.texts[int(text)][:60]!r} stands in {counted(most, 'row')}). Lower "
                     f"train.batch_size, or set text.no_duplicates = false."
                 )
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dipole.core.cli.arguments import positive
+from dipole.core.ground.text import counted
 
 Runner = Callable[[argparse.Namespace], int]
 
@@ -52,7 +53,7 @@ def _wiki3029(arguments: argparse.Namespace) -> int:
         print(json.dumps({"file": str(arguments.out), "articles": counts}))
         return 0
     print(
-        f"{arguments.out}: {built.taken} articles of {arguments.sentences} sentences, drawn from {built.long_enough} "
-        f"that are long enough, of {built.read}"
+        f"{arguments.out}: {counted(built.taken, 'article')} of {counted(arguments.sentences, 'sentence')}, drawn "
+        f"from {built.long_enough} that are long enough, of {built.read}"
     )
     return 0

@@ -20,6 +20,7 @@ from dipole.core.ground.rows import (
     located_rows,
     parquet_rows,
 )
+from dipole.core.ground.text import counted
 from dipole.text.splitting import READER, split_sentences, stretches
 from dipole.text.text_files import characters, check_text
 
@@ -166,7 +167,9 @@ def corpus_files(source: str) -> list[Path]:
     files = [p for p in every if _ends(p, KINDS)]
     lost = [p for p in there if p.is_symlink() and not p.exists()]
     if lost:
-        warnings.warn(f"{lost[0]} leads nowhere and is left out ({len(lost)} such links in {path})", stacklevel=3)
+        warnings.warn(
+            f"{lost[0]} leads nowhere and is left out ({counted(len(lost), 'such link')} in {path})", stacklevel=3
+        )
     if not files:
         raise DataError(f"the folder {path} holds no {', '.join(TEXT[:1] + JSON[:2] + CSV[:1] + PARQUET)} file")
     if others := sorted({p.suffix or p.name for p in every} - {p.suffix for p in files}):

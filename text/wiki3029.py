@@ -14,6 +14,7 @@ from pathlib import Path
 
 from dipole.core.ground.errors import DataError
 from dipole.core.ground.files import replacing, why
+from dipole.core.ground.text import counted
 from dipole.text.corpus import CSV, JSON, PARQUET, Document, Unit, documents_of, split_sentences
 from dipole.text.wiki_markup import is_dump, pages
 
@@ -78,11 +79,12 @@ def build(
                 (heapq.heappush if len(kept) < articles else heapq.heapreplace)(kept, (number, document.name, drawn))
         if time.monotonic() - told > TELL_SECONDS:
             told = time.monotonic()
-            print(f"{read} articles read, {long_enough} long enough", file=sys.stderr, flush=True)
+            print(f"{counted(read, 'article')} read, {long_enough} long enough", file=sys.stderr, flush=True)
     if long_enough < articles:
         raise DataError(
-            f"{source}: {long_enough} of {read} articles have {sentences} different sentences of {words} words, "
-            f"and {articles} are wanted. Give more text, or fewer with --articles or --sentences; nothing was written."
+            f"{source}: {long_enough} of {counted(read, 'article')} have {counted(sentences, 'different sentence')} of "
+            f"{counted(words, 'word')}, and {articles} are wanted. Give more text, or fewer with --articles or "
+            "--sentences; nothing was written."
         )
     _write(out, sorted((name, drawn) for _, name, drawn in kept))
     return Built(read, long_enough, len(kept))

@@ -11,6 +11,7 @@ from typing import IO
 from xml.etree import ElementTree
 
 from dipole.core.ground.errors import DataError
+from dipole.core.ground.text import counted
 
 DEEPEST = 40  # templates, tables and links within each other, at most
 # Links into these namespaces are no words, in whatever language a dump names its own.
@@ -37,10 +38,11 @@ def pages(path: Path) -> Iterator[tuple[str, str]]:
                 yield title, text
     except ElementTree.ParseError as error:
         raise DataError(
-            f"{path} is no complete MediaWiki dump: {error}, after {seen} articles. Load it anew, or give another one."
+            f"{path} is no complete MediaWiki dump: {error}, after {counted(seen, 'article')}. Load it anew, or give "
+            "another one."
         ) from None
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} cannot be read, after {seen} articles: {error}") from error
+        raise DataError(f"{path} cannot be read, after {counted(seen, 'article')}: {error}") from error
 
 
 def _opened(path: Path) -> IO[bytes]:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from dipole.core.ground.errors import DataError
+from dipole.core.ground.text import counted
 from dipole.core.train.shipped import shipped
 
 
@@ -20,5 +21,7 @@ def read_classes(source: str) -> tuple[str, ...]:
         raise DataError(f"the class list {path} cannot be read: {error}.") from error
     names = tuple(line for line in lines if line and not line.startswith("#"))
     if len(set(names)) != len(names) or not names:
-        raise DataError(f"the class list {path} must hold one different class name per line, got {len(names)} lines.")
+        raise DataError(
+            f"the class list {path} must hold one different class name per line, got {counted(len(names), 'line')}."
+        )
     return names

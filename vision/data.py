@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from dipole.core.ground.errors import DataError
 from dipole.core.ground.seeding import Seeds
+from dipole.core.ground.text import counted
 from dipole.core.train.config import Settings
 from dipole.vision.class_lists import read_classes
 from dipole.vision.decoding import Encoded
@@ -217,7 +218,7 @@ def _cut(images: ImageSet, share: float, generator: torch.Generator) -> tuple[Im
     order = torch.randperm(len(images), generator=generator)
     cut = round(share * len(images))
     if not 0 < cut < len(images):
-        raise DataError(f"{images.name} has {len(images)} images, too few to hold some back for testing.")
+        raise DataError(f"{images.name} has {counted(len(images), 'image')}, too few to hold some back for testing.")
     return _part(images, order[:cut]), _part(images, order[cut:])
 
 

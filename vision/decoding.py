@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from dipole.core.ground.errors import DataError
+from dipole.core.ground.text import counted
 from dipole.core.ground.transfer import prefetched as prefetched  # earlier versions had it here
 
 OnCorrupt = Literal["refuse", "skip"]
@@ -79,7 +80,7 @@ def attempt(data: Callable[[], bytes], use: Callable[[bytes], T]) -> T | str:
 def describe(broken: Sequence[str], total: int) -> str:
     """How many files are broken, and the first of them."""
     shown = "; ".join(broken[:5]) + (f"; and {len(broken) - 5} more" if len(broken) > 5 else "")
-    return f"{len(broken)} of {total} image files cannot be decoded: {shown}"
+    return f"{len(broken)} of {counted(total, 'image file')} cannot be decoded: {shown}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,7 +174,7 @@ class Encoded:
                 )
             if self.skipped.setdefault(place, message) is message:
                 warnings.warn(f"replaced an image file that cannot be decoded: {message}", stacklevel=2)
-        raise DataError(f"none of {len(self.names)} image files can be decoded.")
+        raise DataError(f"none of {counted(len(self.names), 'image file')} can be decoded.")
 
     def sample(self, count: int) -> Tensor:
         """About so many images spread over the set, decoded; the first where images come one after another."""

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dipole.core.ground.drawing import check_drawing, new_figure
+from dipole.core.ground.text import counted
 from dipole.core.record import RunRecord
 from dipole.core.train.loop import train
 from dipole.core.train.recipe import load
@@ -47,7 +48,9 @@ def demo(
 def table(records: Sequence[RunRecord]) -> Table:
     """Test accuracy of every record by probe, with the baselines of the first below."""
     first = records[0]
-    grid = Table(title=f"{first.name}: test accuracy of frozen features, seed {first.seed}, {first.epochs:g} epochs")
+    grid = Table(
+        title=f"{first.name}: test accuracy of frozen features, seed {first.seed}, {counted(first.epochs, 'epoch')}"
+    )
     grid.add_column("objective")
     for column in COLUMNS:
         grid.add_column(column, justify="right")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dipole.core.ground.errors import DataError
+from dipole.core.ground.text import counted
 from dipole.vision.decoding import Encoded
 
 SAMPLE = 2000  # images from which the statistics of an encoded set are taken
@@ -33,7 +34,9 @@ class ImageSet:
         if not len(self.images):
             raise DataError(f"{self.name} holds no images.")
         if self.labels is not None and self.labels.shape != (len(self.images),):
-            raise DataError(f"{self.name}: {len(self.images)} images but labels of shape {tuple(self.labels.shape)}.")
+            raise DataError(
+                f"{self.name}: {counted(len(self.images), 'image')} but labels of shape {tuple(self.labels.shape)}."
+            )
 
     def __len__(self) -> int:
         return len(self.images)

@@ -17,6 +17,7 @@ from torch import Tensor
 from dipole.core.ground.errors import DataError, nearest
 from dipole.core.ground.rows import Asker, located_rows
 from dipole.core.ground.seeding import Seeds
+from dipole.core.ground.text import counted
 from dipole.vision.data import DataConfig, Parts, load
 from dipole.vision.decoding import Encoded, attempt, decode, describe
 from dipole.vision.image_set import ImageSet
@@ -158,8 +159,8 @@ def apart(pairs: PairedSet, share: float, generator: torch.Generator) -> tuple[P
             taken += int(sizes[number])
     if not 0 < taken < len(pairs):
         raise DataError(
-            f"{pairs.name} has {len(pairs)} rows in {len(sizes)} groups without an image in common, too few to hold "
-            "some back; give pairs for testing as a table of their own, vision.data.test."
+            f"{pairs.name} has {counted(len(pairs), 'row')} in {counted(len(sizes), 'group')} without an image in "
+            "common, too few to hold some back; give pairs for testing as a table of their own, vision.data.test."
         )
     return pairs.take(first.nonzero().flatten()), pairs.take((~first).nonzero().flatten())
 
@@ -233,9 +234,11 @@ def read_pairs(
         rows += [numbers] * len(texts)
         captions += texts
     if not rows:
-        raise DataError(f"{source}: none of its {total} rows has all of {', '.join(names)}.")
+        raise DataError(f"{source}: none of its {counted(total, 'row')} has all of {', '.join(names)}.")
     if incomplete:
-        warnings.warn(f"{source}: {incomplete} of {total} rows lack one of {', '.join(names)}, left out", stacklevel=2)
+        warnings.warn(
+            f"{source}: {incomplete} of {counted(total, 'row')} lack one of {', '.join(names)}, left out", stacklevel=2
+        )
     return _decoded(Path(source).name, files, torch.tensor(rows), captions if captioned else [], decoding)
 
 

@@ -18,6 +18,7 @@ from dipole.benchmarks.report.picture import MOST_LINES, Picture, ends, pictured
 from dipole.benchmarks.report.ranking import Rank
 from dipole.benchmarks.report.results import CellResult, SuiteResults, curves_on, measure
 from dipole.benchmarks.statistics import Interval, summarize
+from dipole.core.ground.text import counted
 from dipole.core.record import RunRecord
 
 ENTROPY, ENTROPY_MAXIMUM = "diag/conditional_entropy", "diag/conditional_entropy_maximum"
@@ -357,7 +358,9 @@ def loss_pictures(
     kept = set(names[:MOST_LINES])
     note = "Each on its own axis: levels of different objectives are not comparable."
     if len(lines) > len(kept):
-        note += f" {len(kept)} of {len(lines)} models: {chosen}. Every loss stands in metrics.jsonl of its run."
+        note += (
+            f" {len(kept)} of {counted(len(lines), 'model')}: {chosen}. Every loss stands in metrics.jsonl of its run."
+        )
     found = []
     for label, line in lines.items():
         if label in kept:
@@ -387,7 +390,7 @@ def _lines_or_map(
         if x == x_kept
     ]
     chart = kinds.heat_map(title, x_label, "", tiles, y_label)
-    return pictured(chart, f"{title}: {len(shown)} rows, the mean over seeds as colour.", said)
+    return pictured(chart, f"{title}: {counted(len(shown), 'row')}, the mean over seeds as colour.", said)
 
 
 MOST_STEPS = 16
@@ -395,7 +398,7 @@ MOST_STEPS = 16
 
 def _left_out(lines: Sequence[kinds.Line]) -> str:
     more = len(lines) - MOST_LINES
-    return f"The first {MOST_LINES} of {len(lines)} rows." if more > 0 else ""
+    return f"The first {MOST_LINES} of {counted(len(lines), 'row')}." if more > 0 else ""
 
 
 def _is_shown(results: SuiteResults, kind: str, lines: Sequence[kinds.Line]) -> bool:
@@ -465,7 +468,7 @@ def _density_maps(group: Group, models: Mapping[str, Sequence[kinds.Steps]], of:
         tiles = [kinds.Tile(name, f"{middle:.3g}", height) for name, one in shown for middle, height in _in_bins(one)]
         title = group.title(f"distances, {part}")
         chart = kinds.heat_map(title, DISTANCE, "", tiles, "density (1 / distance)")
-        found += pictured(chart, f"{title} ({of}): a row for each of {len(shown)} models.", said)
+        found += pictured(chart, f"{title} ({of}): a row for each of {counted(len(shown), 'model')}.", said)
     return found
 
 

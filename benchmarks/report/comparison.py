@@ -11,6 +11,7 @@ from dipole.benchmarks.report.readings import LEVEL
 from dipole.benchmarks.report.table import number
 from dipole.benchmarks.statistics import Summary, against_single_value, holm, pooled_std, seeds_needed, welch
 from dipole.core.ground.errors import DataError
+from dipole.core.ground.text import counted
 
 AGREES, DIFFERS, UNDECIDED, NOT_COMPARED = "agrees", "differs", "cannot be decided at this n", "other protocol"
 
@@ -107,7 +108,8 @@ def among(comparisons: Sequence[Comparison | None]) -> list[Comparison | None]:
     found = []
     for each, p in zip(comparisons, adjusted, strict=True):
         if each is not None and each.verdict in (AGREES, DIFFERS) and p >= LEVEL:
-            basis = f"{each.basis}; alone it {each.verdict} (p = {number(each.p)}), not among {family} printed numbers"
+            among = counted(family, "printed number")
+            basis = f"{each.basis}; alone it {each.verdict} (p = {number(each.p)}), not among {among}"
             each = replace(each, verdict=UNDECIDED, basis=basis)
         found.append(each)
     return found

@@ -7,6 +7,7 @@ from dipole.benchmarks.manifest import ColumnEntry
 from dipole.benchmarks.report import kinds
 from dipole.benchmarks.report.picture import MOST_LINES, MOST_ROWS, Picture, pictured
 from dipole.benchmarks.report.results import SuiteResults
+from dipole.core.ground.text import counted
 
 # Fewer data sets than this say nothing about others: their seeds are the blocks then.
 ENOUGH = 5
@@ -45,7 +46,7 @@ def _profile(results: SuiteResults, labels: Sequence[str]) -> list[Picture]:
     )
     if len(kept) < len(shares):
         chosen = "the base and the best" if results.base in kept else "the best"
-        caption += f" {len(kept)} of {len(shares)} rows: {chosen}."
+        caption += f" {len(kept)} of {counted(len(shares), 'row')}: {chosen}."
     chart = kinds.line_chart(
         f"{results.manifest.title}: performance profile", "tau", "share of runs above tau", lines, from_zero=True
     )
@@ -60,7 +61,8 @@ def _ranked(results: SuiteResults, groups: Sequence[Sequence[ColumnEntry]], labe
     else:
         blocks = [block for group in groups for block in _by_seed(results, group, labels)]
         sets = f"{len(groups)} data sets" if len(groups) > 1 else "one data set"
-        of = f"{len(blocks)} blocks, a seed of {sets} each: it speaks of {'these' if len(groups) > 1 else 'it'} alone"
+        these = "these" if len(groups) > 1 else "it"
+        of = f"{counted(len(blocks), 'block')}, a seed of {sets} each: it speaks of {these} alone"
     if len(blocks) < 2:
         return []
     found = critical_difference(blocks)

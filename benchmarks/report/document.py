@@ -13,6 +13,7 @@ from dipole.benchmarks.report.table import ReportTable
 from dipole.benchmarks.run_records import Collection, Problem
 from dipole.benchmarks.sweep.summary import SearchSummary, read_summaries
 from dipole.core.ground.progress import duration
+from dipole.core.ground.text import counted
 from dipole.core.record import RunRecord, now
 
 
@@ -112,7 +113,7 @@ def _suite(
     shown.append(tables.runs_table(results, joules))
     pictures["Cost"] = charts.cost(results)
     done = sum(record.status == "done" for record in results.records.values())
-    subtitle = f"{manifest.suite}, scale {manifest.scale}: {done} of {len(results.jobs)} runs finished"
+    subtitle = f"{manifest.suite}, scale {manifest.scale}: {done} of {counted(len(results.jobs), 'run')} finished"
     drawn = {name: found for name, found in pictures.items() if found}
     filled = [table.without_empty_columns() for table in shown]
     return Section(

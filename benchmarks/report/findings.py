@@ -10,6 +10,7 @@ from dipole.benchmarks.report.ranking import LEVEL
 from dipole.benchmarks.report.results import CellResult, SuiteResults
 from dipole.benchmarks.report.table import number
 from dipole.benchmarks.statistics import welch
+from dipole.core.ground.text import are, counted
 from dipole.core.record import RunRecord
 
 NAMED = 3
@@ -21,7 +22,7 @@ def of_suite(results: SuiteResults, others: Iterable[SuiteResults] = ()) -> list
     What is missing is said first.
     """
     done, asked = sum(r.status == "done" for r in results.records.values()), len(results.jobs)
-    missing = [f"{asked - done} of {asked} runs are missing."] if done < asked else []
+    missing = [f"{asked - done} of {counted(asked, 'run')} {are(asked - done)} missing."] if done < asked else []
     found = [*_against_base(results), *_over_columns(results), *_beside_printed(results), *_of_claims(results, others)]
     return [*missing, *found]
 
@@ -46,7 +47,7 @@ def of_others(groups: Mapping[str, Sequence[RunRecord]]) -> list[str]:
         test = welch(fmean(top), stdev(top), len(top), fmean(next_), stdev(next_), len(next_))
         is_told = isfinite(test.p) and test.p < LEVEL and ahead > 0 and stdev([*top, *next_]) > 0
         verdict = "a difference" if is_told else "no difference that can be decided"
-        found.append(f"{said}: {verdict} (Welch, p = {test.p:.2g}, {len(top)} and {len(next_)} runs).")
+        found.append(f"{said}: {verdict} (Welch, p = {test.p:.2g}, {len(top)} and {counted(len(next_), 'run')}).")
     return found
 
 
@@ -61,7 +62,7 @@ def of_machines(records: Iterable[RunRecord]) -> str:
     if not devices:
         return ""
     several = len(devices) > 1
-    where = ", ".join(f"{name}: {n} runs" if several else name for name, n in devices.most_common(NAMED))
+    where = ", ".join(f"{name}: {counted(n, 'run')}" if several else name for name, n in devices.most_common(NAMED))
     more = f" and {len(devices) - NAMED} more" if len(devices) > NAMED else ""
     used = ", ".join(f"{name} {' and '.join(sorted(found))}" for name, found in sorted(versions.items(), key=_dipole))
     return f"Measured on {where}{more}; with {used}." if used else f"Measured on {where}{more}."
@@ -89,7 +90,7 @@ def _against_base(results: SuiteResults) -> list[str]:
         return [f"{count}; {_leads(best)}{seeds}."]
     named = sorted(decided, key=lambda c: -abs(_relative(c)))[:NAMED]
     rest = f" and {len(decided) - NAMED} more" if len(decided) > NAMED else ""
-    count = f"{len(decided)} of {len(tested)} differences from {base} {'is' if len(decided) == 1 else 'are'} decided"
+    count = f"{len(decided)} of {counted(len(tested), 'difference')} from {base} {are(len(decided))} decided"
     return [f"{count}: {', '.join(map(_leads, named))}{rest}."]
 
 
@@ -138,8 +139,8 @@ def _beside_printed(results: SuiteResults) -> Sequence[str]:
     if not verdicts:
         return []
     said = {AGREES: "agree", DIFFERS: "differ", NOT_COMPARED: "by another protocol"}
-    counted = ", ".join(f"{n} {said.get(verdict, verdict)}" for verdict, n in verdicts.most_common())
-    return [f"Beside the {verdicts.total()} printed numbers: {counted}."]
+    verdicts_said = ", ".join(f"{n} {said.get(verdict, verdict)}" for verdict, n in verdicts.most_common())
+    return [f"Beside the {counted(verdicts.total(), 'printed number')}: {verdicts_said}."]
 
 
 def _of_claims(results: SuiteResults, others: Iterable[SuiteResults]) -> Sequence[str]:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import isfinite, log
 
+from dipole.core.ground.text import counted
+
 
 @dataclass(frozen=True)
 class Line:
@@ -140,7 +142,7 @@ class ScatterChart(Chart):
 
     @property
     def shown(self) -> str:
-        return ", ".join(f"{len(group.x)} points of {group.label}" for group in self.groups) + "."
+        return ", ".join(f"{counted(len(group.x), 'point')} of {group.label}" for group in self.groups) + "."
 
 
 @dataclass(frozen=True)
@@ -185,7 +187,7 @@ class HeatMap(Chart):
     @property
     def shown(self) -> str:
         rows, columns = {tile.row for tile in self.tiles}, {tile.column for tile in self.tiles}
-        return f"{len(rows)} rows by {len(columns)} columns; colour: {self.value_label}."
+        return f"{counted(len(rows), 'row')} by {counted(len(columns), 'column')}; colour: {self.value_label}."
 
 
 def line_chart(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from dipole.benchmarks.report import kinds
 from dipole.benchmarks.report.picture import Picture
 from dipole.benchmarks.report.table import Cell, ReportTable
+from dipole.core.ground.text import counted
 from dipole.core.record import RunRecord
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ def search_tables(search: SearchSummary, records: Mapping[str, RunRecord]) -> li
 def spent(search: SearchSummary) -> str:
     """How many trials there were, and how they ended."""
     ended = ", ".join(f"{count} {state}" for state, count in search.spent.items())
-    return f"{search.recipe}: {len(search.trials)} trials ({ended or 'none begun'}), compared by {search.metric}"
+    trials = counted(len(search.trials), "trial")
+    return f"{search.recipe}: {trials} ({ended or 'none begun'}), compared by {search.metric}"
 
 
 def notes(search: SearchSummary) -> list[str]:

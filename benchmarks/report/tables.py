@@ -19,6 +19,7 @@ from dipole.benchmarks.report.table import Cell, ReportTable, number
 from dipole.benchmarks.run_records import Collection, Problem
 from dipole.benchmarks.statistics import Interval, iqm_interval, probability_of_improvement, summarize
 from dipole.core.ground.progress import duration
+from dipole.core.ground.text import counted
 from dipole.core.record import RunRecord
 
 
@@ -45,11 +46,11 @@ def results_table(results: SuiteResults) -> ReportTable:
 
 def of_parts(records: Iterable[RunRecord]) -> str:
     """Which part results are of, where it is not the test part of all of them."""
-    counted = Counter(record.evaluated_on for record in records if record.status == "done")
-    if not counted or set(counted) == {"test"}:
+    parts = Counter(record.evaluated_on for record in records if record.status == "done")
+    if not parts or set(parts) == {"test"}:
         return ""
-    of = " and ".join(f"{part} ({count} runs)" for part, count in sorted(counted.items()))
-    return f" Measured on the {'part' if len(counted) == 1 else 'parts'} {of}."
+    of = " and ".join(f"{part} ({counted(count, 'run')})" for part, count in sorted(parts.items()))
+    return f" Measured on the {'part' if len(parts) == 1 else 'parts'} {of}."
 
 
 def cells_table(results: SuiteResults) -> ReportTable:

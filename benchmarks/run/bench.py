@@ -20,6 +20,7 @@ from dipole.benchmarks.suite import Job, ScaleName, Sized, read_suite, suites
 from dipole.core.ground.errors import TrainingError
 from dipole.core.ground.files import why
 from dipole.core.ground.progress import duration
+from dipole.core.ground.text import are, counted
 from dipole.core.record import RunRecord, read_record
 from dipole.core.train.config import RunConfig
 
@@ -82,7 +83,11 @@ def bench(
         return 1 if found else 0
     assert chosen is not None
     if not known and (count := len(kept_of(sized) & {job.hash for job in wanted if job.hash not in records})):
-        say(console, f"{count} of {len(wanted)} runs come with dipole as results: --known {SHIPPED_NAME}.")
+        say(
+            console,
+            f"{count} of {len(wanted)} runs {'comes' if count == 1 else 'come'} with dipole as results: --known "
+            f"{SHIPPED_NAME}.",
+        )
     described = manifest(sized, wanted)
     summary = run_suite(sized, wanted, described, records, runs, chosen, console)
     print_results(console, SuiteResults(described, elsewhere | read_records(runs).records))
@@ -139,7 +144,7 @@ def plan_all(
     console = console or Console()
     records = known_runs(known) | finished(runs)
     estimator, slots = Estimator(records.values()), LocalEngine(jobs, threads).slots
-    table = Table(title=f"Shipped suites at scale {scale}, {slots} runs at a time", title_justify="left")
+    table = Table(title=f"Shipped suites at scale {scale}, {counted(slots, 'run')} at a time", title_justify="left")
     for name in ("suite", "runs", "finished", "estimated time"):
         table.add_column(name, justify="left" if name == "suite" else "right")
     every: dict[str, RunConfig] = {}
@@ -211,9 +216,9 @@ def run_jobs(
     failed: list[Result] = []
     done = 0
     if skipped:
-        say(console, f"{skipped} of {len(jobs)} runs are finished already.")
+        say(console, f"{skipped} of {counted(len(jobs), 'run')} {are(skipped)} finished already.")
     with reporter(console, len(tasks)) as report:
-        started = f"{len(tasks)} runs, {engine.slots} at a time" if tasks else ""
+        started = f"{counted(len(tasks), 'run')}, {engine.slots} at a time" if tasks else ""
         report(0, 0, estimator.total(list(waiting.values()), engine.slots).seconds, started)
         for result in engine.run(tasks, runs):
             config = waiting.pop(result.task.hash)

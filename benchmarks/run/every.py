@@ -13,6 +13,7 @@ from dipole.benchmarks.plan import Estimator, Time
 from dipole.benchmarks.run.bench import finished, make_engine, run_suite, summed_up
 from dipole.benchmarks.run.terminal import print_summary, reckoning, say
 from dipole.benchmarks.suite import Job, ScaleName, Sized, read_suite, suites
+from dipole.core.ground.text import are, counted
 
 
 def bench_all(
@@ -46,7 +47,7 @@ def bench_all(
             continue
         records = elsewhere | finished(runs)
         if all(job.hash in records for job in wanted):
-            say(console, f"{name}: all of its {len(wanted)} runs are finished.")
+            say(console, f"{name}: all of its {counted(len(wanted), 'run')} {are(len(wanted))} finished.")
             continue
         say(console, f"{name}: {time}.")
         engine = make_engine("local", jobs, threads, shared_process=sized.scale.processes == 1)

@@ -20,6 +20,7 @@ from dipole.benchmarks.run import reference
 from dipole.benchmarks.run.tasks import Result
 from dipole.benchmarks.suite import Sized
 from dipole.core.ground.progress import duration
+from dipole.core.ground.text import are, counted
 
 
 @dataclass(frozen=True)
@@ -35,12 +36,14 @@ def print_plan(console: Console, sized: Sized, plan: Plan) -> None:
     left = plan.jobs - plan.finished
     say(
         console,
-        f"{sized.suite.name} ({sized.name}): {plan.cells} cells from {plan.jobs} runs, "
+        f"{sized.suite.name} ({sized.name}): {counted(plan.cells, 'cell')} from {counted(plan.jobs, 'run')}, "
         f"{plan.finished} finished, {left} to do.",
     )
     say(console, f"Estimated time with {plan.slots} at a time: {plan.time}.")
     if plan.time.reckoned:
-        say(console, f"{plan.time.reckoned} of {left} runs are reckoned: {reckoning()}")
+        say(
+            console, f"{plan.time.reckoned} of {counted(left, 'run')} {are(plan.time.reckoned)} reckoned: {reckoning()}"
+        )
     print_cells(console, sized)
     table = Table(title="Seeds per arm for 80 % power (two-sided t-test at 0.05)", title_justify="left")
     for name in ("column", "difference", "spread", "spread from", "seeds", "planned"):
@@ -98,8 +101,8 @@ def print_results(console: Console, results: SuiteResults) -> None:
 def print_summary(console: Console, sized: Sized, summary: Summary, runs: Path) -> None:
     say(
         console,
-        f"{sized.suite.name} ({sized.name}): {summary.done} runs done, {summary.skipped} were finished before, "
-        f"{len(summary.failed)} failed.",
+        f"{sized.suite.name} ({sized.name}): {counted(summary.done, 'run')} done, {summary.skipped} "
+        f"{'was' if summary.skipped == 1 else 'were'} finished before, {len(summary.failed)} failed.",
     )
     for result in summary.failed:
         say(console, f"  {result.task.hash}  {result.task.label}: {result.message}")

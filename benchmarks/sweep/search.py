@@ -27,6 +27,7 @@ from dipole.benchmarks.sweep.study import SWEEPS, Study, opened
 from dipole.benchmarks.sweep.summary import path_of, write_summary
 from dipole.core.ground.errors import ConfigError, TrainingError, nearest
 from dipole.core.ground.files import why
+from dipole.core.ground.text import counted
 from dipole.core.record import read_record
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load
@@ -113,7 +114,10 @@ def sweep(
     folder = runs / SWEEPS / search.name
     with opened(folder, dimensions, described, not minimize, seed) as study:
         driver = _Driver(search, study, base.objective, runs, trials, console)
-        say(console, f"Search {search.name}: {len(study.spent())} of {trials} trials begun, {slots} at a time.")
+        say(
+            console,
+            f"Search {search.name}: {len(study.spent())} of {counted(trials, 'trial')} begun, {slots} at a time.",
+        )
         with ThreadPoolExecutor(slots) as pool:
             one_each = [_single(engine, threads, place, slots, slurm) for place in range(slots)]
             for future in [pool.submit(driver.work, each) for each in one_each]:
@@ -127,7 +131,11 @@ def sweep(
         driver.put_down([job.hash for job in winner])
         chosen = ", ".join(f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
                            for key, value in best.params.items())  # fmt: skip
-        say(console, f"Best of {len(study.spent())} trials: number {best.number}, {metric} {best.value:.4g}: {chosen}")
+        say(
+            console,
+            f"Best of {counted(len(study.spent()), 'trial')}: number {best.number}, {metric} {best.value:.4g}: "
+            f"{chosen}",
+        )
         for key, share in study.importance().items():
             say(console, f"  {key}: {100 * share:.0f} % of what tells good trials from others")
     records = read_records(runs).done
@@ -262,6 +270,6 @@ def _tell_test(console: Console, search: Search, winner: Sequence[Job], runs: Pa
     spread = f" +- {stdev(numbers):.4g}" if len(numbers) > 1 else ""
     say(
         console,
-        f"On the test part: {search.metric} {fmean(numbers):.4g}{spread} over {len(numbers)} seeds "
+        f"On the test part: {search.metric} {fmean(numbers):.4g}{spread} over {counted(len(numbers), 'seed')} "
         f"(validation {chosen:.4g}). Report: dipole report {runs}; the search: {path_of(runs, search.name)}",
     )

@@ -1,6 +1,7 @@
 """The command line: finds the subcommand, and turns errors into one message and an exit code.
 
-0 done, 1 failed, 2 wrong usage, 75 interrupted by a scheduler (to be queued again). A subcommand is a function whose
+0 done, 1 failed, 2 wrong usage, 75 interrupted by a scheduler (to be queued again). With --json an error is an object
+on stdout as well, whatever the command. A subcommand is a function whose
 docstring begins with its summary: it gets an ArgumentParser, adds its arguments and returns a callable that takes the
 parsed arguments and returns the exit code.
 Each module of `commands/` has one called `configure`; packages declare theirs as entry points of the group
@@ -20,6 +21,9 @@ from typing import TYPE_CHECKING, cast
 
 from dipole import __version__
 from dipole.core.cli import commands
+from dipole.core.cli.answer import asks_for_json, failed
+from dipole.core.cli.other_words import CURE_OF
+from dipole.core.cli.parser import Parser, UsageError
 from dipole.core.ground.errors import ConfigError, DipoleError, nearest
 from dipole.core.ground.first_error import is_first
 from dipole.core.ground.plugins import OURS, PluginError, distribution, is_ours, load, package, points
@@ -34,16 +38,18 @@ Configure = Callable[[argparse.ArgumentParser], Runner]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    as_json = asks_for_json(arguments)
     try:
-        return _main(arguments)
+        return _main(arguments, as_json)
+    except UsageError as error:
+        return _tell(as_json, type(error).__name__, error.message, 2, error.shown)
     except DipoleError as error:
         if os.environ.get("DIPOLE_TRACEBACK"):
             raise
-        _tell(f"error: {error}")
-        return error.exit_code
+        return _tell(as_json, type(error).__name__, str(error), error.exit_code)
     except KeyboardInterrupt:
-        _tell("interrupted. Repeat the command to continue: finished runs and checkpoints are kept.")
-        return 1
+        message = "interrupted. Repeat the command to continue: finished runs and checkpoints are kept."
+        return _tell(as_json, "KeyboardInterrupt", message, 1, message)
     except BrokenPipeError:
         # The reader (head, less) has gone; nothing more can be written, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -51,20 +57,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if os.environ.get("DIPOLE_TRACEBACK"):
             raise
-        _tell(
-            f"error: {type(error).__name__}: {error}\nThis is not a mistake that dipole knows; repeat the command with "
+        kind = type(error).__name__
+        message = (
+            f"{kind}: {error}\nThis is not a mistake that dipole knows; repeat the command with "
             "DIPOLE_TRACEBACK=1 in the environment to see where it happens."
         )
-        return 1
+        return _tell(as_json, kind, message, 1)
 
 
-def _tell(message: str) -> None:
-    """Print an error; of several processes that were started together the first alone does."""
-    if is_first(message):
-        print(message, file=sys.stderr)
+def _tell(as_json: bool, kind: str, message: str, code: int, shown: str = "") -> int:
+    """Print an error; of several processes that were started together the first alone does. Return the exit code."""
+    shown = shown or f"error: {message}"
+    if is_first(shown):
+        print(shown, file=sys.stderr)
+        if as_json:
+            failed(kind, message, code)
+    return code
 
 
-def _main(arguments: list[str]) -> int:
+def _main(arguments: list[str], as_json: bool) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         parser = _overview()
         parser.print_help(sys.stdout if arguments else sys.stderr)
@@ -75,14 +86,18 @@ def _main(arguments: list[str]) -> int:
     name, rest = arguments[0], arguments[1:]
     try:
         configure = _find(name)
-        parser = argparse.ArgumentParser(prog=f"dipole {name}", description=(configure.__doc__ or "").strip())
+        parser = Parser(prog=f"dipole {name}", description=(configure.__doc__ or "").strip())
         runner = configure(parser)
         return runner(parser.parse_args(rest))
     except SystemExit as stop:
-        # Most often argparse, which has printed the help or what is wrong with the arguments.
+        # argparse, which has printed the help, or a command of somebody's.
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        said = stop.code if isinstance(stop.code, str) else f"{name} ended with the exit code {code}"
         if isinstance(stop.code, str):
-            print(stop.code, file=sys.stderr)
-        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+            print(said, file=sys.stderr)
+        if as_json and code:
+            failed("SystemExit", said, code)
+        return code
 
 
 def names() -> list[str]:
@@ -100,7 +115,8 @@ def _find(name: str) -> Configure:
     for point in points("commands"):
         if point.name == name:
             return _load(point)
-    raise ConfigError(f"unknown command {name!r}.{nearest(name, names())} Commands: {', '.join(names())}.")
+    cure = f" {CURE_OF[word]}." if (word := name.lower()) in CURE_OF else nearest(name, names())
+    raise ConfigError(f"unknown command {name!r}.{cure} Commands: {', '.join(names())}.")
 
 
 def _load(point: EntryPoint) -> Configure:

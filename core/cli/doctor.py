@@ -20,6 +20,7 @@ from dipole.core.ground.extras import install_line
 from dipole.core.ground.files import why
 from dipole.core.ground.machine import processor_facts, processors
 from dipole.core.ground.plugins import KINDS, SWITCH, distribution, is_ours, points, switched_off
+from dipole.core.ground.text import counted
 from dipole.core.train.domains import Domain, domains, resolve
 
 
@@ -63,7 +64,7 @@ def _torch() -> Iterator[Finding]:
     yield Finding("torch", "ok", torch.__version__)
     available = processors()
     threads = torch.get_num_threads()
-    text = f"{threads} for {available} processors"
+    text = f"{threads} for {counted(available, 'processor')}"
     if threads > available:
         yield Finding(
             "threads",

@@ -21,6 +21,7 @@ from dipole.core.conformance.subjects import Result, Subject, parameters_of
 from dipole.core.contrast import dense, engine, sweep
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.errors import DipoleError
+from dipole.core.ground.text import counted
 
 EXACT = 1e-9  # float64 against float64
 SINGLE = 1e-4  # float32 against float64, hard pairs at temperature 0.01
@@ -147,7 +148,7 @@ def matches_reference(subject: Subject) -> str:
                 )
             worst = max(worst, error_size)
     note = f"; refuses {', '.join(refused)}" if refused else ""
-    return f"off by at most {worst:.1g} on {len(subject.layouts) - len(refused)} layouts{note}"
+    return f"off by at most {worst:.1g} on {counted(len(subject.layouts) - len(refused), 'layout')}{note}"
 
 
 @check("gradient exists")
@@ -342,7 +343,7 @@ def kernels_match(subject: Subject) -> str:
         raise Failed("; ".join(engine.failures()) or "kernels served no sweep")
     served = engine.served() - before
     note = f"; refuses {', '.join(refused)}" if refused else ""
-    return f"{served} sweeps, off by at most {worst:.1g} in float32{note}"
+    return f"{counted(served, 'sweep')}, off by at most {worst:.1g} in float32{note}"
 
 
 @check("identical points")

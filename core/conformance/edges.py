@@ -35,6 +35,7 @@ from dipole.core.conformance.ranks import on_two_ranks
 from dipole.core.conformance.subjects import Result, Subject
 from dipole.core.conformance.work import Work, cubic_share
 from dipole.core.ground.errors import DipoleError
+from dipole.core.ground.text import counted
 
 MANY, MORE = 72, 150  # rows of a view: against the reference, and for what needs none
 SIZES = (16, 32, 64, 128)
@@ -300,4 +301,4 @@ def ranks_equal_one_process(subject: Subject) -> str:
                     f"ranks, {true.value.item():.8g} in one process"
                 )
             worst = max(worst, off)
-    return f"off by at most {worst:.1g} on {len(cases)} layouts"
+    return f"off by at most {worst:.1g} on {counted(len(cases), 'layout')}"

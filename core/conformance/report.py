@@ -9,6 +9,7 @@ from typing import Literal
 
 from dipole.core.conformance.checks import Check, Failed, Skipped
 from dipole.core.conformance.subjects import Subject
+from dipole.core.ground.text import counted
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,11 @@ class Report:
         width = max(len(row.check) for row in self.rows)
         lines = [f"  {row.outcome:<4}  {row.check:<{width}}  {_told(row)}".rstrip() for row in self.rows]
         applied = sum(row.outcome != "-" for row in self.rows)
-        verdict = f"passes {applied} checks" if self.ok else f"FAILS {len(self.failures)} of {applied} checks"
+        verdict = (
+            f"passes {counted(applied, 'check')}"
+            if self.ok
+            else f"FAILS {len(self.failures)} of {counted(applied, 'check')}"
+        )
         if len(self.causes) < len(self.failures):
             verdict += f", for {len(self.causes)} cause{'s' if len(self.causes) > 1 else ''}"
         return "\n".join([f"{self.subject}: {verdict}", *lines])

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from dipole.core.ground.errors import PairsError
+from dipole.core.ground.text import counted
 
 
 def check_matrix(name: str, x: Tensor, like: tuple[str, Tensor] | None = None) -> Tensor:
@@ -33,7 +34,9 @@ def check_alike(views: Sequence[Tensor], name: str = "views") -> None:
     for number, view in enumerate(views[1:], 1):
         check_matrix(f"{name}[{number}]", view, (f"{name}[0]", views[0]))
         if view.shape[0] != views[0].shape[0]:
-            raise PairsError(f"{name}[{number}] must have {len(views[0])} rows like {name}[0], got {len(view)}.")
+            raise PairsError(
+                f"{name}[{number}] must have {counted(len(views[0]), 'row')} like {name}[0], got {len(view)}."
+            )
 
 
 def reads_at_once(x: Tensor) -> bool:

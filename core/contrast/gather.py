@@ -19,6 +19,7 @@ from dipole.core.contrast.pairs import NO_VIEW, Pairs
 from dipole.core.contrast.travelling import Shares, Travelling
 from dipole.core.ground.distributed import all_numbers, gather_rows, rank, world_size
 from dipole.core.ground.errors import PairsError
+from dipole.core.ground.text import counted
 
 Input = Embedded | Pairs | Sequence[Pairs]
 
@@ -45,7 +46,8 @@ class Related:
             return pairs
         if len(pairs.anchors) % self.total:
             raise PairsError(
-                f"{len(pairs.anchors)} anchors were made of a batch of {self.total} rows over all ranks; a "
+                f"{counted(len(pairs.anchors), 'anchor')} were made of a batch of {counted(self.total, 'row')} over "
+                "all ranks; a "
                 "relation or a term that leaves anchors out must keep their rows and pad their positives with -1."
             )
         narrow = pairs.narrow(self.own, self.total)

@@ -39,6 +39,7 @@ from dipole.core.contrast.indices import (
     runs_of,
 )
 from dipole.core.ground.errors import PairsError
+from dipole.core.ground.text import counted
 
 NO_VIEW = -1
 """The view of a candidate that is no view of an instance of the batch (a queue's, the zero vector)."""
@@ -389,7 +390,7 @@ class Pairs:
         hard = _columns(negatives, anchor)  # (B, n, d)
         count = hard.shape[1]
         if len(positive) != batch:
-            raise PairsError(f"positive must have {batch} rows like anchor, got {len(positive)}.")
+            raise PairsError(f"positive must have {counted(batch, 'row')} like anchor, got {len(positive)}.")
         if negatives_of not in ("batch", "own"):
             raise PairsError(f"negatives_of must be 'batch' or 'own', got {negatives_of!r}.")
         if not batch_negatives and not count:
@@ -499,7 +500,9 @@ class Pairs:
         check_matrix("g", g, ("f", f))
         batch = len(f)
         if len(g) != batch or not isinstance(document, Tensor) or document.shape != (batch,):
-            raise PairsError(f"g and document must have {batch} rows like f, got {len(g)} and {shape_of(document)}.")
+            raise PairsError(
+                f"g and document must have {counted(batch, 'row')} like f, got {len(g)} and {shape_of(document)}."
+            )
         if isinstance(window, bool) or not isinstance(window, Integral) or window < 1:
             raise PairsError(f"window must be an integer >= 1, got {window!r}.")
         if self_logit not in ("drop", "zero"):
@@ -1038,7 +1041,7 @@ def _columns(negatives: Tensor | Sequence[Tensor] | None, anchor: Tensor) -> Ten
     for number, each in enumerate(found):
         check_matrix(f"negatives[{number}]", each, ("anchor", anchor))
         if len(each) != batch:
-            raise PairsError(f"negatives[{number}] must have {batch} rows like anchor, got {len(each)}.")
+            raise PairsError(f"negatives[{number}] must have {counted(batch, 'row')} like anchor, got {len(each)}.")
     if isinstance(negatives, Tensor) and negatives.ndim == 3:
         return negatives
     return torch.stack(found, 1) if found else anchor.new_empty(batch, 0, width)

@@ -17,6 +17,7 @@ from dipole.core.ground.errors import ConfigError
 from dipole.core.ground.extras import install_line
 from dipole.core.ground.hub import without_retry_messages
 from dipole.core.ground.pickles import UNASKED, refusal, safetensors_only
+from dipole.core.ground.text import are, counted
 
 Weights = Literal["pretrained", "random"]
 READS = {"pixel_values": "images", "input_ids": "text"}
@@ -113,7 +114,10 @@ class Backbone:
         lines = [f"{source.setting}: {type(self.model).__name__} with the weights of {source.text}"]
         if self.missing:
             shown = ", ".join(self.missing[:3]) + (", ..." if len(self.missing) > 3 else "")
-            lines.append(f"{source.setting}: {len(self.missing)} tensors are not among its weights and random: {shown}")
+            lines.append(
+                f"{source.setting}: {counted(len(self.missing), 'tensor')} {are(len(self.missing))} not among its "
+                f"weights and random: {shown}"
+            )
         return lines
 
 

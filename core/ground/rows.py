@@ -14,6 +14,7 @@ from dipole.core.ground.cache import content_of
 from dipole.core.ground.errors import DataError
 from dipole.core.ground.extras import install_line
 from dipole.core.ground.hub import without_retry_messages
+from dipole.core.ground.text import counted
 
 JSON, PARQUET = (".jsonl", ".jsonl.gz", ".json"), (".parquet",)
 CSV = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
@@ -148,7 +149,9 @@ def csv_rows(file: Path, encoding: str, asker: Asker) -> Iterator[Located]:
                 if not cells:
                     continue
                 if len(cells) != len(header):
-                    raise DataError(f"{where}: {len(cells)} cells, the header names {len(header)}: {', '.join(header)}")
+                    raise DataError(
+                        f"{where}: {counted(len(cells), 'cell')}, the header names {len(header)}: {', '.join(header)}"
+                    )
                 yield where, dict(zip(header, cells, strict=True))
     except csv.Error as error:
         raise DataError(f"{file}, line {begins}: not CSV ({error})") from None

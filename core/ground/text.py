@@ -1,4 +1,4 @@
-"""Numbers as plain text tables."""
+"""Numbers and counts as plain text."""
 
 from __future__ import annotations
 
@@ -13,6 +13,17 @@ def text_table(rows: Sequence[Sequence[str]]) -> str:
         cells = [f"{first:<{widths[0]}}", *(f"{cell:>{width}}" for cell, width in zip(rest, widths[1:], strict=True))]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
+
+
+def counted(count: float, one: str, many: str = "") -> str:
+    """A number and what is counted: "1 run", "2.5 epochs", "3 entries" (`many` where it is not `one` with an s)."""
+    shown = f"{count:g}" if isinstance(count, float) else str(count)
+    return f"{shown} {one if count == 1 else many or f'{one}s'}"
+
+
+def are(count: int) -> str:
+    """The verb behind it."""
+    return "is" if count == 1 else "are"
 
 
 def results_table(values: Mapping[str, float | None]) -> str:

@@ -17,6 +17,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from dipole.core.ground.errors import DataError, OptionError, TrainingError, nearest
+from dipole.core.ground.text import counted
 from dipole.core.measure.descent import Descent, Rows, descend
 from dipole.core.measure.logistic import fit_softmax
 
@@ -377,7 +378,9 @@ def matched_accuracy(assignment: Tensor, labels: Tensor) -> float:
 def kmeans(x: Tensor, clusters: int, inits: int = 10, steps: int = 300, seed: int = 0) -> Tensor:
     """Cluster of every point (n,) by Lloyd's iteration: the run of least inertia among `inits` k-means++ starts."""
     if not 1 <= clusters <= len(x):
-        raise OptionError(f"k-means of {len(x)} points takes 1 to {len(x)} clusters, got {clusters}")
+        raise OptionError(
+            f"k-means of {counted(len(x), 'point')} takes 1 to {counted(len(x), 'cluster')}, got {clusters}"
+        )
     generator = torch.Generator().manual_seed(seed)
     x = x - x.mean(0)  # distances do not change, and the expanded squares lose fewer digits
     runs = [_lloyd(x, _plus_plus(x, clusters, generator), steps) for _ in range(inits)]

@@ -15,7 +15,7 @@ from dipole.core.ground.distributed import alone
 from dipole.core.ground.errors import DipoleError
 from dipole.core.ground.progress import Progress, duration
 from dipole.core.ground.seeding import rng_state, set_rng_state
-from dipole.core.ground.text import number
+from dipole.core.ground.text import counted, number
 from dipole.core.record import RunRecord, write_record
 from dipole.core.train.checkpoint import save_checkpoint
 from dipole.core.train.config import RunConfig
@@ -187,7 +187,7 @@ class Bookkeeping(RunState):
         if self._metrics is not None:
             self._metrics.close("done")
         self._progress.close(self.step)
-        self._progress.note(f"finished {self.step} steps in {duration(self.elapsed)}: {self.folder.path}")
+        self._progress.note(f"finished {counted(self.step, 'step')} in {duration(self.elapsed)}: {self.folder.path}")
         return record
 
     @property

@@ -14,6 +14,7 @@ from dipole.core.contrast.objective import entry_of
 from dipole.core.contrast.objective import objective as build_objective
 from dipole.core.ground.errors import DipoleError
 from dipole.core.ground.files import atomic_write
+from dipole.core.ground.text import counted
 
 NAME = "README.md"
 NO_LICENCE = "unknown"  # the Hub's word for a model whose owner has not chosen one
@@ -96,7 +97,7 @@ def _body(card: Card, record: Any, data: dict[str, Any]) -> str:
     return f"""# {record.name}
 
 {card.what} Trained with dipole on {data.get("name")} ({sizes}), objective `{record.objective}`, seed {record.seed},
-{record.epochs:g} epochs.
+{counted(record.epochs, "epoch")}.
 
 ```python
 {card.usage.strip()}

@@ -40,6 +40,8 @@ def read_recipe(recipe: str | Path) -> dict[str, Any]:
     if str(recipe) in shipped:
         path = shipped[str(recipe)]
     elif not is_file(path):
+        if is_file(path / "config.toml"):
+            raise ConfigError(f"{path} is a run's folder; to go on with the run: dipole train {path / 'config.toml'}")
         looks_like_path = path.suffix == ".toml" or len(path.parts) > 1
         if looks_like_path:
             raise ConfigError(f"no recipe file {shortened(str(path))!r}. Check the path, or see `dipole list recipes`.")

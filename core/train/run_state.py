@@ -12,6 +12,7 @@ from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.errors import CheckpointError, ConfigError
 from dipole.core.ground.machine import peak_memory
 from dipole.core.ground.seeding import Seeds, rng_state, seed_everything, set_rng_state
+from dipole.core.ground.text import counted
 from dipole.core.record import RunRecord, hardware, library_versions, now
 from dipole.core.train.adapter import same_data
 from dipole.core.train.best import Best
@@ -61,7 +62,7 @@ class RunState:
         self._began, self._seconds_before = time.monotonic(), 0.0
         batch_size, ranks = config.train.batch_size, processes.size
         if batch_size % ranks:
-            raise ConfigError(f"train.batch_size: {batch_size} cannot be divided among {ranks} ranks.")
+            raise ConfigError(f"train.batch_size: {batch_size} cannot be divided among {counted(ranks, 'rank')}.")
         self.adapter, self.objective = build(config, folder, self.device, processes.rank, ranks)
         self._curves_on = self.adapter.part
         if self.adapter.steps_per_epoch < 1:
@@ -124,7 +125,7 @@ class RunState:
         synchronized = bool(getattr(self.config.train, "sync_batch_norm", False))
         if len(ranks) != size and (why := obstacle(ranks, self.adapter.module, synchronized)):
             raise CheckpointError(
-                f"the checkpoint was written by {len(ranks)} ranks, this run has {size}, and {why}. "
+                f"the checkpoint was written by {counted(len(ranks), 'rank')}, this run has {size}, and {why}. "
                 "Start as many, or use --resume never."
             )
         try:

@@ -7,6 +7,7 @@ import numpy as np
 
 from dipole.core.ground.errors import DataError
 from dipole.core.ground.seeding import Seeds
+from dipole.core.ground.text import counted
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,9 @@ class ClassBlocks:
     def __post_init__(self) -> None:
         if not self.members:
             most = int(np.unique(self.labels, return_counts=True)[1].max(initial=0))
-            raise DataError(f"no class has {self.size} members for a block, at most {most}; choose a smaller block.")
+            raise DataError(
+                f"no class has {counted(self.size, 'member')} for a block, at most {most}; choose a smaller block."
+            )
 
     @cached_property
     def members(self) -> list[np.ndarray]:

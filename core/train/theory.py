@@ -18,6 +18,7 @@ from dipole.core.ground.errors import DataError, OptionError, ReceivedError, Rec
 from dipole.core.ground.files import why
 from dipole.core.ground.received import parse_json, read_lines
 from dipole.core.ground.seeding import Seeds, isolated
+from dipole.core.ground.text import counted
 from dipole.core.measure.theory.choices import Choices, RunFacts
 from dipole.core.measure.theory.report import Report, measure
 from dipole.core.train.trained_run import load_run
@@ -122,7 +123,7 @@ def read_labels(text: str, given: Tensor | None, rows: int) -> Tensor | None:
             f"cannot read labels from {path}: {error}. Give a .npy of integers, or a label per line."
         ) from error
     if found.shape != (rows,):
-        raise DataError(f"{path} has labels of shape {found.shape}, the run has {rows} rows of features.")
+        raise DataError(f"{path} has labels of shape {found.shape}, the run has {counted(rows, 'row')} of features.")
     return torch.from_numpy(_classes(found))
 
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from dipole.core.ground.drawing import new_figure
 from dipole.core.ground.errors import ConfigError, DataError
+from dipole.core.ground.text import counted
 from dipole.rl.episodes.history import Evaluation
 
 
@@ -40,7 +41,7 @@ def plot_curves(runs: Mapping[str, Sequence[Sequence[Evaluation]]], path: str | 
             )
         common = [[each for each in history if each.environment_steps in steps] for history in histories]
         values = np.array([[each.mean for each in history] for history in common])
-        seeds, spread = f"{len(values)} seeds", list(values.T)
+        seeds, spread = f"{counted(len(values), 'seed')}", list(values.T)
         if len(values) == 1:
             seeds, spread = "1 seed", [np.array(each.returns) for each in common[0]]
         (line,) = axes.plot(steps, values.mean(0), label=f"{method} ({seeds})")

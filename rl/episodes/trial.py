@@ -11,6 +11,7 @@ import numpy as np
 
 from dipole.core.ground.errors import ConfigError
 from dipole.core.ground.seeding import isolated
+from dipole.core.ground.text import counted
 from dipole.core.measure.intervals import interquartile_mean
 from dipole.core.train.launch import pick_device
 from dipole.core.train.run_folder import DEFAULT_RUNS, find_run
@@ -42,7 +43,7 @@ class Trial:
         shown = "" if self.video is None else f"\n{self.video}"
         return (
             f"{self.task}: return {np.mean(self.returns):.2f} +- {np.std(self.returns):.2f} "
-            f"({len(self.returns)} episodes, {how}, seed {self.seed}; interquartile mean "
+            f"({counted(len(self.returns), 'episode')}, {how}, seed {self.seed}; interquartile mean "
             f"{interquartile_mean(self.returns):.2f}, {min(self.returns):.2f} to {max(self.returns):.2f}){shown}"
         )
 

@@ -214,7 +214,7 @@ def test_lists_give_several_and_missing_cells_are_counted(tmp_path):
     ("name", "content", "message"),
     [
         ("t.csv", "anchor,positive\na,b\n\nc,d,e\n", r"t\.csv, line 4: 3 cells, the header names 2"),
-        ("t.csv", 'anchor,positive\n"a\nb",c\nd\n', r"line 4: 1 cells"),
+        ("t.csv", 'anchor,positive\n"a\nb",c\nd\n', r"line 4: 1 cell,"),
         ("t.csv", 'anchor,positive\na,"b\n', r"t\.csv, line 2: not CSV"),
         ("t.csv", "anchor,anchor\n", "two columns are called 'anchor'"),
         ("t.csv", "", "no header"),

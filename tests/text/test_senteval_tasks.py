@@ -120,7 +120,7 @@ def test_sts_leaves_out_pairs_without_a_score(tmp_path):
     assert [len(split) for split in task.splits.values()] == [2, 2, 2]
     assert task.splits["FNWN"].labels == [1.5, 3.0]
     (folder / "STS.gs.FNWN.txt").write_text("1.5\n")
-    with pytest.raises(DataError, match="1 scores for 3 pairs"):
+    with pytest.raises(DataError, match="1 score for 3 pairs"):
         load_task("STS13", tmp_path)
 
 

@@ -121,7 +121,7 @@ def test_what_cannot_be_done_is_said_and_nothing_is_written(tmp_path, capsys):
     with pytest.raises(DataError, match=r"must be named NAME\.jsonl"):
         build(source, tmp_path / "out.txt")
     for name in ("cut.xml", "cut.xml.bz2"):
-        with pytest.raises(DataError, match=r"no complete MediaWiki dump.*after 1 articles"):
+        with pytest.raises(DataError, match=r"no complete MediaWiki dump.*after 1 article\W"):
             build(dump(tmp_path / name, [30, 30], cut=-400), out)
     packed = dump(tmp_path / "whole.xml.bz2", [300])
     packed.write_bytes(packed.read_bytes()[:-30])

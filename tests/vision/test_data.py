@@ -110,7 +110,7 @@ def test_a_corrupt_file_is_named_and_refused_or_skipped(folder):
 
 def test_nothing_but_corrupt_files_is_refused_even_when_skipping(tmp_path):
     (tmp_path / "x.png").write_bytes(b"")
-    with pytest.raises(DataError, match="1 of 1 image files"):
+    with pytest.raises(DataError, match="1 of 1 image file "):
         open_source(str(tmp_path), Decoding(on_corrupt="skip")).read("train")
 
 
@@ -203,7 +203,7 @@ def test_class_list_picks_and_orders_classes(folder, tmp_path):
     assert images.class_names == ("dog",)
     assert images.images[:, 0, 0, 0].tolist() == [10, 11, 12, 13]
     listed.write_text("dog\nbird\n")
-    with pytest.raises(DataError, match=r"lacks 1 classes.*bird"):
+    with pytest.raises(DataError, match=r"lacks 1 class.*bird"):
         open_source(str(folder), Decoding(), read_classes(str(listed))).read("train")
 
 

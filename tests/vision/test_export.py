@@ -154,7 +154,7 @@ def test_detectron2_finds_its_names_shapes_and_features(name, tmp_path):
     [
         ({"name": "small-conv"}, 3, "vision.encoder.name"),
         ({"name": "resnet18"}, 3, "vision.encoder.stem"),
-        ({"name": "resnet18", "stem": "imagenet"}, 1, "1 channels"),
+        ({"name": "resnet18", "stem": "imagenet"}, 1, "1 channel"),
     ],
 )
 def test_detectron2_has_no_other_backbones(table, channels, message):

@@ -114,7 +114,7 @@ def test_what_is_no_shard_is_said(shards, tmp_path):
     def read(source):
         return open_source(source, Decoding(size=8)).read("train")
 
-    with pytest.raises(DataError, match=r"1 of 6 shards are missing: .*train-005\.tar"):
+    with pytest.raises(DataError, match=r"1 of 6 shards is missing: .*train-005\.tar"):
         read(f"wds:{shards}/train-{{000..005}}.tar")
     with pytest.raises(DataError, match="no shards"):
         read(f"wds:{tmp_path}/x*.tar")

@@ -8,6 +8,7 @@ from pathlib import Path
 from stat import S_ISREG
 
 from dipole.core.ground.errors import DataError
+from dipole.core.ground.text import counted
 from dipole.text.senteval.digests import DIGESTS
 
 
@@ -70,7 +71,8 @@ class TaskFiles:
             found = line.strip().split("\t")
             if len(found) < columns:
                 raise DataError(
-                    f"{self.root / relative}, line {number}: {len(found)} tab-separated columns, expected {columns}"
+                    f"{self.root / relative}, line {number}: {counted(len(found), 'tab-separated column')}, expected "
+                    f"{columns}"
                 )
             yield number, found
 

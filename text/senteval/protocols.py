@@ -13,6 +13,7 @@ from sklearn.model_selection import KFold, StratifiedKFold
 from sklearn.utils import shuffle as sklearn_shuffle
 
 from dipole.core.ground.errors import DataError, OptionError, nearest
+from dipole.core.ground.text import counted
 from dipole.core.measure.logistic import LARGEST, NotConverged, predictions, size_of
 from dipole.text.scaling import halves_normalised
 from dipole.text.senteval.task import Split, Task
@@ -137,7 +138,9 @@ def classify(
     largest = size_of(x)
     if not np.isfinite(largest):
         wrong = int((~np.isfinite(x)).any(1).sum())
-        raise DataError(f"{task.name}: the features of {wrong} sentences hold NaN or infinity; look at the encoder")
+        raise DataError(
+            f"{task.name}: the features of {counted(wrong, 'sentence')} hold NaN or infinity; look at the encoder"
+        )
     if largest > LARGEST:
         raise DataError(
             f"{task.name}: features reach {largest:.3g} in size, and classifiers take up to {LARGEST:.0e}; scale them"
@@ -177,8 +180,8 @@ def _check_kfold(task: Task, y: np.ndarray, kfold: int) -> None:
     labels, counts = np.unique(y, return_counts=True)
     if counts.min() < kfold:
         raise DataError(
-            f"{task.name}: class {labels[counts.argmin()]} has {counts.min()} samples, fewer than the {kfold} folds; "
-            f"use a kfold of {max(2, counts.min())} or less"
+            f"{task.name}: class {labels[counts.argmin()]} has {counted(counts.min(), 'sample')}, fewer than the "
+            f"{kfold} folds; use a kfold of {max(2, counts.min())} or less"
         )
 
 
@@ -212,7 +215,8 @@ def _check_folds(task: Task, y: np.ndarray, outers: list[_Outer]) -> None:
         for train, _ in [(outer.train, outer.test), *outer.inner]:
             if len(np.unique(y[train])) < 2:
                 raise DataError(
-                    f"{task.name}: a fold of {len(train)} training samples holds one class only; use a smaller kfold"
+                    f"{task.name}: a fold of {counted(len(train), 'training sample')} holds one class only; use a "
+                    "smaller kfold"
                 )
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dipole.core.ground.errors import DataError, OptionError
+from dipole.core.ground.text import counted
 
 WIDEST_LABEL = 60  # characters of a wrong value that a message shows
 
@@ -22,13 +23,16 @@ def as_rows(value: Any, count: int, where: str) -> np.ndarray:
         found = _array(value)
     except (ValueError, TypeError, RuntimeError) as error:
         said = str(error).split("\n")[0][:200]
-        raise DataError(f"{where}: the vectors of {count} sentences are no array of numbers ({said})") from None
+        raise DataError(
+            f"{where}: the vectors of {counted(count, 'sentence')} are no array of numbers ({said})"
+        ) from None
     if found.dtype.kind not in "fiub":
         kind = "text" if found.dtype.kind in "US" else f"values of type {type(value).__name__} ({found.dtype})"
-        raise DataError(f"{where}: the encoder returned {kind} for {count} sentences, not numbers (n, d)")
+        raise DataError(f"{where}: the encoder returned {kind} for {counted(count, 'sentence')}, not numbers (n, d)")
     if found.ndim != 2 or len(found) != count or not found.shape[1]:
         raise DataError(
-            f"{where}: the encoder returned an array {found.shape} for {count} sentences, not one vector each (n, d)"
+            f"{where}: the encoder returned an array {found.shape} for {counted(count, 'sentence')}, not one vector "
+            "each (n, d)"
         )
     # Whole numbers of few bits would wrap in |u - v| and u * v, and half floats overflow.
     return found if found.dtype in (np.float32, np.float64) else found.astype(_wide(found.dtype))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dipole.core.ground.errors import ConfigError, nearest
+from dipole.core.ground.text import counted
 from dipole.vision.registry import Entries
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ class Encoder(nn.Module):
         for name, values in (("mean", mean), ("std", std)):
             if len(values) not in (1, channels):
                 raise ConfigError(
-                    f"vision.encoder.{name}: {len(values)} values for {channels} channels; give 1 or {channels}."
+                    f"vision.encoder.{name}: {counted(len(values), 'value')} for {counted(channels, 'channel')}; give "
+                    f"1 or {channels}."
                 )
         self.set_statistics(list(mean), list(std))
         self.own_statistics = True

@@ -16,6 +16,7 @@ from dipole.core.ground.errors import ConfigError
 from dipole.core.ground.files import atomic_write
 from dipole.core.ground.freezing import fix_unused, layers
 from dipole.core.ground.lora import merged
+from dipole.core.ground.text import counted
 from dipole.core.train.finetuning import fine_tune
 from dipole.vision.encoders.base import Encoder, register_encoder
 from dipole.vision.encoders.processor import Processor, processor_of
@@ -224,7 +225,8 @@ def _built(source: backbone.Source, channels: int) -> tuple[backbone.Backbone, i
         return backbone.load(source, "pixel_values"), inputs
     if channels > inputs or not hasattr(config, "num_channels"):
         raise source.error(
-            f"it reads images of {inputs} channels, these have {channels}; give a model for {channels} channels"
+            f"it reads images of {counted(inputs, 'channel')}, these have {channels}; give a model for "
+            f"{counted(channels, 'channel')}"
         )
     built = backbone.load(source, "pixel_values")
 

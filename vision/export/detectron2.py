@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dipole.core.ground.errors import ConfigError
+from dipole.core.ground.text import counted
 from dipole.core.train.card import Card, write_card
 from dipole.vision.encoders import Encoder
 from dipole.vision.encoders.resnet import ResNetEncoder
@@ -98,7 +99,8 @@ def backbone(encoder: Encoder) -> dict[str, np.ndarray]:
     if config.stem != "imagenet" or config.num_channels != 3:
         raise ConfigError(
             f"detectron2's ResNet has a 7x7 stem for colour images, this encoder the stem {config.stem!r} for "
-            f"{config.num_channels} channels; export a run with vision.encoder.stem = 'imagenet' on colour images."
+            f"{counted(config.num_channels, 'channel')}; export a run with vision.encoder.stem = 'imagenet' on colour "
+            "images."
         )
     found: dict[str, np.ndarray] = {}
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dipole.core.ground.text import counted
 from dipole.core.train.card import Card, write_card
 
 if TYPE_CHECKING:
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
 def export(adapter: "VisionAdapter", folder: Path, record: Any, objective: "Composite | None") -> None:
     """Write query.png and README.md."""
-    adapter.draw(folder / "query.png", objective, f"{record.epochs:g} epochs")
+    adapter.draw(folder / "query.png", objective, counted(record.epochs, "epoch"))
     what = "`query.png`: a query beside its positives and the negatives of greatest and least weight."
     card = Card(what, f"dipole export {record.hash} --to picture", "image-feature-extraction", tags=("vision",))
     write_card(folder, card, record, adapter.data_info())

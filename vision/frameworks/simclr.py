@@ -13,6 +13,7 @@ from dipole.core.contrast.embedded import Embedded
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.errors import ConfigError
 from dipole.core.ground.seeding import Seeds
+from dipole.core.ground.text import counted
 from dipole.core.ground.transfer import generator
 from dipole.core.train.config import Settings
 from dipole.core.train.sampling import ClassBlocks
@@ -79,7 +80,8 @@ class SimCLR(OneBranch):
         most = (config.count if repel == "all" else 1) * (setup.batch_size - 1)
         if config.negatives is not None and config.negatives > most:
             raise ConfigError(
-                f"vision.negatives: a batch of {setup.batch_size} with {config.count} views has {most} negatives per "
+                f"vision.negatives: a batch of {setup.batch_size} with {config.count} views has "
+                f"{counted(most, 'negative')} per "
                 f"anchor with vision.simclr.negatives = {repel!r}, fewer than {config.negatives}; raise "
                 "train.batch_size, or take method = 'moco' with a queue."
             )

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from dipole.core.ground.errors import DataError, nearest
+from dipole.core.ground.text import counted
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import Classes
 
@@ -15,8 +16,8 @@ def wanted_rows(name: str, labels: Tensor, names: Sequence[str], wanted: Sequenc
     missing = [each for each in wanted if each not in names]
     if missing:
         raise DataError(
-            f"{name} lacks {len(missing)} classes of the class list: {', '.join(missing[:5])}."
-            f"{nearest(missing[0], names)} It has {len(names)} named classes."
+            f"{name} lacks {counted(len(missing), 'class', 'classes')} of the class list: {', '.join(missing[:5])}."
+            f"{nearest(missing[0], names)} It has {counted(len(names), 'named class', 'classes')}."
         )
     new = torch.full((len(names) + 1,), -1)
     for label, each in enumerate(wanted):

@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 from dipole.core.ground.errors import DataError
+from dipole.core.ground.text import are, counted
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import SPLITS, Classes, Decoding, Source, register_source
 from dipole.vision.sources.images import decode_all
@@ -45,7 +46,9 @@ def _read_folder(path: Path, options: Decoding, wanted: Classes, left_out: tuple
     if wanted is not None and classes:
         missing = [name for name in wanted if name not in classes]
         if missing:
-            raise DataError(f"{path} lacks {len(missing)} classes of the class list: {', '.join(missing[:5])}.")
+            raise DataError(
+                f"{path} lacks {counted(len(missing), 'class', 'classes')} of the class list: {', '.join(missing[:5])}."
+            )
         classes = list(wanted)
     files: list[Path] = []
     labels: list[int] = []
@@ -65,7 +68,9 @@ def _read_folder(path: Path, options: Decoding, wanted: Classes, left_out: tuple
     if left_out:
         more = f"; and {len(left_out) - 5} more" if len(left_out) > 5 else ""
         warnings.warn(
-            f"{len(left_out)} images of {path.name} are left out: {'; '.join(left_out[:5])}{more}", stacklevel=2
+            f"{counted(len(left_out), 'image')} of {path.name} {are(len(left_out))} left out: "
+            f"{'; '.join(left_out[:5])}{more}",
+            stacklevel=2,
         )
     return decode_all(
         path.name,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dipole.core.ground.errors import DataError
+from dipole.core.ground.text import counted
 from dipole.vision.decoding import Encoded, Stream, attempt, decode, describe
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import Decoding
@@ -81,7 +82,7 @@ def stay_encoded(
     if size is None:
         first = _first(items, read, None)
         if first is None:
-            raise DataError(f"none of {len(items)} image files can be decoded.")
+            raise DataError(f"none of {counted(len(items), 'image file')} can be decoded.")
         if first.shape[0] != first.shape[1]:
             raise DataError(
                 f"{name}: images that are decoded batch by batch need vision.data.size, the side of the squares that "

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dipole.core.ground.errors import DataError
+from dipole.core.ground.text import are, counted
 from dipole.vision.decoding import Stream
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import SHARDS, Classes, Decoding, Source, register_source
@@ -54,7 +55,10 @@ def shards(pattern: str) -> list[Path]:
     missing = [str(path) for path in found if not path.is_file()]
     if missing:
         more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-        raise DataError(f"{len(missing)} of {len(found)} shards are missing: {', '.join(missing[:5])}{more}.")
+        raise DataError(
+            f"{len(missing)} of {counted(len(found), 'shard')} {are(len(missing))} missing: "
+            f"{', '.join(missing[:5])}{more}."
+        )
     return list(dict.fromkeys(found))
 
 
@@ -89,17 +93,18 @@ def _splits(paths: list[Path]) -> dict[str, list[Path]]:
 
 
 def _read(source: str, paths: list[Path], options: Decoding, wanted: Classes) -> ImageSet:
-    counted, total = [], 0
+    indices, total = [], 0
     with ThreadPoolExecutor(max_workers=8) as pool:
         for index in pool.map(index_of, paths):
-            counted.append(index)
+            indices.append(index)
             total += len(index.samples)
-    samples = [(path, sample) for path, index in zip(paths, counted, strict=True) for sample in index.samples]
+    samples = [(path, sample) for path, index in zip(paths, indices, strict=True) for sample in index.samples]
     if not samples:
-        raise DataError(f"the {len(paths)} shards of {source} hold no images.")
+        hold = "holds" if len(paths) == 1 else "hold"
+        raise DataError(f"the {counted(len(paths), 'shard')} of {source} {hold} no images.")
     length = options.stream.length
     if length is not None and length > total:
-        raise DataError(f"vision.data.length: {source} has {total} images, fewer than {length}.")
+        raise DataError(f"vision.data.length: {source} has {counted(total, 'image')}, fewer than {length}.")
     samples = samples[:length]
     labels, names = _labels(source, [sample.label for _, sample in samples])
     rows = None
@@ -108,7 +113,7 @@ def _read(source: str, paths: list[Path], options: Decoding, wanted: Classes) ->
             raise DataError(f"{source} has no labels, so a class list cannot be applied.")
         rows, labels = wanted_rows(source, labels, names, wanted)
         names = wanted
-    bounds = torch.tensor([0, *accumulate(len(index.samples) for index in counted)])
+    bounds = torch.tensor([0, *accumulate(len(index.samples) for index in indices)])
     return stay_encoded(
         source,
         [f"{path}: {sample.name}" for path, sample in samples],
@@ -118,7 +123,7 @@ def _read(source: str, paths: list[Path], options: Decoding, wanted: Classes) ->
         options,
         rows,
         Stream(bounds, options.stream.buffer, forward=False),
-        _left_out(counted),
+        _left_out(indices),
     )
 
 

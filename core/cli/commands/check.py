@@ -6,6 +6,7 @@ import argparse
 import json
 
 from dipole.core.cli import Runner
+from dipole.core.cli.answer import aside
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
@@ -72,16 +73,17 @@ def _run(arguments: argparse.Namespace) -> int:
         start()  # they import torch while the other checks run
     reports = []
     for target in all_subjects() if arguments.all else [arguments.target]:
-        report = check_objective(
-            target,
-            options=options or None,
-            reference=arguments.reference,
-            slow=arguments.slow,
-            only=arguments.only,
-            detached=detached,
-            stateful=arguments.stateful,
-            ranks=arguments.ranks,
-        )
+        with aside(arguments.json):
+            report = check_objective(
+                target,
+                options=options or None,
+                reference=arguments.reference,
+                slow=arguments.slow,
+                only=arguments.only,
+                detached=detached,
+                stateful=arguments.stateful,
+                ranks=arguments.ranks,
+            )
         reports.append(report)
         if not arguments.json:
             print(report.table(), flush=True)

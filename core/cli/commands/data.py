@@ -14,6 +14,7 @@ from dipole.core.cli.answer import answering
 from dipole.core.ground.download import BASE, Progress, RemoteFile, address, free_bytes
 from dipole.core.ground.errors import ConfigError, DataError
 from dipole.core.ground.files import digest
+from dipole.core.ground.text import counted
 from dipole.core.train.data_sets import Built, DataSet, built, data_sets, fetched_folder, find, get, is_prepared
 from dipole.core.train.domains import resolve
 
@@ -127,7 +128,7 @@ def _sizes(files: tuple[RemoteFile, ...]) -> str:
     known = [file.size for file in files if file.size is not None]
     if len(known) < len(files):
         return "size not published"
-    return f"{sum(known) / 1e6:,.1f} MB in {len(files)} file{'' if len(files) == 1 else 's'}"
+    return f"{sum(known) / 1e6:,.1f} MB in {counted(len(files), 'file')}"
 
 
 def _lines(file: RemoteFile) -> Progress:

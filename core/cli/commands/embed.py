@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dipole.core.cli import Runner
+from dipole.core.cli.answer import aside
 
 if TYPE_CHECKING:
     from dipole.core.train.embedder import Embedder
@@ -44,15 +45,16 @@ def run(arguments: argparse.Namespace) -> int:
     from dipole.core.train.embedder import embed, writer_of
 
     writer_of(arguments.out)  # before the model is loaded
-    embedder = _open(arguments.run, arguments.runs, arguments.device, arguments.features)
-    count, width = embed(
-        embedder,
-        arguments.input,
-        arguments.out,
-        batch_size=arguments.batch_size,
-        column=arguments.column,
-        quiet=arguments.quiet,
-    )
+    with aside(arguments.json):
+        embedder = _open(arguments.run, arguments.runs, arguments.device, arguments.features)
+        count, width = embed(
+            embedder,
+            arguments.input,
+            arguments.out,
+            batch_size=arguments.batch_size,
+            column=arguments.column,
+            quiet=arguments.quiet,
+        )
     if arguments.json:
         print(json.dumps({"file": str(arguments.out), "rows": count, "width": width}))
     else:

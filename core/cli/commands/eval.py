@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from dipole.core.cli import Runner
+from dipole.core.cli.answer import aside
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
@@ -31,7 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
     from dipole.core.ground.text import number, text_table
     from dipole.core.train.trained_run import evaluate_run
 
-    record, found = evaluate_run(folder, arguments.device, arguments.settings)
+    with aside(arguments.json):
+        record, found = evaluate_run(folder, arguments.device, arguments.settings)
     added = before is None or len(record.evaluations) > len(before.evaluations)
     agrees = added and record.evaluations[-1].agrees
     if arguments.json:

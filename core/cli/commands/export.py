@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dipole.core.cli import Runner
+from dipole.core.cli.answer import answering
+
+if TYPE_CHECKING:
+    from dipole.core.train.run_folder import RunFolder
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
@@ -28,8 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from dipole.core.ground.errors import ConfigError, TrainingError, nearest
-    from dipole.core.ground.files import why
+    from dipole.core.ground.errors import ConfigError, nearest
     from dipole.core.train.domains import adapter_class
     from dipole.core.train.run_folder import find_run
 
@@ -51,6 +54,16 @@ def run(arguments: argparse.Namespace) -> int:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} is not an empty folder; choose another --out.")
 
+    with answering(arguments.json) as answer:
+        pushed = _write(arguments, folder, out)
+        answer |= {"folder": str(out), "format": arguments.to, "pushed": pushed}
+    return 0
+
+
+def _write(arguments: argparse.Namespace, folder: RunFolder, out: Path) -> str | None:
+    """Write the folder, and upload it where that is asked for; return where to."""
+    from dipole.core.ground.errors import TrainingError
+    from dipole.core.ground.files import why
     from dipole.core.train.trained_run import load_run
 
     record, adapter, objective = load_run(folder, "cpu")
@@ -66,15 +79,11 @@ def run(arguments: argparse.Namespace) -> int:
         from dipole.core.train.card import set_licence
 
         set_licence(out, arguments.license)
-    pushed = None
-    if not arguments.json:
-        print(out)
-    if arguments.push is not None:
-        from dipole.core.train.publish import push
+    print(out)
+    if arguments.push is None:
+        return None
+    from dipole.core.train.publish import push
 
-        pushed = push(out, arguments.push, arguments.private)
-        if not arguments.json:
-            print(pushed)
-    if arguments.json:
-        print(json.dumps({"folder": str(out), "format": arguments.to, "pushed": pushed}))
-    return 0
+    pushed = push(out, arguments.push, arguments.private)
+    print(pushed)
+    return pushed

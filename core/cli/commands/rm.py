@@ -28,6 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
 def run(arguments: argparse.Namespace) -> int:
     from dipole.core.ground.errors import ConfigError, TrainingError
     from dipole.core.ground.files import why
+    from dipole.core.ground.text import counted
 
     folders = list(dict.fromkeys(_folder(name, arguments.runs, arguments.force) for name in arguments.run))
     if not arguments.yes:
@@ -35,9 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"{path}  {_size(path) / 1e6:,.1f} MB", file=sys.stderr)
         if not sys.stdin.isatty():
             raise ConfigError("nobody is there to be asked; say --yes to remove them.")
-        print(
-            f"Remove {len(folders)} run{'' if len(folders) == 1 else 's'}? [y/N] ", end="", file=sys.stderr, flush=True
-        )
+        print(f"Remove {counted(len(folders), 'run')}? [y/N] ", end="", file=sys.stderr, flush=True)
         if input().strip().lower() not in ("y", "yes"):
             raise ConfigError("nothing was removed.")
     for path in folders:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dipole.core.cli import Runner
+from dipole.core.cli.answer import aside
+from dipole.core.ground.text import counted
 
 if TYPE_CHECKING:
     from dipole.core.measure.theory.report import Report
@@ -85,9 +87,10 @@ def run(arguments: argparse.Namespace) -> int:
         from dipole.core.measure.theory.pictures import draw_figure_1
 
         draw_figure_1(arguments.figure1)
-        print(arguments.figure1)
         if arguments.run is None:
+            print(json.dumps({"figure1": str(arguments.figure1)}) if arguments.json else arguments.figure1)
             return 0
+        print(arguments.figure1, file=sys.stderr if arguments.json else sys.stdout)
     if arguments.run is None:
         raise ConfigError("give a RUN (its folder, or the first digits of its hash), --list, or --figure1 FILE.")
 
@@ -113,15 +116,16 @@ def run(arguments: argparse.Namespace) -> int:
             )
         },
     )  # fmt: skip
-    report = theory_of_run(
-        folder,
-        choices,
-        device=arguments.device,
-        split=arguments.split,
-        labels=arguments.labels,
-        form=arguments.features,
-        scale=arguments.scale,
-    )
+    with aside(arguments.json):
+        report = theory_of_run(
+            folder,
+            choices,
+            device=arguments.device,
+            split=arguments.split,
+            labels=arguments.labels,
+            form=arguments.features,
+            scale=arguments.scale,
+        )
     if arguments.picture is not None:
         from dipole.core.measure.theory.pictures import draw_report
 
@@ -144,7 +148,9 @@ def _text(report: Report) -> str:
     from dipole.core.ground.text import number
 
     of = report.chosen_from
-    head = f"{report.points} of {of[0]} points" + (f", {report.classes} of {of[1]} classes" if of[1] else ", no labels")
+    head = f"{report.points} of {counted(of[0], 'point')}" + (
+        f", {report.classes} of {counted(of[1], 'class', 'classes')}" if of[1] else ", no labels"
+    )
     values = [number(q.value) + (f" +- {q.error:.2g}" if q.error > 0 else "") for q in report.quantities]
     name, width = (max(map(len, cells), default=0) for cells in ([q.name for q in report.quantities], values))
     lines = [f"data {head}", ""]

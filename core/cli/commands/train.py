@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from dipole.core.cli import Runner
+from dipole.core.cli.answer import aside
 from dipole.core.ground.launched import launched
 
 
@@ -67,16 +68,17 @@ def run(arguments: argparse.Namespace) -> int:
 
     folder = RunFolder(locate(arguments.runs, config))
     already = not arguments.overwrite and folder.finished()
-    record = train(
-        config,
-        arguments.runs,
-        resume=arguments.resume if arguments.resume in ("auto", "never") else Path(arguments.resume),
-        overwrite=arguments.overwrite,
-        quiet=arguments.quiet,
-        log=[name for text in arguments.log for name in text.split(",") if name],
-        tensorboard=arguments.tensorboard,
-    )
-    leave()
+    with aside(arguments.json):
+        record = train(
+            config,
+            arguments.runs,
+            resume=arguments.resume if arguments.resume in ("auto", "never") else Path(arguments.resume),
+            overwrite=arguments.overwrite,
+            quiet=arguments.quiet,
+            log=[name for text in arguments.log for name in text.split(",") if name],
+            tensorboard=arguments.tensorboard,
+        )
+        leave()
     if launched().rank:
         return 0
     if arguments.json:

@@ -16,6 +16,7 @@ from dipole.core.contrast.registry import register
 from dipole.core.contrast.statistics import AnyStatistic, log_sum_exp
 from dipole.core.contrast.temperature import Init, Temperature, Tempered
 from dipole.core.ground.errors import PairsError
+from dipole.core.ground.text import counted
 
 
 def softmax_of_mean(positive: Tensor, log_negatives: Tensor, rows: Rows) -> Tensor:
@@ -82,8 +83,10 @@ class SupCon(Tempered):
             return pairs
         if pairs.candidate_labels is None:
             raise PairsError(
-                f"supcon needs the label of every candidate, but there are {len(pairs.candidates)} candidates and "
-                f"{len(pairs.labels)} labels (a queue: give queue_labels); or use Pairs.from_labels(z, labels)."
+                "supcon needs the label of every candidate, but there are "
+                f"{counted(len(pairs.candidates), 'candidate')} and "
+                f"{counted(len(pairs.labels), 'label')} (a queue: give queue_labels); or use Pairs.from_labels(z, "
+                "labels)."
             )
         told = (pairs.labels >= 0).unsqueeze(1)
         same = same_label(pairs.labels, pairs.candidate_labels)

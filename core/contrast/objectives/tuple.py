@@ -9,6 +9,7 @@ from dipole.core.contrast.pairs import Pairs
 from dipole.core.contrast.registry import register
 from dipole.core.contrast.temperature import Init, Temperature
 from dipole.core.ground.errors import PairsError
+from dipole.core.ground.text import counted
 
 
 @register(
@@ -46,8 +47,10 @@ class Tuple(InfoNCE):
             raise PairsError("tuple is supervised and needs labels: Pairs.from_views(views, labels=labels).")
         if pairs.candidate_labels is None:
             raise PairsError(
-                f"tuple needs the label of every candidate, but there are {len(pairs.candidates)} candidates and "
-                f"{len(pairs.labels)} labels (a queue: give queue_labels); use Pairs.from_views(views, labels=labels)."
+                "tuple needs the label of every candidate, but there are "
+                f"{counted(len(pairs.candidates), 'candidate')} and "
+                f"{counted(len(pairs.labels), 'label')} (a queue: give queue_labels); use Pairs.from_views(views, "
+                "labels=labels)."
             )
         same = same_label(pairs.labels, pairs.candidate_labels)
         return pairs.with_positives(torch.where(is_listed(same, pairs.dropped), -1, same))

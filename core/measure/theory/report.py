@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dipole.core.ground.errors import DataError, OptionError
+from dipole.core.ground.text import counted
 from dipole.core.measure import diagnostics
 from dipole.core.measure.theory import arora, cllr, lmcl
 from dipole.core.measure.theory.choices import Choices, RunFacts
@@ -227,7 +228,7 @@ def _one_negative(report: Report, points: Latent, loss: str, tau: float, s: floa
     report.add(f"L_un^!= {loss}", un.different, "negative of another class")
     report.add(f"L_un^block {loss}", block.whole, f"blocks of {c.block}", block.error)
     report.add(f"L_sup^mu {loss}", mean, "mean classifier, two classes")
-    fitted = "all tasks" if best.tasks == best.of else f"{best.tasks} of {best.of} tasks"
+    fitted = "all tasks" if best.tasks == best.of else f"{best.tasks} of {counted(best.of, 'task')}"
     report.add(f"L_sup {loss}", best.loss, f"trained classifier, two classes, {fitted}", best.error)
     left, bound = ("L_sup^mu", mean), arora.lemma_4_3(un.whole, tau)
     report.hold("lemma_4_3", loss, left, ("(L_un - tau)/(1 - tau)", bound))
@@ -247,7 +248,7 @@ def _several_negatives(report: Report, points: Latent, loss: str, s: float, gen:
     mean = arora.mean_classifier_loss(points, loss, k)
     left = (f"L_sup^mu, k = {k}", mean)
     if k > 1:
-        report.add(f"L_un {loss}, k = {k}", un.whole, f"{k} negatives")
+        report.add(f"L_un {loss}, k = {k}", un.whole, f"{counted(k, 'negative')}")
         report.add(f"L_un^!= {loss}, k = {k}", un.different, "negatives of other classes, where there are some")
         report.add(f"L_un^= {loss}, k = {k}", un.same, "negatives of the same class, where there are some")
         report.add(f"L_sup^mu {loss}, k = {k}", mean, "mean classifier, tasks of Sec. 6.1")
@@ -257,7 +258,7 @@ def _several_negatives(report: Report, points: Latent, loss: str, s: float, gen:
             distinct = arora.mean_classifier_loss(points, loss, k, "distinct")
             report.add(f"L_sup^mu {loss}, {k + 1}-way", distinct, f"mean classifier, {k + 1} distinct classes")
             best = trained_loss(points, loss, k, c.tasks, c.seed)
-            fitted = "all tasks" if best.tasks == best.of else f"{best.tasks} of {best.of} tasks"
+            fitted = "all tasks" if best.tasks == best.of else f"{best.tasks} of {counted(best.of, 'task')}"
             report.add(f"L_sup {loss}, {k + 1}-way", best.loss, f"trained classifier, {fitted}", best.error)
         else:
             reason = f"tasks of {k + 1} distinct classes need as many, there are {points.classes}"

@@ -1,6 +1,7 @@
 """STS 2012 to 2016: similarity of sentence pairs, nothing learned."""
 
 from dipole.core.ground.errors import DataError
+from dipole.core.ground.text import counted
 from dipole.text.senteval.files import TaskFiles
 from dipole.text.senteval.task import Split, Task
 
@@ -22,7 +23,9 @@ def read(name: str, files: TaskFiles) -> Task:
         pairs = [fields for _, fields in files.fields(inputs, 2)]
         scores = files.lines(golds)
         if len(pairs) != len(scores):
-            raise DataError(f"{files.root / golds}: {len(scores)} scores for {len(pairs)} pairs of {inputs}")
+            raise DataError(
+                f"{files.root / golds}: {counted(len(scores), 'score')} for {counted(len(pairs), 'pair')} of {inputs}"
+            )
         kept = [i for i, score in enumerate(scores) if score.strip()]  # pairs without a gold score are not judged
         splits[dataset] = Split(
             [[pairs[i][side].split() for i in kept] for side in (0, 1)],

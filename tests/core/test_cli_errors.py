@@ -1,0 +1,164 @@
+"""What a command that fails says: text on stderr, with --json an object on stdout; other words for commands."""
+
+import json
+import re
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dipole.core.cli import app as cli
+from dipole.core.cli.answer import asks_for_json
+from dipole.core.cli.other_words import CURE_OF, CURES
+from dipole.core.ground import plugins
+from dipole.core.ground.text import counted
+
+NOT_AN_OPTION = "--no-such-option"
+# What each command is told that is wrong beyond its options, and the exit code.
+FAILURES = {
+    "add": (("nothing", "AP=0.5", "--source", "x"), 2),
+    "bench": (("no-such-suite",), 2),
+    "check": (("infonse",), 2),
+    "compare": (("nothing", "nothing"), 2),
+    "completion": (("fish",), 2),
+    "data": (("get", "no-such-set"), 2),
+    "demo": (("vision", "--jobs", "2"), 2),
+    "doctor": (("surplus",), 2),
+    "embed": (("nothing", "nowhere.txt"), 2),
+    "eval": (("nothing",), 2),
+    "export": (("nothing", "--to", "onnx"), 2),
+    "list": (("nothing",), 2),
+    "new": (("import",), 2),
+    "play": (("nothing",), 2),
+    "report": (("nowhere",), 1),
+    "results": (("list", "nowhere"), 1),
+    "rm": (("nothing",), 2),
+    "show": (("infonse",), 2),
+    "sweep": (("no-such-recipe", "--metric", "x", "--space", "seed=int(0, 1)"), 2),
+    "theory": (("nothing",), 2),
+    "train": (("no-such-recipe",), 2),
+}
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = cli.main(list(arguments))
+    found = capsys.readouterr()
+    return code, found.out, found.err
+
+
+@pytest.mark.parametrize("command", cli.names())
+def test_a_failure_is_one_object_on_stdout_and_the_text_on_stderr(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments, expected = FAILURES[command]
+    plain = said(capsys, command, *arguments)
+    assert plain[:2] == (expected, "")
+    code, out, err = said(capsys, command, *arguments, "--json")
+    assert (code, err) == (expected, plain[2])
+    (found,) = [json.loads(line) for line in out.splitlines()]
+    assert found["error"].keys() == {"type", "message", "exit_code"}
+    assert found["error"]["exit_code"] == expected
+    assert err.rstrip().endswith(f"error: {found['error']['message']}")
+
+
+@pytest.mark.parametrize("command", ["no-such-command", *cli.names()])
+def test_wrong_usage_is_an_object_too(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = said(capsys, command, "--json", NOT_AN_OPTION)
+    error = json.loads(out)["error"]
+    assert (code, error["exit_code"]) == (2, 2)
+    assert error["message"] in err
+    assert "usage" not in error["message"]
+
+
+def test_what_a_command_of_somebody_s_does_is_an_object_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bug, an interruption, an end by sys.exit with a text and with a number."""
+    ends = [(ZeroDivisionError("a bug"), 1), (KeyboardInterrupt(), 1), (SystemExit("no disk"), 1), (SystemExit(3), 3)]
+
+    def configure(parser: Any) -> Any:
+        """Fail."""
+        parser.add_argument("which", type=int)
+        parser.add_argument("--json", action="store_true")
+
+        def run(arguments: Any) -> int:
+            raise ends[arguments.which][0]
+
+        return run
+
+    point = EntryPoint("fails", "failing:configure", "dipole.commands")
+    monkeypatch.setitem(sys.modules, "failing", SimpleNamespace(configure=configure))
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [point] if group == point.group else [])
+    errors = []
+    for which, (_, expected) in enumerate(ends):
+        code, out, err = said(capsys, "fails", str(which), "--json")
+        errors.append(json.loads(out)["error"])
+        assert (code, errors[-1]["exit_code"]) == (expected, expected)
+        assert "Traceback" not in err
+    assert [each["type"] for each in errors] == ["ZeroDivisionError", "KeyboardInterrupt", "SystemExit", "SystemExit"]
+    assert "DIPOLE_TRACEBACK=1" in errors[0]["message"]
+    assert errors[2]["message"] == "no disk"
+
+
+def test_a_process_that_fails_prints_one_line_of_json(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "dipole", "train", "no-such-recipe", "--json"]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert found.returncode == 2
+    assert json.loads(found.stdout)["error"]["message"] in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "asked"),
+    [("x --json", True), ("x --js", True), ("x -- --json", False), ("x --jobs 2", False), ("x json", False)],
+)
+def test_json_is_asked_for_as_argparse_reads_it(arguments: str, asked: bool) -> None:
+    assert asks_for_json(arguments.split()) is asked
+
+
+@pytest.mark.parametrize("word", ["resume", "evaluate", "run", "test", "ls", "Delete"])
+def test_other_words_for_a_command_are_answered_with_it(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = said(capsys, word, "3f2a")
+    assert code == 2
+    assert f"unknown command {word!r}. {CURE_OF[word.lower()]}. Commands: add, " in err
+    assert "Did you mean" not in err
+
+
+def test_other_words_are_no_commands_and_their_cures_are() -> None:
+    words = [word for words in CURES.values() for word in words]
+    assert len(words) == len(set(words))
+    assert not set(words) & set(cli.names())
+    parsers = {name: cli.Parser(prog=name) for name in cli.names()}
+    for name, parser in parsers.items():
+        cli._find(name)(parser)
+    for cure in CURES:
+        for command, rest in re.findall(r"dipole ([a-z]+)([^;`]*)", cure.replace("`dipole train ...`", "")):
+            parsers[command].parse_args(rest.split())
+
+
+def test_a_run_s_folder_is_no_recipe_but_its_configuration_is(blobs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What `dipole resume` is answered with goes on with the run."""
+    assert said(capsys, "train", str(blobs), "--quiet")[0] == 0
+    (folder,) = Path("runs").iterdir()
+    code, _, err = said(capsys, "train", str(folder))
+    assert code == 2
+    assert f"dipole train {folder}/config.toml" in err
+    code, out, _ = said(capsys, "train", f"{folder}/config.toml", "--json")
+    assert code == 0
+    assert json.loads(out)["already"] is True
+    assert Path(json.loads(out)["run"]) == folder
+
+
+@pytest.mark.parametrize(
+    ("count", "words", "text"),
+    [
+        (1, ("run",), "1 run"), (0, ("run",), "0 runs"), (2, ("class", "classes"), "2 classes"),
+        (1, ("class", "classes"), "1 class"), (1.0, ("epoch",), "1 epoch"), (0.5, ("epoch",), "0.5 epochs"),
+    ],
+)  # fmt: skip
+def test_one_is_no_plural(count: float, words: tuple[str, ...], text: str) -> None:
+    assert counted(count, *words) == text
