@@ -19,6 +19,8 @@ def check_matrix(name: str, x: Tensor, like: tuple[str, Tensor] | None = None) -
         )
     if like is not None:
         other, y = like
+        if x.shape[1] == y.shape[1] and x.device == y.device and x.dtype == y.dtype:
+            return x
         for what, mine, theirs in (
             ("width", x.shape[1], y.shape[1]),
             ("device", x.device, y.device),

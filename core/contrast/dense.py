@@ -24,6 +24,8 @@ LARGEST = 1 << 20
 SAFE_EXPONENT = 60.0
 # The maximum of a row that has no entry: finite, so that the difference of two is a number.
 LOWEST = -1e30
+# Up to so many rows a transpose of the slopes takes less time than the calls that spare it.
+FEW_ROWS = 128
 
 
 def fits(anchors: int, candidates: int) -> bool:
@@ -73,8 +75,12 @@ class _Whole(torch.autograd.Function):
     """Similarities of positives (A, K); then sums of statistics, places of extremes and shifts, (A,) each."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, positives: Tensor, excluded: Tensor, plan: _Plan) -> tuple[Tensor, ...]:
-        raw = x, y
+    def forward(
+        ctx: Any, x: Tensor, y: Tensor | None, indices: tuple[Tensor, Tensor], plan: _Plan
+    ) -> tuple[Tensor, ...]:
+        positives, excluded = indices  # in a tuple, which autograd need not look through
+        raw = x, y  # y is None where it is x
+        y = x if y is None else y
         ones: tuple[Tensor, ...] = ()  # normalised rows and their lengths, of x and where it is another of y
         if plan.unit:
             of_x = lengths(x)
@@ -97,7 +103,8 @@ class _Whole(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*raw, positives, excluded, *ones, *shifts, *tile.tensors())
         places = [_place(each, tile, plan.first) for each in plan.extremes]
-        ctx.mark_non_differentiable(*places, *shifts)
+        if places or shifts:
+            ctx.mark_non_differentiable(*places, *shifts)
         return matrix.gather(1, positives), *sums, *places, *shifts
 
     @staticmethod
@@ -108,11 +115,11 @@ class _Whole(torch.autograd.Function):
         running = sum(runs for _, runs in plan.statistics)
         shifts = iter(saved[:running])
         if torch.is_grad_enabled():
-            return *_again(plan, (x, y, positives, excluded), shifts, (near, *grads), ctx.needs_input_grad), *[None] * 3
+            return *_again(plan, (x, y, positives, excluded), shifts, (near, *grads), ctx.needs_input_grad), *[None] * 2
         tile = plan.again(saved[running:], ctx.exps)
         upstream = iter(grads)
         # Where a slope is as symmetric as s, both directions are one product: a third of what adding a transpose costs.
-        both = plan.symmetric and not running
+        both = plan.symmetric and not running and len(x) > FEW_ROWS
         total: Tensor | None = None  # dL/ds, (A, C)
         cleared = plan.full  # multiples of e are 0 already where an entry takes no part, by what is a number then
         for statistic, runs in plan.statistics:
@@ -137,12 +144,14 @@ class _Whole(torch.autograd.Function):
                 total.scatter_add_(0, positives.t(), near.t())
         if plan.unit:
             x, y = ones[0], ones[0 if plan.symmetric else 2]
+        elif plan.symmetric:
+            y = x
         dx = (total if both or not plan.symmetric else total + total.t()) @ y
         dy = total.t() @ x if ctx.needs_input_grad[1] and not plan.symmetric else None
         if plan.unit:
             dx = unnormalized(dx, x, ones[1])
             dy = None if dy is None else unnormalized(dy, y, ones[3])
-        return dx, dy, None, None, None
+        return dx, dy, None, None
 
 
 def _top(statistic: Statistic, tile: Tile) -> Tensor:
@@ -205,7 +214,7 @@ def sums_again(statistic: Statistic, s: Tensor, mask: Tensor, shift: Tensor | No
 
 def _again(
     plan: _Plan,
-    inputs: tuple[Tensor, Tensor, Tensor, Tensor],
+    inputs: tuple[Tensor, Tensor | None, Tensor, Tensor],
     shifts: Iterator[Tensor],
     grads: Sequence[Tensor | None],
     needed: Sequence[bool],
@@ -213,16 +222,16 @@ def _again(
     """The gradients (A, d), (C, d) as functions that can be differentiated again."""
     x, y, positives, excluded = inputs
     first = normalize(x) if plan.unit else x
-    second = first if plan.symmetric else normalize(y) if plan.unit else y
+    second = first if y is None else normalize(y) if plan.unit else y
     matrix = first @ second.T
     s = matrix[:, plan.first :]
     mask = mask_of(excluded - plan.first, s.shape[1])
     outputs = [matrix.gather(1, positives)]
     for statistic, runs in plan.statistics:
         outputs += sums_again(statistic, s, mask, next(shifts) if runs else None)
-    wanted = [x] if plan.symmetric else [each for each, need in zip((x, y), needed, strict=False) if need]
+    wanted = [x] if y is None else [each for each, need in zip((x, y), needed, strict=False) if need]
     found = gradients(outputs, wanted, grads)
-    if plan.symmetric:
+    if y is None:
         return found[0], None
     return found.pop(0) if needed[0] else None, found.pop(0) if needed[1] else None
 
@@ -303,11 +312,11 @@ def whole(
     """
     unbounded = math.inf if bound is None else bound
     sums = [each for each in statistics if isinstance(each, Statistic)]
-    extremes = tuple(each for each in statistics if isinstance(each, Extreme))
-    asked = tuple((each, needs_maximum(each, unbounded)) for each in sums)
+    extremes = tuple([each for each in statistics if isinstance(each, Extreme)])
+    asked = tuple([(each, needs_maximum(each, unbounded)) for each in sums])
     plan = _Plan(asked, extremes, padded, first, symmetric, unit, full)
     near, *found = _Whole.apply(  # type: ignore[no-untyped-call]
-        x, y, positives.clamp_min(0) if padded else positives, excluded, plan
+        x, None if symmetric else y, (positives.clamp_min(0) if padded else positives, excluded), plan
     )
     rest = iter(found)
     parts = [tuple(islice(rest, len(parts_of(each)))) for each in sums]
@@ -346,6 +355,6 @@ def _parts_of(statistic: Statistic) -> tuple[bool, ...]:
 
 def slopes_of(statistic: Statistic, s: Tensor, e: Tensor | None) -> tuple[tuple[Tensor, ...], float]:
     """The slope of each part, and what all are to be multiplied by: of e itself it is scale e, and e is there."""
-    if statistic.scale is not None and e is not None and all(parts_of(statistic)):
-        return (e,) * len(parts_of(statistic)), statistic.scale
+    if statistic.scale is not None and e is not None and all(parts := parts_of(statistic)):
+        return (e,) * len(parts), statistic.scale
     return as_tuple(statistic.slopes(s, e)), 1.0

@@ -158,7 +158,7 @@ def evaluate(terms: Mapping[str, tuple[float, Objective]], related: Related) -> 
         found = []
         for pairs in related.pairs:  # no comprehension: torch.compile cannot resume in one that walks over a tuple
             found.append(_on_pairs(terms, pairs, related))
-    values = {name: _mean([each[name] for each in found]) for name in terms}
+    values = found[0] if len(found) == 1 else {name: _mean([each[name] for each in found]) for name in terms}
     weighted = [v.value if v.weight == 1 else v.weight * v.value for v in values.values()]
     return Outcome(
         sum(weighted[1:], weighted[0]),
@@ -315,7 +315,7 @@ def _value(
         return (matrix.sides[0] * 0.0).sum(), idle
     if prepared.has_positives is False and term.is_base():
         return (matrix.sides[0] * 0.0).sum(), "0: no anchor has a positive"
-    rows = matrix.rows(asked, tuple(other.rows(asked) for other in matrices[1:]))
+    rows = matrix.rows(asked, tuple(other.rows(asked) for other in matrices[1:]) if len(matrices) > 1 else ())
     value = term.loss(matrix.positives if term.similarity is not None else matrix.x, rows)
     if value.ndim:
         if term.needs_negatives and matrix.pairs.known.padded:
@@ -325,7 +325,7 @@ def _value(
     elif term.needs_negatives and prepared.has_negatives is None and not bool((prepared.negative_counts > 0).any()):
         # A finished scalar cannot be masked. Lists as long as the candidates are the one case that asks the device.
         return (matrix.sides[0] * 0.0).sum(), NO_NEGATIVES
-    return value, "; ".join(rows.notes)
+    return value, "; ".join(rows.notes) if rows.notes else ""
 
 
 def _left_out(term: Objective, prepared: Pairs) -> Tensor | None:
@@ -336,8 +336,6 @@ def _left_out(term: Objective, prepared: Pairs) -> Tensor | None:
 
 def _mean(values: list[TermValue]) -> TermValue:
     """One term's value over several Pairs; the note that all of them have."""
-    if len(values) == 1:
-        return values[0]
     notes = {each.note for each in values}
     value = torch.stack([each.value for each in values]).mean()
     left_out = [each.left_out for each in values if each.left_out is not None]

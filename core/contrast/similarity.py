@@ -26,8 +26,8 @@ def lengths(x: Tensor) -> Tensor:
 
 
 def unnormalized(grad: Tensor, unit: Tensor, length: Tensor) -> Tensor:
-    """The gradient (n, d) of rows from that of the unit vectors (n, d) they were normalised to, by their lengths."""
-    return (grad - unit * (grad * unit).sum(-1, keepdim=True)).div_(length)
+    """The gradient (n, d) of rows, written over that of the unit vectors they were normalised to, by their lengths."""
+    return grad.addcmul_(unit, (grad * unit).sum(-1, keepdim=True), value=-1).div_(length)
 
 
 class _PairedDot(torch.autograd.Function):
