@@ -584,7 +584,6 @@ def test_what_a_device_has_made_is_measured_there(corpus, labelled, tmp_path, mo
         rows = [{"query": texts[3 * k], "pos": texts[3 * k + 1], "neg": texts[3 * k + 2 :][: k % 2]} for k in range(60)]
         settings = settings | {"corpus": write(tmp_path / "pairs.jsonl", rows)}
 
-
     def measured(device):
         asked = {"corpus": corpus, "encoder": "bow", "device": torch.device(device)} | settings
         adapter = make(asked.pop("corpus"), tmp_path, **asked)
