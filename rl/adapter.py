@@ -24,6 +24,7 @@ from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.errors import ConfigError
 from dipole.core.ground.files import remove_scratch
 from dipole.core.measure.intervals import interquartile_mean
+from dipole.core.measure.probes import measuring_device
 from dipole.core.train.adapter import Adapter, Context, Sketch
 from dipole.core.train.config import EvaluatedPart, Settings
 from dipole.core.train.embedder import Embedder
@@ -242,10 +243,10 @@ class RLAdapter(Adapter):
         seen, encoder = self.agent.seen, self.agent.policy.encoder
         stacked = stack(self._observations)
         if seen.image is None:
-            return torch.from_numpy(seen.state(stacked)).float(), None
+            return torch.from_numpy(seen.state(stacked)).float().to(measuring_device(self.device)), None
         images = torch.from_numpy(seen.pixels(stacked)).to(self.device)
         found = [encoder.head(encoder.convolve(encoder.centre(part))) for part in images.split(128)]
-        return torch.cat(found).float().cpu(), None
+        return torch.cat(found).float().to(measuring_device(self.device)), None
 
     def data_info(self) -> dict[str, Any]:
         if self._kept is not None:

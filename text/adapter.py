@@ -19,7 +19,7 @@ from dipole.core.ground.machine import processors
 from dipole.core.ground.text import counted
 from dipole.core.ground.transfer import prefetched, sent
 from dipole.core.measure.class_tasks import class_tasks
-from dipole.core.measure.probes import knn_probe
+from dipole.core.measure.probes import knn_probe, measuring_device
 from dipole.core.train.adapter import Adapter, Context, Sketch
 from dipole.core.train.block_losses import BlockShape, block_losses
 from dipole.core.train.config import EvaluatedPart
@@ -96,6 +96,7 @@ class TextAdapter(Adapter):
     def __init__(self, config: TextSettings, **context: Unpack[Context]) -> None:
         super().__init__(config, **context)
         _check_blocks(config, self.batch_size, self.world_size)
+        self._measures = measuring_device(self.device, config.probe_device)
         self._class_blocks: ClassBlocks | None = None
         self._pair_batches: PairBatches | None = None
         if self.kept is not None:
@@ -481,11 +482,11 @@ class TextAdapter(Adapter):
         return SentenceEncoder(model, tokens, c.normalize, limit, transform)
 
     def _sides(self, rows: np.ndarray, objective: Any = None) -> tuple[Tensor, Tensor]:
-        """f and g of sentences, raw, on the CPU."""
+        """f and g of sentences, raw, where they are measured."""
         encoder = SentenceEncoder(
             self.module, self.tokens, transform=None if objective is None else objective.transform
         )
-        both = encoder.encode_ids(self.sentences.ids(rows), 4096).cpu()
+        both = encoder.encode_ids(self.sentences.ids(rows), 4096).to(self._measures)
         half = both.shape[1] // self.module.halves
         return both[:, :half], both[:, -half:]
 
@@ -519,7 +520,7 @@ class TextAdapter(Adapter):
         document = torch.from_numpy(self.sentences.document[rows].astype(np.int64))
         if len(rows) < 2 or not bool((document[:-1] == document[1:]).any()):
             return None
-        return Pairs.from_window(*self._sides(rows, objective), document)
+        return Pairs.from_window(*self._sides(rows, objective), document.to(self._measures))
 
     def evaluate(self, objective: Any) -> dict[str, float]:
         rows = self._probe_rows("test")
@@ -528,13 +529,14 @@ class TextAdapter(Adapter):
             labelled = labelled_documents(self.config.labelled, self.config.column)
             if self.part == "validation":
                 labelled = held_back(labelled, self.validation, self.seed.numpy("probe", "labelled"))
-            results.update(document_accuracy(self.encoder(objective).encode, labelled, self.config.labelled))
+            encode = self.encoder(objective).encode
+            results.update(document_accuracy(encode, labelled, self.config.labelled, self._measures))
         c = self.config
         if c.senteval is not None:
             encoder = self.encoder(objective)
             found = senteval.evaluate(
                 encoder.encode, c.tasks, c.senteval, protocol=c.protocol, kfold=c.kfold, halves=self.module.halves,
-                progress=False,
+                progress=False, device=self._measures,
             )  # fmt: skip
             self._noticed = [f"{task}: {line}" for task, result in found.items() for line in result.changed]
             for task, result in found.items():
@@ -568,7 +570,7 @@ class TextAdapter(Adapter):
         numbers = torch.from_numpy(place - first)
         anchor, positive, negatives = numbers.split([len(rows), len(rows), len(numbers) - 2 * len(rows)])
         asked = _distinct(table.anchor[rows])
-        shown = torch.cat([f, g], 1)[np.searchsorted(texts, asked) - first]
+        shown = torch.cat([f, g], 1)[torch.from_numpy(np.searchsorted(texts, asked) - first)]
         (self.workdir / "nearest_sentences.txt").write_text(self._examples(asked, shown) + "\n", encoding="utf-8")
         return find_partners(f, g, anchor, positive, negatives.view(len(rows), -1))
 
@@ -623,7 +625,7 @@ class TextAdapter(Adapter):
         joined = [" ".join(words[int(i)] for i in ids) for ids in self.sentences.ids(rows)]
         long = [i for i, ids in enumerate(self.sentences.ids(rows)) if 6 <= len(ids) <= 20] or list(range(len(rows)))
         step = max(1, len(long) // SHOWN)
-        return nearest_sentences(long[::step][:SHOWN], vectors.numpy(), joined)
+        return nearest_sentences(long[::step][:SHOWN], vectors, joined)
 
     def data_info(self) -> dict[str, Any]:
         if self._kept is not None and self._kept.has_data_of(self.config):

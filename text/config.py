@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from dipole.core.ground.backbone import Source, Weights
 from dipole.core.ground.errors import ConfigError
 from dipole.core.measure.class_tasks import Classifier
+from dipole.core.measure.probes import PROBE_DEVICE_HELP, ProbeDevice
 from dipole.core.train.config import Settings
 from dipole.core.train.finetuning import FREEZE_HELP, LORA_HELP, WEIGHTS_HELP, FreezeSetting, LoraTable
 from dipole.text.columns import check_columns
@@ -130,6 +131,7 @@ class TextSettings(Settings):
     tasks: tuple[str, ...] = Field(("MR", "CR", "SUBJ", "MPQA", "TREC", "MRPC"), description="SentEval tasks")
     protocol: Literal["fast", "senteval-torch", "senteval-sklearn", "skip-thoughts"] = "fast"
     kfold: int = Field(10, ge=2)
+    probe_device: ProbeDevice = Field("auto", description=PROBE_DEVICE_HELP)
 
     @property
     def rows_drop(self) -> bool:

@@ -39,13 +39,17 @@ def held_back(
 
 
 def document_accuracy(
-    encode: Callable[[list[str]], np.ndarray], documents: Iterable[tuple[Document, str, bool]], where: str
+    encode: Callable[[list[str]], np.ndarray],
+    documents: Iterable[tuple[Document, str, bool]],
+    where: str,
+    device: torch.device | str = "cpu",
 ) -> dict[str, float]:
     """Test accuracy of a linear classifier on document vectors, "labelled/accuracy".
 
     Args:
         documents: each with its class and whether it is for testing; see `corpus.labelled_documents`.
         where: names the source in messages.
+        device: where the classifier is trained.
 
     Raises:
         DataError: if either part is empty, or training has a single class.
@@ -57,5 +61,6 @@ def document_accuracy(
         mine = [(document, classes[label]) for document, label, tested in listed if tested == is_test]
         if not mine:
             raise DataError(f"{where} has no documents for {'testing' if is_test else 'training'}.")
-        parts += [document_vectors(encode, (d for d, _ in mine)), torch.tensor([c for _, c in mine])]
+        vectors = document_vectors(encode, (d for d, _ in mine))
+        parts += [vectors.to(device), torch.tensor([c for _, c in mine])]
     return {"labelled/accuracy": linear_probe(*parts).accuracy}

@@ -31,11 +31,12 @@ def next_sentence(f: Tensor, g: Tensor, document: Tensor) -> dict[str, float]:
         "next@1" and "next@10", shares of queries whose next sentence ranks first or among ten (the sentence itself is
         no candidate), "next_mrr", the mean of 1 / rank, and "chance@1".
     """
+    document = document.to(f.device)
     queries = torch.nonzero(document[:-1] == document[1:]).squeeze(1)
     if not len(queries):
         return {}
     scores = normalize(f[queries].float()) @ normalize(g.float()).T
-    scores[torch.arange(len(queries)), queries] = -torch.inf
+    scores[torch.arange(len(queries), device=f.device), queries] = -torch.inf
     truth = scores.gather(1, (queries + 1)[:, None])
     rank = (scores > truth).sum(1) + 1
     return {
@@ -48,14 +49,14 @@ def next_sentence(f: Tensor, g: Tensor, document: Tensor) -> dict[str, float]:
 
 def neighbour_histogram(f: Tensor, g: Tensor, document: Tensor, bins: int = 50) -> Histogram:
     """Distances of f(sentence) to g of its neighbours, and to g of all other sentences (LMCL, Fig. 5)."""
-    found = pair_histogram(Pairs.from_window(f, g, document), bins)
+    found = pair_histogram(Pairs.from_window(f, g, document.to(f.device)), bins)
     shares = [(counts / counts.sum().clamp_min(1)).numpy() for counts in (found.correct, found.incorrect)]
     return Histogram(found.edges.numpy(), *shares)
 
 
-def nearest_sentences(queries: Sequence[int], vectors: np.ndarray, texts: Sequence[str], count: int = 5) -> str:
+def nearest_sentences(queries: Sequence[int], vectors: Tensor, texts: Sequence[str], count: int = 5) -> str:
     """Text with the sentences nearest to each query (an index into `texts`), by cosine."""
-    x = normalize(torch.as_tensor(vectors).float())
+    x = normalize(vectors.float())
     lines = []
     for query in queries:
         scores = x @ x[query]

@@ -21,9 +21,11 @@ def find_partners(f: Tensor, g: Tensor, anchor: Tensor, positive: Tensor, negati
         negatives "triplet/accuracy", the share of negatives that are farther from the anchor than the positive is.
     """
     f, g = normalize(f.float()), normalize(g.float())
+    anchor, positive, negatives = (texts.to(f.device) for texts in (anchor, positive, negatives))
     there = negatives >= 0
     candidates = torch.cat([positive, negatives[there]]).unique()
-    column = torch.full((len(g),), -1).index_copy(0, candidates, torch.arange(len(candidates)))
+    numbers = torch.arange(len(candidates), device=g.device)
+    column = torch.full((len(g),), -1, device=g.device).index_copy(0, candidates, numbers)
     ranks, nearer = [], []
     for start in range(0, len(anchor), CHUNK):
         rows = slice(start, start + CHUNK)

@@ -11,6 +11,8 @@ from dipole.core.ground.errors import DataError
 from dipole.core.measure.class_tasks import class_tasks
 from dipole.core.measure.descent import Descent
 from dipole.core.measure.probes import (
+    PROBE_DEVICE_HELP,
+    ProbeDevice,
     ProbeResult,
     few_shot_probe,
     kmeans_accuracy,
@@ -95,9 +97,7 @@ class ProbeConfig(Settings):
     online: OnlineConfig | None = Field(
         None, description="train a linear probe beside the encoder and log its accuracy; default none"
     )
-    device: Literal["auto", "cpu"] = Field(
-        "auto", description="where features are kept, probed and diagnosed: the run's device, or the processor"
-    )
+    device: ProbeDevice = Field("auto", description=PROBE_DEVICE_HELP)
     baselines: bool = Field(False, description="also probe the untrained encoder and the raw pixels")
 
     @model_validator(mode="after")

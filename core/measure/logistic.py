@@ -72,13 +72,18 @@ class Predicted:
 
 
 def predictions(
-    features: np.ndarray, labels: np.ndarray, subsets: np.ndarray, grid: Sequence[float], tolerance: float = 1e-3
+    features: np.ndarray,
+    labels: np.ndarray,
+    subsets: np.ndarray,
+    grid: Sequence[float],
+    tolerance: float = 1e-3,
+    device: torch.device | str = "cpu",
 ) -> np.ndarray:
     """Return what every model predicts for every row, for each value of the inverse regularisation strength.
 
     As `solve_subsets`, whose labels (len(grid), N, P) it gives; a problem that has not converged is warned of.
     """
-    found = solve_subsets(features, labels, subsets, grid, tolerance)
+    found = solve_subsets(features, labels, subsets, grid, tolerance, device)
     missed = int((~found.converged).sum())
     if missed:
         warnings.warn(NotConverged(missed, found.converged.size), stacklevel=2)
@@ -86,7 +91,12 @@ def predictions(
 
 
 def solve_subsets(
-    features: np.ndarray, labels: np.ndarray, subsets: np.ndarray, grid: Sequence[float], tolerance: float = 1e-3
+    features: np.ndarray,
+    labels: np.ndarray,
+    subsets: np.ndarray,
+    grid: Sequence[float],
+    tolerance: float = 1e-3,
+    device: torch.device | str = "cpu",
 ) -> Predicted:
     """Solve the logistic regressions of many training subsets and many values of C.
 
@@ -100,6 +110,7 @@ def solve_subsets(
         grid: values of C > 0; they are solved in ascending order, each started from the one before.
         tolerance: stop when the estimated root mean square error of the decision values is below so much of their own
             root mean square (of 0.1 where that is smaller); > 0.
+        device: where they are solved; it has to know float64.
 
     Raises:
         DataError: for features too large to be multiplied.
@@ -112,13 +123,13 @@ def solve_subsets(
     subsets = np.asarray(subsets, dtype=bool)
     used: np.ndarray = np.asarray(subsets.any(1))
     x = torch.as_tensor(np.ascontiguousarray(features))
-    x = x if x.dtype in (torch.float32, torch.float64) else x.double()
-    y = torch.as_tensor(np.asarray(labels, dtype=np.int64))
+    x = (x if x.dtype in (torch.float32, torch.float64) else x.double()).to(device)
+    y = torch.as_tensor(np.asarray(labels, dtype=np.int64)).to(device)
     classes = max(2, int(y.max()) + 1)
     rest = _rows(x, ~used)
     x, y = _rows(x, used), _rows(y, used)
     distinct, same = _distinct(subsets[used])
-    masks = torch.as_tensor(distinct, dtype=torch.float32)
+    masks = torch.as_tensor(distinct, dtype=torch.float32).to(device)
     solver = _Solver(x, y, classes, masks, tolerance, steps=STEPS, relative=True)
     order = sorted(range(len(grid)), key=lambda i: grid[i])
     columns = (1 if classes == 2 else classes) * len(masks) * len(grid)
@@ -133,7 +144,7 @@ def solve_subsets(
             if where.any():
                 found = solver.predicted(rows).view(len(group), len(masks), -1).transpose(1, 2)
                 for place, index in enumerate(group):
-                    out[index][where] = found[place].numpy()[:, same]
+                    out[index][where] = found[place].cpu().numpy()[:, same]
     return Predicted(out, converged)
 
 

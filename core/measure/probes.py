@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,6 +22,9 @@ from dipole.core.measure.descent import Descent, Rows, descend
 from dipole.core.measure.logistic import fit_softmax
 
 SOLVERS = ("convex", "sgd", "adam")
+
+ProbeDevice = Literal["auto", "cpu"]
+PROBE_DEVICE_HELP = "where features are kept, probed and diagnosed: the run's device, or the processor"
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class ProbeResult:
         return {f"{prefix}/{name}": value for name, value in values.items() if value is not None}
 
 
-def measuring_device(device: torch.device, asked: str = "auto") -> torch.device:
+def measuring_device(device: torch.device, asked: ProbeDevice = "auto") -> torch.device:
     """Where features are kept and measured: the device, or the processor if `asked` is "cpu".
 
     Probes compute in double precision, which Apple's devices do not have: the processor serves them.

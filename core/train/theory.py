@@ -68,7 +68,8 @@ def theory_of_run(
         features = features.float()
         if objective is not None:
             place = next(objective.parameters(), features).device
-            features = objective.transform(features.to(place)).cpu()
+            features = objective.transform(features.to(place))
+    features = features.cpu()
     projected = features
     if form == "unit" or (form == "auto" and _is_cosine(objective)):
         features = normalize(features)

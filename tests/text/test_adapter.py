@@ -2,6 +2,7 @@
 
 import json
 import signal
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,9 @@ import torch
 import dipole
 from dipole.core.ground.errors import ConfigError, DataError
 from dipole.core.ground.seeding import Seeds
+from dipole.core.measure.diagnostics import pair_histogram
 from dipole.core.train.block_losses import BlockShape, block_losses
+from dipole.core.train.evaluation import diagnose
 from dipole.core.train.loop import RunInterruptedError, train
 from dipole.core.train.recipe import load
 from dipole.text.adapter import TextAdapter, _is_seen
@@ -20,6 +23,9 @@ from dipole.text.corpus import Document
 from dipole.text.document_classification import held_back
 from dipole.text.model import expanded
 from dipole.text.senteval.tables import published_rows
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from elsewhere import ELSEWHERE, elsewhere
 
 WORDS = [f"word{i}" for i in range(30)]
 
@@ -37,13 +43,13 @@ def corpus(tmp_path):
     return str(path)
 
 
-def make(corpus, tmp_path, batch_size=40, rank=0, world_size=1, seed=0, validation=0.0, **settings):
+def make(corpus, tmp_path, batch_size=40, rank=0, world_size=1, seed=0, validation=0.0, device=None, **settings):
     torch.manual_seed(seed)
     values = {"corpus": corpus, "hidden_size": 8, "word_size": 6, "held_out": 0.2} | settings
     return TextAdapter(
         TextSettings(**values),
         seed=Seeds(seed),
-        device=torch.device("cpu"),
+        device=device or torch.device("cpu"),
         workdir=tmp_path,
         batch_size=batch_size,
         rank=rank,
@@ -557,3 +563,45 @@ def test_labelled_documents_without_splits_and_wrong_ones(corpus, labelled, tmp_
             adapter.evaluate(None)
     with pytest.raises(DataError, match=r"Give a \.jsonl"):
         list(labelled_documents("nowhere.txt"))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"classifiers": ("trained", "mean", "few"), "losses": True, "pairs": "blocks", "batch_size": 39},
+        {"pairs": "columns"},
+        {"labelled": "labelled.jsonl"},
+    ],
+    ids=lambda settings: " ".join(settings),
+)
+def test_what_a_device_has_made_is_measured_there(corpus, labelled, tmp_path, monkeypatch, settings):
+    """On a stand-in for a device, which refuses tensors of the processor and keeps features, the same numbers."""
+    if "labelled" in settings:
+        settings = settings | {"labelled": write(tmp_path / settings["labelled"], labelled)}
+    if settings.get("pairs") == "columns":
+        draw = np.random.default_rng(2)
+        texts = [" ".join(draw.choice(WORDS, size=4)) for _ in range(180)]
+        rows = [{"query": texts[3 * k], "pos": texts[3 * k + 1], "neg": texts[3 * k + 2 :][: k % 2]} for k in range(60)]
+        settings = settings | {"corpus": write(tmp_path / "pairs.jsonl", rows)}
+
+    def measured(device):
+        asked = {"corpus": corpus, "encoder": "bow", "device": torch.device(device)} | settings
+        adapter = make(asked.pop("corpus"), tmp_path, **asked)
+        features, owners = adapter.features("test")
+        assert features.device.type == device
+        numbers = adapter.evaluate(None) | diagnose(features, owners, None)[0]
+        shown = pair_histogram(adapter.held_out_pairs(None)).correct.tolist()
+        files = (*tmp_path.glob("nearest_*.txt"), *tmp_path.glob("neighbour_*.json"))
+        return numbers, shown, [path.read_text() for path in sorted(files)]
+
+    numbers, *shown = measured("cpu")
+    with elsewhere(40 * 50):  # scores come back, and points for Arora's terms
+        found, *also = measured(ELSEWHERE.type)
+    assert found == pytest.approx(numbers, rel=1e-6)
+    assert also == shown
+    assert shown[1]
+
+
+def test_features_are_kept_on_the_processor_where_that_is_asked_for(corpus, tmp_path):
+    adapter = make(corpus, tmp_path, encoder="bow", probe_device="cpu", device=ELSEWHERE)
+    assert adapter.features("test")[0].device.type == "cpu"

@@ -1,5 +1,9 @@
 """The four protocols against references: scikit-learn to convergence, SentEval's classifier written out."""
 
+import sys
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -9,9 +13,12 @@ from sklearn.model_selection import StratifiedKFold
 from dipole.core.ground.errors import OptionError
 from dipole.core.measure.logistic import predictions, solve_subsets
 from dipole.text.scaling import halves_normalised
-from dipole.text.senteval.protocols import Settings, classify
+from dipole.text.senteval.protocols import Settings, check_device, classify
 from dipole.text.senteval.task import Split, Task
 from dipole.text.senteval.torch_classifier import Classifier, Fit, fit_all
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from elsewhere import ELSEWHERE, elsewhere
 
 
 def blobs(n, d, classes, seed=0, spread=2.0):
@@ -233,3 +240,33 @@ def test_halves_are_scaled_one_by_one():
     assert halves_normalised(x, 2) == pytest.approx(np.array([[0.6, 0.8, 0, 0], [0, 1, 5 / 13, 12 / 13]]))
     with pytest.raises(OptionError, match="cannot be cut"):
         halves_normalised(np.ones((1, 3)), 2)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize(
+    ("protocol", "classifier"),
+    [
+        ("fast", Classifier()),
+        ("skip-thoughts", Classifier()),
+        ("senteval-torch", Classifier(optim="sgd,lr=0.1", max_epoch=8)),
+        ("senteval-torch", Classifier(optim="rmsprop", nhid=4, dropout=0.2, max_epoch=8)),
+    ],
+)
+def test_classifiers_on_a_device_answer_what_they_do_here(protocol, classifier, classes):
+    """On a stand-in that refuses tensors of the processor; answers come back, features do not."""
+    x, y = blobs(160, 200, classes, spread=1.5)
+    split = Split([[("a",)] * len(x)], y.tolist())
+    task = Task("toy", "nested", {"all": split}, classes)
+    settings = Settings(protocol, kfold=2, classifier=classifier)
+    wanted = classify(task, {"all": split}, {"all": x}, settings, note=lambda text: None)
+    with elsewhere(160 * 21):
+        there = replace(settings, device=ELSEWHERE)
+        found = classify(task, {"all": split}, {"all": x}, there, note=lambda text: None)
+    assert (found.dev, found.folds, found.chosen) == (wanted.dev, wanted.folds, wanted.chosen)
+    assert np.array_equal(found.predicted, wanted.predicted)
+
+
+@pytest.mark.parametrize("device", ["nowhere", "cuda:99"])
+def test_a_device_that_is_not_here_is_one_message(device):
+    with pytest.raises(OptionError, match="device must be one that is here"):
+        check_device(device)

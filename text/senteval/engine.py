@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
+import torch
 
 from dipole.core.ground.cache import found
 from dipole.core.ground.errors import OptionError
 from dipole.core.ground.files import atomic_file
 from dipole.core.ground.progress import Progress
-from dipole.text.senteval.protocols import Settings, check_protocol, whole
+from dipole.text.senteval.protocols import Settings, check_device, check_protocol, whole
 from dipole.text.senteval.rows import as_rows, same_width, task_names
 from dipole.text.senteval.scoring import Result, score
 from dipole.text.senteval.task import Sentence, Task
@@ -25,7 +26,7 @@ SIX_TASKS = ("MR", "CR", "SUBJ", "MPQA", "TREC", "MRPC")
 # What params may hold beside a script's own entries; those that look like one of these are taken for slips.
 KNOWN = (
     "task_path", "usepytorch", "kfold", "seed", "batch_size", "nhid", "classifier", "similarity",
-    "protocol", "halves", "cache", "cache_key", "check", "progress", "current_task",
+    "protocol", "halves", "cache", "cache_key", "device", "check", "progress", "current_task",
 )  # fmt: skip
 
 ASKED = 16  # sentences by which kept features are held against the encoder
@@ -56,6 +57,7 @@ class SE:
             `protocol`: one of `PROTOCOLS`, instead of `usepytorch`;
             `halves`: parts scaled to unit length each under "skip-thoughts" (1; 2 for encoders that concatenate f and
             g); `cache` and `cache_key`: folder for features and a name that tells this encoder from others;
+            `device`: where classifiers are trained ("cpu"; those of scikit-learn stay there);
             `check`: False reads task files whose counts differ from the published ones;
             `progress`: False prints nothing.
         batcher: `batcher(params, sentences)` with token lists (some are empty) gives an array (n, d).
@@ -81,7 +83,11 @@ class SE:
             raise OptionError("classifier needs 'nhid', the number of hidden units (0: logistic regression)")
         _check(self.params)
         self.settings = Settings(
-            self._protocol(), self.params.kfold, self.params.seed, Classifier.from_params(self.params.classifier)
+            self._protocol(),
+            self.params.kfold,
+            self.params.seed,
+            Classifier.from_params(self.params.classifier),
+            check_device(self.params.device or "cpu"),
         )
         if self.params.cache and not self.params.cache_key:
             raise OptionError("cache needs 'cache_key', a name that tells this encoder's features from others'")
@@ -203,6 +209,7 @@ def evaluate(
     seed: int = 1111,
     check: bool = True,
     progress: bool = True,
+    device: torch.device | str = "cpu",
 ) -> dict[str, Result]:
     """Score an encoder on several tasks; a sentence that occurs in several is encoded once.
 
@@ -212,8 +219,9 @@ def evaluate(
         tasks: names as in SentEval.
         task_path: folder that holds SentEval's downstream/.
         halves: parts of the vector that "skip-thoughts" scales to unit length one by one (2: f and g).
+        device: where classifiers are trained, such as "cuda" or "auto"; those of scikit-learn stay on the processor.
     """
-    settings = Settings(check_protocol(protocol), kfold, seed)
+    settings = Settings(check_protocol(protocol), kfold, seed, device=check_device(device))
     shown = Progress(quiet=not progress)
     loaded = [load_task(name, task_path, check) for name in task_names(tasks)]
     distinct = sorted({tuple(s) for task in loaded for s in task.samples()}, key=lambda s: (len(s), s))

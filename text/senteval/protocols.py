@@ -12,9 +12,11 @@ from sklearn.metrics import f1_score
 from sklearn.model_selection import KFold, StratifiedKFold
 from sklearn.utils import shuffle as sklearn_shuffle
 
-from dipole.core.ground.errors import DataError, OptionError, nearest
+from dipole.core.ground.errors import ConfigError, DataError, OptionError, nearest
 from dipole.core.ground.text import counted
 from dipole.core.measure.logistic import LARGEST, NotConverged, predictions, size_of
+from dipole.core.measure.probes import measuring_device
+from dipole.core.train.launch import pick_device
 from dipole.text.scaling import halves_normalised
 from dipole.text.senteval.task import Split, Task
 from dipole.text.senteval.torch_classifier import Classifier, Fit, fit_all
@@ -37,6 +39,15 @@ def check_protocol(name: str) -> str:
     return name
 
 
+def check_device(device: torch.device | str) -> torch.device:
+    """Where a classifier is to be trained: the device, if it is here; the processor for one without float64."""
+    try:
+        return measuring_device(pick_device(str(device)))
+    except (RuntimeError, ConfigError) as error:
+        said = str(error).splitlines()[0]
+        raise OptionError(f"device must be one that is here, such as 'cpu', 'cuda' or 'auto': {said}") from None
+
+
 def whole(value: Any, name: str, least: int, most: int | None = None) -> int:
     """The value if it is a whole number in its range."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least or value > (most or value):
@@ -53,6 +64,7 @@ class Settings:
     kfold: int = 10
     seed: int = 1111
     classifier: Classifier = field(default_factory=Classifier)
+    device: torch.device | str = "cpu"  # where classifiers are trained, but scikit-learn's
 
     def __post_init__(self) -> None:
         check_protocol(self.protocol)
@@ -242,7 +254,7 @@ def _solve_together(
     grid = settings.grid(task.kind)
     if len(used) < len(y):
         x, subsets = x[used], subsets[used]
-    predicted = predictions(x, y[used], subsets, grid, TOLERANCE)
+    predicted = predictions(x, y[used], subsets, grid, TOLERANCE, settings.device)
     place = np.zeros(len(y), dtype=np.int64)
     place[used] = np.arange(len(used))
     best, chosen, tests = [], [], []
@@ -287,7 +299,8 @@ def _solve_torch(
 ) -> Solved:
     """SentEval's PyTorch classifier; the inner score is the accuracy its early stopping saw, as in SentEval."""
     grid = settings.grid(task.kind)
-    rows, labels = torch.as_tensor(np.ascontiguousarray(x), dtype=torch.float32), torch.as_tensor(y)
+    rows = torch.as_tensor(np.ascontiguousarray(x), dtype=torch.float32).to(settings.device)
+    labels = torch.as_tensor(y).to(settings.device)
 
     def fit(fits: list[Fit]) -> list:
         return fit_all(rows, labels, task.classes, fits, settings.classifier, settings.seed)
@@ -300,7 +313,7 @@ def _solve_torch(
         best.append(dev_score)
         chosen.append(grid[index])
     finals = fit([Fit(o.train, o.dev, [value]) for o, value in zip(outers, chosen, strict=True)])
-    return best, chosen, [f.predict(rows[o.test]) for f, o in zip(finals, outers, strict=True)]
+    return best, chosen, [f.predict(rows[torch.as_tensor(o.test)]) for f, o in zip(finals, outers, strict=True)]
 
 
 def _report(

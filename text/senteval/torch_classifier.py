@@ -105,7 +105,7 @@ class Fitted:
         for depth, (weight, bias) in enumerate(self.layers):
             hidden = torch.sigmoid(hidden) if depth else hidden
             hidden = hidden @ weight[decay] + bias[decay]
-        return hidden.argmax(-1).numpy()
+        return hidden.argmax(-1).cpu().numpy()
 
 
 def fit_all(
@@ -148,7 +148,8 @@ class _Group:
     def __init__(
         self, features: Tensor, labels: Tensor, classes: int, fits: list[Fit], settings: Classifier, seed: int
     ) -> None:
-        self.features = torch.cat([features, torch.ones(len(features), 1)], 1)
+        device = features.device
+        self.features = torch.cat([features, torch.ones(len(features), 1, device=device)], 1)
         self.labels, self.settings = labels, settings
         self.widths = [features.shape[1], *([settings.nhid] if settings.nhid else []), classes]
         self.stream = np.random.RandomState(seed)
@@ -162,11 +163,12 @@ class _Group:
                 cut = int(0.05 * len(train))
                 train, dev = fit.train[shuffled[cut:]], fit.train[shuffled[:cut]]
             rows.append(train)
-            self.dev.append(torch.as_tensor(dev))
-        self.train = torch.as_tensor(np.stack(rows))  # (F, n)
+            self.dev.append(torch.as_tensor(dev).to(device))
+        self.train = torch.as_tensor(np.stack(rows)).to(device)  # (F, n)
         decays = torch.tensor([list(fit.decays) for fit in fits], dtype=torch.float32)  # (F, R)
         self.folds, self.values = decays.shape
-        self.flat = torch.empty(self.folds, self.values * sum((i + 1) * o for i, o in pairwise(self.widths)))
+        size = self.values * sum((i + 1) * o for i, o in pairwise(self.widths))
+        self.flat = torch.empty(self.folds, size, device=device)
         self.decay = torch.empty_like(self.flat)
         self._initialise(seed, decays)
         self.optimizer = settings.optimizer([self.flat])
@@ -183,16 +185,20 @@ class _Group:
         return [part.view(folds, *shape) for part, shape in zip(flat.split(sizes, 1), shapes, strict=True)]
 
     def _initialise(self, seed: int, decays: Tensor) -> None:
-        """Copy one freshly seeded network to every fold and weight decay; keep torch's stream as it stands then."""
+        """Copy one freshly seeded network to every fold and weight decay; keep torch's stream as it stands then.
+
+        All draws are the processor's, wherever the networks are trained.
+        """
+        decays = decays.to(self.flat.device)
         parts, spread = self._unpack(self.flat), self._unpack(self.decay)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             layers = [torch.nn.Linear(inputs, outputs) for inputs, outputs in pairwise(self.widths)]
             self.stream_state = torch.get_rng_state()
-        first = layers[0]
+        first, *layers = (layer.to(self.flat.device) for layer in layers)
         parts[0].copy_(torch.cat([first.weight.detach().T, first.bias.detach()[None]])[:, None])
         spread[0].copy_(decays[:, None, :, None])
-        for layer in layers[1:]:
+        for layer in layers:
             parts[1].copy_(layer.weight.detach().T)
             parts[2].copy_(layer.bias.detach())
             spread[1].copy_(decays[:, :, None, None])
@@ -255,11 +261,11 @@ class _Group:
 
     def _pass(self) -> None:
         """One pass over the training rows, in the batches of SentEval."""
-        order = torch.as_tensor(self.stream.permutation(self.train.shape[1]))
+        order = torch.as_tensor(self.stream.permutation(self.train.shape[1])).to(self.train.device)
         rows = self.train[:, order]  # (F, n)
         truth = functional.one_hot(self.labels, self.widths[-1]).float()[rows][:, :, None]  # (F, n, 1, K)
         size, width = self.settings.batch_size, self.features.shape[1]
-        buffer = torch.empty(len(rows) * size, width)
+        buffer = self.features.new_empty(len(rows) * size, width)
         for start in range(0, len(order), size):
             batch = rows[:, start : start + size]  # (F, B)
             x = torch.index_select(self.features, 0, batch.flatten(), out=buffer[: batch.numel()])
@@ -275,13 +281,13 @@ class _Group:
             torch.set_rng_state(self.stream_state)
             mask = functional.dropout(torch.ones(batch, self.settings.nhid), self.settings.dropout)
             self.stream_state = torch.get_rng_state()
-        return mask
+        return mask.to(self.flat.device)
 
     def _accuracy(self, layers: Sequence[Tensor], fold: int) -> Tensor:
         """Accuracy (R,) of one fold's models on its early-stopping rows."""
         dev = self.dev[fold]
         predicted = self._forward(self.features[dev][None], layers)[0].argmax(-1)  # (n, R)
-        return (predicted == self.labels[dev][:, None]).sum(0).double() / len(dev)
+        return (predicted == self.labels[dev][:, None]).sum(0).double().cpu() / len(dev)
 
     def _shrink(self, keep: list[int]) -> None:
         """Take finished folds out of the parameters and out of the optimizer's state."""
