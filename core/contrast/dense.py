@@ -24,8 +24,6 @@ LARGEST = 1 << 20
 SAFE_EXPONENT = 60.0
 # The maximum of a row that has no entry: finite, so that the difference of two is a number.
 LOWEST = -1e30
-# Up to so many rows a transpose of the slopes takes less time than the calls that spare it.
-FEW_ROWS = 128
 
 
 def fits(anchors: int, candidates: int) -> bool:
@@ -119,7 +117,7 @@ class _Whole(torch.autograd.Function):
         tile = plan.again(saved[running:], ctx.exps)
         upstream = iter(grads)
         # Where a slope is as symmetric as s, both directions are one product: a third of what adding a transpose costs.
-        both = plan.symmetric and not running and len(x) > FEW_ROWS
+        both = plan.symmetric and not running
         total: Tensor | None = None  # dL/ds, (A, C)
         cleared = plan.full  # multiples of e are 0 already where an entry takes no part, by what is a number then
         for statistic, runs in plan.statistics:

@@ -69,7 +69,7 @@ SHIPPED = {
     "lmcl-table4": (288, "2e89ef81e0f9"),
     "lmcl-table5": (147, "ad5c8e1d2dc7"),
     "lmcl-table5-500k": (252, "f4f1c0ab0668"),
-    "six-tasks": (120, "ee04307eb8dd"),
+    "six-tasks": (120, "0182285d04e6"),
 }
 
 SUITE = """
