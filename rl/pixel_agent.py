@@ -28,6 +28,7 @@ from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.errors import ConfigError, TrainingError
 from dipole.core.ground.files import replacing
 from dipole.core.ground.transfer import Fetched, prefetched, sent
+from dipole.core.train import compiling
 from dipole.core.train.nonfinite import terms_with_bad_gradient
 from dipole.core.train.optimizer import skip_if
 from dipole.rl import description
@@ -305,7 +306,7 @@ class PixelAgent(OffPolicyAlgorithm):
 
     def _mark_step(self) -> None:
         """Tell CUDA graphs that what they returned before is not needed any more."""
-        if self.settings.compile in presets.GRAPHED:
+        if self.settings.compile in compiling.GRAPHED:
             torch.compiler.cudagraph_mark_step_begin()
 
     def _update_info_buffer(self, infos: list[dict[str, Any]], dones: Any = None) -> None:
@@ -524,7 +525,7 @@ class PixelAgent(OffPolicyAlgorithm):
         with torch.no_grad():
             following = self.policy.key_encoder
             keys = following.head(following.convolve(batch.positives.flatten(0, 1))).view(size, count, -1)
-        if self.settings.compile in presets.GRAPHED:
+        if self.settings.compile in compiling.GRAPHED:
             # Pairs may outlive the update (`Watched`), what a CUDA graph returns does not.
             anchors, keys = anchors.clone(), keys.clone()
         dropped = duplicates(batch.stacks, count) if self.settings.exclude_duplicates else None

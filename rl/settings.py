@@ -15,6 +15,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from dipole.core.ground.errors import ConfigError, nearest
+from dipole.core.train import compiling
 from dipole.core.train.config import Settings as Table
 from dipole.rl.arguments import plain
 
@@ -28,9 +29,6 @@ Storage = Literal["auto", "host", "device", "disk"]
 """Where replay keeps its frames."""
 Inputs = Literal["auto", "pixels", "state", "both"]
 """What of an observation an agent sees."""
-CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
-# Those that replay what they compiled as CUDA graphs, whose outputs the next step overwrites.
-GRAPHED: tuple[CompileMode, ...] = ("reduce-overhead", "max-autotune")
 
 # The preset of an algorithm where none is given.
 DEFAULT: dict[str, Preset] = {"sac": "curl", "drq": "drqv2", "dqn": "rainbow"}
@@ -269,10 +267,10 @@ class AgentTable(Table):
     exploration_start: Share = Field(1.0, description="dqn, without noisy layers: share of random actions at first")
     exploration_end: Share = Field(0.05, description="dqn, without noisy layers: the same at last")
     channels_last: bool = Field(True, description="memory layout of the convolutions")
-    compile: bool | CompileMode = Field(
+    compile: bool | compiling.CompileMode = Field(
         False,
         description="compile the networks of the update (torch.compile), in its default mode or another; for GPUs",
-        json_schema_extra={"allowed": f"True, False or one of {', '.join(map(repr, get_args(CompileMode)))}"},
+        json_schema_extra={"allowed": compiling.ALLOWED},
     )
     chunk: int = Field(64, ge=0, description="rows that go through the encoder at once on the CPU (0: all)")
 

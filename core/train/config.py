@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from dipole.core.ground.errors import ConfigError, nearest
 from dipole.core.train import identity
 from dipole.core.train import schedule as schedules
+from dipole.core.train.compiling import ALLOWED, CompileMode
 from dipole.core.train.toml import toml_text
 
 
@@ -116,7 +117,10 @@ class TrainConfig(Settings):
     activation_checkpointing: bool = Field(
         default=False, description="keep less of the encoder for the backward pass, and compute it again there"
     )
-    compile: bool = Field(default=False, description="compile the encoders for training (torch.compile)")
+    compile: bool | CompileMode = Field(
+        default=False,
+        description="compile the encoders for training (torch.compile), in its default mode or another",
+    )
     sync_batch_norm: bool = Field(
         default=False, description="several ranks: batch norm takes its statistics from the rows of all of them"
     )
@@ -176,6 +180,15 @@ class TrainConfig(Settings):
     @classmethod
     def _bits(cls, value: Any) -> Any:
         return "32" if value == 32 else value
+
+    @field_validator("compile", mode="before")
+    @classmethod
+    def _one_mode(cls, value: Any) -> Any:
+        modes = get_args(CompileMode)
+        if not isinstance(value, bool) and value not in modes:
+            near = nearest(value, modes) if isinstance(value, str) else ""
+            raise ValueError(f"must be {ALLOWED}, got {str(value)[:80]!r}.{near}")
+        return value
 
     @model_validator(mode="after")
     def _complete(self) -> TrainConfig:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from itertools import chain, pairwise
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from dipole.core.ground.errors import ConfigError
 from dipole.core.ground.microbatch import instead, microbatched, own_forward
 from dipole.core.ground.replay import Moment
+from dipole.core.train.compiling import GRAPHED, CompileMode, inductor_options, mode_of
 from dipole.core.train.config import TrainConfig
 
 Forward = Callable[..., Any]
@@ -28,7 +30,7 @@ class Encoding:
     Args:
         encoders: modules that take rows and give a row for each (`Adapter.encoders`).
         config: microbatch, activation_checkpointing and compile are looked at.
-        compiles: whether to compile.
+        compiles: whether to compile, in the mode of the config.
     """
 
     def __init__(self, encoders: Iterable[nn.Module], config: TrainConfig, compiles: bool) -> None:
@@ -43,8 +45,10 @@ class Encoding:
             if is_on
         ]
         self._was_used = False
+        mode = mode_of(config.compile)
+        self._graphed = compiles and mode in GRAPHED
         for encoder in encoders if self._asked else ():
-            forward, translate = own_forward(encoder), _compiled if compiles else _as_it_is
+            forward, translate = own_forward(encoder), partial(_compiled, mode=mode) if compiles else _as_it_is
             if config.activation_checkpointing:
                 forward = checkpointed(encoder, forward, translate)
             else:
@@ -61,6 +65,8 @@ class Encoding:
         Raises:
             ConfigError: none was called although something was asked of them.
         """
+        if self._graphed:
+            torch.compiler.cudagraph_mark_step_begin()
         with ExitStack() as stack:
             for encoder, forward in self._forwards:
                 stack.enter_context(instead(encoder, forward))
@@ -79,9 +85,8 @@ class Encoding:
         return noted
 
 
-def _compiled(forward: Forward) -> Forward:
-    # Random numbers as without compiling, so that a second pass draws those of the first.
-    return torch.compile(forward, options={"fallback_random": True})
+def _compiled(forward: Forward, mode: CompileMode) -> Forward:
+    return torch.compile(forward, options=inductor_options(mode))
 
 
 def _as_it_is(forward: Forward) -> Forward:

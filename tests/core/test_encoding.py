@@ -329,15 +329,60 @@ def test_without_a_compiler_the_run_goes_on_and_says_so(blobs: Path, tmp_path: P
     assert "more lines" not in text
 
 
+COMPILED = [
+    ("train.compile=true",),
+    ("train.compile=true", "train.microbatch=6"),
+    ("train.compile=true", "train.activation_checkpointing=true"),
+    ("train.compile=reduce-overhead",),
+    ("train.compile=reduce-overhead", "train.microbatch=6"),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [(), ("train.microbatch=6",), ("train.activation_checkpointing=true",)])
+@pytest.mark.parametrize("more", COMPILED)
 def test_a_compiled_run_is_the_eager_one_to_rounding(blobs: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
     overrides = ("train.log_every=1", "blobs.dropout=0.0")
     quiet(blobs, *overrides, runs=tmp_path / "eager")
-    quiet(blobs, *overrides, *more, "train.compile=true", runs=tmp_path / "compiled")
+    quiet(blobs, *overrides, *more, runs=tmp_path / "compiled")
     for a, b in zip(lines(tmp_path / "eager"), lines(tmp_path / "compiled"), strict=True):
         assert a == pytest.approx(b, rel=1e-3, abs=1e-5)
     assert list(weights(tmp_path / "eager")) == list(weights(tmp_path / "compiled"))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "graphs", "autotuned"),
+    [
+        (True, False, False),
+        ("default", False, False),
+        ("reduce-overhead", True, False),
+        ("max-autotune", True, True),
+        ("max-autotune-no-cudagraphs", False, True),
+    ],
+)
+def test_a_mode_is_what_torch_compile_makes_of_it(chosen, graphs, autotuned, monkeypatch) -> None:
+    """Every step of a mode with CUDA graphs tells the compiler that it begins."""
+    asked, begun = [], []
+    encoder = nn.Linear(3, 2)
+    original = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda function, options: asked.append(options) or original(function, backend="eager")
+    )
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: begun.append(1))
+    encoding = Encoding([encoder], TrainConfig(steps=1, compile=chosen), compiles=True)
+    for _ in range(3):
+        with encoding():
+            encoder(torch.ones(2, 3))
+    (options,) = asked
+    assert options["fallback_random"] is True
+    assert options.get("triton.cudagraphs", False) is graphs
+    assert options.get("max_autotune", False) is autotuned
+    assert len(begun) == (3 if graphs else 0)
+
+
+@pytest.mark.parametrize("wrong", ["reduce_overhead", "yes", 1, "reduce-overheads"])
+def test_a_mode_that_is_none_is_refused(blobs: Path, wrong) -> None:
+    with pytest.raises(ConfigError, match=r"train\.compile: .*True, False or one of 'default', 'reduce-overhead'"):
+        load(blobs, [f"train.compile={wrong}"])
 
 
 def test_nothing_is_done_where_nothing_is_asked() -> None:
