@@ -44,13 +44,18 @@ class Scene:
 
 
 def kill(scene: Scene) -> str:
-    """kill -9 of the runner, or of a worker."""
-    return _struck(scene, signal.SIGKILL)
+    """kill -9 of the runner."""
+    return _struck(scene, signal.SIGKILL, 0.0)
+
+
+def kill_worker(scene: Scene) -> str:
+    """kill -9 of a process that the runner started, or that one of those did; the runner starts it once more."""
+    return _struck(scene, signal.SIGKILL, 1.0)
 
 
 def terminate(scene: Scene) -> str:
     """SIGTERM to the runner, or to a worker."""
-    return _struck(scene, signal.SIGTERM)
+    return _struck(scene, signal.SIGTERM, 0.5)
 
 
 def full_disk(scene: Scene) -> str:
@@ -104,6 +109,7 @@ def second_runner(scene: Scene) -> str:
 
 HARMFUL: Mapping[str, Callable[[Scene], str]] = {
     "kill -9": kill,
+    "kill -9 of a worker": kill_worker,
     "SIGTERM": terminate,
     "full disk": full_disk,
     "little memory": little_memory,
@@ -114,19 +120,35 @@ HARMLESS: Mapping[str, Callable[[Scene], str]] = {"clock jumps": jumping_clock, 
 FAULTS = {**HARMFUL, **HARMLESS}
 
 
-def _struck(scene: Scene, which: signal.Signals) -> str:
+def _struck(scene: Scene, which: signal.Signals, of_workers: float) -> str:
+    """A signal at a random moment: to a worker with this probability, if there is one, else to the runner."""
     process = scene.place.bench(scene.runs)
     begin = time.monotonic()
+    is_worker = scene.rng.random() < of_workers
+    while is_worker and process.poll() is None and not _below(scene, process):
+        _sleep(process, 0.2)  # a busy machine takes its time to start the first one
     _sleep(process, scene.rng.uniform(1, 18))
-    after = time.monotonic() - begin
-    found = [pid for pid in scene.place.living() if pid != process.pid]
-    # The runner is one of many; half of the time it is the one.
-    victim = process.pid if not found or scene.rng.random() < 0.5 else scene.rng.choice(found)
+    found = _below(scene, process) if is_worker else []
+    victim = scene.rng.choice(found) if found else process.pid
+    what, after = _called(victim) if found else "the runner", time.monotonic() - begin
     with suppress(ProcessLookupError):
         os.kill(victim, which)
-    what = "the runner" if victim == process.pid else "a worker"
     [code] = scene.wait(process)
     return f"{what} after {after:.0f} s, exit code {code}"
+
+
+def _below(scene: Scene, process: "subprocess.Popen[bytes]") -> list[int]:
+    """All processes but the runner."""
+    return sorted(pid for pid in scene.place.living() if pid != process.pid)
+
+
+def _called(pid: int) -> str:
+    """Which worker a process is: of the recipe that it trains, or what else it runs."""
+    with suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        trains = words[words.index("train") + 1] if "train" in words else " ".join(words[1:4])[:60]
+        return f"a worker ({trains})"
+    return "a worker"
 
 
 def _sleep(process: "subprocess.Popen[bytes]", seconds: float) -> None:

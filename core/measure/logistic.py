@@ -15,7 +15,7 @@ from dipole.core.measure.preconditioner import PLAIN_ABOVE, Curvature, Precondit
 
 STEPS = 400  # iterations a value of C may take; a problem that needs more is said to
 FIRST_REFRESH, REFRESH = 4, 20  # iterations after which the preconditioner is made anew: curvature moves with the fit
-SLOW = 40  # iterations after which a dearer one is worth it
+SLOW = 20  # iterations after which a dearer one is worth it
 FAR = 1e4  # times the bound, where the first fit still is then: the factors are worth making anew
 IN_CACHE = 2**18  # logits worked on at a time
 KEPT = 2**25  # logits that are kept from one iteration to the next; more are made anew
@@ -211,6 +211,7 @@ class _Solver:
         self.curvature = Curvature(self.x)
         self.state = self._blank([0.0])
         self.solved: list[tuple[float, Tensor]] = []  # log C and weights of the last two values that were solved alone
+        self.dear: Preconditioner | None = None  # of one column, made where the iteration was slow
         self.led: _State | None = None  # of the problem of the mean subset, a column for each C
 
     def _blank(self, values: Sequence[float]) -> "_State":
@@ -229,6 +230,10 @@ class _Solver:
 
     def _preconditioner(self, now: "_State", slow: bool = False) -> Preconditioner:
         return preconditioner(self.curvature, lambda: self._bends(now), self.columns, now.c, self.ridge, slow)
+
+    def _taken_over(self, now: "_State") -> Preconditioner | None:
+        """The dear one of a smaller C, if one was needed: the data bend no less now, so the decrement is no smaller."""
+        return None if self.dear is None else self.dear.repeat(len(now.c))
 
     @torch.no_grad()
     def lead(self, values: Sequence[float]) -> None:
@@ -280,7 +285,7 @@ class _Solver:
         exact = object.__new__(_Solver)
         exact.__dict__.update(self.__dict__)
         exact.x, exact.subsets, exact.ridge = self.x.double(), self.subsets.double(), self.ridge.double()
-        exact.curvature = Curvature(exact.x)
+        exact.curvature, exact.dear = Curvature(exact.x), None
         part = _State(state.weights[:, left].double(), state.c[left].double(), state.which[left])
         missed = exact._descend(part, self.steps)
         state.weights[:, left] = part.weights.to(state.weights)
@@ -297,7 +302,7 @@ class _Solver:
         if now.decision is None and self._room(len(now.c)):
             now.decision = state.decision = self._product(now.weights)
         gradient, spread = self._gradient(now)
-        precondition = now.precondition or self._preconditioner(now)
+        precondition = now.precondition or self._taken_over(now) or self._preconditioner(now)
         stalled, least, careful = 0, math.inf, False
         for number in range(1, steps + 1):
             direction, decrement = _direction(gradient, now.pairs, precondition)
@@ -328,6 +333,9 @@ class _Solver:
             far = number == FIRST_REFRESH and worst > FAR
             if far or number % REFRESH == 0:
                 precondition = self._preconditioner(now, slow=number >= SLOW)
+                if number >= SLOW and precondition.scaled and bool((now.c == now.c[0]).all()):
+                    first = torch.arange(len(now.c), device=now.c.device) == 0
+                    self.dear = precondition.take(first)
         state.keep(active, now, precondition if whole else None)
         _, decrement = _direction(gradient, now.pairs, precondition)
         return active[decrement > bound] if len(decrement) == len(bound) else active
