@@ -59,6 +59,20 @@ def test_values_of_c_that_are_solved_together_each_reach_their_own_optimum(scale
             assert np.mean(found[i, :, p] == model.predict(x - centre)) >= 0.9966  # one point on the border may tip
 
 
+def test_larger_values_of_c_reach_their_optimum_with_factors_of_a_smaller_one():
+    """Labels that features say nothing of take many steps, for which dearer factors are made and handed on."""
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(400, 150)) * np.geomspace(9, 0.15, 150), draw.integers(6, size=400)
+    subsets = np.arange(400)[:, None] % 5 != np.arange(6)
+    grid = [0.25, 1.0, 4.0, 16.0, 64.0]
+    found = predictions(x, y, subsets, grid, tolerance=1e-5)
+    for i, c in enumerate(grid):
+        for p in (0, 5):
+            model = LogisticRegression(C=c, tol=1e-10, max_iter=2000, solver="newton-cholesky")
+            model.fit(x[subsets[:, p]], y[subsets[:, p]])
+            assert np.mean(found[i, :, p] == model.predict(x)) >= 0.9975  # one point on the border may tip
+
+
 @pytest.mark.parametrize("classes", [2, 20])
 def test_a_subset_that_is_given_twice_is_answered_twice(classes):
     x, y = blobs(200, 6, classes, seed=5)
