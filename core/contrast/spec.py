@@ -57,7 +57,7 @@ def format_value(value: Value) -> str:
         return f"{value:.1f}" if value else "0.0"
     if isinstance(value, (int, float)):
         return repr(value)
-    if re.fullmatch(r"[A-Za-z_]\w*", value) and value not in _WORDS:
+    if re.fullmatch(r"[A-Za-z_]\w*", value, re.ASCII) and value not in _WORDS:
         return value
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import dipole
@@ -26,6 +26,7 @@ VALUES = st.one_of(
         max_size=4,
     )
 )
+@example([("a", {"b": "x²", "c": "naïve"}, None)])
 def test_what_is_written_is_read_back(raw):
     terms = [Term(name, tuple(options.items()), weight) for name, options, weight in raw]
     again = parse(format_terms(terms))

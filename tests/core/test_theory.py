@@ -10,7 +10,7 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 from torch import nn
@@ -187,7 +187,10 @@ def test_every_inequality_holds_on_any_features(counts, width, scale, k, b, pull
     labels = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
     centres = pull * torch.randn(len(counts), width, generator=generator)
     x = scale * (torch.randn(len(labels), width, generator=generator) + centres[labels])
-    assert_hold(Latent.of(x, labels, "uniform" if uniform else "measured"), loss, k, b)
+    points = Latent.of(x, labels, "uniform" if uniform else "measured")
+    # Wider scores are refused for this loss; below three quarters of its limit none is.
+    assume(loss == "hinge" or float(points.scores.max() - points.scores.min()) < 900)
+    assert_hold(points, loss, k, b)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
