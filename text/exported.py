@@ -68,13 +68,15 @@ def _transformer(folder: Path, device: torch.device) -> Any:
     import torch
     from transformers import AutoModel
 
+    from dipole.core.ground.backbone import quietly
     from dipole.core.ground.errors import DataError
     from dipole.core.ground.pickles import safetensors_only
     from dipole.text.portable import DipoleSentenceModel
 
     _check_weights(folder)
     try:
-        model = AutoModel.from_pretrained(folder, use_safetensors=safetensors_only()).eval().to(device)
+        with quietly():
+            model = AutoModel.from_pretrained(folder, use_safetensors=safetensors_only()).eval().to(device)
     except Exception as error:  # as above
         raise DataError(f"{folder} cannot be loaded: {str(error).partition(chr(10))[0]}") from error
 

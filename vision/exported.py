@@ -41,6 +41,7 @@ def _onnx(folder: Path) -> Any:
 def _transformers(folder: Path, is_earlier: bool, device: torch.device, features: str | None) -> Embedder:
     from transformers import AutoConfig, AutoModel
 
+    from dipole.core.ground.backbone import quietly
     from dipole.core.ground.errors import DataError
     from dipole.core.ground.pickles import refusal, safetensors_only
     from dipole.vision.encoders.hub import read_pooled
@@ -53,7 +54,8 @@ def _transformers(folder: Path, is_earlier: bool, device: torch.device, features
         raise DataError(f"{folder} cannot be loaded: {refused}.")
     try:
         library: Any = EarlierModel if is_earlier else AutoModel
-        found: Any = library.from_pretrained(folder, use_safetensors=safetensors_only())
+        with quietly():
+            found: Any = library.from_pretrained(folder, use_safetensors=safetensors_only())
     except Exception as error:  # transformers, safetensors and the model each raise their own
         raise DataError(f"{folder} cannot be loaded: {str(error).partition(chr(10))[0]}") from error
     model = found.eval().to(device)

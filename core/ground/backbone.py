@@ -136,7 +136,7 @@ def read_config(source: Source, takes: str) -> Any:
         raise source.error("there is no such folder or file")
     if path is not None and path.is_dir() and not (path / "config.json").is_file():
         raise source.error("the folder has no config.json; give one that save_pretrained wrote")
-    with _told(source), _quiet():
+    with _told(source), quietly():
         config = AutoConfig.from_pretrained(str(path or source.text), **_revision(source))
     part = {"pixel_values": "vision_config", "input_ids": "text_config"}[takes]
     if hasattr(config, part):
@@ -172,7 +172,7 @@ def load(source: Source, takes: str, edit: Callable[[Any], None] | None = None) 
     pretrained = there and source.weights != "random"
     if pretrained and source.path is not None and (refused := refusal(source.path)):
         raise source.error(refused)
-    with _told(source), _quiet():
+    with _told(source), quietly():
         if not pretrained or torch.get_default_device().type == "meta":
             anew = AutoModel.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
             return Backbone(anew, pretrained)
@@ -197,7 +197,7 @@ def image_processor(source: Source) -> dict[str, Any]:
     if path is not None and not any((path / name).is_file() for name in _CONFIGS[1:]):
         return {}
     try:
-        with _quiet():
+        with quietly():
             found, _ = ImageProcessingMixin.get_image_processor_dict(str(path or source.text), **_revision(source))
     except OSError as error:
         if path is None and not any(type(each).__name__ in _CURES for each in _causes(error)):
@@ -219,7 +219,7 @@ def tokenizer(source: Source) -> Any:
     path = source.path
     if path is not None and not any((path / name).is_file() for name in TOKENIZERS):
         raise source.error("there is no tokenizer beside it; write one there with tokenizer.save_pretrained")
-    with _told(source), _quiet():
+    with _told(source), quietly():
         return AutoTokenizer.from_pretrained(str(path or source.text), **_revision(source))
 
 
@@ -276,7 +276,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quietly() -> Iterator[None]:
     """Without progress bars and reports: what matters of them is among our remarks."""
     from transformers.utils import logging as library
 

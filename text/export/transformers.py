@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from transformers import AutoModel
 
+from dipole.core.ground.backbone import quietly
 from dipole.core.ground.errors import TrainingError
 from dipole.core.train.card import Card, write_card
 from dipole.text.encode import SentenceEncoder
@@ -25,6 +26,7 @@ CLOSE = 1e-5
 PADDED = [text for text in PROBE if text]  # an empty sentence is somebody's own business where the model is a plain one
 
 
+@quietly()
 def export(encoder: SentenceEncoder, folder: Path, record: Any) -> None:
     """Write model, tokenizer, README.md, and code where transformers has no such model.
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, ResNetConfig, ResNetModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
+from dipole.core.ground.backbone import quietly
 from dipole.core.ground.errors import ConfigError, TrainingError
 from dipole.core.train.card import Card, write_card
 from dipole.vision import modeling_dipole_vision as modeling
@@ -106,6 +107,7 @@ def _kind(folder: Path) -> str:
         return ""
 
 
+@quietly()
 def export(adapter: "VisionAdapter", folder: Path, record: Any, objective: "Composite | None") -> None:
     """Write config.json, model.safetensors, an image processor, README.md, and code where transformers has none.
 
