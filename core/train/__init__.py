@@ -3,6 +3,7 @@
 Each module imports only what stands above it:
 
     toml, identity                  values as text; what identifies a run
+    compiling                       the modes of torch.compile
     schedule                        weights and options of terms that change with the step
     config, problems                the tables of a recipe; pydantic's errors in words
     finetuning                      what of a pre-trained network learns
