@@ -89,17 +89,19 @@ class _Whole(torch.autograd.Function):
             x, y = ones[0], ones[0 if plan.symmetric else 2]
         matrix = x @ y.t()
         tile = plan.tile(matrix[:, plan.first :] if plan.first else matrix, excluded)
-        sums, shifts = [], []
+        sums, shifts, shifted = [], [], []
         for statistic, runs in plan.statistics:
             shift = _top(statistic, tile) if runs else None
             e = _exp(statistic, tile, shift)
+            if runs:
+                shifted.append(e)
             for part in as_tuple(statistic.parts(tile.s, e)):
                 sums.append((part if part is e else tile.allowed(part, 0.0)).sum(1))
             if shift is not None:
                 shifts.append(shift)
         ctx.plan, ctx.exps, ctx.saved_ones = plan, tuple(tile.formed), len(ones)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*raw, positives, excluded, *ones, *shifts, *tile.tensors())
+        ctx.save_for_backward(*raw, positives, excluded, *ones, *shifts, *shifted, *tile.tensors())
         places = [_place(each, tile, plan.first) for each in plan.extremes]
         if places or shifts:
             ctx.mark_non_differentiable(*places, *shifts)
@@ -114,14 +116,15 @@ class _Whole(torch.autograd.Function):
         shifts = iter(saved[:running])
         if torch.is_grad_enabled():
             return *_again(plan, (x, y, positives, excluded), shifts, (near, *grads), ctx.needs_input_grad), *[None] * 2
-        tile = plan.again(saved[running:], ctx.exps)
+        shifted = iter(saved[running : 2 * running])
+        tile = plan.again(saved[2 * running :], ctx.exps)
         upstream = iter(grads)
         # Where a slope is as symmetric as s, both directions are one product: a third of what adding a transpose costs.
         both = plan.symmetric and not running
         total: Tensor | None = None  # dL/ds, (A, C)
         cleared = plan.full  # multiples of e are 0 already where an entry takes no part, by what is a number then
         for statistic, runs in plan.statistics:
-            e = _exp(statistic, tile, next(shifts) if runs else None)
+            e = next(shifted) if runs else _exp(statistic, tile, None)
             slopes, factor = slopes_of(statistic, tile.s, e)
             for slope in slopes:
                 weight = next(upstream)
@@ -158,9 +161,8 @@ def _top(statistic: Statistic, tile: Tile) -> Tensor:
     assert scale is not None
     if not tile.s.shape[1]:
         return tile.s.new_full((len(tile.s),), LOWEST)
-    if rises(scale):
-        return (scale * tile.allowed(tile.s, -math.inf).amax(1)).clamp_min_(LOWEST)
-    return (scale * tile.allowed(tile.s, math.inf).amin(1)).clamp_min_(LOWEST)
+    top = tile.allowed(tile.s, -math.inf).amax(1) if rises(scale) else tile.allowed(tile.s, math.inf).amin(1)
+    return (top if _is_one(scale) else scale * top).clamp_min_(LOWEST)
 
 
 def _exp(statistic: Statistic, tile: Tile, shift: Tensor | None) -> Tensor | None:
@@ -169,7 +171,14 @@ def _exp(statistic: Statistic, tile: Tile, shift: Tensor | None) -> Tensor | Non
         return None
     if shift is None:
         return tile.exp(statistic.scale)
-    return tile.allowed_(exp_below((statistic.scale * tile.s).sub_(shift.unsqueeze(1))), 0.0)
+    below = shift.unsqueeze(1)
+    one = _is_one(statistic.scale)
+    return tile.allowed_(exp_below(tile.s - below if one else (statistic.scale * tile.s).sub_(below)), 0.0)
+
+
+def _is_one(scale: float | Tensor) -> bool:
+    """Whether to multiply by it is a pass for nothing, as for raw dot products."""
+    return isinstance(scale, float) and scale == 1
 
 
 def exp_below(exponent: Tensor) -> Tensor:

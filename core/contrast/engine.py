@@ -43,7 +43,10 @@ def wanted() -> str | None:
     Raises:
         EngineError: if the variable names no engine.
     """
-    name = _by_hand[-1] if _by_hand else os.environ.get(VARIABLE, "").strip().lower()
+    name = _by_hand[-1] if _by_hand else os.environ.get(VARIABLE, "")
+    if not name:
+        return None
+    name = name.strip().lower()
     name = ALIASES.get(name, name)
     if name and name not in ENGINES:
         raise EngineError(

@@ -14,10 +14,12 @@ from dipole.core.contrast.gather import Input, Related, relate
 from dipole.core.contrast.options import checked, options_of
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.contrast.registry import Entry, registry
+from dipole.core.contrast.repeated import Steps
 from dipole.core.contrast.similarity import full_precision, normalize
 from dipole.core.contrast.spec import Term, format_terms, numbered, option_span, parse
 from dipole.core.contrast.spec import caret as caret_under
 from dipole.core.contrast.statistics import AnyStatistic
+from dipole.core.ground.distributed import world_size
 from dipole.core.ground.errors import OptionError, PairsError, SpecError
 from dipole.core.ground.memory import check_fits
 
@@ -67,6 +69,10 @@ class Objective(nn.Module):
     stateful: ClassVar[bool] = False
     """Its value depends on earlier calls. The conformance kit then sets it back before each call, and wants the state
     in `state_dict`."""
+    repeats: ClassVar[bool] = False
+    """Its value depends on the pairs and on its own attributes alone, reads no tensor, draws nothing and leaves nothing
+    behind: a small step that was seen before may be played from a list of operations. A class says so for itself; it
+    is not inherited."""
     detached: ClassVar[bool | tuple[str, ...]] = False
     """It stops a gradient on purpose: True for one somewhere inside, or the rows that get none of it, ("candidates",).
     The rows named are detached for its `reference` too."""
@@ -75,6 +81,7 @@ class Objective(nn.Module):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        cls.repeats = cls.__dict__.get("repeats", False)
         if "__init__" in cls.__dict__:
             cls.__init__ = _checking(cls.__init__)  # type: ignore[method-assign]
 
@@ -271,6 +278,7 @@ class Composite(nn.Module):
         self.terms = nn.ModuleList(terms)
         self.weights = list(weights) if weights is not None else [entry_of(term).weight for term in terms]
         self.names = numbered([term.registered_name() for term in terms])
+        self._steps = Steps()
 
     def __iter__(self) -> Iterator[tuple[str, float, Objective]]:
         for name, weight, term in zip(self.names, self.weights, self.terms, strict=True):
@@ -296,10 +304,17 @@ class Composite(nn.Module):
         Raises:
             PairsError: if the pairs cannot carry a term (labels missing, too few positives).
         """
+        seen_before = not torch.compiler.is_compiling() and world_size() == 1
         if isinstance(pairs, Tensor):
-            pairs = Pairs.from_views([pairs, *views])
-        elif views:
+            views = pairs, *views
+            return self._steps.on_views(self, views) if seen_before else self.evaluate(Pairs.from_views(views))
+        if views:
             raise PairsError("give either Pairs or views, not both.")
+        related = self.relate(pairs)
+        return self._steps.on_pairs(self, related.pairs) if seen_before else self.evaluate(related)
+
+    def evaluate(self, pairs: Input | Related) -> Outcome:
+        """The outcome, each time found anew: what `forward` gives, which plays small steps that it has seen before."""
         return evaluate({name: (weight, term) for name, weight, term in self}, self.relate(pairs))
 
     def relate(self, pairs: Input | Related) -> Related:

@@ -56,6 +56,7 @@ class Structure:
         among: so many anchors, the first ones, are candidates already.
         fewest: positives that every anchor has (at the end of a document a neighbour may be missing).
         padded: -1 may stand among positives or dropped, or a candidate may be listed twice.
+        partnered: every anchor has a positive, wherever else -1 may stand.
         mutual: anchors are candidates, and i excludes j exactly if j excludes i.
         shared: a candidate is a positive of so many anchors at most; None where that is unknown.
         queue: so many candidates are instances of their own, past embeddings of a queue or hard negatives; they stand
@@ -74,6 +75,7 @@ class Structure:
     among: int = 0
     fewest: int | None = None
     padded: bool = False
+    partnered: bool = False
     mutual: bool = False
     shared: int | None = None
     queue: int = 0
@@ -859,7 +861,14 @@ class Pairs:
             positives=pads_last(positives),
             views=False,
             structure=replace(
-                self.known, fewest=None, padded=True, mutual=False, shared=None, by_label=False, of_block=0
+                self.known,
+                fewest=None,
+                padded=True,
+                partnered=False,
+                mutual=False,
+                shared=None,
+                by_label=False,
+                of_block=0,
             ),
         )
 
@@ -995,7 +1004,7 @@ class Pairs:
     def has_positives(self) -> bool | None:
         """True if any anchor has a positive; None if the shapes leave it open and reading would wait for a device."""
         mask = self.positive_mask
-        if mask is None or not mask.shape[1]:
+        if mask is None or not mask.shape[1] or self.known.partnered:
             return self.positives.shape[1] > 0
         return bool(mask.any()) if reads_at_once(mask) else None
 

@@ -73,6 +73,8 @@ class AlignUniform(Objective):
         uniform_weight: w_u >= 0.
     """
 
+    repeats = True
+
     def __init__(
         self,
         alpha: Annotated[float, Range(above=0), "exponent of the alignment distance"] = 2.0,

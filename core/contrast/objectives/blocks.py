@@ -62,6 +62,7 @@ class Blocks(Objective):
     """
 
     sees_candidates = True
+    repeats = True
 
     def __init__(
         self,
@@ -85,8 +86,11 @@ class Blocks(Objective):
             return pairs  # nobody has a block
         if pairs.known.of_block:
             return self._of_blocks(pairs, index)
-        listed = (index >= 0).unsqueeze(2)
-        means = (pairs.candidates[index.clamp_min(0)] * listed).sum(1) / listed.sum(1).clamp_min(1)  # (A, d)
+        if pairs.known.padded:
+            listed = (index >= 0).unsqueeze(2)
+            means = (pairs.candidates[index.clamp_min(0)] * listed).sum(1) / listed.sum(1).clamp_min(1)  # (A, d)
+        else:
+            means = pairs.candidates.index_select(0, index.flatten()).unflatten(0, index.shape).mean(1)  # (A, d)
         own = torch.arange(len(index), device=index.device).unsqueeze(1)
         # Blocks of what is nobody's negative are no negative blocks either.
         alone = pairs.first_negative > 0
@@ -104,7 +108,8 @@ class Blocks(Objective):
                 everyone = own.T.expand(len(own), -1)
                 own = torch.where(has.unsqueeze(1), own, -1)
                 dropped = torch.cat([dropped, torch.where(has, -1, everyone)], 1)
-        found = _of_means(pairs, means, own, dropped, len(means) if alone else 0, padded=True)
+        partnered = not pairs.known.padded  # nobody was left without a block
+        found = _of_means(pairs, means, own, dropped, len(means) if alone else 0, padded=True, partnered=partnered)
         if self.k is not None and not alone and len(means):
             # Of all ranks' anchors: ranks must agree on whether they go on.
             free = torch.where(own.squeeze(1) >= 0, found.negative_counts, self.k)
@@ -120,7 +125,7 @@ class Blocks(Objective):
         if self.k is not None and len(others) - 1 < self.k:
             raise PairsError(self._too_few(len(others) - 1))
         block = len(means) + own // size
-        return _of_means(pairs, torch.cat([means, others]), own, block, len(means), padded=False)
+        return _of_means(pairs, torch.cat([means, others]), own, block, len(means))
 
     def _too_few(self, free: int) -> str:
         return (
@@ -156,7 +161,15 @@ class Blocks(Objective):
         )
 
 
-def _of_means(pairs: Pairs, means: Tensor, own: Tensor, dropped: Tensor, first_negative: int, padded: bool) -> Pairs:
+def _of_means(
+    pairs: Pairs,
+    means: Tensor,
+    own: Tensor,
+    dropped: Tensor,
+    first_negative: int,
+    padded: bool = False,
+    partnered: bool = False,
+) -> Pairs:
     """The same anchors with means as candidates, their own one the only positive."""
     known = pairs.known
     return replace(
@@ -172,6 +185,7 @@ def _of_means(pairs: Pairs, means: Tensor, own: Tensor, dropped: Tensor, first_n
             first_negative=first_negative,
             fewest=1,
             padded=padded,
+            partnered=partnered,
             of_block=known.of_block,
             draw=known.draw,
         ),

@@ -63,6 +63,8 @@ class CACR(Objective):
         PairsError: if there are fewer than `k` positives.
     """
 
+    repeats = True
+
     def __init__(
         self,
         t_pos: Annotated[float, Range(at_least=0), "sharpness of the positives' weights"] = 1.0,

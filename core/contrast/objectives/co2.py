@@ -18,7 +18,7 @@ def symmetric_kl(p_logits: Tensor, q_logits: Tensor, allowed: Tensor) -> Tensor:
     log_p = torch.log_softmax(torch.where(allowed, p_logits, -torch.inf), 1)
     log_q = torch.log_softmax(torch.where(allowed, q_logits, -torch.inf), 1)
     gap = torch.where(allowed, log_p - log_q, 0.0)
-    return 0.5 * ((torch.where(allowed, log_p.exp() - log_q.exp(), 0.0)) * gap).sum(1)
+    return 0.5 * ((log_p.exp() - log_q.exp()) * gap).sum(1)
 
 
 @register(
@@ -49,6 +49,7 @@ class CO2(Tempered):
     """
 
     sees_candidates = True
+    repeats = True
 
     def __init__(
         self,
@@ -70,7 +71,8 @@ class CO2(Tempered):
         pairs = rows.pairs
         # Rows without negatives are left out below, but must stay finite.
         allowed = pairs.negative_mask() | (rows.count == 0).unsqueeze(1)
-        key = rows.y[pairs.positives[:, 0].clamp_min(0)]  # (A, d)
         tau = self.temperature if self.consistency_temperature is None else self.consistency_temperature
-        consistency = symmetric_kl(rows.x @ rows.y.T / tau, key @ rows.y.T / tau, allowed)
+        key = pairs.positives[:, 0].clamp_min(0)
+        own = rows.x @ rows.y.T / tau  # (A, C)
+        consistency = symmetric_kl(own, own[key] if rows.x is rows.y else rows.y[key] @ rows.y.T / tau, allowed)
         return base + self.weight * torch.where(rows.count > 0, consistency, 0.0)

@@ -49,6 +49,8 @@ class SigLIP(Tempered):
         similarity: "cosine", "dot" or "bilinear".
     """
 
+    repeats = True
+
     needs_negatives = False
     first_temperature: ClassVar[float] = 0.1
     largest_scale: ClassVar[float | None] = None

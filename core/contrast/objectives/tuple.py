@@ -39,6 +39,8 @@ class Tuple(InfoNCE):
         PairsError: if the pairs carry no labels, or candidates whose labels are unknown (a queue).
     """
 
+    repeats = True
+
     def __init__(self, temperature: Temperature = 0.5, init: Init = None) -> None:
         super().__init__(temperature, init=init)
 

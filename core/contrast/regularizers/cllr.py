@@ -116,6 +116,7 @@ class CLLR(Objective):
     """
 
     needs_negatives = False
+    repeats = True
 
     def __init__(
         self,
