@@ -112,7 +112,7 @@ def repeat(values: Tensor | None, count: int) -> Tensor | None:
 
 def padded(values: Tensor | None, count: int) -> Tensor | None:
     """Values (n,) with `count` times -1 behind them."""
-    return None if values is None else torch.cat([values, values.new_full((count,), -1)])
+    return None if values is None else torch.cat([values, values.new_full((count,), -1)]) if count else values
 
 
 def joined(values: Tensor | None, more: Tensor | None, start: int) -> Tensor | None:

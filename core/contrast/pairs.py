@@ -125,6 +125,8 @@ class Pairs:
     structure: Structure | None = field(default=None, repr=False)
     # The rows that a constructor was given, to pair all ranks' rows alike; a changed copy has none.
     source: Embedded | None = field(default=None, init=False, repr=False)
+    # Remembered pairs and what was put into them (`fill`), where they are that; a changed copy is not.
+    filling: "tuple[Pairs, dict[str, Tensor | None]] | None" = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.structure is None:
@@ -180,12 +182,7 @@ class Pairs:
                 given |= {"labels": classes, "candidate_labels": classes}
             if "index" in rows:
                 given["index"] = given["candidate_index"] = repeat(rows["index"], count)
-            known = _of_views(count, batch, z.device)
-            if torch.compiler.is_compiling():
-                return replace(known, **given)  # type: ignore[arg-type]
-            pairs = cls.__new__(cls)
-            pairs.__dict__.update(vars(known), **given)  # with what was read off the indices
-            return pairs
+            return fill(_of_views(count, batch, z.device), given)
 
         return _made(rows, relate, labels, index)
 
@@ -237,40 +234,29 @@ class Pairs:
             check_matrix("queue", queue, ("queries", queries))
         check_row_values(queue_labels, 0 if queue is None else len(queue), "queue_labels")
         count, behind = keys.shape[1], 0 if queue is None else len(queue)
-        rows = {"queries": queries, "keys": keys}
+        rows = {"queries": queries, "keys": keys if count > 1 else keys[:, 0]}
         if dropped is not None:
             check_indices("dropped", dropped, queries, count * batch + behind)
             rows |= relative(dropped, batch, count)
 
         def relate(rows: dict[str, Tensor]) -> "Pairs":
             q, k = rows["queries"], rows["keys"]
-            batch, first = len(q), 0 if batch_negatives else count * len(q)
-            own = torch.arange(batch, device=q.device).unsqueeze(1)  # (B, 1)
-            mine = k.transpose(0, 1).reshape(count * batch, -1)
-            classes, instances = rows.get("labels"), instances_of(rows, batch, q.device)
-            key_classes, key_instances = repeat(classes, count), repeat(instances, count)
-            if queue is not None and key_classes is not None:
-                key_classes = None if queue_labels is None else torch.cat([key_classes, queue_labels.to(q.device)])
-            pairs = cls(
-                q,
-                mine if queue is None else torch.cat([mine, queue]),
-                positives=own + torch.arange(count, device=q.device) * batch,
-                dropped=own[:, :0] if dropped is None else absolute(rows, batch, count),
-                labels=classes,
-                candidate_labels=key_classes,
-                index=instances,
-                candidate_index=key_instances if queue is None else padded(key_instances, behind),
-                structure=Structure(
-                    ((0, batch),),
-                    (*((number + 1, batch) for number in range(count)), *([(NO_VIEW, behind)] if behind else [])),
-                    first_negative=first,
-                    fewest=count,
-                    padded=dropped is not None,
-                    shared=1,
-                    queue=behind,
-                    queue_of_keys=behind > 0 and queue_of == "keys",
-                ),
+            mine = k if count == 1 else k.transpose(0, 1).reshape(count * len(q), -1)
+            candidates = mine if queue is None else torch.cat([mine, queue])
+            given: dict[str, Tensor | None] = {"anchors": q, "candidates": candidates}
+            if "labels" in rows:
+                classes = repeat(rows["labels"], count)
+                if queue is not None:
+                    classes = None if queue_labels is None else joined(classes, queue_labels.to(q.device), 0)
+                given |= {"labels": rows["labels"], "candidate_labels": classes}
+            if "index" in rows:
+                given |= {"index": rows["index"], "candidate_index": padded(repeat(rows["index"], count), behind)}
+            if dropped is not None:
+                given["dropped"] = absolute(rows, len(q), count)
+            known = _of_queries(
+                len(q), count, behind, batch_negatives, queue_of == "keys", dropped is not None, q.device
             )
+            pairs = fill(known, given)
             return pairs.with_intra_batch() if intra_batch else pairs
 
         return _made(rows, relate, labels, index)
@@ -459,18 +445,10 @@ class Pairs:
 
         def relate(rows: dict[str, Tensor]) -> "Pairs":
             z = torch.cat([rows["a"], rows["b"]])
-            batch = len(rows["a"])
-            runs = ((0, batch), (1, batch))
-            return cls(
-                z,
-                z,
-                positives=other_views(2, batch, z.device),
-                dropped=own_side(batch, z.device),  # (2B, B)
-                labels=repeat(rows.get("labels"), 2),
-                candidate_labels=repeat(rows.get("labels"), 2),
-                index=instances_of(rows, batch, z.device).repeat(2),
-                structure=Structure(runs, runs, among=2 * batch, fewest=1, mutual=True, shared=1, sides=True),
-            )
+            given: dict[str, Tensor | None] = {"anchors": z, "candidates": z}
+            for name in rows.keys() & {"labels", "index"}:
+                given[name] = given[f"candidate_{name}"] = repeat(rows[name], 2)
+            return fill(_of_sides(len(rows["a"]), z.device), given)
 
         return _made({"a": a, "b": b}, relate, labels, index)
 
@@ -1019,22 +997,90 @@ class Pairs:
 
 @remembered
 def _of_views(count: int, batch: int, device: torch.device) -> "Pairs":
-    """Pairs of so many views of a batch without embeddings, each row an anchor and a candidate.
+    """Pairs of so many views of a batch without embeddings, each row an anchor and a candidate."""
+    nothing = torch.empty(count * batch, 0, device=device)
+    runs = tuple((number, batch) for number in range(count))
+    return _read(
+        Pairs(
+            nothing,
+            nothing,
+            positives=other_views(count, batch, device),  # (VB, V-1)
+            dropped=column(count * batch, device),  # (VB, 1)
+            index=repeated_numbers(batch, count, device),
+            structure=Structure(runs, runs, among=count * batch, fewest=count - 1, mutual=True, shared=count - 1),
+        )
+    )
+
+
+@remembered
+def _of_sides(batch: int, device: torch.device) -> "Pairs":
+    """Pairs of two encoders in both directions without embeddings, each row an anchor and a candidate."""
+    nothing = torch.empty(2 * batch, 0, device=device)
+    runs = ((0, batch), (1, batch))
+    return _read(
+        Pairs(
+            nothing,
+            nothing,
+            positives=other_views(2, batch, device),
+            dropped=own_side(batch, device),  # (2B, B)
+            index=repeated_numbers(batch, 2, device),
+            structure=Structure(runs, runs, among=2 * batch, fewest=1, mutual=True, shared=1, sides=True),
+        )
+    )
+
+
+@remembered
+def _of_queries(
+    batch: int,
+    count: int,
+    behind: int,
+    batch_negatives: bool,
+    queue_of_keys: bool,
+    padded_later: bool,
+    device: torch.device,
+) -> "Pairs":
+    """Pairs of queries without embeddings, so many keys of each, and a queue behind them.
+
+    `padded_later` leaves the places that are dropped to the caller.
+    """
+    own, runs = column(batch, device), tuple((number + 1, batch) for number in range(count))
+    pairs = Pairs(
+        torch.empty(batch, 0, device=device),
+        torch.empty(count * batch + behind, 0, device=device),
+        positives=own + torch.arange(count, device=device) * batch,
+        dropped=own[:, :0],
+        index=numbers(batch, device),
+        candidate_index=padded(repeated_numbers(batch, count, device), behind),
+        structure=Structure(
+            ((0, batch),),
+            (*runs, (NO_VIEW, behind)) if behind else runs,
+            first_negative=0 if batch_negatives else count * batch,
+            fewest=count,
+            padded=padded_later,
+            shared=1,
+            queue=behind,
+            queue_of_keys=behind > 0 and queue_of_keys,
+        ),
+    )
+    return pairs if padded_later else _read(pairs)
+
+
+def _read(pairs: Pairs) -> Pairs:
+    """The same with what can be read off its indices, which nobody may write to.
 
     Below some hundred rows to find the indices takes as long as the similarities themselves.
     """
-    nothing = torch.empty(count * batch, 0, device=device)
-    runs = tuple((number, batch) for number in range(count))
-    pairs = Pairs(
-        nothing,
-        nothing,
-        positives=other_views(count, batch, device),  # (VB, V-1)
-        dropped=column(count * batch, device),  # (VB, 1)
-        index=repeated_numbers(batch, count, device),
-        structure=Structure(runs, runs, among=count * batch, fewest=count - 1, mutual=True, shared=count - 1),
-    )
     for name in ("excluded", "positive_mask", "negative_counts", "has_negatives", "has_positives"):
         getattr(pairs, name)  # which it keeps
+    return pairs
+
+
+def fill(known: Pairs, given: dict[str, Tensor | None]) -> Pairs:
+    """Pairs that are known but for embeddings, with these, and with other rows where given."""
+    if torch.compiler.is_compiling() or "dropped" in given:
+        return replace(known, **given)  # type: ignore[arg-type]
+    pairs = Pairs.__new__(Pairs)
+    pairs.__dict__.update(vars(known), **given, filling=(known, given))  # with what was read off the indices
     return pairs
 
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import is_
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from dipole.core.contrast import engine
 from dipole.core.contrast.evaluate import Outcome, TermValue, without_autocast
-from dipole.core.contrast.pairs import Pairs
+from dipole.core.contrast.pairs import Pairs, fill
 from dipole.core.contrast.tape import Tape, UnplayableError, record
 
 if TYPE_CHECKING:
@@ -141,14 +141,15 @@ class Steps:
         tensors: list[Tensor] = []
         places: dict[int, int] = {}
         said: list[object] = []
-        for each in pairs:
-            said.append(type(each))
-            for name, value in vars(each).items():
+        held = [each.filling or (type(each), vars(each)) for each in pairs]
+        for known, values in held:
+            said.append(known)
+            for name, value in values.items():
                 if isinstance(value, Tensor):
-                    if id(value) not in places:
-                        places[id(value)] = len(tensors)
+                    place = places.setdefault(id(value), len(tensors))
+                    if place == len(tensors):
                         tensors.append(value)
-                    said += name, places[id(value)]
+                    said += name, place
                 elif name != "source":
                     said += name, value
 
@@ -156,11 +157,9 @@ class Steps:
             if given is tensors:
                 return composite.evaluate(pairs)
             copies = []
-            for each in pairs:
-                held = {k: given[places[id(v)]] if isinstance(v, Tensor) else v for k, v in vars(each).items()}
-                copy = type(each).__new__(type(each))
-                copy.__dict__.update(held, source=None)
-                copies.append(copy)
+            for known, values in held:
+                now = {name: given[places[id(v)]] if isinstance(v, Tensor) else v for name, v in values.items()}
+                copies.append(fill(known, now) if isinstance(known, Pairs) else _copied(known, now))
             return composite.evaluate(copies)
 
         return self._taken(composite, tensors, tuple(said), evaluate)
@@ -180,6 +179,13 @@ class Steps:
             return step.play(inputs, evaluate)
         step.learn(composite, inputs, evaluate)
         return evaluate(inputs)
+
+
+def _copied(kind: type[Pairs], values: dict[str, Any]) -> Pairs:
+    """Pairs that hold these values, and what was read off their indices is not checked again."""
+    copy = kind.__new__(kind)
+    copy.__dict__.update(values, source=None)
+    return copy
 
 
 def _key(inputs: Sequence[Tensor], said: tuple[object, ...]) -> object:
