@@ -26,10 +26,10 @@ from dipole.core.train.config import EvaluatedPart
 from dipole.core.train.sampling import ClassBlocks
 from dipole.text import encoders, pairing, senteval
 from dipole.text.batching import make_batch
-from dipole.text.columns import PairBatches, PairTable, read_pairs
+from dipole.text.columns import read_pairs
 from dipole.text.config import TextSettings
 from dipole.text.corpus import Piece, labelled_documents, read_pieces
-from dipole.text.corpus_place import place_of, stamp_of, telling
+from dipole.text.corpus_place import place_of, place_of_table, stamp_of, telling
 from dipole.text.document_classification import document_accuracy, held_back
 from dipole.text.embed import SentenceEmbedder
 from dipole.text.encode import SentenceEncoder
@@ -38,6 +38,8 @@ from dipole.text.encoders.head import evaluated
 from dipole.text.kept import READ_BY, Kept, Probes, keep
 from dipole.text.model import build_model, clip_each, expanded, fixed_table, limit_of, never_differs, positions_of
 from dipole.text.neighbours import nearest_sentences, neighbour_histogram, next_sentence
+from dipole.text.pair_batches import PairBatches
+from dipole.text.pair_table import PairTable
 from dipole.text.partners import find_partners
 from dipole.text.senteval.numbers import numbers_of
 from dipole.text.senteval.tables import written_tables
@@ -200,7 +202,12 @@ class TextAdapter(Adapter):
         with warnings.catch_warnings():
             if self.rank:  # all ranks read the same table, and one of them says what it lacks
                 warnings.simplefilter("ignore")
-            return read_pairs(c.corpus, c.columns, split=c.split, encoding=c.encoding, limit=c.limit)
+            before = stamp_of(c)
+            with telling(c, mute=self.rank > 0) as tell:
+                return read_pairs(
+                    c.corpus, c.columns, split=c.split, encoding=c.encoding, limit=c.limit, folder=place_of_table(c),
+                    tell=tell, same=lambda: stamp_of(c) == before,
+                )  # fmt: skip
 
     def _pieces(self) -> Iterator[Piece]:
         c = self.config
@@ -235,18 +242,18 @@ class TextAdapter(Adapter):
         c = self.config
         if self._cut_short():  # what is kept for later runs is named by where it was cut
             c = c.model_copy(update={"max_length": self.positions})
-        table = None if self.table is None else self.table.texts
-        before = stamp_of(c) if table is None else []  # of a table the texts themselves were looked at
+        texts = None if self.table is None else self.table.texts_hash
+        before = stamp_of(c) if texts is None else []  # of a table the texts themselves were looked at
         with telling(c, mute=self.rank > 0) as tell:
             return encode_pieces(
                 self._pieces(),
-                Numbering(c.max_length, c.lower, tokens, verbatim=table is not None),
+                Numbering(c.max_length, c.lower, tokens, verbatim=texts is not None),
                 vocabulary_size=c.vocabulary_size,
-                limit=None if table is not None else c.limit,
-                folder=place_of(c, table, tokens),
+                limit=None if texts is not None else c.limit,
+                folder=place_of(c, texts, tokens),
                 processes=c.processes or processors(),
                 tell=tell,
-                same=lambda: table is not None or stamp_of(c) == before,
+                same=lambda: texts is not None or stamp_of(c) == before,
             )
 
     def _split(self, part: EvaluatedPart) -> tuple[np.ndarray, np.ndarray]:

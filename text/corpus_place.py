@@ -4,16 +4,17 @@ import hashlib
 import json
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from dipole.core.ground.cache import cache_folder, content_of
 from dipole.core.ground.errors import DataError
 from dipole.core.ground.files import why
 from dipole.core.ground.progress import PLAIN_SECONDS, Progress
-from dipole.core.ground.rows import hub_version, is_saved
+from dipole.core.ground.rows import hub_version, is_saved, row_files
 from dipole.text.config import TextSettings
 from dipole.text.corpus import corpus_files, pydoc_documents
 from dipole.text.encoded import Told
@@ -27,24 +28,39 @@ FEW = 100_000  # first sentences of a data set of the Hub that are held in memor
 READ_BY = ("unit", "column", "limit", "max_length")
 
 
-def place_of(config: TextSettings, table: Sequence[str] | None, tokens: Tokens | None) -> Path | None:
+def place_of(config: TextSettings, texts: str | None, tokens: Tokens | None) -> Path | None:
     """The folder for the ids of a corpus; None where they stay in memory.
 
     It depends on what the files hold, not on where they lie or when they were changed, and on what the tokenizer is,
     not on its name.
 
     Args:
-        table: the texts of a table of pairs, which are what is read then.
+        texts: the hash of the texts of a table of pairs, which are what is read then.
         tokens: the tokenizer; None: words of the corpus, to be counted.
 
     Raises:
         DataError: the corpus cannot be read.
     """
-    if config.cache is None and (table is not None or not _is_large(config)):
+    if config.cache is None and not _is_large(config):
         return None
-    asked = {name: getattr(config, name) for name in READ_BY} if table is None else {"max_length": config.max_length}
+    asked = {name: getattr(config, name) for name in READ_BY} if texts is None else {"max_length": config.max_length}
     by = tokens.fingerprint if tokens is not None else ["words", config.vocabulary_size, config.lower]
-    key = [VERSION, asked, by, _content(config) if table is None else _hash_of(table), version("nltk")]
+    key = [VERSION, asked, by, _content(config) if texts is None else texts, version("nltk")]
+    return _below(config, key)
+
+
+def place_of_table(config: TextSettings) -> Path | None:
+    """The folder for a table of pairs, named by what its files hold; None where it stays in memory.
+
+    Raises:
+        DataError: the table cannot be read.
+    """
+    if config.cache is None and not _is_large(config):
+        return None
+    return _below(config, [VERSION, "table", config.columns, config.limit, _content(config)])
+
+
+def _below(config: TextSettings, key: list[Any]) -> Path:
     name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
     return (cache_folder() / "corpora" if config.cache is None else Path(config.cache)) / name
 
@@ -52,14 +68,16 @@ def place_of(config: TextSettings, table: Sequence[str] | None, tokens: Tokens |
 def _is_large(config: TextSettings) -> bool:
     if config.corpus.startswith("hub:"):
         return config.limit is None or config.limit > FEW
-    return sum(file.stat().st_size for file in _files(config.corpus)) > LARGE
+    return sum(file.stat().st_size for file in _files(config)) > LARGE
 
 
-def _files(corpus: str) -> list[Path]:
+def _files(config: TextSettings) -> list[Path]:
     """The files of a local corpus."""
-    path = Path(corpus)
+    corpus, path = config.corpus, Path(config.corpus)
     if corpus == "pydoc":
         return []
+    if config.pairs == "columns" and not is_saved(path):
+        return row_files(path)
     if is_saved(path):
         return sorted(file for file in path.rglob("*") if file.is_file())
     with warnings.catch_warnings():
@@ -73,7 +91,7 @@ def _content(config: TextSettings) -> list[str]:
         return ["pydoc", _hash_of(sentence for document in pydoc_documents() for sentence in ("", *document.sentences))]
     if config.corpus.startswith("hub:"):
         return ["hub", config.split, hub_version(config.corpus.removeprefix("hub:"), READER)]
-    files = _files(config.corpus)
+    files = _files(config)
     kinds = ["".join(file.suffixes[-2:]).lower() for file in files]
     try:
         return [content_of(files), config.encoding, config.split if is_saved(Path(config.corpus)) else "", *kinds]
@@ -83,14 +101,14 @@ def _content(config: TextSettings) -> list[str]:
 
 def stamp_of(config: TextSettings) -> list[tuple[str, int, int]]:
     """Path, size and date of each file of a local corpus; they tell whether it was changed while it was read."""
-    files = [] if config.corpus.startswith("hub:") else _files(config.corpus)
+    files = [] if config.corpus.startswith("hub:") else _files(config)
     try:
         return [(str(file), status.st_size, status.st_mtime_ns) for file in files for status in [file.stat()]]
     except OSError as error:
         raise DataError(f"the corpus {config.corpus} cannot be read: {why(error)}") from error
 
 
-def _hash_of(texts: Iterator[str] | Sequence[str]) -> str:
+def _hash_of(texts: Iterable[str]) -> str:
     digest = hashlib.sha256()
     for text in texts:
         digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
@@ -101,7 +119,7 @@ def _hash_of(texts: Iterator[str] | Sequence[str]) -> str:
 def telling(config: TextSettings, mute: bool) -> Iterator[Told]:
     """Show how far the reading of a large corpus is."""
     progress = Progress(mute=mute or not _is_large(config))
-    files = [] if config.corpus.startswith("hub:") else _files(config.corpus)
+    files = [] if config.corpus.startswith("hub:") else _files(config)
     packed = not files or any(file.name.lower().endswith((".gz", ".parquet", ".arrow")) for file in files)
     total = 0 if packed else sum(file.stat().st_size for file in files)
     read = 0

@@ -4,7 +4,6 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
@@ -12,23 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock
 
 from dipole.core.ground.cache import found, sum_of
 from dipole.core.ground.errors import DataError
 from dipole.core.ground.files import atomic_file, atomic_write, remove_scratch, why
 from dipole.text.corpus import Document, Piece
 from dipole.text.counting import Counts
+from dipole.text.filled_folder import INDEX, TOKENIZER, building, index_of, is_summed, writing
 from dipole.text.shard_worker import file_of, made_by
-from dipole.text.shards import SHARD, Numbering, Shard, Task, not_kept, tasks_of
+from dipole.text.shards import SHARD, Numbering, Shard, Task, tasks_of
 from dipole.text.vocabulary import Tokens, counted_vocabulary, load_tokens
 from dipole.text.watch import Watch
 
 ARRAYS = {"tokens": np.int32, "offsets": np.int64, "document": np.int32}
-INDEX, TOKENIZER, PARTS = "index.json", "tokenizer.json", "parts"
+PARTS = "parts"
 TOLD = ("fingerprint", "longest", "unknown")
 READ = 1 << 20  # numbers that are looked at together
-SUMMED = 2 << 30  # bytes of arrays whose check sums are looked at before they are used; those of larger ones meanwhile
 Told = Callable[[int, int], None]
 """Is told the characters and the sentences of each shard that is done."""
 
@@ -187,7 +185,7 @@ def encode_pieces(
         full = found(partial(_load, folder, numbering.tokens))
         if full is not None:
             return full
-        with _writing(folder):
+        with writing(folder):
             return _fill(folder, pieces, numbering, vocabulary_size, limit, processes, size, tell, same)
 
 
@@ -325,31 +323,17 @@ def _fill(
 
 def _load(folder: Path, tokens: Tokens | None) -> tuple[Tokens, Sentences] | None:
     """What a full folder holds; None, or any exception, where it is not full or damaged (`cache.found`)."""
-    index = _index(folder)
+    index = index_of(folder)
     if index is None:
         return None
     if tokens is None:
         tokens = load_tokens(folder / TOKENIZER)
     sentences = _mapped(folder, index)
-    if not _is_summed(index):
+    if not is_summed(index):
         sums = {name: index["files"][f"{name}.bin"] for name in ARRAYS}
         watch = Watch(folder / INDEX, {name: (getattr(sentences, name), check) for name, (_, check) in sums.items()})
         sentences = replace(sentences, watch=watch)
     return tokens, sentences
-
-
-def _index(folder: Path) -> dict[str, Any] | None:
-    """What a folder says of itself, if its files are what they were; of large arrays the sizes alone are looked at."""
-    index: dict[str, Any] = json.loads((folder / INDEX).read_bytes())
-    files: dict[str, list[int]] = index["files"]
-    if any((folder / name).stat().st_size != size for name, (size, _) in files.items()):
-        return None
-    looked_at = files if _is_summed(index) else files.keys() & {TOKENIZER}
-    return None if any(sum_of(folder / name) != files[name] for name in looked_at) else index
-
-
-def _is_summed(index: dict[str, Any]) -> bool:
-    return sum(size for size, _ in index["files"].values()) <= SUMMED
 
 
 def _mapped(folder: Path, index: dict[str, Any]) -> Sentences:
@@ -358,33 +342,3 @@ def _mapped(folder: Path, index: dict[str, Any]) -> Sentences:
         name: np.asarray(np.memmap(folder / f"{name}.bin", dtype, mode="r")) for name, dtype in ARRAYS.items()
     }
     return Sentences(**maps, told={name: index[name] for name in TOLD if name in index})
-
-
-@contextmanager
-def building(folder: Path) -> Iterator[None]:
-    """Hold a cache folder alone while it is filled: whoever comes meanwhile waits, and then finds it full.
-
-    A full one is read without a lock, so that it may lie where nothing can be written.
-
-    Raises:
-        DataError: the folder cannot be written.
-    """
-    if found(partial(_index, folder)) is not None:
-        yield
-        return
-    lock = FileLock(folder / ".lock", is_singleton=True)  # who holds it may fill the folder by `encode_pieces`
-    with _writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise not_kept(folder, error) from error

@@ -20,7 +20,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from dipole.core.ground.errors import DataError, DipoleError
-from dipole.text.shards import Numbering, Task, not_kept
+from dipole.text.filled_folder import not_kept
+from dipole.text.shards import Numbering, Task
 from dipole.text.vocabulary import Tokens
 
 # Of nltk's classifiers and drawings nothing is used; importing what they need costs a process 100 MB.
@@ -95,8 +96,13 @@ class _Worker:
             env=os.environ | one,
         )
         tokens = None if numbering.tokens is None else numbering.tokens.tokenizer.to_str()
-        self._begun = {"max_length": numbering.max_length, "lower": numbering.lower, "tokens": tokens}
-        self._begun["folder"] = str(folder)
+        self._begun = {
+            "max_length": numbering.max_length,
+            "lower": numbering.lower,
+            "tokens": tokens,
+            "verbatim": numbering.verbatim,
+            "folder": str(folder),
+        }
 
     def make(self, task: Task) -> int:
         told = asdict(task) | self._begun
@@ -141,7 +147,8 @@ def serve() -> None:
         told = json.loads(line)
         if "folder" in told:
             tokens = None if told["tokens"] is None else Tokens(Tokenizer.from_str(told["tokens"]))
-            numbering, folder = Numbering(told["max_length"], told["lower"], tokens), Path(told["folder"])
+            numbering = Numbering(told["max_length"], told["lower"], tokens, told["verbatim"])
+            folder = Path(told["folder"])
         pieces = tuple((starts, content) for starts, content in told["pieces"])
         try:
             shard = numbering.shard(Task(told["number"], told["before"], pieces, told["most"]))

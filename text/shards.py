@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from dipole.core.ground.errors import DataError
 from dipole.core.ground.files import atomic_file
 from dipole.text.corpus import Piece, sentences_of
 from dipole.text.vocabulary import Tokens
@@ -15,14 +14,6 @@ from dipole.text.words import WordIds
 
 TOGETHER = 500_000  # characters whose sentences are numbered together: their words are held as strings
 SHARD = 8_000_000  # characters of a shard
-
-
-def not_kept(folder: Path, error: OSError) -> DataError:
-    """What is said where the folder for a corpus cannot be written."""
-    return DataError(
-        f"the corpus cannot be kept in {folder}: {error.strerror or error}. Free some space there, or set text.cache "
-        f"to a folder with room that can be written."
-    )
 
 
 @dataclass(frozen=True)

@@ -64,22 +64,31 @@ def located_rows(source: str, split: str, encoding: str, asker: Asker) -> Iterat
         yield from _numbered(hub_rows(source.removeprefix("hub:"), split, asker), source)
         return
     path = Path(source)
-    if not path.exists():
-        raise DataError(f"nothing at {path}. Give a file or folder of {', '.join(ROWS)}, or hub:NAME.")
     if is_saved(path):
         yield from _numbered(_saved(path, split, asker), source)
         return
-    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if _ends(p, ROWS))
-    if not files or not _ends(files[0], ROWS):
-        what = f"the folder {path} holds no such file" if path.is_dir() else f"{path} is none of them"
-        raise DataError(f"rows are read from {', '.join(ROWS)}, and {what}.")
-    for file in files:
+    for file in row_files(path):
         if _ends(file, PARQUET):
             yield from _numbered(parquet_rows(file, asker), str(file))
         elif _ends(file, CSV):
             yield from csv_rows(file, encoding, asker)
         else:
             yield from json_rows(file)
+
+
+def row_files(path: Path) -> list[Path]:
+    """The files that rows are read from, in their order: this one, or those of a folder.
+
+    Raises:
+        DataError: there is none.
+    """
+    if not path.exists():
+        raise DataError(f"nothing at {path}. Give a file or folder of {', '.join(ROWS)}, or hub:NAME.")
+    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if _ends(p, ROWS))
+    if not files or not _ends(files[0], ROWS):
+        what = f"the folder {path} holds no such file" if path.is_dir() else f"{path} is none of them"
+        raise DataError(f"rows are read from {', '.join(ROWS)}, and {what}.")
+    return files
 
 
 def is_saved(folder: Path) -> bool:

@@ -12,7 +12,8 @@ import pytest
 from dipole.core.ground.errors import DataError
 from dipole.text import splitting
 from dipole.text.corpus import Document, pydoc_documents, read_documents, split_sentences
-from dipole.text.encoded import building, encode_documents
+from dipole.text.encoded import encode_documents
+from dipole.text.filled_folder import building
 from dipole.text.shards import Numbering
 from dipole.text.vocabulary import build_vocabulary, expand, load_tokens, read_vectors, words_vocabulary
 

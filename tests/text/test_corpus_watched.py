@@ -14,7 +14,7 @@ import pytest
 from dipole.core.ground import progress
 from dipole.core.ground.errors import DataError
 from dipole.text import corpus as reading
-from dipole.text import encoded as encoding_of
+from dipole.text import filled_folder
 from dipole.text.corpus import read_documents, read_pieces
 from dipole.text.encoded import encode_pieces
 from dipole.text.shards import Numbering
@@ -80,7 +80,7 @@ def test_what_is_mapped_stays_when_corpus_and_cache_are_removed(books, tmp_path)
 
 
 def test_damage_in_large_arrays_is_found_while_they_are_used(books, tmp_path, monkeypatch):
-    monkeypatch.setattr(encoding_of, "SUMMED", 0)
+    monkeypatch.setattr(filled_folder, "SUMMED", 0)
     place = tmp_path / "ids"
     whole = encoded(books)[1]
     encoded(books, place)

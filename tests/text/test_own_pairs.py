@@ -20,8 +20,9 @@ from dipole.core.train.recipe import load
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.trained_run import load_run
 from dipole.text.adapter import TextAdapter
-from dipole.text.columns import read_pairs, without_duplicates
+from dipole.text.columns import read_pairs
 from dipole.text.config import TextSettings
+from dipole.text.pair_batches import without_duplicates
 from dipole.text.partners import find_partners
 
 TAU = 0.05
@@ -262,12 +263,12 @@ def test_other_wrong_tables(table, tmp_path):
 def test_no_text_stands_in_two_rows_of_a_batch():
     draw = np.random.default_rng(0)
     texts = [tuple({int(x) for x in draw.zipf(1.3, 3) % 60}) for _ in range(400)]
-    batches = list(without_duplicates(texts, draw.permutation(400).tolist(), 8))
+    batches = list(without_duplicates([(i, texts[i]) for i in draw.permutation(400).tolist()], 8))
     used = [row for batch in batches for row in batch]
     assert len(set(used)) == len(used)
     assert all(len(batch) == 8 and sum(len(texts[r]) for r in batch) == len({t for r in batch for t in texts[r]})
                for batch in batches)  # fmt: skip
-    free = list(without_duplicates([(i,) for i in range(20)], range(20), 6))
+    free = list(without_duplicates([(i, (i,)) for i in range(20)], 6))
     assert free == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11], [12, 13, 14, 15, 16, 17]]
 
 
