@@ -214,7 +214,7 @@ class TextAdapter(Adapter):
         if self.table is not None:
             texts = self.table.texts
             for start in range(0, len(texts), TOGETHER):
-                yield Piece("texts", not start, texts[start : start + TOGETHER])
+                yield Piece("texts", not start, list(texts[start : start + TOGETHER]))
             return
         with warnings.catch_warnings():
             if self.rank:  # all ranks read the same corpus, and one of them says what it lacks
