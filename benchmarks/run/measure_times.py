@@ -61,7 +61,7 @@ TYPICAL: dict[str, tuple[str, tuple[str, ...], tuple[int, int]]] = {
     "gru-1200": ("quick-thoughts", PYDOC, (32, 128)),
     "transformer": ("pydoc-transformer", PYDOC, (16, 64)),
     "agent": ("lmcl-table5", (), (32, 96)),
-    "small-agent": ("lmcl-table5-small", (), (64, 192)),
+    "small-agent": ("lmcl-table5-small", ("rl.size=56", "rl.image_size=48"), (64, 192)),
 }
 """Recipe, settings that put data at hand in place of its own, and two sizes of a batch."""
 
