@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dipole.core.ground.distributed import all_sum
 from dipole.core.ground.errors import ConfigError
+from dipole.core.ground.uncompiled import uncompiled
 from dipole.core.train.config import Settings
 from dipole.vision.frameworks.base import Branch
 from dipole.vision.image_set import ImageSet
@@ -71,7 +72,7 @@ class _Watch:
         """A copy of a branch is not the one that is watched."""
         return
 
-    @torch.compiler.disable
+    @uncompiled
     def __call__(self, features: Tensor) -> None:
         self._seen.add(self._place, features)
 

@@ -17,6 +17,7 @@ from torch.nn.functional import pad
 from dipole.core.contrast.similarity import lengths, normalize, unnormalized
 from dipole.core.contrast.statistics import AnyStatistic, Extreme, Statistic, as_tuple
 from dipole.core.contrast.tile import Side, Tile, mask_of
+from dipole.core.ground.uncompiled import uncompiled
 
 # Entries of a matrix that is formed as a whole: 4 MB in float32.
 LARGEST = 1 << 20
@@ -286,7 +287,7 @@ def gradients(outputs: Sequence[Tensor], inputs: Sequence[Tensor], grads: Sequen
     return list(torch.autograd.grad(out, inputs, upstream, create_graph=True, materialize_grads=True))
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@uncompiled
 def whole(
     x: Tensor,
     y: Tensor,

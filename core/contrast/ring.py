@@ -28,6 +28,7 @@ from dipole.core.contrast.sweep import TILE, Term, add_extreme, longest, slope_o
 from dipole.core.contrast.tile import Side, Tile, Tiling
 from dipole.core.contrast.travelling import Shares, Travelling
 from dipole.core.ground.distributed import Exchange, all_max, rank, round_trip, world_size
+from dipole.core.ground.uncompiled import uncompiled
 
 if TYPE_CHECKING:
     from dipole.core.contrast.kernels.launch import Sweep
@@ -186,7 +187,7 @@ class _Job:
         return self.terms[-1].slots.stop if self.terms else 0
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@uncompiled
 def _run(x: Tensor, own: Tensor, held: Tensor, job: _Job) -> tuple[Tensor, ...]:
     found: tuple[Tensor, ...] = _Ring.apply(x, None if job.half else own, held, job)  # type: ignore[no-untyped-call]
     return found

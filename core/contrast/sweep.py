@@ -17,6 +17,7 @@ from dipole.core.contrast import engine
 from dipole.core.contrast.dense import LOWEST, exp_below, needs_maximum, parts_of, rises, slopes_of, sweep_again
 from dipole.core.contrast.statistics import AnyStatistic, Extreme, Statistic, as_tuple
 from dipole.core.contrast.tile import Side, Tile, Tiling
+from dipole.core.ground.uncompiled import uncompiled
 
 TILE = 512
 CACHE_BYTES = 32 << 20
@@ -178,7 +179,7 @@ def terms_of(statistics: Sequence[Statistic], x: Tensor, bound: float) -> list[T
     return terms
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@uncompiled
 def row_statistics(
     x: Tensor,
     y: Tensor,

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from dipole.core.ground.distributed import world_size
+from dipole.core.ground.uncompiled import uncompiled
 
 
 def synchronize(module: nn.Module) -> int:
@@ -31,7 +32,7 @@ def synchronize(module: nn.Module) -> int:
     return len(found)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@uncompiled
 def _forward(self: Any, x: Tensor) -> Tensor:
     if not self.training or world_size() == 1:
         plain: Tensor = type(self).forward(self, x)

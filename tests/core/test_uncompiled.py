@@ -1,0 +1,49 @@
+"""Functions that torch.compile leaves alone, and that nobody waits for a compiler who compiles nothing."""
+
+import subprocess
+import sys
+
+import torch
+
+from dipole.core.ground.uncompiled import uncompiled
+
+
+def test_a_configuration_is_read_without_the_compiler():
+    code = (
+        "import sys\nfrom dipole.core.train.recipe import load\nload('digits-simclr')\n"
+        "import dipole.core.contrast.ring, dipole.vision.online, dipole.core.ground.sync_batch_norm\n"
+        "assert 'torch' in sys.modules\nassert 'torch._dynamo' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_it_is_run_as_written_inside_of_what_is_compiled():
+    seen = []
+
+    def inner(x):
+        seen.append(torch.compiler.is_compiling())
+        return x + 1
+
+    @uncompiled
+    def outer(x):
+        seen.append(torch.compiler.is_compiling())
+        return inner(x) * 2
+
+    assert outer(torch.ones(2)).tolist() == [4, 4]
+    assert outer.__name__ == "outer"
+    torch._dynamo.reset()
+    traced = []
+
+    def backend(graph, _):
+        traced.extend(node.target for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    step = torch.compile(lambda x: outer(x.sin()).cos(), backend=backend)
+    for size in (2, 3, 4):
+        x = torch.linspace(0, 1, size)
+        assert torch.equal(step(x), ((x.sin() + 1) * 2).cos())
+    names = {getattr(each, "__name__", str(each)) for each in traced}
+    assert not any(seen)
+    assert len(seen) == 2 * 4
+    assert not names & {"add", "mul"}
