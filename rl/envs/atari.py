@@ -98,7 +98,10 @@ class AtariEnv(gymnasium.Env[NDArray[np.uint8], np.int64]):
         ALEInterface.setLoggerMode(LoggerMode.Error)
         self._ale = ALEInterface()
         self._ale.setFloat("repeat_action_probability", float(sticky))
-        self._rom = roms.get_rom_path(game.replace("-", "_"))
+        rom = roms.get_rom_path(game.replace("-", "_"))
+        if rom is None:
+            raise ConfigError(f"the task 'atari:{game}': ale-py has no such game here; install it anew.")
+        self._rom = rom
         self._ale.loadROM(self._rom)
         self._actions = list(self._ale.getMinimalActionSet())
         self.action_space = spaces.Discrete(len(self._actions))
