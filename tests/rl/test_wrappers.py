@@ -42,7 +42,6 @@ WRAPPERS = {
     "FrameStackObservation": lambda env: wrappers.FrameStackObservation(env, 4),
     "FrameStackObservation padded": lambda env: wrappers.FrameStackObservation(env, 4, padding_type="zero"),
     "StickyAction": lambda env: wrappers.StickyAction(env, 0.5, (1, 4)),
-    "RepeatAction": lambda env: wrappers.RepeatAction(env, 2),
     "RecordEpisodeStatistics": lambda env: wrappers.RecordEpisodeStatistics(wrappers.TimeLimit(env, 5)),
     "DelayObservation": lambda env: wrappers.DelayObservation(env, 3),
     "TimeAwareObservation": lambda env: wrappers.TimeAwareObservation(wrappers.TimeLimit(env, 9)),
@@ -55,6 +54,8 @@ WRAPPERS = {
     ),
     "checked": lambda env: wrappers.OrderEnforcing(wrappers.PassiveEnvChecker(env)),
 }
+if "RepeatAction" in wrappers.__all__:  # since gymnasium 1.2
+    WRAPPERS["RepeatAction"] = lambda env: wrappers.RepeatAction(env, 2)
 
 
 def play(env, actions):
