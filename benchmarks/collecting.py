@@ -29,7 +29,7 @@ def gather(places: Iterable[Path]) -> Gathered:
     """Read folders of runs and results files; of a run that two places have, the first one's counts.
 
     Raises:
-        DataError: a place is neither.
+        DataError: a place is neither, or one run.
     """
     places = list(places)
     records: dict[str, RunRecord] = {}
@@ -43,6 +43,10 @@ def gather(places: Iterable[Path]) -> Gathered:
             raise DataError(
                 f"no runs folder {place}, and no results file. Give what `dipole train`, `dipole bench` or "
                 "`dipole results` wrote."
+            )
+        if is_file(place / "record.json"):
+            raise DataError(
+                f"{place} is one run: give the folder that it lies in, {place.parent}; `dipole compare` shows two runs."
             )
         found: list[tuple[Path, KeptSuite]] = []
         if not is_file(place):

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Callable
 from math import inf
 from pathlib import Path
@@ -309,14 +310,17 @@ def _report(arguments: argparse.Namespace) -> int:
     with answering(arguments.json) as answer:
         found = write_report(arguments.runs, arguments.output, arguments.figures)
         answer |= {"report": str(arguments.output), "facts": dict(found.facts)}
+    unread = "problems" in found.facts and found.facts["runs"] == "0"
+    if unread:
+        print(f"nothing could be read: `Problems` in {arguments.output} says why", file=sys.stderr)
     if arguments.json:
-        return 0
+        return int(unread)
     print(f"{arguments.output}: " + ", ".join(f"{name}: {value}" for name, value in found.facts.items()))
     if arguments.figures is not None:
         print(
             f"{arguments.figures}: {counted(len(named_charts(found)), 'chart')}, each as .svg, .pdf, .tex and .vl.json"
         )
-    return 0
+    return int(unread)
 
 
 def _option(text: str) -> tuple[str, str]:

@@ -29,9 +29,14 @@ def compare(parser: argparse.ArgumentParser) -> Runner:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
+    from dipole.core.ground.errors import ConfigError
     from dipole.core.ground.text import number, text_table
+    from dipole.core.train.run_folder import find_run
 
-    first, second = (_with_siblings(name, arguments.runs) for name in (arguments.first, arguments.second))
+    one, other = (find_run(name, arguments.runs).path for name in (arguments.first, arguments.second))
+    if one.resolve() == other.resolve():
+        raise ConfigError(f"both are the run {one}: give another; `dipole list runs` names them.")
+    first, second = (_with_siblings(folder) for folder in (one, other))
     settings = _differences(first[0].config, second[0].config)
     shared = [name for name in first[0].results if name in second[0].results]
     numbers = [found for name in shared if (found := _compared(name, first, second))]
@@ -60,13 +65,11 @@ def _compare(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _with_siblings(name: str, runs: Path) -> list[RunRecord]:
+def _with_siblings(folder: Path) -> list[RunRecord]:
     """A run, and the finished ones beside it that differ in the seed alone; a seed counts once."""
     from dipole.core.ground.errors import ConfigError, RecordError
     from dipole.core.record import read_record
-    from dipole.core.train.run_folder import find_run
 
-    folder = find_run(name, runs).path
     record = read_record(folder / "record.json")
     if record.status != "done":
         raise ConfigError(f"the run {folder} is {record.status}: only finished ones are compared.")

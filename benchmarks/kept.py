@@ -226,7 +226,7 @@ def write_kept(path: Path, suite: KeptSuite) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(path, text)
     except OSError as error:
-        raise RecordError(f"cannot write {path}: {why(error)}") from error
+        raise RecordError(f"cannot write {path}: {why(error, '--to')}") from error
 
 
 def _lines(suite: KeptSuite) -> Iterator[dict[str, Any]]:

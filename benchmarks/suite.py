@@ -22,7 +22,7 @@ from dipole.benchmarks.protocol import deviations, leaves, tuples
 from dipole.benchmarks.report import published
 from dipole.benchmarks.run_records import run_name
 from dipole.core.ground.errors import ConfigError, ReceivedError, nearest
-from dipole.core.ground.files import is_file
+from dipole.core.ground.files import instead_of_file, is_file
 from dipole.core.ground.received import read_toml
 from dipole.core.ground.text import shortened
 from dipole.core.train.config import RunConfig, Settings
@@ -355,6 +355,8 @@ def read_suite(name: str | Path) -> Suite:
     """Read a shipped suite by name, or a suite file by path."""
     path = suites().get(str(name), Path(name))
     if not is_file(path):
+        if found := instead_of_file(path):
+            raise ConfigError(f"{path} is {found}: give a suite file, or a name of `dipole list suites`.")
         raise ConfigError(
             f"no suite {shortened(str(name))!r}.{nearest(str(name), suites())} Give the name of a shipped "
             "one (`dipole list suites`) or the path of a suite file."

@@ -48,7 +48,8 @@ def write_report(runs: Path | Sequence[Path], output: Path, figures: Path | None
             path.parent.mkdir(parents=True, exist_ok=True)
             atomic_write(path, text)
         except OSError as error:
-            raise RecordError(f"cannot write the report {path}: {why(error)}") from error
+            option = "--figures" if figures is not None and figures in path.parents else "-o"
+            raise RecordError(f"cannot write the report {path}: {why(error, option)}") from error
     return report
 
 

@@ -17,7 +17,7 @@ from dipole.benchmarks.run.tasks import Result, Task
 from dipole.benchmarks.run.terminal import Summary, print_plan, print_results, print_summary, reckoning, reporter, say
 from dipole.benchmarks.run_records import read_records
 from dipole.benchmarks.suite import Job, ScaleName, Sized, read_suite, suites
-from dipole.core.ground.errors import TrainingError
+from dipole.core.ground.errors import ConfigError, TrainingError
 from dipole.core.ground.files import why
 from dipole.core.ground.progress import duration
 from dipole.core.ground.text import are, counted
@@ -187,7 +187,13 @@ def make_engine(
     shared_process: bool = False,
     slurm: Mapping[str, str] | None = None,
 ) -> Engine:
-    """Where jobs run; `shared_process`: many in one process, where the engine is this machine."""
+    """Where jobs run; `shared_process`: many in one process, where the engine is this machine.
+
+    Raises:
+        ConfigError: for options of sbatch where it is not asked.
+    """
+    if slurm and engine != "slurm":
+        raise ConfigError(f"--slurm {' '.join(f'{k}={v}' for k, v in slurm.items())} belongs to --engine slurm.")
     if engine == "slurm":
         from dipole.benchmarks.run.slurm_engine import SlurmEngine
 

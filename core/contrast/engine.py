@@ -49,10 +49,10 @@ def wanted() -> str | None:
     name = name.strip().lower()
     name = ALIASES.get(name, name)
     if name and name not in ENGINES:
-        raise EngineError(
-            f"{VARIABLE}={name!r} names no engine; there are {', '.join(ENGINES)} "
-            f"({', '.join(f'{a} is {b}' for a, b in ALIASES.items())}). Unset it to let the device decide."
-        )
+        known = f"there are {', '.join(ENGINES)} ({', '.join(f'{a} is {b}' for a, b in ALIASES.items())})"
+        if _by_hand:
+            raise EngineError(f"{name!r} names no engine; {known}. Leave it out to let the device decide.")
+        raise EngineError(f"{VARIABLE}={name!r} names no engine; {known}. Unset it to let the device decide.")
     return name or None
 
 

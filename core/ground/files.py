@@ -18,17 +18,17 @@ _CURES = {
     errno.ENOSPC: "The disk is full: free some space",
     errno.EDQUOT: "The disk quota is used up: free some space",
     errno.EFBIG: "The file size limit is reached (see `ulimit -f`): raise it",
-    errno.EACCES: "No permission: change the owner or mode of the folder, or choose another one with --runs",
-    errno.EPERM: "No permission: change the owner or mode of the folder, or choose another one with --runs",
-    errno.EROFS: "The file system is read-only: choose another folder with --runs",
-    errno.ENOTDIR: "A file stands where a folder is needed: remove it, or choose another folder with --runs",
-    errno.EEXIST: "A file stands where a folder is needed: remove it, or choose another folder with --runs",
+    errno.EACCES: "No permission: change the owner or mode of the folder, or choose another one with {option}",
+    errno.EPERM: "No permission: change the owner or mode of the folder, or choose another one with {option}",
+    errno.EROFS: "The file system is read-only: choose another folder with {option}",
+    errno.ENOTDIR: "A file stands where a folder is needed: remove it, or choose another folder with {option}",
+    errno.EEXIST: "A file stands where a folder is needed: remove it, or choose another folder with {option}",
 }
 
 
-def why(error: OSError) -> str:
-    """Say what an OSError means for the user and what cures it."""
-    cure = _CURES.get(error.errno or 0)
+def why(error: OSError, option: str = "--runs") -> str:
+    """Say what an OSError means for the user and what cures it; `option` is what chose the place."""
+    cure = _CURES.get(error.errno or 0, "").format(option=option)
     reason = error.strerror or str(error)
     return f"{reason}. {cure}." if cure else f"{reason}."
 
@@ -47,6 +47,18 @@ def is_folder(path: Path) -> bool:
         return path.is_dir()
     except (OSError, ValueError):
         return False
+
+
+def instead_of_file(path: Path) -> str:
+    """What stands where a file is wanted, such as "a folder"; "" for a file, for nothing, and for no possible name."""
+    if is_folder(path):
+        return "a folder"
+    try:
+        there = path.exists()
+        broken = path.is_symlink() and not there
+    except (OSError, ValueError):
+        return ""
+    return "a link that leads nowhere" if broken else "no regular file" if there and not path.is_file() else ""
 
 
 @contextmanager

@@ -77,6 +77,8 @@ def _is_tag(annotation: Any) -> bool:
 
 
 RateSchedule = Literal["constant", "cosine", "step"]
+DEVICES = r"^(auto|cpu|mps|cuda(:\d+)?)$"
+"""Names of devices."""
 RATE = "learning_rate"
 """The entry of [train.schedule] that `schedule = "..."` stands for."""
 
@@ -275,9 +277,7 @@ class RunConfig(Settings):
     domain: str
     objective: str = Field(default="infonce", description="text such as 'infonce(temperature=0.5) + 0.1*dp'")
     seed: int = Field(default=0, ge=0)
-    device: str = Field(
-        default="auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$", description="auto, cpu, cuda, cuda:1, mps"
-    )
+    device: str = Field(default="auto", pattern=DEVICES, description="auto, cpu, cuda, cuda:1, mps")
     deterministic: bool = Field(default=False, description="refuse operations without a deterministic implementation")
     train: TrainConfig
 

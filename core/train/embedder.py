@@ -121,7 +121,7 @@ def embed(
             if not done:
                 raise DataError(f"{source} holds nothing to embed.")
     except OSError as error:
-        raise TrainingError(f"cannot write {out}: {why(error)}") from error
+        raise TrainingError(f"cannot write {out}: {why(error, '-o')}") from error
     finally:
         progress.close(done)
     return done, width

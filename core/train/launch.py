@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,7 +13,7 @@ from dipole.core.ground.distributed import PATIENCE
 from dipole.core.ground.errors import ConfigError
 from dipole.core.ground.launched import Launched, launched
 from dipole.core.ground.machine import processors
-from dipole.core.train.config import RunConfig
+from dipole.core.train.config import DEVICES, RunConfig
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -47,6 +48,8 @@ def pick_device(text: str) -> torch.device:
         return torch.device(
             "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
         )
+    if not re.fullmatch(DEVICES, text):
+        raise ConfigError(f"device: {text!r} is none. Allowed: auto, cpu, cuda, cuda:1, mps.")
     device = torch.device(text)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(

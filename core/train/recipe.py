@@ -16,7 +16,7 @@ from typing import Any, cast
 from pydantic import Field, ValidationError, create_model
 
 from dipole.core.ground.errors import ConfigError, ReceivedError, nearest
-from dipole.core.ground.files import is_file
+from dipole.core.ground.files import instead_of_file, is_file
 from dipole.core.ground.received import parse_toml, read_toml
 from dipole.core.ground.text import shortened
 from dipole.core.train.config import RATE, RunConfig, Settings, TrainConfig
@@ -42,6 +42,8 @@ def read_recipe(recipe: str | Path) -> dict[str, Any]:
     elif not is_file(path):
         if is_file(path / "config.toml"):
             raise ConfigError(f"{path} is a run's folder; to go on with the run: dipole train {path / 'config.toml'}")
+        if found := instead_of_file(path):
+            raise ConfigError(f"{path} is {found}: give a .toml file, or a name of `dipole list recipes`.")
         looks_like_path = path.suffix == ".toml" or len(path.parts) > 1
         if looks_like_path:
             raise ConfigError(f"no recipe file {shortened(str(path))!r}. Check the path, or see `dipole list recipes`.")

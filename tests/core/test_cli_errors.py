@@ -1,6 +1,7 @@
 """What a command that fails says: text on stderr, with --json an object on stdout; other words for commands."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -103,6 +104,46 @@ def test_what_a_command_of_somebody_s_does_is_an_object_too(
     assert [each["type"] for each in errors] == ["ZeroDivisionError", "KeyboardInterrupt", "SystemExit", "SystemExit"]
     assert "DIPOLE_TRACEBACK=1" in errors[0]["message"]
     assert errors[2]["message"] == "no disk"
+
+
+# A command line that a stranger could write beside d/, an empty file, a link that leads nowhere, a file that is no
+# results file, and run/ -> what is said, and the exit code.
+STRANGERS = {
+    ("train", "d"): ("d is a folder: give a .toml file", 2),
+    ("train", "gone.toml"): ("gone.toml is a link that leads nowhere", 2),
+    ("train", "pipe.toml"): ("pipe.toml is no regular file", 2),
+    ("bench", "d"): ("d is a folder: give a suite file", 2),
+    ("bench", "demo", "--slurm", "time=1"): ("--slurm time=1 belongs to --engine slurm", 2),
+    ("bench", "demo", "--slurm", "time=1", "--plan"): ("--slurm time=1 belongs to --engine slurm", 2),
+    ("list", "runs", "--runs", "nowhere"): ("--runs nowhere: no such folder", 2),
+    ("list", "runs", "--runs", "empty.txt"): ("--runs empty.txt: no such folder", 2),
+    ("check", "infonce", "--engine", "nothing"): ("'nothing' names no engine; there are eager, triton", 1),
+    ("report", "run"): ("run is one run: give the folder that it lies in, .;", 1),
+    ("report", "d", "-o", "empty.txt/x.html"): ("choose another folder with -o", 1),
+    ("report", "bad.jsonl"): ("nothing could be read: `Problems` in report.html says why", 1),
+}
+
+
+@pytest.mark.parametrize("arguments", STRANGERS, ids=" ".join)
+def test_a_stranger_is_told_what_is_wrong_where_and_what_to_do(
+    arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("d", "run"):
+        Path(name).mkdir()
+    Path("run/record.json").write_text("{}")
+    Path("empty.txt").touch()
+    Path("bad.jsonl").write_bytes(b"\xb7\x00\n")
+    if any(name in arguments for name in ("gone.toml", "pipe.toml")):
+        if sys.platform == "win32":
+            pytest.skip("links and pipes are for others")
+        Path("gone.toml").symlink_to("nowhere")
+        os.mkfifo("pipe.toml")
+    code, _, err = said(capsys, *arguments)
+    words, expected = STRANGERS[arguments]
+    assert words in err
+    assert code == expected
+    assert "--runs" not in err or "--runs" in arguments
 
 
 def test_a_process_that_fails_prints_one_line_of_json(tmp_path: Path) -> None:

@@ -51,6 +51,13 @@ def change(folder: Path, **values: Any) -> None:
     (folder / "record.json").write_text(json.dumps(record | values))
 
 
+def test_a_run_is_not_compared_with_itself(trained: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = trained["infonce", 0]
+    code, _, err = dipole(capsys, "compare", folder, folder.name[:8])
+    assert code == 2
+    assert f"both are the run {folder}: give another" in err
+
+
 def test_compare_counts_seeds_and_tests_the_difference_of_their_means(
     trained: Folders, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -246,7 +253,7 @@ def test_every_command_has_json() -> None:
         ("bench", "demo", "--plan"), ("report", "runs"),
         ("train", "blobs.toml"), ("train", "blobs.toml", "--seed", "9"), ("eval", "RUN"),
         ("export", "RUN", "--to", "text", "--out", "out"), ("add", "RUN", "AP=0.5", "--source", "x"),
-        ("compare", "RUN", "RUN"), ("rm", "RUN", "--yes"),
+        ("compare", "RUN", "OTHER"), ("rm", "RUN", "--yes"),
     ],
     ids=" ".join,
 )  # fmt: skip
@@ -255,9 +262,12 @@ def test_an_answer_is_json_and_nothing_else(
 ) -> None:
     if "runs" in arguments or "RUN" in arguments:
         assert cli.main(["train", str(blobs), "--quiet"]) == 0
-        capsys.readouterr()
-    folder = next(iter(Path("runs").glob("*/config.toml")), Path("x")).parent
-    code, out, _ = dipole(capsys, *(str(folder) if each == "RUN" else each for each in arguments), "--json")
+    if "OTHER" in arguments:
+        assert cli.main(["train", str(blobs), "--quiet", "--seed", "1"]) == 0
+    capsys.readouterr()
+    folders = [str(path.parent) for path in sorted(Path("runs").glob("*/config.toml"))]
+    places = dict(zip(("RUN", "OTHER"), folders, strict=False))
+    code, out, _ = dipole(capsys, *(places.get(each, each) for each in arguments), "--json")
     assert code == 0
     assert json.loads(out) not in (None, "")
 

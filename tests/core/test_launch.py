@@ -141,6 +141,13 @@ def test_accelerates_own_words_for_what_the_recipe_says(blobs: Path, monkeypatch
         pick_device("cuda")
 
 
+@pytest.mark.parametrize("name", ["tpu", "meta", "cuda:-1", "CPU", ""])
+def test_a_device_that_is_none_is_told_from_those_that_are(name: str) -> None:
+    """The names of `dipole eval --device` are those of a recipe."""
+    with pytest.raises(ConfigError, match=f"device: '{name}' is none. Allowed: auto, cpu, cuda, cuda:1, mps"):
+        pick_device(name)
+
+
 # Signals -------------------------------------------------------------------------------------------------------------
 
 

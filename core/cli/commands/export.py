@@ -74,7 +74,7 @@ def _write(arguments: argparse.Namespace, folder: RunFolder, out: Path) -> str |
         out.mkdir(parents=True, exist_ok=True)
         adapter.export(arguments.to, out, record, objective)
     except OSError as error:
-        raise TrainingError(f"cannot export to {out}: {why(error)}") from error
+        raise TrainingError(f"cannot export to {out}: {why(error, '--out')}") from error
     if arguments.license is not None:
         from dipole.core.train.card import set_licence
 

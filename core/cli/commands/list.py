@@ -82,9 +82,11 @@ def list_kind(kind: str) -> list[dict[str, Any]]:
 
 
 def _runs(folder: Path) -> list[dict[str, Any]]:
-    from dipole.core.ground.errors import RecordError
+    from dipole.core.ground.errors import ConfigError, RecordError
     from dipole.core.record import read_record
 
+    if folder != Path(RUNS) and not folder.is_dir():
+        raise ConfigError(f"--runs {folder}: no such folder.")
     entries: list[dict[str, Any]] = []
     for path in sorted(folder.glob("*/record.json")):
         try:

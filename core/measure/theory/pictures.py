@@ -37,7 +37,7 @@ def _save(figure: Figure, path: Path) -> None:
         with mpl.rc_context(settings):
             figure.savefig(path, dpi=110, metadata=metadata)
     except OSError as error:
-        raise ConfigError(f"cannot write the picture {path}: {why(error)}") from error
+        raise ConfigError(f"cannot write the picture {path}: {why(error, '--picture')}") from error
 
 
 def _plain(axes: Axes) -> None:
