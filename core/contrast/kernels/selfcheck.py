@@ -112,7 +112,9 @@ def _compared(
         if summands:
             if mutual:
                 (upstream,) = torch.autograd.grad(loss, total)
-                one = sweep.gradients(given[0].detach(), given[-1].detach(), upstream, shifts, True)
+                dx, dy = sweep.gradients(given[0].detach(), given[-1].detach(), upstream, shifts, True)
+                assert dy is not None
+                one: tuple[Tensor, ...] = (dx, dy)
             else:
                 one = torch.autograd.grad(loss, given)
             other = torch.autograd.grad(truth, exact)
