@@ -190,8 +190,12 @@ def trusted(
     extremes: Sequence[Extreme],
     symmetric: bool,
     embeddings: tuple[Tensor, Tensor] | None = None,
+    mutual: bool = False,
 ) -> tuple[Summand, ...] | None:
-    """The statistics as kernels know them, where kernels serve such a sweep; else None. Arguments as of `sums`."""
+    """The statistics as kernels know them, where kernels serve such a sweep; else None.
+
+    Arguments as of `sums`; `mutual` if one visit serves the rows of x and those of y.
+    """
     global _served
     if (
         reason_against(x.device, x.dtype)
@@ -204,9 +208,9 @@ def trusted(
     from dipole.core.contrast.kernels.source import summed
 
     summands: tuple[Summand, ...] = summed(statistics, running)
-    key = key_of(x, excluded, summands, extremes, symmetric, embeddings)
+    key = key_of(x, excluded, summands, extremes, symmetric, embeddings, mutual)
     if key not in _verdicts:
-        _verdicts[key] = verdict(x, excluded, summands, extremes, symmetric, embeddings)
+        _verdicts[key] = verdict(x, excluded, summands, extremes, symmetric, embeddings, mutual)
         if _verdicts[key] and x.device not in _warned:
             _warned.add(x.device)
             names = ", ".join(str(each) for each in [*statistics, *extremes])

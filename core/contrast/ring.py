@@ -239,20 +239,24 @@ class _Block:
 
     @cached_property
     def kernels(self) -> Sweep | None:
-        """The block as fused kernels see it; None where tiles serve: rows of y have no lists of exclusions here."""
-        terms = self.job.terms
-        if self.other is not None or not (terms or self.job.extremes) or not len(self._seen):
+        """The block as fused kernels see it; None where tiles serve.
+
+        The lists of the rows of x tell the exclusions of those of y as well: a block serves both where i excludes j
+        exactly if j excludes i.
+        """
+        terms, mutual = self.job.terms, self.other is not None
+        if not (terms or self.job.extremes) or not len(self.x) or not len(self._seen):
             return None
         excluded = self.job.excluded[self.rows] - (self.start + self.first)
         running = [term.running for term in terms]
         asked = [term.statistic for term in terms], running, self.job.extremes, self.symmetric
-        summands = engine.trusted(self.x, excluded, *asked)
+        summands = engine.trusted(self.x, excluded, *asked, mutual=mutual)
         if summands is None:
             return None
         from dipole.core.contrast.kernels.fused import sweep_of
 
         kinds = summands, self.job.extremes, self.symmetric
-        return sweep_of(self.x, self._seen, excluded, *kinds, tune=engine.tunes(self.x))
+        return sweep_of(self.x, self._seen, excluded, *kinds, tune=engine.tunes(self.x), mutual=mutual)
 
     @property
     def _seen(self) -> Tensor:

@@ -195,6 +195,109 @@ def test_kernels_give_the_same_bits_again(interpreted):
     assert interpreted(bits, "symmetric")
 
 
+def turned(excluded, columns):
+    """The lists of the candidates, of which each excludes an anchor exactly if that excludes it."""
+    mask = torch.zeros(len(excluded), columns, dtype=torch.bool)
+    for row, listed in enumerate(excluded.tolist()):
+        mask[row, [column for column in listed if 0 <= column < columns]] = True
+    return mask, torch.where(mask.T, torch.arange(len(excluded)), -1)
+
+
+def both_sides(anchors, candidates, width, listed, statistics):
+    """One visit that serves the rows of both sides, and tiles in float64 that visit each side by itself."""
+    from dipole.core.contrast.kernels import launch
+    from dipole.core.contrast.kernels.fused import sweep_of
+
+    launch.INTERPRETED = launch.Blocks(16, 16, 16, 4, 1)
+    x, y = unit(anchors, width, 0), unit(candidates, width, 1)
+    source = torch.Generator().manual_seed(2)
+    excluded = torch.randint(-3, candidates + 3, (anchors, listed), generator=source)  # some lie outside
+    if listed > candidates:
+        excluded[2, :candidates] = torch.arange(candidates)  # a row without a negative
+    mask, theirs = turned(excluded, candidates)
+    counts = torch.cat([(~mask).sum(1), (~mask).sum(0)])
+    sides = [each.double().requires_grad_() for each in (x, y)]
+    with engine.using("eager"):
+        true = [
+            row_statistics(*given, lists, statistics, counts=count, bound=1.0)
+            for given, lists, count in zip(
+                (sides, sides[::-1]), (excluded, theirs), counts.split([anchors, candidates]), strict=True
+            )
+        ]
+    summed = [each for each in statistics if isinstance(each, Statistic)]
+    extremes = [each for each in statistics if isinstance(each, Extreme)]
+    running = [abs(each.scale or 0) > 60 for each in summed]
+    with engine.using("triton"):
+        summands = engine.trusted(x, excluded, summed, running, extremes, False, mutual=True)
+        assert summands is not None, engine.failures()
+        sweep = sweep_of(x, y, excluded, summands, extremes, False, mutual=True)
+        sums, shifts, where = sweep.sums()
+        sums = sums.double().requires_grad_()
+        loss = truth = 0.0
+        for number, each in enumerate(summands):
+            ours = each.statistic.finish(tuple(sums[each.first : each.stop]), shifts[number].double(), counts)
+            value = torch.cat([side[each.statistic] for side in true])
+            torch.testing.assert_close(ours[counts > 0], value[counts > 0], rtol=2e-4, atol=2e-5)
+            if not isinstance(each.statistic, Count):
+                weights = (counts > 0) * torch.rand(len(counts), generator=source).double()
+                weights /= value.detach()[counts > 0].norm().clamp_min(1)
+                loss = loss + (weights * torch.where(counts > 0, ours, 0.0)).sum()
+                truth = truth + (weights * torch.where(counts > 0, value, 0.0)).sum()
+        for extreme, index in zip(extremes, where, strict=True):
+            assert torch.equal(index, torch.cat([side[extreme] for side in true]))
+        (upstream,) = torch.autograd.grad(loss, sums)
+        found = sweep.gradients(x, y, upstream.float(), shifts, True)
+        again = sweep_of(x, y, excluded, summands, extremes, False, mutual=True)
+        for one, other in zip(
+            (sweep.sums()[0], *found),
+            (again.sums()[0], *again.gradients(x, y, upstream.float(), shifts, True)),
+            strict=True,
+        ):
+            assert torch.equal(one, other)
+    for ours, wanted in zip(found, torch.autograd.grad(truth, sides), strict=True):
+        torch.testing.assert_close(ours.double(), wanted, rtol=2e-4, atol=2e-5)
+
+
+FEW = [LogSumExp(100.0), SoftmaxMean(4.0), Extreme()]
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("anchors", "candidates", "width", "listed", "statistics"),
+    [
+        (149, 37, 5, 2, FEW),  # two launches of eight blocks and more, none of them full
+        (19, 10, 37, 12, FEW),  # gradients by bands
+        (19, 70, 5, 0, [Sum(), Softplus(10.0, -10.0)]),
+        (3, 41, 5, 12, EVERYTHING),  # more sums than one visit keeps for both sides
+        (45, 7, 37, 9, [Between(0.0, 0.8), SoftmaxMean(-120.0), Extreme(largest=False)]),
+    ],
+)
+def test_one_visit_serves_the_rows_of_both_sides(interpreted, anchors, candidates, width, listed, statistics):
+    interpreted(both_sides, anchors, candidates, width, listed, statistics)
+
+
+def told_apart():
+    """Whether a verdict on kernels that serve one side says nothing of those that serve both, and what that is."""
+    from dipole.core.contrast.kernels import launch, selfcheck, source
+
+    x, lists, summands = unit(4, 5, 0), torch.zeros(4, 2, dtype=torch.long), source.summed([Sum()], [False])
+    given = x, lists, summands, [Extreme()], False, None
+    right = selfcheck.verdict(*given, mutual=True)
+    pair = launch.Sweep._pair
+    launch.Sweep._pair = lambda self: ({n: v * 1.1 for n, v in pair(self)[0].items()}, pair(self)[1])
+    wrong, alone = selfcheck.verdict(*given, mutual=True), selfcheck.verdict(*given)
+    launch.Sweep._pair = pair
+    return selfcheck.key_of(*given) != selfcheck.key_of(*given, mutual=True), right, wrong, alone
+
+
+@needs_triton
+def test_kernels_for_both_sides_are_checked_by_themselves(interpreted):
+    apart, right, wrong, alone = interpreted(told_apart)
+    assert apart
+    assert right == alone == ""
+    assert "is off" in wrong
+
+
 def outcome(text):
     """The worst error of an objective by kernels on every layout of pairs, as `dipole check` finds it."""
     from dipole.core.conformance.kit import check_objective
@@ -376,27 +479,32 @@ def machine_code(kind, many, half, width, architecture, candidate=0):
     from dipole.core.contrast.kernels import launch, source
 
     # Of `many`, True is as many as the kernel serves; a number is that many.
-    statistics = MANY[: many if many is not True else 4 if kind == "half" else None] if many else [LogSumExp(2.0)]
+    statistics = (
+        MANY[: many if many is not True else 4 if kind in ("half", "pair") else None] if many else [LogSumExp(2.0)]
+    )
     summands = source.summed(statistics, [abs(each.scale or 0) > 60 for each in statistics])
-    if kind in ("forward", "half"):
-        text, _ = source.forward(summands, [], kind == "half")
-    elif kind == "band":
-        text, _ = source.band(summands, symmetric=True)
+    name, mutual = kind.removeprefix("mutual "), kind.startswith("mutual ")
+    if name in ("forward", "half", "pair"):
+        text, _ = source.forward(summands, [], name)
+    elif name == "band":
+        text, _ = source.band(summands, symmetric=not mutual, mutual=mutual)
     else:
-        text, _ = source.backward(summands, kind)
+        text, _ = source.backward(summands, name, mutual)
     sweep = launch.Sweep(*[launch.Factors(torch.zeros(1, width))] * 2, torch.zeros(1, 2), True, summands, ())
-    blocks = {"forward": launch.FORWARD, "band": launch.BANDED, "half": launch.SQUARE}.get(kind, launch.BACKWARD)[half]
+    shapes = {"forward": launch.FORWARD, "band": launch.BANDED, "half": launch.SQUARE, "pair": launch.SQUARE}
+    blocks = shapes.get(name, launch.BACKWARD)[half]
     chosen = [each for each in blocks if each.sums >= sweep.kept][candidate]
-    assert kind != "half" or sweep.halved
+    assert kind not in ("half", "pair") or sweep.kept <= launch.MOST_SUMS
     function, element = launch.built(text), "*bf16" if half else "*fp32"
     constants = launch.shape(chosen, width, width <= launch.WHOLE[half])
     constants |= {"D": width, "SCALED": half, "FEW": 2, "PRECISION": "ieee"}
     if "BD" in function.arg_names:
         constants["BD"] = width
     pointers = {"x": element, "y": element, "lists": "*i32", "where": "*i32"}
-    for name in ("x_scale", "y_scale", "sums", "shifts", "best", "grad", "out"):
-        pointers[name] = "*fp32"
-    if kind == "band":
+    for each in ("x_scale", "y_scale", "sums", "shifts", "best", "grad", "out"):
+        pointers[each] = pointers[f"{each}_other"] = "*fp32"
+    pointers["where_other"] = "*i32"
+    if name == "band":
         pointers["out"] = element
     signature = {
         name: "constexpr" if name in constants else pointers.get(name, "fp32" if name[0] == "k" else "i32")
@@ -413,14 +521,20 @@ def machine_code(kind, many, half, width, architecture, candidate=0):
 
 
 TENSOR_CORES = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
-KINDS = ("forward", "half", "rows", "columns", "both", "band")
+KINDS = ("forward", "half", "pair", "rows", "columns", "both", "band", "mutual rows", "mutual columns", "mutual band")
 # The width of embeddings whose gradient stays in registers, and one whose does not.
-WIDTHS = {128: ("forward", "half", "rows", "columns", "both"), 768: ("forward", "half", "band")}
+WIDTHS = {
+    128: ("forward", "half", "pair", "rows", "columns", "both", "mutual rows", "mutual columns"),
+    768: ("forward", "half", "pair", "band", "mutual band"),
+}
 REPRESENTATIVE = [
     ("half", True, 80, 128),
     ("forward", False, 90, 128),
     ("columns", False, 100, 128),
     ("band", True, 90, 768),
+    ("pair", True, 90, 128),
+    ("mutual columns", True, 80, 128),
+    ("mutual band", True, 100, 768),
 ]
 
 
@@ -467,15 +581,23 @@ def test_blocks_that_tuning_may_choose_do_not_spill(compiled, kind, half, many, 
     assert shared <= {80: 163, 90: 227, 100: 227}[architecture] * 1024
 
 
+LOOP_POINTERS = {
+    ("columns", False, 100),
+    ("mutual columns", False, 80),
+    ("mutual columns", False, 100),
+    ("pair", True, 100),
+}
+
+
 @needs_triton
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS])
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("architecture", TENSOR_CORES)
 def test_float32_kernels_multiply_in_full_and_do_not_spill(compiled, kind, many, architecture):
-    usage, _, ptx = compiled(machine_code, kind, many, False, 768 if kind == "band" else 128, architecture)
+    usage, _, ptx = compiled(machine_code, kind, many, False, 768 if kind.endswith("band") else 128, architecture)
     assert usage["LOCAL"] == 0
     # A pointer or two of the loop.
-    assert usage["STACK"] <= (16 if (kind, many, architecture) == ("columns", False, 100) else 0)
+    assert usage["STACK"] <= (16 if (kind, many, architecture) in LOOP_POINTERS else 0)
     assert "tf32" not in ptx
 
 

@@ -74,10 +74,11 @@ def sweep_of(
     symmetric: bool,
     embeddings: tuple[Tensor, Tensor] | None = None,
     tune: bool = False,
+    mutual: bool = False,
 ) -> Sweep:
-    """The same as kernels see it, without gradient."""
+    """The same as kernels see it, without gradient; `mutual` if the rows of y are served as well."""
     lists = excluded.sort(1).values.to(torch.int32)
-    return Sweep(*_factors(x, y, embeddings), lists, symmetric, tuple(summands), tuple(extremes), tune)
+    return Sweep(*_factors(x, y, embeddings), lists, symmetric, tuple(summands), tuple(extremes), tune, mutual)
 
 
 def _factors(x: Tensor, y: Tensor, embeddings: tuple[Tensor, Tensor] | None) -> tuple[Factors, Factors]:

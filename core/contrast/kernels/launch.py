@@ -139,6 +139,8 @@ class Sweep:
         summands: statistics with a sum.
         extremes: statistics with an index.
         tune: choose blocks by measuring; otherwise the first are taken, so that every run adds up in one order.
+        mutual: candidates are anchors of their own, j excludes i exactly if i excludes j, and the rows of both are
+            served, those of y behind those of x.
     """
 
     x: Factors
@@ -148,6 +150,7 @@ class Sweep:
     summands: tuple[Summand, ...]
     extremes: tuple[Extreme, ...]
     tune: bool = False
+    mutual: bool = False
 
     @property
     def half(self) -> bool:
@@ -160,24 +163,60 @@ class Sweep:
 
     def totals(self) -> dict[str, Tensor]:
         """The same, `sums`, `shifts` and `where` (X, A), with the extreme values, `best` (X, A)."""
-        rows, columns = len(self.x.values), len(self.y.values)
-        text, numbers = forward(self.summands, self.extremes, self.halved)
-        if self.halved:
-            runs = self._circle()
-        else:
-            splits, chunk = self._splits(rows, columns)
-            runs = [(splits, splits, {"chunk": chunk})]
+        if self.mutual:
+            few = self.kept <= MOST_SUMS
+            one, other = self._pair() if few else (self._whole("rows"), self._whole("columns"))
+            return {name: torch.cat([one[name], other[name]], 1) for name in one}
+        return self._half() if self.halved else self._whole("rows")
+
+    def _whole(self, side: Side) -> dict[str, Tensor]:
+        """What is found of the rows of one side by a visit to the whole matrix."""
+        own, other = (self.y, self.x) if side == "columns" else (self.x, self.y)
+        text, numbers = forward(self.summands, self.extremes, side=side)
+        splits, chunk = self._splits(len(own.values), len(other.values))
+        found = self._slots(splits, len(own.values))
+        self._launch(text, numbers, FORWARD, own, other, splits, {"chunk": chunk}, found)
+        return _joined(self.summands, **found)
+
+    def _half(self) -> dict[str, Tensor]:
+        """What is found of the rows by a visit to half of the matrix."""
+        text, numbers = forward(self.summands, self.extremes, "half")
         total: dict[str, Tensor] = {}
-        for splits, slots, counts in runs:
-            found = self._slots(slots)
+        for splits, slots, counts in self._circle():
+            found = self._slots(slots, len(self.x.values))
             self._launch(text, numbers, FORWARD, self.x, self.y, splits, counts, found)
-            held = {name: torch.cat([total[name].unsqueeze(0), new]) for name, new in found.items()} if total else found
-            total = _joined(self.summands, **held)
+            total = self._added(total, found)
         return total
 
-    def _slots(self, count: int) -> dict[str, Tensor]:
+    def _pair(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """What is found of the rows of both sides by one visit to the matrix, some anchors at a time.
+
+        The share of a block of anchors for the other side takes a slot: as many at a time as `_at_once` says.
+        """
+        rows, columns = len(self.x.values), len(self.y.values)
+        text, numbers = forward(self.summands, self.extremes, "pair")
+        side = (INTERPRETED if interpreted() else SQUARE[self.half][0]).own
+        most = min(self._at_once, -(-rows // side)) * side
+        splits, chunk = self._splits(most, columns)
+        own = self._slots(splits, rows)  # each launch writes rows of its own
+        total: dict[str, Tensor] = {}
+        for start in range(0, rows, most):
+            end = min(start + most, rows)
+            other = self._slots(-(-(end - start) // side), columns)
+            given = own | {f"{name}_other": value for name, value in other.items()}
+            counts = {"chunk": chunk, "start": start, "end": end}
+            self._launch(text, numbers, FORWARD, self.x, self.y, splits, counts, given)
+            total = self._added(total, other)
+        return _joined(self.summands, **own), total
+
+    def _added(self, total: dict[str, Tensor], found: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What was known of rows, and the shares of a launch, made one."""
+        held = {name: torch.cat([total[name].unsqueeze(0), new]) for name, new in found.items()} if total else found
+        return _joined(self.summands, **held)
+
+    def _slots(self, count: int, rows: int) -> dict[str, Tensor]:
         """What a launch writes: `count` shares of every row's sums, shifts and extremes."""
-        rows, parts = len(self.x.values), self.summands[-1].stop if self.summands else 0
+        parts = self.summands[-1].stop if self.summands else 0
         new = partial(torch.full, device=self.x.values.device)
         shifts = new((count, len(self.summands), rows), 0.0)
         for number, each in enumerate(self.summands):
@@ -193,15 +232,13 @@ class Sweep:
     def _circle(self) -> list[tuple[int, int, dict[str, int]]]:
         """Launches that visit half of the matrix: runs of a block's tiles, slots, and the counts they take.
 
-        A tile's share for its other side takes a slot: as many at a time as the embeddings themselves take memory.
+        A tile's share for its other side takes a slot: as many at a time as `_at_once` says.
         """
-        rows, width = self.x.values.shape
+        rows = len(self.x.values)
         side = (INTERPRETED if interpreted() else SQUARE[self.half][0]).own
         blocks = -(-rows // side)
         tiles = blocks // 2 + 1  # to the right of the diagonal, itself included
-        parts = len(self.summands) and self.summands[-1].stop + len(self.summands)
-        at_once = max(8, 2 * width // max(1, parts + 2 * len(self.extremes)))
-        launches = []
+        at_once, launches = self._at_once, []
         for start in range(0, tiles, at_once):
             end = min(start + at_once, tiles)
             splits = max(1, min(self._processors // blocks, (end - start) // 4))
@@ -209,6 +246,12 @@ class Sweep:
             splits = -(-(end - start) // chunk)
             launches.append((splits, splits + end - start, {"chunk": chunk, "start": start, "end": end}))
         return launches
+
+    @property
+    def _at_once(self) -> int:
+        """Shares of rows that are held at a time: about as many as the embeddings themselves take memory."""
+        parts = len(self.summands) and self.summands[-1].stop + len(self.summands)
+        return max(8, 2 * self.x.values.shape[1] // max(1, parts + 2 * len(self.extremes)))
 
     @property
     def kept(self) -> int:
@@ -235,8 +278,8 @@ class Sweep:
         Args:
             x: (A, d) and
             y: (C, d) in float32, of which the factors are.
-            grad: (N, A).
-            shifts: (S, A), as `sums` gave them.
+            grad: (N, A), or (N, A + C) where the rows of both sides are served.
+            shifts: (S, A), or (S, A + C), as `sums` gave them.
             candidates: whether that of y is wanted; where x is y, the first is that of both.
         """
         grad, shifts = grad.contiguous(), shifts.contiguous()
@@ -248,19 +291,34 @@ class Sweep:
     def _gradient(self, side: Side, grad: Tensor, shifts: Tensor) -> Tensor:
         """(A, d) or, for "columns", (C, d): the gradient of the rows of one side."""
         own, other = (self.y, self.x) if side == "columns" else (self.x, self.y)
-        text, numbers = backward(self.summands, side)
+        text, numbers = backward(self.summands, side, self.mutual)
         rows, width = own.values.shape
         splits, chunk = self._splits(rows, len(other.values))
         out = torch.zeros(splits, rows, width, device=grad.device)
-        given = {"grad": grad, "shifts": shifts, "out": out, "BD": max(16, _kind(width))}
+        given = {**self._upstream(side, grad, shifts), "out": out, "BD": max(16, _kind(width))}
         self._launch(text, numbers, BACKWARD, own, other, splits, {"chunk": chunk}, given)
         return out[0] if splits == 1 else out.sum(0)
+
+    def _upstream(self, side: Side, grad: Tensor, shifts: Tensor) -> dict[str, Tensor]:
+        """Gradients and shifts as a kernel takes them: those of both sides apart, first those of the rows it owns."""
+        if not self.mutual:
+            return {"grad": grad, "shifts": shifts}
+        count = len(self.x.values)
+        parts = [slice(None, count), slice(count, None)]
+        own, other = reversed(parts) if side == "columns" else parts
+        return {
+            "grad": grad[:, own].contiguous(),
+            "shifts": shifts[:, own].contiguous(),
+            "grad_other": grad[:, other].contiguous(),
+            "shifts_other": shifts[:, other].contiguous(),
+        }
 
     def _banded(
         self, x: Tensor, y: Tensor, grad: Tensor, shifts: Tensor, candidates: bool
     ) -> tuple[Tensor, Tensor | None]:
         """The gradients from dL/ds of some anchors at a time: a tile is formed once, whatever the width."""
-        text, numbers = band(self.summands, self.symmetric)
+        text, numbers = band(self.summands, self.symmetric, self.mutual)
+        upstream = self._upstream("rows", grad, shifts)
         kind = torch.bfloat16 if self.half else torch.float32
         rows, columns = len(x), len(y)
         most = band_rows(columns, kind.itemsize)
@@ -272,7 +330,7 @@ class Sweep:
         for start in range(0, rows, most):
             end = min(start + most, rows)
             splits, chunk = self._splits(end - start, columns)
-            given = {"grad": grad, "shifts": shifts, "out": held, "stride": stride}
+            given = {**upstream, "out": held, "stride": stride}
             counts = {"chunk": chunk, "start": start, "end": end}
             self._launch(text, numbers, BANDED, self.x, self.y, splits, counts, given)
             slopes = held[: end - start, :columns]
@@ -302,7 +360,7 @@ class Sweep:
     ) -> None:
         width, listed = own.values.shape[1], self.lists.shape[1]
         blocks = choice[self.half]
-        if text.startswith("def half"):
+        if text.startswith(("def half", "def pair")):
             blocks = SQUARE[self.half]
         blocks = tuple(each for each in blocks if self.kept <= each.sums)
         if interpreted():
@@ -315,7 +373,7 @@ class Sweep:
             "PRECISION": "tf32" if tf32_allowed() else "ieee",
         }
         rows = len(own.values)
-        visited = counts["end"] - counts["start"] if "stride" in given else rows
+        visited = counts["end"] - counts["start"] if text.startswith(("def band", "def pair")) else rows
 
         def grid(meta: Mapping[str, int]) -> tuple[int, ...]:
             return triton.cdiv(visited, meta["BM"]), splits

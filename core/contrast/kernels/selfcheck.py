@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dipole.core.contrast.kernels.fused import fused
+from dipole.core.contrast.kernels.fused import fused, sweep_of
 from dipole.core.contrast.kernels.launch import FEW, HALF, interpreted, tf32_allowed
 from dipole.core.contrast.kernels.source import Summand
 from dipole.core.contrast.statistics import Extreme, as_tuple
@@ -27,11 +27,12 @@ def key_of(
     extremes: Sequence[Extreme],
     symmetric: bool,
     embeddings: Embeddings,
+    mutual: bool = False,
 ) -> tuple[object, ...]:
     """What tells one set of compiled kernels from another; numbers such as a temperature are arguments of theirs."""
     kinds = tuple((type(each.statistic), each.running, each.statistic.scale is None) for each in summands)
     device = x.device, _half(embeddings), x.shape[1], _listed(excluded), tf32_allowed(), interpreted()
-    return kinds, tuple(extremes), symmetric, *device
+    return kinds, tuple(extremes), symmetric, mutual, *device
 
 
 def _half(embeddings: Embeddings) -> torch.dtype | None:
@@ -49,10 +50,11 @@ def verdict(
     extremes: Sequence[Extreme],
     symmetric: bool,
     embeddings: Embeddings,
+    mutual: bool = False,
 ) -> str:
     """What is wrong with the kernels that would serve a matrix like this; an empty string if nothing is."""
     try:
-        return _compared(x, _listed(excluded), summands, extremes, symmetric, _half(embeddings))
+        return _compared(x, _listed(excluded), summands, extremes, symmetric, _half(embeddings), mutual)
     except Exception as error:
         return f"{type(error).__name__}: {str(error).strip()}".split("\n", 1)[0][:300]
 
@@ -64,6 +66,7 @@ def _compared(
     extremes: Sequence[Extreme],
     symmetric: bool,
     half: torch.dtype | None,
+    mutual: bool,
 ) -> str:
     source = torch.Generator().manual_seed(0)
     x = _rows(ROWS, like.shape[1], source)
@@ -80,9 +83,17 @@ def _compared(
         raw = signs[0], signs[-1]
     with torch.enable_grad():
         s = exact[0] @ exact[-1].T
-        wanted = _defined(s, allowed, summands)
-        total, shifts, *where = fused(given[0], given[-1], lists.to(like.device), summands, extremes, symmetric, raw)
-        count = allowed.sum(1)
+        wanted, count = _defined(s, allowed, summands), allowed.sum(1)
+        kinds = lists.to(like.device), summands, extremes, symmetric, raw
+        if mutual:
+            turned = _defined(s.T, allowed.T, summands)
+            wanted = [torch.cat(both) for both in zip(wanted, turned, strict=True)]
+            count = torch.cat([count, allowed.sum(0)])
+            sweep = sweep_of(given[0], given[-1], *kinds, mutual=True)
+            total, shifts, where = sweep.sums()
+            total.requires_grad_()
+        else:
+            total, shifts, *where = fused(given[0], given[-1], *kinds)
         sums, shift = total.cpu().double(), shifts.detach().cpu().double()
         found = [
             each.statistic.finish(tuple(sums[each.first : each.stop]), shift[number], count)
@@ -94,21 +105,29 @@ def _compared(
                 return f"{each.statistic} is off"
             if theirs.requires_grad:
                 # Each with a gradient of the same length, so that none hides behind another.
-                weights = torch.randn(len(x), generator=source, dtype=torch.float64)
+                weights = torch.randn(len(count), generator=source, dtype=torch.float64)
                 (length,) = torch.autograd.grad((theirs * weights).sum(), exact[0], retain_graph=True)
                 weights /= length.norm().clamp_min(1e-9)
                 loss, truth = loss + (ours * weights).sum(), truth + (theirs * weights).sum()
         if summands:
-            one, other = torch.autograd.grad(loss, given), torch.autograd.grad(truth, exact)
+            if mutual:
+                (upstream,) = torch.autograd.grad(loss, total)
+                dx, dy = sweep.gradients(given[0].detach(), given[-1].detach(), upstream, shifts, True)
+                assert dy is not None
+                one: tuple[Tensor, ...] = (dx, dy)
+            else:
+                one = torch.autograd.grad(loss, given)
+            other = torch.autograd.grad(truth, exact)
             tolerance = GRADIENT if half is None and not tf32_allowed() else HALF_GRADIENT
             if not all(_close(a.cpu().double(), b, tolerance) for a, b in zip(one, other, strict=True)):
                 return "the gradient is off"
     s = s.detach()
     for extreme, index in zip(extremes, where, strict=True):
         sign = 1 if extreme.largest else -1
-        best = torch.where(allowed, sign * s, -torch.inf).amax(1)
-        if not _close(sign * s.gather(1, index.cpu().unsqueeze(1)).squeeze(1), best, VALUE):
-            return f"{extreme} is another one"
+        seen = torch.where(allowed, sign * s, -torch.inf)
+        for values, places in zip((seen, seen.T), index.cpu().split([len(x), len(index) - len(x)]), strict=True):
+            if len(places) and not _close(values.gather(1, places.unsqueeze(1)).squeeze(1), values.amax(1), VALUE):
+                return f"{extreme} is another one"
     return ""
 
 

@@ -6,11 +6,15 @@ keeps what it adds up in registers.
     forward   owns anchors, visits candidates; keeps the sums of all statistics
     half      the same where anchors are the candidates: a tile serves the rows of both its sides, and only the tiles
               to the right of the diagonal are formed; what it adds to its other side is written out
+    pair      owns some anchors, visits candidates, which are anchors of their own: a tile serves the rows of both its
+              sides; what it adds to its other side is written out
     rows      owns anchors, visits candidates; keeps the gradient of its anchors
     columns   owns candidates, visits anchors; keeps the gradient of its candidates
     both      rows and columns at once where anchors are the candidates: dL/ds_ij + dL/ds_ji times x_j
     band      owns some anchors, visits candidates; writes dL/ds of a band of the matrix, or dL/ds_ij + dL/ds_ji, for
               embeddings too wide for a gradient to stay in registers: a product of matrices makes it of the band
+
+Where candidates are anchors of their own, rows, columns and band take what both sides ask of their rows.
 """
 
 from __future__ import annotations
@@ -24,10 +28,12 @@ from dipole.core.contrast.kernels.trace import trace
 from dipole.core.contrast.statistics import Extreme, Statistic
 
 Side = Literal["rows", "columns", "both"]
+Visit = Literal["forward", "half", "pair"]
 
 # Numbers that are part of an expression's shape; all others are arguments of a kernel, so that a temperature that
 # changes needs no new one.
 LITERAL = (0.0, 1.0, -1.0, 2.0, 0.5)
+RESULTS = ("sums", "shifts", "best", "where")
 INPUTS = "x, y, x_scale, y_scale, lists"
 # The last two only tell sizes apart for which blocks are chosen anew.
 COUNTS = "own_size, other_size, width, steps, chunk, start, end, own_kind, other_kind"
@@ -97,9 +103,14 @@ def _contains(node: Node, variable: Node) -> bool:
     return node == variable or any(_contains(each, variable) for each in node.arguments)
 
 
-def forward(summands: Sequence[Summand], extremes: Sequence[Extreme], half: bool = False) -> tuple[str, list[float]]:
-    """The kernel `forward` of some statistics, or `half`; and the numbers k0, k1, ... that it takes."""
-    out = Writer()
+def forward(
+    summands: Sequence[Summand], extremes: Sequence[Extreme], kind: Visit = "forward", side: Side = "rows"
+) -> tuple[str, list[float]]:
+    """The kernel `forward`, `half` or `pair` of some statistics, and the numbers k0, k1, ... that it takes.
+
+    `side` says whose rows `forward` owns, which may be the candidates; lists of exclusions are those of the anchors.
+    """
+    out, turning = Writer(), kind != "forward"
     exponents = _exponents(summands)
     rows = summands[-1].stop if summands else 0
     before, after = [f"sum{row} = tl.zeros((BM,), tl.float32)" for row in range(rows)], []
@@ -116,7 +127,7 @@ def forward(summands: Sequence[Summand], extremes: Sequence[Extreme], half: bool
             f"top_{name} = new_{name}",
             f"{name} = tl.exp(p_{name} - new_{name}[:, None])",
         ]
-        if half:
+        if turning:
             out.lines += _turned(name)
     for number, each in enumerate(summands):
         name = exponents.get((each.statistic.scale or 0.0, each.running), "")
@@ -124,13 +135,13 @@ def forward(summands: Sequence[Summand], extremes: Sequence[Extreme], half: bool
             kept = f"sum{row} * shrink_{name}" if each.running else f"sum{row}"
             out.lines.append(f"m{row} = tl.where(allowed, {out.tile(part, name)}, 0.0)")
             out.lines.append(f"sum{row} = {kept} + tl.sum(m{row}, 1)")
-            if half:
+            if turning:
                 turned = f"tl.where(allowed, {out.tile(part, f'f_{name}')}, 0.0)" if each.running else f"m{row}"
-                out.lines.append(_store_turned("sums", row, f"tl.sum({turned}, 0)", rows))
+                out.lines.append(_store_turned(kind, "sums", row, f"tl.sum({turned}, 0)", rows))
         if each.running:
             after.append(_store("shifts", number, f"top_{name}", len(summands)))
-            if half:
-                out.lines.append(_store_turned("shifts", number, f"shift_{name}", len(summands)))
+            if turning:
+                out.lines.append(_store_turned(kind, "shifts", number, f"shift_{name}", len(summands)))
     after += [_store("sums", row, f"sum{row}", rows) for row in range(rows)]
     for number, extreme in enumerate(extremes):
         before += [
@@ -148,15 +159,16 @@ def forward(summands: Sequence[Summand], extremes: Sequence[Extreme], half: bool
             f"best{number} = tl.maximum(best{number}, t{number})",
         ]
         after += [_store(each, number, f"{each}{number}", len(extremes)) for each in ("best", "where")]
-        if half:
-            nothing = (
-                f"tl.where(tl.max(c{number}, 0) > -float('inf'), tl.program_id(0) * BM + tl.argmax(c{number}, 0), -1)"
-            )
-            out.lines.append(_store_turned("best", number, f"tl.max(c{number}, 0)", len(extremes)))
-            out.lines.append(_store_turned("where", number, nothing, len(extremes)))
-    name, visit = ("half", HALF) if half else ("forward", WHOLE)
-    head = f"def {name}({INPUTS}, sums, shifts, best, where, {COUNTS}{{}}, {SIZES}, {FLAGS}):"
-    body = ["split = tl.program_id(1)", *_visit(before, "own", [], out.lines, visit), *after]
+        if turning:
+            begin = "start + tl.program_id(0) * BM" if kind == "pair" else "tl.program_id(0) * BM"
+            nothing = f"tl.where(tl.max(c{number}, 0) > -float('inf'), {begin} + tl.argmax(c{number}, 0), -1)"
+            out.lines.append(_store_turned(kind, "best", number, f"tl.max(c{number}, 0)", len(extremes)))
+            out.lines.append(_store_turned(kind, "where", number, nothing, len(extremes)))
+    results = ", ".join([*RESULTS, *(f"{each}_other" for each in RESULTS if kind == "pair")])
+    head = f"def {kind}({INPUTS}, {results}, {COUNTS}{{}}, {SIZES}, {FLAGS}):"
+    visit, own = {"forward": (WHOLE, OWN), "half": (HALF, OWN), "pair": (PAIR, f"start + {OWN}")}[kind]
+    anchors = "other" if side == "columns" else "own"
+    body = ["split = tl.program_id(1)", *_visit(before, anchors, [], out.lines, visit, own), *after]
     return _function(head, body, out), out.numbers
 
 
@@ -177,10 +189,16 @@ def _turned(name: str) -> list[str]:
     ]
 
 
-def backward(summands: Sequence[Summand], side: Side) -> tuple[str, list[float]]:
-    """One of the kernels of the backward pass, and the numbers that it takes."""
+def backward(summands: Sequence[Summand], side: Side, mutual: bool = False) -> tuple[str, list[float]]:
+    """One of the kernels of the backward pass, and the numbers that it takes.
+
+    Args:
+        summands: the statistics.
+        side: whose gradient.
+        mutual: candidates are anchors of their own, with gradients and shifts of their own.
+    """
     out = Writer()
-    loads = _slopes(out, summands, _served(side))
+    loads = _slopes(out, summands, _served("both" if mutual else side), mutual)
     out.lines += [
         "if SCALED:",
         "    total = total * r_other[None, :]",
@@ -195,7 +213,7 @@ def backward(summands: Sequence[Summand], side: Side) -> tuple[str, list[float]]
         "    acc = product(total, weighed, acc, PRECISION)",
     ]
     before = ["acc = tl.zeros((BM, BD), tl.float32)", *loads["own"]]
-    head = f"def {side}({INPUTS}, grad, shifts, out, {COUNTS}{{}}, {SIZES}, BD: tl.constexpr, {FLAGS}):"
+    head = f"def {side}({INPUTS}, {_given(mutual)}, out, {COUNTS}{{}}, {SIZES}, BD: tl.constexpr, {FLAGS}):"
     body = [
         "split = tl.program_id(1)",
         *_visit(before, "other" if side == "columns" else "own", loads["other"], out.lines),
@@ -206,15 +224,15 @@ def backward(summands: Sequence[Summand], side: Side) -> tuple[str, list[float]]
     return _function(head, body, out), out.numbers
 
 
-def band(summands: Sequence[Summand], symmetric: bool) -> tuple[str, list[float]]:
+def band(summands: Sequence[Summand], symmetric: bool, mutual: bool = False) -> tuple[str, list[float]]:
     """The kernel `band`, and the numbers that it takes; its anchors are those from `start` to `end`."""
     out = Writer()
-    loads = _slopes(out, summands, _served("both" if symmetric else "rows"))
+    loads = _slopes(out, summands, _served("both" if symmetric or mutual else "rows"), mutual)
     out.lines += [
         "place = (own - start).to(tl.int64)[:, None] * stride + other[None, :]",
         "tl.store(out + place, total, mask=(own < end)[:, None] & (other < other_size)[None, :])",
     ]
-    head = f"def band({INPUTS}, grad, shifts, out, stride, {COUNTS}{{}}, {SIZES}, {FLAGS}):"
+    head = f"def band({INPUTS}, {_given(mutual)}, out, stride, {COUNTS}{{}}, {SIZES}, {FLAGS}):"
     body = ["split = tl.program_id(1)", *_visit(loads["own"], "own", loads["other"], out.lines, own=f"start + {OWN}")]
     return _function(head, body, out), out.numbers
 
@@ -224,16 +242,21 @@ def _served(side: Side) -> list[str]:
     return {"rows": ["own"], "columns": ["other"], "both": ["own", "other"]}[side]
 
 
-def _slopes(out: Writer, summands: Sequence[Summand], served: Sequence[str]) -> dict[str, list[str]]:
+def _given(mutual: bool) -> str:
+    return "grad, shifts, grad_other, shifts_other" if mutual else "grad, shifts"
+
+
+def _slopes(out: Writer, summands: Sequence[Summand], served: Sequence[str], mutual: bool) -> dict[str, list[str]]:
     """Write `total`, dL/ds of a tile for the rows of the sides served; gives what is loaded for each side before."""
     total, wide = "", False
     loads: dict[str, list[str]] = {"own": [], "other": []}
     for which in served:
+        suffix = "_other" if mutual and which == "other" else ""
         for row in range(summands[-1].stop):
-            loads[which].append(_load(f"g{row}_{which}", "grad", row, which))
+            loads[which].append(_load(f"g{row}_{which}", f"grad{suffix}", row, which))
         for number, each in enumerate(summands):
             if each.running:
-                loads[which].append(_load(f"h{number}_{which}", "shifts", number, which))
+                loads[which].append(_load(f"h{number}_{which}", f"shifts{suffix}", number, which))
     plain: dict[float, str] = {}
     for number, each in enumerate(summands):
         scale, slopes = each.statistic.scale, trace(each.statistic).slopes
@@ -273,8 +296,11 @@ def _exponents(summands: Sequence[Summand]) -> dict[tuple[float, bool], str]:
     return found
 
 
-def _store_turned(target: str, row: int, value: str, rows: int) -> str:
-    """What a tile adds to the rows of its other side has a slot of its own, behind those of the runs."""
+def _store_turned(kind: Visit, target: str, row: int, value: str, rows: int) -> str:
+    """What a tile adds to the rows of its other side has a slot of its own, behind those of the runs if it is half."""
+    if kind == "pair":
+        place = f"(tl.program_id(0).to(tl.int64) * {rows} + {row}) * other_size"
+        return f"tl.store({target}_other + {place} + other, {value}, mask=other < stop)"
     place = f"((tl.num_programs(1) + k - start).to(tl.int64) * {rows} + {row}) * own_size"
     return f"tl.store({target} + {place} + other, {value}, mask=(other < other_size) & (k > 0) & fresh)"
 
@@ -302,6 +328,10 @@ WHOLE = (
     "for first in range(split * chunk, stop, BN):",
     "    other = first + tl.arange(0, BN)",
     "    allowed = (other < other_size)[None, :]",
+)
+PAIR = (
+    *WHOLE[:3],
+    "    allowed = (own < end)[:, None] & (other < stop)[None, :]",
 )
 HALF = (
     "blocks = tl.cdiv(own_size, BM)",
