@@ -4,8 +4,13 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# How fast examples are drawn and run says how busy a machine is, not whether the code is right.
+settings.register_profile("dipole", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("dipole")
 
 
 @pytest.fixture(scope="session")

@@ -68,10 +68,11 @@ def using(name: str | None) -> Iterator[None]:
     if name is None:
         yield
         return
-    _by_hand.append(name)
-    alone = wanted() == "triton" and not torch.cuda.is_available() and "triton" not in sys.modules
     before = os.environ.get(INTERPRET)
+    alone = False
+    _by_hand.append(name)
     try:
+        alone = wanted() == "triton" and not torch.cuda.is_available() and "triton" not in sys.modules
         if alone:  # Triton reads it once, when it is imported
             os.environ[INTERPRET] = "1"
         reason_against(torch.device("cuda" if torch.cuda.is_available() else "cpu"))

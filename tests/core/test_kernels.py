@@ -642,6 +642,16 @@ def test_an_engine_that_is_none_is_refused(monkeypatch):
         assert engine.wanted() == "eager"
 
 
+def test_an_engine_that_is_refused_is_not_asked_for_afterwards(monkeypatch):
+    monkeypatch.delenv("DIPOLE_ENGINE", raising=False)
+    with pytest.raises(engine.EngineError, match="'tritn' names no engine"), engine.using("tritn"):
+        raise AssertionError("nothing runs under an engine that there is not")
+    assert engine.wanted() is None
+    with engine.using("eager"):
+        assert engine.wanted() == "eager"
+    assert engine.wanted() is None
+
+
 def test_rounding_to_tf32_follows_every_switch_of_pytorch():
     from dipole.core.contrast.kernels.launch import tf32_allowed
 

@@ -170,7 +170,7 @@ def assert_hold(points: Latent, loss: str, k: int = 3, b: int = 3) -> None:
         assert smaller <= larger + 1e-9 * max(1.0, abs(larger)), (name, loss, smaller, larger)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     counts=st.lists(st.integers(1, 6), min_size=2, max_size=6),
     width=st.integers(1, 8),
