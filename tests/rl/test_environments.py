@@ -308,6 +308,17 @@ def test_a_thread_may_go_on_after_the_main_one():
     assert (done.stdout, done.stderr) == ("(9, 100, 100)\n", "")
 
 
+def test_an_optimizer_can_be_made_after_something_was_drawn(opengl):
+    """PyTorch loads Triton with its first optimizer: after Mesa's LLVM that is a segmentation fault."""
+    code = (
+        "import torch\nfrom dipole.rl import ControlEnv\n"
+        "env = ControlEnv('cartpole-swingup')\nenv.reset(seed=0)\nenv.close()\n"
+        "torch.optim.Adam([torch.nn.Parameter(torch.zeros(3))])\nprint('made')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "made\n"), done.stderr
+
+
 def test_a_mujoco_that_dm_control_cannot_load_is_refused(monkeypatch, opengl):
     import mujoco
 

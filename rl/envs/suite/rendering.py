@@ -6,12 +6,14 @@ packages where it may (as root, or by sudo without a password). Needs nothing bu
 
 import argparse
 import ctypes
+import importlib
 import os
 import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
@@ -38,12 +40,24 @@ class RenderingError(DipoleError, RuntimeError):
 
 
 def _load(*names: str) -> ctypes.CDLL | None:
+    _load_triton()
     for name in names:
         try:
             return ctypes.CDLL(name)
         except OSError:
             continue
     return None
+
+
+@cache
+def _load_triton() -> None:
+    """Load Triton, where it is installed, before Mesa.
+
+    Both bring an LLVM. Whoever loads Mesa's first ends in a segmentation fault when PyTorch loads Triton, as it does
+    with its first optimizer; the other way round both work.
+    """
+    with suppress(ImportError):
+        importlib.import_module("triton")
 
 
 @dataclass(frozen=True)
