@@ -40,6 +40,7 @@ from pathlib import Path
 SMALL = os.environ.get("DIPOLE_TUTORIAL") == "small"
 STEPS, BATCH = (6, 32) if SMALL else (60, 512)
 PROGRAM = f"""
+import gc
 import os
 import torch
 import torch.distributed as dist
@@ -78,7 +79,8 @@ for _ in range({STEPS}):
     if rank == 0:
         print(f"{{loss.item():.6f}}")
 if ranks > 1:
-    del step
+    del step, loss  # together, and without what holds the group: gloo aborts where that lives on
+    gc.collect()
     dist.barrier()
     dist.destroy_process_group()
 """
