@@ -91,15 +91,16 @@ class _Whole(torch.autograd.Function):
         matrix = x @ y.t()
         tile = plan.tile(matrix[:, plan.first :] if plan.first else matrix, excluded)
         sums, shifts, shifted = [], [], []
+        e: Tensor | None
         for statistic, runs in plan.statistics:
-            shift = _top(statistic, tile) if runs else None
-            e = _exp(statistic, tile, shift)
             if runs:
+                e, shift = _below_top(statistic, tile)
                 shifted.append(e)
+                shifts.append(shift)
+            else:
+                e = _exp(statistic, tile)
             for part in as_tuple(statistic.parts(tile.s, e)):
                 sums.append((part if part is e else tile.allowed(part, 0.0)).sum(1))
-            if shift is not None:
-                shifts.append(shift)
         ctx.plan, ctx.exps, ctx.saved_ones = plan, tuple(tile.formed), len(ones)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*raw, positives, excluded, *ones, *shifts, *shifted, *tile.tensors())
@@ -125,7 +126,7 @@ class _Whole(torch.autograd.Function):
         total: Tensor | None = None  # dL/ds, (A, C)
         cleared = plan.full  # multiples of e are 0 already where an entry takes no part, by what is a number then
         for statistic, runs in plan.statistics:
-            e = next(shifted) if runs else _exp(statistic, tile, None)
+            e = next(shifted) if runs else _exp(statistic, tile)
             slopes, factor = slopes_of(statistic, tile.s, e)
             for slope in slopes:
                 weight = next(upstream)
@@ -156,25 +157,20 @@ class _Whole(torch.autograd.Function):
         return dx, dy, None, None
 
 
-def _top(statistic: Statistic, tile: Tile) -> Tensor:
-    """The largest exponent of each row, (A,); LOWEST in a row where all is excluded."""
-    scale = statistic.scale
+def _below_top(statistic: Statistic, tile: Tile) -> tuple[Tensor, Tensor]:
+    """e^{scale s - top}, (A, C), 0 where excluded, and the top of each row, (A,); LOWEST where all is excluded."""
+    s, scale = tile.s, statistic.scale
     assert scale is not None
-    if not tile.s.shape[1]:
-        return tile.s.new_full((len(tile.s),), LOWEST)
-    top = tile.allowed(tile.s, -math.inf).amax(1) if rises(scale) else tile.allowed(tile.s, math.inf).amin(1)
-    return (top if _is_one(scale) else scale * top).clamp_min_(LOWEST)
+    if not s.shape[1]:
+        return torch.zeros_like(s), s.new_full((len(s),), LOWEST)
+    exponent = tile.allowed(s, -math.inf) if _is_one(scale) else tile.allowed_(scale * s, -math.inf)  # never s itself
+    top = exponent.amax(1).clamp_min_(LOWEST)
+    return exp_below(exponent.sub_(top.unsqueeze(1))), top
 
 
-def _exp(statistic: Statistic, tile: Tile, shift: Tensor | None) -> Tensor | None:
-    """e^{scale s - shift}, (A, C), 0 where excluded; None without a scale."""
-    if statistic.scale is None:
-        return None
-    if shift is None:
-        return tile.exp(statistic.scale)
-    below = shift.unsqueeze(1)
-    one = _is_one(statistic.scale)
-    return tile.allowed_(exp_below(tile.s - below if one else (statistic.scale * tile.s).sub_(below)), 0.0)
+def _exp(statistic: Statistic, tile: Tile) -> Tensor | None:
+    """e^{scale s}, (A, C), 0 where excluded; None without a scale."""
+    return None if statistic.scale is None else tile.exp(statistic.scale)
 
 
 def _is_one(scale: float | Tensor) -> bool:
@@ -343,11 +339,6 @@ def needs_maximum(statistic: Statistic, bound: float) -> bool:
     if statistic.learned:
         return statistic.scale is not None
     return statistic.scale is not None and abs(statistic.scale) * bound > SAFE_EXPONENT
-
-
-def rises(scale: float | Tensor) -> bool:
-    """Whether the largest similarity has the largest exponent; learned scales are positive."""
-    return isinstance(scale, Tensor) or scale > 0
 
 
 def parts_of(statistic: Statistic) -> tuple[bool, ...]:

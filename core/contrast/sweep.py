@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dipole.core.contrast import engine
-from dipole.core.contrast.dense import LOWEST, exp_below, needs_maximum, parts_of, rises, slopes_of, sweep_again
+from dipole.core.contrast.dense import LOWEST, exp_below, needs_maximum, parts_of, slopes_of, sweep_again
 from dipole.core.contrast.statistics import AnyStatistic, Extreme, Statistic, as_tuple
 from dipole.core.contrast.tile import Side, Tile, Tiling
 from dipole.core.ground.uncompiled import uncompiled
@@ -60,7 +60,7 @@ class Term:
     def _raise_shift(self, tile: Tile, side: Side, sums: Tensor, shifts: Tensor) -> None:
         scale = self.statistic.scale
         assert scale is not None
-        if rises(scale):
+        if _rises(scale):
             top = scale * tile.allowed(tile.s, -math.inf).amax(side.axis)
         else:
             top = scale * tile.allowed(tile.s, math.inf).amin(side.axis)
@@ -234,3 +234,8 @@ def row_statistics(
 def longest(x: Tensor) -> Tensor:
     length: Tensor = torch.linalg.vector_norm(x.detach(), dim=1).max()
     return length
+
+
+def _rises(scale: float | Tensor) -> bool:
+    """Whether the largest similarity has the largest exponent; learned scales are positive."""
+    return isinstance(scale, Tensor) or scale > 0

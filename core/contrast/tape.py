@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from dipole.core.ground.uncompiled import uncompiled
+
 Values = tuple[Tensor, ...]
 Again = Callable[[Sequence[Tensor]], Tensor]
 
@@ -138,6 +140,12 @@ class _Recorder(TorchDispatchMode):
         self.calls: list[_Call] = []
         self.backward = False
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: that loads the compiler, 150 MB and 2 s; it never sees these frames once it is loaded."""
+        return False
+
+    @uncompiled
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         _check_playable(func, args)
@@ -178,13 +186,19 @@ def record(function: Callable[[Sequence[Tensor]], Sequence[Tensor]], inputs: Seq
     with recorder:
         outputs = list(function(inputs))
     first = outputs[0]
-    upstream = torch.ones_like(first)
+    upstream = None
     found: Iterator[Tensor | None] = iter(())
     if first.requires_grad:
         recorder.backward = True
+        forward = len(recorder.calls)
         with recorder:
             wanted = [each for each in inputs if each.requires_grad]
-            found = iter(torch.autograd.grad(first, wanted, upstream, allow_unused=True))
+            found = iter(torch.autograd.grad(first, wanted, allow_unused=True))
+        # PyTorch makes the 1 that it begins with itself: to be given one, it loads sympy, 35 MB.
+        ones = recorder.calls.pop(forward)
+        if ones.function is not _aten.ones_like.default or ones.args[0] is not first:
+            raise UnplayableError(f"the gradient begins with {ones.function}")
+        upstream = ones.out
     grads = [next(found, None) if each.requires_grad else None for each in inputs]
     return _Writer(inputs, recorder.calls, outputs, upstream, grads).tape(first.requires_grad)
 
@@ -197,13 +211,15 @@ class _Writer:
         inputs: Sequence[Tensor],
         calls: list[_Call],
         outputs: Sequence[Tensor],
-        upstream: Tensor,
+        upstream: Tensor | None,
         grads: Sequence[Tensor | None],
     ) -> None:
         self.inputs, self.calls, self.outputs, self.upstream, self.grads = inputs, calls, outputs, upstream, grads
         self.names = {id(each): f"x{number}" for number, each in enumerate(inputs)}
-        self.names[id(upstream)] = "g"
+        if upstream is not None:
+            self.names[id(upstream)] = "g"
         self.constants: dict[str, Any] = {}
+        self.constant_names: dict[object, str] = {}
         self.there = self._there()
         self.written = {_place(each) for call in calls for each in call.written}
         self._check_writes()
@@ -229,7 +245,7 @@ class _Writer:
 
     def _drop_fixed(self) -> None:
         """What no input decides is made once: indices of fixed shapes and masks made of them, say."""
-        loose = {_place(each) for each in self.inputs} | {_place(self.upstream)}
+        loose = {_place(each) for each in (*self.inputs, self.upstream) if each is not None}
         before = -1
         while len(loose) > before:
             before = len(loose)
@@ -247,6 +263,7 @@ class _Writer:
     def tape(self, differentiable: bool) -> Tape:
         """The two functions."""
         lines: list[tuple[bool, str, list[str], list[str], bool]] = []  # backward, source, made, read, writes
+        known: dict[str, list[Tensor]] = {}  # what an expression has given that nobody writes to
         for number, call in enumerate(self.calls):
             same = self._same(call)
             if same is not None:
@@ -254,9 +271,15 @@ class _Writer:
                 continue
             read = [self._name(each) for each in call.given]
             source = self._source(call)
+            tensors = call.made
+            if not self.written & {_place(each) for each in (*call.given, *tensors)}:
+                before = known.setdefault(source, tensors)
+                if before is not tensors:
+                    self.names.update((id(n), self._name(b)) for n, b in zip(tensors, before, strict=True))
+                    continue
             made = []
             if not call.writes:
-                for place, each in enumerate(call.made):
+                for place, each in enumerate(tensors):
                     made.append(self.names.setdefault(id(each), f"t{number}_{place}"))
                     if made[-1] != f"t{number}_{place}":
                         raise UnplayableError(f"{call.function} returns what it was given")
@@ -309,7 +332,9 @@ class _Writer:
         return name
 
     def _constant(self, value: Any) -> str:
-        name = f"k{len(self.constants)}"
+        """The variable that holds a value; the same one for the same value."""
+        key = id(value) if isinstance(value, Tensor) else (type(value), repr(value) if type(value) is float else value)
+        name = self.constant_names.setdefault(key, f"k{len(self.constants)}")
         self.constants[name] = value
         return name
 

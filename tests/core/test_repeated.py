@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import subprocess
+import sys
 from itertools import pairwise
 
 import pytest
@@ -306,3 +308,20 @@ def test_layouts_of_other_dtypes_are_steps_of_their_own() -> None:
                 result(objective(*wanted), wanted), result(objective.evaluate(Pairs.from_views(wanted)), wanted)
             )
     assert trusted(objective) == 3
+
+
+def test_playing_loads_no_compiler() -> None:
+    """Beside a loss at work, what PyTorch loads for its compiler is most of a process's memory."""
+    script = """
+import sys, torch, dipole
+from dipole.core.contrast import repeated
+objective = dipole.objective("infonce + 0.1*dp")
+views = [torch.randn(8, 4, requires_grad=True) for _ in range(2)]
+for _ in range(repeated.RECORDED_AT + 2):
+    objective(*views).loss.backward()
+(step,) = objective._steps._steps.values()
+assert step.trusted
+print([name for name in ("torch._dynamo", "sympy") if name in sys.modules])
+"""
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "[]"

@@ -90,7 +90,8 @@ class Blocks(Objective):
             listed = (index >= 0).unsqueeze(2)
             means = (pairs.candidates[index.clamp_min(0)] * listed).sum(1) / listed.sum(1).clamp_min(1)  # (A, d)
         else:
-            means = pairs.candidates.index_select(0, index.flatten()).unflatten(0, index.shape).mean(1)  # (A, d)
+            points = pairs.candidates.index_select(0, index.flatten())
+            means = points if index.shape[1] == 1 else points.unflatten(0, index.shape).mean(1)  # (A, d)
         own = torch.arange(len(index), device=index.device).unsqueeze(1)
         # Blocks of what is nobody's negative are no negative blocks either.
         alone = pairs.first_negative > 0

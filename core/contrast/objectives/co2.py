@@ -73,6 +73,7 @@ class CO2(Tempered):
         allowed = pairs.negative_mask() | (rows.count == 0).unsqueeze(1)
         tau = self.temperature if self.consistency_temperature is None else self.consistency_temperature
         key = pairs.positives[:, 0].clamp_min(0)
-        own = rows.x @ rows.y.T / tau  # (A, C)
-        consistency = symmetric_kl(own, own[key] if rows.x is rows.y else rows.y[key] @ rows.y.T / tau, allowed)
+        own = rows.x @ rows.y.t() / tau  # (A, C)
+        keys = own.index_select(0, key) if rows.x is rows.y else rows.y.index_select(0, key) @ rows.y.t() / tau
+        consistency = symmetric_kl(own, keys, allowed)
         return base + self.weight * torch.where(rows.count > 0, consistency, 0.0)
