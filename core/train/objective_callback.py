@@ -57,7 +57,7 @@ def needs_trainer(objective: Composite) -> bool:
 
 
 class ObjectiveCallback(TrainerCallback, ExportableState):
-    """Runs `after_step`, saves and resumes the parameters of the objectives of a trainer.
+    """Runs `after_step`, clears gradients, saves and resumes the parameters of the objectives of a trainer.
 
     A checkpoint folder gets `objective.safetensors`; `trainer_state.json` says where that was written and what it
     holds, so that a run is resumed with these parameters or not at all. At the start all ranks take those of rank 0.
@@ -79,6 +79,7 @@ class ObjectiveCallback(TrainerCallback, ExportableState):
         ]
         for each in self._found:
             each.taken = True
+        self._forget_gradients()
         if state.global_step:
             self._resume(args, state)
         # A run that was begun without this callback has no entry, and the trainer wants one of each.
@@ -96,7 +97,13 @@ class ObjectiveCallback(TrainerCallback, ExportableState):
             each.objective.after_step(learning_rate_of(each.objective, optimizer))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._forget_gradients()
         self._folder = checkpoint_folder(args, state)
+
+    def _forget_gradients(self) -> None:
+        """The trainer of transformers does so for the model, that of sentence-transformers for its loss since 6.2."""
+        for each in self._found:
+            each.objective.zero_grad()
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         values, folder = self._values(), checkpoint_folder(args, state)

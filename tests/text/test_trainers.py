@@ -58,6 +58,19 @@ def test_resumed_is_uninterrupted(folder, tmp_path, spec):
     assert difference(whole, again) == 0
 
 
+def test_gradients_of_the_objective_are_those_of_one_step(folder, tmp_path):
+    """A trainer that clears the model's gradients alone would add up those of W from step to step."""
+    trainer, whole = made(folder, BILINEAR, tmp_path / "a")
+    trainer.train()
+    other, alone = made(folder, BILINEAR, tmp_path / "b")
+    for callback in list(other.callback_handler.callbacks):
+        if "ZeroGrad" in type(callback).__name__:  # sentence-transformers has one since 6.2
+            other.remove_callback(callback)
+    other.train()
+    assert difference(whole, alone) == 0
+    assert alone.objective.terms[0].W.grad is None
+
+
 def test_a_moved_checkpoint(folder, tmp_path):
     trainer, whole = made(folder, BILINEAR, tmp_path / "a")
     trainer.train()
