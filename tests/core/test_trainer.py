@@ -197,6 +197,15 @@ def test_seeds_change_everything_that_is_random(blobs: Path, tmp_path: Path) -> 
     assert not any(torch.equal(one[name], two[name]) for name in one)
 
 
+def test_memory_that_is_refused_is_one_message(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import blobs_domain
+
+    spoil = staticmethod(lambda z: z + torch.zeros(2**58)[:1])  # refused by a RuntimeError
+    monkeypatch.setattr(blobs_domain.BlobsAdapter, "spoil", spoil)
+    with pytest.raises(TrainingError, match=r"out of memory at step 1: set train\.microbatch"):
+        quiet(blobs, runs=tmp_path / "runs")
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_non_finite_loss_stops_before_the_step_and_names_the_term(
     blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: float
