@@ -19,7 +19,7 @@ def available(device: torch.device) -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory was refused: by Python, by a GPU, or by the processor's allocator of PyTorch (no kind of its own)."""
+    """Whether memory was refused: by Python, by a GPU, or by PyTorch's allocator of the processor."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
     )
