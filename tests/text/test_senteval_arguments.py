@@ -259,9 +259,7 @@ def test_many_classes_equal_scikit_learn():
 
 
 def test_hidden_units_that_do_not_fit_are_refused(tiny):
-    with pytest.raises(
-        OptionError, match=r"classifiers of 1000000000 hidden units of .* takes .* GB"
-    ):
+    with pytest.raises(OptionError, match=r"classifiers of 1000000000 hidden units of .* takes .* GB"):
         engine(tiny, usepytorch=True, classifier={"nhid": 10**9}).eval("CR")
 
 

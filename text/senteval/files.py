@@ -89,9 +89,7 @@ class TaskFiles:
         """A similarity from 0 to 5."""
         found = self.number(relative, line, text)
         if not 0 <= found <= 5:
-            raise DataError(
-                f"{self.root / relative}, line {line}: the score {text.strip()[:60]} is none of {least} to 5"
-            )
+            raise DataError(f"{self.root / relative}, line {line}: the score {text.strip()[:60]} is none of 0 to 5")
         return found
 
     def label(self, relative: str, line: int, text: str, classes: int) -> int:
