@@ -186,8 +186,10 @@ class PixelAgent(OffPolicyAlgorithm):
     @classmethod
     def _require_actions(cls, space: spaces.Space[Any]) -> None:
         """Raise ConfigError for actions that the algorithm does not have; continuous ones by default."""
-        fits = isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating) and 0 not in space.shape
-        if not fits or not (np.isfinite(space.low) & np.isfinite(space.high) & (space.low < space.high)).all():
+        fits = False
+        if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating) and 0 not in space.shape:
+            fits = bool((np.isfinite(space.low) & np.isfinite(space.high) & (space.low < space.high)).all())
+        if not fits:
             raise ConfigError(
                 f"{cls.__name__} needs continuous actions with finite bounds (a Box of floats, low below high), got "
                 f"{space}."

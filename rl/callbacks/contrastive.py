@@ -179,7 +179,7 @@ class ContrastiveCallback(BaseCallback):
                 views = self._augmented(seen)
                 for each in (views[key] if isinstance(views, dict) else views for key in self._images):
                     if not isinstance(each, Tensor) or len(each) != 2:
-                        got = tuple(each.shape) if isinstance(each, Tensor) else type(each).__name__
+                        got = str(tuple(each.shape)) if isinstance(each, Tensor) else type(each).__name__
                         raise ConfigError(f"augmentation made {got} of two images; it must give as many, (B, C, H, W).")
                 found: Any = self._features(trial, views)
             except (RuntimeError, ValueError, TypeError, AssertionError, IndexError, KeyError) as error:
@@ -189,9 +189,9 @@ class ContrastiveCallback(BaseCallback):
                     f"the encoder {type(self.encoder).__name__} cannot see augmented observations of {space}: {error}"
                 ) from error
         if not isinstance(found, Tensor) or found.shape != (2, width) or not found.is_floating_point():
-            got = tuple(found.shape) if isinstance(found, Tensor) else f"a {type(found).__name__}"
+            made = str(tuple(found.shape)) if isinstance(found, Tensor) else f"a {type(found).__name__}"
             raise ConfigError(
-                f"the encoder {type(self.encoder).__name__} makes {got} of two observations, not {(2, width)} as its "
+                f"the encoder {type(self.encoder).__name__} makes {made} of two observations, not {(2, width)} as its "
                 "features_dim says."
             )
 
