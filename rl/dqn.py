@@ -176,6 +176,11 @@ class ContrastiveDQN(PixelAgent, DQN):
                 f"{cls.__name__} needs discrete actions, got {space}. For continuous ones: ContrastiveSAC or "
                 "ContrastiveDrQ (rl.algorithm = 'sac' or 'drq')."
             )
+        if space.start:
+            raise ConfigError(
+                f"{cls.__name__} needs actions that are counted from 0, got {space}: wrap the environment "
+                f"(gymnasium.wrappers.TransformAction, action + {space.start}, spaces.Discrete({space.n}))."
+            )
 
     def _own_replay(self) -> tuple[type[FrameReplayBuffer], dict[str, Any]]:
         chosen = self.settings

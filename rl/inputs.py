@@ -80,6 +80,14 @@ def seen_by(learner: str, space: spaces.Space[Any]) -> Layout:
         ) from error
 
 
+def require_kinds(learner: str, space: spaces.Space[Any]) -> None:
+    """Raise ConfigError for observations that SB3 cannot hold: texts, sequences, dictionaries within each other."""
+    parts = space.spaces.values() if isinstance(space, spaces.Dict) else (space,)
+    held = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
+    if not all(isinstance(part, held) for part in parts):
+        seen_by(learner, space)
+
+
 def require_part(seen: Layout, space: spaces.Space[Any], inputs: Inputs) -> None:
     """Raise ConfigError where observations do not have the part that is asked for."""
     missing = {
@@ -114,8 +122,8 @@ def require_image(seen: Layout, learner: str) -> None:
     """Raise ConfigError where a contrast has no image to be of."""
     if seen.image is None:
         raise ConfigError(
-            f"{learner} sees no image here, and the contrast is of images: objective='none' trains it on vectors alone "
-            "(--set objective=none)."
+            f"{learner} sees no image here (a Box of uint8 with three dimensions; a grey one has one of 1), and the "
+            "contrast is of images: objective='none' trains it on vectors alone (--set objective=none)."
         )
 
 

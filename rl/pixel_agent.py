@@ -27,6 +27,7 @@ from dipole.core.contrast.objective import Composite, Objective, Outcome
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.errors import ConfigError, TrainingError
 from dipole.core.ground.files import replacing
+from dipole.core.ground.memory import check_fits
 from dipole.core.ground.transfer import Fetched, prefetched, sent
 from dipole.core.train import compiling
 from dipole.core.train.nonfinite import terms_with_bad_gradient
@@ -36,15 +37,29 @@ from dipole.rl import settings as presets
 from dipole.rl.arguments import check_seed, check_whole, plain
 from dipole.rl.augmentation import Augmentation, Centre, Custom, one_number, resolve
 from dipole.rl.contrast import as_composite, largest, require_unlabelled, unregistered
-from dipole.rl.envs.running.admission import admitted, require_contained, require_observation, rows_of
+from dipole.rl.envs.running.admission import (
+    admitted,
+    require_contained,
+    require_finite_observation,
+    require_observation,
+    rows_of,
+)
 from dipole.rl.envs.running.beside import Beside, steps_elsewhere
 from dipole.rl.envs.running.faults import describe, fault_message, guarded
-from dipole.rl.inputs import require_image, require_part, require_policy, seen_by, shown_to
+from dipole.rl.inputs import require_image, require_kinds, require_part, require_policy, seen_by, shown_to
 from dipole.rl.noise import noise_state, set_noise_state
 from dipole.rl.replay import FrameBatch, FrameReplayBuffer
 from dipole.rl.sb3_names import without_sb3_names
 
 Logs = dict[str, float | Tensor]
+
+
+def _without_other_episodes(info: dict[str, Any]) -> dict[str, Any]:
+    """An info whose "episode" is what SB3 takes it for, returns and lengths by its Monitor, or is not there."""
+    episode = info.get("episode", {})
+    if not episode or (isinstance(episode, dict) and {"r", "l"} <= episode.keys()):
+        return info
+    return {key: value for key, value in info.items() if key != "episode"}
 
 
 @dataclass(frozen=True)
@@ -150,6 +165,7 @@ class PixelAgent(OffPolicyAlgorithm):
     @classmethod
     def _wrap_env(cls, env: Any, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
         env = admitted(env)
+        require_kinds(cls.__name__, env.observation_space)
         inner = env.unwrapped if isinstance(env, VecEnv) else env
         if isinstance(inner, DummyVecEnv):
             inner.envs = [guarded(each) for each in inner.envs]
@@ -170,14 +186,23 @@ class PixelAgent(OffPolicyAlgorithm):
     @classmethod
     def _require_actions(cls, space: spaces.Space[Any]) -> None:
         """Raise ConfigError for actions that the algorithm does not have; continuous ones by default."""
-        if not isinstance(space, spaces.Box) or not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
-            raise ConfigError(f"{cls.__name__} needs continuous actions with finite bounds (a Box), got {space}.")
+        fits = False
+        if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating) and 0 not in space.shape:
+            fits = bool((np.isfinite(space.low) & np.isfinite(space.high) & (space.low < space.high)).all())
+        if not fits:
+            raise ConfigError(
+                f"{cls.__name__} needs continuous actions with finite bounds (a Box of floats, low below high), got "
+                f"{space}."
+            )
 
     def _setup_model(self) -> None:
         chosen, name = self.settings, type(self).__name__
         self.seen = seen_by(name, self.observation_space)
         require_part(self.seen, self.observation_space, chosen.inputs)
         channels, height, width = self.seen.shape
+        check_fits(
+            "a batch of images", (chosen.batch_size, *self.seen.shape), torch.empty(0, device=self.device), "a copy"
+        )
         self._augment: Augmentation = (
             Centre(1)
             if self.seen.image is None
@@ -310,9 +335,11 @@ class PixelAgent(OffPolicyAlgorithm):
             torch.compiler.cudagraph_mark_step_begin()
 
     def _update_info_buffer(self, infos: list[dict[str, Any]], dones: Any = None) -> None:
-        super()._update_info_buffer(infos, dones)
+        super()._update_info_buffer([_without_other_episodes(info) for info in infos], dones)
         for index, info in enumerate(infos):
-            self.environment_steps += int(info.get("environment_steps", 1))
+            steps = info.get("environment_steps", 1)
+            check_whole(0, **{"info['environment_steps']": steps})
+            self.environment_steps += int(steps)
             if "fault" in info:
                 self._count_fault(index, info["fault"])
         self.logger.record("time/environment_steps", self.environment_steps)
@@ -337,10 +364,17 @@ class PixelAgent(OffPolicyAlgorithm):
         if self._is_guarded or self.env is None:
             return
         name = type(self.env.unwrapped).__name__
-        for each in rows_of(observations):
+        for index, each in enumerate(rows_of(observations)):
             require_observation(name, self.observation_space, each)
             if closely:
                 require_contained(name, self.observation_space, each)
+            try:
+                require_finite_observation(each)
+            except ValueError as error:
+                raise TrainingError(
+                    f"{error}: environment {index} of {name} at agent step {self.num_timesteps}. WorkerVecEnv ends the "
+                    "episode there and goes on."
+                ) from None
 
     def _setup_learn(
         self, total_timesteps: int, callback: Any = None, reset_num_timesteps: bool = True, *rest: Any, **settings: Any

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from dipole.core.contrast.embedded import Embedded
 from dipole.core.ground.drawing import check_drawing
 from dipole.core.ground.errors import ConfigError, PairsError
+from dipole.core.ground.memory import check_fits
 from dipole.core.ground.seeding import Seeds
+from dipole.core.ground.text import counted
 from dipole.core.ground.transfer import prefetched, sent
 from dipole.core.measure.probes import ProbeResult, frozen, linear_probe_on_views, measuring_device
 from dipole.core.train.adapter import Adapter, Context, Sketch
@@ -44,6 +46,7 @@ from dipole.vision.retrieval import recall, zero_shot
 if TYPE_CHECKING:
     from dipole.core.train.loop import Run
 
+COPY = "a copy"  # which cropping, resizing or sending it makes
 CHUNK = 512  # images per forward pass when features are extracted
 EXAMPLE = 512  # images of the batch that an objective is tried on in a plan, at most
 DRAWN = 1024  # images of a mini-batch in a picture, at most
@@ -68,8 +71,14 @@ class VisionAdapter(Adapter):
         if config.probe.picture:
             check_drawing()  # before the first epoch, not after it
         if self.kept is None:
+            if config.data.size is not None:
+                check_fits("an image", (config.data.size, config.data.size, 3), torch.empty(0, dtype=torch.uint8), COPY)
             images = self.parts.pretrain
             self.steps_per_epoch = len(self._order) // self.batch_size
+            side = config.augment.size or config.data.size
+            if side is not None:
+                shape = (self.batch_size // self.world_size, images.channels, side, side)
+                check_fits("a view of a batch", shape, torch.empty(0, device=self.device), COPY)
             if self._has_classes:
                 check_labels(config.probe, self.parts.train, self.parts.test)
         else:
@@ -415,6 +424,8 @@ def _same_statistics(module: nn.Module, other: nn.Module) -> None:
 
 def _order(config: VisionConfig, images: ImageSet, batch_size: int, world_size: int, seed: Seeds) -> Order:
     order = config.framework.order(config, images, batch_size, world_size, seed)
+    if len(images) < 2:
+        raise ConfigError(f"{images.name} has {counted(len(images), 'image')} to pretrain on; a contrast needs two.")
     if len(order) < batch_size:
         raise ConfigError(
             f"train.batch_size: {batch_size} is more than the {len(images)} images of {images.name}; "

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -16,11 +17,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dipole.core.ground.errors import DataError
+from dipole.core.ground.errors import DataError, ReceivedError
+from dipole.core.ground.received import read_bytes
 from dipole.core.ground.text import counted
 from dipole.core.ground.transfer import prefetched as prefetched  # earlier versions had it here
 
 OnCorrupt = Literal["refuse", "skip"]
+LARGEST = 2**30
+"""Bytes of an image file."""
 PROBED = 1000  # images whose bytes enter the fingerprint
 T = TypeVar("T")
 Box = tuple[int, int, int, int]  # left, upper, right, lower, as Pillow has them
@@ -64,6 +68,14 @@ def eight_bits(image: Image.Image) -> Image.Image:
     else:
         return image
     return Image.fromarray(np.round(values.clip(0, 1) * 255).astype(np.uint8))
+
+
+def file_bytes(path: Path) -> bytes:
+    """The content of an image file; OSError for what is none (pipes and devices are not waited for) or too large."""
+    try:
+        return read_bytes(path, LARGEST)
+    except ReceivedError as error:
+        raise OSError(error.reason) from None
 
 
 def attempt(data: Callable[[], bytes], use: Callable[[bytes], T]) -> T | str:
@@ -189,7 +201,8 @@ class Encoded:
         digest.update("\n".join(os.path.basename(self.names[row]) for row in rows).encode())
         forward = self.stream is not None and self.stream.forward
         for row in sorted(rows)[:PROBED] if forward else rows[:: max(1, len(rows) // PROBED)]:
-            digest.update(self.read(row))
+            data = attempt(partial(self.read, row), bytes)
+            digest.update(b"" if isinstance(data, str) else data)  # of a file that cannot be read there is the name
         return digest.hexdigest()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from dipole.core.ground.errors import DataError, OptionError
 from dipole.core.measure.probes import frozen
 from dipole.core.train.embedder import Embedder, Inputs, check_features
 from dipole.vision.augment import centre
-from dipole.vision.decoding import attempt, decode
+from dipole.vision.decoding import attempt, decode, file_bytes
 from dipole.vision.sources.folder import SUFFIXES
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def read_images(source: str, column: str | None, decoded: int | None, channels: 
 
     def rows() -> Iterator[tuple[str, Tensor]]:
         for name, file in zip(names, files, strict=True):
-            found = attempt(file.read_bytes, lambda data: decode(data, decoded))
+            found = attempt(partial(file_bytes, file), lambda data: decode(data, decoded))
             if isinstance(found, str):
                 raise DataError(f"{file} cannot be decoded ({found}). Repair it or take it out of the folder.")
             yield name, to_tensor(found, channels)

@@ -19,7 +19,7 @@ from dipole.core.ground.rows import Asker, located_rows
 from dipole.core.ground.seeding import Seeds
 from dipole.core.ground.text import counted
 from dipole.vision.data import DataConfig, Parts, load
-from dipole.vision.decoding import Encoded, attempt, decode, describe
+from dipole.vision.decoding import Encoded, attempt, decode, describe, file_bytes
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources import Decoding
 from dipole.vision.sources.images import decode_all
@@ -79,7 +79,7 @@ class _File:
     data: Path | bytes
 
     def read(self) -> bytes:
-        return self.data if isinstance(self.data, bytes) else self.data.read_bytes()
+        return self.data if isinstance(self.data, bytes) else file_bytes(self.data)
 
 
 def column_problems(columns: Sequence[str] | None, captioned: bool, views: int | None, data: DataConfig) -> list[str]:

@@ -14,7 +14,7 @@ from typing import IO, Literal
 from dipole.benchmarks.run import worker
 from dipole.benchmarks.run.claim import is_held
 from dipole.benchmarks.run_records import BENCH, is_done
-from dipole.core.ground.files import why
+from dipole.core.ground.files import check_own, why
 from dipole.core.record import now
 
 ASKED_TO_END = (signal.SIGTERM, signal.SIGINT)
@@ -152,6 +152,7 @@ def _attempt(task: Task, runs: Path) -> Iterator[tuple[IO[str], _Attempt]]:
     """The log of a task, opened for one more attempt at it."""
     log = log_of(task, runs)
     log.parent.mkdir(parents=True, exist_ok=True)
+    check_own(log)
     attempt = _Attempt(task, runs, log.stat().st_size if log.exists() else 0, time.monotonic())
     with log.open("a", encoding="utf-8") as output:
         output.write(f"\n== {now()} dipole {' '.join(task.command)}\n")

@@ -58,11 +58,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         if os.environ.get("DIPOLE_TRACEBACK"):
             raise
         kind = type(error).__name__
+        if _is_out_of_memory(error):
+            said = str(error).partition("DefaultCPUAllocator: ")[2] or str(error) or kind
+            message = f"out of memory ({said:.300}). Choose smaller sizes (batches, widths, queues, images)."
+            return _tell(as_json, "OutOfMemory", message, 1)
         message = (
             f"{kind}: {error}\nThis is not a mistake that dipole knows; repeat the command with "
             "DIPOLE_TRACEBACK=1 in the environment to see where it happens."
         )
         return _tell(as_json, kind, message, 1)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    from dipole.core.ground.memory import is_out_of_memory  # PyTorch is imported only where a command needs it
+
+    return is_out_of_memory(error)
 
 
 def _tell(as_json: bool, kind: str, message: str, code: int, shown: str = "") -> int:

@@ -7,10 +7,13 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+
+from dipole.core.ground.errors import TrainingError
 
 _SCRATCH = re.compile(r"\..*\.[0-9a-f]{8}\.tmp(\..*)?")
 """Names that `scratch` gives."""
@@ -59,6 +62,17 @@ def instead_of_file(path: Path) -> str:
     except (OSError, ValueError):
         return ""
     return "a link that leads nowhere" if broken else "no regular file" if there and not path.is_file() else ""
+
+
+def check_own(path: Path) -> None:
+    """Refuse to append where no file of ours stands: a pipe would be waited for, what a link leads to be changed.
+
+    Raises:
+        TrainingError: something is there, and it is no regular file.
+    """
+    with suppress(OSError):
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise TrainingError(f"cannot write {path}: it is no regular file. Remove it.")
 
 
 @contextmanager

@@ -18,8 +18,15 @@ def available(device: torch.device) -> int:
     return free_memory() if device.type == "cpu" else UNKNOWN
 
 
-def check_fits(what: str, shape: tuple[int, ...], like: Tensor) -> None:
-    """Refuse a tensor that does not fit beside its gradient.
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory was refused: by Python, by a GPU, or by PyTorch's allocator of the processor."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    )
+
+
+def check_fits(what: str, shape: tuple[int, ...], like: Tensor, beside: str = "its gradient") -> None:
+    """Refuse a tensor that does not fit beside its gradient, or beside another of its size.
 
     Raises:
         OptionError: what it is, how large, and how much there is.
@@ -30,6 +37,6 @@ def check_fits(what: str, shape: tuple[int, ...], like: Tensor) -> None:
     if wanted > there:
         size = " x ".join(map(str, shape))
         raise OptionError(
-            f"{what} of {size} takes {wanted / 1e9:.4g} GB with its gradient, {there / 1e9:.4g} GB are there; choose a "
+            f"{what} of {size} takes {wanted / 1e9:.4g} GB with {beside}, {there / 1e9:.4g} GB are there; choose a "
             "smaller size."
         )

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ JSON, PARQUET = (".jsonl", ".jsonl.gz", ".json"), (".parquet",)
 CSV = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 ROWS = (*JSON, *CSV, *PARQUET)
 LONGEST_CELL = 2**31 - 1  # bytes of a CSV cell; the library's own limit is 128 KiB
+DIVIDERS = ",;\t|"
+NAME = re.compile(r'"?\w[\w -]{0,39}"?')
 Located = tuple[str, Any]
 """Where a row stands ("pairs.jsonl, line 3") and what it is."""
 
@@ -118,11 +121,16 @@ def json_rows(file: Path) -> Iterator[Located]:
             for line in lines:
                 number += 1
                 if line.strip():
-                    yield f"{file}, line {number}", json.loads(line)
+                    row = json.loads(line)
+                    if "\\ud" in line.lower():
+                        json.dumps(row, ensure_ascii=False).encode()
+                    yield f"{file}, line {number}", row
     except json.JSONDecodeError as error:
         raise DataError(f"{file}, line {number}: not JSON ({error.msg})") from None
     except RecursionError:
         raise DataError(f"{file}, line {number}: nested too deeply") from None
+    except UnicodeEncodeError:
+        raise DataError(f"{file}, line {number}: half a surrogate pair is no text") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{file}, after line {number}: not UTF-8 ({error.reason})") from None
     except ValueError as error:  # an integer of thousands of digits
@@ -151,6 +159,7 @@ def csv_rows(file: Path, encoding: str, asker: Asker) -> Iterator[Located]:
             twice = next((name for name in header if header.count(name) > 1), None)
             if twice is not None:
                 raise DataError(f"{file}, line 1: two columns are called {twice!r}")
+            _check_divided(header, "\t" if tabs else ",", file)
             begins = reader.line_num + 1
             for cells in reader:
                 where = f"{file}, line {begins}"
@@ -173,6 +182,17 @@ def csv_rows(file: Path, encoding: str, asker: Asker) -> Iterator[Located]:
         ) from None
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{file}, after line {begins - 1}: {error}") from None
+
+
+def _check_divided(header: list[str], by: str, file: Path) -> None:
+    """Raise DataError for a single column whose name is a list of names: its cells are divided by something else."""
+    for other in (set(DIVIDERS) - {by}) if len(header) == 1 else ():
+        names = header[0].split(other)
+        if len(names) > 1 and all(NAME.fullmatch(name.strip()) for name in names):
+            raise DataError(
+                f"{file}, line 1: one column, {header[0][:80]!r}: its names seem to be divided by {other!r}. Save it "
+                "with commas as .csv, or with tabs as .tsv."
+            )
 
 
 def parquet_rows(file: Path, asker: Asker) -> Iterator[Any]:

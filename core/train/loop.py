@@ -13,6 +13,7 @@ from torch.nn.utils import clip_grads_with_norm_
 
 from dipole.core.ground.errors import ConfigError, DipoleError, TrainingError
 from dipole.core.ground.first_error import first_message
+from dipole.core.ground.memory import is_out_of_memory
 from dipole.core.ground.progress import Progress, quietly
 from dipole.core.ground.seeding import set_deterministic
 from dipole.core.ground.sync_batch_norm import synchronize
@@ -142,14 +143,14 @@ class Run(Bookkeeping):
             message = f"interrupted after step {self.step}. Repeat the command to continue from the last checkpoint."
             self._end("interrupted", message)
             raise RunInterruptedError(message) from None
-        except (torch.OutOfMemoryError, MemoryError) as error:
-            message = (
-                f"out of memory at step {self.step + 1}: set train.microbatch or train.activation_checkpointing, "
-                f"lower train.batch_size, or use a machine with more. ({error})"
-            )
-            self._end("failed", message)
-            raise TrainingError(message) from error
         except Exception as error:
+            if is_out_of_memory(error):
+                message = (
+                    f"out of memory at step {self.step + 1}: set train.microbatch or train.activation_checkpointing, "
+                    f"lower train.batch_size, or use a machine with more. ({error})"
+                )
+                self._end("failed", message)
+                raise TrainingError(message) from error
             self._end("failed", str(error) if isinstance(error, DipoleError) else repr(error))
             raise
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from dipole.core.ground.errors import ConfigError, DipoleError, ReceivedError, RecordError, TrainingError
-from dipole.core.ground.files import atomic_write, is_file, is_folder, remove_scratch, why
+from dipole.core.ground.files import atomic_write, check_own, is_file, is_folder, remove_scratch, why
 from dipole.core.ground.process import LONGEST_OWNER, OWNER, describe_self, pid_in
 from dipole.core.ground.received import LARGEST_TOML, read_bytes, read_start, read_text, read_toml
 from dipole.core.ground.text import shortened
@@ -57,6 +57,8 @@ class RunFolder:
         Raises:
             TrainingError: the folder cannot be written, or another process trains this run.
         """
+        for path in (self.path / ".lock", self._owner, self.metrics):
+            check_own(path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._take_lock()

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from dipole.core.contrast.gather import relate
 from dipole.core.contrast.objective import Composite, Objective
 from dipole.core.contrast.pairs import Pairs
-from dipole.core.ground.errors import ConfigError, TrainingError
+from dipole.core.ground.errors import ConfigError, DipoleError, TrainingError
+from dipole.core.ground.memory import check_fits
 from dipole.core.ground.seeding import isolated
 from dipole.core.ground.transfer import Fetched, sent
 from dipole.core.train.nonfinite import terms_with_bad_gradient
@@ -98,6 +99,8 @@ class ContrastiveCallback(BaseCallback):
         check_number(0, 1, tau=tau)
         if not callable(augmentation):
             raise ConfigError(f"augmentation must be a function of images (B, C, H, W), got {augmentation!r}.")
+        if not callable(encoder):
+            raise ConfigError(f"encoder must be a function that finds a module in the agent, got {encoder!r}.")
         built = as_composite(objective)
         if built is None:
             raise ConfigError("ContrastiveCallback needs an objective; leave the callback out for none.")
@@ -138,7 +141,7 @@ class ContrastiveCallback(BaseCallback):
         self.keys = copy.deepcopy(self.encoder).requires_grad_(False)
         contrast = self.objective.build(int(width))
         self.positives = contrast.positives_wanted or 1
-        require_unlabelled(contrast, int(width), self.positives, self.batch_size)
+        require_unlabelled(contrast, int(width), self.positives, self._largest_batch(space))
         self._try(int(width))
         self.contrast = contrast.to(self.model.device)
         self._owner = self.model
@@ -154,23 +157,42 @@ class ContrastiveCallback(BaseCallback):
             learned.take(saved.state())
         setattr(self.model, LEARNED, learned)
 
+    def _largest_batch(self, space: spaces.Space[Any]) -> int:
+        """Observations of a step, `batch_size` or all of a rollout; OptionError where they do not fit into memory."""
+        model: Any = self.model
+        rollout = getattr(model, "rollout_buffer", None)
+        most = self.batch_size if rollout is None else min(self.batch_size, rollout.buffer_size * model.n_envs)
+        some = torch.empty(0, device=model.device)
+        for key in self._images:
+            image: Any = space.spaces[key] if isinstance(space, spaces.Dict) else space
+            check_fits("a batch of images", (most, *image.shape), some, "a copy")
+        return most
+
     def _try(self, width: int) -> None:
-        """Say before training what the encoder cannot do with the agent's observations."""
+        """Say before training what augmentation and encoder cannot do with the agent's observations."""
         space = self.model.observation_space
         with isolated(0), torch.no_grad():
             rows = [space.sample() for _ in range(2)]
             trial = copy.deepcopy(self.keys)  # whose statistics may change
             try:
                 seen = obs_as_tensor(stack(rows), self.model.device)
-                found = self._features(trial, seen)
+                views = self._augmented(seen)
+                for each in (views[key] if isinstance(views, dict) else views for key in self._images):
+                    if not isinstance(each, Tensor) or len(each) != 2:
+                        got = str(tuple(each.shape)) if isinstance(each, Tensor) else type(each).__name__
+                        raise ConfigError(f"augmentation made {got} of two images; it must give as many, (B, C, H, W).")
+                found: Any = self._features(trial, views)
             except (RuntimeError, ValueError, TypeError, AssertionError, IndexError, KeyError) as error:
+                if isinstance(error, DipoleError):
+                    raise
                 raise ConfigError(
-                    f"the encoder {type(self.encoder).__name__} cannot see observations of {space}: {error}"
+                    f"the encoder {type(self.encoder).__name__} cannot see augmented observations of {space}: {error}"
                 ) from error
-        if found.shape != (2, width) or not found.is_floating_point():
+        if not isinstance(found, Tensor) or found.shape != (2, width) or not found.is_floating_point():
+            made = str(tuple(found.shape)) if isinstance(found, Tensor) else f"a {type(found).__name__}"
             raise ConfigError(
-                f"the encoder {type(self.encoder).__name__} makes {tuple(found.shape)} of two observations, not "
-                f"{(2, width)} as its features_dim says."
+                f"the encoder {type(self.encoder).__name__} makes {made} of two observations, not {(2, width)} as its "
+                "features_dim says."
             )
 
     def _on_step(self) -> bool:

@@ -13,6 +13,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from dipole.core.ground.errors import ConfigError
+from dipole.core.ground.files import check_own
 from dipole.rl.arguments import check_whole
 from dipole.rl.diagnosis import diagnose
 from dipole.rl.episodes.history import Evaluation, read_evaluations, scores
@@ -74,6 +75,7 @@ class EvaluationCallback(BaseCallback):
             # After a resume, lines that the checkpoint had not seen are written again.
             self.folder.mkdir(parents=True, exist_ok=True)
             path = self.folder / "evaluations.jsonl"
+            check_own(path)
             before = read_evaluations(path) if path.is_file() and self.environment_steps else []
             self.history = [each for each in before if each.environment_steps <= self.environment_steps]
             path.write_text("".join(json.dumps(asdict(each)) + "\n" for each in self.history))

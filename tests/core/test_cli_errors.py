@@ -79,8 +79,10 @@ def test_wrong_usage_is_an_object_too(command: str, capsys: pytest.CaptureFixtur
 def test_what_a_command_of_somebody_s_does_is_an_object_too(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bug, an interruption, an end by sys.exit with a text and with a number."""
+    """A bug, an interruption, an end by sys.exit with a text and with a number, memory that is refused."""
+    refused = RuntimeError("[enforce] DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes.")
     ends = [(ZeroDivisionError("a bug"), 1), (KeyboardInterrupt(), 1), (SystemExit("no disk"), 1), (SystemExit(3), 3)]
+    ends += [(refused, 1), (MemoryError(), 1)]
 
     def configure(parser: Any) -> Any:
         """Fail."""
@@ -101,7 +103,10 @@ def test_what_a_command_of_somebody_s_does_is_an_object_too(
         errors.append(json.loads(out)["error"])
         assert (code, errors[-1]["exit_code"]) == (expected, expected)
         assert "Traceback" not in err
-    assert [each["type"] for each in errors] == ["ZeroDivisionError", "KeyboardInterrupt", "SystemExit", "SystemExit"]
+    kinds = ["ZeroDivisionError", "KeyboardInterrupt", "SystemExit", "SystemExit", "OutOfMemory", "OutOfMemory"]
+    assert [each["type"] for each in errors] == kinds
+    assert all(each["message"].startswith("out of memory (") for each in errors[4:])
+    assert "you tried to allocate 4096 bytes" in errors[4]["message"]
     assert "DIPOLE_TRACEBACK=1" in errors[0]["message"]
     assert errors[2]["message"] == "no disk"
 

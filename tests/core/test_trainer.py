@@ -21,7 +21,7 @@ from dipole.core.train.checkpoint import list_checkpoints, load_checkpoint
 from dipole.core.train.loop import RunInterruptedError, train
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load
-from dipole.core.train.run_folder import RunFolder
+from dipole.core.train.run_folder import OWNER, RunFolder
 
 
 def quiet(recipe: Path, *overrides: str, runs: Path, **options: Any) -> Any:
@@ -197,6 +197,15 @@ def test_seeds_change_everything_that_is_random(blobs: Path, tmp_path: Path) -> 
     assert not any(torch.equal(one[name], two[name]) for name in one)
 
 
+def test_memory_that_is_refused_is_one_message(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import blobs_domain
+
+    spoil = staticmethod(lambda z: z + torch.zeros(2**58)[:1])  # refused by a RuntimeError
+    monkeypatch.setattr(blobs_domain.BlobsAdapter, "spoil", spoil)
+    with pytest.raises(TrainingError, match=r"out of memory at step 1: set train\.microbatch"):
+        quiet(blobs, runs=tmp_path / "runs")
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_non_finite_loss_stops_before_the_step_and_names_the_term(
     blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: float
@@ -299,6 +308,25 @@ def test_runs_folder_that_cannot_be_written(blobs: Path, tmp_path: Path) -> None
         pytest.skip("this user may write anywhere")
     with pytest.raises(TrainingError, match="No permission"):
         quiet(blobs, runs=folder)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes of POSIX")
+@pytest.mark.parametrize("name", ["metrics.jsonl", OWNER, ".lock"])
+def test_what_a_received_folder_has_in_place_of_our_files_is_not_written_to(
+    blobs: Path, tmp_path: Path, name: str
+) -> None:
+    """A pipe would be waited for without end; what a link leads to would be cut back to nothing."""
+    mine = tmp_path / "mine.txt"
+    mine.write_text("mine")
+    folder = tmp_path / "runs" / load(blobs).config.hash
+    folder.mkdir(parents=True)
+    for place in (lambda: os.mkfifo(folder / name), lambda: (folder / name).symlink_to(mine)):
+        place()
+        with pytest.raises(TrainingError, match=rf"cannot write .*{name}: it is no regular file\. Remove it\."):
+            quiet(blobs, runs=tmp_path / "runs")
+        (folder / name).unlink()
+    assert mine.read_text() == "mine"
+    assert quiet(blobs, runs=tmp_path / "runs").status == "done"
 
 
 def test_batch_that_does_not_fit(blobs: Path, tmp_path: Path) -> None:

@@ -5,13 +5,15 @@ import re
 import gymnasium
 import numpy as np
 import pytest
+from stable_baselines3.common.vec_env import DummyVecEnv
 
-from dipole.core.ground.errors import ConfigError, TrainingError
-from dipole.rl import ContrastiveSAC, DotEnv, WorkerVecEnv, make_env
+from dipole.core.ground.errors import ConfigError, OptionError, TrainingError
+from dipole.rl import ContrastiveDQN, ContrastiveSAC, DotEnv, WorkerVecEnv, make_env
 from dipole.rl.envs import registry
 from dipole.rl.episodes.play import evaluate
 
 STEPS = 30
+STATE = {"hidden": (16,), "batch_size": 8, "learning_starts": 10, "buffer_size": 100, "seed": 0, "device": "cpu"}
 
 
 class Altered(DotEnv):
@@ -40,6 +42,12 @@ class Altered(DotEnv):
             return None
         if self.kind == "old step":
             return observation, reward, terminated or truncated, info
+        if self.kind == "flag":
+            return observation, reward, "no", truncated, info
+        if self.kind == "steps":
+            return observation, reward, terminated, truncated, {"environment_steps": -4}
+        if self.kind == "episode":
+            return observation, reward, terminated, self.life % 9 == 0, {"episode": 5}
         return self.altered(observation), reward, terminated, truncated, info
 
     def altered(self, observation):
@@ -70,6 +78,7 @@ CASES = {
     "reset is None": r"reset of the environment Altered returned None: gymnasium's reset returns \(observation, info\)",
     "old reset": r"reset of the environment Altered returned one ndarray.*gym's API of before 2022",
     "step is None": r"step of the environment Altered returned None: gymnasium's step returns",
+    "flag": r"step of the environment Altered returned 'no' as terminated: it must be True or False",
     "old step": r"returned a tuple of 4 \(ndarray, float, bool, dict\).*gym's API of before 2022",
 }
 
@@ -88,6 +97,93 @@ def test_an_environment_that_changes_later_is_refused_then(tiny_agent):
     with pytest.raises(ConfigError, match=r"Altered gives an observation of the shape \(9, 27, 28\)"):
         agent.learn(STEPS)
     assert len(agent.replay_buffer) == 16
+
+
+def test_counts_of_steps_are_whole_numbers_and_other_episodes_are_passed_over(tiny_agent):
+    with pytest.raises(ConfigError, match=r"info\['environment_steps'\] must be an integer >= 0, got -4"):
+        tiny_agent(Altered("steps")).learn(STEPS)
+    agent = tiny_agent(Altered("episode"))
+    agent.learn(STEPS)
+    assert [each["l"] for each in agent.ep_info_buffer] == [9, 9, 9]  # those of SB3's Monitor
+
+
+BOX = gymnasium.spaces.Box
+
+
+class Spaces(gymnasium.Env):
+    """An environment of given spaces, whose observations and rewards are given too."""
+
+    def __init__(self, observation=None, action=None, answer=None):
+        self.observation_space = observation or BOX(0, 255, (3, 28, 28), np.uint8)
+        self.action_space = action or BOX(-1, 1, (2,), np.float32)
+        self.answer = answer or (lambda step: (self.observation_space.sample(), 1.0))
+        self.count = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.answer(0)[0], {}
+
+    def step(self, action):
+        self.count += 1
+        return *self.answer(self.count), False, self.count % 10 == 0, {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "space", "said"),
+    [
+        (ContrastiveSAC, BOX(-1, 1, (0,)), "needs continuous actions with finite bounds"),
+        (ContrastiveSAC, BOX(1, 1, (2,)), "low below high"),
+        (ContrastiveSAC, BOX(0, 5, (2,), np.int32), "a Box of floats"),
+        (ContrastiveDQN, gymnasium.spaces.Discrete(3, start=-1), "counted from 0, got Discrete"),
+    ],
+)
+def test_actions_that_nothing_can_be_chosen_from_are_refused(kind, space, said):
+    with pytest.raises(ConfigError, match=said):
+        kind("CnnPolicy", Spaces(action=space))
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        gymnasium.spaces.Text(5),
+        gymnasium.spaces.Sequence(gymnasium.spaces.Discrete(3)),
+        gymnasium.spaces.Dict({"a": gymnasium.spaces.Dict({"b": BOX(-1, 1, (3,))})}),
+    ],
+)
+def test_observations_that_sb3_cannot_hold_are_refused(space):
+    with pytest.raises(ConfigError, match=r"needs uint8 images \(C, H, W\), vectors, or a dictionary of both"):
+        ContrastiveSAC("MultiInputPolicy", Spaces(space))
+
+
+@pytest.mark.filterwarnings("ignore:environment 0 failed")
+def test_numbers_that_only_float64_holds_are_faults(tiny_agent):
+    vectors = BOX(-np.inf, np.inf, (4,), np.float64)
+    large = Spaces(vectors, answer=lambda step: (np.full(4, 1e39 if step == 13 else 0.5), 1.0))
+    agent = ContrastiveSAC("MlpPolicy", large, objective="none", **STATE)
+    agent.learn(STEPS)
+    assert [fault["agent_step"] for fault in agent.faults] == [13]
+    with pytest.raises(TrainingError, match=r"the reward is 1e\+300.*fault number 5 in a row"):
+        tiny_agent(Spaces(answer=lambda step: (Spaces().observation_space.sample(), 1e300))).learn(STEPS)
+
+
+def test_what_is_not_finite_in_a_vecenv_of_somebodys_own_is_one_message():
+    class Unseen(DummyVecEnv):
+        """Environments that nobody has wrapped, as they are in processes of their own."""
+
+        @property
+        def unwrapped(self):
+            return object()
+
+    vectors = BOX(-np.inf, np.inf, (4,), np.float32)
+    env = Unseen([lambda: Spaces(vectors, answer=lambda step: (np.full(4, np.nan if step == 13 else 0.5, "f4"), 1.0))])
+    agent = ContrastiveSAC("MlpPolicy", env, objective="none", **STATE)
+    with pytest.raises(TrainingError, match=r"the observation is not finite: environment 0 of .* at agent step 13"):
+        agent.learn(STEPS)
+
+
+def test_batches_that_do_not_fit_into_memory_are_refused(tiny_agent):
+    with pytest.raises(OptionError, match=r"a batch of images of 1000000000 x 9 x 28 x 28 takes .* GB"):
+        tiny_agent(batch_size=10**9)
 
 
 def test_workers_tell_what_they_refuse():

@@ -86,7 +86,7 @@ def test_several_positives_are_several_views():
     views = []
     callback.augmentation = lambda images: views.append(len(images)) or images
     agent.learn(16, callback=callback)
-    assert views == [16] * 4  # one step: the anchors' view and three of the keys
+    assert views == [2] + [16] * 4  # a trial, then one step: the anchors' view and three of the keys
 
 
 @pytest.mark.parametrize("algorithm", [TD3, DQN, A2C])
@@ -110,6 +110,7 @@ def test_other_agents_gain_an_objective(algorithm):
         ({"learning_rate": -1}, "learning_rate must be a number from 0 to inf, got -1"),
         ({"tau": 2}, "tau must be a number from 0 to 1, got 2"),
         ({"augmentation": "crop"}, "augmentation must be a function"),
+        ({"encoder": 3}, "encoder must be a function that finds a module"),
         ({"objective": "infonse"}, "infonce"),
     ],
 )
@@ -170,7 +171,7 @@ def test_images_in_a_dictionary_are_augmented(algorithm):
     losses = record_losses(callback)
     agent.learn(20, callback=callback)
     assert losses
-    assert set(shapes) == {(8, 9, 36, 36)}
+    assert set(shapes) == {(2, 9, 36, 36), (8, 9, 36, 36)}  # two are tried before training
 
 
 class Floating(gymnasium.ObservationWrapper):
@@ -191,7 +192,10 @@ def test_agents_without_an_encoder_of_images_are_named():
 
 @pytest.mark.parametrize(
     ("size", "said"),
-    [(36, r"makes \(2, 9, 36, 5\) of two observations, not \(2, 7\)"), (35, r"cannot see observations of Box")],
+    [
+        (36, r"makes \(2, 9, 36, 5\) of two observations, not \(2, 7\)"),
+        (35, r"cannot see augmented observations of Box"),
+    ],
 )
 def test_encoders_that_do_not_fit_the_observations_are_named(size, said):
     class Wrong(torch.nn.Linear):
@@ -200,6 +204,33 @@ def test_encoders_that_do_not_fit_the_observations_are_named(size, said):
     callback = ContrastiveCallback("infonce", encoder=lambda model: Wrong(size, 5))
     with pytest.raises(ConfigError, match=said):
         sac().learn(1, callback=callback)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"augmentation": lambda images: None}, "augmentation made NoneType of two images"),
+        ({"augmentation": lambda images: images[:1]}, r"augmentation made \(1, 9, 36, 36\) of two images"),
+        ({"augmentation": lambda images: images[..., :5]}, "NatureCNN cannot see augmented observations"),
+        ({"encoder": lambda model: model.policy}, "makes a tuple of two observations"),
+        ({"batch_size": 10**9}, "a batch of images of 1000000000 x 9 x 36 x 36 takes"),
+    ],
+)
+def test_what_fails_at_the_first_step_is_said_before_training(settings, said):
+    agent = PPO("CnnPolicy", DotEnv(size=36), n_steps=8, batch_size=8, device="cpu") if "encoder" in settings else sac()
+    with pytest.raises(DipoleError, match=said):
+        agent.learn(1, callback=ContrastiveCallback("infonce", **settings))
+    assert agent.num_timesteps == 0
+
+
+def test_a_rollouts_size_is_the_most_that_a_batch_has():
+    agent = PPO(
+        "CnnPolicy", DotEnv(size=36), n_steps=8, batch_size=8, n_epochs=1, device="cpu", policy_kwargs=dict(NET)
+    )
+    callback = ContrastiveCallback("infonce", batch_size=10**9)
+    losses = record_losses(callback)
+    agent.learn(8, callback=callback)
+    assert losses
 
 
 def test_float_images_are_learned_from():

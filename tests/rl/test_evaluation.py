@@ -73,6 +73,15 @@ def test_the_callback_evaluates_on_time_and_training_does_not_notice(tiny_agent,
         assert video.n_frames > 1
 
 
+def test_a_link_in_place_of_the_evaluations_is_not_written_through(tiny_agent, tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    (tmp_path / "evaluations.jsonl").symlink_to(tmp_path / "mine.txt")
+    callback = EvaluationCallback(DotEnv(), folder=tmp_path, episodes=1)
+    with pytest.raises(TrainingError, match=r"evaluations\.jsonl: it is no regular file"):
+        tiny_agent().learn(1, callback=callback)
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+
+
 def test_diagnostics_match_their_definitions(tiny_agent):
     agent = tiny_agent()
     assert diagnose(agent) == {}

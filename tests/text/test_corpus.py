@@ -141,6 +141,9 @@ def test_parquet(tmp_path):
         ("number.jsonl", b'{"text": 3}', r"number\.jsonl, row 1: expected a text"),
         ("bad.jsonl.gz", bytes([*gzip.compress(b"x", mtime=0)[:10], 255, 255, 0, 0]), r"bad\.jsonl\.gz, after line 0"),
         ("cut.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 500, mtime=0)[:-20], r"cut\.jsonl\.gz"),
+        ("a.jsonl", b'{"text": "A b. C d."}\n{"text": "half \\ud83d"}\n', r"line 2: half a surrogate pair is no text"),
+        ("a.csv", b"text;label\nA b. C d.;1\n", r"line 1: one column, 'text;label': .* divided by ';'"),
+        ("a.tsv", b"text,label\nA b. C d.,1\n", r"line 1: one column, 'text,label': .* divided by ','"),
     ],
 )
 def test_damage_is_named(tmp_path, name, content, message):

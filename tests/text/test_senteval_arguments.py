@@ -53,6 +53,9 @@ def engine(path, batcher=rows, **more):
         ({"usepytorh": True}, "Did you mean 'usepytorch'"),
         ({"usepytorch": "yes"}, "usepytorch must be"),
         ({"similarity": 3}, "similarity must be a function"),
+        ({"cache": 3, "cache_key": "k"}, "cache must be a folder, got 3"),
+        ({"cache": "/dev/null", "cache_key": "k"}, "cache: the folder /dev/null cannot be written"),
+        ({"cache": "a\0b", "cache_key": "k"}, "cannot be written: embedded null"),
         ({"classifier": [0]}, "classifier must be a dictionary"),
         ({"classifier": {"nhid": -1}}, "nhid must be a whole number from 0"),
         ({"classifier": {"nhid": "many"}}, "nhid must be"),
@@ -253,3 +256,44 @@ def test_many_classes_equal_scikit_learn():
     found = solve_subsets(x, y, np.ones((1240, 1), dtype=bool), [1.0], tolerance=1e-4)
     assert found.converged.all()
     assert np.mean(found.labels[0, :, 0] == LogisticRegression(tol=1e-6, max_iter=2000).fit(x, y).predict(x)) >= 0.995
+
+
+def test_hidden_units_that_do_not_fit_are_refused(tiny):
+    with pytest.raises(OptionError, match=r"classifiers of 1000000000 hidden units of .* takes .* GB"):
+        engine(tiny, usepytorch=True, classifier={"nhid": 10**9}).eval("CR")
+
+
+def test_masked_vectors_are_refused():
+    hidden = np.ma.masked_array(np.ones((2, 3)), mask=[[0, 0, 1], [0, 0, 0]])
+    with pytest.raises(DataError, match="some are masked"):
+        as_rows(hidden, 2, "CR")
+    assert as_rows(np.ma.masked_array(np.ones((2, 3))), 2, "CR").shape == (2, 3)
+
+
+@pytest.fixture
+def benchmark(tmp_path):
+    """Writes an STS Benchmark of ten pairs a split; the last score of test is given."""
+
+    def write(last):
+        folder = tmp_path / "downstream/STS/STSBenchmark"
+        folder.mkdir(parents=True, exist_ok=True)
+        for split in ("train", "dev", "test"):
+            scores = [i / 2 for i in range(9)] + [last if split == "test" else 1]
+            lines = [f"main\tx\t2012\t{i}\t{score}\ta{i} b\tb{i} a a\n" for i, score in enumerate(scores)]
+            (folder / f"sts-{split}.csv").write_text("".join(lines))
+        return tmp_path
+
+    return write
+
+
+@pytest.mark.parametrize("task", ["STSBenchmark", "STSBenchmark-cosine"])
+def test_scores_of_similarity_lie_in_their_range(benchmark, task):
+    with pytest.raises(DataError, match=r"sts-test\.csv, line 10: the score 9 is none of 0 to 5"):
+        engine(benchmark(9)).eval(task)
+
+
+@pytest.mark.parametrize("value", ["x", None, float("nan"), np.ones(2)])
+def test_a_similarity_that_is_no_number_is_one_message(benchmark, value):
+    asked = engine(benchmark(5), similarity=lambda left, right: value)
+    with pytest.raises(DataError, match=r"STSBenchmark-cosine: similarity returned .*; it must be a finite number"):
+        asked.eval("STSBenchmark-cosine")

@@ -9,7 +9,7 @@ from PIL import Image
 from pydantic import ValidationError
 
 from dipole import objective
-from dipole.core.ground.errors import ConfigError, DataError
+from dipole.core.ground.errors import ConfigError, DataError, OptionError
 from dipole.core.ground.seeding import Seeds, seed_everything
 from dipole.core.measure.probes import state_hash
 from dipole.core.train.model_files import load_weights, save_weights
@@ -120,6 +120,18 @@ def test_embedding_features_pass_through_the_objective():
 def test_a_batch_larger_than_the_data_is_refused():
     with pytest.raises(ConfigError, match=r"train\.batch_size: 500 is more than the 128 images"):
         adapter(batch_size=500)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("data", r"an image of 1000000 x 1000000 x 3 takes .* GB with a copy"),
+        ("augment", r"a view of a batch of \d+ x 1 x 1000000 x 1000000 takes .* GB with a copy"),
+    ],
+)
+def test_pictures_larger_than_memory_are_refused_before_they_are_read(settings, said):
+    with pytest.raises(OptionError, match=said):
+        adapter(**{settings: {**SMALL.get(settings, {}), "size": 10**6}})
 
 
 def test_a_batch_of_one_is_refused_by_the_recipe():

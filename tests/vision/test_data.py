@@ -1,6 +1,8 @@
 """Image sets: what is read, split and counted, and what is refused."""
 
 import io
+import os
+import warnings
 
 import numpy as np
 import pytest
@@ -79,6 +81,46 @@ def test_folder_with_splits(tmp_path):
                 (tmp_path / split / name / f"{i}.png").write_bytes(png(i))
     parts = read(tmp_path)
     assert (len(parts.train), len(parts.test)) == (6, 6)
+
+
+def test_a_class_with_a_folder_in_it_is_a_class(folder):
+    (folder / "cat" / ".cache").mkdir()
+    (folder / "cat" / "more").mkdir()
+    (folder / "cat" / "more" / "4.png").write_bytes(png(4))
+    images = open_source(str(folder), Decoding()).read("train")
+    assert images.counts() == {"cat": 5, "dog": 4}
+
+
+def test_a_split_of_loose_images_is_not_passed_over(folder):
+    (folder / "train").mkdir()
+    for name in ("cat", "dog"):
+        (folder / name).rename(folder / "train" / name)
+    for name in ("test", "more"):
+        (folder / name).mkdir()
+        (folder / name / "0.png").write_bytes(png(0))
+    source = open_source(str(folder), Decoding())
+    assert source.splits == ("test", "train")
+    with pytest.warns(UserWarning, match=r"1 image of train is left out: .*more \(a folder beside the folders"):
+        assert source.read("train").counts() == {"cat": 4, "dog": 4}
+    with pytest.warns(UserWarning, match="more"):
+        assert source.read("test").counts() == {"unlabelled": 1}
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes and devices of POSIX")
+@pytest.mark.parametrize("encoded", [False, True])
+def test_pipes_devices_and_folders_are_no_images(folder, encoded):
+    os.mkfifo(folder / "cat" / "5.png")
+    (folder / "cat" / "6.png").symlink_to("/dev/zero")
+    (folder / "cat" / "7.png").mkdir()
+    with pytest.raises(DataError, match=r"3 of 11 .*5\.png \(cannot be read: it is no regular file\)"):
+        open_source(str(folder), Decoding()).read("train")
+    skipping = Decoding(size=12, memory=100 if encoded else 4e9, on_corrupt="skip")
+    with pytest.warns(UserWarning, match=r"6\.png \(cannot be read: it is no regular file\)"):
+        found = list(open_source(str(folder), skipping).read("train").images.split(4))
+    assert sum(map(len, found)) == (11 if encoded else 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert len(open_source(str(folder), skipping).read("train").fingerprint) > 8
 
 
 def test_loose_images_are_unlabelled(tmp_path):

@@ -1,6 +1,7 @@
 """SentEval's engine and its way of asking an encoder; features are made once for each distinct sentence."""
 
 import hashlib
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
@@ -12,7 +13,7 @@ import torch
 
 from dipole.core.ground.cache import found
 from dipole.core.ground.errors import OptionError
-from dipole.core.ground.files import atomic_file
+from dipole.core.ground.files import atomic_file, why
 from dipole.core.ground.progress import Progress
 from dipole.text.senteval.protocols import Settings, check_device, check_protocol, whole
 from dipole.text.senteval.rows import as_rows, same_width, task_names
@@ -89,8 +90,8 @@ class SE:
             Classifier.from_params(self.params.classifier),
             check_device(self.params.device or "cpu"),
         )
-        if self.params.cache and not self.params.cache_key:
-            raise OptionError("cache needs 'cache_key', a name that tells this encoder's features from others'")
+        if self.params.cache:
+            _check_cache(self.params)
         self.batcher = batcher
         self.prepare = prepare or (lambda params, samples: None)
         self.list_tasks = list(READERS)
@@ -179,6 +180,21 @@ def _check(params: Params) -> None:
         raise OptionError(f"usepytorch must be True or False, got {params.usepytorch!r}")
     if params.similarity is not None and not callable(params.similarity):
         raise OptionError(f"similarity must be a function of two vectors, got {params.similarity!r}")
+
+
+def _check_cache(params: Params) -> None:
+    """Raise before hours of encoding for a cache that cannot be written."""
+    if not params.cache_key:
+        raise OptionError("cache needs 'cache_key', a name that tells this encoder's features from others'")
+    if not isinstance(params.cache, str | Path):
+        raise OptionError(f"cache must be a folder, got {params.cache!r:.60}")
+    try:
+        Path(params.cache).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=params.cache):
+            pass
+    except (OSError, ValueError) as error:
+        said = why(error) if isinstance(error, OSError) else str(error)
+        raise OptionError(f"cache: the folder {str(params.cache)[:200]} cannot be written: {said}") from None
 
 
 def _by_sentence(sentences: Sequence[tuple[str, ...]], matrix: np.ndarray) -> dict:

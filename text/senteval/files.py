@@ -85,6 +85,13 @@ class TaskFiles:
             raise DataError(f"{self.root / relative}, line {line}: {text[:60]!r} is not a number")
         return found
 
+    def score(self, relative: str, line: int, text: str) -> float:
+        """A similarity from 0 to 5."""
+        found = self.number(relative, line, text)
+        if not 0 <= found <= 5:
+            raise DataError(f"{self.root / relative}, line {line}: the score {text.strip()[:60]} is none of 0 to 5")
+        return found
+
     def label(self, relative: str, line: int, text: str, classes: int) -> int:
         """A label 0..classes-1."""
         found = self.number(relative, line, text, int)

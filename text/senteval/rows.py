@@ -48,6 +48,8 @@ def _array(value: Any) -> np.ndarray:
         return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
     if isinstance(value, list | tuple) and any(isinstance(each, Tensor) for each in value):
         return np.stack([_array(each) for each in value])
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise ValueError("some are masked")
     if hasattr(value, "toarray"):  # a sparse matrix of scipy
         value = value.toarray()
     return np.asarray(value)

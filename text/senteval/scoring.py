@@ -1,5 +1,6 @@
 """From the embeddings of a task's sentences to its result, in SentEval's keys."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -113,9 +114,19 @@ def _score_sts(task: Task, matrix: Callable, similarity: Callable) -> Result:
     for name, split in task.splits.items():
         split = split.sorted()
         left, right = (np.nan_to_num(matrix(side)) for side in split.sentences)
-        systems[name] = [float(similarity(u, v)) for u, v in zip(left, right, strict=True)]
+        systems[name] = [_number(similarity(u, v), task.name) for u, v in zip(left, right, strict=True)]
         golds[name] = split.labels
     return Result(sts_result(systems, golds))
+
+
+def _number(value: Any, task: str) -> float:
+    try:
+        found = float(value)
+    except (TypeError, ValueError, RuntimeError):
+        found = math.nan
+    if not math.isfinite(found):
+        raise DataError(f"{task}: similarity returned {str(value)[:60]!r}; it must be a finite number")
+    return found
 
 
 def describe(name: str, result: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from dipole.core.ground.errors import OptionError, nearest
+from dipole.core.ground.memory import check_fits
 
 OPTIMIZERS = {
     "adadelta": torch.optim.Adadelta,
@@ -168,6 +169,7 @@ class _Group:
         decays = torch.tensor([list(fit.decays) for fit in fits], dtype=torch.float32)  # (F, R)
         self.folds, self.values = decays.shape
         size = self.values * sum((i + 1) * o for i, o in pairwise(self.widths))
+        check_fits(f"classifiers of {settings.nhid} hidden units", (self.folds, size), self.features)
         self.flat = torch.empty(self.folds, size, device=device)
         self.decay = torch.empty_like(self.flat)
         self._initialise(seed, decays)

@@ -10,6 +10,7 @@ from PIL import Image
 
 from dipole.core.ground.errors import DataError
 from dipole.core.ground.text import are, counted
+from dipole.vision.decoding import file_bytes
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import SPLITS, Classes, Decoding, Source, register_source
 from dipole.vision.sources.images import decode_all
@@ -25,22 +26,30 @@ PICTURES = frozenset({".avif", ".heic", ".heif", ".jxl", ".dng", ".cr2", ".nef",
 def image_folder(source: str, options: Decoding, wanted: Classes) -> Source:
     """A folder of images per class, or such folders per split (train/CLASS/x.jpg); loose images are unlabelled."""
     path = Path(source).expanduser()
-    folders = sorted(child.name for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
-    nested = [name for name in folders if any(grand.is_dir() for grand in (path / name).iterdir())]
-    # A folder of splits: its folders hold folders, or are named as splits are.
-    splits = tuple(nested or [name for name in folders if name in SPLITS])
-    if not splits:
+    folders = _folders(path)
+    nested = [name for name in folders if _folders(path / name)]
+    named = [name for name in folders if name in SPLITS]
+    # A folder of splits: its folders all hold folders, or some are named as splits are.
+    if not named and (not nested or nested != folders):
         return Source(str(path), ("train",), lambda _: _read_folder(path, options, wanted))
+    splits = tuple(name for name in folders if name in nested or name in named)
 
     def read(split: str) -> ImageSet:
         left_out = _beside(path, "beside the folders of the splits")
+        left_out += tuple(
+            f"{path / name} (a folder beside the folders of the splits)" for name in folders if name not in splits
+        )
         return _read_folder(path / split, options, wanted, left_out)
 
     return Source(str(path), splits, read)
 
 
+def _folders(path: Path) -> list[str]:
+    return sorted(child.name for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
+
+
 def _read_folder(path: Path, options: Decoding, wanted: Classes, left_out: tuple[str, ...] = ()) -> ImageSet:
-    classes = sorted(child.name for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
+    classes = _folders(path)
     if classes:
         left_out += _beside(path, "beside the folders of the classes")
     if wanted is not None and classes:
@@ -75,7 +84,7 @@ def _read_folder(path: Path, options: Decoding, wanted: Classes, left_out: tuple
     return decode_all(
         path.name,
         [str(file) for file in files],
-        lambda i: files[i].read_bytes(),
+        lambda i: file_bytes(files[i]),
         torch.tensor(labels) if classes else None,
         tuple(classes),
         options,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dipole.core.ground.errors import DataError
+from dipole.vision.decoding import file_bytes
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import Classes, Decoding
 from dipole.vision.sources.classes import wanted_rows
@@ -47,7 +48,7 @@ def from_table(name: str, table: Any, options: Decoding, wanted: Classes) -> Ima
 
     def read(i: int) -> bytes:
         cell = raw[i][column]
-        return cell["bytes"] if cell["bytes"] is not None else Path(cell["path"]).read_bytes()
+        return cell["bytes"] if cell["bytes"] is not None else file_bytes(Path(cell["path"]))
 
     return decode_all(name, [f"{name}[{i}]" for i in range(len(raw))], read, labels, names, options)
 

@@ -1,6 +1,7 @@
 """What may be an environment, and what its answers must look like: each violation is one message with its name."""
 
 import inspect
+from numbers import Real
 from typing import Any
 
 import gymnasium
@@ -13,6 +14,8 @@ from dipole.rl.envs.registry import find, shown
 
 _RESET = "gymnasium's reset returns (observation, info), info a dictionary"
 _STEP = "gymnasium's step returns (observation, reward, terminated, truncated, info)"
+LARGEST = float(np.finfo(np.float32).max)
+"""Of a reward or an observation: networks and replay hold them as float32."""
 _OLD = (
     " This is gym's API of before 2022: port the environment, or wrap it with shimmy (GymV21CompatibilityV0, "
     "GymV26CompatibilityV0)."
@@ -86,6 +89,12 @@ class Contract(gymnasium.Wrapper[Any, Any, Any, Any]):
         if not isinstance(result, tuple) or len(result) != 5 or not isinstance(result[4], dict):
             old = _OLD if isinstance(result, tuple) and len(result) == 4 else ""
             raise ConfigError(f"step of the environment {shown(self.env)} returned {_told(result)}: {_STEP}.{old}")
+        for name, flag in (("terminated", result[2]), ("truncated", result[3])):
+            if not _is_flag(flag):
+                raise ConfigError(
+                    f"step of the environment {shown(self.env)} returned {flag!r:.60} as {name}: it must be True or "
+                    "False."
+                )
         return result
 
 
@@ -99,6 +108,13 @@ def under_contract(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
     if not isinstance(lowest, Contract):
         lowest.env = Contract(lowest.env)
     return env
+
+
+def _is_flag(value: Any) -> bool:
+    """Whether it is true or false: a boolean, a number, or an array or tensor of a single one."""
+    return isinstance(value, Real | np.bool_) or (
+        hasattr(value, "dtype") and getattr(value, "shape", None) in ((), (1,))
+    )
 
 
 def _told(result: Any) -> str:
@@ -182,7 +198,7 @@ def require_contained(name: str, space: spaces.Space[Any], observation: Any, par
 def require_finite_observation(observation: Any) -> None:
     """Raise ValueError for an observation that nothing can be learned from."""
     for part in observation.values() if isinstance(observation, dict) else (observation,):
-        if isinstance(part, np.ndarray) and part.dtype.kind == "f" and not np.isfinite(part).all():
+        if isinstance(part, np.ndarray) and part.dtype.kind == "f" and not (np.abs(part) <= LARGEST).all():
             raise ValueError("the observation is not finite")
 
 

@@ -9,6 +9,7 @@ from stable_baselines3.common.monitor import Monitor
 from dipole.core.ground.errors import ConfigError, TrainingError
 from dipole.rl.envs.registry import shown
 from dipole.rl.envs.running.admission import (
+    LARGEST,
     admitted,
     require_contained,
     require_finite_observation,
@@ -37,7 +38,7 @@ def fault_message(environment: int, fault: dict[str, Any]) -> str:
 
 def require_finite(reward: Any) -> None:
     """Raise ValueError for a reward that nothing can be learned from."""
-    if not np.isfinite(np.asarray(reward, np.float64)).all():
+    if not (np.abs(np.asarray(reward, np.float64)) <= LARGEST).all():
         raise ValueError(f"the reward is {reward}")
 
 
@@ -90,10 +91,11 @@ class Guard(gymnasium.Wrapper[Any, Any, Any, Any]):
     def _look_at(self, observation: Any) -> None:
         name, space = shown(self.env), self.env.observation_space
         require_observation(name, space, observation)
+        if self._first is not None:
+            require_contained(name, space, observation)
+        require_finite_observation(observation)
         if self._first is None:
-            require_finite_observation(observation)
             return
-        require_contained(name, space, observation)
         self._first.append(observation)
         if len(self._first) == 2:
             require_full_range(name, space, self._first)

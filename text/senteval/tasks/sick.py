@@ -32,7 +32,7 @@ def read(name: str, files: TaskFiles) -> Task:
                     )
                 labels.append(LABELS.index(fields[4]))
             else:
-                labels.append(files.number(relative, number, fields[3]))
+                labels.append(files.score(relative, number, fields[3]))
         files.expect(relative, len(labels), expected)
         splits[split] = Split([left, right], labels)
     if name.endswith("-cosine"):

@@ -29,6 +29,6 @@ def read(name: str, files: TaskFiles) -> Task:
         kept = [i for i, score in enumerate(scores) if score.strip()]  # pairs without a gold score are not judged
         splits[dataset] = Split(
             [[pairs[i][side].split() for i in kept] for side in (0, 1)],
-            [files.number(golds, i + 1, scores[i]) for i in kept],
+            [files.score(golds, i + 1, scores[i]) for i in kept],
         )
     return Task(name, "sts", splits, pairs=True)

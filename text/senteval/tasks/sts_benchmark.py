@@ -14,7 +14,7 @@ def read(name: str, files: TaskFiles) -> Task:
         for number, fields in files.fields(relative, 7):
             left.append(fields[5].split())
             right.append(fields[6].split())
-            labels.append(files.number(relative, number, fields[4]))
+            labels.append(files.score(relative, number, fields[4]))
         files.expect(relative, len(labels), expected)
         splits[split] = Split([left, right], labels)
     if name.endswith("-cosine"):
