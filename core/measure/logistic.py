@@ -17,7 +17,7 @@ STEPS = 400  # iterations a value of C may take; a problem that needs more is sa
 FIRST_REFRESH, REFRESH = 4, 20  # iterations after which the preconditioner is made anew: curvature moves with the fit
 SLOW = 20  # iterations after which a dearer one is worth it
 FAR = 1e4  # times the bound, where the first fit still is then: the factors are worth making anew
-IN_CACHE = 2**18  # logits worked on at a time
+IN_CACHE = 2**18  # logits worked on at a time by a processor; a device has no use for small pieces
 KEPT = 2**25  # logits that are kept from one iteration to the next; more are made anew
 LED = 4  # problems from which on that of their mean is solved first, for the others to start from
 LEADS = 16  # times the tolerance that this is solved to: it is no more than a start
@@ -377,7 +377,7 @@ class _Solver:
                 return _labels(self.state.decision)
             return torch.cat([_labels(decision) for _, decision in self._decisions(self.state.weights)], 1)
         weight, bias = self.coefficients()
-        rows = max(1, IN_CACHE // bias.numel())
+        rows = max(1, _at_once(features.device) // bias.numel())
         found = [_labels(weight @ part.T.to(weight) + bias[..., None]) for part in features.split(rows)]
         return torch.cat(found, 1)
 
@@ -389,8 +389,8 @@ class _Solver:
         return weight, self.state.weights[..., -1].double() - weight @ self.mean
 
     def _pieces(self, columns: int) -> Iterator[slice]:
-        """Rows whose decision values by so many columns stay in the cache."""
-        rows = max(64, IN_CACHE // columns)
+        """Rows whose decision values by so many columns are worked on at a time."""
+        rows = max(64, _at_once(self.x.device) // columns)
         return (slice(start, start + rows) for start in range(0, len(self.x), rows))
 
     def _decisions(self, weights: Tensor) -> Iterator[tuple[slice, Tensor]]:
@@ -507,6 +507,11 @@ def _probabilities(decision: Tensor) -> Tensor:
     decision.exp_()
     decision /= decision.sum(0)
     return decision
+
+
+def _at_once(device: torch.device) -> int:
+    """Logits that are worked on at a time."""
+    return IN_CACHE if device.type == "cpu" else KEPT
 
 
 def _labels(decision: Tensor) -> Tensor:

@@ -263,6 +263,7 @@ def test_halves_are_scaled_one_by_one():
         ("fast", Classifier()),
         ("skip-thoughts", Classifier()),
         ("senteval-torch", Classifier(optim="sgd,lr=0.1", max_epoch=8)),
+        ("senteval-torch", Classifier(optim="adam", max_epoch=8)),
         ("senteval-torch", Classifier(optim="rmsprop", nhid=4, dropout=0.2, max_epoch=8)),
     ],
 )

@@ -25,6 +25,7 @@ OPTIMIZERS = {
     "rprop": torch.optim.Rprop,
     "sgd": torch.optim.SGD,
 }
+FUSED = ("cpu", "cuda", "mps", "xpu")  # devices on which one kernel is all of Adam's update
 LEAST = {"nhid": 0, "tenacity": 0, "epoch_size": 1, "max_epoch": 0, "batch_size": 1}
 
 
@@ -77,7 +78,7 @@ class Classifier:
         if name == "sgd" and "lr" not in values:
             raise OptionError("optim 'sgd' needs a learning rate, for example 'sgd,lr=0.1'")
         try:
-            if name == "adam":  # one kernel for all of the update
+            if name == "adam" and parameters[0].device.type in FUSED:
                 return torch.optim.Adam(list(parameters), fused=True, **values)
             return OPTIMIZERS[name](list(parameters), **values)
         except (TypeError, ValueError) as error:
