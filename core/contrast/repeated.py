@@ -77,8 +77,8 @@ class _Step:
 
     def learn(self, composite: Composite, inputs: Sequence[Tensor], evaluate: Evaluate) -> None:
         """Record the step if it has come often enough; hold a new tape against the ordinary way."""
-        if not self.left:
-            return
+        if not self.left or any(each._backward_hooks for each in composite.parameters()):
+            return  # a gradient that nobody asked for would call somebody's hooks
         self.seen += 1
         if self.tape is not None and not self.holds(composite):
             self.tape, self.trusted, self.seen = None, False, 0
@@ -134,42 +134,55 @@ class Steps:
 
     def on_views(self, composite: Composite, views: Sequence[Tensor]) -> Outcome:
         """The outcome on two or more views (B, d)."""
-        return self._taken(composite, views, (), lambda given: composite.evaluate(Pairs.from_views(given)))
+
+        def evaluate(given: Sequence[Tensor]) -> Outcome:
+            return composite.evaluate(Pairs.from_views(given))
+
+        return self._taken(composite, views, (), evaluate, lambda: evaluate(views))
 
     def on_pairs(self, composite: Composite, pairs: tuple[Pairs, ...]) -> Outcome:
         """The outcome on pairs of a single process."""
         tensors: list[Tensor] = []
         places: dict[int, int] = {}
         said: list[object] = []
-        held = [each.filling or (type(each), vars(each)) for each in pairs]
-        for known, values in held:
+        # Of the pairs' tensors only their places: a loss that is kept keeps how to find it again, but no embeddings.
+        held: list[tuple[Pairs | type[Pairs], dict[str, Any], dict[str, int]]] = []
+        for each in pairs:
+            known, values = each.filling or (type(each), vars(each))
             said.append(known)
+            others: dict[str, Any] = {}
+            where: dict[str, int] = {}
             for name, value in values.items():
                 if isinstance(value, Tensor):
-                    place = places.setdefault(id(value), len(tensors))
-                    if place == len(tensors):
+                    where[name] = places.setdefault(id(value), len(tensors))
+                    if where[name] == len(tensors):
                         tensors.append(value)
-                    said += name, place
+                    said += name, where[name]
                 elif name != "source":
+                    others[name] = value
                     said += name, value
+            held.append((known, others, where))
 
         def evaluate(given: Sequence[Tensor]) -> Outcome:
-            if given is tensors:
-                return composite.evaluate(pairs)
             copies = []
-            for known, values in held:
-                now = {name: given[places[id(v)]] if isinstance(v, Tensor) else v for name, v in values.items()}
+            for known, others, where in held:
+                now = {**others, **{name: given[place] for name, place in where.items()}}
                 copies.append(fill(known, now) if isinstance(known, Pairs) else _copied(known, now))
             return composite.evaluate(copies)
 
-        return self._taken(composite, tensors, tuple(said), evaluate)
+        return self._taken(composite, tensors, tuple(said), evaluate, lambda: composite.evaluate(pairs))
 
     def _taken(
-        self, composite: Composite, inputs: Sequence[Tensor], said: tuple[object, ...], evaluate: Evaluate
+        self,
+        composite: Composite,
+        inputs: Sequence[Tensor],
+        said: tuple[object, ...],
+        evaluate: Evaluate,
+        ordinary: Callable[[], Outcome],
     ) -> Outcome:
         key = _key(inputs, said)
         if key is None:
-            return evaluate(inputs)
+            return ordinary()
         step = self._steps.get(key)
         if step is None:
             if len(self._steps) >= REMEMBERED:
@@ -178,7 +191,7 @@ class Steps:
         if step.trusted and step.holds(composite):
             return step.play(inputs, evaluate)
         step.learn(composite, inputs, evaluate)
-        return evaluate(inputs)
+        return ordinary()
 
 
 def _copied(kind: type[Pairs], values: dict[str, Any]) -> Pairs:
@@ -196,6 +209,8 @@ def _key(inputs: Sequence[Tensor], said: tuple[object, ...]) -> object:
         or torch._C._functorch.maybe_current_level() is not None
         or torch._C._get_tracing_state() is not None
         or torch.is_inference_mode_enabled()
+        # Activation checkpointing counts what is saved, and a step that is taken again must save as much.
+        or torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
         or engine.wanted() == "triton"
     ):
         return None
@@ -230,7 +245,7 @@ def _state(composite: Composite) -> list[object]:
         held = vars(term)
         state += term, *held.values(), *held["_buffers"].values()
         for each in held["_parameters"].values():
-            state += each, each is not None and each.requires_grad
+            state += each, each is not None and each.requires_grad, each is not None and each.dtype
     return state
 
 

@@ -5,14 +5,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from dipole.core.measure import probes
+from dipole.core.measure import logistic, probes
 from dipole.core.measure.class_tasks import class_tasks
 from dipole.core.train.block_losses import BlockShape, block_losses
 from dipole.core.train.evaluation import diagnose
+from dipole.text.senteval.torch_classifier import Classifier, Fit, fit_all
 from dipole.vision.config import VisionConfig
 from dipole.vision.retrieval import recall, zero_shot
 
@@ -84,3 +86,25 @@ def test_the_run_says_where() -> None:
     assert probes.measuring_device(torch.device("mps")) == torch.device("cpu")
     config = VisionConfig.model_validate_json(json.dumps({"probe": {"device": "cpu"}}))
     assert config.probe.device == "cpu"
+
+
+@pytest.mark.parametrize("nhid", [0, 5])
+def test_sentevals_classifier_on_a_device_is_that_of_the_processor(nhid: int) -> None:
+    """With Adam of the device's own kind: one kernel for all of the update is not written for every device."""
+    (x, y), settings = points(N, 0), Classifier(nhid=nhid, max_epoch=8, batch_size=16, optim="adam,lr=0.05")
+    y = y.clamp_min(0)
+    order = np.arange(N)
+    fits = [Fit(order[: N // 2], order[N // 2 :], [0.0, 0.01]), Fit(order[N // 2 :], order[: N // 2], [0.0, 0.01])]
+    wanted = fit_all(x, y, C, fits, settings, 1)
+    with elsewhere(N * C):
+        found = fit_all(sent(x), sent(y), C, fits, settings, 1)
+    for near, far in zip(wanted, found, strict=True):
+        assert far.accuracy == pytest.approx(near.accuracy, abs=1e-6)
+
+
+@pytest.mark.parametrize(("device", "pieces"), [("cpu", 8), ("meta", 1)])
+def test_a_device_without_the_processors_cache_is_given_larger_pieces(device: str, pieces: int) -> None:
+    columns = 64
+    solver = object.__new__(logistic._Solver)
+    solver.x = torch.empty(8 * logistic.IN_CACHE // columns, 1, device=device)
+    assert len(list(solver._pieces(columns))) == pieces

@@ -1,14 +1,17 @@
 """Steps that are played from a tape give what the ordinary way gives, and notice whatever changes."""
 
 import copy
+import gc
 import pickle
 import subprocess
 import sys
+import weakref
 from itertools import pairwise
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import dipole
 from dipole.core.conformance.layouts import LAYOUTS, Layout, two_views
@@ -325,3 +328,56 @@ print([name for name in ("torch._dynamo", "sympy") if name in sys.modules])
 """
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "[]"
+
+
+def two_leaves(seed: int) -> list[Tensor]:
+    torch.manual_seed(seed)
+    return [torch.randn(5, WIDTH).requires_grad_() for _ in range(2)]
+
+
+def test_checkpointed_steps_save_as_much_when_they_are_taken_again() -> None:
+    objective = build("infonce(temperature=learned)")
+    for step in range(NEEDED + 2):
+        views = two_leaves(step)
+        wanted = [*views, *objective.parameters()]
+        expected = torch.autograd.grad(objective.evaluate(Pairs.from_views(views)).loss, wanted)
+        loss = checkpoint(lambda *given: objective(*given).loss, *views, use_reentrant=False)
+        assert_same(list(torch.autograd.grad(loss, wanted)), list(expected))
+
+
+def test_hooks_of_parameters_are_called_once_a_step() -> None:
+    objective = build("infonce(temperature=learned)")
+    (scale,) = objective.parameters()
+    called: list[Tensor] = []
+    scale.register_hook(called.append)
+    for step in range(NEEDED + 2):
+        objective(*two_leaves(step)).loss.backward()
+        assert len(called) == step + 1
+
+
+def test_parameters_of_another_dtype_are_noticed() -> None:
+    objective = build("infonce(similarity=bilinear)")
+    for step in range(NEEDED):
+        objective(*two_leaves(step))
+    assert trusted(objective) == 1
+    objective.double()
+    for step in range(NEEDED + 1):
+        views = two_leaves(step)
+        wanted = [*views, *objective.parameters()]
+        ordinary = objective.evaluate(Pairs.from_views(views))
+        assert_same(result(objective(*views), wanted), result(ordinary, wanted))
+
+
+@pytest.mark.parametrize("make", [lambda views: views, lambda views: [Pairs.from_views(views)]], ids=["views", "pairs"])
+def test_a_kept_loss_keeps_no_embeddings(make) -> None:
+    objective = build("infonce")
+    kept = []
+    for step in range(NEEDED + 1):
+        views = [each * 1 for each in two_leaves(step)]
+        kept.append(objective(*make(views)).loss)
+        kept[-1].backward()
+        alive = weakref.ref(views[0])
+        del views
+        gc.collect()
+        assert alive() is None
+    assert trusted(objective) == 1

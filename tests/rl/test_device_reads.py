@@ -184,6 +184,23 @@ def test_compiled_the_agent_is_the_same(tiny_agent, monkeypatch, joint, mode, tm
     assert open_agent(tmp_path / "agent.zip", type(plain), device="cpu").settings.compile == mode
 
 
+@pytest.mark.parametrize("joint", [False, True])
+def test_no_compiled_network_breaks_its_graph(tiny_agent, monkeypatch, joint):
+    """Of what `compile` is given every call is one graph: a break would give a part back to Python."""
+    original, graphs = torch.compile, []
+
+    def count(graph, inputs):
+        graphs.append(len(graph.graph.nodes))
+        return graph.forward
+
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    monkeypatch.setattr(torch, "compile", lambda each, mode, **options: original(each, backend=count, **options))
+    tiny_agent(objective="infonce + dp", joint_backward=joint, compile=True).learn(16)
+    assert graphs
+    assert not torch._dynamo.utils.counters["graph_break"]
+
+
 def test_optimizers_fit_the_device_that_they_are_loaded_on(tiny_agent, monkeypatch):
     """A CUDA graph can be captured of Adam's step only where every group says so."""
     agent = tiny_agent(objective="infonce(similarity=bilinear)").learn(12)
