@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import is_
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,32 +37,25 @@ _CONTAINERS = (list, dict, set, bytearray)
 Evaluate = Callable[[Sequence[Tensor]], Outcome]
 
 
-@dataclass(eq=False)
-class _Step:
-    """What is known of one kind of step.
+@dataclass(frozen=True, eq=False)
+class _Recorded:
+    """How one kind of step goes.
 
-    Attributes:
-        seen: how often it came.
-        tape: how it goes, once it was recorded.
-        trusted: whether the tape has given what the ordinary way gives.
-        left: how often it may be recorded.
+    Args:
+        tape: of the step.
         state: what the terms held when it was recorded.
         parameters: of the terms, inputs of the tape behind those of the step.
         terms: name, weight, note and whether it has `left_out`, of each.
     """
 
-    seen: int = 0
-    tape: Tape | None = None
-    trusted: bool = False
-    left: int = PATIENCE
-    state: list[object] = field(default_factory=list)
-    parameters: list[Tensor] = field(default_factory=list)
-    terms: list[tuple[str, float, str, bool]] = field(default_factory=list)
+    tape: Tape
+    state: Sequence[object]
+    parameters: Sequence[Tensor]
+    terms: Sequence[tuple[str, float, str, bool]]
 
     def play(self, inputs: Sequence[Tensor], evaluate: Evaluate) -> Outcome:
         """The outcome from the tape."""
         count = len(inputs)
-        assert self.tape is not None
         with without_autocast("cpu"):
             loss, *rest = self.tape.play((*inputs, *self.parameters), lambda given: evaluate(given[:count]).loss)
         found = iter(rest)
@@ -73,54 +67,85 @@ class _Step:
 
     def holds(self, composite: Composite) -> bool:
         """Whether all is as it was when the step was recorded."""
-        return self.tape is not None and self.tape.current and _unchanged(self.state, composite)
+        return self.tape.current and _unchanged(self.state, composite)
+
+
+@dataclass(eq=False)
+class _Step:
+    """What is known of one kind of step.
+
+    Attributes:
+        seen: how often it came.
+        recorded: how it goes, once that is known.
+        trusted: the same, once it has given what the ordinary way gives.
+        left: how often it may be recorded.
+        learning: held by the thread that learns; others go the ordinary way meanwhile.
+    """
+
+    seen: int = 0
+    recorded: _Recorded | None = None
+    trusted: _Recorded | None = None
+    left: int = PATIENCE
+    learning: Lock = field(default_factory=Lock)
 
     def learn(self, composite: Composite, inputs: Sequence[Tensor], evaluate: Evaluate) -> None:
         """Record the step if it has come often enough; hold a new tape against the ordinary way."""
         if not self.left or any(each._backward_hooks for each in composite.parameters()):
             return  # a gradient that nobody asked for would call somebody's hooks
+        if not self.learning.acquire(blocking=False):
+            return
+        try:
+            self._learn(composite, inputs, evaluate)
+        finally:
+            self.learning.release()
+
+    def _learn(self, composite: Composite, inputs: Sequence[Tensor], evaluate: Evaluate) -> None:
         self.seen += 1
-        if self.tape is not None and not self.holds(composite):
-            self.tape, self.trusted, self.seen = None, False, 0
+        if self.recorded is not None and not self.recorded.holds(composite):
+            self.recorded, self.trusted, self.seen = None, None, 0
             self.left -= 1
         if self.seen < RECORDED_AT:
             return
         leaves = [each.detach().requires_grad_(each.requires_grad) for each in inputs]
         try:
             with torch.random.fork_rng([]):
-                if self.tape is None:
-                    self._record(composite, leaves, evaluate)
+                if self.recorded is None:
+                    self.recorded = _record(composite, leaves, evaluate)
                 else:
-                    self._compare(leaves, evaluate)
+                    _compare(self.recorded, leaves, evaluate)
+                    self.trusted = self.recorded
         except Exception:  # whatever it is: the ordinary way comes next, and goes on or says what is wrong
-            self.tape, self.left = None, 0
+            self.recorded, self.left = None, 0
 
-    def _record(self, composite: Composite, leaves: list[Tensor], evaluate: Evaluate) -> None:
-        if not _repeats(composite):
-            raise UnplayableError("a term does not say that it repeats")
-        self.state, self.parameters = _state(composite), list(composite.parameters())
 
-        def values(given: Sequence[Tensor]) -> list[Tensor]:
-            found = evaluate(given[: len(leaves)])
-            self.terms = [(name, v.weight, v.note, v.left_out is not None) for name, v in found.terms.items()]
-            return _values(found)
+def _record(composite: Composite, leaves: list[Tensor], evaluate: Evaluate) -> _Recorded:
+    if not _repeats(composite):
+        raise UnplayableError("a term does not say that it repeats")
+    state, parameters = _state(composite), list(composite.parameters())
+    terms: list[tuple[str, float, str, bool]] = []
 
-        self.tape = record(values, [*leaves, *self.parameters])
-        if not self.holds(composite):
-            raise UnplayableError("a term has changed itself")
+    def values(given: Sequence[Tensor]) -> list[Tensor]:
+        found = evaluate(given[: len(leaves)])
+        terms.extend((name, v.weight, v.note, v.left_out is not None) for name, v in found.terms.items())
+        return _values(found)
 
-    def _compare(self, leaves: list[Tensor], evaluate: Evaluate) -> None:
-        """Take the step both ways."""
-        wanted = [each for each in [*leaves, *self.parameters] if each.requires_grad]
-        ways = []
-        for found in (evaluate(leaves), self.play(leaves, evaluate)):
-            grads: Sequence[Tensor | None] = ()
-            if found.loss.requires_grad:
-                grads = torch.autograd.grad(found.loss, wanted, allow_unused=True)
-            ways.append([*_values(found), *grads])
-        if not all(map(_same, *ways)):
-            raise UnplayableError("the tape gives something else")
-        self.trusted = True
+    recorded = _Recorded(record(values, [*leaves, *parameters]), state, parameters, terms)
+    if not recorded.holds(composite):
+        raise UnplayableError("a term has changed itself")
+    return recorded
+
+
+def _compare(recorded: _Recorded, leaves: list[Tensor], evaluate: Evaluate) -> None:
+    """Take the step both ways."""
+    wanted = [each for each in [*leaves, *recorded.parameters] if each.requires_grad]
+    ways = []
+    for found in (evaluate(leaves), recorded.play(leaves, evaluate)):
+        grads: Sequence[Tensor | None] = ()
+        if found.loss.requires_grad:
+            grads = torch.autograd.grad(found.loss, wanted, allow_unused=True)
+        ways.append([*_values(found), *grads])
+    if not all(map(_same, *ways)):
+        raise UnplayableError("the tape gives something else")
 
 
 class Steps:
@@ -183,13 +208,17 @@ class Steps:
         key = _key(inputs, said)
         if key is None:
             return ordinary()
-        step = self._steps.get(key)
+        try:
+            step = self._steps.get(key)
+        except TypeError:  # somebody's pairs hold what cannot be told from others
+            return ordinary()
         if step is None:
             if len(self._steps) >= REMEMBERED:
                 self._steps.clear()
             step = self._steps[key] = _Step()
-        if step.trusted and step.holds(composite):
-            return step.play(inputs, evaluate)
+        trusted = step.trusted  # another thread may learn that it no longer holds
+        if trusted is not None and trusted.holds(composite):
+            return trusted.play(inputs, evaluate)
         step.learn(composite, inputs, evaluate)
         return ordinary()
 
@@ -249,7 +278,7 @@ def _state(composite: Composite) -> list[object]:
     return state
 
 
-def _unchanged(state: list[object], composite: Composite) -> bool:
+def _unchanged(state: Sequence[object], composite: Composite) -> bool:
     now = _state(composite)
     return len(state) == len(now) and all(map(is_, state, now))
 

@@ -5,7 +5,9 @@ import gc
 import pickle
 import subprocess
 import sys
+import threading
 import weakref
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -63,7 +65,7 @@ def assert_same(found: list[Tensor | None], expected: list[Tensor | None]) -> No
 
 
 def trusted(objective: Composite) -> int:
-    return sum(step.trusted for step in objective._steps._steps.values())
+    return sum(step.trusted is not None for step in objective._steps._steps.values())
 
 
 @pytest.mark.parametrize("layout", [pytest.param(each, id=each.name.replace(" ", "-")) for each in LAYOUTS[::2]])
@@ -381,3 +383,42 @@ def test_a_kept_loss_keeps_no_embeddings(make) -> None:
         gc.collect()
         assert alive() is None
     assert trusted(objective) == 1
+
+
+def test_pairs_with_attributes_of_somebody_s_own_go_the_ordinary_way() -> None:
+    objective = build("infonce")
+    for _ in range(NEEDED + 1):
+        pairs = replace(Pairs.cross(*torch.randn(2, 6, WIDTH).requires_grad_()))
+        object.__setattr__(pairs, "note", ["a list"])
+        assert torch.equal(objective(pairs).loss, objective.evaluate(pairs).loss)
+    assert not trusted(objective)
+
+
+def test_threads_share_an_objective_while_its_options_change() -> None:
+    objective = build("infonce + 0.1*dp")
+    wrong: list[object] = []
+
+    def work(seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for step in range(60):
+            views = [torch.randn(4 + step % 3, WIDTH, generator=generator, requires_grad=True) for _ in range(2)]
+            try:
+                loss = objective(*views).loss
+                loss.backward()
+                if not torch.equal(loss, objective.evaluate(Pairs.from_views(views)).loss) and not changing.is_set():
+                    wrong.append((seed, step))
+            except Exception as error:
+                wrong.append(error)
+
+    changing = threading.Event()
+    for _ in range(2):
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+        for each in threads:
+            each.start()
+        if changing.is_set():
+            for number in range(40):
+                objective.terms[1].delta_neg = 0.5 + 0.01 * number
+        for each in threads:
+            each.join()
+        changing.set()
+    assert wrong == []
