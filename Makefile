@@ -38,7 +38,7 @@ lowest: ## the tests with the lowest versions that pyproject.toml allows, in an 
 	@bash .ci/system-packages
 	@test -x $(LOWEST_UV)/bin/uv || { $(PYTHON) -m venv $(LOWEST_UV) && \
 	$(LOWEST_UV)/bin/python -m pip --disable-pip-version-check -q install uv; }
-	@test -x $(LOWEST)/bin/python || $(LOWEST_UV)/bin/uv venv -q --python $(PYTHON) $(LOWEST)
+	@test -x $(LOWEST)/bin/python || $(LOWEST_UV)/bin/uv venv -q --seed --python $(PYTHON) $(LOWEST)
 	@echo "installing into $(LOWEST) (some minutes the first time)"
 	@VIRTUAL_ENV=$(LOWEST) $(LOWEST_UV)/bin/uv pip install -q --resolution lowest-direct -e ".[dev]"
 	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n 2 --dist loadfile

