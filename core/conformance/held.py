@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 from unittest import mock
 
 import torch
@@ -50,12 +50,12 @@ class Stops(TorchFunctionMode):
         return tree_map_only(Tensor, Tensor.clone, kept)
 
     def _call(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-        apply = cast(Any, torch.autograd.Function.apply).__func__
+        apply: Any = vars(torch.autograd.Function)["apply"]  # of Python or of C, by PyTorch's version
 
         def counted(cls: Any, *args: Any, **kwargs: Any) -> Any:
             self._inside += 1
             try:
-                return apply(cls, *args, **kwargs)
+                return apply.__get__(None, cls)(*args, **kwargs)
             finally:
                 self._inside -= 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
+import sys
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
@@ -230,7 +231,8 @@ def library_versions() -> dict[str, str]:
     found = {"dipole": dipole.__version__, "python": platform.python_version()}
     for name in LIBRARIES:
         try:
-            found[name] = version(name)
+            # A loaded library says which build it is (2.13.0+cu130), which its package may keep to itself.
+            found[name] = str(getattr(sys.modules.get(name), "__version__", "") or version(name))
         except PackageNotFoundError:
             continue
     return found

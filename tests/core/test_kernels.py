@@ -417,7 +417,7 @@ def broken():
         launch.Sweep.sums = correct
     assert len(engine.failures()) == 2
     torch.testing.assert_close(found, (x @ x.T).fill_diagonal_(0).sum(1))
-    return [str(each.message) for each in seen]
+    return [str(each.message) for each in seen if each.category is UserWarning]  # NumPy has words for the interpreter
 
 
 @needs_triton

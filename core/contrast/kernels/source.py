@@ -302,7 +302,7 @@ def _store_turned(kind: Visit, target: str, row: int, value: str, rows: int) -> 
         place = f"(tl.program_id(0).to(tl.int64) * {rows} + {row}) * other_size"
         return f"tl.store({target}_other + {place} + other, {value}, mask=other < stop)"
     place = f"((tl.num_programs(1) + k - start).to(tl.int64) * {rows} + {row}) * own_size"
-    return f"tl.store({target} + {place} + other, {value}, mask=(other < other_size) & (k > 0) & fresh)"
+    return f"tl.store({target} + {place} + other, {value}, mask=(other < reach) & (k > 0))"
 
 
 def _store(target: str, row: int, value: str, rows: int) -> str:
@@ -339,8 +339,9 @@ HALF = (
     "for k in range(start + split * chunk, stop):",
     "    first = (tl.program_id(0) + k) % blocks * BM",
     "    other = first + tl.arange(0, BN)",
-    "    fresh = (k * 2 != blocks) | (tl.program_id(0) * 2 < blocks)",
-    "    allowed = (own < own_size)[:, None] & ((other < other_size) & fresh)[None, :]",
+    # A bound, since the interpreter makes integers of a vector that meets one truth, and refuses those as a mask.
+    "    reach = tl.where((k * 2 != blocks) | (tl.program_id(0) * 2 < blocks), other_size, 0)",
+    "    allowed = (own < own_size)[:, None] & (other < reach)[None, :]",
 )
 
 
