@@ -10,9 +10,11 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
 from typing import Literal
+
+from packaging.requirements import Requirement
 
 from dipole.core.cli.plugins import broken_plugins
 from dipole.core.ground.errors import DipoleError
@@ -130,49 +132,47 @@ def _engine() -> Finding:
 
 def _packages() -> Iterator[Finding]:
     """Compare what is installed with what each extra of dipole asks for."""
-    wanted: dict[str, list[str]] = {}
+    wanted: dict[str, list[Requirement]] = {}
     try:
         lines = requires("dipole") or []
+        extras = [each for each in metadata("dipole").get_all("Provides-Extra") or [] if each not in ("dev", "all")]
     except PackageNotFoundError:
         yield Finding("packages", "broken", "dipole itself is not installed", "pip install -e .")
         return
-    for line in lines:
-        match = re.match(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?([^;]*)(?:;.*extra == ['\"]([^'\"]+)['\"])?", line)
-        if match and match[1] != "dipole" and match[3] not in ("dev", "all"):
-            wanted.setdefault(match[3] or "core", []).append(match[1] + match[2].strip())
+    for line in map(Requirement, lines):
+        for extra in ("", *extras):
+            # What dipole itself takes, every extra takes.
+            if line.name == "dipole" or (extra and _wanted(line, "")) or not _wanted(line, extra):
+                continue
+            wanted.setdefault(extra or "core", []).append(line)
     for extra, packages in wanted.items():
-        absent, old = [], []
-        for package in packages:
-            name = re.split(r"[<>=!~ ]", package)[0]
-            try:
-                found = version(name)
-            except PackageNotFoundError:
-                absent.append(name)
-            else:
-                old += (
-                    []
-                    if _satisfies(found, package[len(name) :])
-                    else [f"{name} {found} (wanted {package[len(name) :]})"]
-                )
+        absent, old = _compare(packages)
         state: Literal["ok", "missing", "broken"] = "broken" if extra == "core" else "missing"
         install = install_line("" if extra == "core" else extra)
         if absent or old:
             detail = "; ".join([*([f"not installed: {', '.join(absent)}"] if absent else []), *old])
             yield Finding(f"packages of {extra}", state, detail, f"{install} --upgrade" if old else install)
         else:
-            yield Finding(f"packages of {extra}", "ok", ", ".join(packages))
+            yield Finding(f"packages of {extra}", "ok", ", ".join(f"{each.name}{each.specifier}" for each in packages))
 
 
-def _satisfies(found: str, bounds: str) -> bool:
-    def key(text: str) -> tuple[int, ...]:
-        return tuple(int(part) for part in re.findall(r"\d+", text.partition("+")[0])[:3])
+def _compare(packages: list[Requirement]) -> tuple[list[str], list[str]]:
+    """What is not installed, and what is in another version."""
+    absent, old = [], []
+    for package in packages:
+        try:
+            found = version(package.name)
+        except PackageNotFoundError:
+            absent.append(package.name)
+        else:
+            if not package.specifier.contains(found, prereleases=True):
+                old.append(f"{package.name} {found} (wanted {package.specifier})")
+    return absent, old
 
-    for sign, bound in re.findall(r"(>=|<=|==|<|>)\s*([\d.]+)", bounds):
-        a, b = key(found), key(bound)
-        a, b = a + (0,) * (3 - len(a)), b + (0,) * (3 - len(b))
-        if not {">=": a >= b, "<=": a <= b, "==": a == b, "<": a < b, ">": a > b}[sign]:
-            return False
-    return True
+
+def _wanted(line: Requirement, extra: str) -> bool:
+    """Whether this machine's Python and system need a package for an extra; "" for dipole itself."""
+    return line.marker is None or line.marker.evaluate({"extra": extra})
 
 
 def _plugins() -> Iterator[Finding]:

@@ -226,6 +226,11 @@ def _cure() -> str:
     return f"On Debian or Ubuntu install it with: {INSTALL}"
 
 
+def _install_suite() -> str:
+    """dm_control asks for labmaze, which has wheels up to Python 3.12; its suite does without."""
+    return install_line("rl") + (" && pip install --no-deps dm-control" if sys.version_info >= (3, 13) else "")
+
+
 def import_suite() -> object:
     """Import dm_control.suite with a working backend.
 
@@ -253,7 +258,7 @@ def import_suite() -> object:
         from dm_control import suite
     except ImportError as error:
         if (error.name or "").startswith("dm_control"):
-            raise DipoleError(f"dm_control is not installed. Install it with: {install_line('rl')}") from error
+            raise DipoleError(f"dm_control is not installed. Install it with: {_install_suite()}") from error
         raise RenderingError(f"the {backend} library cannot be loaded ({error}). {_cure()}") from error
     except AttributeError as error:
         raise RenderingError(f"the {backend} library cannot be loaded ({error}). {_cure()}") from error
