@@ -3,24 +3,57 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
+from dataclasses import replace
 from functools import cache
 
+from dipole.benchmarks.collecting import gather
 from dipole.benchmarks.keeping import contents
 from dipole.benchmarks.kept import SHIPPED
+from dipole.benchmarks.manifest import RowEntry
 from dipole.benchmarks.report.document import Report, make_report
 from dipole.benchmarks.report.html import to_html
+from dipole.benchmarks.report.ranking import LEVEL
+from dipole.benchmarks.report.results import CellResult, SuiteResults
 from dipole.benchmarks.report.table import to_markdown
+from dipole.benchmarks.report.tables import results_table
 from dipole.core.ground.progress import duration
+from dipole.core.ground.text import counted
 
 PAGE = "report.html"
 SHOWN = ("-ranking", "-results", "-claims")
 """Tables of a suite that stand on the page; the others are in the report."""
+TERM = re.compile(r"(?:^|[+*])\s*([A-Za-z_][\w-]*)")
+
+
+def ranking(suite: str) -> str:
+    """Markdown: the ranking and the results of one study.
+
+    Raises:
+        StopIteration: if it is not among them.
+    """
+    section = next(each for each in report().sections if each.id == suite)
+    shown = [found for found in section.tables if found.name.endswith(SHOWN[:2])]
+    return "\n\n".join(re.sub(r"^### .*", "", to_markdown(found), flags=re.MULTILINE).strip() for found in shown)
+
+
+def terms(objective: str) -> set[str]:
+    """Names in an objective's text."""
+    return {each.replace("-", "_") for each in TERM.findall(objective)}
 
 
 @cache
 def report() -> Report:
     """The report of all of them."""
     return make_report(SHIPPED)
+
+
+@cache
+def suites() -> list[SuiteResults]:
+    """Every suite of them, by its name."""
+    gathered = gather([SHIPPED])
+    found = [SuiteResults(manifest, gathered.collection.records) for manifest in gathered.manifests]
+    return sorted(found, key=lambda each: each.manifest.name)
 
 
 def page() -> bytes:
@@ -47,3 +80,65 @@ def sections() -> str:
             parts += [f"- {note}" for note in section.notes]
             parts += [re.sub(r"^#+ ", "### ", to_markdown(found), flags=re.MULTILINE) for found in shown]
     return "\n\n".join(parts)
+
+
+def of_objective(names: Collection[str]) -> str:
+    """Markdown: what every suite found of the rows that have an objective as a term; "" where none has one.
+
+    Args:
+        names: of the objective, with its aliases.
+    """
+    of = {each: [row for row in each.rows if terms(row.objective) & set(names)] for each in suites()}
+    of = {each: rows for each, rows in of.items() if rows}
+    if not of:
+        return ""
+    tested = [
+        (suite, cell)
+        for suite, rows in of.items()
+        for cell in suite.cells
+        if cell.against_base is not None and cell.row in rows and _adds(cell.row, suite, names)
+    ]
+    decided: dict[str, list[str]] = {}  # the same runs may stand in several suites
+    for suite, cell in tested:
+        if cell.p_holm < LEVEL:
+            other = ", another protocol than the paper's" if suite.manifest.protocol else ""
+            decided.setdefault(_difference(cell), []).append(f"`{suite.manifest.suite}`{other}")
+    lines = [
+        f"Rows with it stand in {counted(len(of), 'suite')} that were run to the end at small scale; beside the "
+        "papers' numbers: [results](../results.md). Mean and standard deviation over seeds."
+    ]
+    if tested:
+        found = [f"- {text}; {', '.join(where)}" for text, where in decided.items()]
+        lines.append(
+            f"Tested were {counted(len(tested), 'difference')} from a base without it, each among the tests of its "
+            f"suite (Holm). {'Decided:' if found else 'None is decided.'}"
+        )
+        lines += ["\n".join(found)] if found else []
+    return "\n\n".join([*lines, *(_folded(suite, rows) for suite, rows in of.items())])
+
+
+def _adds(row: RowEntry, suite: SuiteResults, names: Collection[str]) -> bool:
+    base = next((each for each in suite.rows if each.label == row.base), None)
+    return base is not None and not terms(base.objective) & set(names)
+
+
+def _difference(cell: CellResult) -> str:
+    test = cell.against_base
+    assert test is not None
+    unit = {"%": " points", "": ""}.get(cell.column.unit, f" {cell.column.unit}")
+    return (
+        f"`{cell.row.label}` against `{cell.row.base}`, {cell.column.name}: {test.difference:+.3g}{unit} "
+        f"({test.low:.3g} to {test.high:.3g}, p = {cell.p_holm:.1g}, {counted(test.n, 'seed')})"
+    )
+
+
+def _folded(suite: SuiteResults, rows: list[RowEntry]) -> str:
+    """The suite's table with these rows and what they are compared with, to be opened."""
+    found = results_table(suite)
+    shown = {row.label for row in rows} | {row.base for row in rows}
+    kept = [tuple(replace(cell, sub="") for cell in row) for row in found.rows if row[0].text in shown]
+    lines = [line for line in to_markdown(replace(found, note="", rows=kept)).splitlines() if line.startswith("|")]
+    if suite.manifest.protocol:  # columns are named as the paper names them
+        lines = [f"Ours is another protocol than the paper's. {'; '.join(suite.protocol_notes)}.", "", *lines]
+    inside = "\n".join(f"    {line}" if line else "" for line in lines)
+    return f'??? note "{suite.manifest.title} (`{suite.manifest.suite}`)"\n\n{inside}'

@@ -9,6 +9,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+import committed
 import drawing
 import evidence
 import toy
@@ -22,7 +23,6 @@ TOLD = {
     "supervised": ", told which cloud each is of",
     "predicted": ", one of them behind a linear predictor, without a gradient through the other",
 }
-TERM = re.compile(r"(?:^|[+*])\s*([A-Za-z_][\w-]*)")
 
 
 def entries() -> list[Entry]:
@@ -88,8 +88,10 @@ def page(entry: Entry) -> str:
     suites = suites_of(entry)
     parts.append("## Suites that use it")
     parts.append("\n".join(f"- `dipole bench {name}`: {title}" for name, title in suites) or "None.")
-    parts.append("What of them has been run, and its verdicts: [results](../choosing.md), [papers](../papers.md).")
-    parts += ["## Results of ours", evidence.of_objective(entry.name)]
+    parts.append("What of them has been run, and its verdicts: [results](../results.md), [papers](../papers.md).")
+    ran = [evidence.of_objective(entry.name), committed.of_objective({entry.name, *entry.aliases})]
+    parts.append("## Results of ours")
+    parts += [each for each in ran if each] or ["No suite or study of ours that was run to its end has it."]
     parts += [
         "## In code",
         f"::: {entry.target.__module__}.{entry.target.__qualname__}\n"
@@ -122,10 +124,7 @@ def suites_of(entry: Entry) -> list[tuple[str, str]]:
     found = []
     for path in sorted((ROOT / "benchmarks" / "suites").glob("*.toml")):
         suite = tomllib.loads(path.read_text(encoding="utf-8"))
-        used = {
-            term.replace("-", "_") for row in suite.get("rows", ()) for term in TERM.findall(row.get("objective", ""))
-        }
-        if used & names:
+        if any(committed.terms(row.get("objective", "")) & names for row in suite.get("rows", ())):
             found.append((path.stem, suite["title"]))
     return found
 

@@ -3,7 +3,9 @@
 import json
 import math
 from pathlib import Path
+from statistics import mean
 
+import committed
 import evidence
 import links
 import objectives
@@ -75,6 +77,22 @@ def test_tables_are_those_of_the_results() -> None:
     assert evidence.filled("a <!-- table: agents --> b").startswith("a | objective beside SAC")
     with pytest.raises(KeyError):
         evidence.filled("<!-- table: nowhere -->")
+
+
+def test_a_page_has_what_the_suites_found() -> None:
+    lines = (ROOT / "benchmarks" / "results" / "suites" / "cross-domain-small.jsonl").read_text().splitlines()
+    runs = [found["record"] for found in map(json.loads, lines) if found.get("record")]
+    measured: dict[str, dict[int, float]] = {"infonce": {}, "align_uniform": {}}
+    for run in runs:
+        if "next@10" in run["results"] and run["objective"] in measured:
+            measured[run["objective"]][run["seed"]] = 100 * run["results"]["next@10"]
+    gains = [measured["align_uniform"][seed] - value for seed, value in measured["infonce"].items()]
+    page = committed.of_objective({"align_uniform"})
+    assert len(gains) == 5
+    assert f"`align_uniform` against `infonce`, pydoc: next sentence in ten: {mean(gains):+.3g} points" in page
+    assert "`align_uniform` against" not in committed.of_objective({"infonce"})
+    assert "cross-domain" not in committed.of_objective({"blocks"})
+    assert committed.of_objective({"vicreg"}) == ""
 
 
 def test_links_out_of_docs_lead_to_what_is_brought_along() -> None:
