@@ -101,7 +101,7 @@ def test_wandb_without_a_network(blobs: Path, tmp_path: Path, monkeypatch: pytes
     about: dict[str, set[str]] = {"id": set(), "name": set(), "project": set()}
     settings: dict[str, Any] = {}
     files = sorted((tmp_path / "runs").glob("*/wandb/offline-run-*/*.wandb"))
-    assert len(files) == 3
+    assert len(files) >= 3  # one for each part; wandb before 0.31 begins another at the end
     for path in files:
         for data in records_of(path):
             entry = wandb_internal_pb2.Record()
