@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from packaging.version import Version
 
 from dipole.core.ground.errors import TrainingError
 from dipole.rl import ContrastiveDQN, ContrastiveDrQ, ContrastiveSAC
@@ -184,6 +185,7 @@ def test_compiled_the_agent_is_the_same(tiny_agent, monkeypatch, joint, mode, tm
     assert open_agent(tmp_path / "agent.zip", type(plain), device="cpu").settings.compile == mode
 
 
+@pytest.mark.skipif(Version(torch.__version__) < Version("2.12"), reason="2.11 cannot trace whether there is autocast")
 @pytest.mark.parametrize("joint", [False, True])
 def test_no_compiled_network_breaks_its_graph(tiny_agent, monkeypatch, joint):
     """Of what `compile` is given every call is one graph: a break would give a part back to Python."""

@@ -1,5 +1,7 @@
 """Small sentence transformers with random weights, and sentences for them; nothing is downloaded."""
 
+from pathlib import Path
+
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
@@ -30,6 +32,8 @@ def tiny_model(folder, dropout=0.0, width=16, layers=1):
         intermediate_size=2 * width, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
         max_position_embeddings=32,
     )  # fmt: skip
+    # A model made from the folder before may have its file mapped, and safetensors before 0.8 writes into it.
+    Path(folder, "model.safetensors").unlink(missing_ok=True)
     BertModel(config, add_pooling_layer=False).save_pretrained(folder)
     names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token"), SPECIAL, strict=True))
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)

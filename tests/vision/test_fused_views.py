@@ -158,7 +158,7 @@ def trusted() -> tuple[str, list[str]]:
         fused_views.verdict(device)
     fused_views.packed = correct
     fused_views.verdict.cache_clear()
-    return right, [str(each.message) for each in seen]
+    return right, [str(each.message) for each in seen if each.category is UserWarning]  # NumPy's are others
 
 
 @needs_triton
