@@ -211,9 +211,7 @@ def test_seeds_needed_is_the_smallest_such_number():
     "gain", [[1, 1, 2], [1, -1, 2, 2], [0, 1, 2], [0, 0, 1], [0.1, 0.2, 0.2, -0.3], [2, -2], [1] * 6, [3, -1, -1, 0, 2]]
 )
 def test_wilcoxon_with_ties_and_zeros_is_that_of_scipy(gain):
-    exact = stats.PermutationMethod(
-        n_resamples=10_000
-    )  # all signs; SciPy before 1.15 takes the normal law where there are ties
+    exact = stats.PermutationMethod(n_resamples=10_000)  # all signs; with ties SciPy before 1.15 takes the normal law
     assert wilcoxon(gain) == pytest.approx(stats.wilcoxon(gain, method=exact).pvalue)
 
 

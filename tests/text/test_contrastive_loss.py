@@ -259,17 +259,10 @@ def every_case(folder, rank=0, ranks=1, gathered=True):
     for cached in (False, True):
         for name, (spec, directions) in (GATHERED if gathered and not cached else DIVIDED).items():
             model = loaded_model(folder).double()
-            wrapped = (
-                model
-                if ranks == 1
-                else DistributedDataParallel(
-                    # A loss encodes several columns: numbers of positions that are sent again between them would be changed
-                    # under the first (PyTorch 2.11).
-                    model,
-                    find_unused_parameters=True,
-                    broadcast_buffers=False,
-                )
-            )
+            # Several columns go through the model: with PyTorch 2.11 buffers sent again between them would be changed
+            # under the first.
+            shared = {"find_unused_parameters": True, "broadcast_buffers": False}
+            wrapped = model if ranks == 1 else DistributedDataParallel(model, **shared)
             kind = dipole.text.CachedContrastiveLoss if cached else dipole.text.ContrastiveLoss
             size = {"mini_batch_size": 2} if cached else {}
             loss = kind(model, spec, gather_across_devices=gathered, **directions, **size)
