@@ -39,6 +39,7 @@ def test_the_six_tasks_pass_both_checkers(task):
     env = gymnasium.make(f"dipole/{task}-v0", rendering="fast")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.simplefilter("ignore", DeprecationWarning)  # NumPy 2.5 has some for dm_control
         check_gymnasium(env.unwrapped)
         check_sb3(env.unwrapped)
     assert env.observation_space == gymnasium.spaces.Box(0, 255, (9, 100, 100), np.uint8)
