@@ -55,6 +55,7 @@ def test_replay_stores_vectors_beside_their_images():
     buffer = FrameReplayBuffer(40, env.observation_space, env.action_space, "cpu", seed=0, n_steps=3, gamma=0.9)
     before, after, rewards = [], [], []
     observation, _ = env.reset(seed=0)
+    env.action_space.seed(0)
     for step in range(60):
         following, reward, _, truncated, _ = env.step(env.action_space.sample())
         batch = [{key: each[None] for key, each in seen.items()} for seen in (observation, following)]
@@ -66,6 +67,7 @@ def test_replay_stores_vectors_beside_their_images():
         observation = env.reset(seed=step)[0] if truncated else following
     found = buffer.sample(200)
     starts = {row["state"].tobytes(): number for number, row in enumerate(before)}
+    assert len(starts) == len(before)  # a point that waits in a corner would be two rows of one name
     for row in range(200):
         number = starts[found.observations["state"][row].numpy().tobytes()]
         assert number >= 20  # the ring holds the last forty
