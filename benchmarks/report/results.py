@@ -34,10 +34,15 @@ def metrics(record: RunRecord) -> list[str]:
 def _cost(record: RunRecord) -> dict[str, float | None]:
     return {
         "wall_seconds": record.wall_seconds,
-        "seconds_per_step": record.wall_seconds / record.steps if record.steps else None,
+        "seconds_per_step": _seconds(record) / record.steps if record.steps else None,
         "peak_memory_bytes": float(record.peak_memory_bytes),
         "peak_device_bytes": None if record.peak_device_bytes is None else float(record.peak_device_bytes),
     }
+
+
+def _seconds(record: RunRecord) -> float:
+    """Of the steps alone; of the whole run where its record is of a version that did not part them."""
+    return record.wall_seconds if record.training_seconds is None else record.training_seconds
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dipole.core.record import RunRecord
 from dipole.core.train.metrics import read_metrics
 
 SHARED_MEMORY = Path("/dev/shm")
-OF_THE_OCCASION = {"started", "updated", "wall_seconds", "peak_memory_bytes", "peak_device_bytes"}
+OF_THE_OCCASION = {"started", "updated", "wall_seconds", "training_seconds", "peak_memory_bytes", "peak_device_bytes"}
 """Fields of a record that say when and how long, not what."""
 TIME = "time"
 """The field of a line of metrics that says when."""

@@ -126,6 +126,9 @@ class RunRecord(Part):
     steps: Count = 0
     epochs: float = 0.0
     wall_seconds: float = 0.0
+    training_seconds: float | None = Field(
+        default=None, description="of the wall_seconds those of steps: without building, evaluating and saving"
+    )
     peak_memory_bytes: Count = Field(default=0, description="largest resident memory of the process")
     peak_device_bytes: Count | None = Field(default=None, description="largest memory allocated on the GPU")
     evaluated_on: Literal["test", "validation"] = Field(default="test", description="the part that results are of")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -79,6 +80,7 @@ class Bookkeeping(RunState):
         if is_last or self._crossed(before, self.config.train.log_every):
             self.log(self._meter.take())
             self._tell_notes()
+        self._training_seconds = self.elapsed - self._aside  # a last step was waited for: its values have been read
         self._progress.update(self.step)
         if is_last:
             return
@@ -112,6 +114,18 @@ class Bookkeeping(RunState):
 
     def evaluate(self) -> Evaluated | None:
         """Probe the encoder as it is, log and return the numbers (None on ranks other than 0)."""
+        with self._not_training():
+            return self._evaluate()
+
+    @contextmanager
+    def _not_training(self) -> Iterator[None]:
+        before = self.elapsed
+        try:
+            yield
+        finally:
+            self._aside += self.elapsed - before
+
+    def _evaluate(self) -> Evaluated | None:
         self.settle()
         self._put_off()
         found, before, signum = None, rng_state(), 0
@@ -160,10 +174,11 @@ class Bookkeeping(RunState):
     def checkpoint(self) -> None:
         """Save everything that continues this run bit for bit."""
         self.settle()
-        state = self._snapshot()
-        if self._metrics is not None:
-            state["metrics_bytes"] = self._metrics.position()
-            save_checkpoint(self.folder.checkpoints, self.step, state)
+        with self._not_training():
+            state = self._snapshot()
+            if self._metrics is not None:
+                state["metrics_bytes"] = self._metrics.position()
+                save_checkpoint(self.folder.checkpoints, self.step, state)
 
     def finish(self) -> RunRecord:
         """Evaluate and save what was trained, and return the record."""

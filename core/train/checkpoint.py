@@ -197,8 +197,8 @@ def _check(state: Mapping[str, Any]) -> None:
     """ValueError for a state whose own parts are not of their kinds; what modules hold they check themselves."""
     if odd := [name for name in ("best", "notes", "scaler") if not isinstance(state.get(name, {}), dict)]:
         raise ValueError(f"{odd[0]!r} is not what a run writes")
-    for name, is_right in PARTS.items():
-        if not is_right(state[name]):
+    for name, is_right in {**PARTS, **LATER}.items():
+        if (name in state or name in PARTS) and not is_right(state[name]):
             raise ValueError(f"{name!r} is not what a run writes: {shortened(repr(state[name]), 80)}")
 
 
@@ -228,3 +228,5 @@ PARTS: Mapping[str, Callable[[Any], bool]] = {
     "ranks": lambda value: isinstance(value, list) and bool(value) and all(isinstance(each, dict) for each in value),
 }
 """The parts of every checkpoint that the loop itself reads, and what they are."""
+LATER: Mapping[str, Callable[[Any], bool]] = {"training_seconds": _is_amount}
+"""The same of parts that checkpoints of earlier versions lack."""

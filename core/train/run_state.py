@@ -60,6 +60,7 @@ class RunState:
         self._optimizer_state: dict[str, Any] | None = None
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=config.train.precision == "16-mixed")
         self._began, self._seconds_before = time.monotonic(), 0.0
+        self._training_seconds = 0.0
         batch_size, ranks = config.train.batch_size, processes.size
         if batch_size % ranks:
             raise ConfigError(f"train.batch_size: {batch_size} cannot be divided among {counted(ranks, 'rank')}.")
@@ -80,6 +81,7 @@ class RunState:
                 "built from them. Put the old data back, or start again with --resume never."
             )
         self._started = earlier.started if earlier else now()
+        self._aside = self.elapsed - self._training_seconds  # building it now and before, evaluating and saving before
 
     @property
     def epoch(self) -> float:
@@ -103,6 +105,7 @@ class RunState:
             "hash": self.config.hash,
             "step": self.step,
             "elapsed": self.elapsed,
+            "training_seconds": self._training_seconds,
             "module": self.adapter.module.state_dict(),
             "objective": self.objective.state_dict() if self.objective is not None else {},
             "optimizer": self._optimizer.state_dict() if self._optimizer is not None else {},
@@ -147,6 +150,7 @@ class RunState:
             self._best.load_state_dict(state["best"])
         self.step = state["step"]
         self._seconds_before = state["elapsed"]
+        self._training_seconds = state.get("training_seconds", state["elapsed"])
         self._negatives = state["negatives"]
         if state.get("due"):
             self._is_due, self._of_pairs = True, (self.step, state["of_pairs"])
@@ -180,6 +184,7 @@ class RunState:
             steps=self.step,
             epochs=self.epoch,
             wall_seconds=round(self.elapsed, 3),
+            training_seconds=round(self._training_seconds, 3),
             peak_memory_bytes=peak_memory(),
             peak_device_bytes=torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None,
             evaluated_on=config.train.evaluate_on,

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from dipole.benchmarks.report.results import measure
 from dipole.core.contrast.objective import objective
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.errors import CheckpointError, ConfigError, DipoleError, TrainingError
@@ -146,6 +148,39 @@ def test_evaluation_does_not_change_training(blobs: Path, tmp_path: Path) -> Non
     first, second = weights(tmp_path / "often"), weights(tmp_path / "once")
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert often.results == once.results
+
+
+def test_seconds_of_steps_are_told_from_those_of_evaluations(
+    blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import blobs_domain
+
+    plain = blobs_domain.BlobsAdapter.evaluate
+
+    def slow(adapter: Any, objective: Any) -> dict[str, float]:
+        time.sleep(0.4)
+        return plain(adapter, objective)
+
+    def wait_and_stop_once(index: int) -> None:
+        seen.append(index)
+        time.sleep(0.03)
+        if len(seen) == 5:
+            signal.raise_signal(signal.SIGINT)
+
+    seen: list[int] = []
+    monkeypatch.setattr(blobs_domain.BlobsAdapter, "evaluate", slow)
+    monkeypatch.setattr(blobs_domain.BlobsAdapter, "on_batch", staticmethod(wait_and_stop_once))
+    with pytest.raises(RunInterruptedError, match="after step 5 of 10"):
+        quiet(blobs, "train.evaluate_every=4", runs=tmp_path)
+    (path,) = tmp_path.glob("*/record.json")
+    begun = read_record(path)
+    assert begun.training_seconds is not None
+    assert 5 * 0.03 <= begun.training_seconds <= begun.wall_seconds - 0.4  # one evaluation, after step 4
+    record = quiet(blobs, "train.evaluate_every=4", runs=tmp_path)
+    assert begun.training_seconds + 5 * 0.03 <= record.training_seconds <= record.wall_seconds - 3 * 0.4
+    assert measure(record, "cost/seconds_per_step") == pytest.approx(record.training_seconds / 10)
+    earlier = record.model_copy(update={"training_seconds": None})
+    assert measure(earlier, "cost/seconds_per_step") == pytest.approx(record.wall_seconds / 10)
 
 
 def test_trained_as_the_plain_loop_trains(blobs: Path, tmp_path: Path) -> None:
