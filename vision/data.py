@@ -25,6 +25,7 @@ from dipole.vision.sources import (
     described,
     known,
     open_source,
+    seen,
 )
 
 IMBALANCE_BINS = 10
@@ -129,18 +130,20 @@ class Parts:
         }
 
 
-def expected(config: DataConfig, seed: Seeds, side: int | None = None) -> ImageSet:
+def expected(config: DataConfig, seed: Seeds, side: int | None = None, looks: bool = False) -> ImageSet:
     """The images of pretraining as far as they are known without them: on the meta device, with their labels.
 
     A source of unknown size is taken for ImageNet's: 1,281 images of each class.
 
     side: of the images where neither the settings nor the source say it.
+    looks: also at what lies at the source, as far as its sizes are seen without reading images.
     """
     source = config.source if config.pretrain is None else config.pretrain
     classes = config.classes if config.pretrain is None else config.pretrain_classes
     split = config.pretrain_split or config.train_split
     count = len(read_classes(classes)) if classes else 1000
-    facts = known(source) or Known(3, side or 256, count, {split: 1281 * count})
+    told = seen(source) if looks else known(source)
+    facts = told or Known(3, side or 256, count, {split: 1281 * count})
 
     def stand_in(split: str) -> ImageSet:
         total, pixels = facts.splits[split], config.size or facts.side
@@ -150,7 +153,7 @@ def expected(config: DataConfig, seed: Seeds, side: int | None = None) -> ImageS
 
     images = Source(source, tuple(facts.splits), stand_in).read(split)
     if config.pretrain is None and config.pretrain_split is None:
-        held_out = config.test is None and config.test_split not in facts.splits and known(source) is not None
+        held_out = config.test is None and config.test_split not in facts.splits and told is not None
         most = min(config.limit or len(images), round(config.train_share * len(images)) if held_out else len(images))
         images = images.take(torch.arange(most)) if most < len(images) else images
     if config.imbalance != "none":

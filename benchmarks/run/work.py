@@ -1,6 +1,7 @@
 """What a run has to compute: optimizer steps, rows of a step, and floating-point operations of a row.
 
-Counted on networks without memory, so that a run of weeks is counted in a second; data are not read.
+Counted on networks without memory, so that a run of weeks is counted in a second; of data nothing is read but
+sizes, where a file tells them.
 """
 
 import hashlib
@@ -66,7 +67,7 @@ def _vision(config: RunConfig) -> Work:
     from dipole.vision.data import expected
 
     settings: Any = config.settings
-    images = expected(settings.data, Seeds(0), settings.augment.size)
+    images = expected(settings.data, Seeds(0), settings.augment.size, looks=True)
     rows = config.train.batch_size
     order = settings.framework.order(settings, images, rows, 1, Seeds(0))
     units = max(len(order) // rows, 1)

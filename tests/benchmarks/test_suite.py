@@ -2,6 +2,7 @@
 
 import io
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -12,6 +13,7 @@ from dipole.benchmarks.report.charts import pictures
 from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.report.tables import beside_table
 from dipole.benchmarks.run.terminal import print_plan, print_results
+from dipole.benchmarks.run.work import work_of
 from dipole.benchmarks.run_records import read_records
 from dipole.benchmarks.suite import read_suite, suites
 from dipole.core.cli import main
@@ -456,3 +458,14 @@ def test_a_run_of_an_earlier_version_counts_under_the_name_of_its_folder(suite_f
     assert make_plan(sized, [found, *more], records, 1, None).finished == 1
     results = SuiteResults(manifest(sized, [found, *more]), records)
     assert results.cell("plain", "linear").samples == {first.config.seed: 90.0}
+
+
+def test_a_file_of_small_images_is_reckoned_as_such(tmp_path):
+    """Sizes that the header of a file tells are those of the data set known by name: the same work."""
+    images, labels = np.zeros((1000, 32, 32, 3), np.uint8), np.arange(1000) % 10
+    np.savez_compressed(tmp_path / "own.npz", images=images, labels=labels)
+    limit = "vision.data.limit=600"
+    here = [f"vision.data.{part}={tmp_path / 'own.npz'}" for part in ("source", "test")]
+    named, own = (work_of(load("cifar10-simclr", [limit, *more]).config) for more in ([], here))
+    assert own is not None
+    assert own == named

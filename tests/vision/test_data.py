@@ -11,9 +11,9 @@ from PIL import Image
 
 from dipole.core.ground.errors import DataError
 from dipole.core.ground.seeding import Seeds
-from dipole.vision.data import DataConfig, ImageSet, load, read_classes, unbalance
+from dipole.vision.data import DataConfig, ImageSet, expected, load, read_classes, unbalance
 from dipole.vision.decoding import prefetched
-from dipole.vision.sources import Decoding, open_source
+from dipole.vision.sources import Decoding, open_source, seen
 from dipole.vision.sources.digits import digits
 
 
@@ -383,3 +383,24 @@ def test_data_sets_saved_to_disk(tmp_path):
     (tmp_path / "one" / "state.json").write_text("damaged")
     with pytest.raises(DataError, match="cannot be read as a data set saved to disk"):
         open_source(str(tmp_path / "one"), Decoding())
+
+
+@pytest.mark.parametrize(("shape", "labels"), [((30, 12, 12, 3), 4), ((7, 9, 9), 0)])
+def test_a_plan_knows_the_sizes_of_an_npz_from_its_header(tmp_path, shape, labels):
+    """What is reckoned for a file is what is reckoned for its images once they are read."""
+    arrays = {"images": np.zeros(shape, np.uint8)} | ({"labels": np.arange(shape[0]) % labels} if labels else {})
+    np.savez_compressed(tmp_path / "a.npz", **arrays)
+    config = DataConfig(source=str(tmp_path / "a.npz"), limit=6)
+    images = expected(config, Seeds(0), looks=True)
+    read = load(config, Seeds(0)).pretrain
+    assert images.images.shape == read.images.shape
+    assert images.images.device.type == "meta"
+    assert (images.labels is None) == (labels == 0)
+    assert seen(str(tmp_path / "a.npz")).classes == max(labels, 1)
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", None])
+def test_a_glance_at_a_damaged_file_tells_nothing(tmp_path, content):
+    if content is not None:
+        (tmp_path / "a.npz").write_bytes(content)
+    assert seen(str(tmp_path / "a.npz")) is None

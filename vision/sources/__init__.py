@@ -29,6 +29,7 @@ __all__ = [
     "known",
     "open_source",
     "register_source",
+    "seen",
 ]
 
 import_all(__name__)
@@ -59,3 +60,10 @@ def known(source: str) -> Known | None:
     """What is known of a data set by its name, without looking for it."""
     source = source.removeprefix(HUB)
     return next((reader.known[source] for reader in READERS.values() if source in reader.known), None)
+
+
+def seen(source: str) -> Known | None:
+    """What is known of a data set by its name, or by a glance at what lies there."""
+    path = Path(source).expanduser()
+    readers = sorted(READERS.values(), key=lambda each: each.general)
+    return known(source) or next((each.glance(path) for each in readers if each.matches(source, path)), None)

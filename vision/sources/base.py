@@ -79,6 +79,7 @@ class Reader:
     matches: Callable[[str, Path], bool]
     general: bool
     known: Mapping[str, Known] = field(default_factory=dict)
+    glance: Callable[[Path], Known | None] = lambda path: None
 
 
 READERS: Entries[Reader] = Entries("a source")
@@ -91,6 +92,7 @@ def register_source(
     matches: Callable[[str, Path], bool] | None = None,
     general: bool = False,
     known: Mapping[str, Known] | None = None,
+    glance: Callable[[Path], Known | None] = lambda path: None,
 ) -> Callable[[Opener], Opener]:
     """Make `open(text, decoding, classes)` a reader of what vision.data.source may name. Nothing is decoded before a
     split of the `Source` that it returns is read.
@@ -101,11 +103,14 @@ def register_source(
         matches: whether a text, which may be a path, is one of its own; by default one of `names`.
         general: asked after all others, because it would take what is more specifically theirs.
         known: of those names whose sizes are known without reading them.
+        glance: the sizes of what lies at a path where they can be seen without reading the images, else None.
     """
 
     def decorate(open_: Opener) -> Opener:
         own = matches or (lambda text, path: text in names)
-        READERS.add(f"{open_.__module__}.{open_.__qualname__}", Reader(open_, reads, names, own, general, known or {}))
+        READERS.add(
+            f"{open_.__module__}.{open_.__qualname__}", Reader(open_, reads, names, own, general, known or {}, glance)
+        )
         return open_
 
     return decorate

@@ -1,5 +1,6 @@
 """Arrays in an .npz file."""
 
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -7,11 +8,27 @@ import torch
 
 from dipole.core.ground.errors import DataError
 from dipole.vision.image_set import ImageSet
-from dipole.vision.sources.base import Classes, Decoding, Source, register_source
+from dipole.vision.sources.base import Classes, Decoding, Known, Source, register_source
 from dipole.vision.sources.classes import select
 
+HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
-@register_source("an .npz of arrays", matches=lambda text, path: path.suffix == ".npz")
+
+def glance_npz(path: Path) -> Known | None:
+    """Sizes of the images by the header of their array; None for what the reader will refuse."""
+    try:
+        with zipfile.ZipFile(path) as archive, archive.open("images.npy") as file:
+            read = HEADERS[np.lib.format.read_magic(file)]
+            count, high, wide, *channels = read(file)[0]
+        with np.load(path, allow_pickle=False) as arrays:
+            classes = int(arrays["labels"].max()) + 1 if "labels" in arrays.files else 0
+    except Exception:  # a damaged archive fails in zlib, zipfile or numpy, each with its own type
+        return None
+    unlabelled = frozenset() if classes else frozenset(["train"])
+    return Known(channels[0] if channels else 1, min(high, wide), max(classes, 1), {"train": count}, unlabelled)
+
+
+@register_source("an .npz of arrays", matches=lambda text, path: path.suffix == ".npz", glance=glance_npz)
 def open_npz(source: str, options: Decoding, wanted: Classes) -> Source:
     return Source(source, ("train",), lambda _: read_npz(Path(source).expanduser(), wanted))
 
