@@ -404,3 +404,25 @@ def test_a_glance_at_a_damaged_file_tells_nothing(tmp_path, content):
     if content is not None:
         (tmp_path / "a.npz").write_bytes(content)
     assert seen(str(tmp_path / "a.npz")) is None
+
+
+@pytest.mark.parametrize("splits", [("",), ("train", "test")])
+@pytest.mark.parametrize("classes", [("cat", "dog", "emu"), ("",)])
+def test_a_plan_counts_a_folder_without_decoding_it(tmp_path, splits, classes):
+    for split in splits:
+        for name in classes:
+            place = tmp_path / split / name
+            place.mkdir(parents=True, exist_ok=True)
+            for i in range(5 if split == "test" else 8):
+                (place / f"{i}.png").write_bytes(png(size=(12, 12)) if i == 0 else b"not decoded")
+            (place / "notes.txt").write_text("no image")
+    found = seen(str(tmp_path))
+    labelled = classes != ("",)
+    assert found.splits == {split or "train": len(classes) * (5 if split == "test" else 8) for split in splits}
+    assert (found.side, found.classes) == (12, len(classes))
+    assert bool(found.unlabelled) != labelled
+
+
+def test_a_glance_at_a_folder_without_images_tells_nothing(tmp_path):
+    assert seen(str(tmp_path)) is None
+    assert seen(str(tmp_path / "absent")) is None

@@ -1,8 +1,11 @@
 """Folders of image files."""
 
 import mimetypes
+import os
 import warnings
+from collections.abc import Iterator
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -12,7 +15,7 @@ from dipole.core.ground.errors import DataError
 from dipole.core.ground.text import are, counted
 from dipole.vision.decoding import file_bytes
 from dipole.vision.image_set import ImageSet
-from dipole.vision.sources.base import SPLITS, Classes, Decoding, Source, register_source
+from dipole.vision.sources.base import SPLITS, Classes, Decoding, Known, Source, register_source
 from dipole.vision.sources.images import decode_all
 
 SUFFIXES = frozenset(
@@ -22,17 +25,37 @@ SUFFIXES = frozenset(
 PICTURES = frozenset({".avif", ".heic", ".heif", ".jxl", ".dng", ".cr2", ".nef", ".arw", ".exr", ".psd", ".pfm"})
 
 
-@register_source("a folder of images", matches=lambda text, path: path.is_dir(), general=True)
+def glance_folder(path: Path) -> Known | None:
+    """How many images the splits of a folder have, by their names alone, and the size of the first that is found."""
+    try:
+        splits = {name: path / name for name in _splits(path)} or {"train": path}
+        labelled = {name: len(_folders(folder)) for name, folder in splits.items()}
+        first = next(chain.from_iterable(map(_images, splits.values())), None)
+        if first is None:
+            return None
+        with warnings.catch_warnings(action="ignore"), Image.open(first) as image:
+            side = min(image.size)
+        # Files of a folder are read in colour, whatever they are.
+        counts = {name: sum(1 for _ in _images(folder)) for name, folder in splits.items()}
+    except (OSError, ValueError, Image.DecompressionBombError):  # the reader says what is wrong with it
+        return None
+    unlabelled = frozenset(name for name, found in labelled.items() if not found)
+    return Known(3, side, max(*labelled.values(), 1), counts, unlabelled)
+
+
+def _images(folder: Path) -> Iterator[Path]:
+    for place, folders, names in os.walk(folder):
+        folders.sort()  # walked in this order, so that the first image is the same everywhere
+        yield from (Path(place, name) for name in sorted(names) if os.path.splitext(name)[1].lower() in SUFFIXES)
+
+
+@register_source("a folder of images", matches=lambda text, path: path.is_dir(), general=True, glance=glance_folder)
 def image_folder(source: str, options: Decoding, wanted: Classes) -> Source:
     """A folder of images per class, or such folders per split (train/CLASS/x.jpg); loose images are unlabelled."""
     path = Path(source).expanduser()
-    folders = _folders(path)
-    nested = [name for name in folders if _folders(path / name)]
-    named = [name for name in folders if name in SPLITS]
-    # A folder of splits: its folders all hold folders, or some are named as splits are.
-    if not named and (not nested or nested != folders):
+    folders, splits = _folders(path), _splits(path)
+    if not splits:
         return Source(str(path), ("train",), lambda _: _read_folder(path, options, wanted))
-    splits = tuple(name for name in folders if name in nested or name in named)
 
     def read(split: str) -> ImageSet:
         left_out = _beside(path, "beside the folders of the splits")
@@ -42,6 +65,16 @@ def image_folder(source: str, options: Decoding, wanted: Classes) -> Source:
         return _read_folder(path / split, options, wanted, left_out)
 
     return Source(str(path), splits, read)
+
+
+def _splits(path: Path) -> tuple[str, ...]:
+    """The names of a folder's splits: its folders all hold folders, or some are named as splits are; else none."""
+    folders = _folders(path)
+    nested = [name for name in folders if _folders(path / name)]
+    named = [name for name in folders if name in SPLITS]
+    if not named and (not nested or nested != folders):
+        return ()
+    return tuple(name for name in folders if name in nested or name in named)
 
 
 def _folders(path: Path) -> list[str]:
