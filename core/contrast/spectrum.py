@@ -1,12 +1,29 @@
 """What the singular values of a matrix say about how many directions it uses."""
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, TypeVar
 
 import torch
 from torch import Tensor
 
 from dipole.core.contrast.options import Range
 from dipole.core.contrast.similarity import full_precision
+
+Result = TypeVar("Result")
+
+
+def converged(decompose: Callable[[Tensor], Result], matrix: Tensor) -> Result:
+    """What a decomposition gives, in double precision where single precision does not converge.
+
+    Raises:
+        torch.linalg.LinAlgError: it converges in neither.
+    """
+    try:
+        return decompose(matrix)
+    except torch.linalg.LinAlgError:
+        if matrix.dtype == torch.float64 or not bool(matrix.isfinite().all()):
+            raise
+        return decompose(matrix.double())
 
 
 def singular_values(matrix: Tensor) -> Tensor:
@@ -17,7 +34,7 @@ def singular_values(matrix: Tensor) -> Tensor:
     wide = full_precision(matrix.detach())
     if not bool(wide.isfinite().all()):
         return wide.new_full((min(wide.shape),), float("nan"))
-    found: Tensor = torch.linalg.svdvals(wide)
+    found: Tensor = converged(torch.linalg.svdvals, wide).to(wide.dtype)
     return found
 
 

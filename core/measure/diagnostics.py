@@ -14,7 +14,7 @@ from dipole.core.contrast.pairs import Pairs
 from dipole.core.contrast.registry import register
 from dipole.core.contrast.regularizers.dp import Distance
 from dipole.core.contrast.similarity import full_precision, normalize, paired
-from dipole.core.contrast.spectrum import effective_rank
+from dipole.core.contrast.spectrum import converged, effective_rank
 from dipole.core.contrast.statistics import AnyStatistic, Count, LogSumExp, SoftmaxMean
 from dipole.core.contrast.sweep import TILE, row_statistics
 from dipole.core.ground.errors import PairsError
@@ -350,7 +350,8 @@ def mean_distance_ceiling(n: int) -> float:
 
 def numerical_rank(matrix: Tensor, tolerance: float | None = None) -> int:
     """Number of singular values above `tolerance` times the largest (default: max(shape) * machine epsilon)."""
-    values = torch.linalg.svdvals(full_precision(matrix.detach()))
+    wide = full_precision(matrix.detach())
+    values = converged(torch.linalg.svdvals, wide).to(wide.dtype)
     if tolerance is None:
         tolerance = max(matrix.shape) * torch.finfo(values.dtype).eps
     return int((values > tolerance * values.amax()).sum()) if values.numel() and values.amax() > 0 else 0

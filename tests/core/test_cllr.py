@@ -6,7 +6,7 @@ import torch
 
 import dipole
 from dipole.core.contrast.regularizers.cllr import reconstruction, shrink_columns, shrink_spectrum, survives_above
-from dipole.core.contrast.spectrum import distance_from_identity, effective_rank
+from dipole.core.contrast.spectrum import converged, distance_from_identity, effective_rank
 from dipole.core.train.evaluation import diagnose_objective
 
 
@@ -194,3 +194,23 @@ def test_a_direction_is_kept_by_its_energy_against_alpha(norm):
     )
     if norm == "nuclear":
         assert term.summary()["rank"] <= term.measure(x)["energy"] / survives_above(alpha)
+
+
+def test_singular_values_that_do_not_converge_in_single_precision_are_those_of_double():
+    """LAPACK gives up on some matrices of a projection that loses nearly all its directions."""
+
+    def gives_up(matrix):
+        if matrix.dtype != torch.float64:
+            raise torch.linalg.LinAlgError("the algorithm failed to converge")
+        return torch.linalg.svdvals(matrix)
+
+    L = torch.randn(9, 9, generator=torch.Generator().manual_seed(3)).requires_grad_()
+    size = converged(gives_up, L).sum()
+    size.backward()
+    U, S, V = np.linalg.svd(L.detach().double().numpy())
+    assert size.item() == pytest.approx(S.sum(), rel=1e-12)
+    assert L.grad.dtype == torch.float32
+    np.testing.assert_allclose(L.grad.numpy(), U @ V, atol=1e-6)
+    for hopeless in (L.double(), torch.full((3, 3), float("nan"))):
+        with pytest.raises(torch.linalg.LinAlgError):
+            converged(lambda matrix: gives_up(matrix.float()), hopeless)

@@ -11,7 +11,7 @@ from dipole.core.contrast.objective import Objective, Rows
 from dipole.core.contrast.options import Range
 from dipole.core.contrast.registry import register
 from dipole.core.contrast.similarity import full_precision, normalize
-from dipole.core.contrast.spectrum import distance_from_identity, effective_rank, singular_values
+from dipole.core.contrast.spectrum import converged, distance_from_identity, effective_rank, singular_values
 
 VANISHED = 0.1
 """L has vanished when no singular value is above this. Where R is stationary those that are not 0 are above 0.577."""
@@ -43,8 +43,8 @@ def l21(L: Tensor) -> Tensor:
 
 def nuclear(L: Tensor) -> Tensor:
     """Sum of the singular values."""
-    size: Tensor = torch.linalg.svdvals(L).sum()
-    return size
+    size: Tensor = converged(torch.linalg.svdvals, L).sum()
+    return size.to(L.dtype)
 
 
 def shrink_columns(L: Tensor, threshold: float) -> Tensor:
@@ -55,9 +55,9 @@ def shrink_columns(L: Tensor, threshold: float) -> Tensor:
 
 def shrink_spectrum(L: Tensor, threshold: float) -> Tensor:
     """Proximal map of threshold * nuclear: singular values lowered by the threshold, small ones become zero."""
-    U, S, V = torch.linalg.svd(L, full_matrices=False)
+    U, S, V = converged(lambda matrix: torch.linalg.svd(matrix, full_matrices=False), L)
     shrunk: Tensor = (U * (S - threshold).clamp_min(0)) @ V
-    return shrunk
+    return shrunk.to(L.dtype)
 
 
 def independent_columns(L: Tensor, tolerance: float) -> Tensor:
