@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dipole.benchmarks.collecting import gather, places_of
-from dipole.benchmarks.report import charts, findings, searches, tables
+from dipole.benchmarks.report import charts, findings, overview, searches, tables
 from dipole.benchmarks.report.beside import Beside
 from dipole.benchmarks.report.picture import Picture
 from dipole.benchmarks.report.results import SuiteResults
@@ -39,12 +39,13 @@ class Report:
     facts: Mapping[str, str]
     sections: Sequence[Section]
     machines: str = ""
+    summary: str = ""
 
     @property
     def findings(self) -> list[str]:
-        """The first lines: what was found in every suite, and where."""
-        found = [f"{s.title}: {' '.join(s.findings)}" for s in self.sections if s.findings]
-        return [*found, self.machines] if self.machines else found
+        """The first lines: what was found in every suite, or of many suites how much was, and where."""
+        found = [f"{s.title}: {' '.join(s.findings)}" for s in self.sections if s.findings and not self.summary]
+        return [line for line in (self.summary, *found, self.machines) if line]
 
     @property
     def tables(self) -> list[ReportTable]:
@@ -63,6 +64,9 @@ def make_report(runs: Path | Sequence[Path]) -> Report:
     suites.sort(key=lambda s: (s.manifest.kind != "study", s.manifest.name))
     joules = tables.joules_of(collection, beside)
     sections = [_suite(suite, beside, joules, suites) for suite in suites]
+    many = len(suites) > overview.FEW
+    if many:
+        sections.insert(0, Section("overview", "Overview", "Every suite in a line", (), overview.tables(suites), {}))
     if (coverage := tables.coverage_table(suites)) is not None:
         found = (coverage, tables.every_claim_table(suites))
         sections.append(Section("published", "The papers", "What was printed, and what was run here", (), found, {}))
@@ -90,6 +94,7 @@ def make_report(runs: Path | Sequence[Path]) -> Report:
         _facts(collection, joules, len(damaged)),
         sections,
         findings.of_machines(collection.done.values()),
+        overview.in_a_sentence(suites) if many else "",
     )
 
 

@@ -23,8 +23,22 @@ def of_suite(results: SuiteResults, others: Iterable[SuiteResults] = ()) -> list
     """
     done, asked = sum(r.status == "done" for r in results.records.values()), len(results.jobs)
     missing = [f"{asked - done} of {counted(asked, 'run')} {are(asked - done)} missing."] if done < asked else []
-    found = [*_against_base(results), *_over_columns(results), *_beside_printed(results), *_of_claims(results, others)]
-    return [*missing, *found]
+    return [*missing, *of_differences(results), *_beside_printed(results), *_of_claims(results, others)]
+
+
+def of_differences(results: SuiteResults) -> list[str]:
+    """One sentence each on the differences from the base and, of a study, on the gains over all columns."""
+    return [*_against_base(results), *_over_columns(results)]
+
+
+def tested(results: SuiteResults) -> list[CellResult]:
+    """Cells whose difference from the base is tested: of two seeds or more."""
+    return [c for c in results.cells if c.against_base is not None and c.against_base.n > 1]
+
+
+def decided(results: SuiteResults) -> list[CellResult]:
+    """Those whose difference is decided among all of the suite's tests."""
+    return [c for c in tested(results) if isfinite(c.p_holm) and c.p_holm < LEVEL]
 
 
 def of_others(groups: Mapping[str, Sequence[RunRecord]]) -> list[str]:
@@ -73,24 +87,23 @@ def _dipole(item: tuple[str, set[str]]) -> tuple[bool, str]:
 
 
 def _against_base(results: SuiteResults) -> list[str]:
-    tested = [c for c in results.cells if c.against_base is not None and c.against_base.n > 1]
-    if not tested:
+    among, found = tested(results), decided(results)
+    if not among:
         has_base = any(c.against_base is not None for c in results.cells)
         return ["One seed each: no difference can be tested; two would give intervals."] if has_base else []
     base = results.base
-    decided = [c for c in tested if isfinite(c.p_holm) and c.p_holm < LEVEL]
-    best = max(tested, key=_lead)
-    if not decided:
-        count = f"No difference of the {len(tested)} from {base} can be decided"
-        if len(tested) == 1:
+    best = max(among, key=_lead)
+    if not found:
+        count = f"No difference of the {len(among)} from {base} can be decided"
+        if len(among) == 1:
             count = f"The difference from {base} cannot be decided"
         if _lead(best) <= 0:
             return [f"{count}; no row leads {base}."]
         seeds = f", {best.seeds_needed} seeds would show it" if best.seeds_needed else ""
         return [f"{count}; {_leads(best)}{seeds}."]
-    named = sorted(decided, key=lambda c: -abs(_relative(c)))[:NAMED]
-    rest = f" and {len(decided) - NAMED} more" if len(decided) > NAMED else ""
-    count = f"{len(decided)} of {counted(len(tested), 'difference')} from {base} {are(len(decided))} decided"
+    named = sorted(found, key=lambda c: -abs(_relative(c)))[:NAMED]
+    rest = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+    count = f"{len(found)} of {counted(len(among), 'difference')} from {base} {are(len(found))} decided"
     return [f"{count}: {', '.join(map(_leads, named))}{rest}."]
 
 

@@ -9,12 +9,16 @@ from dataclasses import dataclass, field, replace
 
 @dataclass(frozen=True)
 class Cell:
-    """What a table shows at one place: text, a smaller second line, the value it sorts by, and its emphasis."""
+    """What a table shows at one place: text, a smaller second line, the value it sorts by, its emphasis.
+
+    `link` is the section of the report that it leads to.
+    """
 
     text: str
     sort: float | str | None = None
     sub: str = ""
     mark: str = ""
+    link: str = ""
 
 
 @dataclass(frozen=True)

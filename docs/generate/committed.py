@@ -8,16 +8,14 @@ from dataclasses import replace
 from functools import cache
 
 from dipole.benchmarks.collecting import gather
-from dipole.benchmarks.keeping import contents
 from dipole.benchmarks.kept import SHIPPED
 from dipole.benchmarks.manifest import RowEntry
-from dipole.benchmarks.report.document import Report, make_report
+from dipole.benchmarks.report.document import Report, Section, make_report
 from dipole.benchmarks.report.html import to_html
 from dipole.benchmarks.report.ranking import LEVEL
 from dipole.benchmarks.report.results import CellResult, SuiteResults
-from dipole.benchmarks.report.table import to_markdown
+from dipole.benchmarks.report.table import Cell, plain, to_markdown
 from dipole.benchmarks.report.tables import results_table
-from dipole.core.ground.progress import duration
 from dipole.core.ground.text import counted
 
 PAGE = "report.html"
@@ -61,25 +59,48 @@ def page() -> bytes:
     return to_html(report()).encode()
 
 
-def table() -> str:
-    """Markdown: what there is of each suite, and where the whole report is."""
-    lines = ["| suite | runs finished | computing time of one core |", "|---|---|---|"]
-    lines += [
-        f"| `{each.suite}` | {each.runs} of {each.wanted} | {duration(each.seconds)} |" for each in contents([SHIPPED])
-    ]
-    return "\n".join(lines) + f"\n\n[The whole report]({PAGE}), with every number, chart, run and command, in one file."
+def in_short() -> str:
+    """Markdown: how much of all of it is decided."""
+    return report().summary
+
+
+def overview() -> str:
+    """Markdown: what is decided of the papers' claims, each suite in a line, and where the whole report is."""
+    found = next(section for section in report().sections if section.id == "overview")
+    shown = {section.id for section in _shown()}
+    parts = [report().summary, f"[The whole report]({PAGE}), with every number, chart, run and command, is one file."]
+    for each in reversed(found.tables):
+        rows = [tuple(_linked(cell, shown) for cell in row) for row in each.rows]
+        lines = ["| " + " | ".join(cells) + " |" for cells in (each.head, ("---",) * len(each.head), *rows)]
+        parts += [f"## {each.title}", each.note, "\n".join(lines)]
+    return "\n\n".join(parts)
 
 
 def sections() -> str:
     """Markdown: what each suite found, its table beside the paper's, and its claims."""
     parts = []
-    for section in report().sections:
-        shown = [found for found in section.tables if found.name.endswith(SHOWN)]
-        if section.findings and shown:
-            parts += [f"## {section.title}", section.subtitle + ".", " ".join(section.findings)]
-            parts += [f"- {note}" for note in section.notes]
-            parts += [re.sub(r"^#+ ", "### ", to_markdown(found), flags=re.MULTILINE) for found in shown]
+    for section in _shown():
+        parts += [f"### {section.title} {{ #{section.id} }}", section.subtitle + ".", " ".join(section.findings)]
+        parts += [f"- {note}" for note in section.notes]
+        tables = [found for found in section.tables if found.name.endswith(SHOWN)]
+        # Not as headings: the contents of the page are its suites.
+        parts += [re.sub(r"^#+ (.*)", r"**\1**", to_markdown(found), flags=re.MULTILINE) for found in tables]
     return "\n\n".join(parts)
+
+
+def _shown() -> list[Section]:
+    """Sections of suites that found something that stands in a table."""
+    return [
+        section
+        for section in report().sections
+        if section.findings and any(found.name.endswith(SHOWN) for found in section.tables)
+    ]
+
+
+def _linked(cell: Cell, shown: Collection[str]) -> str:
+    """A cell that leads to its suite: on the page, or in the report where the page does not have it."""
+    text = f"{plain(cell.text)}<br>{plain(cell.sub)}" if cell.sub else plain(cell.text)
+    return f"[{text}]({'' if cell.link in shown else PAGE}#{cell.link})" if cell.link else text
 
 
 def of_objective(names: Collection[str]) -> str:

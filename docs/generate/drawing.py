@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,29 +31,29 @@ def formula(lines: Sequence[str]) -> bytes:
     """Lines of TeX, below each other."""
     figure = Figure(figsize=(0.1, 0.1))
     for number, line in enumerate(lines):
-        figure.text(0, -6.5 * number, f"${line}$", fontsize=15, color="#555")
+        figure.text(0, -7.5 * number, f"${line}$", fontsize=17)
     return svg(figure)
 
 
 def negative_weights(text: str) -> tuple[Tensor, Tensor]:
-    """Cosines of negatives, (81,), and |d loss / d s| of each: how hard the loss moves it.
+    """Cosines of negatives, (81,), and d L_0 / d s_0j of each: how hard the loss of an anchor repels it, or attracts.
 
-    One anchor, a positive at cosine 0.8, and negatives at cosines from -1 to 1, all of length 1.
+    One anchor among 82 of a batch, its positive at cosine 0.8, and the others' positives, its negatives, at cosines
+    from -1 to 1, all of length 1; every instance is a class of its own.
     """
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        built = objective(text, dim=WIDTH)
-    cosines = torch.linspace(-0.999, 0.999, NEGATIVES)
-    directions = torch.eye(WIDTH)[1:]  # each negative leaves the anchor in a direction of its own
-    anchor = torch.eye(WIDTH)[0]
-    positive = 0.8 * anchor + 0.6 * directions[NEGATIVES]
-    negatives = cosines.unsqueeze(1) * anchor + (1 - cosines.square()).sqrt().unsqueeze(1) * directions[:NEGATIVES]
-    negatives.requires_grad_()
-    pairs = Pairs.from_columns(anchor.unsqueeze(0), positive.unsqueeze(0), [row.unsqueeze(0) for row in negatives])
-    (gradient,) = torch.autograd.grad(built(pairs).loss, negatives)
-    # Along the sphere s grows in the direction a - s c, whose squared length is 1 - s^2.
-    along = anchor - cosines.unsqueeze(1) * negatives.detach()
-    return cosines, ((gradient * along).sum(1) / along.square().sum(1)).abs()
+        built = objective(text, dim=WIDTH).double()
+    cosines = torch.linspace(-0.999, 0.999, NEGATIVES, dtype=torch.float64)
+    sines = (1 - cosines.square()).sqrt()
+    anchor, *directions = torch.eye(WIDTH, dtype=torch.float64)  # each instance leaves the anchor in its own direction
+    negatives = cosines.unsqueeze(1) * anchor + sines.unsqueeze(1) * torch.stack(directions[:NEGATIVES])
+    queries = torch.cat([anchor.unsqueeze(0), negatives]).requires_grad_()
+    keys = torch.cat([(0.8 * anchor + 0.6 * directions[NEGATIVES]).unsqueeze(0), negatives])
+    loss = built(Pairs.cross(queries, keys, labels=torch.arange(len(keys)))).loss
+    (gradient,) = torch.autograd.grad(loss, queries)
+    # Nothing but s_0j moves the anchor in the direction of instance j: by its sine. The loss is a mean over anchors.
+    return cosines, len(keys) * gradient[0, 1 : NEGATIVES + 1] / sines
 
 
 def spelled(name: str, option: str, value: Any, fixed: str = "") -> str:
@@ -61,16 +62,28 @@ def spelled(name: str, option: str, value: Any, fixed: str = "") -> str:
 
 
 def weight_picture(name: str, option: str, values: Sequence[Any], fixed: str = "") -> bytes:
-    """Weights over similarity, a line for each value of the option."""
+    """Weights over similarity, a line for each value of the option; over orders of magnitude on a scale of them."""
     figure = Figure(figsize=(6, 3))
     axes = figure.add_subplot()
+    drawn = []
     for number, value in enumerate(values):
         cosines, weights = negative_weights(spelled(name, option, value, fixed))
-        axes.plot(
-            cosines, weights, label=f"{option} = {value}", color=matplotlib.colormaps["viridis"](number / len(values))
-        )
+        if int((weights.abs() > 1e-12).sum()) < 3:  # the nearest negative alone: a point
+            cosines, weights = cosines[weights.abs() > 1e-12], weights[weights.abs() > 1e-12]
+        colour = matplotlib.colormaps["viridis"](number / len(values))
+        axes.plot(cosines, weights, "o" if len(weights) < 3 else "-", label=f"{option} = {value}", color=colour)
+        drawn.append(weights)
+    joined = torch.cat(drawn)
+    if joined.min() > 0 and joined.max() > 20 * joined.min():
+        axes.set_yscale("log")
+    elif joined.min() < -1e-12:
+        axes.axhline(0, color="grey", linewidth=0.6)
+        axes.text(-1, 0, " repels above, attracts below", fontsize=7.5, color="grey", va="bottom")
+        middle = float(joined[joined.abs() > 1e-12].abs().median())
+        if joined.max() > 20 * middle:
+            axes.set_yscale("symlog", linthresh=10 ** round(math.log10(middle)))
     axes.set_xlabel("cosine of a negative to the anchor (the positive's is 0.8)")
-    axes.set_ylabel("weight of its gradient")
+    axes.set_ylabel("dL / ds of that negative")
     axes.legend(frameon=False)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)

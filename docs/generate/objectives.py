@@ -26,18 +26,25 @@ TOLD = {
 
 
 def entries() -> list[Entry]:
-    """Dipole's own objectives and regularizers."""
-    return [entry for entry in registry.entries() if entry.kind != "diagnostic" and entry.package == "dipole"]
+    """Dipole's own objectives, then its regularizers, by name."""
+    own = [entry for entry in registry.entries() if entry.kind != "diagnostic" and entry.package == "dipole"]
+    return sorted(own, key=lambda entry: (entry.kind, entry.name))
 
 
 def problems() -> list[str]:
-    """Entries whose formula has no typeset form, or another one than the registry says."""
+    """Entries whose formula has no typeset form, or another one than the registry says, and what else a page lacks."""
     found = []
     for entry in entries():
         if entry.name not in ADDED:
             found.append(f"{entry.name}: no table [{entry.name}] in docs/generate/objectives.toml")
         elif ADDED[entry.name]["of"] != entry.formula:
             found.append(f"{entry.name}: its formula is now {entry.formula!r}; typeset that one, and say so in `of`")
+        elif ("option" in ADDED[entry.name]) == ("weighs" in ADDED[entry.name]):
+            found.append(
+                f"{entry.name}: give its `option` that is drawn, or say in `weighs` why it weighs no negatives"
+            )
+        if not _relations(entry):
+            found.append(f"{entry.name}: its docstring has no paragraph 'Relations: ...'")
     return found + [f"{name}: a table, and no such entry" for name in ADDED if name not in {e.name for e in entries()}]
 
 
@@ -67,19 +74,21 @@ def page(entry: Entry) -> str:
     if "option" in added:
         parts += [
             f"## What `{added['option']}` does",
-            "How hard the gradient moves a negative, by how alike it and the anchor are: |dL / ds| of the loss itself, "
-            "for one anchor, a positive at cosine 0.8 and 81 negatives from -1 to 1"
-            + (f", with `{added['fixed']}`." if "fixed" in added else "."),
+            "What weight the gradient gives a negative, by how alike it and the anchor are: dL / ds of an anchor's "
+            "loss, with a positive at cosine 0.8 and 81 negatives from -1 to 1"
+            + (f", and `{added['fixed']}`" if "fixed" in added else "")
+            + ". Where it is above 0 the negative is pushed away, below 0 drawn near.",
             f"![Weight of a negative over its cosine]({entry.name}-weights.svg)",
         ]
+    else:
+        parts.append(f"It weighs no negatives: {added['weighs']}.")
     parts += [
         "## What it does to a toy set",
         f"{toy.CLOUDS * toy.EACH} points of three clouds, a colour each, in the plane after {toy.STEPS} steps of a "
         f"small encoder on two noisy views of each{TOLD[added.get('told', '')]}:",
         f"![The points in the plane, a panel for each setting]({entry.name}-toy.svg)",
     ]
-    if relations := _relations(entry):
-        parts += ["## Relations", relations]
+    parts += ["## Relations", _relations(entry)]
     parts.append("## Where it differs from its papers, or decides")
     for paper, lines in entry.deviations.items():
         parts += [f"**{paper}**", *([f"- {line}" for line in lines] or ["- nothing differs"])]

@@ -260,3 +260,59 @@ def test_two_encoders_do_not_end_at_two_opposite_points(layout):
     assert float(term(pairs).loss) < -1.5
     assert alignment(pairs) < 0.1
     assert uniformity(pairs) < -1.5
+
+
+def test_alignment_alone_is_regression():
+    leaves = embeddings(5, 3, 4, 0)
+    agree("align_uniform(uniform_weight=0)", "regression", leaves, Pairs.from_views(leaves))
+
+
+def test_siglip_is_binary_and_infonce_is_not():
+    # Two instances in two encoders: a positive and a negative for each anchor.
+    leaves = embeddings(2, 2, 4, 0)
+    pairs = Pairs.cross(*leaves)
+    z = torch.nn.functional.normalize(leaves[0], dim=1) @ torch.nn.functional.normalize(leaves[1], dim=1).T / 0.5
+    own, other = z.diagonal(), z.flip(1).diagonal()
+    binary = ((1 + (-own).exp()).log() + (1 + other.exp()).log()).mean()
+    torch.testing.assert_close(evaluate("siglip(temperature=0.5, bias=0)", leaves, pairs)[0], binary.detach())
+    torch.testing.assert_close(evaluate("infonce", leaves, pairs)[0], (1 + (other - own).exp()).log().mean().detach())
+
+
+def test_swav_is_cross_entropy_to_its_codes():
+    leaves = embeddings(8, 2, 4, 0)
+    term = dipole.objective("swav(prototypes=5, temperature=0.3, epsilon=0.1, iterations=200)", dim=4).double()
+    (prototypes,) = (parameter.detach() for parameter in term.parameters())
+    z = torch.nn.functional.normalize(torch.cat(leaves), dim=1).detach()
+    scores = z @ torch.nn.functional.normalize(prototypes, dim=1).T  # (16, 5)
+    codes = (scores / 0.1).exp()
+    for _ in range(200):  # every prototype as often as another, every row once
+        codes = codes / codes.sum(0)
+        codes = codes / codes.sum(1, keepdim=True)
+    targets = codes.roll(8, 0)  # of the other view
+    expected = torch.nn.functional.cross_entropy(scores / 0.3, targets)
+    torch.testing.assert_close(term(Pairs.from_views(leaves)).loss.detach(), expected, atol=1e-8, rtol=0)
+
+
+def test_vicreg_without_its_others_is_a_squared_distance():
+    leaves = embeddings(5, 2, 4, 0)
+    value, _ = evaluate("vicreg(variance=0, covariance=0)", leaves, Pairs.from_views(leaves))
+    torch.testing.assert_close(value, 25 / 4 * (leaves[0] - leaves[1]).detach().square().sum(1).mean())
+
+
+def test_barlow_twins_does_not_see_scale_and_place_of_a_column():
+    leaves = embeddings(9, 2, 4, 0)
+    moved = [3 * leaves[0].detach() + torch.arange(4.0), leaves[1].detach() * torch.tensor([1.0, 2.0, 5.0, 0.5])]
+    of = {name: evaluate(name, leaves, Pairs.from_views(leaves))[0] for name in ("barlow_twins", "vicreg")}
+    moved = [z.double().requires_grad_() for z in moved]
+    again = {name: evaluate(name, moved, Pairs.from_views(moved))[0] for name in of}
+    torch.testing.assert_close(again["barlow_twins"], of["barlow_twins"], atol=1e-3, rtol=0)
+    assert abs(again["vicreg"] - of["vicreg"]) > 1
+    own, _ = evaluate("barlow_twins(redundancy=0)", leaves, Pairs.from_views(leaves))
+    z, other = ((x - x.mean(0)) / x.std(0, correction=0) for x in map(torch.detach, leaves))
+    torch.testing.assert_close(own, (1 - (z * other).mean(0)).square().sum(), atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("norm", ["l21", "nuclear"])
+def test_cllr_without_its_norm_is_nothing_at_the_identity(norm):
+    leaves = embeddings(5, 2, 4, 0)
+    agree(f"infonce + cllr(alpha=0, norm={norm})", "infonce", leaves, Pairs.from_views(leaves))

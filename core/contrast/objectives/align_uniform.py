@@ -71,6 +71,9 @@ class AlignUniform(Objective):
         t: precision of the Gaussian potential, > 0.
         align_weight: w_a >= 0.
         uniform_weight: w_u >= 0.
+
+    Relations: uniform_weight = 0 equals `regression`; the repulsion of `cacr(cost=rbf, negative_weights=uniform)` is
+    the uniformity at t = rbf_t.
     """
 
     repeats = True

@@ -53,6 +53,9 @@ class BarlowTwins(Objective):
 
     Args:
         redundancy: lambda >= 0.
+
+    Relations: redundancy = 0 leaves each column's own correlation; it does not change when a column is scaled or moved,
+    as `vicreg` does.
     """
 
     needs_negatives = False

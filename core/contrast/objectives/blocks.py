@@ -59,6 +59,9 @@ class Blocks(Objective):
 
     Raises:
         PairsError: if a point has fewer than b positives, or there are fewer than k other blocks.
+
+    Relations: with one positive, `loss=logistic` equals `infonce(similarity=dot, temperature=1)` in bits, divided by
+    ln 2; b = 1 is L_un of Eqs. 4-6.
     """
 
     sees_candidates = True

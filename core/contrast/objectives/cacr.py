@@ -61,6 +61,9 @@ class CACR(Objective):
 
     Raises:
         PairsError: if there are fewer than `k` positives.
+
+    Relations: t_pos = t_neg = 0 equals uniform weights (UAUR), and `triplet(margin=4)` less 4; as both grow it tends to
+    `triplet(mode=hardest, margin=4)` less 4; `cost=rbf` with uniform negatives repels as `align_uniform` does.
     """
 
     repeats = True

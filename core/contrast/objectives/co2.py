@@ -45,6 +45,8 @@ class CO2(Tempered):
         similarity: of both softmaxes.
         init: where a learned temperature starts.
 
+    Relations: weight = 0 equals `infonce`.
+
     Source: equations of the paper; the similarities of the positive use the candidates' side for both arguments.
     """
 

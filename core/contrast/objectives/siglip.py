@@ -47,6 +47,9 @@ class SigLIP(Tempered):
         bias: b, a number or "learned".
         bias_init: b at the start; by default -10, about which most pairs of a large batch are told not to match.
         similarity: "cosine", "dot" or "bilinear".
+
+    Relations: the binary form of `infonce`, each pair by itself instead of one softmax over a row; with one negative at
+    bias 0 it is log(1 + e^{-z_p}) + log(1 + e^{z_n}), where `infonce` has log(1 + e^{z_n - z_p}).
     """
 
     repeats = True

@@ -49,6 +49,9 @@ class SwAV(Objective):
         epsilon: entropy of the codes, > 0.
         iterations: of Sinkhorn-Knopp.
 
+    Relations: `cross_entropy` on unit vectors at temperature tau whose labels are the positives' codes, prototypes
+    being the class vectors.
+
     Source: the codes of all candidates are computed together; the authors' code does so for each crop.
     """
 

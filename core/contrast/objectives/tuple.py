@@ -37,6 +37,9 @@ class Tuple(InfoNCE):
 
     Raises:
         PairsError: if the pairs carry no labels, or candidates whose labels are unknown (a queue).
+
+    Relations: equals `infonce` where every instance is a class of its own; `supcon` has the other positives in the
+    denominator too.
     """
 
     repeats = True

@@ -59,6 +59,9 @@ class VICReg(Objective):
         covariance: w_c >= 0.
         gamma: standard deviation that a column should have, > 0.
         epsilon: > 0, beside the variance.
+
+    Relations: variance = covariance = 0 leaves the squared distance of raw positives, 25/d of it by default; its
+    covariance is taken within a view where `barlow_twins` correlates two.
     """
 
     needs_negatives = False

@@ -113,6 +113,9 @@ class CLLR(Objective):
         tolerance: columns, pivots and singular values of L that are not above this count as zero; absolute.
 
     Features for every downstream use are `transform(Phi)` = L Phi. L starts as the identity.
+
+    Relations: at alpha = 0 the identity, from which L starts, reconstructs everything: R = 0 and stays so; l21 is never
+    less than the nuclear norm.
     """
 
     needs_negatives = False

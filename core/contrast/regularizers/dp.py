@@ -50,6 +50,9 @@ class DP(Objective):
     Raises:
         OptionError: if delta_pos >= delta_neg.
 
+    Relations: the reductions are proportional: `sum` is `anchor_sum` times the number of anchors, `mean` is
+    `anchor_sum` over the number of other instances of each, where that is one number.
+
     Source: Eq. 10 leaves its first index free; we average over it. A view and its own augmentation are no pair.
     """
 
