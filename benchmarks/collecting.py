@@ -10,9 +10,12 @@ from dipole.benchmarks.kept import KeptRun, KeptSuite, differing, merged, read_k
 from dipole.benchmarks.manifest import Manifest, read_manifests
 from dipole.benchmarks.report.beside import Beside
 from dipole.benchmarks.run_records import Collection, Problem, read_records
+from dipole.benchmarks.same_data import strangers
 from dipole.core.ground.errors import DataError, RecordError
 from dipole.core.ground.files import is_file, is_folder
 from dipole.core.record import RunRecord
+
+OTHERWISE = "other results than the same run elsewhere, whose count"
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,8 @@ def gather(places: Iterable[Path]) -> Gathered:
                 if records.get(name) is None or (records[name].status != "done" and record.status == "done"):
                     records[name], folders[name] = record, place / name
                     kept.pop(name, None)
+                elif record.status == "done" and (odd := differing(records[name], record)):
+                    damaged.append(Problem(place / name, f"{OTHERWISE}: {odd}"))
             manifests, unreadable = read_manifests(place)
             damaged += unreadable
             found += [(place, KeptSuite(manifest, {})) for manifest in manifests]
@@ -72,17 +77,22 @@ def gather(places: Iterable[Path]) -> Gathered:
                     folders.pop(name, None)
                     continue
                 if odd := differing(records[name], run.whole):
-                    damaged.append(Problem(path, f"run {name} has other results than the same run elsewhere: {odd}"))
+                    damaged.append(Problem(path, f"run {name}: {OTHERWISE}: {odd}"))
                 if name in kept:
                     kept[name] = _richer(kept[name], run)
         for path, suite in found:
-            both, conflicts = (
-                merged(suites[suite.manifest.name], suite) if suite.manifest.name in suites else (suite, [])
-            )
+            there = suites.get(suite.manifest.name)
+            both, conflicts, _ = merged(there, suite) if there is not None else (suite, [], [])
             suites[suite.manifest.name] = both
             damaged += [Problem(path, said) for said in conflicts]
     collection = Collection(places[0], records, problems)
     manifests = [suites[name].manifest for name in sorted(suites)]
+    for manifest in manifests:
+        of_suite = [records[job.hash] for job in manifest.jobs if job.hash in records]
+        damaged += [
+            Problem(places[0], f"{manifest.name}: run {name} {why}")
+            for name, why in strangers([record for record in of_suite if record.status == "done"]).items()
+        ]
     return Gathered(collection, manifests, Beside(folders, kept, places[0]), damaged)
 
 

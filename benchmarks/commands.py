@@ -257,6 +257,7 @@ def _results(arguments: argparse.Namespace) -> int:
         found = contents(a.places) if a.what == "list" else add(a.places, a.to, a.replace)
         answer["suites"] = [each.as_dict() for each in found]
     conflicts = [said for each in found for said in each.conflicts]
+    left_out = [said for each in found for said in each.left_out]
     if not a.json:
         rows = [("suite", "runs", "new", "computing time", "kB")]
         rows += [
@@ -265,8 +266,12 @@ def _results(arguments: argparse.Namespace) -> int:
         ]
         print(text_table(rows))
         for said in conflicts:
-            print(f"conflict: {said}. " + ("The new is taken." if a.replace else "What was there stays; --replace."))
-    return 1 if conflicts and not a.replace else 0
+            print(f"conflict: {said}")
+        if conflicts and not a.replace:
+            print("What was there stays. --replace takes other results of a run, and another suite.")
+        for said in left_out:
+            print(f"left out: {said}")
+    return 1 if left_out or (conflicts and not a.replace) else 0
 
 
 def _sweep(arguments: argparse.Namespace) -> int:

@@ -18,7 +18,10 @@ from dipole.core.record.additions import AddedResult, read_additions
 
 @dataclass(frozen=True)
 class Added:
-    """What became of one suite: its file, how many runs it holds of how many, how many are new, what is in conflict."""
+    """What became of one suite: its file, how many runs it holds of how many, how many are new.
+
+    `conflicts` are what file and folders disagree about, `left_out` what could not be read or is of other data.
+    """
 
     path: Path
     suite: str
@@ -28,6 +31,7 @@ class Added:
     bytes: int
     seconds: float
     conflicts: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """What `--json` prints."""
@@ -38,7 +42,7 @@ def add(places: Sequence[Path], to: Path, replaces: bool = False) -> list[Added]
     """Add the finished runs of every suite to its results file in the folder `to`; nothing there is lost.
 
     Of a run that is there already with other results, or a suite that is another now, the file's stays, unless it
-    `replaces`; each is named.
+    `replaces`. Runs on other data than those there, and those that cannot be read, are left out. Each is named.
 
     Raises:
         ConfigError: no suite was run in these places, or `to` is a file.
@@ -54,15 +58,20 @@ def add(places: Sequence[Path], to: Path, replaces: bool = False) -> list[Added]
     changes = []
     for manifest in found.manifests:
         path, suite = to / f"{manifest.name}{SUFFIX}", of_suite(found, manifest)
+        unread = [
+            f"run {each.path.name} of {manifest.name} cannot be read: {each.message}"
+            for each in found.collection.problems
+            if each.path.name in {job.hash for job in manifest.jobs} and is_file(each.path / "record.json")
+        ]
         if is_file(path):
             there = read_kept(path)
-            both, conflicts = merged(there, suite, replaces)
-            changes.append((path, both, len(both.runs.keys() - there.runs.keys()), conflicts))
-        elif suite.runs:
-            changes.append((path, suite, len(suite.runs), []))
-    for path, suite, _, _ in changes:
+            both, conflicts, left = merged(there, suite, replaces)
+            changes.append((path, both, len(both.runs.keys() - there.runs.keys()), conflicts, [*unread, *left]))
+        elif suite.runs or unread:
+            changes.append((path, suite, len(suite.runs), [], unread))
+    for path, suite, *_ in changes:
         write_kept(path, suite)
-    return [_added(path, suite, new, conflicts) for path, suite, new, conflicts in changes]
+    return [_added(path, suite, new, conflicts, left) for path, suite, new, conflicts, left in changes]
 
 
 def contents(places: Sequence[Path]) -> list[Added]:
@@ -103,7 +112,8 @@ def _measured(found: Gathered, run: str) -> Mapping[str, AddedResult]:
         return {}  # the record was read without them, and the report names the file
 
 
-def _added(path: Path, suite: KeptSuite, new: int, conflicts: Sequence[str]) -> Added:
+def _added(path: Path, suite: KeptSuite, new: int, conflicts: Sequence[str], left: Sequence[str] = ()) -> Added:
     seconds = sum(run.record.wall_seconds for run in suite.runs.values())
     jobs = len(suite.manifest.jobs)
-    return Added(path, suite.manifest.name, len(suite.runs), jobs, new, path.stat().st_size, seconds, tuple(conflicts))
+    size = path.stat().st_size
+    return Added(path, suite.manifest.name, len(suite.runs), jobs, new, size, seconds, tuple(conflicts), tuple(left))

@@ -12,6 +12,7 @@ curves that the suite's pictures show, as a report thins them.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -22,7 +23,8 @@ from pydantic import Field, ValidationError
 
 from dipole.benchmarks.manifest import CellEntry, JobEntry, Manifest
 from dipole.benchmarks.report.curves import Curve
-from dipole.benchmarks.suite import Sized
+from dipole.benchmarks.same_data import strangers
+from dipole.benchmarks.suite import CHANGED, Sized
 from dipole.core.ground.errors import DataError, ReceivedError, RecordError
 from dipole.core.ground.files import atomic_write, is_file, why
 from dipole.core.ground.received import parse_json, read_lines
@@ -40,6 +42,8 @@ SHARED = ("config", "versions", "hardware", "seeds", "data")
 """Fields of a record that many have in common: a line of their own holds each once."""
 OWN = ("name", "objective", "seed")
 """What a configuration repeats of its record."""
+BETWEEN = re.compile(r", (?=[\w-]+(?:\.[\w-]+)+=)")
+"""Between two settings that a suite was changed by."""
 Index = Annotated[int, Field(ge=0)]
 
 
@@ -215,6 +219,22 @@ def kept_of(sized: Sized) -> set[str]:
         return set()
 
 
+def kept_overrides(places: Iterable[Path]) -> dict[tuple[str, str], list[str]]:
+    """What suites of results files were changed by, as for `--set`: (suite, scale) -> texts.
+
+    Raises:
+        DataError: a place is no results file and has none in it.
+        RecordError: one is damaged.
+    """
+    found = {}
+    for place in places:
+        for path in some_files(place):
+            suite = read_kept(path).manifest
+            if changed := suite.protocol.get(CHANGED):
+                found[suite.suite, suite.scale] = BETWEEN.split(str(changed))
+    return found
+
+
 def write_kept(path: Path, suite: KeptSuite) -> None:
     """Write a results file whole, or leave what is there.
 
@@ -284,10 +304,12 @@ def _short(value: float) -> float:
     return int(value) if value.is_integer() and abs(value) < 2**53 else value
 
 
-def merged(one: KeptSuite, other: KeptSuite, replaces: bool = False) -> tuple[KeptSuite, list[str]]:
-    """Both together: all jobs, all runs. And what they disagree about, a sentence each; there `one` is believed.
+def merged(one: KeptSuite, other: KeptSuite, replaces: bool = False) -> tuple[KeptSuite, list[str], list[str]]:
+    """Both together: all jobs, all runs. Then, a sentence each, what they disagree about, where `one` is believed, and
+    what of `other` is left out.
 
-    Where the suite itself is another now, or a run has other results, that of `other` is taken if it `replaces`.
+    Where the suite itself is another now, or a run has other results, that of `other` is taken if it `replaces`. A run
+    on other data than those beside it is never taken.
     """
     conflicts, runs = [], dict(one.runs)
     mine, theirs = one.manifest, other.manifest
@@ -297,12 +319,17 @@ def merged(one: KeptSuite, other: KeptSuite, replaces: bool = False) -> tuple[Ke
         ]
         conflicts.append(f"the suite {mine.name} is not the same in both: {', '.join(changed)}")
         if not replaces:
-            return one, conflicts
+            return one, conflicts, []
         jobs = {job.hash: job for job in theirs.jobs}
         runs = {name: run for name, run in runs.items() if name in jobs}
     else:
         jobs = {job.hash: job for job in (*mine.jobs, *theirs.jobs)}
+    new = [run.record for name, run in other.runs.items() if name not in runs]
+    foreign = strangers([run.record for run in runs.values()], new) if new else {}
+    left = [f"run {name} of {mine.name} {why}; keep it in another folder" for name, why in foreign.items()]
     for name, run in other.runs.items():
+        if name in foreign:
+            continue
         if name in runs and (odd := differing(runs[name].record, run.record)):
             conflicts.append(f"run {name} of {mine.name} has other results: {odd}")
             runs[name] = run if replaces else runs[name]
@@ -310,7 +337,8 @@ def merged(one: KeptSuite, other: KeptSuite, replaces: bool = False) -> tuple[Ke
             runs[name] = replace(runs[name], measured={**run.measured, **runs[name].measured})
         else:
             runs[name] = run
-    return KeptSuite((theirs if replaces else mine).model_copy(update={"jobs": list(jobs.values())}), runs), conflicts
+    both = (theirs if replaces else mine).model_copy(update={"jobs": list(jobs.values())})
+    return KeptSuite(both, runs), conflicts, left
 
 
 def without_jobs(manifest: Manifest) -> Manifest:

@@ -43,6 +43,8 @@ def _file_name(text: str) -> str:
 
 FileName = Annotated[str, AfterValidator(_file_name)]
 # Settings that say where files lie or where to compute, not what is measured.
+CHANGED = "changed by --set"
+"""What a suite's protocol calls settings that were given over its own."""
 PLACES = ("device", "text.senteval", "text.cache")
 # What a suite itself says for every run: overriding it would have no effect or fill the cells with something else.
 OWN = {"objective": "the rows say it", "seed": "use --seeds", "name": "it is made of suite and row"}
@@ -265,7 +267,7 @@ class Sized:
         suite against what the paper states: nobody gets the verdict of a published table by leaving differences out.
         """
         changed = [text for text in self.overrides if _key(text) not in PLACES]
-        said = self.scale.protocol | ({"changed by --set": ", ".join(changed)} if changed else {})
+        said = self.scale.protocol | ({CHANGED: ", ".join(changed)} if changed else {})
         if self.suite.published is None:
             return said
         return {**(self.unmet if self.name == "paper" else {}), **(said or _deviations(self))}

@@ -6,7 +6,7 @@ from itertools import combinations, pairwise, product
 from math import isfinite, nan
 from typing import Any, Protocol
 
-from dipole.benchmarks.equivalence import NOTHING, Evidence, any_of, every
+from dipole.benchmarks.equivalence import LIMIT, NOTHING, Evidence, any_of, every
 from dipole.benchmarks.report import published
 from dipole.benchmarks.report.comparison import AGREES, DIFFERS, UNDECIDED
 from dipole.benchmarks.report.published import Claim, row_label
@@ -102,7 +102,8 @@ class Outcome:
             return f"{'weakest' if verdict == AGREES and len(self.items) > 1 else 'by'} {self.deciding.words}"
         missing = sum(part.missing for part in self.parts)
         reasons = [f"{missing} comparison{'s' if missing > 1 else ''} without data"] if missing else []
-        seeds = max((n for item in self._open if (n := item.seeds)), default=None)
+        open_ones = list(self._open)
+        seeds = max((n for item in open_ones if (n := item.seeds)), default=None)
         if not self.is_tested:
             reasons.append(
                 "no spread to judge by (one seed each decides nothing); "
@@ -111,9 +112,11 @@ class Outcome:
         elif self.p < LEVEL:
             reasons.append(f"shown by itself (p = {number(self.p)}), but not among all claims of the suite")
         elif seeds:
-            reasons.append(f"{seeds} seeds would tell")
-        elif not missing:
+            reasons.append(f"{seeds} seeds would tell" if seeds <= LIMIT else f"more than {LIMIT} seeds would tell")
+        elif any(item.is_on_bound for item in open_ones):
             reasons.append("on its bound, which no number of seeds decides")
+        elif not missing:
+            reasons.append("its comparisons are decided one by one, and not all of them together")
         return f"{self.deciding.words}; {'; '.join(reasons)}"
 
     @property
@@ -213,19 +216,23 @@ def _set_above(test: Mapping[str, Any], grids: Mapping[str, Grid]) -> Found:
             yield column, None
             continue
         gap = min(side.summary.mean for side in above) - max(side.summary.mean for side in below)
-        yield column, Contrast(column, gap, list(product(above, below)))
+        names = [f"{_row(one)} against {_row(other)}" for one, other in product(test["a"], test["b"])]
+        yield column, Contrast(column, gap, list(product(above, below)), names=names)
 
 
 def _spread(test: Mapping[str, Any], grids: Mapping[str, Grid]) -> Found:
     """Largest less smallest of all cells: below a bound where every two are closer to each other."""
     grid = grids.get(test["table"])
-    sides = [_side((grid, row.label, column)) for row in grid.rows for column in grid.columns] if grid else []
-    known = sorted((side for side in sides if side is not None), key=lambda side: side.summary.mean)
+    places = [(row.label, column) for row in grid.rows for column in grid.columns] if grid else []
+    sides = {f"{row}, {column}": _side((grid, row, column)) for row, column in places}
+    known = sorted(((s, name) for name, s in sides.items() if s is not None), key=lambda each: each[0].summary.mean)
     if len(known) < max(2, len(sides)):
         yield "max - min", None
         return
-    spread = known[-1].summary.mean - known[0].summary.mean
-    yield "max - min", Contrast("max - min", spread, [(one, other) for other, one in combinations(known, 2)])
+    spread = known[-1][0].summary.mean - known[0][0].summary.mean
+    pairs = [(one, other) for other, one in combinations(known, 2)]
+    names = [f"{one} against {other}" for (_, one), (_, other) in pairs]
+    yield "max - min", Contrast("max - min", spread, [(one, other) for (one, _), (other, _) in pairs], names=names)
 
 
 def _column_difference(test: Mapping[str, Any], grids: Mapping[str, Grid]) -> Found:
@@ -241,12 +248,13 @@ def _best_minus_column(test: Mapping[str, Any], grids: Mapping[str, Grid]) -> Fo
     for row in test["published"]["difference"]:
         sides = {column: _side((grid, row, column)) for column in grid.columns} if grid else {}
         base = sides.pop(test["column"], None)
-        others = [side for side in sides.values() if side is not None]
+        others = {name: side for name, side in sides.items() if side is not None}
         if base is None or not others:
             yield row, None
             continue
-        gap = max(0.0, *(side.summary.mean - base.summary.mean for side in others))
-        yield row, Contrast(row, gap, [(side, base) for side in others], any_of)
+        gap = max(0.0, *(side.summary.mean - base.summary.mean for side in others.values()))
+        names = [f"{name} against {test['column']}" for name in others]
+        yield row, Contrast(row, gap, [(side, base) for side in others.values()], any_of, names=names)
 
 
 _TESTS: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Grid]], Found]] = {

@@ -91,20 +91,21 @@ def _against_base(results: SuiteResults) -> list[str]:
     if not among:
         has_base = any(c.against_base is not None for c in results.cells)
         return ["One seed each: no difference can be tested; two would give intervals."] if has_base else []
-    base = results.base
+    bases = list(dict.fromkeys(c.row.base for c in among))
+    base = bases[0] if len(bases) == 1 else "their bases"
     best = max(among, key=_lead)
     if not found:
         count = f"No difference of the {len(among)} from {base} can be decided"
         if len(among) == 1:
             count = f"The difference from {base} cannot be decided"
         if _lead(best) <= 0:
-            return [f"{count}; no row leads {base}."]
+            return [f"{count}; no row leads {base if len(bases) == 1 else 'its own'}."]
         seeds = f", {best.seeds_needed} seeds would show it" if best.seeds_needed else ""
-        return [f"{count}; {_leads(best)}{seeds}."]
+        return [f"{count}; {_leads(best, len(bases) > 1)}{seeds}."]
     named = sorted(found, key=lambda c: -abs(_relative(c)))[:NAMED]
     rest = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
     count = f"{len(found)} of {counted(len(among), 'difference')} from {base} {are(len(found))} decided"
-    return [f"{count}: {', '.join(map(_leads, named))}{rest}."]
+    return [f"{count}: {', '.join(_leads(c, len(bases) > 1) for c in named)}{rest}."]
 
 
 def _over_columns(results: SuiteResults) -> list[str]:
@@ -139,12 +140,12 @@ def _relative(cell: CellResult) -> float:
     return _difference(cell) / (level or 1.0)
 
 
-def _leads(cell: CellResult) -> str:
+def _leads(cell: CellResult, names_base: bool = False) -> str:
     unit = {"%": "points"}.get(cell.column.unit, cell.column.unit)
     verb = "leads" if _lead(cell) > 0 else "trails"
-    return (
-        f"{cell.row.label} {verb} by {number(abs(_difference(cell)))}{f' {unit}' if unit else ''} ({cell.column.name})"
-    )
+    base = f"{cell.row.base} " if names_base else ""
+    by = number(abs(_difference(cell)))
+    return f"{cell.row.label} {verb} {base}by {by}{f' {unit}' if unit else ''} ({cell.column.name})"
 
 
 def _beside_printed(results: SuiteResults) -> Sequence[str]:

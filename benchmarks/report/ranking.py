@@ -56,8 +56,7 @@ def rank_objectives(
     missing = {label: tuple(task for task, rows in signed.items() if label not in rows) for label in labels}
     ranks: dict[str, list[float]] = {label: [] for label in labels if not missing[label]}
     for rows in signed.values():
-        # Equal up to floating point is equal.
-        means = {label: float(f"{fmean(rows[label].values()):.12g}") for label in ranks}
+        means = {label: level_of(fmean(rows[label].values())) for label in ranks}
         for label, mean in means.items():
             above, level = sum(m > mean for m in means.values()), sum(m == mean for m in means.values())
             ranks[label].append(above + (level + 1) / 2)
@@ -69,6 +68,11 @@ def rank_objectives(
         over = _over(label, base, signed, runs) if label in ranks else (None, None)
         found.append(Rank(label, count, rank, better, worse, *over, missing[label]))
     return sorted(found, key=lambda r: (isnan(r.mean_rank), r.mean_rank, r.label))
+
+
+def level_of(mean: float) -> float:
+    """A mean to six digits: results come from single precision, in which more would tell equal ones apart."""
+    return float(f"{mean:.6g}")
 
 
 def _decided(tasks: Tasks, base: str | None) -> dict[str, list[float]]:

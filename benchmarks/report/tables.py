@@ -13,7 +13,7 @@ from dipole.benchmarks.report.claim_tables import claims_table as claims_table
 from dipole.benchmarks.report.claim_tables import every_claim_table as every_claim_table
 from dipole.benchmarks.report.claim_tables import short_claims_table as short_claims_table
 from dipole.benchmarks.report.comparison import AGREES, DIFFERS, NOT_COMPARED, UNDECIDED
-from dipole.benchmarks.report.ranking import Rank
+from dipole.benchmarks.report.ranking import Rank, level_of
 from dipole.benchmarks.report.results import CellResult, SuiteResults
 from dipole.benchmarks.report.table import Cell, ReportTable, number
 from dipole.benchmarks.run_records import Collection, Problem
@@ -362,8 +362,8 @@ def _best(results: SuiteResults, column: str) -> set[str]:
     if len(cells) < 2:
         return set()
     sign = 1 if cells[0].column.higher_is_better else -1
-    top = max(sign * c.summary.mean for c in cells if c.summary)
-    return {c.row.label for c in cells if c.summary and sign * c.summary.mean == top}
+    levels = {c.row.label: sign * level_of(c.summary.mean) for c in cells if c.summary}
+    return {label for label, level in levels.items() if level == max(levels.values())}
 
 
 def _mark(verdict: str) -> str:

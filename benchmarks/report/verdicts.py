@@ -53,8 +53,8 @@ class Contrast:
     """One comparison before it is judged.
 
     `pairs` are what it compares, first minus second: one pair, or several of which all must hold (`every`) or one
-    (`any_of`). `direction` is -1 where the first is to be the smaller one; `printed` is the printed difference.
-    `subject` names the rows where a claim has more than one list of comparisons.
+    (`any_of`), each then with its name in `names`. `direction` is -1 where the first is to be the smaller one;
+    `printed` is the printed difference. `subject` names the rows where a claim has more than one list of comparisons.
     """
 
     label: str
@@ -66,6 +66,7 @@ class Contrast:
     is_log: bool = False
     is_closed: bool = False
     subject: str = ""
+    names: Sequence[str] = ()
 
     def estimates(self) -> list[Estimate]:
         return [_minus(*(side.logs for side in pair) if self.is_log else pair) for pair in self.pairs]
@@ -79,7 +80,11 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Item:
-    """One comparison: its value (a difference, ratio or gap), 95 % interval, whether it is as claimed, and evidence."""
+    """One comparison: its value (a difference, ratio or gap), whether it is as claimed, and evidence.
+
+    `low` and `high` are the 95 % interval of `shown`: the value, or of several pairs that of the one in `pair` that
+    the evidence hangs on.
+    """
 
     label: str
     value: float
@@ -90,6 +95,9 @@ class Item:
     seeds: int | None = None
     is_tested: bool = False
     subject: str = ""
+    shown: float = nan
+    pair: str = ""
+    is_on_bound: bool = False
 
     @property
     def p(self) -> float | None:
@@ -99,8 +107,9 @@ class Item:
     @property
     def words(self) -> str:
         interval = f" ({number(self.low)} to {number(self.high)})" if isfinite(self.low + self.high) else ""
-        label = f"{self.subject}, {self.label}" if self.subject else self.label
-        return f"{label}: {number(self.value) if isfinite(self.value) else 'unknown'}{interval}"
+        label = ", ".join(filter(None, (self.subject, self.pair, self.label)))
+        value = self.shown if isfinite(self.shown) else self.value
+        return f"{label}: {number(value) if isfinite(value) else 'unknown'}{interval}"
 
 
 @dataclass(frozen=True)
@@ -122,11 +131,15 @@ class Judged:
     @property
     def deciding(self) -> Item | None:
         """The comparison the verdict hangs on: the worst shown to be wrong, or the weakest of those that hold."""
-        if self.item is not None or not self.items:
+        if not self.items:
             return self.item
         if not self.evidence.is_for and self.evidence.outside < 1:
-            return min(self.items, key=lambda item: item.evidence.outside)
-        return max(self.items, key=lambda item: (not item.holds, item.evidence.inside))
+            worst = min(self.items, key=lambda item: item.evidence.outside)
+            if self.item is None:
+                return worst
+            by_mean = self.item.evidence.outside <= every([item.evidence for item in self.items]).outside
+            return self.item if by_mean or not KINDS[self.part.kind].of_each else worst
+        return self.item or max(self.items, key=lambda item: (not item.holds, item.evidence.inside))
 
 
 @dataclass(frozen=True)
@@ -153,8 +166,10 @@ def judge(part: Part, contrasts: Sequence[Contrast | None]) -> Judged:
     if kind.of_mean and directed and all(len(each.pairs) == 1 for each in directed):
         mean, estimate = _mean_item(part, kind, directed)
         is_shown = not missing and (not kind.of_each or all(item.holds for item in items))
-        inside = estimate.inside if is_shown else 1.0
-        found = Evidence(inside, found.outside if kind.of_each else 1.0 if missing else estimate.outside)
+        # It is false where the mean is shown to be, and, if each is to hold, where one of them is (Bonferroni).
+        against_mean = 1.0 if missing else estimate.outside
+        outside = min(1.0, 2 * min(found.outside, against_mean)) if kind.of_each and len(known) > 1 else against_mean
+        found = Evidence(estimate.inside if is_shown else 1.0, outside)
     if kind is KINDS["significant"]:
         found = Evidence(min(1.0, found.inside * LEVEL / part.level), found.outside)
     turns = {_turn(part, each) for each in known} - {0}
@@ -209,14 +224,29 @@ def _item(part: Part, kind: Kind, contrast: Contrast) -> Item:
     estimates = contrast.estimates()
     single = [against(each, low, high) for each in estimates]
     evidence = contrast.combine(single)
-    # The printed value of several pairs is that of one of them, the range's but for its sign.
-    shown = min(estimates, key=lambda each: abs(abs(each.value) - abs(value)))
+    telling = _telling(contrast, estimates, single, value)
     holds = _is_in(value, low, high, kind.is_closed or contrast.is_closed)
     tested = any(isfinite(each.error) for each in estimates)
     wanted = [seeds_to_decide(e, low, high) for e, found in zip(estimates, single, strict=True) if found.p >= LEVEL]
+    on_bound = tested and None in wanted
     seeds = None if None in wanted else max((n for n in wanted if n), default=None)
-    interval = _shown(shown, contrast.is_log)
-    return Item(contrast.label, contrast.value, holds, evidence, *interval, seeds, tested, contrast.subject)
+    interval, several = _shown(estimates[telling], contrast.is_log), len(estimates) > 1
+    return Item(
+        contrast.label, contrast.value, holds, evidence, *interval, seeds, tested, contrast.subject,
+        estimates[telling].value if several and tested else nan, contrast.names[telling] if several and tested else "",
+        on_bound,
+    )  # fmt: skip
+
+
+def _telling(contrast: Contrast, estimates: Sequence[Estimate], single: Sequence[Evidence], value: float) -> int:
+    """Which of its pairs a comparison's evidence hangs on; without evidence that of its value, but for the sign."""
+    number_of = range(len(single))
+    combined, turn = contrast.combine(single), 1 if contrast.combine is every else -1
+    if combined.is_for:
+        return max(number_of, key=lambda i: turn * single[i].inside)
+    if combined.outside < 1:
+        return min(number_of, key=lambda i: turn * single[i].outside)
+    return min(number_of, key=lambda i: abs(abs(estimates[i].value) - abs(value)))
 
 
 def _shown(found: Estimate, is_log: bool) -> tuple[float, float]:
@@ -230,7 +260,10 @@ def _spread_item(part: Part, contrast: Contrast) -> Item:
     seeds = max((n for one, other in pairs if (n := seeds_to_decide_spread(one.std, other.std))), default=None)
     holds = contrast.direction * contrast.value > ROUNDING
     tested = evidence != NOTHING
-    return Item(contrast.label, contrast.value, holds, evidence, nan, nan, seeds, tested, contrast.subject)
+    equal = tested and any(seeds_to_decide_spread(one.std, other.std) is None for one, other in pairs)
+    return Item(
+        contrast.label, contrast.value, holds, evidence, nan, nan, seeds, tested, contrast.subject, is_on_bound=equal
+    )
 
 
 def _mean_item(part: Part, kind: Kind, known: Sequence[Contrast]) -> tuple[Item, Evidence]:
@@ -249,7 +282,9 @@ def _mean_item(part: Part, kind: Kind, known: Sequence[Contrast]) -> tuple[Item,
     seeds, tested = seeds_to_decide(found, low, high), isfinite(found.error)
     holds = _is_in(found.value, low, high, False)
     subject = known[0].subject if len({each.subject for each in known}) == 1 else ""
-    return Item(label, value, holds, evidence, *_shown(found, is_log), seeds, tested, subject), evidence
+    on_bound = tested and seeds is None
+    shown = *_shown(found, is_log), seeds, tested, subject
+    return Item(label, value, holds, evidence, *shown, is_on_bound=on_bound), evidence
 
 
 def _each(words: str) -> Callable[[Part, int, str], str]:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dipole.benchmarks.collecting import gather
-from dipole.benchmarks.kept import SHIPPED_NAME, kept_of, known_runs
+from dipole.benchmarks.kept import SHIPPED_NAME, kept_of, kept_overrides, known_runs
 from dipole.benchmarks.manifest import Manifest, manifest, write_manifest
 from dipole.benchmarks.plan import Estimator, Time, faults, make_plan
 from dipole.benchmarks.report.results import SuiteResults
@@ -88,6 +88,10 @@ def bench(
             f"{count} of {len(wanted)} runs {'comes' if count == 1 else 'come'} with dipole as results: --known "
             f"{SHIPPED_NAME}.",
         )
+    if not overrides and (kept := kept_overrides(known).get((sized.suite.name, scale))):
+        say(
+            console, f"The results that are known were made with --set {' '.join(kept)}: give that, or all is run anew."
+        )
     described = manifest(sized, wanted)
     summary = run_suite(sized, wanted, described, records, runs, chosen, console)
     print_results(console, SuiteResults(described, elsewhere | read_records(runs).records))
@@ -142,8 +146,9 @@ def plan_all(
     The exit code is 1 if there is anything of that kind.
     """
     console = console or Console()
-    records = known_runs(known) | finished(runs)
+    records, kept = known_runs(known) | finished(runs), kept_overrides(known)
     estimator, slots = Estimator(records.values()), LocalEngine(jobs, threads).slots
+    notes: list[str] = []
     table = Table(title=f"Shipped suites at scale {scale}, {counted(slots, 'run')} at a time", title_justify="left")
     for name in ("suite", "runs", "finished", "estimated time"):
         table.add_column(name, justify="left" if name == "suite" else "right")
@@ -153,7 +158,9 @@ def plan_all(
     for name in suites():
         suite = read_suite(name)
         if scale in suite.scale:
-            planned = suite.at(scale).jobs(runs)
+            changed = kept.get((name, scale), [])
+            planned = suite.at(scale, changed).jobs(runs)
+            notes += [f"{name}: as its results are kept, with --set {' '.join(changed)}"] if changed else []
             problems += [f"{name}: {fault}" for fault in faults(planned, suite.scale[scale].processes)]
             wanted = {job.hash: job.config for job in planned}
             every |= wanted
@@ -167,6 +174,8 @@ def plan_all(
         answer |= {"scale": scale, "suites": lines, "seconds": whole.seconds, "faults": problems}
     console.print(table)
     say(console, reckoning())
+    for note in notes:
+        say(console, note)
     for problem in problems:
         say(console, f"cannot run: {problem}")
     return 1 if problems else 0

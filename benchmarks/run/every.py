@@ -1,13 +1,13 @@
 """`dipole bench --all`: every shipped suite, what costs least first. It may be stopped, and goes on where it was."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from dipole.benchmarks.kept import known_runs
+from dipole.benchmarks.kept import kept_overrides, known_runs
 from dipole.benchmarks.manifest import manifest
 from dipole.benchmarks.plan import Estimator, Time
 from dipole.benchmarks.run.bench import finished, make_engine, run_suite, summed_up
@@ -40,7 +40,7 @@ def bench_all(
     elsewhere = known_runs(known)
     say(console, f"Times are reckoned {reckoning()}")
     summaries = []
-    for sized, wanted, time in by_cost(scale, runs, jobs, threads, elsewhere):
+    for sized, wanted, time in by_cost(scale, runs, jobs, threads, elsewhere, kept_overrides(known)):
         name = f"{sized.suite.name} ({scale})"
         if time.seconds > 3600 * within:
             say(console, f"{name} is left out: {time}.")
@@ -59,16 +59,24 @@ def bench_all(
 
 
 def by_cost(
-    scale: ScaleName, runs: Path, jobs: int | None, threads: int | None, elsewhere: dict[str, Any]
+    scale: ScaleName,
+    runs: Path,
+    jobs: int | None,
+    threads: int | None,
+    elsewhere: dict[str, Any],
+    changed: Mapping[tuple[str, str], Sequence[str]],
 ) -> list[tuple[Sized, list[Job], Time]]:
-    """Every shipped suite of a scale with its jobs and the time that what is missing takes, the shortest first."""
+    """Every shipped suite of a scale with its jobs and the time that what is missing takes, the shortest first.
+
+    `changed` is what the results that are known were made with, by suite and scale.
+    """
     records = elsewhere | finished(runs)
     estimator, slots = Estimator(records.values()), make_engine("local", jobs, threads).slots
     found = []
     for name in suites():
         suite = read_suite(name)
         if scale in suite.scale:
-            sized = suite.at(scale)
+            sized = suite.at(scale, changed.get((name, scale), ()))
             wanted = sized.jobs(runs)
             missing = [job.config for job in wanted if job.hash not in records]
             found.append((sized, wanted, estimator.total(missing, slots)))

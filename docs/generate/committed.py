@@ -125,8 +125,8 @@ def of_objective(names: Collection[str]) -> str:
             other = ", another protocol than the paper's" if suite.manifest.protocol else ""
             decided.setdefault(_difference(cell), []).append(f"`{suite.manifest.suite}`{other}")
     lines = [
-        f"Rows with it stand in {counted(len(of), 'suite')} that were run to the end at small scale; beside the "
-        "papers' numbers: [results](../results.md). Mean and standard deviation over seeds."
+        f"Rows with it stand in {counted(len(of), 'kept suite')}, run to the end at small scale; beside the papers' "
+        "numbers: [results](../results.md). Mean and standard deviation over seeds."
     ]
     if tested:
         found = [f"- {text}; {', '.join(where)}" for text, where in decided.items()]
@@ -149,7 +149,7 @@ def _difference(cell: CellResult) -> str:
     unit = {"%": " points", "": ""}.get(cell.column.unit, f" {cell.column.unit}")
     return (
         f"`{cell.row.label}` against `{cell.row.base}`, {cell.column.name}: {test.difference:+.3g}{unit} "
-        f"({test.low:.3g} to {test.high:.3g}, p = {cell.p_holm:.1g}, {counted(test.n, 'seed')})"
+        f"({test.low:.3g} to {test.high:.3g}, p = {cell.p_holm:.3g}, {counted(test.n, 'seed')})"
     )
 
 

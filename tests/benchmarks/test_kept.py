@@ -287,3 +287,65 @@ def test_the_results_that_come_with_dipole_are_of_its_suites():
         assert all(run.record.status == "done" for run in found.runs.values())
         sized = read_suite(found.manifest.suite).at(found.manifest.scale)
         assert set(found.runs) <= {job.hash for job in sized.jobs()}
+
+
+def test_what_cannot_be_read_is_left_out_and_named(runs_folder, tmp_path):
+    table4(runs_folder)
+    (runs_folder.path / f"{1:012x}" / "record.json").write_text('{"schema_version": 1, "hash": ')
+    (added,) = add([runs_folder.path], tmp_path / "kept")
+    assert added.runs == added.wanted - 1
+    assert f"run {1:012x} of lmcl-table4-small cannot be read" in added.left_out[0]
+    assert main(["results", "add", str(runs_folder.path), "--to", str(tmp_path / "kept")]) == 1
+
+
+def test_a_seed_of_other_data_is_not_mixed_in(runs_folder, tmp_path, capsys):
+    table4(runs_folder)
+    later = {path: record for path in runs_folder.path.glob("*/record.json") if (record := of(path))["seed"] == 2}
+    for path in later:
+        path.unlink()
+    (first,) = add([runs_folder.path], tmp_path / "kept")
+    before = kept.read_kept(first.path).runs
+    assert {run.record.seed for run in before.values()} == {0, 1}
+    for path, record in later.items():
+        path.write_text(json.dumps(record | {"data": record["data"] | {"fingerprint": "another"}}))
+    assert main(["results", "add", str(runs_folder.path), "--to", str(tmp_path / "kept"), "--replace"]) == 1
+    assert "was measured on other data (fingerprint another) than the runs beside it" in capsys.readouterr().out
+    assert kept.read_kept(first.path).runs == before
+    for path, record in later.items():
+        path.write_text(json.dumps(record))
+    (whole,) = add([runs_folder.path], tmp_path / "kept")
+    assert (whole.new, whole.left_out) == (len(later), ())
+
+
+def of(path):
+    return json.loads(path.read_text())
+
+
+def test_a_report_names_runs_of_other_data_and_of_other_results(runs_folder, tmp_path):
+    table4(runs_folder, seeds=(0, 1, 2))
+    add([runs_folder.path], tmp_path / "kept")
+    path = runs_folder.path / f"{1:012x}" / "record.json"
+    record = json.loads(path.read_text())
+    path.write_text(
+        json.dumps(record | {"data": record["data"] | {"fingerprint": "another"}, "results": {"text": 0.1}})
+    )
+    for order in ([runs_folder.path, tmp_path / "kept"], [tmp_path / "kept", runs_folder.path]):
+        shown = seen(order)
+        assert "other results than the same run elsewhere" in shown
+    assert "was measured on other data (fingerprint another)" in seen(runs_folder.path)
+
+
+def test_data_that_follow_the_seed_are_no_strangers():
+    from types import SimpleNamespace
+
+    from dipole.benchmarks.same_data import strangers
+
+    def run(seed, print_, name="x"):
+        data = {"name": "digits", "sizes": {"test": 9}, "fingerprint": print_}
+        return SimpleNamespace(domain="vision", data=data, seed=seed, hash=f"{name}{seed}{print_}")
+
+    assert strangers([run(0, "a"), run(1, "b")], [run(2, "c")]) == {}
+    assert list(strangers([run(0, "a"), run(1, "b")], [run(1, "c")])) == ["x1c"]
+    assert list(strangers([run(0, "a"), run(1, "a")], [run(2, "c")])) == ["x2c"]
+    assert strangers([run(0, "a")], [run(2, "c")]) == {}
+    assert list(strangers([run(0, "a"), run(0, "a", "y"), run(0, "c")])) == ["x0c"]

@@ -1,0 +1,166 @@
+"""Numbers that pages tell, held against the records they are from.
+
+    python docs/generate/told.py [--check] [PAGE ...]
+
+A page (docs/learnt.md, docs/choosing.md, docs/polarization.md) writes where a number is from, before it, and where it
+ends: <!-- cross-domain: align_uniform @ pydoc: next sentence in ten -->-5.1 points (...)<!-- -->. What stands between
+the two is written by this program, and a test holds that it is what the records say.
+
+    SUITE: ROW @ COLUMN             the difference from the row's base, its 95 % interval, p (Holm, over the suite)
+    SUITE: ROW - OTHER @ COLUMN     the difference of any two rows, p of this test alone
+    SUITE: mean ROW @ COLUMN        the mean over seeds
+    SUITE: gain ROW                 the gain over all columns, in units of the base's mean, p of this test alone
+    SUITE: decided                  how many of its differences are decided (Holm)
+    SUITE: p                        the range of p (Holm) of its differences
+    SUITE: claim ID                 the verdict on a claim of the paper, what it hangs on, p (Holm, over its claims)
+    all: decided                    the same of everything that is kept
+    polarization DOMAIN: KEY        the gain of a setting over InfoNCE, p (Holm, over the domain's settings)
+    polarization DOMAIN: KEY - KEY  the difference of two settings' gains, p of this test alone
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from functools import cache
+from math import isfinite
+from pathlib import Path
+
+import committed
+import evidence
+
+from dipole.benchmarks.report import findings
+from dipole.benchmarks.report.results import SuiteResults
+from dipole.benchmarks.report.table import number
+from dipole.benchmarks.statistics import PairedTest, difference
+from dipole.benchmarks.studies import polarization
+
+DOCS = Path(__file__).resolve().parents[1]
+PAGES = tuple(DOCS / name for name in ("learnt.md", "choosing.md", "polarization.md"))
+MARK = re.compile(r"(<!-- ([^>]+?) -->)(.*?)(<!-- -->)", re.DOTALL)
+UNITS = {"%": " points"}
+
+
+def filled(text: str) -> str:
+    """The page with what the records say now.
+
+    Raises:
+        LookupError: it names a suite, row, column, claim or setting that there is not.
+    """
+    return MARK.sub(lambda found: f"{found[1]}{said(' '.join(found[2].split()))}{found[4]}", text)
+
+
+def said(of: str) -> str:
+    """What is to stand for one mark."""
+    where, _, what = of.partition(": ")
+    if where == "all":
+        return committed.in_short()
+    if where.startswith("polarization "):
+        return _polarization(where.removeprefix("polarization "), what)
+    suite = _suite(where)
+    if what == "decided":
+        return f"{len(findings.decided(suite))} of {len(findings.tested(suite))}"
+    if what == "p":
+        found = [cell.p_holm for cell in findings.tested(suite) if isfinite(cell.p_holm)]
+        return f"p {_p(min(found))} to {_p(max(found))}"
+    if what.startswith("claim "):
+        return _claim(suite, what.removeprefix("claim "))
+    if what.startswith("gain "):
+        rank = next(each for each in suite.ranks() if each.label == what.removeprefix("gain "))
+        assert rank.gain is not None
+        return (
+            f"{number(100 * rank.gain.value)} % ({number(100 * rank.gain.low)} to {number(100 * rank.gain.high)}, "
+            f"p = {_p(rank.gain.p)} alone)"
+        )
+    row, _, column = what.rpartition(" @ ")
+    if row.startswith("mean "):
+        return number(_cell(suite, row.removeprefix("mean "), column))
+    one, minus, other = row.partition(" - ")
+    unit = next(c.unit for c in suite.manifest.columns if c.name == column)
+    unit = UNITS.get(unit, f" {unit}" if unit else "")
+    if minus:
+        values, base = suite.samples(one, column), suite.samples(other, column)
+        if values is None or base is None:
+            raise LookupError(f"{of}: no such rows or column")
+        test = difference(base, values)
+        return _shown(test, f"p = {_p(test.p_t)} alone", unit)
+    cell = suite.cell(row, column)
+    if cell is None or cell.against_base is None:
+        raise LookupError(f"{of}: no such row or column, or no base")
+    return _shown(cell.against_base, f"p = {_p(cell.p_holm)}", unit)
+
+
+def _suite(name: str) -> SuiteResults:
+    for each in committed.suites():
+        if each.manifest.suite == name:
+            return each
+    raise LookupError(f"{name}: no such suite among the kept results")
+
+
+def _cell(suite: SuiteResults, row: str, column: str) -> float:
+    value = suite.value(row, column)
+    if value is None:
+        raise LookupError(f"{suite.manifest.suite}: no cell {row} @ {column}")
+    return value
+
+
+def _claim(suite: SuiteResults, name: str) -> str:
+    for each in suite.claims(committed.suites()):
+        if each.ours.claim.id == name:
+            return f"{each.verdict_alone}, {each.why}" + (f", p = {_p(each.p_holm)}" if isfinite(each.p_holm) else "")
+    raise LookupError(f"{suite.manifest.suite}: no claim {name}")
+
+
+@cache
+def _study() -> polarization.Found:
+    return evidence.results("polarization")
+
+
+def _polarization(domain: str, key: str) -> str:
+    tests = polarization.tests(_study(), domain)
+    one, minus, other = key.partition(" - ")
+    if minus:
+        gains = _gains(domain, one), _gains(domain, other)
+        test = difference(gains[1], gains[0])
+        return _shown(test, f"p = {_p(test.p_t)} alone")
+    _, test, p = tests[key]
+    return _shown(test, f"p = {_p(p)}")
+
+
+def _gains(domain: str, key: str) -> Mapping[int, float]:
+    setting = polarization.tests(_study(), domain)[key][0]
+    ours, base = (polarization.trained(_study(), domain, each) for each in (setting, setting.base))
+    return {seed: ours[seed] - base[seed] for seed in ours.keys() & base.keys()}
+
+
+def _shown(test: PairedTest, p: str, unit: str = "") -> str:
+    digits = max(0, 2 - len(str(int(max(map(abs, (test.low, test.high, test.difference))))))) if unit else 3
+    digits = max(digits, 1) if unit == " points" else digits
+    low, high, value = (f"{each:.{digits}f}" for each in (test.low, test.high, test.difference))
+    return f"{value}{unit} ({low} to {high}, {p})"
+
+
+def _p(value: float) -> str:
+    """Two digits; what is near the level as many as show on which side it is."""
+    return f"{value:.3g}" if 0.04 < value < 0.06 else f"{value:.2g}"
+
+
+def main(arguments: list[str]) -> int:
+    """Write the pages anew; with --check say which are not what the records say."""
+    pages = [Path(each) for each in arguments if each != "--check"] or PAGES
+    stale = []
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        if (new := filled(text)) != text:
+            stale.append(page.name)
+            if "--check" not in arguments:
+                page.write_text(new, encoding="utf-8")
+    if stale and "--check" in arguments:
+        print(f"{', '.join(stale)}: numbers are not those of the records; run python docs/generate/told.py")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
