@@ -196,7 +196,7 @@ class _Adapted:
 
     def __init__(self, layout: Layout, seed: int, folder: Path) -> None:
         table = dict(layout.settings)
-        if layout.domain == "vision":
+        if layout.domain == "vision" and "data" not in table:
             table["data"] = {
                 "source": str(coloured_digits(folder, "train")),
                 "test": str(coloured_digits(folder, "test")),

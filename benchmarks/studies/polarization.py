@@ -1,14 +1,15 @@
 """When does polarization help, and when does it outweigh InfoNCE? Reduction, lambda, margin and number of negatives.
 
     python -m dipole.benchmarks.studies.polarization [--out benchmarks/results/polarization.json]
-        [--domains vision,text] [--seeds 5] [--pictures docs/pictures] [--table]
+        [--domains vision,text] [--cifar10 FOLDER] [--seeds 5] [--pictures docs/pictures] [--table]
 
 InfoNCE with default options and the same with distance polarization beside it, in one layout a domain of
-`learning_everywhere`: digits with random colours, the topics of pydoc, observations of the dot task. Everything but
-what is studied stays the same; a setting is compared with InfoNCE on the same seeds and the same batch size by a paired
-t-test (Holm over the settings of a domain). Beside the number after training stands how hard each of the two pulls: the
-length of the gradient of lambda R over that of InfoNCE, at the first step and at the last. What is finished is not run
-again.
+`learning_everywhere`: digits with random colours, the topics of pydoc, observations of the dot task; and CIFAR-10, of
+which FOLDER holds cifar10_train.npz and cifar10_test.npz, with the encoder of `dipole bench cifar10-learning`.
+Everything but what is studied stays the same; a setting is compared with InfoNCE on the same seeds and the same batch
+size by a paired t-test (Holm over the settings of a domain). Beside the number after training stands how hard each of
+the two pulls: the length of the gradient of lambda R over that of InfoNCE, at the first step and at the last. What is
+finished is not run again; the file says on which machine and with which versions each domain was run.
 """
 
 import argparse
@@ -25,12 +26,17 @@ import torch
 from dipole.benchmarks.report.drawing import to_files
 from dipole.benchmarks.report.kinds import Line, LineChart
 from dipole.benchmarks.statistics import PairedTest, difference, holm, summarize
-from dipole.benchmarks.studies.learning_everywhere import LAYOUTS, Trial
+from dipole.benchmarks.studies.learning_everywhere import LAYOUTS, Layout, Trial
 from dipole.core.contrast.objective import objective
+from dipole.core.ground.errors import DataError
 from dipole.core.ground.files import atomic_write
+from dipole.core.record import hardware, library_versions
+from dipole.core.train.recipe import read_recipe
 
-DOMAINS = {"vision": "simclr", "text": "window", "rl": "agent"}
+DOMAINS = {"cifar10": "", "vision": "simclr", "text": "window", "rl": "agent"}
+TITLES = {"cifar10": "CIFAR-10", "vision": "Digits", "text": "Sentences", "rl": "An agent's encoder"}
 MEASURES = {
+    "cifar10": "kNN accuracy",
     "vision": "accuracy with five labels per class",
     "text": "mean reciprocal rank of the next sentence",
     "rl": "own observation found among 300",
@@ -40,6 +46,8 @@ LAMBDA, MARGIN = 0.1, (0.1, 0.5)
 LAMBDAS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
 MARGINS = ((0.0, 0.5), (0.1, 0.3), (0.25, 0.5), (0.1, 0.9))
 BATCHES = (16, 64, 256)
+CIFAR_BATCH = 128
+FILES = {"source": "train", "test": "test"}
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,26 @@ def settings() -> Iterator[Setting]:
     yield from (Setting(margin=margin) for margin in MARGINS)
 
 
+def layout_of(domain: str, cifar10: Path | None = None) -> Layout:
+    """How a domain is trained; CIFAR-10 as the small scale of `cifar10-learning` has it, with four epochs' steps.
+
+    Raises:
+        DataError: CIFAR-10 is asked for without its folder.
+    """
+    if domain != "cifar10":
+        return LAYOUTS[DOMAINS[domain]]
+    if cifar10 is None:
+        raise DataError("cifar10 needs --cifar10 FOLDER with cifar10_train.npz and cifar10_test.npz.")
+    recipe: dict[str, Any] = read_recipe("cifar10-simclr")["vision"]
+    table = recipe | {
+        "data": {name: str(cifar10 / f"cifar10_{part}.npz") for name, part in FILES.items()},
+        "encoder": recipe["encoder"] | {"width": 16},
+        "augment": recipe["augment"] | {"size": 24},
+        "probe": {"probes": ["knn"]},
+    }
+    return Layout("vision", table, "knn/accuracy", 312, CIFAR_BATCH, 2e-3, classes=10)
+
+
 class Pull:
     """Length of the gradient of lambda R over that of InfoNCE, at the first step and at the last."""
 
@@ -108,6 +136,8 @@ def measure(trial: Trial, setting: Setting) -> dict[str, float]:
 
 Found = dict[str, dict[str, dict[str, dict[str, float]]]]
 """Domain -> key of a setting -> seed -> numbers."""
+Made = dict[str, list[dict[str, str]]]
+"""Domain -> the machines, and versions of libraries, that it was run with."""
 
 
 def trained(found: Found, domain: str, setting: Setting) -> dict[int, float]:
@@ -140,39 +170,58 @@ def table(found: Found, domain: str) -> str:
     return "\n".join(lines)
 
 
+AXES = {
+    "lambda": "lambda (anchor_sum)",
+    "batch": "instances in a batch (lambda = 0.1)",
+    "margin": "width of the margin (lambda = 0.1)",
+}
+LINES = {"anchor_sum": "sum over instances (anchor_sum)", "mean": "mean over instances (mean)"}
+
+
 def charts(found: Found) -> dict[str, LineChart]:
-    """Gain over lambda, gain over the number of rows in a batch, and pull over both, by domain."""
+    """By domain the gain over lambda, over the instances of a batch by reduction, and over the margin's width.
+
+    And how hard polarization pulls over each, all domains in one chart.
+    """
     drawn: dict[str, LineChart] = {}
-    for name, axis in (("lambda", "lambda (anchor_sum)"), ("batch", "instances in a batch")):
-        points = {domain: _points(name, domain) for domain in found}
-        gains = [_line(d, [(x, _gains(found, d, s)) for x, s in of]) for d, of in points.items()]
-        pulls = [_line(d, [(x, _pulls(found, d, s)) for x, s in of]) for d, of in points.items()]
-        drawn[f"polarization-{name}"] = LineChart(
-            f"InfoNCE + lambda * dp beside InfoNCE, over {axis}", axis, "gain in % of what InfoNCE learnt",
-            [line for line in gains if line.x], is_log=True,
-        )  # fmt: skip
+    for name, axis in AXES.items():
+        is_log = name != "margin"
+        for domain in found:
+            of = {reduction: points(name, domain, reduction) for reduction in LINES}
+            gains = [
+                _line(LINES[reduction], [(x, _gains(found, domain, s)) for x, s in settings])
+                for reduction, settings in of.items()
+            ]
+            drawn[f"polarization-{name}-{domain}"] = LineChart(
+                f"{TITLES[domain]}: gain over InfoNCE, over {axis}", axis, f"gain in {MEASURES[domain]}",
+                [line for line in gains if line.x], is_log=is_log,
+            )  # fmt: skip
+        pulls = [_line(TITLES[d], [(x, _pulls(found, d, s)) for x, s in points(name, d, "anchor_sum")]) for d in found]
         drawn[f"polarization-{name}-pull"] = LineChart(
-            f"How hard polarization pulls, over {axis}", axis, "gradient of lambda R over that of InfoNCE",
-            [line for line in pulls if line.x], is_log=True, is_log_y=True,
+            f"How hard polarization pulls at first, over {axis}", axis, "gradient of lambda R over that of InfoNCE",
+            [line for line in pulls if line.x], is_log=is_log, is_log_y=True,
         )  # fmt: skip
     return drawn
 
 
-def _points(name: str, domain: str) -> list[tuple[float, Setting]]:
-    """The settings of a curve and where they stand on its axis."""
-    if name == "lambda":
-        return [(weight, Setting(weight=weight)) for weight in LAMBDAS]
-    own = LAYOUTS[DOMAINS[domain]].batch_size
-    points = [(float(batch or own), Setting(batch=batch)) for batch in (*BATCHES, None)]
-    return sorted(points, key=lambda point: point[0])
+def points(name: str, domain: str, reduction: str) -> list[tuple[float, Setting]]:
+    """The settings of a curve and where they stand on its axis; of margins of one width the one further out counts."""
+    if name == "batch":
+        own = CIFAR_BATCH if domain == "cifar10" else LAYOUTS[DOMAINS[domain]].batch_size
+        found = [(float(batch or own), Setting(batch=batch, reduction=reduction)) for batch in (*BATCHES, None)]
+    elif reduction == "mean":
+        return []
+    elif name == "lambda":
+        found = [(weight, Setting(weight=weight)) for weight in LAMBDAS]
+    else:
+        found = [(round(high - low, 3), Setting(margin=(low, high))) for low, high in (MARGIN, *MARGINS)]
+    return sorted(found, key=lambda point: point[0])
 
 
 def _gains(found: Found, domain: str, setting: Setting) -> list[float]:
-    """100 times the gain by seed over what InfoNCE learnt at that batch size, mean over seeds: domains on one axis."""
+    """The gain over InfoNCE at that batch size, by seed."""
     ours, base = trained(found, domain, setting), trained(found, domain, setting.base)
-    cells = found[domain].get(setting.base.key, {})
-    learnt = fmean(c["trained"] - c["untrained"] for c in cells.values()) if cells else 0.0
-    return [100 * (ours[seed] - base[seed]) / learnt for seed in ours.keys() & base.keys()]
+    return [ours[seed] - base[seed] for seed in sorted(ours.keys() & base.keys())]
 
 
 def _pulls(found: Found, domain: str, setting: Setting) -> list[float]:
@@ -189,19 +238,22 @@ def _line(label: str, points: Sequence[tuple[float, Sequence[float]]]) -> Line:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/polarization.json"))
-    parser.add_argument("--domains", default=",".join(DOMAINS))
+    parser.add_argument("--domains", help="default: all, cifar10 if its folder is given")
+    parser.add_argument("--cifar10", type=Path, metavar="FOLDER", help="cifar10_train.npz and cifar10_test.npz")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--pictures", type=Path, help="folder for the curves as SVG")
     parser.add_argument("--table", action="store_true", help="print what is known and run nothing")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    found: Found = json.loads(arguments.out.read_text()) if arguments.out.is_file() else {}
-    domains = arguments.domains.split(",")
+    found, made = kept(arguments.out) if arguments.out.is_file() else ({}, {})
+    known = [domain for domain in DOMAINS if domain != "cifar10" or arguments.cifar10 is not None]
+    domains = arguments.domains.split(",") if arguments.domains else known
     if not arguments.table:
         with tempfile.TemporaryDirectory() as folder:
             for domain in domains:
+                layout = layout_of(domain, arguments.cifar10)
                 for seed in range(arguments.seeds):
-                    run(found, domain, seed, Path(folder), arguments.out)
+                    run(found, made, domain, layout, seed, Path(folder), arguments.out)
     for domain in domains:
         if domain in found:
             print(table(found, domain), end="\n\n")
@@ -210,9 +262,16 @@ def main() -> None:
             atomic_write(arguments.pictures / f"{name}.svg", to_files(chart)[".svg"])
 
 
-def run(found: Found, domain: str, seed: int, folder: Path, out: Path) -> None:
+def kept(path: Path) -> tuple[Found, Made]:
+    """What was measured, and where each domain was."""
+    whole = json.loads(path.read_text(encoding="utf-8"))
+    made = whole.pop("made", {})
+    return {domain: whole[domain] for domain in DOMAINS if domain in whole}, made
+
+
+def run(found: Found, made: Made, domain: str, layout: Layout, seed: int, folder: Path, out: Path) -> None:
     """Everything of one domain and seed that is missing, kept after each training."""
-    layout, trials = LAYOUTS[DOMAINS[domain]], {}
+    trials: dict[int | None, Trial] = {}
     for setting in settings():
         cells = found.setdefault(domain, {}).setdefault(setting.key, {})
         if str(seed) in cells:
@@ -221,7 +280,10 @@ def run(found: Found, domain: str, seed: int, folder: Path, out: Path) -> None:
             trials[setting.batch] = Trial(replace(layout, batch_size=setting.batch or layout.batch_size), seed, folder)
         cells[str(seed)] = measure(trials[setting.batch], setting)
         print(domain, seed, setting.key, cells[str(seed)], flush=True)
-        atomic_write(out, json.dumps(found, indent=1) + "\n")
+        machine = hardware(torch.device("cpu"), 1)
+        here = {"device": machine.device_name, "machine": machine.machine, **library_versions()}
+        made[domain] = made.get(domain, []) + ([here] if here not in made.get(domain, []) else [])
+        atomic_write(out, json.dumps({"made": made, **found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

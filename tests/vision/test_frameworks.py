@@ -207,13 +207,17 @@ def test_cmc_equals_the_mean_of_two_cross_losses(colour):
     torch.testing.assert_close(loss(embedded).loss, both)
 
 
-def test_cmc_bank_gives_the_other_halfs_memory_as_negatives(colour):
+def test_cmc_bank_gives_the_other_halfs_memory_as_partner_and_negatives(colour):
     a = adapter(method="cmc", data=colour, negatives=20)
     batch = next(iter(a.batches(0)))
     light, tint = related(a, batch)
     old = a.module.memory.clone()
     for half, pairs in ((1, light), (0, tint)):
         assert len(pairs.candidates) == 16 + 20
+        # The authors' code: the first of its K + 1 rows is the image's own, of the bank like the others.
+        torch.testing.assert_close(pairs.candidates[:16], old[half][batch.rows])
+        assert not pairs.candidates.requires_grad
+        assert pairs.anchors.requires_grad
         for anchor in (0, 15):
             assert pairs.positives[anchor].tolist() == [anchor]
             assert negatives(pairs, anchor) == list(range(16, 36))
@@ -308,11 +312,14 @@ def test_impossible_sizes_are_refused(colour):
 
 
 def test_pairs_of_halves_by_hand():
-    light, tint, memory = torch.randn(2, 3), torch.randn(2, 3), torch.randn(2, 3, 3)
-    found = both_directions(light, tint, memory)
+    light, tint, own, drawn = torch.randn(2, 3), torch.randn(2, 3), torch.randn(2, 2, 3), torch.randn(2, 3, 3)
+    found = both_directions(light, tint, (own, drawn))
     assert [negatives(pairs, i) for pairs in found for i in range(2)] == [[2, 3, 4]] * 4
-    assert torch.equal(found[0].candidates, torch.cat([tint, memory[1]]))
-    assert torch.equal(found[1].candidates, torch.cat([light, memory[0]]))
+    assert torch.equal(found[0].candidates, torch.cat([own[1], drawn[1]]))
+    assert torch.equal(found[1].candidates, torch.cat([own[0], drawn[0]]))
+    of_batch = both_directions(light, tint, None)
+    assert [negatives(pairs, i) for pairs in of_batch for i in range(2)] == [[1], [0]] * 2
+    assert torch.equal(of_batch[0].candidates, tint)
 
 
 def test_a_bank_draws_all_others_alike():

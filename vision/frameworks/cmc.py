@@ -56,7 +56,9 @@ class CMC(Method):
     """Contrastive multiview coding (Tian et al. 2020): L and ab of one view through two networks, in both directions.
 
     bank: so many negatives are drawn from a memory bank that holds a running mean of every image's embedding per half
-    (bank momentum 0.5); None takes the batch's. Probes see both encoders' features side by side.
+    (bank momentum 0.5), and the positive is the image's own row of the other half's bank, as in the authors' code: were
+    it the fresh embedding, both halves could leave the rows of the bank behind together, all images at one point. None
+    takes positives and negatives of the batch. Probes see both encoders' features side by side.
     """
 
     table = CMCConfig
@@ -123,11 +125,11 @@ class CMC(Method):
         bank, seed = self.bank, batch.seed
 
         def relate(rows: dict[str, Tensor]) -> Related:
-            drawn = None
+            index, remembered = rows["index"], None
             if bank is not None:
-                memory = self.get_buffer("memory")
-                drawn = memory[:, draw_others(memory.shape[1], rows["index"], bank, seed)].to(light.dtype)
-            return both_directions(rows["light"], rows["colour"], drawn, rows.get("labels"), rows["index"])
+                memory = self.get_buffer("memory").to(light.dtype)
+                remembered = memory[:, index], memory[:, draw_others(memory.shape[1], index, bank, seed)]
+            return both_directions(rows["light"], rows["colour"], remembered, rows.get("labels"), index)
 
         return Embedded({"light": light, "colour": colour, **own}, relate)
 
@@ -158,17 +160,21 @@ class CMC(Method):
 def both_directions(
     light: Tensor,
     colour: Tensor,
-    memory: Tensor | None,
+    remembered: tuple[Tensor, Tensor] | None,
     labels: Tensor | None = None,
     index: Tensor | None = None,
 ) -> tuple[Pairs, Pairs]:
     """Pairs of two halves (B, d): each half's rows look for their partners in the other half.
 
-    memory (2, Q, d): with it, negatives are the other half's memory instead of the batch.
+    remembered: ((2, B, d) own, (2, Q, d) drawn): with it, the partner is the image's own row of the other half's
+        memory, and the negatives are the drawn ones, instead of the batch's.
     """
-    of_light, of_colour = (None, None) if memory is None else memory
-    cross = partial(Pairs.cross, labels=labels, index=index, batch_negatives=memory is None, queue_of="keys")
-    return cross(light, colour, of_colour), cross(colour, light, of_light)
+    cross = partial(Pairs.cross, labels=labels, index=index)
+    if remembered is None:
+        return cross(light, colour), cross(colour, light)
+    (own_light, own_colour), (of_light, of_colour) = remembered
+    cross = partial(cross, batch_negatives=False, queue_of="keys")
+    return cross(light, own_colour, of_colour), cross(colour, own_light, of_light)
 
 
 def draw_others(total: int, taken: Tensor, count: int, seed: int) -> Tensor:
