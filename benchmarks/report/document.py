@@ -153,6 +153,7 @@ def _search(search: SearchSummary, collection: Collection) -> Section:
 
 def _notes(results: SuiteResults) -> Iterable[str]:
     manifest, table = results.manifest, results.table
+    yield from findings.of_learning(results)
     if manifest.note:
         yield manifest.note
     if manifest.protocol:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from statistics import fmean, stdev
 
+from dipole.benchmarks.manifest import ColumnEntry, RowEntry
 from dipole.benchmarks.report.comparison import AGREES, DIFFERS, NOT_COMPARED, UNDECIDED
 from dipole.benchmarks.report.ranking import LEVEL
 from dipole.benchmarks.report.results import CellResult, SuiteResults
@@ -14,6 +15,8 @@ from dipole.core.ground.text import are, counted
 from dipole.core.record import RunRecord
 
 NAMED = 3
+ONE_POINT = 0.01
+"""Mean distance D = (1 - cos) / 2 of the embeddings of a run, below which they lie at one point for all purposes."""
 
 
 def of_suite(results: SuiteResults, others: Iterable[SuiteResults] = ()) -> list[str]:
@@ -39,6 +42,38 @@ def tested(results: SuiteResults) -> list[CellResult]:
 def decided(results: SuiteResults) -> list[CellResult]:
     """Those whose difference is decided among all of the suite's tests."""
     return [c for c in tested(results) if isfinite(c.p_holm) and c.p_holm < LEVEL]
+
+
+def of_learning(results: SuiteResults) -> list[str]:
+    """What to know before differences are read: runs whose embeddings lie at one point, and those that gained nothing.
+
+    The second where the suite measured the untrained encoder too.
+    """
+    trained = [r for r in results.records.values() if r.status == "done" and r.objective != "none"]
+    at_a_point = {r.hash for r in trained if (d := r.diagnostics.get("mean_distance")) is not None and d < ONE_POINT}
+    said = []
+    if at_a_point:
+        of_rows = {row: len(at_a_point & hashes) for row, hashes in results.runs_by_row.items() if at_a_point & hashes}
+        named = [f"{count} of {row}" for row, count in sorted(of_rows.items(), key=lambda each: -each[1])]
+        said.append(
+            f"{len(at_a_point)} of {counted(len(trained), 'run')} ended with all embeddings near one point (mean "
+            f"distance below {ONE_POINT:g}): {', '.join(named[:NAMED])}{' and others' if len(named) > NAMED else ''}. "
+            "What they hardly tell apart does not tell objectives apart."
+        )
+    for column in results.manifest.columns:
+        gains = [gain for row in results.rows for gain in _over_untrained(results, row, column)]
+        if gains and (below := sum(gain <= 0 for gain in gains)):
+            said.append(f"{column.name}: {below} of {counted(len(gains), 'run')} not above the untrained encoder.")
+    return said
+
+
+def _over_untrained(results: SuiteResults, row: RowEntry, column: ColumnEntry) -> list[float]:
+    metric = column.metric_of(row)
+    pairs = [
+        (r.results.get(metric), r.results.get(f"untrained/{metric}")) for r in results.runs_of(row.label, column.name)
+    ]
+    sign = 1 if column.higher_is_better else -1
+    return [sign * (ours - start) for ours, start in pairs if ours is not None and start is not None]
 
 
 def of_others(groups: Mapping[str, Sequence[RunRecord]]) -> list[str]:

@@ -183,6 +183,14 @@ class SuiteResults:
         found = [self.records[hashes[seed]] for seed in sorted(hashes) if hashes[seed] in self.records]
         return [record for record in found if record.status == "done"]
 
+    @property
+    def runs_by_row(self) -> dict[str, set[str]]:
+        """Hashes of the runs of each row, over all columns and seeds."""
+        found: dict[str, set[str]] = defaultdict(set)
+        for (row, _), hashes in self._cells.items():
+            found[row] |= set(hashes.values())
+        return dict(found)
+
     @cached_property
     def cells(self) -> list[CellResult]:
         places = [(row, c) for row in self.rows for c in self.manifest.columns if (row.label, c.name) in self._cells]
