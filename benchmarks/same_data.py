@@ -32,8 +32,8 @@ def strangers(known: Iterable[RunRecord], more: Iterable[RunRecord] = ()) -> dic
     for record in newer:
         name, own = _name(record), _fingerprint(record)
         seeds = of_name.get(name, [])
-        if prints := by_seed.get((name, record.seed)):
-            wanted = next(iter(prints))
+        if of_seed := by_seed.get((name, record.seed)):
+            wanted = next(iter(of_seed))
         elif len(seeds) > 1 and len(set(seeds)) == 1:
             wanted = seeds[0]
         else:

@@ -2,10 +2,11 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from dipole.benchmarks.report import findings
 from dipole.benchmarks.report.comparison import AGREES, DIFFERS, UNDECIDED
-from dipole.benchmarks.report.results import SuiteResults
+from dipole.benchmarks.report.results import Claimed, SuiteResults
 from dipole.benchmarks.report.table import Cell, ReportTable, number
 from dipole.core.ground.text import are, counted
 
@@ -47,18 +48,17 @@ VERDICTS = (AGREES, DIFFERS, UNDECIDED)
 
 def decided_table(suites: Sequence[SuiteResults]) -> ReportTable:
     """The claims of the papers that our numbers decide, those that differ first."""
-    found = [
-        (each, suite) for suite in suites for each in suite.claims(suites) if each.verdict_alone in (AGREES, DIFFERS)
-    ]
+    found = [each for each in _claims(suites) if each.verdict in (AGREES, DIFFERS)]
     rows = []
-    for each, suite in sorted(found, key=lambda pair: pair[0].verdict_alone != DIFFERS):
+    for each in sorted(found, key=lambda one: one.verdict != DIFFERS):
+        claim = each.claimed.ours.claim
         rows.append(
             (
-                Cell(each.ours.claim.statement, sub=each.ours.claim.id),
-                Cell(each.ours.claim.where, sub=each.ours.claim.paper),
-                Cell(each.verdict, sub=each.why, mark="good" if each.verdict_alone == AGREES else "bad"),
-                Cell(number(each.p_holm), each.p_holm),
-                Cell(suite.manifest.title, link=suite.manifest.name),
+                Cell(claim.statement, sub=claim.id),
+                Cell(claim.where, sub=claim.paper),
+                Cell(each.claimed.verdict, sub=each.claimed.why, mark="good" if each.verdict == AGREES else "bad"),
+                Cell(number(each.claimed.p_holm), each.claimed.p_holm),
+                Cell(each.suite.manifest.title, link=each.suite.manifest.name),
             )
         )
     note = (
@@ -66,15 +66,35 @@ def decided_table(suites: Sequence[SuiteResults]) -> ReportTable:
         "claims of the suite. Where our protocol is not the paper's the verdict says so and speaks of our setting "
         "alone: it does not say that the paper's numbers are wrong."
     )
-    return ReportTable(
-        "decided", "Claims that are decided", ("claim", "where", "verdict", "p (Holm)", "suite"), rows, note
-    )
+    head = ("claim", "where", "verdict", "p (Holm)", "suite")
+    return ReportTable("decided", "Claims that are decided", head, rows, note)
+
+
+@dataclass(frozen=True)
+class _Found:
+    claimed: Claimed
+    suite: SuiteResults
+
+    @property
+    def verdict(self) -> str:
+        return self.claimed.verdict_alone
+
+
+def _claims(suites: Sequence[SuiteResults]) -> list[_Found]:
+    """Every claim once: of one that several suites speak of, where its p among the suite's claims is smallest."""
+    found: dict[str, _Found] = {}
+    for suite in suites:
+        for each in suite.claims(suites):
+            name = each.ours.claim.id
+            if each.ours.items and (name not in found or not found[name].claimed.p_holm <= each.p_holm):
+                found[name] = _Found(each, suite)
+    return list(found.values())
 
 
 def in_a_sentence(suites: Sequence[SuiteResults]) -> str:
     """How much of all of it is decided."""
     tested, decided = sum(len(findings.tested(s)) for s in suites), sum(len(findings.decided(s)) for s in suites)
-    verdicts = Counter(each.verdict_alone for s in suites for each in s.claims(suites) if each.ours.items)
+    verdicts = Counter(each.verdict for each in _claims(suites))
     said = f"{len(suites)} suites: {decided} of {counted(tested, 'difference')} from their bases {are(decided)} decided"
     if verdicts:
         said += (
