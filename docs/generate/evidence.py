@@ -58,16 +58,6 @@ def everywhere() -> str:
     return table(["objective", *EVERYWHERE.values()], [[name, *values] for name, values in cells.items()])
 
 
-def vision() -> str:
-    """CIFAR-10, small: four measurements of each method."""
-    found = results("vision-learning")["measurements"]
-    methods = list(next(iter(found.values())))
-    rows = [
-        [method, *(spread(list(found[column][method]["values"].values())) for column in found)] for method in methods
-    ]
-    return table(["method", *found], rows)
-
-
 def text() -> str:
     """SentEval, small: means over seeds."""
     runs = results("text-learning")["runs"]
@@ -90,7 +80,7 @@ def agents() -> str:
 
 
 def of_objective(name: str) -> str:
-    """The rows of our studies that have the objective as a term, beside what they are compared with; "" for none."""
+    """What the objective learnt in the layouts of three domains, beside the untrained encoder; "" if it was not run."""
     found = results("learning-everywhere")
     lines = []
     for layout, title in EVERYWHERE.items():
@@ -101,22 +91,9 @@ def of_objective(name: str) -> str:
                 lines.append(f"- {title}: **{trained:.2f}**, untrained {untrained:.2f}")
             else:
                 lines.append(f"- {title}: refused")
-    parts = (
-        ["Default options, 50 to 200 steps, one seed ([all of them](../choosing.md)):\n\n" + "\n".join(lines)]
-        if lines
-        else []
-    )
-    measured = results("vision-learning")["measurements"]
-    methods = list(next(iter(measured.values())))
-    if own := [method for method in methods if name in re.findall(r"\w+", method)]:
-        rows = [
-            [method, *(spread(list(measured[column][method]["values"].values())) for column in measured)]
-            for method in dict.fromkeys(["untrained", "infonce", *own])
-        ]
-        parts.append(
-            "CIFAR-10, small, percent, mean +- standard deviation over seeds:\n\n" + table(["method", *measured], rows)
-        )
-    return "\n\n".join(parts)
+    if not lines:
+        return ""
+    return "Default options, 50 to 200 steps, one seed ([all of them](../choosing.md)):\n\n" + "\n".join(lines)
 
 
 def polarization() -> str:
@@ -129,7 +106,6 @@ def polarization() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "everywhere": everywhere,
-    "vision": vision,
     "text": text,
     "agents": agents,
     "in_short": committed.in_short,

@@ -2,7 +2,7 @@
 
     python docs/generate/told.py [--check] [PAGE ...]
 
-A page (docs/learnt.md, docs/choosing.md, docs/polarization.md) writes where a number is from, before it, and where it
+A page (`PAGES`) writes where a number is from, before it, and where it
 ends: <!-- cross-domain: align_uniform @ pydoc: next sentence in ten -->-5.1 points (...)<!-- -->. What stands between
 the two is written by this program, and a test holds that it is what the records say.
 
@@ -13,6 +13,7 @@ the two is written by this program, and a test holds that it is what the records
     SUITE: decided                  how many of its differences are decided (Holm)
     SUITE: p                        the range of p (Holm) of its differences
     SUITE: claim ID                 the verdict on a claim of the paper, what it hangs on, p (Holm, over its claims)
+    SUITE: table                    its results: means, standard deviations, and the printed numbers
     all: decided                    the same of everything that is kept
     polarization DOMAIN: KEY        the gain of a setting over InfoNCE, p (Holm, over the domain's settings)
     polarization DOMAIN: KEY - KEY  the difference of two settings' gains, p of this test alone
@@ -24,7 +25,7 @@ import re
 import sys
 from collections.abc import Mapping
 from functools import cache
-from math import isfinite
+from math import floor, isfinite, log10
 from pathlib import Path
 
 import committed
@@ -32,13 +33,14 @@ import evidence
 
 from dipole.benchmarks.report import findings
 from dipole.benchmarks.report.results import SuiteResults
-from dipole.benchmarks.report.table import number
+from dipole.benchmarks.report.table import number, to_markdown
+from dipole.benchmarks.report.tables import results_table
 from dipole.benchmarks.statistics import PairedTest, difference
 from dipole.benchmarks.studies import polarization
 
 DOCS = Path(__file__).resolve().parents[1]
-PAGES = tuple(DOCS / name for name in ("learnt.md", "choosing.md", "polarization.md"))
-MARK = re.compile(r"(<!-- ([^>]+?) -->)(.*?)(<!-- -->)", re.DOTALL)
+PAGES = tuple(DOCS / name for name in ("learnt.md", "choosing.md", "polarization.md", "vision.md"))
+MARK = re.compile(r"(<!-- ((?!table: )[^>]+?) -->)(.*?)(<!-- -->)", re.DOTALL)
 UNITS = {"%": " points"}
 
 
@@ -61,6 +63,11 @@ def said(of: str) -> str:
     suite = _suite(where)
     if what == "decided":
         return f"{len(findings.decided(suite))} of {len(findings.tested(suite))}"
+    if what == "table":
+        rows = to_markdown(results_table(suite)).splitlines()
+        return (
+            "\n\n" + "\n".join(row for row in rows if row.startswith("|")).replace("\N{PLUS-MINUS SIGN}", "+-") + "\n\n"
+        )
     if what == "p":
         found = [cell.p_holm for cell in findings.tested(suite) if isfinite(cell.p_holm)]
         return f"p {_p(min(found))} to {_p(max(found))}"
@@ -135,8 +142,8 @@ def _gains(domain: str, key: str) -> Mapping[int, float]:
 
 
 def _shown(test: PairedTest, p: str, unit: str = "") -> str:
-    digits = max(0, 2 - len(str(int(max(map(abs, (test.low, test.high, test.difference))))))) if unit else 3
-    digits = max(digits, 1) if unit == " points" else digits
+    largest = max(map(abs, (test.low, test.high, test.difference)))
+    digits = 1 if unit == " points" else max(0, 2 - floor(log10(largest)))
     low, high, value = (f"{each:.{digits}f}" for each in (test.low, test.high, test.difference))
     return f"{value}{unit} ({low} to {high}, {p})"
 
