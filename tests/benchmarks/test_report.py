@@ -496,3 +496,57 @@ def test_a_study_says_which_gain_over_all_columns_holds_and_the_ranking_counts_w
     assert {label: rank.better + rank.worse for label, rank in ranks.items()} == {
         label: decided.count(label) for label in ranks
     }
+
+
+def test_many_suites_open_with_a_line_each_and_the_claims_they_decide(runs_folder):
+    printed = published.tables()["lmcl-table4"]
+    labels = [row.label for row in printed.rows]
+    columns = list(printed.rows[0].cells)
+    for count in range(5):
+        runs_folder.suite(
+            f"s{count}", [("a", "infonce", None), ("b", "dcl", "a")], [("x", "vision")],
+            lambda row, _, seed, gain=0.1 * count: 0.5 + gain * (row == "b") + 0.001 * seed * (1 + (row == "a")),
+        )  # fmt: skip
+    assert make_report(runs_folder.path).summary == ""
+    assert next(iter(make_report(runs_folder.path).sections)).id == "s0-small"
+    runs_folder.suite(
+        "lmcl-table4", [(label, "infonce", labels[0] if label != labels[0] else None) for label in labels],
+        [(column, "text") for column in columns],
+        lambda row, column, seed: (80 + 5 * (row == "QT") + 0.01 * seed * (1 + len(row) % 3)) / 100,
+        published="lmcl-table4",
+    )  # fmt: skip
+    report = make_report(runs_folder.path)
+    every, decided = report.sections[0].tables
+    assert report.sections[0].id == "overview"
+    assert [row[0].link for row in every.rows] == [each.id for each in report.sections[1:7]]
+    assert {row[0].text: row[2].text for row in every.rows}["s3"] == "1 of 1"
+    assert {row[0].text: row[2].text for row in every.rows}["s0"] == "0 of 1"
+    # Nothing is above QT, whatever the paper says: every claim that it is differs.
+    verdicts = {row[0].sub: row[2].mark for row in decided.rows}
+    assert set(verdicts.values()) == {"bad"}
+    counted = sum(row[5].sort or 0 for row in every.rows)
+    assert counted == len(verdicts)
+    assert f"{len(verdicts)} to differ" in report.findings[0]
+    write_report(runs_folder.path, runs_folder.path.parent / "out.html")
+    html = (runs_folder.path.parent / "out.html").read_text()
+    assert '<a href="#s3-small">s3</a>' in html
+    assert html.count('id="s3-small"') == 1
+
+
+def test_runs_at_one_point_and_runs_that_gained_nothing_are_named(runs_folder):
+    manifest = runs_folder.suite(
+        "s", [("a", "infonce", None), ("b", "none", "a"), ("c", "dcl", "a")], [("x", "vision")], lambda *_: 0.5
+    )
+    for job in manifest.jobs:
+        path = runs_folder.path / job.hash / "record.json"
+        record = json.loads(path.read_text())
+        start = 0.6 if job.cells[0].row == "c" and job.cells[0].seed < 2 else 0.4
+        point = 0.001 if job.cells[0].row in ("a", "b") else 0.3
+        record["results"]["untrained/linear/accuracy"] = start
+        record["diagnostics"]["mean_distance"] = point
+        path.write_text(json.dumps(record))
+    (section,) = make_report(runs_folder.path).sections
+    first, second, *_ = section.notes
+    # `none` has no contrast that could draw embeddings apart.
+    assert first.startswith("3 of 6 runs ended with all embeddings near one point (mean distance below 0.01): 3 of a.")
+    assert second == "x: 2 of 9 runs not above the untrained encoder."
