@@ -24,7 +24,7 @@ from torch import Tensor
 from dipole.core.ground.errors import ConfigError, TrainingError
 from dipole.core.ground.text import counted
 from dipole.core.ground.transfer import sent
-from dipole.rl.arguments import check_number, check_whole
+from dipole.rl.arguments import check_number, check_seed, check_whole
 from dipole.rl.augmentation import Augmentation
 from dipole.rl.frames import STORES, digest
 from dipole.rl.memory import available_bytes, gigabytes, has_room_for, require_bytes
@@ -118,6 +118,10 @@ class FrameReplayBuffer(ReplayBuffer):
         n_steps: int = 1,
         gamma: float = 0.99,
     ) -> None:
+        check_whole(buffer_size=buffer_size, n_envs=n_envs, n_steps=n_steps)
+        if frame_stack is not None:
+            check_whole(frame_stack=frame_stack)
+        seed = check_seed(seed)
         BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs=n_envs)
         try:
             self.layout = layout(observation_space)
@@ -127,7 +131,6 @@ class FrameReplayBuffer(ReplayBuffer):
             ) from error
         if storage not in get_args(Storage):
             raise ConfigError(f"storage must be one of {', '.join(map(repr, get_args(Storage)))}, got {storage!r}.")
-        check_whole(n_steps=n_steps)
         check_number(0, 1, gamma=gamma)
         self.n_steps, self.gamma = n_steps, gamma
         channels, height, width = self.layout.shape
@@ -139,7 +142,7 @@ class FrameReplayBuffer(ReplayBuffer):
         # Every frame is stored once whatever SB3 asks for, and its option would lose the time limits.
         self.optimize_memory_usage = False
         self.handle_timeout_termination = handle_timeout_termination
-        self.buffer_size = max(-(-buffer_size // n_envs), 1)  # steps, as SB3 counts
+        self.buffer_size = -(-buffer_size // n_envs)  # steps, as SB3 counts
         self._frame_shape = (channels // self.frame_stack, height, width)
         self._ring = _ring(self.buffer_size, self._frame_shape[0], channels)
         needed = self.nbytes

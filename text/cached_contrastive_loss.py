@@ -10,6 +10,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
 from dipole.core.contrast.objective import Composite, Objective
+from dipole.core.contrast.options import check_whole
 from dipole.core.ground.errors import OptionError, PairsError
 from dipole.core.ground.microbatch import Draws, instead, microbatched, own_forward
 from dipole.text.contrastive_loss import ContrastiveLoss, Direction, unwrapped
@@ -50,8 +51,7 @@ class CachedContrastiveLoss(ContrastiveLoss):
         partition_mode: Literal["joint", "per_direction"] = "joint",
         draws: Draws = "batch",
     ) -> None:
-        if isinstance(mini_batch_size, bool) or not isinstance(mini_batch_size, int) or mini_batch_size < 1:
-            raise OptionError(f"mini_batch_size must be a whole number >= 1, got {mini_batch_size!r}.")
+        check_whole("mini_batch_size", mini_batch_size)
         if draws not in ("batch", "microbatch"):
             raise OptionError(f"draws must be 'batch' or 'microbatch', got {draws!r}.")
         super().__init__(
@@ -91,7 +91,7 @@ class CachedContrastiveLoss(ContrastiveLoss):
         return divided
 
     def get_config_dict(self) -> dict[str, Any]:
-        return {**super().get_config_dict(), "mini_batch_size": self.mini_batch_size}
+        return {**super().get_config_dict(), "mini_batch_size": self.mini_batch_size, "draws": self.draws}
 
     @property
     def citation(self) -> str:

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dipole.core.contrast.evaluate import Outcome
 from dipole.core.contrast.objective import Composite
 from dipole.core.contrast.objective import objective as build_objective
+from dipole.core.contrast.options import check_whole
 from dipole.core.ground.errors import OptionError, PairsError
 from dipole.core.ground.microbatch import Draws, instead, microbatched
 
@@ -119,8 +120,7 @@ def cached(
         )
     if pairs is not None and not callable(pairs):
         raise OptionError(f"cached: pairs must be a function from embeddings to Pairs, got {pairs!r}.")
-    if isinstance(microbatch, bool) or not isinstance(microbatch, int) or microbatch < 1:
-        raise OptionError(f"cached: microbatch must be a whole number >= 1, got {microbatch!r}.")
+    check_whole("cached: microbatch", microbatch)
     if draws not in ("batch", "microbatch"):
         raise OptionError(f"cached: draws must be 'batch' or 'microbatch', got {draws!r}.")
     built = build_objective(objective) if isinstance(objective, str) else objective

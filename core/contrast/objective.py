@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -11,11 +11,11 @@ from torch.nn.parameter import UninitializedParameter
 
 from dipole.core.contrast.evaluate import NO_NEGATIVES, Outcome, Rows, TermValue, evaluate
 from dipole.core.contrast.gather import Input, Related, relate
-from dipole.core.contrast.options import checked, options_of
+from dipole.core.contrast.options import check_whole, checked, options_of
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.contrast.registry import Entry, registry
 from dipole.core.contrast.repeated import Steps
-from dipole.core.contrast.similarity import full_precision, normalize
+from dipole.core.contrast.similarity import Similarity, full_precision, normalize
 from dipole.core.contrast.spec import Term, format_terms, numbered, option_span, parse
 from dipole.core.contrast.spec import caret as caret_under
 from dipole.core.contrast.statistics import AnyStatistic
@@ -27,6 +27,7 @@ __all__ = ["SHARPNESS", "Composite", "Objective", "Outcome", "Rows", "TermValue"
 
 SHARPNESS = 1.0, 2.0
 """t_pos and t_neg by which pictures and entropies weigh points where no term says how: CACR's defaults."""
+SIMILARITIES = (*get_args(Similarity), None)
 
 
 def _checking(init: Callable[..., None]) -> Callable[..., None]:
@@ -87,6 +88,11 @@ class Objective(nn.Module):
 
     def __init__(self, similarity: str | None = None) -> None:
         super().__init__()
+        if similarity not in SIMILARITIES:
+            allowed = ", ".join(map(repr, SIMILARITIES))
+            raise OptionError(
+                f"{self.registered_name()}: similarity must be one of {allowed}, got {similarity!r}.", "similarity"
+            )
         self.similarity = similarity
         if similarity == "bilinear":
             self.W = UninitializedParameter()
@@ -274,6 +280,10 @@ class Composite(nn.Module):
 
     def __init__(self, terms: Sequence[Objective], weights: Sequence[float] | None = None, ring: bool = False) -> None:
         super().__init__()
+        if not terms:
+            raise OptionError("Composite needs one term at least: Composite([InfoNCE()]), say.")
+        if weights is not None and len(weights) != len(terms):
+            raise OptionError(f"Composite needs a weight for each of {len(terms)} terms, got {len(weights)}.")
         self.ring = ring
         self.terms = nn.ModuleList(terms)
         self.weights = list(weights) if weights is not None else [entry_of(term).weight for term in terms]
@@ -290,6 +300,7 @@ class Composite(nn.Module):
 
     def build(self, dim: int) -> "Composite":
         """Create all parameters for embeddings of width `dim`; needed before an optimizer if there is any."""
+        check_whole("dim", dim)
         for _, _, term in self:
             term.build(dim)
         return self

@@ -1,15 +1,19 @@
 """Options of a registered entry, read off its constructor: types, defaults, ranges and help live in the signature."""
 
+import functools
 import inspect
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import nan
 from numbers import Integral, Real
-from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from dipole.core.ground.errors import OptionError, nearest
 from dipole.core.ground.text import shortened
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 LARGEST = 2**53
 """Of whole numbers: beyond it they are no longer exact as floats, and no size or count is meant."""
@@ -152,6 +156,12 @@ def options_of(function: Callable[..., Any]) -> tuple[Option, ...]:
     return tuple(option for option in options if option.kinds or option.choices)
 
 
+def check_whole(name: str, value: Any, low: int = 1) -> None:
+    """Raise OptionError unless an argument of a function is a whole number of at least `low`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise OptionError(f"{name} must be a whole number >= {low}, got {_shown(value)}.")
+
+
 def checked(owner: str, options: tuple[Option, ...], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the given options in their types; raise OptionError for an unknown name or a bad value."""
     by_name = {option.name: option for option in options}
@@ -162,3 +172,17 @@ def checked(owner: str, options: tuple[Option, ...], given: Mapping[str, Any]) -
                 f"{owner} has no option {shortened(repr(name))}.{nearest(name, by_name)} Its options: {known}.", name
             )
     return {name: by_name[name].check(owner, value) for name, value in given.items()}
+
+
+def in_range(function: Callable[P, R]) -> Callable[P, R]:
+    """Check the options of a function against its signature at every call, as an objective's constructor does."""
+    signature, options = inspect.signature(function), options_of(function)
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        bound = signature.bind(*args, **kwargs)
+        given = {option.name: bound.arguments[option.name] for option in options if option.name in bound.arguments}
+        bound.arguments.update(checked(function.__name__, options, given))
+        return function(*bound.args, **bound.kwargs)
+
+    return wrapped

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from numbers import Integral
 from typing import Literal
 
 import torch
@@ -12,6 +11,8 @@ from torch import Tensor
 from dipole.core.contrast.checks import (
     check_alike,
     check_classes,
+    check_count,
+    check_index_shape,
     check_indices,
     check_matrix,
     check_numbers,
@@ -134,7 +135,10 @@ class Pairs:
             check_matrix("candidates", self.candidates, ("anchors", self.anchors))
             check_indices("positives", self.positives, self.anchors, len(self.candidates))
             check_indices("dropped", self.dropped, self.anchors, len(self.candidates))
-            check_row_values(self.labels, len(self.anchors))
+            for name in ("labels", "index"):
+                check_row_values(getattr(self, name), len(self.anchors), name)
+            for name in ("candidate_labels", "candidate_index"):
+                check_row_values(getattr(self, name), len(self.candidates), name, "candidate")
             object.__setattr__(self, "positives", pads_last(self.positives))
             # A constructor says whose labels they are: as many candidates may be others (small crops and a queue).
             if self.candidate_labels is None and len(self.anchors) == len(self.candidates):
@@ -483,8 +487,7 @@ class Pairs:
             raise PairsError(
                 f"g and document must have {counted(batch, 'row')} like f, got {len(g)} and {shape_of(document)}."
             )
-        if isinstance(window, bool) or not isinstance(window, Integral) or window < 1:
-            raise PairsError(f"window must be an integer >= 1, got {window!r}.")
+        check_count("window", window, 1)
         if self_logit not in ("drop", "zero"):
             raise PairsError(f"self_logit must be 'drop' or 'zero', got {self_logit!r}.")
         zero = self_logit == "zero"
@@ -823,6 +826,7 @@ class Pairs:
 
     def first_positives(self, count: int) -> "Pairs":
         """Keep `count` positives of each anchor; the others are dropped, not made negatives."""
+        check_count("count", count, 0)
         known = self.known
         fewest = None if known.fewest is None else min(count, known.fewest)
         return replace(
@@ -834,6 +838,7 @@ class Pairs:
 
     def with_positives(self, positives: Tensor) -> "Pairs":
         """Other positives (A, K), told by something else than views; -1 pads. Those before become negatives."""
+        check_index_shape("positives", positives, self.anchors)
         return replace(
             self,
             positives=pads_last(positives),
@@ -857,6 +862,7 @@ class Pairs:
             dropped: indices of candidates.
             distinct: none of them is padding, listed twice or excluded already, which saves counting them.
         """
+        check_index_shape("dropped", dropped, self.anchors)
         return replace(
             self,
             dropped=torch.cat([self.dropped, dropped], 1),

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import EntryPoint
+from math import inf
 from threading import RLock
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from dipole.core.contrast.options import Option, options_of
 from dipole.core.ground.errors import RegistryError, SpecError, nearest
@@ -127,6 +128,15 @@ class Registry:
 
     def _add(self, entry: Entry) -> None:
         place = f"{entry.target.__module__}.{entry.target.__qualname__}"
+        if entry.kind not in get_args(Kind):
+            allowed = ", ".join(map(repr, get_args(Kind)))
+            raise RegistryError(
+                f"cannot register {entry.name!r} ({place}): kind must be one of {allowed}, got {entry.kind!r}."
+            )
+        if not 0 <= entry.weight < inf:
+            raise RegistryError(
+                f"cannot register {entry.name!r} ({place}): weight must be a finite number >= 0, got {entry.weight!r}."
+            )
         for name in (entry.name, *entry.aliases):
             if not name.isidentifier():
                 raise RegistryError(f"cannot register {name!r} ({place}): a name is letters, digits and underscores.")

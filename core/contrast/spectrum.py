@@ -6,7 +6,7 @@ from typing import Annotated, TypeVar
 import torch
 from torch import Tensor
 
-from dipole.core.contrast.options import Range
+from dipole.core.contrast.options import Range, in_range
 from dipole.core.contrast.similarity import full_precision
 
 Result = TypeVar("Result")
@@ -38,6 +38,7 @@ def singular_values(matrix: Tensor) -> Tensor:
     return found
 
 
+@in_range
 def effective_rank(
     matrix: Tensor, tolerance: Annotated[float, Range(at_least=0), "singular values not above it count as zero"] = 0.0
 ) -> float:

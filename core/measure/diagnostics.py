@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from dipole.core.contrast.objectives.align_uniform import align, log_mean_kernel
-from dipole.core.contrast.options import Range
+from dipole.core.contrast.options import Range, in_range
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.contrast.registry import register
-from dipole.core.contrast.regularizers.dp import Distance
+from dipole.core.contrast.regularizers.dp import Distance, check_margin
 from dipole.core.contrast.similarity import full_precision, normalize, paired
 from dipole.core.contrast.spectrum import converged, effective_rank
 from dipole.core.contrast.statistics import AnyStatistic, Count, LogSumExp, SoftmaxMean
@@ -95,6 +95,7 @@ def pair_distances(embeddings: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]
     formula="histogram of D_ij = (1 - cos_ij) / 2 over pairs i < j, by same and different class",
     source="LMCL Fig. 2, 5; CLLR Fig. 2, 3",
 )
+@in_range
 def distance_histogram(
     embeddings: Tensor, labels: Tensor | None = None, bins: Annotated[int, Range(at_least=1), "bins"] = 50
 ) -> Histogram:
@@ -122,6 +123,7 @@ def distance_histogram(
     formula="histogram of D_ip = (1 - cos_ip) / 2 over positives p (correct) and over negatives (incorrect)",
     source="LMCL Fig. 5; CLLR Fig. 3",
 )
+@in_range
 @torch.no_grad()
 def pair_histogram(pairs: Pairs, bins: Annotated[int, Range(at_least=1), "bins"] = 50) -> PairHistogram:
     """Histograms of the normalised distances of an anchor to its positives and to its negatives.
@@ -154,6 +156,7 @@ def pair_histogram(pairs: Pairs, bins: Annotated[int, Range(at_least=1), "bins"]
     formula="share of pairs with delta_pos < D_ij < delta_neg",
     source="LMCL Eq. 6",
 )
+@in_range
 def margin_occupancy(pairs: Pairs | Tensor, delta_pos: Distance = 0.1, delta_neg: Distance = 0.5) -> float:
     """Share of pairs of different instances whose distance lies inside the margin (R0 over the number of pairs).
 
@@ -162,6 +165,7 @@ def margin_occupancy(pairs: Pairs | Tensor, delta_pos: Distance = 0.1, delta_neg
         delta_pos: lower end of the margin.
         delta_neg: upper end of the margin.
     """
+    check_margin("margin_occupancy", delta_pos, delta_neg)
     pairs = every_pair(pairs) if isinstance(pairs, Tensor) else pairs
     (inside,) = _statistics(pairs, Count(1 - 2 * delta_neg, 1 - 2 * delta_pos))
     total, pairs_seen = inside.sum(), pairs.negative_counts.sum()
@@ -179,6 +183,7 @@ def margin_occupancy(pairs: Pairs | Tensor, delta_pos: Distance = 0.1, delta_neg
     formula="E_{y_i != y_j} max(delta_neg - mu - D_ij, 0) + E_{y_k = y_l} max(D_kl - delta_pos - mu, 0)",
     source="LMCL Thm. 3",
 )
+@in_range
 def similarity_error(
     embeddings: Tensor,
     labels: Tensor,
@@ -201,6 +206,7 @@ def similarity_error(
     Returns:
         (error, bound).
     """
+    check_margin("similarity_error", delta_pos, delta_neg)
     mu = (delta_neg - delta_pos) / 2 if mu is None else mu
     sums, counts = embeddings.new_zeros(2, dtype=torch.double), embeddings.new_zeros(2, dtype=torch.double)
     for distance, i, j in pair_distances(embeddings):
@@ -221,6 +227,7 @@ def similarity_error(
     formula="H(X-|X) = mean_i -sum_j pi-_ij log pi-_ij, pi-_ij ~ e^{-t_neg d2_ij}; maximum log |N(i)|",
     source="CACR Eq. 8, Fig. 3-5",
 )
+@in_range
 def conditional_entropy(pairs: Pairs | Tensor, t_neg: Sharpness = 2.0) -> tuple[float, float]:
     """Entropy of the weights of the negatives given the anchor, and the most it can be.
 
@@ -247,6 +254,7 @@ def conditional_entropy(pairs: Pairs | Tensor, t_neg: Sharpness = 2.0) -> tuple[
     formula="I(X;X-) = mean_i sum_j pi-_ij log( pi-_ij |N(i)| )",
     source="CACR Eq. 7",
 )
+@in_range
 def mutual_information(pairs: Pairs | Tensor, t_neg: Sharpness = 2.0) -> float:
     """How much the anchor tells about which negative is drawn: the maximum of the conditional entropy minus itself."""
     entropy, maximum = conditional_entropy(pairs, t_neg)
@@ -296,6 +304,7 @@ def _positive_cosines(pairs: Pairs) -> Tensor:
     formula="mean_{i, p in P(i)} ||a_i - c_p||^alpha",
     source="Wang & Isola 2020",
 )
+@in_range
 def alignment(pairs: Pairs, alpha: Annotated[float, Range(above=0), "exponent"] = 2.0) -> float:
     """Mean distance of positives on the unit sphere; nan without positives."""
     return float(align(_positive_cosines(pairs), alpha)[pairs.positives >= 0].mean())
@@ -307,6 +316,7 @@ def alignment(pairs: Pairs, alpha: Annotated[float, Range(above=0), "exponent"] 
     formula="log mean_{i,j} e^{-t ||z_i - z_j||^2} over pairs of different instances that one encoder made",
     source="Wang & Isola 2020",
 )
+@in_range
 def uniformity(pairs: Pairs | Tensor, t: Annotated[float, Range(above=0), "precision"] = 2.0) -> float:
     """Log of the mean Gaussian potential of different instances, the mean over both encoders where there are two.
 

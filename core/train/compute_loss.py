@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dipole.core.contrast.embedded import Embedded
 from dipole.core.contrast.objective import Composite, Objective
 from dipole.core.contrast.objective import objective as build_objective
+from dipole.core.contrast.options import check_whole
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.distributed import all_numbers, world_size
 from dipole.core.ground.errors import ConfigError, OptionError, PairsError
@@ -134,9 +135,12 @@ def compute_loss(
         raise OptionError("compute_loss takes embeddings= or pairs=, not both.")
     if isinstance(embeddings, str):
         embeddings = (embeddings,)
-    steps = gradient_accumulation_steps
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise OptionError(f"gradient_accumulation_steps must be a whole number >= 1, got {steps!r}.")
+    check_whole("gradient_accumulation_steps", gradient_accumulation_steps)
+    if not isinstance(objective, str | Objective | Composite):
+        raise OptionError(
+            f"compute_loss: objective must be its text, an Objective or a Composite, got {objective!r}. A function of "
+            "embeddings becomes a class as in docs/own-losses.md."
+        )
     if isinstance(objective, Objective):
         objective = Composite([objective], [1.0])
     built = build_objective(objective, dim) if isinstance(objective, str) else objective
@@ -147,7 +151,7 @@ def compute_loss(
         raise ConfigError(
             f"{built} has parameters as wide as the embeddings: give that width, compute_loss(..., dim=, model=)."
         )
-    found = ComputeLoss(built, embeddings, pairs, model, steps)
+    found = ComputeLoss(built, embeddings, pairs, model, gradient_accumulation_steps)
     if any(True for _ in built.parameters()) and model is None:
         raise ConfigError(
             f"{built} has parameters, which the trainer must optimise and save: give compute_loss(..., model=model), "

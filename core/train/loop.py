@@ -63,6 +63,8 @@ def train(
     Raises:
         TrainingError, CheckpointError, ConfigError, DataError, RecordError: each says what to do; the record keeps it.
     """
+    if not isinstance(resume, Path) and resume not in ("auto", "never"):
+        raise ConfigError(f"resume must be 'auto', 'never' or the Path of a checkpoint (no text), got {resume!r}.")
     folder = RunFolder(locate(runs, config))
     record = None if overwrite else folder.read_record()
     if record is not None and record.status == "done":

@@ -14,7 +14,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from dipole.core.ground.errors import ConfigError
 from dipole.core.ground.files import check_own
-from dipole.rl.arguments import check_whole
+from dipole.rl.arguments import check_seed, check_whole
 from dipole.rl.diagnosis import diagnose
 from dipole.rl.episodes.history import Evaluation, read_evaluations, scores
 from dipole.rl.episodes.play import check_environment, evaluate
@@ -51,13 +51,14 @@ class EvaluationCallback(BaseCallback):
         super().__init__()
         check_environment(env)
         check_whole(every=every, episodes=episodes)
+        check_whole(0, video_every=video_every)
         if video_every and folder is None:
             raise ConfigError("video_every needs a folder to write into.")
         self.env = env
         self.every = every
         self.episodes = episodes
         self.folder = Path(folder) if folder is not None else None
-        self.seed = seed
+        self.seed = check_seed(seed)
         self.video_every = video_every
         self.diagnose = diagnose
         self.history: list[Evaluation] = []

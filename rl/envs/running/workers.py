@@ -65,6 +65,9 @@ class WorkerVecEnv(SubprocVecEnv):
                 f"make_env('dot')]), got {env_fns!r}."
             )
         check_whole(0, restarts=restarts)
+        if start_method not in multiprocessing.get_all_start_methods():
+            allowed = ", ".join(map(repr, multiprocessing.get_all_start_methods()))
+            raise ConfigError(f"start_method must be one of {allowed}, got {start_method!r}.")
         if timeout is not None:
             check_number(1e-3, 1e9, timeout=timeout)
         self._timeout = timeout
