@@ -17,7 +17,15 @@ from dipole.core.ground.microbatch import Draws, instead, microbatched
 
 
 class Cached(nn.Module):
-    """An encoder and an objective with the gradient of the whole batch; see `cached`."""
+    """An encoder and an objective with the gradient of the whole batch; `cached` makes one.
+
+    Args:
+        encoder: as in `cached`.
+        objective: a module or a function, no text.
+        microbatch: as in `cached`.
+        pairs: as in `cached`.
+        draws: as in `cached`.
+    """
 
     def __init__(
         self,
@@ -35,18 +43,26 @@ class Cached(nn.Module):
         self._draws = draws
 
     def embed(self, view: Any) -> Any:
-        """What the encoder makes of all rows of one view, `microbatch` rows at a time."""
+        """What the encoder makes of all rows of one view, `microbatch` rows at a time, such as (B, d).
+
+        Args:
+            view: (B, ...), or a mapping, list or tuple of such.
+        """
         # DistributedDataParallel sees one forward pass and, in the backward pass, each parameter's gradient once.
         inner = self.encoder.module if isinstance(self.encoder, DistributedDataParallel) else self.encoder
         with instead(inner, microbatched(inner, self.microbatch, self._draws)):
             return self.encoder(view)
 
     def forward(self, *views: Any, **given: Any) -> Tensor:
-        """The scalar loss of a batch; `loss.backward()` runs the encoder again, microbatch by microbatch.
+        """The loss of a batch, (); `loss.backward()` runs the encoder again, microbatch by microbatch.
 
         Args:
             views: what the encoder is called with, once for each; a list or tuple alone stands for its elements.
             given: passed on to `pairs` (labels, indices).
+
+        Raises:
+            PairsError: without `pairs` there is one view or none, something else is given, or the encoder returns no
+                embeddings; or rows that the objective cannot be evaluated on.
         """
         if len(views) == 1 and isinstance(views[0], list | tuple):
             views = tuple(views[0])
@@ -101,10 +117,12 @@ def cached(
             over them; cheaper from some dozens of microbatches on. Both passes draw the same either way.
 
     Returns:
-        A module with the parameters of both.
+        A module (`Cached`) with the parameters of both: a call gives the loss, (), `embed(view)` embeddings, (B, d).
 
     Raises:
-        OptionError: an argument is none of these. PairsError: from a call, where rows do not fit.
+        OptionError: an argument is none of these.
+        SpecError: for a wrong text.
+        PairsError: from a call, where rows do not fit.
 
     Source: Gao et al. 2021 (GradCache), who call backward twice; here the second pass is part of the one that the
     caller starts, so that hooks, loss scaling and gradient synchronisation see each parameter's gradient once.

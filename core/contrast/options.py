@@ -23,6 +23,9 @@ LARGEST = 2**53
 class Range:
     """Bounds of a numeric option, `Annotated[float, Range(above=0)]`; infinity is never inside.
 
+    They may be combined; None is none. An objective that is given a number outside raises an `OptionError` that has
+    them.
+
     Args:
         above: it is greater than this.
         at_least: it is this or greater.

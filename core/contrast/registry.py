@@ -93,17 +93,23 @@ class Registry:
         """Decorate a class or function to make it known under `name`.
 
         Args:
-            name: lower-case identifier used in objective strings.
+            name: what objective strings call it: letters, digits and underscores; upper case and hyphens are read as
+                lower case and underscores.
             kind: "objective" (a base loss), "regularizer" (added with a weight) or "diagnostic" (a measurement).
             summary: one sentence; the first line of the docstring when left out.
-            formula: the equation in ASCII, with paper and number in `source`.
+            formula: the equation in ASCII.
+            source: its paper, and the number of the equation there.
             cost: what one evaluation costs in time and memory.
-            weight: the weight a term gets when none is written (the paper's lambda for a regularizer).
+            weight: the weight a term gets when none is written (the paper's lambda for a regularizer), finite and >= 0.
             aliases: other names for the same entry.
             deviations: paper -> what is done otherwise than it says, or decided where it says nothing; () for nothing.
 
+        Returns:
+            A decorator that gives back what it decorates.
+
         Raises:
-            RegistryError: if the name or an alias is taken by another class.
+            RegistryError: from the decorator: a name or alias is no identifier or taken by another class, or `kind` or
+                `weight` is none of these.
         """
 
         def decorate(target: Target) -> Target:

@@ -19,12 +19,37 @@ from dipole.core.contrast.statistics import AnyStatistic, Count, LogSumExp, Soft
 from dipole.core.contrast.sweep import TILE, row_statistics
 from dipole.core.ground.errors import PairsError
 
+__all__ = [
+    "Histogram",
+    "PairHistogram",
+    "alignment",
+    "conditional_entropy",
+    "distance_histogram",
+    "effective_rank",
+    "margin_occupancy",
+    "mean_distance",
+    "mean_distance_ceiling",
+    "min_max_ratio",
+    "mutual_information",
+    "numerical_rank",
+    "pair_histogram",
+    "similarity_error",
+    "uniformity",
+]
+
 Sharpness = Annotated[float, Range(at_least=0), "sharpness t_neg of the negatives' weights"]
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """Counts of D_ij over pairs i < j, (bins,), of all, same-class and different-class pairs; `edges` (bins + 1,)."""
+    """Counts of normalised distances D_ij over pairs i < j.
+
+    Args:
+        edges: (bins + 1,) of the bins, from 0 to 1.
+        all: (bins,) of all pairs.
+        same: (bins,) of pairs of one class; None without labels.
+        different: (bins,) of pairs of two classes; None without labels.
+    """
 
     edges: Tensor
     all: Tensor
@@ -34,7 +59,13 @@ class Histogram:
 
 @dataclass(frozen=True)
 class PairHistogram:
-    """Counts of D_ij, (bins,), over pairs that are positives (`correct`) and negatives (`incorrect`)."""
+    """Counts of normalised distances of anchors to their positives and to their negatives.
+
+    Args:
+        edges: (bins + 1,) of the bins, from 0 to 1.
+        correct: (bins,) of positives.
+        incorrect: (bins,) of negatives.
+    """
 
     edges: Tensor  # (bins + 1,)
     correct: Tensor
@@ -101,10 +132,18 @@ def distance_histogram(
 ) -> Histogram:
     """Histogram of the normalised distances of all pairs, split by class where labels exist.
 
+    Formula (LMCL Eq. 3): D_ij = (1 - cos_ij) / 2 of pairs i < j.
+
     Args:
-        embeddings: (n, d), n >= 2.
-        labels: (n,) classes.
-        bins: equal bins of [0, 1].
+        embeddings: (n >= 2, d) of a floating dtype.
+        labels: (n,) classes; None where there are none.
+        bins: equal bins of [0, 1], >= 1.
+
+    Raises:
+        PairsError: embeddings of another shape.
+        OptionError: `bins` is out of its range.
+
+    Source: LMCL Figs. 2 and 5; CLLR Figs. 2 and 3.
     """
     every_pair(embeddings)
     counts = torch.zeros(2, bins, dtype=torch.long, device=embeddings.device)
@@ -130,9 +169,13 @@ def pair_histogram(pairs: Pairs, bins: Annotated[int, Range(at_least=1), "bins"]
 
     Args:
         pairs: anchors with positives and negatives.
-        bins: equal bins of [0, 1].
+        bins: equal bins of [0, 1], >= 1.
 
-    Source: the figures' two histograms are called correct and incorrect, and no text says of what; this is our reading.
+    Raises:
+        OptionError: `bins` is out of its range.
+
+    Source: LMCL Fig. 5 and CLLR Fig. 3, whose two histograms are called correct and incorrect, and no text says of
+    what; this is our reading.
     """
 
     def counts(distance: Tensor) -> Tensor:
@@ -158,12 +201,21 @@ def pair_histogram(pairs: Pairs, bins: Annotated[int, Range(at_least=1), "bins"]
 )
 @in_range
 def margin_occupancy(pairs: Pairs | Tensor, delta_pos: Distance = 0.1, delta_neg: Distance = 0.5) -> float:
-    """Share of pairs of different instances whose distance lies inside the margin (R0 over the number of pairs).
+    """Share of pairs of different instances whose distance lies inside the margin.
+
+    Formula (LMCL Eq. 6): R0 over the number of pairs.
 
     Args:
-        pairs: anchors and their negatives, or embeddings (n, d) for all pairs.
-        delta_pos: lower end of the margin.
-        delta_neg: upper end of the margin.
+        pairs: anchors and their negatives, or embeddings (n >= 2, d) for all pairs.
+        delta_pos: lower end of the margin, in [0, 1].
+        delta_neg: upper end of the margin, in [0, 1], above delta_pos.
+
+    Returns:
+        The share, from 0 to 1; 0 if there are no pairs.
+
+    Raises:
+        PairsError: embeddings of another shape.
+        OptionError: a margin that is none.
     """
     check_margin("margin_occupancy", delta_pos, delta_neg)
     pairs = every_pair(pairs) if isinstance(pairs, Tensor) else pairs
@@ -200,11 +252,16 @@ def similarity_error(
     Args:
         embeddings: (n, d).
         labels: (n,) classes.
+        delta_pos: lower end of the margin, in [0, 1].
+        delta_neg: upper end of the margin, in [0, 1], above delta_pos.
         mu: slack in (0, delta_neg - delta_pos); half the margin when None.
-        weight: lambda.
+        weight: lambda, > 0.
 
     Returns:
         (error, bound).
+
+    Raises:
+        OptionError: an option is out of its range, or the margin is none.
     """
     check_margin("similarity_error", delta_pos, delta_neg)
     mu = (delta_neg - delta_pos) / 2 if mu is None else mu
@@ -231,12 +288,18 @@ def similarity_error(
 def conditional_entropy(pairs: Pairs | Tensor, t_neg: Sharpness = 2.0) -> tuple[float, float]:
     """Entropy of the weights of the negatives given the anchor, and the most it can be.
 
+    Formula (CACR Eq. 8): mean_i -sum_j pi_ij log pi_ij, pi_ij ~ e^{-t_neg d2_ij}, d2 of unit vectors.
+
     Args:
-        pairs: anchors and their negatives, or embeddings (n, d).
-        t_neg: sharpness of the weights.
+        pairs: anchors and their negatives, or embeddings (n >= 2, d), which are all different.
+        t_neg: sharpness of the weights, >= 0.
 
     Returns:
-        (entropy, mean of log |N(i)|), both in nats, over anchors that have negatives.
+        (entropy, mean of log |N(i)|), both in nats, over anchors that have negatives; (0, 0) without any.
+
+    Raises:
+        PairsError: embeddings of another shape.
+        OptionError: `t_neg` is out of its range.
     """
     pairs = every_pair(pairs) if isinstance(pairs, Tensor) else pairs
     scale, some = 2 * t_neg, pairs.negative_counts > 0
@@ -256,7 +319,20 @@ def conditional_entropy(pairs: Pairs | Tensor, t_neg: Sharpness = 2.0) -> tuple[
 )
 @in_range
 def mutual_information(pairs: Pairs | Tensor, t_neg: Sharpness = 2.0) -> float:
-    """How much the anchor tells about which negative is drawn: the maximum of the conditional entropy minus itself."""
+    """How much the anchor tells, in nats, about which negative is drawn.
+
+    It is the most that the conditional entropy can be, minus itself.
+
+    Formula (CACR Eq. 7): mean_i sum_j pi_ij log( pi_ij |N(i)| ), as in `conditional_entropy`.
+
+    Args:
+        pairs: as in `conditional_entropy`, (n >= 2, d) where they are embeddings.
+        t_neg: as in `conditional_entropy`.
+
+    Raises:
+        PairsError: as there.
+        OptionError: as there.
+    """
     entropy, maximum = conditional_entropy(pairs, t_neg)
     return maximum - entropy
 
@@ -270,11 +346,17 @@ def mutual_information(pairs: Pairs | Tensor, t_neg: Sharpness = 2.0) -> float:
 def min_max_ratio(features: Tensor) -> float:
     """Contrast of distances: farthest against nearest other point, averaged over points.
 
+    Formula (CLLR Thms. 1, 3): mean_x (D_max - D_min) / D_min, D the squared distance, whose divisor (H or rank L)
+    cancels.
+
     Args:
-        features: (n >= 2, H), not normalised; pass L Phi(x) for CLLR. The divisor of D (H or rank L) cancels.
+        features: (n >= 2, H), not normalised; pass L Phi(x) for CLLR.
 
     Returns:
         The mean over points whose nearest other point does not coincide with them; nan if all do.
+
+    Raises:
+        PairsError: features of another shape.
     """
     return float(min_max_ratios(features).mean())
 
@@ -302,11 +384,21 @@ def _positive_cosines(pairs: Pairs) -> Tensor:
     "alignment",
     kind="diagnostic",
     formula="mean_{i, p in P(i)} ||a_i - c_p||^alpha",
-    source="Wang & Isola 2020",
+    source="Wang & Isola 2020, Sec. 4.1",
 )
 @in_range
 def alignment(pairs: Pairs, alpha: Annotated[float, Range(above=0), "exponent"] = 2.0) -> float:
-    """Mean distance of positives on the unit sphere; nan without positives."""
+    """Mean distance of positives on the unit sphere, from 0 to 2^alpha; nan without positives.
+
+    Formula (Wang & Isola 2020, Sec. 4.1): mean_{i, p in P(i)} ||a_i - c_p||^alpha.
+
+    Args:
+        pairs: anchors and their positives.
+        alpha: exponent, > 0.
+
+    Raises:
+        OptionError: `alpha` is out of its range.
+    """
     return float(align(_positive_cosines(pairs), alpha)[pairs.positives >= 0].mean())
 
 
@@ -314,17 +406,24 @@ def alignment(pairs: Pairs, alpha: Annotated[float, Range(above=0), "exponent"] 
     "uniformity",
     kind="diagnostic",
     formula="log mean_{i,j} e^{-t ||z_i - z_j||^2} over pairs of different instances that one encoder made",
-    source="Wang & Isola 2020",
+    source="Wang & Isola 2020, Sec. 4.1",
 )
 @in_range
 def uniformity(pairs: Pairs | Tensor, t: Annotated[float, Range(above=0), "precision"] = 2.0) -> float:
     """Log of the mean Gaussian potential of different instances, the mean over both encoders where there are two.
 
-    nan if there are no such pairs.
+    Formula (Wang & Isola 2020, Sec. 4.1): log mean_{i,j} e^{-t ||z_i - z_j||^2}, z of unit length.
 
     Args:
-        pairs: who is what to whom, or embeddings (N, d), which are all different.
-        t: precision of the potential e^{-t ||z_i - z_j||^2}, > 0.
+        pairs: who is what to whom, or embeddings (n >= 2, d), which are all different.
+        t: precision of the potential, > 0.
+
+    Returns:
+        From -4 t (farthest apart) to 0 (one point); nan if there are no such pairs.
+
+    Raises:
+        PairsError: embeddings of another shape.
+        OptionError: `t` is out of its range.
     """
     pairs = every_pair(pairs) if isinstance(pairs, Tensor) else pairs
     return float(torch.tensor([_uniformity(side, t) for side in pairs.within_sides()]).mean())
@@ -346,7 +445,14 @@ def _uniformity(pairs: Pairs, t: float) -> float:
     source="LMCL Eq. 5",
 )
 def mean_distance(embeddings: Tensor) -> float:
-    """Mean normalised distance of all pairs; it cannot exceed `mean_distance_ceiling`."""
+    """Mean normalised distance of all pairs, from 0 to `mean_distance_ceiling`.
+
+    Args:
+        embeddings: (n >= 2, d).
+
+    Raises:
+        PairsError: embeddings of another shape.
+    """
     z = normalize(full_precision(every_pair(embeddings).anchors).double())
     n = len(z)
     cosine = (z.sum(0).square().sum() - z.square().sum()) / (n * (n - 1))
@@ -354,12 +460,24 @@ def mean_distance(embeddings: Tensor) -> float:
 
 
 def mean_distance_ceiling(n: int) -> float:
-    """Largest mean distance that n points on a sphere can have, N / (2N - 2) (LMCL Eq. 5)."""
+    """Largest mean distance that points on a sphere can have, N / (2N - 2) (LMCL Eq. 5).
+
+    Args:
+        n: how many points, >= 2.
+    """
     return n / (2 * n - 2)
 
 
 def numerical_rank(matrix: Tensor, tolerance: float | None = None) -> int:
-    """Number of singular values above `tolerance` times the largest (default: max(shape) * machine epsilon)."""
+    """Number of singular values above a share of the largest.
+
+    Args:
+        matrix: (m, n) of a floating dtype.
+        tolerance: that share, >= 0; default max(m, n) times the machine epsilon.
+
+    Raises:
+        torch.linalg.LinAlgError: the decomposition converges in neither single nor double precision.
+    """
     wide = full_precision(matrix.detach())
     values = converged(torch.linalg.svdvals, wide).to(wide.dtype)
     if tolerance is None:
@@ -371,5 +489,5 @@ register(
     "effective_rank",
     kind="diagnostic",
     formula="exp( -sum_i p_i log p_i ), p_i = sigma_i / sum_j sigma_j of the singular values",
-    source="Roy & Vetterli 2007",
+    source="Roy & Vetterli 2007, Sec. 2",
 )(effective_rank)

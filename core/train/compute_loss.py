@@ -26,7 +26,15 @@ Relate = Callable[[Any, Tensor | None], "Pairs | Embedded | tuple[Pairs, ...]"]
 
 
 class ComputeLoss:
-    """A `compute_loss_func`; see `compute_loss`."""
+    """A `compute_loss_func`; `compute_loss` makes one.
+
+    Args:
+        objective: the built objective.
+        embeddings: names of the model's outputs; None: those that are known.
+        pairs: a function instead of names; None: there is none.
+        model: that carries the objective; None: nothing is to be trained of it.
+        accumulation: batches of an optimizer step, >= 1.
+    """
 
     number: int
     taken: bool
@@ -47,7 +55,11 @@ class ComputeLoss:
         self._accumulation = accumulation
 
     def trains(self, model: nn.Module) -> bool:
-        """Whether the objective is a part of this model."""
+        """Whether the objective is a part of a model.
+
+        Args:
+            model: as the trainer has it, in DistributedDataParallel or not.
+        """
         inner = model.module if isinstance(model, DistributedDataParallel) else model
         return self.model is not None and inner is self.model
 
@@ -124,12 +136,19 @@ def compute_loss(
         pairs: instead of names, a function from outputs and labels to Pairs.
         model: needed where the objective has parameters or steps of its own: it gets the objective as its part
             `objective`, which the trainer optimises and saves with it.
-        dim: width of the embeddings, needed with `model` for terms that have parameters of that width.
-        gradient_accumulation_steps: what the trainer's argument of that name says; used where nothing is counted.
+        dim: width of the embeddings, >= 1, needed with `model` for terms that have parameters of that width.
+        gradient_accumulation_steps: what the trainer's argument of that name says, >= 1; used where nothing is counted.
+
+    Returns:
+        A function (outputs, labels=None, num_items_in_batch=None) -> loss, ().
 
     Raises:
-        SpecError: for a wrong text. ConfigError: the objective has parameters and there is no model or width.
-        OptionError: arguments that exclude each other. PairsError, from a call: outputs without embeddings.
+        SpecError: for a wrong text.
+        OptionError: arguments of another kind, out of their range, or that exclude each other.
+        ConfigError: the objective has parameters and there is no model or width, or the model has a part `objective`
+            already.
+        PairsError: the objective has parameters of another width than `dim`; from a call, outputs without embeddings,
+            or that cannot be paired.
     """
     if pairs is not None and embeddings is not None:
         raise OptionError("compute_loss takes embeddings= or pairs=, not both.")

@@ -343,6 +343,7 @@ def own(**more):
         (lambda: Pairs.from_window(torch.randn(4, 3), torch.randn(4, 3), torch.zeros(3)), "document must have 4 rows"),
         (lambda: Pairs.from_window(torch.randn(4, 3), torch.randn(4, 3), torch.zeros(4), 0), "window must be"),
         (lambda: Pairs.from_blocks(torch.randn(4, 1, 3)), r"b \+ 1 >= 2"),
+        (lambda: Pairs.from_blocks(torch.randn(0, 2, 3)), r"n >= 1, .* got \(0, 2, 3\)"),
         (
             lambda: Pairs(torch.randn(2, 3), torch.randn(2, 3), torch.tensor([[0], [2]]), torch.zeros(2, 0).long()),
             "positives must index the 2 candidates",
