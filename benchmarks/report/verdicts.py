@@ -79,7 +79,19 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Item:
-    """One comparison: its value (a difference, ratio or gap), 95 % interval, whether it is as claimed, and evidence."""
+    """One comparison of a claim.
+
+    Args:
+        label: what is compared.
+        value: its difference, ratio or gap.
+        holds: whether the value is as claimed, chance aside.
+        evidence: whether it is beyond chance.
+        low: lower end of the 95 % interval; nan where there is none.
+        high: upper end.
+        seeds: that would decide it; None where none are named.
+        is_tested: whether there is a spread to judge by.
+        subject: the rows, where a claim has more than one list of comparisons; else "".
+    """
 
     label: str
     value: float
@@ -98,6 +110,7 @@ class Item:
 
     @property
     def words(self) -> str:
+        """What is compared, with its value and interval, as text."""
         interval = f" ({number(self.low)} to {number(self.high)})" if isfinite(self.low + self.high) else ""
         label = f"{self.subject}, {self.label}" if self.subject else self.label
         return f"{label}: {number(self.value) if isfinite(self.value) else 'unknown'}{interval}"
@@ -105,7 +118,16 @@ class Item:
 
 @dataclass(frozen=True)
 class Judged:
-    """A part of a claim on one set of numbers."""
+    """A part of a claim on one set of numbers.
+
+    Args:
+        part: what it says.
+        items: its comparisons.
+        missing: comparisons without data.
+        evidence: of all of them together.
+        item: the mean of all comparisons, where that is what is judged; else None.
+        side: of its bound that the part speaks of: "above", "below", or "beyond" where comparisons differ.
+    """
 
     part: Part
     items: tuple[Item, ...]
