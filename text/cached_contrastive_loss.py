@@ -29,15 +29,21 @@ class CachedContrastiveLoss(ContrastiveLoss):
     CachedMultipleNegativesRankingLoss draws other masks than the undivided batch; otherwise it is the same.
 
     Args:
-        model: as in `ContrastiveLoss`, like all that are not named here.
+        model: as in `ContrastiveLoss`.
+        objective: as there.
         mini_batch_size: sentences that the model sees at a time, >= 1.
+        gather_across_devices: as there.
+        directions: as there.
+        partition_mode: as there.
         draws: "batch", dropout as in the undivided batch, for which masks of the whole batch are drawn with each part;
             "microbatch", each part draws its own.
 
     Raises:
-        OptionError: mini_batch_size or draws are none of these.
-        PairsError: from a call, features that cannot be given some rows at a time (StaticEmbedding, flattened inputs,
-            images of several sizes).
+        OptionError: mini_batch_size, draws, directions or partition_mode are none of these.
+        SpecError: for a wrong text.
+        ConfigError: as `ContrastiveLoss`.
+        PairsError: as `ContrastiveLoss`; from a call, features that cannot be given some rows at a time
+            (StaticEmbedding, flattened inputs, images of several sizes).
     """
 
     def __init__(
