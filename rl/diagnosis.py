@@ -41,6 +41,9 @@ def diagnose_pairs(pairs: Pairs, t_neg: float = SHARPNESS[1]) -> dict[str, float
         pairs: anchors against keys.
         t_neg: sharpness of the negatives' weights whose entropy it is, >= 0; an objective's own is
             `Composite.sharpness`.
+
+    Raises:
+        OptionError: `t_neg` is out of its range.
     """
     entropy, maximum = diagnostics.conditional_entropy(pairs, t_neg)
     return {

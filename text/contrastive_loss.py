@@ -39,8 +39,8 @@ class ContrastiveLoss(nn.Module):
 
     Columns are those of MultipleNegativesRankingLoss: (anchor, positive), or (anchor, positive, negative_1, ...,
     negative_n); candidates of an anchor are all positives and all negatives of the batch. One column with a label
-    column of class numbers has all sentences of a class as positives of each other.
-    `infonce(temperature=t)` is MultipleNegativesRankingLoss(scale=1/t).
+    column of class numbers has all sentences of a class as positives of each other. `infonce(temperature=t)` is
+    MultipleNegativesRankingLoss(scale=1/t).
 
     Args:
         model: the SentenceTransformer that is trained.
@@ -56,9 +56,11 @@ class ContrastiveLoss(nn.Module):
 
     Raises:
         SpecError: for a wrong text.
-        ConfigError: a model that gives no sentence embedding.
-        OptionError: directions that are none of these.
-        PairsError: from a call, columns or labels that the objective cannot be evaluated on.
+        ConfigError: `model` is no SentenceTransformer, or `objective` none of these; from a call, a model that gives no
+            sentence embedding.
+        OptionError: directions that are none of these, or a partition_mode that does not go with them.
+        PairsError: the objective has parameters of another width than the model; from a call, columns or labels that
+            the objective cannot be evaluated on.
 
     Source: Henderson et al. 2017, Sec. 4.4, as sentence-transformers computes it. We differ in "joint" over both sides,
     which is refused, and in ranks: the value is that of the batch of all ranks, not of this rank's anchors.

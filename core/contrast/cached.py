@@ -47,6 +47,9 @@ class Cached(nn.Module):
 
         Args:
             view: (B, ...), or a mapping, list or tuple of such.
+
+        Raises:
+            PairsError: what goes in or comes out has no row for each instance.
         """
         # DistributedDataParallel sees one forward pass and, in the backward pass, each parameter's gradient once.
         inner = self.encoder.module if isinstance(self.encoder, DistributedDataParallel) else self.encoder

@@ -58,7 +58,20 @@ LATER: Final = object()
 
 @dataclass(frozen=True)
 class Option:
-    """One keyword of an entry."""
+    """One keyword of an entry.
+
+    Args:
+        name: of the keyword.
+        type: in words, such as "float or name".
+        default: its default; `inspect.Parameter.empty` where it is needed.
+        range: bounds and choices, in words.
+        help: what it is.
+        kinds: of bool, int, float and str those that it may be.
+        choices: names that it may be.
+        bounds: of numbers; None where there are none.
+        optional: whether it may be None.
+        later: it came after runs were named without it, and names one where it is given alone.
+    """
 
     name: str
     type: str
@@ -85,7 +98,15 @@ class Option:
         return words + (" or none" if self.optional else "")
 
     def check(self, owner: str, value: Any) -> Any:
-        """Return the value in the option's type; raise OptionError naming owner, option and what is allowed."""
+        """The value in the option's type.
+
+        Args:
+            owner: name of the entry, for messages.
+            value: what was given.
+
+        Raises:
+            OptionError: a wrong type, or a value out of its range; it names owner, option and what is allowed.
+        """
         if value is None or (value == "none" and self.optional and "none" not in self.choices):
             if self.optional:
                 return None

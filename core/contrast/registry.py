@@ -36,7 +36,21 @@ _OWN = ("dipole.core.contrast.objectives", "dipole.core.contrast.regularizers")
 
 @dataclass(frozen=True)
 class Entry:
-    """What is known about one registered name."""
+    """What is known about one registered name; fields as in `Registry.register`.
+
+    Args:
+        name: of the entry.
+        target: the class or function.
+        kind: "objective", "regularizer" or "diagnostic".
+        summary: one sentence.
+        formula: the equation in ASCII.
+        source: its paper, and the number of the equation there.
+        cost: what one evaluation costs in time and memory.
+        weight: the weight a term gets when none is written, >= 0.
+        aliases: other names.
+        options: keywords that a text may give.
+        deviations: paper -> what is done otherwise than it says, or decided where it says nothing.
+    """
 
     name: str
     target: Callable[..., Any]
@@ -183,7 +197,14 @@ class Registry:
             self._broken[canonical_name(point.name)] = error
 
     def get(self, name: str) -> Entry:
-        """Return the entry of a name or alias; raise SpecError with the nearest name and all names."""
+        """The entry of a name or alias.
+
+        Args:
+            name: in any spelling that `register` reads alike.
+
+        Raises:
+            SpecError: there is none; with the nearest name and all names.
+        """
         self._load()
         key = canonical_name(name)
         if key in self._names:
@@ -199,11 +220,19 @@ class Registry:
         )
 
     def name_of(self, target: Callable[..., Any]) -> str | None:
-        """The name a class or function was registered under; None if it was not."""
+        """The name a class or function was registered under; None if it was not.
+
+        Args:
+            target: the class or function itself.
+        """
         return next((entry.name for entry in self._entries.values() if entry.target is target), None)
 
     def entries(self, kind: Kind | None = None) -> list[Entry]:
-        """All entries, or those of one kind, in order of registration."""
+        """All entries, or those of one kind, in order of registration.
+
+        Args:
+            kind: "objective", "regularizer" or "diagnostic"; None: all.
+        """
         self._load()
         return [entry for entry in self._entries.values() if kind in (None, entry.kind)]
 

@@ -187,7 +187,12 @@ class Bookkeeping(RunState):
         )
 
     def checkpoint(self) -> None:
-        """Save everything that continues this run bit for bit."""
+        """Save everything that continues this run bit for bit.
+
+        Raises:
+            CheckpointError: the disk refused.
+            TrainingError: the last step has left a loss or gradient that is not finite.
+        """
         self.settle()
         with self._not_training():
             state = self._snapshot()
@@ -200,6 +205,9 @@ class Bookkeeping(RunState):
 
         Returns:
             The record.
+
+        Raises:
+            CheckpointError: the disk refused.
         """
         # An error in the last evaluation must not cost the training.
         if self._evaluated is None or self._evaluated[0] != self.step:

@@ -191,6 +191,7 @@ class Run(Bookkeeping):
 
         Raises:
             ConfigError: a setting of [train] has no effect on this module.
+            CheckpointError: the optimizer's state does not fit the module.
             TrainingError: a loss or gradient is not finite, or an epoch has another number of batches than was
                 announced.
         """

@@ -122,8 +122,8 @@ def brought() -> list[str]:
 def rooms() -> dict[str, list[str]]:
     """Pages of the reference: a package each, of core and of the benchmarks at most three names deep."""
     found: dict[str, list[str]] = defaultdict(list)
-    for name in public.public_names():
-        parts = name.split(".")[:-1][:3]
+    for name, (_, value) in public.public_names().items():
+        parts = name.split(".")[: None if inspect.ismodule(value) else -1][:3]
         folder = links.ROOT.joinpath(*parts[1:])
         found[".".join(parts if folder.is_dir() else parts[:2])].append(name)
     return dict(sorted(found.items()))
@@ -157,7 +157,8 @@ def settings(value: Any) -> str:
         )
         if name.partition(".")[0] not in told
     ]
-    return "\n".join(["| Field | Type | Default | |", "|---|---|---|---|", *lines]) if lines else ""
+    head = [f"Fields of `{value.__name__}`:", "", "| Name | Type | Default | Description |", "|---|---|---|---|"]
+    return "\n".join([*head, *lines]) if lines else ""
 
 
 def elsewhere(value: Any) -> str:

@@ -40,6 +40,9 @@ PARTS = (
 )
 """Modules that guides send to: what is in their `__all__`, or all they define."""
 NAMES = (
+    "dipole.core.cli.main",
+    "dipole.core.conformance.subjects.Subject",
+    "dipole.core.contrast.registry.Registry",
     "dipole.core.contrast.temperature.Tempered",
     "dipole.core.measure.theory.latent.Latent",
     "dipole.core.train.loop.Run",
@@ -50,6 +53,7 @@ NAMES = (
     "dipole.rl.prioritized.PrioritizedFrameReplayBuffer",
     "dipole.rl.settings.Settings",
     "dipole.rl.snapshots.save",
+    "dipole.vision.modeling_dipole_vision.DipoleVisionModel",
 )
 """The one name of its module that they send to."""
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)

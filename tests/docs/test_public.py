@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import docstrings
@@ -286,3 +286,31 @@ def test_all_that_a_module_defines_is_public_where_it_names_nothing() -> None:
     assert public.exports(module) == ["own"]
     module.__all__ = ["other"]  # type: ignore[attr-defined]
     assert public.exports(module) == ["other"]
+
+
+@pytest.fixture
+def hooks(domains: None) -> Any:
+    return pytest.importorskip("hooks", exc_type=ImportError)
+
+
+def test_a_page_for_each_package(hooks: Any) -> None:
+    rooms = hooks.rooms()
+    assert "dipole.rl.replay.FrameBatch" in rooms["dipole.rl"]
+    assert "dipole.rl.episodes.evaluate" in rooms["dipole.rl.episodes"]
+    assert {"dipole.text.senteval", "dipole.text.senteval.task.Task"} <= set(rooms["dipole.text.senteval"])
+    assert "dipole.core.train.adapter.Adapter" in rooms["dipole.core.train"]
+    assert "dipole.objective" in rooms["dipole"]
+
+
+def test_what_stands_elsewhere_is_sent_to_and_fields_are_a_table(hooks: Any) -> None:
+    assert hooks.elsewhere(Derived) == f"As in the `Base` of {__name__.partition('.')[0]}: `said`."
+    page = hooks.reference("dipole.core", ["dipole.core.train.loop.Run", "dipole.core.train.config.TrainConfig"])
+    assert "inherited_members: [note_terms, advance," in page
+    assert "| `batch_size` | int, >= 2 | 256 | instances per step over all ranks |" in page
+
+
+def test_names_of_classes_lead_to_them(hooks: Any) -> None:
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="reference/dipole.md"))
+    found = hooks.on_page_content("<code>PairsError</code> <code>pairs</code>", page, None, None)
+    place = "dipole.core.ground.errors.PairsError"
+    assert found == f'<autoref identifier="{place}" optional><code>PairsError</code></autoref> <code>pairs</code>'
