@@ -20,7 +20,12 @@ LIMIT = 8192
 
 @dataclass(frozen=True)
 class Evidence:
-    """One-sided p-values: `inside` small shows that the quantity is in the region, `outside` that it is not."""
+    """What numbers say of a quantity and a region, as two one-sided p-values from 0 to 1; 1 is no evidence.
+
+    Args:
+        inside: small where the quantity is shown to be in the region.
+        outside: small where it is shown to be outside.
+    """
 
     inside: float = 1.0
     outside: float = 1.0
@@ -32,6 +37,7 @@ class Evidence:
 
     @property
     def is_for(self) -> bool:
+        """Whether it speaks for the region rather than against it."""
         return self.inside < self.outside
 
 

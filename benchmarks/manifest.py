@@ -17,12 +17,29 @@ class _Part(BaseModel):
 
 
 class CellEntry(_Part):
+    """One cell with one seed, which a job gives a number for.
+
+    Attributes:
+        row: label of its row.
+        column: name of its column.
+        seed: of the run.
+    """
+
     row: str
     column: str
     seed: int
 
 
 class JobEntry(_Part):
+    """One run of a suite, and the cells that it fills.
+
+    Attributes:
+        hash: of the run, the name of its folder.
+        command: what is executed, word by word.
+        processes: how many it takes.
+        cells: those it gives numbers for, one at least.
+    """
+
     hash: str
     command: list[str]
     processes: int
@@ -30,6 +47,15 @@ class JobEntry(_Part):
 
 
 class RowEntry(_Part):
+    """A row: what is trained.
+
+    Attributes:
+        label: "method" or "method / group".
+        objective: its text.
+        base: label of the row that it is tested against; None where there is none.
+        fill: what stands for placeholders in the metrics of columns, by name.
+    """
+
     label: str
     objective: str
     base: str | None
@@ -37,6 +63,16 @@ class RowEntry(_Part):
 
 
 class ColumnEntry(_Part):
+    """A column: what is measured.
+
+    Attributes:
+        name: of the column.
+        metric: name of the number in a record (`measure`), with placeholders for the row's `fill`.
+        factor: what the number is multiplied by.
+        higher_is_better: False of costs.
+        unit: of the product, such as "%".
+    """
+
     name: str
     metric: str
     factor: float
@@ -44,12 +80,33 @@ class ColumnEntry(_Part):
     unit: str
 
     def metric_of(self, row: RowEntry) -> str:
-        """What is read from the record for a row."""
+        """What is read from the record for a row.
+
+        Args:
+            row: whose `fill` takes the places of placeholders.
+        """
         return filled(self.metric, row.fill)
 
 
 class Manifest(_Part):
-    """One suite at one scale as it was expanded. Fields are only ever added, with a default."""
+    """One suite at one scale as it was expanded. Fields are only ever added, with a default.
+
+    Attributes:
+        schema_version: of this description.
+        suite: name of the suite.
+        scale: name of the scale.
+        title: a line.
+        kind: "table", "figure" or "study".
+        published: id of the printed table that it makes again; None where there is none.
+        protocol: what is done otherwise than the paper says, by name.
+        x_label: of the horizontal axis, for figures.
+        y_label: of the vertical axis.
+        show: what the report draws of it.
+        note: a remark for the report.
+        rows: in their order.
+        columns: in their order.
+        jobs: every run.
+    """
 
     schema_version: Literal[1] = 1
     suite: FileName
@@ -75,10 +132,12 @@ class Manifest(_Part):
 
     @property
     def name(self) -> str:
+        """Suite and scale, "SUITE-SCALE", as its file is called."""
         return f"{self.suite}-{self.scale}"
 
     @property
     def is_paper_protocol(self) -> bool:
+        """Whether it makes a printed table again, and nothing is done otherwise than the paper says."""
         return self.published is not None and not self.protocol
 
 
@@ -123,7 +182,14 @@ def write_manifest(runs: Path, found: Manifest) -> Path:
 
 
 def read_manifests(runs: Path) -> tuple[list[Manifest], list[Problem]]:
-    """Every suite that was run in the folder `runs`; a damaged file is a problem and stays as it is."""
+    """Every suite that was run in a folder of runs; a damaged file is a problem and stays as it is.
+
+    Args:
+        runs: the folder of runs; one that is not there, or where no suite was run, holds none.
+
+    Returns:
+        Suites as they were expanded, by the order of their files' names, and what is wrong with other files.
+    """
     found, problems = [], []
     for path in sorted((runs / BENCH / "suites").glob("*.json")):
         try:

@@ -16,7 +16,12 @@ BENCH = ".bench"
 
 @dataclass(frozen=True)
 class Problem:
-    """Something in the runs folder that is no readable record; it is reported and left alone."""
+    """Something in the runs folder that is no readable record; it is reported and left alone.
+
+    Args:
+        path: where it lies.
+        message: what is wrong.
+    """
 
     path: Path
     message: str
@@ -24,7 +29,13 @@ class Problem:
 
 @dataclass(frozen=True)
 class Collection:
-    """Records by run hash, and the problems met on the way."""
+    """The records of a runs folder, and the problems met on the way.
+
+    Args:
+        folder: the runs folder.
+        records: by run hash.
+        problems: what is no readable record.
+    """
 
     folder: Path
     records: dict[str, RunRecord] = field(default_factory=dict)
@@ -32,11 +43,22 @@ class Collection:
 
     @property
     def done(self) -> dict[str, RunRecord]:
+        """Records of finished runs, by run hash."""
         return {name: record for name, record in self.records.items() if record.status == "done"}
 
 
 def read_records(folder: Path) -> Collection:
-    """Read every record of a runs folder; a corrupt, foreign or misplaced file becomes a problem."""
+    """Read every record of a runs folder; a corrupt, foreign or misplaced file becomes a problem.
+
+    Args:
+        folder: the runs folder.
+
+    Returns:
+        Records by run hash, and problems.
+
+    Raises:
+        DataError: there is no such folder, or it cannot be read.
+    """
     if not folder.is_dir():
         raise DataError(f"no runs folder {folder}. Give the folder that `dipole train` or `dipole bench` wrote.")
     found = Collection(folder)

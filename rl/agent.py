@@ -41,15 +41,19 @@ class ContrastiveSAC(PixelAgent, SAC):
             continuous actions.
         objective: text such as "infonce(similarity=bilinear) + 0.1*dp"; "none" trains on augmented images alone; by
             default the preset's. An Objective or a Composite is used as the very module that it is, with its weights.
-        preset: "curl" (the repository), "paper", "small" (two cores), or "sb3" (SB3's SAC).
-        augmentation: "crop", "shift", "none", or a function (B, C, H, W) uint8 -> (B, C, h, w).
+        preset: "curl" (the repository; the default), "paper", "small" (two cores), or "sb3" (SB3's SAC).
+        augmentation: "crop", "shift", "bilinear", "none", or a function (B, C, H, W) uint8 -> (B, C, h, w); by default
+            the preset's.
         storage: where replay keeps its frames: "host", "device", "disk", or "auto" (on a GPU where they fit).
         settings: any other field of `settings.Settings` by name (batch_size, learning_rate, joint_backward, ...), and
             SB3's policy_kwargs, action_noise, replay_buffer_class, replay_buffer_kwargs, stats_window_size,
             tensorboard_log, verbose, seed, device.
 
     Raises:
-        ConfigError: for a setting or environment that does not fit; TrainingError if replay cannot fit into memory.
+        ConfigError: for a setting or environment that does not fit.
+        SpecError: for a wrong objective text.
+        OptionError: a batch of images would not fit into memory.
+        TrainingError: replay cannot fit into memory; from `learn`, a loss or gradient is not finite.
     """
 
     algorithm: ClassVar[presets.AlgorithmName] = "sac"
@@ -104,7 +108,11 @@ class ContrastiveSAC(PixelAgent, SAC):
         return drawn | {"new": actor.noise_is_new}
 
     def set_exploration_state(self, state: dict[str, Any] | None) -> None:
-        """Continue with what `exploration_state` returned; a rollout that has not begun keeps its noise."""
+        """Continue with what `exploration_state` returned; a rollout that has not begun keeps its noise.
+
+        Args:
+            state: what `exploration_state` returned; None, or of an agent without gSDE, changes nothing.
+        """
         if state is None or not self.use_sde:
             return
         actor: Any = self.policy.actor

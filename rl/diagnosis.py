@@ -11,10 +11,16 @@ from dipole.rl.pixel_agent import PixelAgent
 
 @torch.no_grad()
 def diagnose(agent: PixelAgent, batch_size: int = 256) -> dict[str, float]:
-    """Embedding diagnostics of one replay batch, as in the other domains, and those of the objective's terms.
+    """Embedding diagnostics of one replay batch, as in the other domains, and those of the objective's terms, by name.
 
-    {} while replay is too small. The batch comes from a copy of the sampler's generator, and torch's is put back:
-    training is not disturbed.
+    The batch comes from a copy of the sampler's generator, and torch's is put back: training is not disturbed.
+
+    Args:
+        agent: with an objective.
+        batch_size: transitions, >= 1.
+
+    Returns:
+        {} without an objective, and while replay holds fewer.
     """
     buffer = agent.replay_buffer
     if agent.contrast is None or len(buffer) < batch_size:
@@ -29,9 +35,15 @@ def diagnose(agent: PixelAgent, batch_size: int = 256) -> dict[str, float]:
 
 
 def diagnose_pairs(pairs: Pairs, t_neg: float = SHARPNESS[1]) -> dict[str, float]:
-    """Alignment, uniformity, mean distance, margin occupancy, rank and conditional entropy of anchors and keys.
+    """Alignment, uniformity, distances, margin occupancy, rank and entropy of anchors and keys, by name.
 
-    t_neg: sharpness of the negatives' weights whose entropy it is; an objective's own is `Composite.sharpness`.
+    Args:
+        pairs: anchors against keys.
+        t_neg: sharpness of the negatives' weights whose entropy it is, >= 0; an objective's own is
+            `Composite.sharpness`.
+
+    Raises:
+        OptionError: `t_neg` is out of its range.
     """
     entropy, maximum = diagnostics.conditional_entropy(pairs, t_neg)
     return {

@@ -134,23 +134,27 @@ class ContrastiveDQN(PixelAgent, DQN):
         y = sum_{j < n} gamma^j r_{t+j} + gamma^n (1 - done) Zbar(x', a*)
         mean_b w_b loss(Z(x, a), y) + objective(anchors = encoder(x~), positives = encoder_bar(x+))  -> Z, encoder, W
 
-    loss is the cross-entropy of the projected categories (c51), the Huber quantile loss, or Huber's of expectations.
-    Values see the stored observations; anchors x~ and positives x+ are independent random views of them. The target
-    network is copied every `target_every` updates (with `tau`), the momentum encoder follows with `encoder_tau`.
+    loss is the cross-entropy of the projected categories (c51; Bellemare et al. 2017, Eq. 7), the Huber quantile loss
+    (Dabney et al. 2018, Eq. 10), or Huber's of expectations. Values see the stored observations; anchors x~ and
+    positives x+ are independent random views of them. The target network is copied every `target_every` updates (with
+    `tau`), the momentum encoder follows with `encoder_tau`.
 
     Args:
         policy: "CnnPolicy"; of a dictionary also "MultiInputPolicy", of vectors "MlpPolicy", which are the same here.
         env: an environment (its id, an instance or a VecEnv) of uint8 images, vectors or a dictionary of both, with
             discrete actions.
         objective: text, Objective or Composite, as in `ContrastiveSAC`; "none" is the agent without a contrast.
-        preset: "rainbow", the data-efficient agent of CURL's table.
+        preset: "rainbow", the data-efficient agent of CURL's table and the default.
         augmentation: of anchors and positives; "shift" by default.
-        storage: where replay keeps its frames: "host", "device", or "auto" (on a GPU where they fit).
+        storage: where replay keeps its frames: "host", "device", "disk", or "auto" (on a GPU where they fit).
         settings: any other field of `settings.Settings` that "dqn" has (double, dueling, noisy, distribution,
             prioritized, n_steps, ...), and SB3's keywords but action_noise.
 
     Raises:
-        ConfigError: for a setting or environment that does not fit; TrainingError if replay cannot fit into memory.
+        ConfigError: for a setting or environment that does not fit.
+        SpecError: for a wrong objective text.
+        OptionError: a batch of images would not fit into memory.
+        TrainingError: replay cannot fit into memory; from `learn`, a loss or gradient is not finite.
     """
 
     algorithm: ClassVar[presets.AlgorithmName] = "dqn"

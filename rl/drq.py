@@ -88,14 +88,17 @@ class ContrastiveDrQ(PixelAgent, TD3):
         env: an environment (its id, an instance or a VecEnv) of uint8 images, vectors or a dictionary of both, with
             continuous actions.
         objective: text, Objective or Composite, as in `ContrastiveSAC`.
-        preset: "drqv2".
+        preset: "drqv2", the default.
         augmentation: "shift" by default: whole pixels, which is what the repository's grid sampling comes to;
             "bilinear" draws shifts between pixels, or as in `ContrastiveSAC`.
-        storage: where replay keeps its frames: "host", "device", or "auto" (on a GPU where they fit).
+        storage: where replay keeps its frames: "host", "device", "disk", or "auto" (on a GPU where they fit).
         settings: any other field of `settings.Settings` that "drq" has, and SB3's keywords, as in `ContrastiveSAC`.
 
     Raises:
-        ConfigError: for a setting or environment that does not fit; TrainingError if replay cannot fit into memory.
+        ConfigError: for a setting or environment that does not fit.
+        SpecError: for a wrong objective text.
+        OptionError: a batch of images would not fit into memory.
+        TrainingError: replay cannot fit into memory; from `learn`, a loss or gradient is not finite.
     """
 
     algorithm: ClassVar[presets.AlgorithmName] = "drq"
@@ -115,12 +118,19 @@ class ContrastiveDrQ(PixelAgent, TD3):
 
     @property
     def noise(self) -> float:
-        """Standard deviation of the actions' noise after the agent steps taken so far."""
+        """Standard deviation of the actions' noise after the agent steps so far, from noise_start to noise_end."""
         chosen = self.settings
         return noise_at(self.num_timesteps, chosen.noise_start, chosen.noise_end, chosen.noise_steps)
 
     def predict(self, *arguments: Any, **settings: Any) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
-        """As SB3; an action that is not deterministic has the noise of the schedule."""
+        """As SB3: actions (B, A), or (A,) of one observation, and the state that was given.
+
+        An action that is not deterministic has the noise of the schedule.
+
+        Args:
+            arguments: those of SB3.
+            settings: those of SB3, by name.
+        """
         self.policy.actor.std = self.noise
         return super().predict(*arguments, **settings)
 

@@ -86,6 +86,21 @@ class PixelAgent(OffPolicyAlgorithm):
 
     A subclass names its base of SB3 after this class, and says `algorithm` (whose settings it has), `policy_aliases`,
     `_sb3_keywords` and `_steps`.
+
+    Args:
+        policy: as in `ContrastiveSAC`.
+        env: as in `ContrastiveSAC`.
+        objective: as in `ContrastiveSAC`.
+        preset: of the algorithm; by default its own.
+        augmentation: as in `ContrastiveSAC`.
+        storage: as in `ContrastiveSAC`.
+        settings: fields of `settings.Settings` by name, and SB3's keywords that `passed_on` names.
+
+    Raises:
+        ConfigError: for a setting or environment that does not fit.
+        SpecError: for a wrong objective text.
+        OptionError: a batch of images would not fit into memory.
+        TrainingError: replay cannot fit into memory; from `learn`, a loss or gradient is not finite.
     """
 
     algorithm: ClassVar[presets.AlgorithmName]
@@ -180,7 +195,12 @@ class PixelAgent(OffPolicyAlgorithm):
         return shown_to(type(self).__name__, self._wrap_env(env, verbose), self.settings.inputs)
 
     def set_env(self, env: Any, force_reset: bool = True) -> None:
-        """Take another environment, as SB3 does."""
+        """Take another environment, as SB3 does.
+
+        Args:
+            env: whose observations and actions are those of the first.
+            force_reset: as in SB3.
+        """
         super().set_env(self._shown(env, self.verbose), force_reset)
 
     @classmethod
@@ -279,7 +299,11 @@ class PixelAgent(OffPolicyAlgorithm):
         return None
 
     def set_exploration_state(self, state: dict[str, Any] | None) -> None:
-        """Continue with what `exploration_state` returned."""
+        """Continue with what `exploration_state` returned.
+
+        Args:
+            state: what it returned; None: nothing.
+        """
 
     def set_up_for_playing(self) -> None:
         """Make the networks of an agent without an environment, and the smallest replay there is."""
@@ -325,7 +349,12 @@ class PixelAgent(OffPolicyAlgorithm):
     # Acting -----------------------------------------------------------------------------------------------------------
 
     def predict(self, *arguments: Any, **settings: Any) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
-        """As SB3."""
+        """As SB3: actions (B, A), or (A,) of one observation, and the state that was given.
+
+        Args:
+            arguments: those of SB3.
+            settings: those of SB3, by name.
+        """
         self._mark_step()
         return super().predict(*arguments, **settings)
 
@@ -401,7 +430,13 @@ class PixelAgent(OffPolicyAlgorithm):
         return prepared
 
     def collect_rollouts(self, env: VecEnv, *arguments: Any, **settings: Any) -> Any:
-        """As SB3; with `overlap`, updates that are owed run while the environments take the first step."""
+        """As SB3; with `overlap`, updates that are owed run while the environments take the first step.
+
+        Args:
+            env: as in SB3.
+            arguments: as in SB3.
+            settings: as in SB3.
+        """
         if self._beside is not None and self._beside.venv is env:
             env = self._beside
         rollout = super().collect_rollouts(env, *arguments, **settings)
@@ -415,7 +450,12 @@ class PixelAgent(OffPolicyAlgorithm):
     # Learning ---------------------------------------------------------------------------------------------------------
 
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:
-        """Sample and update `gradient_steps` times (SB3 calls it); with `overlap`, beside the next step of `learn`."""
+        """Sample and update (SB3 calls it); with `overlap`, beside the next step of `learn`.
+
+        Args:
+            gradient_steps: how many updates, >= 1.
+            batch_size: transitions of each, >= 1.
+        """
         if self._beside is not None and not (self.completes and self.num_timesteps >= self._total_timesteps):
             self.owed += gradient_steps
         else:
@@ -483,7 +523,20 @@ class PixelAgent(OffPolicyAlgorithm):
         return (self.actor.optimizer, self.policy.critic.optimizer)  # type: ignore[return-value]
 
     def learn(self, *arguments: Any, **settings: Any) -> Self:
-        """Train as SB3 does."""
+        """Train as SB3 does.
+
+        Args:
+            arguments: those of SB3: total_timesteps, callback, log_interval, ...
+            settings: those of SB3, by name.
+
+        Returns:
+            The agent itself.
+
+        Raises:
+            ConfigError: `total_timesteps` is no whole number >= 0, or an observation of a VecEnv of one's own is not in
+                its space.
+            TrainingError: a loss, gradient, reward or observation is not finite.
+        """
         try:
             super().learn(*arguments, **settings)
         finally:
@@ -497,7 +550,11 @@ class PixelAgent(OffPolicyAlgorithm):
         return self.device.type in ("cuda", "meta")
 
     def settle(self) -> None:
-        """Raise TrainingError if the last update left a step out; at once, where updates tell nothing themselves."""
+        """Look at the last update now, where updates tell nothing themselves.
+
+        Raises:
+            TrainingError: it has left a step out, as a loss or gradient was not finite.
+        """
         unread, self._unread = self._unread, None
         if unread is None:
             return
@@ -508,7 +565,10 @@ class PixelAgent(OffPolicyAlgorithm):
                     raise TrainingError(self._trouble(each, unread.where))
 
     def update(self, batch: FrameBatch) -> dict[str, float | Tensor]:
-        """One update on a batch; returns what it logs: numbers, on a GPU scalar tensors that nobody has waited for.
+        """One update on a batch, and what it logs: numbers by name, on a GPU tensors, (), that nobody has waited for.
+
+        Args:
+            batch: drawn by replay.
 
         Raises:
             TrainingError: if a loss or gradient is not finite; raised before the step it would have spoilt. On a GPU
@@ -547,7 +607,11 @@ class PixelAgent(OffPolicyAlgorithm):
         return rewards + (1 - batch.dones) * discount * value
 
     def anchors(self, images: Tensor) -> Tensor:
-        """Views (B, C, h, w) -> embeddings (B, d) that the contrast compares."""
+        """Embeddings (B, d) that the contrast compares.
+
+        Args:
+            images: views, (B, C, h, w).
+        """
         encoder = self.policy.encoder
         found: Tensor = encoder.head(encoder.convolve(images))
         return found
@@ -698,7 +762,7 @@ class PixelAgent(OffPolicyAlgorithm):
 
     @classmethod
     def load(cls, path: Any, *arguments: Any, objective: Objective | Composite | None = None, **settings: Any) -> Self:
-        """Load what `save` wrote, as SB3 does.
+        """The agent that `save` wrote, as SB3 reads it.
 
         Args:
             path: the file.
@@ -723,6 +787,14 @@ class PixelAgent(OffPolicyAlgorithm):
         """Save as SB3 does, but to a temporary file first: the old file stays until the new one is on the disk.
 
         Replay and generators are not in it; see `snapshots.save` for everything a bit-exact continuation needs.
+
+        Args:
+            path: NAME.zip, or an open file.
+            exclude: as in SB3.
+            include: as in SB3.
+
+        Raises:
+            TrainingError: the last update has left a step out (`settle`).
         """
         self.settle()
         if not isinstance(path, (str, pathlib.Path)):
@@ -735,7 +807,11 @@ class PixelAgent(OffPolicyAlgorithm):
             description.add_to(temporary, self)
 
     def save_replay_buffer(self, path: Any) -> None:
-        """Save the replay buffer as SB3 does, atomically."""
+        """Save the replay buffer as SB3 does, atomically.
+
+        Args:
+            path: NAME.pkl, or an open file.
+        """
         if not isinstance(path, (str, pathlib.Path)):
             super().save_replay_buffer(path)
             return

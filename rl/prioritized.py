@@ -59,9 +59,14 @@ class PrioritizedFrameReplayBuffer(FrameReplayBuffer):
     weight (N P(i))^-beta, divided by the largest of the batch (sec. 3.4).
 
     Args:
-        exponent: alpha, 0 to 1.
-        beta: exponent of the importance weights; the agent raises it.
-        given: those of `FrameReplayBuffer`.
+        given: as in `FrameReplayBuffer`.
+        exponent: alpha, in [0, 1].
+        beta: exponent of the importance weights, in [0, 1]; the agent raises it.
+        settings: as in `FrameReplayBuffer`, by name.
+
+    Raises:
+        ConfigError: `exponent` or `beta` is out of its range, and as `FrameReplayBuffer`.
+        TrainingError: as `FrameReplayBuffer`.
     """
 
     follows_errors: ClassVar[bool] = True
@@ -82,7 +87,17 @@ class PrioritizedFrameReplayBuffer(FrameReplayBuffer):
         self.tree[env * self.buffer_size + slot] = self.largest if self.valid[env, slot] else 0.0
 
     def draw(self, batch_size: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Draw transitions by their priorities, one from each of `batch_size` equal shares of their sum."""
+        """Draw transitions by their priorities, one from each of as many equal shares of their sum.
+
+        Args:
+            batch_size: B >= 1.
+
+        Returns:
+            Environment (B,) and slot (B,) of each.
+
+        Raises:
+            TrainingError: nothing is stored.
+        """
         for _ in range(100):
             if len(self) == 0 or self.tree.total <= 0:
                 break
@@ -101,7 +116,12 @@ class PrioritizedFrameReplayBuffer(FrameReplayBuffer):
         return found
 
     def weights(self, env: NDArray[Any], slot: NDArray[Any]) -> Tensor:
-        """Importance weights (B, 1) of drawn transitions."""
+        """Importance weights of drawn transitions, (B, 1), the largest of them 1.
+
+        Args:
+            env: (B,) of `draw`.
+            slot: (B,) of `draw`.
+        """
         share = self.tree[env * self.buffer_size + slot] / self.tree.total
         found = (len(self) * share) ** -self.beta
         return self._tensor((found / found.max())[:, None].astype(np.float32))

@@ -24,7 +24,7 @@ from torch import Tensor
 from dipole.core.ground.errors import ConfigError, TrainingError
 from dipole.core.ground.text import counted
 from dipole.core.ground.transfer import sent
-from dipole.rl.arguments import check_number, check_whole
+from dipole.rl.arguments import check_number, check_seed, check_whole
 from dipole.rl.augmentation import Augmentation
 from dipole.rl.frames import STORES, digest
 from dipole.rl.memory import available_bytes, gigabytes, has_room_for, require_bytes
@@ -47,14 +47,18 @@ class FrameBatch:
     """Transitions drawn for one update, their images augmented.
 
     Args:
-        observations, next_observations: (B, C, h, w) uint8.
+        observations: (B, C, h, w) uint8; float32 of "bilinear" views.
+        next_observations: (B, C, h, w) likewise.
         positives: (B, K, C, h, w), K further views of the observations; None for K = 0.
-        actions: (B, A) float; rewards, dones: (B, 1) float, `dones` without time limits.
+        actions: (B, A) float.
+        rewards: (B, 1) float.
+        dones: (B, 1) float, without time limits.
         stacks: (B, C) digests of the observation's channels; equal rows are exact duplicates, pixel for pixel.
-        discounts: (B, 1) of the value of the next observation, where returns are of several steps.
-        weights: (B, 1) importance weights, where replay is prioritised.
+        discounts: (B, 1) of the value of the next observation, where returns are of several steps; else None.
+        weights: (B, 1) importance weights, where replay is prioritised; else None.
         drawn: (B, 2) environment and slot in replay.
-        states, next_states: (B, S) vectors of the observations beside their images, where they have such.
+        states: (B, S) vectors of the observations beside their images, where they have such; else None.
+        next_states: (B, S) likewise.
     """
 
     observations: Tensor
@@ -80,23 +84,29 @@ class FrameReplayBuffer(ReplayBuffer):
     reward or action is not finite, is never sampled.
 
     Args:
-        buffer_size: transitions over all environments. Where the stream needs more new channels for each than
-            `frame_stack` says, the ring grows; where memory does not suffice for that, a warning says how many fit.
+        buffer_size: transitions over all environments, >= 1, rounded up to a multiple of `n_envs`. Where the stream
+            needs more new channels for each than `frame_stack` says, the ring grows; where memory does not suffice for
+            that, a warning says how many fit.
         observation_space: a Box (C, H, W) of uint8, vectors (another Box), or a Dict of one such image and vectors,
             which are stored beside it for every step.
-        frame_stack: frames in an observation, of which each step is expected to bring one; by default C / 3 where C
-            is a multiple of 3, otherwise C.
+        action_space: of the agent.
+        device: where batches go, and frames of storage="device": "auto", "cpu", "cuda", ...
+        n_envs: environments, >= 1.
+        optimize_memory_usage: has no effect: every frame is stored once.
+        handle_timeout_termination: False counts a time limit (`TimeLimit.truncated`) as a termination.
+        frame_stack: frames in an observation, >= 1, of which each step is expected to bring one; by default C / 3 where
+            C is a multiple of 3, otherwise C.
         storage: "host"; "device" to keep the frames on the training device; "disk" for more than memory holds, in a
             file of the temporary folder (TMPDIR); "auto": on the device, if that is a GPU whose free memory is twice
             what they need, else on the host.
-        seed: of the sampler; drawn from NumPy's global generator (which SB3 seeds) if left out.
-        n_steps: rewards in a return; as SB3's NStepReplayBuffer, returns end where an episode does.
-        gamma: discount of the rewards in a return.
+        seed: of the sampler, from 0 to 2**32 - 1; drawn from NumPy's global generator (which SB3 seeds) if left out.
+        n_steps: rewards in a return, >= 1; as SB3's NStepReplayBuffer, returns end where an episode does.
+        gamma: discount of the rewards in a return, in [0, 1].
 
     Raises:
         TrainingError: if the frames cannot fit into memory, with the bytes, before anything is allocated.
-        ConfigError: for observations that are no uint8 images, a stack that does not divide the channels, or a number
-            out of range.
+        ConfigError: for observations that are no uint8 images or vectors, a stack that does not divide the channels,
+            another word for `storage`, or a number out of range.
     """
 
     _device: torch.device
@@ -118,6 +128,10 @@ class FrameReplayBuffer(ReplayBuffer):
         n_steps: int = 1,
         gamma: float = 0.99,
     ) -> None:
+        check_whole(buffer_size=buffer_size, n_envs=n_envs, n_steps=n_steps)
+        if frame_stack is not None:
+            check_whole(frame_stack=frame_stack)
+        seed = check_seed(seed)
         BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs=n_envs)
         try:
             self.layout = layout(observation_space)
@@ -127,7 +141,6 @@ class FrameReplayBuffer(ReplayBuffer):
             ) from error
         if storage not in get_args(Storage):
             raise ConfigError(f"storage must be one of {', '.join(map(repr, get_args(Storage)))}, got {storage!r}.")
-        check_whole(n_steps=n_steps)
         check_number(0, 1, gamma=gamma)
         self.n_steps, self.gamma = n_steps, gamma
         channels, height, width = self.layout.shape
@@ -139,7 +152,7 @@ class FrameReplayBuffer(ReplayBuffer):
         # Every frame is stored once whatever SB3 asks for, and its option would lose the time limits.
         self.optimize_memory_usage = False
         self.handle_timeout_termination = handle_timeout_termination
-        self.buffer_size = max(-(-buffer_size // n_envs), 1)  # steps, as SB3 counts
+        self.buffer_size = -(-buffer_size // n_envs)  # steps, as SB3 counts
         self._frame_shape = (channels // self.frame_stack, height, width)
         self._ring = _ring(self.buffer_size, self._frame_shape[0], channels)
         needed = self.nbytes
@@ -178,9 +191,16 @@ class FrameReplayBuffer(ReplayBuffer):
 
     @staticmethod
     def bytes_needed(steps: int, n_envs: int, frame: tuple[int, ...], frame_stack: int, action_dim: int) -> int:
-        """Bytes of a full buffer of `steps` for each of `n_envs` environments, one new frame (c, H, W) for each step.
+        """Bytes of a full buffer, of which each step brings one new frame.
 
         An episode's first observation is one frame more; episodes of 50 steps or longer are reckoned with.
+
+        Args:
+            steps: for each environment, >= 1.
+            n_envs: environments, >= 1.
+            frame: (c, H, W) of a new frame.
+            frame_stack: frames in an observation, >= 1.
+            action_dim: numbers of an action.
         """
         channels = frame[0] * frame_stack
         return _bytes(steps, n_envs, _ring(steps, frame[0], channels), frame[1:], channels, action_dim)
@@ -200,6 +220,7 @@ class FrameReplayBuffer(ReplayBuffer):
         return self._room
 
     def reset(self) -> None:
+        """Forget every transition; the sampler goes on."""
         super().reset()
         self._head = np.zeros(self.n_envs, np.int64)  # transitions ever added
         self._tail = np.zeros(self.n_envs, np.int64)  # the oldest that is still whole
@@ -227,7 +248,16 @@ class FrameReplayBuffer(ReplayBuffer):
         done: NDArray[Any],
         infos: list[dict[str, Any]],
     ) -> None:
-        """Store one step of every environment: obs, next_obs (n_envs, C, H, W), the others (n_envs, ...)."""
+        """Store one step of every environment.
+
+        Args:
+            obs: (n_envs, C, H, W) uint8, or a dictionary of such and vectors (n_envs, S).
+            next_obs: (n_envs, C, H, W) likewise.
+            action: (n_envs, A).
+            reward: (n_envs,).
+            done: (n_envs,).
+            infos: of each environment; `TimeLimit.truncated`, `life_lost` and `fault` count.
+        """
         action = np.asarray(action).reshape(self.n_envs, self.action_dim)
         if self.layout.width:
             self._put_states(obs, next_obs)
@@ -360,7 +390,17 @@ class FrameReplayBuffer(ReplayBuffer):
     # Drawing ---------------------------------------------------------------------------------------------------------
 
     def draw(self, batch_size: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Draw transitions uniformly, with replacement: environment (B,) and slot (B,)."""
+        """Draw transitions uniformly, with replacement.
+
+        Args:
+            batch_size: B >= 1.
+
+        Returns:
+            Environment (B,) and slot (B,) of each.
+
+        Raises:
+            TrainingError: nothing is stored, or hardly anything but steps that failed.
+        """
         sizes = self._head - self._tail
         ends = np.cumsum(sizes)
         if ends[-1] == 0:
@@ -407,7 +447,19 @@ class FrameReplayBuffer(ReplayBuffer):
         )
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> ReplayBufferSamples:
-        """Draw transitions with whole observations, as SB3's own algorithms expect them."""
+        """Draw transitions with whole observations, as SB3's own algorithms expect them.
+
+        Args:
+            batch_size: B >= 1.
+            env: normalises rewards and vectors, if given.
+
+        Returns:
+            observations and next_observations (B, C, H, W) uint8, actions (B, A), rewards and dones (B, 1) float32,
+            discounts (B, 1), None for n_steps = 1.
+
+        Raises:
+            TrainingError: as `draw`.
+        """
         which, slot = self.draw(batch_size)
         rewards, last, discounts = self._outcomes(which, slot, env)
         states, following = self._drawn_states(which, slot, last, env)
@@ -429,11 +481,24 @@ class FrameReplayBuffer(ReplayBuffer):
         times: tuple[int, int] = (1, 1),
         shown: Augmentation | None = None,
     ) -> FrameBatch:
-        """Draw transitions with augmented observations and `positives` further views of each.
+        """Draw transitions with augmented observations and further views of each.
 
-        Offsets are drawn in the order observation, next observation, positives. `times` says how many views there are
-        of each observation and next observation, one after the other (M B, K B); `shown` is another augmentation for
-        these.
+        Offsets are drawn in the order observation, next observation, positives.
+
+        Args:
+            batch_size: B >= 1.
+            augmentation: draws a view of each stack.
+            positives: K >= 0 further views of each observation.
+            env: as in `sample`.
+            times: M and N >= 1 views of each observation and next observation, one after the other: (M B, C, h, w), (N
+                B, C, h, w).
+            shown: another augmentation for these; None: `augmentation`.
+
+        Returns:
+            The batch; its `positives` are (B, K, C, h, w), None for K = 0.
+
+        Raises:
+            TrainingError: as `draw`.
         """
         which, slot = self.draw(batch_size)
         rewards, last, discounts = self._outcomes(which, slot, env)
@@ -473,7 +538,12 @@ class FrameReplayBuffer(ReplayBuffer):
         return self._tensor(found[0]), self._tensor(found[1])
 
     def weights(self, env: NDArray[Any], slot: NDArray[Any]) -> Tensor | None:
-        """Importance weights (B, 1) of drawn transitions; None where all are drawn alike."""
+        """Importance weights of drawn transitions, (B, 1); None where all are drawn alike.
+
+        Args:
+            env: (B,) of `draw`.
+            slot: (B,) of `draw`.
+        """
         return None
 
     def _tensor(self, array: NDArray[Any]) -> Tensor:
@@ -500,8 +570,13 @@ class FrameReplayBuffer(ReplayBuffer):
     def load_places(self, state: dict[str, Any]) -> None:
         """Begin to continue from what `places` returned; `load_part` brings the rest.
 
+        Args:
+            state: what `places` returned.
+
         Raises:
-            ValueError: the state is of another buffer. TrainingError: memory is too small for it.
+            ValueError: the state is of another buffer.
+            KeyError: the state lacks something.
+            TrainingError: memory is too small for it.
         """
         self.reset()
         head, tail, written = (np.asarray(state[name]) for name in ("_head", "_tail", "_written"))
@@ -521,7 +596,12 @@ class FrameReplayBuffer(ReplayBuffer):
         self.rng = state["rng"]
 
     def part(self, steps: tuple[int, int], planes: tuple[tuple[int, int], ...]) -> dict[str, NDArray[Any]]:
-        """Arrays of the steps (n_envs, n, ...) and planes (sum of all environments, H, W) of these numbers."""
+        """Arrays of steps, (n_envs, n, ...), and of planes, (sum of all environments, H, W), by name.
+
+        Args:
+            steps: number of the first and one after the last, as in `extent`.
+            planes: the same for each environment.
+        """
         slots = np.arange(*steps) % self.buffer_size
         serials = [np.arange(*each) % self._ring for each in planes]
         return {
@@ -532,6 +612,11 @@ class FrameReplayBuffer(ReplayBuffer):
 
     def load_part(self, part: Any, steps: tuple[int, int], planes: tuple[tuple[int, int], ...]) -> None:
         """Put back what `part` returned.
+
+        Args:
+            part: what `part` returned.
+            steps: as in `part`.
+            planes: as in `part`.
 
         Raises:
             ValueError: it is of a buffer of another shape.
@@ -586,8 +671,12 @@ class FrameReplayBuffer(ReplayBuffer):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from what `state_dict` returned, in this version or in one that stored whole frames.
 
+        Args:
+            state: what `state_dict` returned.
+
         Raises:
-            ValueError: the state is of a buffer of another shape. TrainingError: memory is too small for it.
+            ValueError: the state is of a buffer of another shape.
+            TrainingError: memory is too small for it.
         """
         if "planes" not in state:
             self._load_whole_frames(state)

@@ -340,7 +340,7 @@ class AgentTable(Table):
 class Settings(AgentTable):
     """Settings of an agent; a recipe says these four in `objective` and in [train].
 
-    Args:
+    Attributes:
         objective: text of the contrastive objective, or "none" (augmentation alone, the control).
         batch_size: transitions in an update.
         learning_rate: of actor and critic; a number or a function of the remaining progress (1 to 0).

@@ -49,6 +49,13 @@ def save(agent: PixelAgent, folder: str | Path) -> Path:
 
     Call it between rollouts (`CheckpointCallback` does): inside `on_step` SB3 has not stored the transition yet.
 
+    Args:
+        agent: what is saved.
+        folder: where to; one that is there is replaced as a whole.
+
+    Returns:
+        The folder.
+
     Raises:
         CheckpointError: the disk refused, or an environment's `get_state` returns what only code could make again; a
             folder that was there before is untouched.
@@ -78,13 +85,14 @@ def resume(
     objective: Objective | Composite | None = None,
     **given: Any,
 ) -> PixelAgent:
-    """Return an agent that continues as if it had never stopped: `agent.learn(rest, reset_num_timesteps=False)`.
+    """An agent that continues as if it had never stopped: `agent.learn(rest, reset_num_timesteps=False)`.
 
     Args:
         folder: what `save` wrote.
-        env: environments made like those of the first run. Ones without get_state / set_state start a new episode
-            instead (with a warning): that continues the training, but not bit for bit.
-        device: where to continue.
+        env: environments made like those of the first run: a gymnasium.Env, a VecEnv, or a task's name. Ones without
+            get_state / set_state start a new episode instead (with a warning): that continues the training, but not bit
+            for bit.
+        device: where to continue: "auto", "cpu", "cuda", ...
         cls: the agent's class, where it is one of your own.
         objective: of an agent whose terms are not registered, as `ContrastiveSAC.load` takes it.
         given: keywords of the agent that no file can hold: a function as augmentation or learning_rate, action_noise,
@@ -92,7 +100,8 @@ def resume(
 
     Raises:
         CheckpointError: the folder is missing, incomplete or unreadable, or of an earlier version, which wrote pickles.
-        ConfigError: a keyword is needed that was not given.
+        ConfigError: a keyword is needed that was not given, or the environments do not fit the agent.
+        TrainingError: replay cannot fit into memory.
     """
     folder = Path(folder)
     check(folder)

@@ -10,6 +10,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
 from dipole.core.contrast.objective import Composite, Objective
+from dipole.core.contrast.options import check_whole
 from dipole.core.ground.errors import OptionError, PairsError
 from dipole.core.ground.microbatch import Draws, instead, microbatched, own_forward
 from dipole.text.contrastive_loss import ContrastiveLoss, Direction, unwrapped
@@ -28,15 +29,21 @@ class CachedContrastiveLoss(ContrastiveLoss):
     CachedMultipleNegativesRankingLoss draws other masks than the undivided batch; otherwise it is the same.
 
     Args:
-        model: as in `ContrastiveLoss`, like all that are not named here.
+        model: as in `ContrastiveLoss`.
+        objective: as there.
         mini_batch_size: sentences that the model sees at a time, >= 1.
+        gather_across_devices: as there.
+        directions: as there.
+        partition_mode: as there.
         draws: "batch", dropout as in the undivided batch, for which masks of the whole batch are drawn with each part;
             "microbatch", each part draws its own.
 
     Raises:
-        OptionError: mini_batch_size or draws are none of these.
-        PairsError: from a call, features that cannot be given some rows at a time (StaticEmbedding, flattened inputs,
-            images of several sizes).
+        OptionError: mini_batch_size, draws, directions or partition_mode are none of these.
+        SpecError: for a wrong text.
+        ConfigError: as `ContrastiveLoss`.
+        PairsError: as `ContrastiveLoss`; from a call, features that cannot be given some rows at a time
+            (StaticEmbedding, flattened inputs, images of several sizes).
     """
 
     def __init__(
@@ -50,8 +57,7 @@ class CachedContrastiveLoss(ContrastiveLoss):
         partition_mode: Literal["joint", "per_direction"] = "joint",
         draws: Draws = "batch",
     ) -> None:
-        if isinstance(mini_batch_size, bool) or not isinstance(mini_batch_size, int) or mini_batch_size < 1:
-            raise OptionError(f"mini_batch_size must be a whole number >= 1, got {mini_batch_size!r}.")
+        check_whole("mini_batch_size", mini_batch_size)
         if draws not in ("batch", "microbatch"):
             raise OptionError(f"draws must be 'batch' or 'microbatch', got {draws!r}.")
         super().__init__(
@@ -91,7 +97,7 @@ class CachedContrastiveLoss(ContrastiveLoss):
         return divided
 
     def get_config_dict(self) -> dict[str, Any]:
-        return {**super().get_config_dict(), "mini_batch_size": self.mini_batch_size}
+        return {**super().get_config_dict(), "mini_batch_size": self.mini_batch_size, "draws": self.draws}
 
     @property
     def citation(self) -> str:

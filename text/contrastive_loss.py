@@ -39,8 +39,8 @@ class ContrastiveLoss(nn.Module):
 
     Columns are those of MultipleNegativesRankingLoss: (anchor, positive), or (anchor, positive, negative_1, ...,
     negative_n); candidates of an anchor are all positives and all negatives of the batch. One column with a label
-    column of class numbers has all sentences of a class as positives of each other.
-    `infonce(temperature=t)` is MultipleNegativesRankingLoss(scale=1/t).
+    column of class numbers has all sentences of a class as positives of each other. `infonce(temperature=t)` is
+    MultipleNegativesRankingLoss(scale=1/t).
 
     Args:
         model: the SentenceTransformer that is trained.
@@ -56,9 +56,11 @@ class ContrastiveLoss(nn.Module):
 
     Raises:
         SpecError: for a wrong text.
-        ConfigError: a model that gives no sentence embedding.
-        OptionError: directions that are none of these.
-        PairsError: from a call, columns or labels that the objective cannot be evaluated on.
+        ConfigError: `model` is no SentenceTransformer, or `objective` none of these; from a call, a model that gives no
+            sentence embedding.
+        OptionError: directions that are none of these, or a partition_mode that does not go with them.
+        PairsError: the objective has parameters of another width than the model; from a call, columns or labels that
+            the objective cannot be evaluated on.
 
     Source: Henderson et al. 2017, Sec. 4.4, as sentence-transformers computes it. We differ in "joint" over both sides,
     which is refused, and in ranks: the value is that of the batch of all ranks, not of this rank's anchors.
@@ -100,15 +102,23 @@ class ContrastiveLoss(nn.Module):
         carry(self)
 
     def trains(self, model: nn.Module) -> bool:
-        """Whether this is the loss of a model, wrapped or not."""
+        """Whether this is the loss of a model.
+
+        Args:
+            model: a SentenceTransformer, or DistributedDataParallel or torch.compile of one.
+        """
         return unwrapped(self.model) is unwrapped(model)
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
-        """The loss of a batch.
+        """The loss of a batch, (), with gradient.
 
         Args:
-            sentence_features: of each column, what the model takes.
-            labels: (B,) class of each row, for objectives that need them.
+            sentence_features: of each column, what the model takes: tensors (B, ...) by name.
+            labels: (B,) class of each row, for objectives that need them; numbers that are no integers are left out.
+
+        Raises:
+            PairsError: columns or labels that the objective cannot be evaluated on.
+            ConfigError: the model gives no sentence embedding.
         """
         if self.training and torch.is_grad_enabled() and not self.taken and needs_trainer(self.objective):
             self.taken = True  # said once
@@ -122,7 +132,15 @@ class ContrastiveLoss(nn.Module):
         return self.compute_loss_from_embeddings(self.embed(list(sentence_features)), labels)
 
     def embed(self, columns: list[dict[str, Tensor]]) -> list[Tensor]:
-        """Embeddings (B, d) of each column."""
+        """Embeddings (B, d) of each column.
+
+        Args:
+            columns: features of each, tensors (B, ...) by name, as `forward` takes them.
+
+        Raises:
+            PairsError: there is no column.
+            ConfigError: the model gives no sentence embedding.
+        """
         if not columns:
             raise PairsError(f"{type(self).__name__} got no column of text; it needs (anchor, positive, ...).")
         try:
@@ -137,7 +155,16 @@ class ContrastiveLoss(nn.Module):
             ) from None
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor | None = None) -> Tensor:
-        """The loss of embeddings (B, d) of each column."""
+        """The loss of embeddings, ().
+
+        Args:
+            embeddings: (B, d) of each column.
+            labels: (B,) classes, or None.
+
+        Raises:
+            PairsError: columns or labels that the objective cannot be evaluated on, or another width than a term's
+                parameters.
+        """
         self._check_width(embeddings[0].shape[1])
         embedded = related_columns(embeddings, labels, self.directions)
         with nullcontext() if self.gather_across_devices else alone():
@@ -186,6 +213,9 @@ class ContrastiveLoss(nn.Module):
 
     def load_objective(self, folder: str | Path) -> None:
         """Read the objective's parameters from a checkpoint folder of a trainer.
+
+        Args:
+            folder: a checkpoint folder, which holds objective.safetensors.
 
         Raises:
             CheckpointError: the folder holds none, or those of another objective.

@@ -18,10 +18,11 @@ Normalize = Literal["halves", "unit", "none"]
 
 
 class SentenceEncoder:
-    """Tokenizer and model together.
+    """Tokenizer and model together: sentences to vectors.
 
     Args:
-        model: f and g. tokens: the tokenizer it was trained with.
+        model: f and g.
+        tokens: the tokenizer it was trained with.
         normalize: "halves" scales f(s) and g(s) to unit length each before they are joined (what the Quick-Thought
             evaluation does), "unit" the whole vector, "none" nothing.
         max_length: longer sentences are cut; None for encoders without a limit.
@@ -61,8 +62,19 @@ class SentenceEncoder:
     ) -> np.ndarray | Tensor:
         """Vectors (n, width) in float32, in the order of the sentences; a single string gives (width,).
 
-        Each distinct sentence is encoded once, in batches of similar length and at most `batch_tokens` tokens.
-        An empty sentence is read as a full stop. Small batches are fastest on a CPU; give a GPU 16,384 or more.
+        Each distinct sentence is encoded once, in batches of similar length. An empty sentence is read as a full stop.
+
+        Args:
+            sentences: texts, or one text.
+            batch_tokens: tokens of a batch at most, padding included, >= 1. Small batches are fastest on a CPU; give a
+                GPU 16,384 or more.
+            output: "numpy" or "torch", on the model's device.
+            normalize: as in the constructor; None: as it says.
+            progress: show how far it is.
+
+        Raises:
+            OptionError: another word for `output`.
+            DataError: a sentence is no text.
         """
         if isinstance(sentences, str):
             return self.encode([sentences], batch_tokens=batch_tokens, output=output, normalize=normalize)[0]
@@ -84,7 +96,13 @@ class SentenceEncoder:
     def encode_ids(
         self, ids: Sequence[Sequence[int] | np.ndarray], batch_tokens: int, progress: bool = False
     ) -> Tensor:
-        """Raw vectors (n, width) of sentences given as token ids."""
+        """Raw vectors of sentences given as token ids, (n, width).
+
+        Args:
+            ids: of each sentence, (length,), one at least.
+            batch_tokens: as in `encode`.
+            progress: as in `encode`.
+        """
         device = next(self.model.parameters()).device
         out = torch.empty(len(ids), self.width, device=device)
         lengths = np.array([len(each) for each in ids], dtype=np.int64)
@@ -118,15 +136,30 @@ class SentenceEncoder:
 
 
 class Combined:
-    """Several trained encoders, their vectors side by side: the authors' "combine" (uni and bi) and MC-QT models."""
+    """Several trained encoders, their vectors side by side: the authors' "combine" (uni and bi) and MC-QT models.
+
+    Args:
+        encoders: one at least.
+    """
 
     def __init__(self, encoders: Sequence[SentenceEncoder]) -> None:
         self.encoders = list(encoders)
 
     @property
     def width(self) -> int:
+        """Length of the vectors."""
         return sum(encoder.width for encoder in self.encoders)
 
     def encode(self, sentences: str | Sequence[str], **options: Any) -> Any:
+        """Vectors (n, width) in float32, those of the encoders side by side; a single string gives (width,).
+
+        Args:
+            sentences: as in `SentenceEncoder.encode`.
+            options: as in `SentenceEncoder.encode`.
+
+        Raises:
+            OptionError: as there.
+            DataError: as there.
+        """
         parts = [encoder.encode(sentences, **options) for encoder in self.encoders]
         return torch.cat(parts, -1) if options.get("output") == "torch" else np.concatenate(parts, -1)

@@ -35,10 +35,10 @@ class Operations(Settings):
     crop_ratio: Range = Field((3 / 4, 4 / 3), description="range of the crop's width / height")
     flip: Probability = Field(0.5, description="probability of a horizontal flip")
     jitter: Probability = Field(1.0, description="probability of colour jitter")
-    brightness: Strength = 0.4
-    contrast: Strength = 0.4
-    saturation: Strength = 0.4
-    hue: float = Field(0.4, ge=0, le=0.5)
+    brightness: Strength = Field(0.4, description="strength of the jitter's factor of brightness")
+    contrast: Strength = Field(0.4, description="strength of the jitter's factor of contrast")
+    saturation: Strength = Field(0.4, description="strength of the jitter's factor of saturation")
+    hue: float = Field(0.4, ge=0, le=0.5, description="largest shift of the jitter's hue, in turns")
     grey: Probability = Field(0.2, description="probability of greyscale")
     blur: Probability = Field(0.0, description="probability of a Gaussian blur")
     blur_sigma: Range = Field((0.1, 2.0), description="range of its standard deviation in pixels")
@@ -106,13 +106,21 @@ class AugmentConfig(Operations):
         return self
 
     def of_view(self, number: int) -> Self:
-        """What happens to the view of that number, from 1: this table, and what its own says otherwise."""
+        """What happens to one view: this table, and what its own says otherwise.
+
+        Args:
+            number: of the view, from 1.
+        """
         own = self.view.get(str(number))
         told: dict[str, Any] = {} if own is None else own.model_dump(exclude_none=True)
         return self.model_copy(update={"view": {}, **told}) if self.view else self
 
     def kernel(self, size: int) -> int:
-        """Width of the blur for views of `size` pixels."""
+        """Width of the blur in pixels, odd.
+
+        Args:
+            size: side of the views in pixels.
+        """
         return self.blur_kernel or max(3, size // 10 | 1)
 
 

@@ -65,7 +65,12 @@ class CaptionConfig(Settings):
 
 
 class Tokens(NamedTuple):
-    """Captions as tokens: ids (B, T) and mask (B, T), 1 where there is one."""
+    """Captions as tokens.
+
+    Attributes:
+        ids: (B, T) of the tokens.
+        mask: (B, T), 1 where there is one.
+    """
 
     ids: Tensor
     mask: Tensor

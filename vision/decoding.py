@@ -99,8 +99,10 @@ def describe(broken: Sequence[str], total: int) -> str:
 class Stream:
     """How the images of a set follow one another where they are read in their order.
 
-    bounds: (shards + 1,) the first image of each shard, and their number. buffer: images among which the order is drawn
-    anew. forward: whether they can only be read one after another.
+    Args:
+        bounds: (shards + 1,) the first image of each shard, and their number.
+        buffer: images among which the order is drawn anew.
+        forward: whether they can only be read one after another.
     """
 
     bounds: Tensor
@@ -114,6 +116,18 @@ class Encoded:
 
     A file that cannot be decoded is refused when it is met, or named in `skipped` and replaced by the next one that can
     be (of the same class, but at the border of two). Random crops are cut from the images as they are stored (`crops`).
+
+    Args:
+        names: of all images of the data set.
+        read: place in `names` -> the encoded bytes.
+        rows: (n,) which of `names` belong to this set.
+        size: side of the decoded squares in pixels.
+        on_corrupt: "refuse" or "skip".
+        skipped: place in `names` -> what is wrong there; all parts of a set share it.
+        stream: how they follow one another; None where any can be read at any time.
+
+    Raises:
+        DataError: from reading, an image that cannot be decoded, or none that can.
     """
 
     names: Sequence[str]
@@ -129,23 +143,33 @@ class Encoded:
 
     @property
     def shape(self) -> torch.Size:
+        """(n, 3, size, size), as of a tensor."""
         return torch.Size((len(self.rows), 3, self.size, self.size))
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def take(self, index: Tensor) -> "Encoded":
-        """A part of the set; nothing is decoded."""
+        """A part of the set; nothing is decoded.
+
+        Args:
+            index: (k,) places in it.
+        """
         return replace(self, rows=self.rows[index])
 
     def __getitem__(self, index: Tensor | slice) -> Tensor:
         return _stacked(self._all(index, lambda _, data: decode(data, self.size)))
 
     def crops(self, index: Tensor, boxes: Callable[[int, int, int], list[Box]], sizes: Sequence[int]) -> list[Tensor]:
-        """Cut views from images as they are stored, each uint8 (k, 3, s, s) for its s of `sizes`.
+        """Views cut from images as they are stored, (k, 3, s, s) uint8 for each s of `sizes`.
 
-        boxes: place in `index`, height and width of the image -> the box of each view. A box is cut out before it is
-        resized (bilinear, antialiased), so that nothing outside of it is read: Pillow's and torchvision's crop.
+        A box is cut out before it is resized (bilinear, antialiased), so that nothing outside of it is read: Pillow's
+        and torchvision's crop.
+
+        Args:
+            index: (k,) places in the set.
+            boxes: place in `index`, height and width of the image -> the box of each view (left, top, right, bottom).
+            sizes: side of each view in pixels.
         """
 
         def cut(place: int, data: bytes) -> list[np.ndarray]:
@@ -159,7 +183,11 @@ class Encoded:
         return [_stacked([view[number] for view in views]) for number in range(len(sizes))]
 
     def split(self, size: int) -> Iterator[Tensor]:
-        """Decoded parts of `size` images, one at a time."""
+        """Decoded parts, (k, 3, size, size) each, one at a time.
+
+        Args:
+            size: images of a part, >= 1.
+        """
         for start in range(0, len(self), size):
             yield self[slice(start, start + size)]
 
@@ -189,7 +217,11 @@ class Encoded:
         raise DataError(f"none of {counted(len(self.names), 'image file')} can be decoded.")
 
     def sample(self, count: int) -> Tensor:
-        """About so many images spread over the set, decoded; the first where images come one after another."""
+        """Some images spread over the set, decoded, (k, 3, size, size); the first where images come one after another.
+
+        Args:
+            count: about how many.
+        """
         if self.stream is not None and self.stream.forward:
             return self[self.rows.argsort()[:count]]
         return self[slice(None, None, max(1, len(self) // count))]

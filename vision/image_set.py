@@ -17,7 +17,18 @@ SAMPLE = 2000  # images from which the statistics of an encoded set are taken
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """Images (n, C, H, W) uint8 with labels (n,) long, -1 where missing, or None where nothing is labelled."""
+    """Images with their classes.
+
+    Args:
+        name: of the data set, for messages.
+        images: (n, C, H, W) uint8, C 1 or 3; or encoded ones, which are decoded when they are read.
+        labels: (n,) long, -1 where missing; None where nothing is labelled.
+        class_names: of classes 0, 1, ...
+        skipped: files that were left out, and why.
+
+    Raises:
+        DataError: there are no images, or images or labels of another shape or dtype.
+    """
 
     name: str
     images: Tensor | Encoded
@@ -43,10 +54,15 @@ class ImageSet:
 
     @property
     def channels(self) -> int:
+        """C, 1 or 3."""
         return self.images.shape[1]
 
     def take(self, index: Tensor | Sequence[int]) -> "ImageSet":
-        """The images of an index, in its order."""
+        """The images of an index, in its order.
+
+        Args:
+            index: (k,) integers.
+        """
         index = torch.as_tensor(index)
         labels = None if self.labels is None else self.labels[index]
         images = self.images.take(index) if isinstance(self.images, Encoded) else self.images[index]
@@ -64,6 +80,11 @@ class ImageSet:
         return {self.class_name(int(v)): int(c) for v, c in zip(values, counts, strict=True)}
 
     def class_name(self, label: int) -> str:
+        """Name of a class: the given one, else its number; "unlabelled" below 0.
+
+        Args:
+            label: the class.
+        """
         if label < 0:
             return "unlabelled"
         return self.class_names[label] if label < len(self.class_names) else str(label)

@@ -103,6 +103,9 @@ class DipoleVisionModel(PreTrainedModel):
     """`model(pixel_values)` with pixels in [0, 1], (n, C, H, W), gives `pooler_output` (n, width).
 
     Mean and standard deviation of the training images are part of the weights.
+
+    Args:
+        config: the shape of the encoder.
     """
 
     config_class = DipoleVisionConfig
@@ -119,6 +122,12 @@ class DipoleVisionModel(PreTrainedModel):
         """Weights come from the file; nothing is drawn."""
 
     def forward(self, pixel_values: Tensor, **ignored: Any) -> BaseModelOutputWithPooling:
+        """Features of the tap as `pooler_output`, (n, width).
+
+        Args:
+            pixel_values: (n, C, H, W) in [0, 1].
+            ignored: whatever else transformers hands on.
+        """
         mean, std = self.get_buffer("mean"), self.get_buffer("std")
         x = (pixel_values - mean[:, None, None]) / std[:, None, None]
         for name, stage in self.stages.items():

@@ -38,7 +38,14 @@ class Grid(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """A claim on one set of grids. `missing` counts comparisons without data."""
+    """A claim on one set of grids.
+
+    Args:
+        claim: the statement.
+        items: its comparisons.
+        missing: comparisons without data.
+        parts: how each part of it was judged.
+    """
 
     claim: Claim
     items: tuple[Item, ...]
@@ -47,6 +54,7 @@ class Outcome:
 
     @property
     def hold(self) -> int:
+        """How many comparisons are as claimed."""
         return sum(item.holds for item in self.items)
 
     @property
@@ -66,12 +74,15 @@ class Outcome:
 
     @property
     def verdict(self) -> str:
-        """Agrees if every part is shown to be true, differs if one is shown to be false, at 0.05; otherwise these
-        numbers cannot decide."""
+        """Agrees if every part is shown to be true, differs if one is shown to be false, at 0.05; else undecided."""
         return self.verdict_at(self.p)
 
     def verdict_at(self, p: float) -> str:
-        """The verdict where p is that of the claim among others."""
+        """The verdict where the claim is one of several.
+
+        Args:
+            p: of the claim among them, two-sided.
+        """
         if not self.claim.tests:
             return NO_TEST
         return decide(self.evidence, p) if self.items else NO_DATA
@@ -93,7 +104,11 @@ class Outcome:
         return max(known, key=lambda part: part.evidence.inside).deciding
 
     def why(self, verdict: str) -> str:
-        """What the verdict rests on, or what it would take."""
+        """What the verdict rests on, or what it would take.
+
+        Args:
+            verdict: as `verdict_at` gives it.
+        """
         if not self.claim.tests:
             return self.claim.not_tested
         if self.deciding is None:

@@ -18,9 +18,20 @@ AGREES, DIFFERS, UNDECIDED, NOT_COMPARED = "agrees", "differs", "cannot be decid
 
 @dataclass(frozen=True)
 class Comparison:
-    """One of our cells beside the printed one. `verdict` is given only where the protocols are the same.
+    """One of our cells beside the printed one, in the unit of the table.
 
-    `p` is that of the verdict by itself, two-sided; `seeds` are for one comparison that is made alone.
+    Args:
+        published: the printed cell.
+        published_n: trials behind it; None where the paper does not say.
+        ours: our sample.
+        difference: ours - printed.
+        low: lower end of its 95 % interval; nan where there is none.
+        high: upper end.
+        verdict: "agrees", "differs", "cannot be decided at this n", or "other protocol".
+        basis: what the interval was made from, in words.
+        seeds: of each side that would decide one comparison that is made alone; None where it is decided, or no number
+            is known.
+        p: of the verdict by itself, two-sided; nan where there is none.
     """
 
     published: PrintedCell

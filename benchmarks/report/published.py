@@ -18,7 +18,13 @@ EXCHANGED = {"lmcl-table4": ("SUBJ", "MPQA"), "cllr-table2": ("SUBJ", "MPQA")}
 
 @dataclass(frozen=True)
 class PrintedCell:
-    """One printed number; `std` is None where the paper prints none, `mean` where the cell is a dash or unreadable."""
+    """One printed number, in the unit of its table.
+
+    Args:
+        mean: None where the cell is a dash or unreadable.
+        std: None where the paper prints none.
+        drop: what the paper prints as the loss against the balanced case; None elsewhere.
+    """
 
     mean: float | None
     std: float | None = None
@@ -27,6 +33,16 @@ class PrintedCell:
 
 @dataclass(frozen=True)
 class PrintedRow:
+    """A row of a printed table.
+
+    Args:
+        method: as the paper calls it.
+        group: the part of the table it stands in, where methods come several times; else None.
+        objective: its text, where dipole has it; else None.
+        cells: by column.
+        note: a caution on the row.
+    """
+
     method: str
     group: str | None
     objective: str | None
@@ -35,12 +51,28 @@ class PrintedRow:
 
     @property
     def label(self) -> str:
+        """Method and group, "METHOD / GROUP", or the method alone."""
         return row_label(self.method, self.group)
 
 
 @dataclass(frozen=True)
 class PrintedTable:
-    """A printed table: methods are rows, whatever the paper's layout."""
+    """A printed table: methods are rows, whatever the paper's layout.
+
+    Args:
+        id: its name, such as "cacr-table2".
+        paper: "arora", "lmcl", "cacr", "cllr", or that of another package.
+        paper_table: where it stands there, such as "Table 2".
+        caption: its caption.
+        domain: "vision", "text", "rl", "synthetic" or "cost".
+        metric: what the numbers are, with their unit.
+        higher_is_better: of all columns.
+        protocol: what the paper says of how they were made, by name.
+        columns: names, in their order.
+        rows: in their order.
+        issues: cautions a reader needs.
+        reconstructed: what could not be read off the page as it stands: what was read, the value taken, and why.
+    """
 
     id: str
     paper: str
@@ -71,28 +103,63 @@ class PrintedTable:
         return tuple(notes)
 
     def row(self, method: str, group: str | None = None) -> PrintedRow:
+        """The row of a method.
+
+        Args:
+            method: as the paper calls it, or a row's label.
+            group: the part of the table, where methods come several times.
+
+        Raises:
+            DataError: there is no such row, or more than one.
+        """
         if (found := self.find(row_label(method, group))) is not None:
             return found
         labels = [r.label for r in self.rows]
         raise DataError(f"{self.id} has no single row {row_label(method, group)!r}.{nearest(method, labels)}")
 
     def value(self, row: str, column: str, kind: str = "mean") -> float | None:
-        """The printed number of a row label: its mean, std, or drop (the loss against the balanced case)."""
+        """The printed number of a row; None where there is no such row or column, or nothing is printed.
+
+        Args:
+            row: its label, or its method where one row alone has it.
+            column: its name.
+            kind: "mean", "std" or "drop", the loss against the balanced case.
+        """
         found = self.find(row)
         return getattr(found.cells[column], kind) if found and column in found.cells else None
 
     def find(self, name: str) -> PrintedRow | None:
-        """The row with this label, or with this method if only one row has it."""
+        """The row of a name; None where there is none, or more than one.
+
+        Args:
+            name: a label, or a method that one row alone has.
+        """
         labelled = [r for r in self.rows if r.label == name] or [r for r in self.rows if r.method == name]
         return labelled[0] if len(labelled) == 1 else None
 
     def samples(self, row: str, column: str, kind: str = "mean") -> Mapping[int, float] | None:
-        """Printed tables hold no single trials."""
+        """None: printed tables hold no single trials.
+
+        Args:
+            row: as of `value`.
+            column: as of `value`.
+            kind: as of `value`.
+        """
         return None
 
 
 @dataclass(frozen=True)
 class Figure:
+    """A figure: what is plotted, without values.
+
+    Args:
+        id: its name.
+        paper: as of `PrintedTable`.
+        plotted: what is plotted, in words.
+        settings: what the paper says of how, by name.
+        claims: ids of the claims that it shows.
+    """
+
     id: str
     paper: str
     plotted: str
@@ -102,9 +169,18 @@ class Figure:
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of a paper; `tests` are its machine-readable comparisons, `parts` how they are judged.
+    """A statement of a paper.
 
-    Without tests, `not_tested` says why.
+    Args:
+        id: its name.
+        paper: as of `PrintedTable`.
+        statement: in words.
+        where: in the paper.
+        basis: what it rests on: "table", "text" or "theory".
+        tests: its machine-readable comparisons.
+        note: a caution.
+        parts: how the tests are judged.
+        not_tested: why there are none; else "".
     """
 
     id: str
@@ -119,10 +195,17 @@ class Claim:
 
     @property
     def tables(self) -> frozenset[str]:
+        """Ids of the printed tables that its tests speak of."""
         return frozenset(t[key] for t in self.tests for key in ("table", "table_b") if key in t)
 
 
 def row_label(method: str, group: str | None = None) -> str:
+    """Label of a row: the method, or "METHOD / GROUP".
+
+    Args:
+        method: as the paper calls it.
+        group: the part of the table; None or "" where there is none.
+    """
     return f"{method} / {group}" if group else method
 
 
@@ -144,11 +227,23 @@ def figures() -> Mapping[str, Figure]:
 
 @cache
 def claims() -> tuple[Claim, ...]:
-    """Every claim of the papers, in their order."""
+    """Every claim of the papers, in their order.
+
+    Raises:
+        DataError: a claim is read by a test that it does not have.
+    """
     return tuple(_claim(paper, raw) for paper, found in _papers().items() for raw in found["claims"])
 
 
 def table(name: str) -> PrintedTable:
+    """The printed table of an id.
+
+    Args:
+        name: its id; `tables` has all of them.
+
+    Raises:
+        DataError: there is none.
+    """
     if name not in tables():
         raise DataError(f"no published table {name!r}.{nearest(name, tables())}")
     return tables()[name]

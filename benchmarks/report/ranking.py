@@ -14,11 +14,17 @@ LEVEL = 0.05
 
 @dataclass(frozen=True)
 class Rank:
-    """One objective over several tasks: mean rank (1 is best), wins and losses against the base, and two aggregates.
+    """One objective over several tasks; without runs of all of them it has no rank.
 
-    `improvement` is the probability that a run beats a run of the base, `gain` the gain over the base in units of its
-    mean. An objective without runs of `missing` tasks has none of these and the mean rank nan: it would be ranked on
-    other tasks than the rest.
+    Args:
+        label: of the row.
+        tasks: how many it has runs of.
+        mean_rank: 1 is best; nan where it is not ranked.
+        better: tasks on which it is better than the base beyond chance.
+        worse: tasks on which it is worse.
+        improvement: probability that a run beats a run of the base; None where there is no base or no rank.
+        gain: over the base, in units of its mean; None likewise.
+        missing: tasks without runs.
     """
 
     label: str

@@ -33,7 +33,7 @@ PARAMETERS: Mapping[str, tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]] = 
 class Part(Settings):
     """One thing that a claim says: the kind of statement, its parameters, and the comparisons it is about."""
 
-    kind: str
+    kind: str = Field(description="what is said: sign, all, most, at least, within, ratio, ... (`PARAMETERS`)")
     tests: tuple[int, ...] = Field((), description="which of the claim's lists of comparisons, from 0; none: all")
     only: tuple[str, ...] = Field(("*",), description="labels of comparisons (`row | column` or `column`); patterns")
     bound: float = Field(0.0, description="what each comparison is held against, in the table's units")
@@ -47,6 +47,11 @@ class Part(Settings):
     reads: str = Field("", description="how the sentence is read where it leaves something open, and why")
 
     def is_about(self, label: str) -> bool:
+        """Whether it speaks of a comparison.
+
+        Args:
+            label: of the comparison.
+        """
         return fits(label, self.only)
 
     @model_validator(mode="after")

@@ -47,7 +47,21 @@ def _seconds(record: RunRecord) -> float:
 
 @dataclass(frozen=True)
 class CellResult:
-    """One cell of a suite: our sample, the test against the base row (p_holm over all of the suite), the paper's."""
+    """One cell of a suite: our sample, the test against the base row, and the paper's number.
+
+    Args:
+        row: what was trained.
+        column: what was measured.
+        samples: values by seed.
+        wanted: runs that the suite asks for.
+        summary: of the sample; None without one.
+        against_base: the test against the base row; None where there is none.
+        p_holm: its p-value among all of the suite; nan without a test.
+        comparison: beside the printed cell; None where nothing is printed or run.
+        printed: the printed cell; None where there is none.
+        has_failed: whether a run of it has failed.
+        family: tests of the suite.
+    """
 
     row: RowEntry
     column: ColumnEntry
@@ -76,9 +90,13 @@ class CellResult:
 
 @dataclass(frozen=True)
 class Claimed:
-    """A claim on the printed numbers and on ours, and whether ours were made by the paper's protocol.
+    """A claim on the printed numbers and on ours.
 
-    `p_holm` is that of our numbers among all claims that the suite can test.
+    Args:
+        printed: on the printed numbers.
+        ours: on ours.
+        is_paper_protocol: whether ours were made by the paper's protocol.
+        p_holm: of our numbers among all claims that the suite can test.
     """
 
     printed: Outcome
@@ -151,7 +169,11 @@ class SuiteResults:
         return tuple(c.name for c in self.manifest.columns)
 
     def find(self, name: str) -> str | None:
-        """Label of the row with this label, or of the only row whose method it is."""
+        """Label of a row; None where there is none of the name, or more than one.
+
+        Args:
+            name: a label, or a method that one row alone has.
+        """
         labels = [row.label for row in self.rows]
         if name in labels:
             return name
@@ -159,7 +181,13 @@ class SuiteResults:
         return fits[0] if len(fits) == 1 else None
 
     def value(self, row: str, column: str, kind: str = "mean") -> float | None:
-        """A number of a cell over its seeds; None where nothing was run."""
+        """A number of a cell over its seeds; None where nothing was run.
+
+        Args:
+            row: a label, or a method that one row alone has.
+            column: its name.
+            kind: "mean", "std" (n - 1; None for one seed), or "drop", the loss against the balanced column or group.
+        """
         if kind == "std":
             samples = self.samples(row, column)
             return summarize(list(samples.values())).std if samples and len(samples) > 1 else None
@@ -167,7 +195,14 @@ class SuiteResults:
         return fmean(samples.values()) if samples else None
 
     def samples(self, row: str, column: str, kind: str = "mean") -> Samples | None:
-        """Values by seed; `drop` is the loss against the balanced column or group of the same seed."""
+        """Values by seed; None where nothing was run.
+
+        Args:
+            row: as of `value`.
+            column: as of `value`.
+            kind: "mean", the values; "drop", the loss against the balanced column or group of the same seed; of "std"
+                there are none.
+        """
         if kind == "std":
             return None
         label = self.find(row)
@@ -178,7 +213,12 @@ class SuiteResults:
         return {seed: balanced[seed] - value for seed, value in found.items() if seed in balanced} or None
 
     def runs_of(self, row: str, column: str) -> list[RunRecord]:
-        """Finished runs behind a cell, by seed."""
+        """Finished runs behind a cell, by seed; [] where there is none.
+
+        Args:
+            row: a label.
+            column: its name.
+        """
         hashes = self._cells.get((row, column), {})
         found = [self.records[hashes[seed]] for seed in sorted(hashes) if hashes[seed] in self.records]
         return [record for record in found if record.status == "done"]
@@ -193,6 +233,7 @@ class SuiteResults:
 
     @cached_property
     def cells(self) -> list[CellResult]:
+        """Every cell, row by row: our numbers, the test against the base, and the printed number beside them."""
         places = [(row, c) for row in self.rows for c in self.manifest.columns if (row.label, c.name) in self._cells]
         tests = [self._against_base(row, column) for row, column in places]
         p_values = [test.p_t if test else nan for test in tests]
@@ -204,7 +245,12 @@ class SuiteResults:
         ]
 
     def cell(self, row: str, column: str) -> CellResult | None:
-        """One cell; None where there is none of that name."""
+        """One cell; None where there is none of that name.
+
+        Args:
+            row: a label.
+            column: its name.
+        """
         return self._index.get((row, column))
 
     @cached_property
@@ -212,9 +258,13 @@ class SuiteResults:
         return {(c.row.label, c.column.name): c for c in self.cells}
 
     def claims(self, others: Iterable["SuiteResults"] = ()) -> list[Claimed]:
-        """Every claim that speaks of this suite's table: on the printed numbers, and on ours.
+        """Claims that speak of this suite's table, on the printed numbers and on ours; [] where it has none.
 
-        A claim about two tables takes the second one from `others` of the same scale.
+        Args:
+            others: results of further suites: of those of the same scale a claim about two tables takes the second.
+
+        Raises:
+            DataError: a claim is read by a test that it does not have.
         """
         if self.table is None:
             return []
@@ -242,7 +292,7 @@ class SuiteResults:
         return next((row.base for row in self.rows if row.base), None)
 
     def ranks(self) -> list[Rank]:
-        """The rows ranked over the columns."""
+        """The rows ranked over the columns, best mean rank first; those that lack a column last, without a rank."""
         costs = [c.name for c in self.manifest.columns if not c.higher_is_better]
         tasks = {name: rows for name, rows in self.tasks().items() if rows}
         decided: dict[str, list[float]] = defaultdict(list)

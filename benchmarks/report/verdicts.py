@@ -80,10 +80,21 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Item:
-    """One comparison: its value (a difference, ratio or gap), whether it is as claimed, and evidence.
+    """One comparison of a claim.
 
-    `low` and `high` are the 95 % interval of `shown`: the value, or of several pairs that of the one in `pair` that
-    the evidence hangs on.
+    Args:
+        label: what is compared.
+        value: its difference, ratio or gap.
+        holds: whether the value is as claimed, chance aside.
+        evidence: whether it is beyond chance.
+        low: lower end of the 95 % interval of `shown`; nan where there is none.
+        high: upper end.
+        seeds: that would decide it; None where none are named.
+        is_tested: whether there is a spread to judge by.
+        subject: the rows, where a claim has more than one list of comparisons; else "".
+        shown: of several pairs the difference of the one that the evidence hangs on; nan: `value` is shown.
+        pair: the name of that pair; "" of one alone.
+        is_on_bound: whether its estimate is exactly on the bound, which no number of seeds decides.
     """
 
     label: str
@@ -106,6 +117,7 @@ class Item:
 
     @property
     def words(self) -> str:
+        """What is compared, with its value and interval, as text."""
         interval = f" ({number(self.low)} to {number(self.high)})" if isfinite(self.low + self.high) else ""
         label = ", ".join(filter(None, (self.subject, self.pair, self.label)))
         value = self.shown if isfinite(self.shown) else self.value
@@ -114,7 +126,16 @@ class Item:
 
 @dataclass(frozen=True)
 class Judged:
-    """A part of a claim on one set of numbers."""
+    """A part of a claim on one set of numbers.
+
+    Args:
+        part: what it says.
+        items: its comparisons.
+        missing: comparisons without data.
+        evidence: of all of them together.
+        item: the mean of all comparisons, where that is what is judged; else None.
+        side: of its bound that the part speaks of: "above", "below", or "beyond" where comparisons differ.
+    """
 
     part: Part
     items: tuple[Item, ...]

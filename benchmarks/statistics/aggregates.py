@@ -18,9 +18,16 @@ Runs = Mapping[int, float] | Sequence[float] | Array
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate with its interval at `level`; where `low` and `high` are nan, `needs` says what would give one.
+    """An estimate with its interval.
 
-    `p` is two-sided, of no gain; of other estimates there is none.
+    Args:
+        value: the estimate.
+        low: lower end; nan where there is no interval.
+        high: upper end.
+        level: share of such intervals that hold the truth, in (0, 1).
+        method: how it was made.
+        needs: what would give an interval, where there is none; else "".
+        p: two-sided, of no gain, for `relative_gain`; nan of other estimates.
     """
 
     value: float
@@ -33,7 +40,14 @@ class Interval:
 
 
 def iqm(scores: Sequence[Sequence[float]] | Sequence[Array] | Array) -> float:
-    """Interquartile mean of all runs of all tasks together: the mean of the middle half."""
+    """Interquartile mean of all runs of all tasks together: the mean of the middle half (Agarwal et al. 2021).
+
+    Args:
+        scores: of each task, (S,) values.
+
+    Raises:
+        DataError: there are no values, or one is not finite.
+    """
     return interquartile_mean(np.concatenate(as_samples(scores)))
 
 
@@ -46,10 +60,13 @@ def iqm_interval(
     """Interquartile mean of all runs of all tasks with a t-interval from winsorized values.
 
     Args:
-        tasks: the values of each by seed.
-        confidence: of the interval.
+        tasks: T of them, the values of each by seed, or (S,) in an order that all share.
+        confidence: of the interval, in (0, 1).
         runs: a name for each task; those of one name are columns of the same runs, which is what all are taken for
             where nothing is said.
+
+    Raises:
+        DataError: there is no task, a task without values or with one that is not finite, or another number of names.
     """
     values = _array(tasks)
     if not len(values):
@@ -65,11 +82,18 @@ def probability_of_improvement(
     *,
     runs: Sequence[Hashable] | None = None,
 ) -> Interval:
-    """P(a run of ours beats a run of base), ties half, averaged over tasks (Agarwal et al. 2021).
+    """P(a run of ours beats a run of base), ties half, averaged over tasks, with an interval (Agarwal et al. 2021).
 
     The interval is binomial, of as many trials as the runs are worth (`estimates.probabilities_of_improvement`).
 
-    Args: as of `iqm_interval`.
+    Args:
+        ours: T tasks, the values of each by seed, or (S,) in an order that all share.
+        base: of the same tasks, likewise, (S,) each.
+        confidence: of the interval, in (0, 1).
+        runs: as of `iqm_interval`.
+
+    Raises:
+        DataError: as `iqm_interval`, or the two have another number of tasks.
     """
     x, b = _both(ours, base, "probability of improvement")
     value, trials = estimates.probabilities_of_improvement(x, b, _names(runs, len(ours)))
@@ -88,7 +112,14 @@ def relative_gain(
 
     Seeds that both have are drawn as pairs, with all their columns (see `estimates.relative_gains`).
 
-    Args: as of `iqm_interval`.
+    Args:
+        ours: T tasks, the values of each by seed, or (S,) in an order that all share.
+        base: of the same tasks, likewise, (S,) each.
+        confidence: of the interval, in (0, 1).
+        runs: as of `iqm_interval`.
+
+    Raises:
+        DataError: as `probability_of_improvement`.
     """
     x, b = _both(ours, base, "a gain")
     found = estimates.relative_gains(x, b, _names(runs, len(ours)))

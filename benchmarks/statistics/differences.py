@@ -18,7 +18,15 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Summary:
-    """Mean, standard deviation (n - 1) and t-interval of one sample, nan without a spread to make it of."""
+    """Mean, standard deviation and t-interval of one sample.
+
+    Args:
+        n: values.
+        mean: of them.
+        std: with n - 1; nan for one value.
+        low: lower end of the interval; nan without a spread to make it of.
+        high: upper end.
+    """
 
     n: int
     mean: float
@@ -29,10 +37,18 @@ class Summary:
 
 @dataclass(frozen=True)
 class PairedTest:
-    """Two objectives on their common seeds: difference (other - base), interval, two p-values and Cohen's d_z.
+    """Two objectives on their common seeds, or taken apart as independent samples.
 
-    `method` is "Welch" where they are taken apart: p_wilcoxon is then that of the rank-sum test, and there is no effect
-    of pairs. `spread` is the standard deviation of one pair, or what both sides have in common.
+    Args:
+        n: pairs, or values of the smaller sample.
+        difference: other - base.
+        low: lower end of its interval; nan where there is none.
+        high: upper end.
+        p_t: two-sided, of the t-test; nan where it decides nothing.
+        p_wilcoxon: two-sided, of the signed-rank test; of the rank-sum test where they are taken apart.
+        effect: Cohen's d_z; nan where they are taken apart.
+        method: "paired t", or "Welch" where they are taken apart.
+        spread: standard deviation of one pair, or what both sides have in common.
     """
 
     n: int
@@ -48,7 +64,15 @@ class PairedTest:
 
 @dataclass(frozen=True)
 class WelchTest:
-    """Two independent samples with unequal variances: difference (a - b), interval, degrees of freedom, p-value."""
+    """Two independent samples with unequal variances.
+
+    Args:
+        difference: a - b.
+        low: lower end of its interval; nan where there is none.
+        high: upper end.
+        df: degrees of freedom.
+        p: two-sided.
+    """
 
     difference: float
     low: float
@@ -58,7 +82,15 @@ class WelchTest:
 
 
 def summarize(values: Sequence[float], confidence: float = CONFIDENCE) -> Summary:
-    """Mean over seeds with standard deviation and t-interval: mean +- t_{n-1} s / sqrt(n); equal values have none."""
+    """Mean over seeds with standard deviation and t-interval: mean +- t_{n-1} s / sqrt(n); equal values have none.
+
+    Args:
+        values: (n >= 1,).
+        confidence: of the interval, in (0, 1).
+
+    Raises:
+        DataError: there are no values, or one is not finite.
+    """
     sample = as_sample(values)
     n, mean = len(sample), float(sample.mean())
     if n == 1:
@@ -76,11 +108,18 @@ def difference(
     confidence: float = CONFIDENCE,
     resolution: float | None = None,
 ) -> PairedTest:
-    """`other` against `base`: paired by seed where two seeds are common, else as independent samples (Welch).
+    """One objective against another: paired by seed where two seeds are common, else as independent samples (Welch).
 
     Where every pair differs by the same, not by nothing, the pairs tell no spread (`paired`): the samples do.
 
-    Args: as of `paired`.
+    Args:
+        base: values by seed.
+        other: values by seed.
+        confidence: as of `paired`.
+        resolution: as of `paired`.
+
+    Raises:
+        DataError: a value is not finite.
     """
     if min(len(base), len(other)) < NEEDED:
         return paired(base, other, confidence, resolution)
@@ -112,10 +151,14 @@ def paired(
     (scipy.stats.ttest_rel answers p = 0), and no interval. No difference at all has p = 1.
 
     Args:
-        base, other: values by seed.
-        confidence: of the interval.
+        base: values by seed.
+        other: values by seed.
+        confidence: of the interval, in (0, 1).
         resolution: smallest step of the metric, such as 1 / n of n test points; differences are rounded to it before
             they are ranked, so that equal ones are ties. Default: what floating point adds.
+
+    Raises:
+        DataError: a value is not finite.
     """
     seeds = sorted(base.keys() & other.keys())
     if not seeds:
@@ -148,6 +191,12 @@ def wilcoxon(gain: Sequence[float] | Array) -> float:
 
     scipy's own, but for few differences with ties or zeros. There scipy goes through all 2^n signs, seconds at n = 13;
     here their rank sums are counted one difference at a time, with the same result.
+
+    Args:
+        gain: (n,), a difference of each pair.
+
+    Raises:
+        DataError: there is none, or one is not finite.
     """
     sample = as_sample(gain)
     # 0.72 - 0.71 and 0.33 - 0.32 differ in floating point alone.
@@ -169,6 +218,12 @@ def standard_error(std_a: float, n_a: int, std_b: float, n_b: int) -> tuple[floa
     """Standard error of the difference of two means, of n >= 2 values each, and its degrees of freedom (Welch 1947).
 
     Without any spread those of equal variances.
+
+    Args:
+        std_a: standard deviation of the one sample, n - 1.
+        n_a: its values, >= 2.
+        std_b: of the other.
+        n_b: its values, >= 2.
     """
     variance_a, variance_b = std_a**2 / n_a, std_b**2 / n_b
     variance = variance_a + variance_b
@@ -183,6 +238,18 @@ def welch(
     """Welch's t-test from two triples of mean, standard deviation and n >= 2, as tables print them.
 
     Without any spread there is no interval, and p is 1 for equal means and nan for others.
+
+    Args:
+        mean_a: of the one sample.
+        std_a: its standard deviation, n - 1.
+        n_a: its values, >= 2.
+        mean_b: of the other.
+        std_b: its standard deviation.
+        n_b: its values, >= 2.
+        confidence: of the interval, in (0, 1).
+
+    Raises:
+        DataError: a side has fewer than two values.
     """
     if min(n_a, n_b) < 2:
         raise DataError(f"Welch's test needs at least two values on each side, got {n_a} and {n_b}")
@@ -194,6 +261,13 @@ def against_single_value(mean: float, std: float, n: int, printed: float, confid
 
     The interval is that of a prediction, +- t_{n-1} s sqrt(1 + 1/n): wider than a test against a constant would give,
     because the printed number is itself the outcome of a random trial.
+
+    Args:
+        mean: of our sample.
+        std: its standard deviation, n - 1.
+        n: its values, >= 2.
+        printed: the number.
+        confidence: of the interval, in (0, 1).
     """
     return _test(mean - printed, std * sqrt(1 + 1 / n), float(n - 1), confidence)
 

@@ -5,7 +5,14 @@ from math import isfinite, nan
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down adjustment; nan (a test that could not be made) stays nan and does not count as a test."""
+    """Holm's step-down adjustment (Holm 1979); nan, a test that could not be made, stays nan and is no test.
+
+    Args:
+        p_values: from 0 to 1 each, or nan.
+
+    Returns:
+        The adjusted ones, in the same order.
+    """
     adjusted = [nan] * len(p_values)
     order = sorted((i for i, p in enumerate(p_values) if isfinite(p)), key=lambda i: p_values[i])
     running = 0.0

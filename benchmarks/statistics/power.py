@@ -7,9 +7,14 @@ from scipy import stats
 
 
 def power(difference: float, std: float, n: int, alpha: float = 0.05, is_paired: bool = False) -> float:
-    """Power of the two-sided t-test with n seeds per arm, from the noncentral t distribution.
+    """Power of the two-sided t-test, from 0 to 1, from the noncentral t distribution. One seed has none.
 
-    `std` is the spread of one arm, or of the seed-wise differences when `is_paired`. One seed has no power.
+    Args:
+        difference: of the two means.
+        std: spread of one arm, or of the differences by seed where `is_paired`; >= 0.
+        n: seeds of each arm.
+        alpha: level of the test, in (0, 1).
+        is_paired: whether arms are paired by seed.
     """
     if n < 2:
         return 0.0
@@ -31,7 +36,16 @@ def seeds_needed(
     is_paired: bool = False,
     limit: int = 1_000_000,
 ) -> int | None:
-    """Smallest number of seeds per arm that shows `difference` with probability `target`; None beyond `limit`."""
+    """Smallest number of seeds of each arm that shows a difference; None for no difference, and beyond the limit.
+
+    Args:
+        difference: of the two means.
+        std: as of `power`.
+        target: probability of showing it, in (0, 1).
+        alpha: as of `power`.
+        is_paired: as of `power`.
+        limit: most seeds.
+    """
     if not (isfinite(difference) and isfinite(std)) or std < 0:
         return None
     if difference == 0:
@@ -53,5 +67,10 @@ def fewest(is_enough: Callable[[int], bool], limit: int) -> int | None:
 
 
 def pooled_std(std_a: float, std_b: float) -> float:
-    """Root of the mean variance of two arms of equal size: the spread `seeds_needed` wants for two printed cells."""
+    """Root of the mean variance of two arms of equal size: the spread `seeds_needed` wants for two printed cells.
+
+    Args:
+        std_a: of the one arm, >= 0.
+        std_b: of the other, >= 0.
+    """
     return sqrt((std_a**2 + std_b**2) / 2)

@@ -36,7 +36,14 @@ Configure = Callable[[argparse.ArgumentParser], Runner]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code."""
+    """Run one command.
+
+    Args:
+        argv: its words; None: those that the process was given.
+
+    Returns:
+        The exit code: 0; 1 or 2 for an error, which stands on stderr; 75 where a scheduler interrupted a run.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     as_json = asks_for_json(arguments)
     try:

@@ -77,11 +77,14 @@ def check_objective(
         ranks: also compare two processes with one, unless `only` names the checks.
 
     Returns:
-        A Report: `.ok`, `.rows`, `.table()`.
+        A `Report`: `.ok`, `.rows`, `.table()`. Of an empty `only` it has no rows.
 
     Raises:
-        SpecError: if the text, the path, an option or a check's name is wrong.
-        EngineError: if there is no such engine, or it cannot run here.
+        SpecError: the text, the path, an option in the text, a check's name or the reference is wrong, or `options`,
+            `reference`, `detached` or `stateful` are given for what has its own.
+        OptionError: a class or function cannot be built from `options`. (Of a subclass of `Objective` that is a failure
+            in the report.)
+        EngineError: there is no such engine, or it cannot run here.
     """
     with engines.using(engine):
         subject = subject_of(target, options=options, reference=reference, detached=detached, stateful=stateful)
@@ -195,10 +198,17 @@ def parametrize_with_checks(
     Needs pytest. A check that does not apply is skipped.
 
     Args:
-        targets: as `check_objective` takes them.
+        targets: as `check_objective` takes them; of a loss(a, b) without options or a reference.
         slow: also the checks that take more than a few seconds.
         only: names of checks; all of them if left out.
-        ranks: compare two processes with one as well.
+        ranks: compare two processes with one as well, unless `only` names the checks.
+
+    Returns:
+        A decorator for a function test(subject, check).
+
+    Raises:
+        SpecError: a target or a check's name is wrong.
+        OptionError: a class or function cannot be built without options.
     """
     import pytest
 

@@ -41,7 +41,12 @@ class Layout:
         return next(iter(self.shapes.values()))[-1]
 
     def leaves(self, dtype: torch.dtype = torch.float64, seed: int = 0) -> Leaves:
-        """Standard normal leaves that require a gradient."""
+        """Standard normal leaves that require a gradient.
+
+        Args:
+            dtype: of all of them.
+            seed: of the draw.
+        """
         source = torch.Generator().manual_seed(seed)
         return {
             name: torch.randn(shape, generator=source, dtype=torch.float64).to(dtype).requires_grad_()

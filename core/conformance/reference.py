@@ -24,13 +24,13 @@ class Case:
     """Anchors, candidates and who is what to whom, as lists of plain rows.
 
     Args:
-        anchors: A rows (d).
-        candidates: C rows (d).
+        anchors: A rows, (d,) float64 each.
+        candidates: C rows, (d,) float64 each.
         positives: of each anchor, the indices of its positives among the candidates.
         dropped: of each anchor, candidates that are neither positives nor negatives.
         labels: class of each anchor.
         candidate_labels: class of each candidate.
-        views: anchors are candidates too, as in SimCLR.
+        views: positives are views of the anchor's own instance, as `Pairs.views`.
         among: so many anchors, the first ones, are candidates already.
         first_negative: candidates before it are nobody's negatives.
         of_block: anchors of each block, block after block; 0: there are no blocks.
@@ -43,7 +43,7 @@ class Case:
         queue: candidates that are past embeddings.
         queue_of_keys: the candidates' encoder made them, not the anchors'.
         side: so many anchors, which are candidates, are of one encoder and the rest of another; 0: there is one.
-        parameters: the learned matrices by name, as lists of rows.
+        parameters: the learned matrices by name, as lists of rows, (d,) each; a number is a list of one ().
     """
 
     anchors: list[Vector]
@@ -69,7 +69,12 @@ class Case:
 
     @classmethod
     def of(cls, pairs: Pairs, parameters: dict[str, Tensor] | None = None) -> Case:
-        """Unpack `pairs` (float64) and parameters by name into lists; gradients flow back to the tensors given."""
+        """Pairs and parameters unpacked into lists; gradients flow back to the tensors given.
+
+        Args:
+            pairs: float64.
+            parameters: by name, matrices (m, d) or numbers ().
+        """
         views = pairs.candidate_view.tolist()
         of_anchors = {-1, *pairs.view.tolist()}
         strangers = [j for j, view in enumerate(views) if view == -1]
@@ -99,12 +104,21 @@ class Case:
         )
 
     def negatives(self, i: int) -> list[int]:
-        """Candidates that are neither positives of anchor i nor dropped for it."""
+        """Indices of the candidates that are neither positives of an anchor nor dropped for it, ascending.
+
+        Args:
+            i: index of the anchor.
+        """
         out = set(self.positives[i]) | set(self.dropped[i])
         return [j for j in range(self.first_negative, len(self.candidates)) if j not in out]
 
     def all_but(self, positives: Sequence[int], i: int) -> list[int]:
-        """Candidates that are neither dropped for anchor i nor listed."""
+        """Candidates that are neither listed nor dropped for an anchor, ascending; `first_negative` does not count.
+
+        Args:
+            positives: indices of candidates.
+            i: index of the anchor.
+        """
         return [j for j in range(len(self.candidates)) if j not in positives and j not in self.dropped[i]]
 
     def counted(self) -> list[int]:
@@ -126,12 +140,21 @@ def unit(x: Vector) -> Vector:
 
 
 def cosine(x: Vector, y: Vector) -> Number:
-    """Cosine of the vectors x and y, (d) each; 0 if either is zero."""
+    """Cosine of two vectors, (); 0 if either is zero.
+
+    Args:
+        x: (d,).
+        y: (d,).
+    """
     return dot(unit(x), unit(y))
 
 
 def total(values: Iterable[Number]) -> Number:
-    """Sum that is a float64 zero when there is nothing to add."""
+    """Sum, (), that is a float64 zero when there is nothing to add.
+
+    Args:
+        values: numbers, () each.
+    """
     result = torch.zeros((), dtype=torch.float64)
     for value in values:
         result = result + value
@@ -139,7 +162,11 @@ def total(values: Iterable[Number]) -> Number:
 
 
 def mean(values: Sequence[Number]) -> Number:
-    """Mean of the values, numbers (); a float64 zero when there are none."""
+    """Mean, (); a float64 zero when there is nothing to average.
+
+    Args:
+        values: numbers, () each.
+    """
     return total(values) / len(values) if values else total(values)
 
 

@@ -14,7 +14,16 @@ from dipole.core.ground.text import counted
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One check on one subject; `cause` is the check whose finding explains this failure, its own where none does."""
+    """One check on one subject.
+
+    Args:
+        subject: name of what was checked.
+        check: name of the check.
+        outcome: "ok", "FAIL", or "-" where it does not apply.
+        detail: what was found.
+        seconds: it took.
+        cause: of a failure, the check whose finding explains it, its own where none does; else "".
+    """
 
     subject: str
     check: str
@@ -26,17 +35,24 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class Report:
-    """All checks on one subject; `ok` if none failed."""
+    """All checks on one subject.
+
+    Args:
+        subject: name of what was checked.
+        rows: what each check found, in their order.
+    """
 
     subject: str
     rows: tuple[CheckResult, ...]
 
     @property
     def ok(self) -> bool:
+        """Whether no check has failed."""
         return not self.failures
 
     @property
     def failures(self) -> tuple[CheckResult, ...]:
+        """The checks that have failed, in their order."""
         return tuple(row for row in self.rows if row.outcome == "FAIL")
 
     @property
@@ -63,7 +79,7 @@ class Report:
         return "\n".join([f"{self.subject}: {verdict}", *lines])
 
     def as_dict(self) -> dict[str, object]:
-        """For --json."""
+        """What `dipole check --json` prints: `subject`, `ok` and `checks`."""
         rows = [
             {"check": r.check, "outcome": r.outcome, "detail": r.detail, "seconds": r.seconds, "cause": r.cause}
             for r in self.rows

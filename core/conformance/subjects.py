@@ -26,13 +26,19 @@ Loss = Callable[..., Tensor]  # (instance, layout, leaves) -> scalar
 
 @dataclass(frozen=True)
 class Result:
-    """A loss and its gradients in float64; None where no gradient arrived."""
+    """A loss and its gradients in float64.
+
+    Args:
+        value: ().
+        gradients: by the name of a leaf or parameter, (...) as it is; None where no gradient arrived.
+    """
 
     value: Tensor
     gradients: dict[str, Tensor | None]
 
     @property
     def finite(self) -> bool:
+        """Whether all numbers are finite."""
         return bool(self.value.isfinite()) and all(
             g is None or bool(g.isfinite().all()) for g in self.gradients.values()
         )
@@ -74,7 +80,14 @@ class Subject:
         seed: int = 0,
         temperature: float | None = None,
     ) -> Any:
-        """A fresh instance for a layout, with random parameters that depend on `seed` only, in `dtype`."""
+        """A fresh instance for a layout, with random parameters that depend on the seed alone.
+
+        Args:
+            layout: the batch that it will be called on.
+            dtype: of its parameters.
+            seed: of their draw.
+            temperature: that it is built with, where it accepts one.
+        """
         lowered = {"temperature": temperature} if self.temperature and temperature is not None else {}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -88,11 +101,25 @@ class Subject:
         return instance.to(dtype) if isinstance(instance, nn.Module) else instance
 
     def set_back(self, instance: Any) -> AbstractContextManager[None]:
-        """Leaves the state of a stateful instance as it was."""
+        """A block that leaves the state of a stateful instance as it was.
+
+        Args:
+            instance: what `make` gave.
+        """
         return set_back(instance) if self.stateful else nullcontext()
 
     def result(self, instance: Any, layout: Layout, leaves: Leaves, loss: Loss | None = None) -> Result:
-        """Value and gradients of the loss (or of `loss`, called alike) on these leaves and all parameters."""
+        """Value and gradients of the loss, on leaves and all parameters.
+
+        Args:
+            instance: what `make` gave.
+            layout: the batch.
+            leaves: by name, as `Layout.leaves` draws them.
+            loss: another loss, called alike; None: `call`.
+
+        Raises:
+            TypeError: it is no scalar tensor.
+        """
         with warnings.catch_warnings(), self.set_back(instance):
             warnings.simplefilter("ignore")
             value = (loss or self.call)(instance, layout, leaves)

@@ -11,12 +11,21 @@ from torch.nn.parallel import DistributedDataParallel
 from dipole.core.contrast.evaluate import Outcome
 from dipole.core.contrast.objective import Composite
 from dipole.core.contrast.objective import objective as build_objective
+from dipole.core.contrast.options import check_whole
 from dipole.core.ground.errors import OptionError, PairsError
 from dipole.core.ground.microbatch import Draws, instead, microbatched
 
 
 class Cached(nn.Module):
-    """An encoder and an objective with the gradient of the whole batch; see `cached`."""
+    """An encoder and an objective with the gradient of the whole batch; `cached` makes one.
+
+    Args:
+        encoder: as in `cached`.
+        objective: a module or a function, no text.
+        microbatch: as in `cached`.
+        pairs: as in `cached`.
+        draws: as in `cached`.
+    """
 
     def __init__(
         self,
@@ -34,18 +43,29 @@ class Cached(nn.Module):
         self._draws = draws
 
     def embed(self, view: Any) -> Any:
-        """What the encoder makes of all rows of one view, `microbatch` rows at a time."""
+        """What the encoder makes of all rows of one view, `microbatch` rows at a time, such as (B, d).
+
+        Args:
+            view: (B, ...), or a mapping, list or tuple of such.
+
+        Raises:
+            PairsError: what goes in or comes out has no row for each instance.
+        """
         # DistributedDataParallel sees one forward pass and, in the backward pass, each parameter's gradient once.
         inner = self.encoder.module if isinstance(self.encoder, DistributedDataParallel) else self.encoder
         with instead(inner, microbatched(inner, self.microbatch, self._draws)):
             return self.encoder(view)
 
     def forward(self, *views: Any, **given: Any) -> Tensor:
-        """The scalar loss of a batch; `loss.backward()` runs the encoder again, microbatch by microbatch.
+        """The loss of a batch, (); `loss.backward()` runs the encoder again, microbatch by microbatch.
 
         Args:
             views: what the encoder is called with, once for each; a list or tuple alone stands for its elements.
             given: passed on to `pairs` (labels, indices).
+
+        Raises:
+            PairsError: without `pairs` there is one view or none, something else is given, or the encoder returns no
+                embeddings; or rows that the objective cannot be evaluated on.
         """
         if len(views) == 1 and isinstance(views[0], list | tuple):
             views = tuple(views[0])
@@ -100,10 +120,12 @@ def cached(
             over them; cheaper from some dozens of microbatches on. Both passes draw the same either way.
 
     Returns:
-        A module with the parameters of both.
+        A module (`Cached`) with the parameters of both: a call gives the loss, (), `embed(view)` embeddings, (B, d).
 
     Raises:
-        OptionError: an argument is none of these. PairsError: from a call, where rows do not fit.
+        OptionError: an argument is none of these.
+        SpecError: for a wrong text.
+        PairsError: from a call, where rows do not fit.
 
     Source: Gao et al. 2021 (GradCache), who call backward twice; here the second pass is part of the one that the
     caller starts, so that hooks, loss scaling and gradient synchronisation see each parameter's gradient once.
@@ -119,8 +141,7 @@ def cached(
         )
     if pairs is not None and not callable(pairs):
         raise OptionError(f"cached: pairs must be a function from embeddings to Pairs, got {pairs!r}.")
-    if isinstance(microbatch, bool) or not isinstance(microbatch, int) or microbatch < 1:
-        raise OptionError(f"cached: microbatch must be a whole number >= 1, got {microbatch!r}.")
+    check_whole("cached: microbatch", microbatch)
     if draws not in ("batch", "microbatch"):
         raise OptionError(f"cached: draws must be 'batch' or 'microbatch', got {draws!r}.")
     built = build_objective(objective) if isinstance(objective, str) else objective

@@ -1,6 +1,8 @@
 """What embeddings, indices and labels must look like before they are paired; one error for what does not fit."""
 
 from collections.abc import Callable, Sequence
+from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,12 +64,22 @@ def check_numbers(numbers: Tensor, low: int, high: int | None, problem: Callable
         raise PairsError(problem(smallest, largest))
 
 
-def check_indices(name: str, index: Tensor, anchors: Tensor, candidates: int) -> None:
+def check_count(name: str, value: Any, low: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < low:
+        raise PairsError(f"{name} must be an integer >= {low}, got {value!r}.")
+
+
+def check_index_shape(name: str, index: Tensor, anchors: Tensor) -> None:
+    """What is known of indices without reading them."""
     if not isinstance(index, Tensor) or index.dtype != torch.long or index.ndim != 2 or len(index) != len(anchors):
         got = f"{index.dtype} of shape {tuple(index.shape)}" if isinstance(index, Tensor) else type(index).__name__
         raise PairsError(f"{name} must be torch.long of shape (anchors = {len(anchors)}, any), got {got}.")
     if index.device != anchors.device:
         raise PairsError(f"{name} and anchors must have the same device, got {index.device} and {anchors.device}.")
+
+
+def check_indices(name: str, index: Tensor, anchors: Tensor, candidates: int) -> None:
+    check_index_shape(name, index, anchors)
 
     def problem(low: int, high: int) -> str:
         allowed = f"(0 to {candidates - 1}, -1 pads)"
@@ -76,10 +88,10 @@ def check_indices(name: str, index: Tensor, anchors: Tensor, candidates: int) ->
     check_numbers(index, -1, candidates - 1, problem)
 
 
-def check_row_values(labels: Tensor | None, rows: int, name: str = "labels") -> None:
+def check_row_values(labels: Tensor | None, rows: int, name: str = "labels", of: str = "row") -> None:
     if labels is not None and (not isinstance(labels, Tensor) or labels.shape != (rows,)):
         got = tuple(labels.shape) if isinstance(labels, Tensor) else type(labels).__name__
-        raise PairsError(f"{name} must be a tensor of shape ({rows},), one for each row, got {got}.")
+        raise PairsError(f"{name} must be a tensor of shape ({rows},), one for each {of}, got {got}.")
 
 
 def check_classes(labels: Tensor | None, rows: int, name: str = "labels") -> None:

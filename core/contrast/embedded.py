@@ -27,6 +27,10 @@ class Embedded:
             lists of indices that -1 pads; what is None is left out.
         relate: makes `Pairs` of the global rows, or several whose losses are averaged. It is pure and knows no rank;
             what every rank holds alike (a queue, a memory bank) it takes from its closure.
+
+    Raises:
+        PairsError: from the objective, as nothing is looked at before: a row is no tensor, rows differ in number, or
+            `relate` asks for one that is not there.
     """
 
     rows: Mapping[str, Tensor | None]

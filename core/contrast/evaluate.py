@@ -31,13 +31,19 @@ NO_NEGATIVES = "0: no anchor has a negative (every candidate is a positive or dr
 class Rows:
     """Row statistics of one term by the names it gave them, and what else it may ask about its pairs.
 
-    `pairs` and `x` hold this rank's anchors; `pairs.candidates` and `y` the candidates of all ranks. `further` holds
-    the rows of the pairs that `Objective.further` asked for.
+    A statistic is an attribute, `rows.NAME`, (A,). `Objective.loss` is handed one; nobody else makes any.
+
+    Attributes:
+        pairs: this rank's anchors (A, d), and the candidates (C, d) of all ranks.
+        further: the rows of the pairs that `Objective.further` asked for.
 
     Args:
         matrix: the similarities that they are of.
         values: (A,) each, by name.
         further: rows of other pairs.
+
+    Raises:
+        AttributeError: for a statistic that was not asked for; the message has those that were.
     """
 
     def __init__(self, matrix: _Matrix, values: dict[str, Tensor], further: tuple[Rows, ...] = ()) -> None:
@@ -49,12 +55,12 @@ class Rows:
 
     @property
     def x(self) -> Tensor:
-        """(A, d) the anchors as the similarities see them."""
+        """(A, h) the anchors as the similarities see them: at length 1 for cosines, a_i^T W for bilinear ones."""
         return self._matrix.x
 
     @property
     def y(self) -> Tensor:
-        """(C, d) the candidates likewise."""
+        """(C, h) the candidates likewise; under `ring` a stand-in for rows that are not all here."""
         return self._matrix.y
 
     def __getattr__(self, name: str) -> Tensor:
@@ -68,6 +74,9 @@ class Rows:
 
         What a run has been told at every step is said on the terminal and in its record. The reason is text made of
         sizes: to ask tensors for their values would wait for the device.
+
+        Args:
+            reason: the text, without "0: ", which is put before it.
         """
         self.notes.append(f"0: {reason}")
 
@@ -77,25 +86,42 @@ class Rows:
         return self.pairs.negative_counts.to(self._matrix.dtype)
 
     def similarity(self, index: Tensor) -> Tensor:
-        """Similarities (A, n) with the listed candidates, with gradient."""
+        """Similarities (A, n) with the listed candidates, with gradient.
+
+        Args:
+            index: (A, n) torch.long, indices of candidates; -1 is read as candidate 0.
+        """
         if isinstance(self.y, Circling):
             return round_paired(self.x, self.y, index)
         return paired(self.x, self.y, index)
 
     def over_positives(self, values: Tensor) -> Tensor:
-        """Mean over the positives of each anchor: (A, K) -> (A,)."""
+        """Mean over the positives of each anchor, (A,); 0 for an anchor whose positives are all padding.
+
+        Args:
+            values: (A, K), of which padding is left out.
+        """
         mask = self.pairs.positive_mask
         if mask is None:
             return values.squeeze(1) if values.shape[1] == 1 else values.mean(1)
         return torch.where(mask, values, 0.0).sum(1) / mask.sum(1).clamp_min(1)
 
     def only_positives(self, values: Tensor, fill: float) -> Tensor:
-        """The same (A, K) with padding replaced by a number."""
+        """The same values with those of padding replaced by a number, (A, K).
+
+        Args:
+            values: (A, K).
+            fill: what stands for padding, such as inf before a minimum.
+        """
         mask = self.pairs.positive_mask
         return values if mask is None else torch.where(mask, values, fill)
 
     def mean(self, values: Tensor) -> Tensor:
-        """Mean of (A,) over the anchors that have a positive, of all ranks."""
+        """Mean over the anchors of all ranks that have a positive, (); over all anchors where K = 0.
+
+        Args:
+            values: (A,).
+        """
         mask = self.pairs.positive_mask
         if mask is None:
             return self.mean_over_all(values)
@@ -103,7 +129,11 @@ class Rows:
         return all_sum(torch.where(has, values, 0.0).sum()) / all_sum(has.sum().to(values.dtype)).clamp_min(1)
 
     def mean_over_all(self, values: Tensor) -> Tensor:
-        """Mean of (A,) over all anchors, of all ranks."""
+        """Mean over all anchors, of all ranks, ().
+
+        Args:
+            values: (A,).
+        """
         if world_size() == 1:
             return values.mean()
         return all_sum(values.sum()) / all_sum(values.new_full((), float(len(values))))
@@ -135,8 +165,8 @@ class Outcome:
     """What an objective returns.
 
     Args:
-        loss: () to descend.
-        terms: the unweighted value () of each term by name.
+        loss: () to descend, with gradient: the weighted sum of the terms.
+        terms: what each term has contributed, by name; a name that occurs twice is numbered.
     """
 
     loss: Tensor

@@ -41,7 +41,14 @@ class Related:
     sizes: tuple[int, ...] = ()
 
     def local(self, pairs: Pairs) -> Pairs:
-        """The same pairs with this rank's anchors alone."""
+        """The same pairs with this rank's anchors alone.
+
+        Args:
+            pairs: of all ranks' rows.
+
+        Raises:
+            PairsError: their anchors do not divide into the rows of the batch.
+        """
         if self.own is None:
             return pairs
         if len(pairs.anchors) % self.total:

@@ -1,15 +1,19 @@
 """Options of a registered entry, read off its constructor: types, defaults, ranges and help live in the signature."""
 
+import functools
 import inspect
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import nan
 from numbers import Integral, Real
-from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from dipole.core.ground.errors import OptionError, nearest
 from dipole.core.ground.text import shortened
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 LARGEST = 2**53
 """Of whole numbers: beyond it they are no longer exact as floats, and no size or count is meant."""
@@ -18,6 +22,9 @@ LARGEST = 2**53
 @dataclass(frozen=True)
 class Range:
     """Bounds of a numeric option, `Annotated[float, Range(above=0)]`; infinity is never inside.
+
+    They may be combined; None is none. An objective that is given a number outside raises an `OptionError` that has
+    them.
 
     Args:
         above: it is greater than this.
@@ -51,7 +58,20 @@ LATER: Final = object()
 
 @dataclass(frozen=True)
 class Option:
-    """One keyword of an entry."""
+    """One keyword of an entry.
+
+    Args:
+        name: of the keyword.
+        type: in words, such as "float or name".
+        default: its default; `inspect.Parameter.empty` where it is needed.
+        range: bounds and choices, in words.
+        help: what it is.
+        kinds: of bool, int, float and str those that it may be.
+        choices: names that it may be.
+        bounds: of numbers; None where there are none.
+        optional: whether it may be None.
+        later: it came after runs were named without it, and names one where it is given alone.
+    """
 
     name: str
     type: str
@@ -78,7 +98,15 @@ class Option:
         return words + (" or none" if self.optional else "")
 
     def check(self, owner: str, value: Any) -> Any:
-        """Return the value in the option's type; raise OptionError naming owner, option and what is allowed."""
+        """The value in the option's type.
+
+        Args:
+            owner: name of the entry, for messages.
+            value: what was given.
+
+        Raises:
+            OptionError: a wrong type, or a value out of its range; it names owner, option and what is allowed.
+        """
         if value is None or (value == "none" and self.optional and "none" not in self.choices):
             if self.optional:
                 return None
@@ -152,6 +180,12 @@ def options_of(function: Callable[..., Any]) -> tuple[Option, ...]:
     return tuple(option for option in options if option.kinds or option.choices)
 
 
+def check_whole(name: str, value: Any, low: int = 1) -> None:
+    """Raise OptionError unless an argument of a function is a whole number of at least `low`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise OptionError(f"{name} must be a whole number >= {low}, got {_shown(value)}.")
+
+
 def checked(owner: str, options: tuple[Option, ...], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the given options in their types; raise OptionError for an unknown name or a bad value."""
     by_name = {option.name: option for option in options}
@@ -162,3 +196,17 @@ def checked(owner: str, options: tuple[Option, ...], given: Mapping[str, Any]) -
                 f"{owner} has no option {shortened(repr(name))}.{nearest(name, by_name)} Its options: {known}.", name
             )
     return {name: by_name[name].check(owner, value) for name, value in given.items()}
+
+
+def in_range(function: Callable[P, R]) -> Callable[P, R]:
+    """Check the options of a function against its signature at every call, as an objective's constructor does."""
+    signature, options = inspect.signature(function), options_of(function)
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        bound = signature.bind(*args, **kwargs)
+        given = {option.name: bound.arguments[option.name] for option in options if option.name in bound.arguments}
+        bound.arguments.update(checked(function.__name__, options, given))
+        return function(*bound.args, **bound.kwargs)
+
+    return wrapped

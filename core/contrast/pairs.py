@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from numbers import Integral
 from typing import Literal
 
 import torch
@@ -12,6 +11,8 @@ from torch import Tensor
 from dipole.core.contrast.checks import (
     check_alike,
     check_classes,
+    check_count,
+    check_index_shape,
     check_indices,
     check_matrix,
     check_numbers,
@@ -54,7 +55,8 @@ class Structure:
         candidate_views: the same of the candidates.
         first_negative: candidates before it are positives of somebody and negatives of nobody.
         among: so many anchors, the first ones, are candidates already.
-        fewest: positives that every anchor has (at the end of a document a neighbour may be missing).
+        fewest: positives that every anchor has (at the end of a document a neighbour may be missing); None where that
+            is unknown.
         padded: -1 may stand among positives or dropped, or a candidate may be listed twice.
         partnered: every anchor has a positive, wherever else -1 may stand.
         mutual: anchors are candidates, and i excludes j exactly if j excludes i.
@@ -93,10 +95,11 @@ class Pairs:
     The negatives of anchor i are all candidates that are neither its positives nor dropped for it.
 
     Args:
-        anchors: (A, d) raw embeddings, before normalisation.
-        candidates: (C, d); the very same tensor as `anchors` where every view is both (SimCLR).
-        positives: (A, K) indices into candidates, distinct in a row; -1 pads.
-        dropped: (A, E) candidates that are no negatives of the anchor besides its positives; -1 pads.
+        anchors: (A >= 1, d) raw embeddings of a floating dtype, before normalisation.
+        candidates: (C >= 1, d), of the same dtype and device; the very same tensor as `anchors` where every view is
+            both (SimCLR).
+        positives: (A, K) torch.long, indices into candidates, distinct in a row; -1 pads.
+        dropped: (A, E) torch.long, candidates that are no negatives of the anchor besides its positives; -1 pads.
         labels: (A,) class of each anchor, for supervised references and diagnostics only; negative where unknown.
         views: True if positives are views of the anchor's own instance, False if they are other instances
             (neighbouring sentences, members of a block), which then count as pairs of distinct instances.
@@ -109,7 +112,8 @@ class Pairs:
     Under several ranks anchors are this rank's; candidates, with their labels, views and index, are all ranks'.
 
     Raises:
-        PairsError: if shapes, devices, dtypes or index ranges do not fit; the message names the argument.
+        PairsError: shapes, devices, dtypes or ranges of indices do not fit; the message names the argument. (That
+            positives are distinct in a row, and what numbers labels are, is not looked at.)
     """
 
     anchors: Tensor
@@ -134,7 +138,10 @@ class Pairs:
             check_matrix("candidates", self.candidates, ("anchors", self.anchors))
             check_indices("positives", self.positives, self.anchors, len(self.candidates))
             check_indices("dropped", self.dropped, self.anchors, len(self.candidates))
-            check_row_values(self.labels, len(self.anchors))
+            for name in ("labels", "index"):
+                check_row_values(getattr(self, name), len(self.anchors), name)
+            for name in ("candidate_labels", "candidate_index"):
+                check_row_values(getattr(self, name), len(self.candidates), name, "candidate")
             object.__setattr__(self, "positives", pads_last(self.positives))
             # A constructor says whose labels they are: as many candidates may be others (small crops and a queue).
             if self.candidate_labels is None and len(self.anchors) == len(self.candidates):
@@ -155,12 +162,20 @@ class Pairs:
         """SimCLR with any number of views: the other views of a row's instance are its positives.
 
         Args:
-            views: V >= 2 tensors (B, d), row b of each a view of instance b.
+            views: V >= 2 tensors (B, d) of one shape, dtype and device, row b of each a view of instance b.
             labels: (B,) class of each instance.
             index: (B,) index of each instance in the data set.
             negatives: "all": every row is an anchor, and all views of the other instances are its negatives,
                 V (B - 1) of them; "queries": the first views alone are anchors, and those of the other instances their
                 negatives, B - 1 of them (CACR Sec. 3.2).
+
+        Returns:
+            Pairs of A = V B anchors, which are the candidates, and K = V - 1 positives; with "queries" of A = B
+            anchors, C = V B candidates (the other views, then the first ones) and K = V - 1.
+
+        Raises:
+            PairsError: fewer than two views, views that differ in shape, dtype or device, labels or index that are not
+                (B,), or another word for `negatives`.
         """
         if isinstance(views, Tensor) or len(views) < 2:
             raise PairsError("from_views needs a list of at least two views, each (B, d).")
@@ -205,18 +220,27 @@ class Pairs:
 
         Args:
             queries: (B, d), the anchors.
-            keys: (B, d), row b the positive of query b; or (B, K, d) for K positives each.
-            queue: (Q, d) further negatives, for example the keys of earlier batches; every rank holds the same.
+            keys: (B, d), row b the positive of query b; or (B, K >= 1, d) for K positives each.
+            queue: (Q, d) further negatives, for example the keys of earlier batches; every rank holds the same. Of no
+                rows it is none.
             intra_batch: add the other queries to the negatives (CACR, App. C.2).
             labels: (B,) class of each query and its keys.
             dropped: (B, E) candidates that are no negatives (exact duplicates, say): key k of query b is candidate
                 k B + b, the queue follows; -1 pads.
             batch_negatives: False leaves the keys of the other queries out: negatives are the queue and, with
                 `intra_batch`, the other queries (CACR Algorithm 3; a memory bank).
-            queue_labels: (Q,) class of each row of the queue.
+            queue_labels: (Q,) class of each row of the queue; without them candidates have no labels where there is a
+                queue.
             queue_of: whose encoder made the queue: "queries", that of the queries or a copy of it (MoCo), or "keys",
                 another one (the other half's memory bank in CMC). For objectives that look within a side.
             index: (B,) index of each query in the data set.
+
+        Returns:
+            Pairs of A = B anchors, C = K B + Q candidates (K B + Q + B with `intra_batch`) and K positives.
+
+        Raises:
+            PairsError: rows that do not fit the queries in number, width, dtype or device, labels, index or
+                queue_labels of another length, an index in `dropped` out of range, or another word for `queue_of`.
         """
         check_matrix("queries", queries)
         if queue_of not in ("queries", "keys"):
@@ -283,6 +307,13 @@ class Pairs:
             index: (B,) index of each instance in the data set.
             queue: (Q, d) further candidates, for example earlier batches; every rank holds the same.
             queue_labels: (Q,) their classes: rows of an anchor's class are positives as well.
+
+        Returns:
+            Pairs of A = V B anchors and C = V B + Q candidates; K is one width for all rows, and -1 pads.
+
+        Raises:
+            PairsError: no views, views that differ in shape, dtype or device, labels that are no integers (B,), a queue
+                without queue_labels, or queue_labels without a queue.
         """
         views = [z] if isinstance(z, Tensor) else list(z)
         if not views:
@@ -371,6 +402,13 @@ class Pairs:
             batch_negatives: False leaves the positives of the other anchors out: hard negatives alone repel.
             dropped: (B, E) candidates that are no negatives (a second copy of the positive, say): candidate
                 c B + b is row b of column c, of which the positives are column 0; -1 pads.
+
+        Returns:
+            Pairs of A = B anchors, C = (1 + n) B candidates and K = 1.
+
+        Raises:
+            PairsError: columns that differ in rows, width, dtype or device, `batch_negatives=False` without negatives,
+                an index in `dropped` out of range, or another word for `negatives_of`.
         """
         check_matrix("anchor", anchor)
         check_matrix("positive", positive, ("anchor", anchor))
@@ -427,7 +465,7 @@ class Pairs:
 
     @classmethod
     def both(cls, a: Tensor, b: Tensor, labels: Tensor | None = None, index: Tensor | None = None) -> "Pairs":
-        """Two encoders in both directions at once (CLIP): a finds its b among all b, and b its a among all a.
+        """Two encoders in both directions (CLIP, Radford et al. 2021): a finds its b among all b, and b its a.
 
         Anchors are the rows of both sides, so that a term sees both directions, and its mean runs over both: the
         symmetric cross entropy of CLIP is `infonce` of them. Rows of an anchor's own side are no negatives.
@@ -437,6 +475,13 @@ class Pairs:
             b: (B, d), row i the partner of a's row i, for example captions.
             labels: (B,) class of each pair.
             index: (B,) index of each pair in the data set.
+
+        Returns:
+            Pairs of A = C = 2 B rows, those of a first, and K = 1; the B rows of its own side are dropped for each
+            anchor.
+
+        Raises:
+            PairsError: a and b differ in rows, width, dtype or device, or labels or index are not (B,).
         """
         check_matrix("a", a)
         check_matrix("b", b, ("a", a))
@@ -463,7 +508,7 @@ class Pairs:
         labels: Tensor | None = None,
         index: Tensor | None = None,
     ) -> "Pairs":
-        """Quick Thoughts: f(sentence) finds g(neighbours) among g of all sentences of the batch.
+        """Quick Thoughts (Logeswaran & Lee 2018): f(sentence) finds g(neighbours) among g of the batch.
 
         Args:
             f: (B, d) of consecutive sentences, the anchors.
@@ -475,6 +520,14 @@ class Pairs:
                 that count pairs it is a pair at distance D = 0.5).
             labels: (B,) class of each sentence.
             index: (B,) index of each sentence in the corpus.
+
+        Returns:
+            Pairs of A = B anchors, C = B candidates (B + 1 with "zero") and K = 2 window positives; -1 pads at the ends
+            of documents.
+
+        Raises:
+            PairsError: f, g and document differ in rows, f and g in width, dtype or device, window is no integer >= 1,
+                or another word for `self_logit`.
         """
         check_matrix("f", f)
         check_matrix("g", g, ("f", f))
@@ -483,8 +536,7 @@ class Pairs:
             raise PairsError(
                 f"g and document must have {counted(batch, 'row')} like f, got {len(g)} and {shape_of(document)}."
             )
-        if isinstance(window, bool) or not isinstance(window, Integral) or window < 1:
-            raise PairsError(f"window must be an integer >= 1, got {window!r}.")
+        check_count("window", window, 1)
         if self_logit not in ("drop", "zero"):
             raise PairsError(f"self_logit must be 'drop' or 'zero', got {self_logit!r}.")
         zero = self_logit == "zero"
@@ -534,17 +586,25 @@ class Pairs:
         A block of b in Eq. 12 is x and its b positives: b + 1 points here.
 
         Args:
-            x: (n, b + 1, d), n blocks of 2 points or more.
+            x: (n >= 1, b + 1, d), n blocks of 2 points or more.
             anchors: "first", the first point of each block is x, or "all", each point in turn.
             candidates: "points", all points; or "means", for each block the mean of its points other than the anchor
                 (only with anchors="first").
             labels: (n,) class of each block.
             index: (n,) number of each block in the data set.
-            draw: what an objective that takes some of the other blocks draws them by (`blocks(k=4)`): another number
-                in every step, the same on every rank.
+            draw: a whole number: what an objective that takes some of the other blocks draws them by (`blocks(k=4)`),
+                another in every step, the same on every rank.
+
+        Returns:
+            Pairs of A = n anchors (n (b + 1) with "all"), C = n (b + 1) candidates and K = b positives; with "means" C
+            = n and K = 1.
+
+        Raises:
+            PairsError: x is no floating tensor of this shape, another word for `anchors` or `candidates`, or means with
+                anchors="all".
         """
-        if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[1] < 2 or not x.is_floating_point():
-            raise PairsError(f"x must be blocks of shape (n, b + 1 >= 2, d), got {shape_of(x)}.")
+        if not isinstance(x, Tensor) or x.ndim != 3 or not len(x) or x.shape[1] < 2 or not x.is_floating_point():
+            raise PairsError(f"x must be floating-point blocks of shape (n >= 1, b + 1 >= 2, d), got {shape_of(x)}.")
         if anchors not in ("first", "all") or candidates not in ("points", "means"):
             raise PairsError(
                 f"anchors must be 'first' or 'all' and candidates 'points' or 'means', got {anchors!r}, {candidates!r}."
@@ -618,7 +678,7 @@ class Pairs:
         labels: Tensor | None = None,
         index: Tensor | None = None,
     ) -> "Pairs":
-        """SwAV's multi-crop: every crop is an anchor, the large crops (and a queue) are the candidates.
+        """SwAV's multi-crop (Caron et al. 2020): every crop is an anchor, large ones (and a queue) are candidates.
 
         An anchor's positives are the other large crops of its image.
 
@@ -626,8 +686,16 @@ class Pairs:
             large: V >= 2 tensors (B, d), row b of each a large crop of image b.
             small: further crops, (B, d) each.
             queue: (Q, d) further candidates, negatives of everybody; every rank holds the same.
-            labels: (B,) class of each image.
+            labels: (B,) class of each image; where there is a queue the candidates have none.
             index: (B,) index of each image in the data set.
+
+        Returns:
+            Pairs of A = (V + S) B anchors for S small crops, C = V B + Q candidates and K = V positives, of which a
+            large crop has one padded with -1.
+
+        Raises:
+            PairsError: fewer than two large crops, crops or a queue of another shape, dtype or device, or labels or
+                index that are not (B,).
         """
         if isinstance(large, Tensor) or len(large) < 2:
             raise PairsError("from_crops needs a list of at least two large crops, each (B, d).")
@@ -679,7 +747,17 @@ class Pairs:
 
     @classmethod
     def of_points(cls, points: Tensor) -> "Pairs":
-        """All points (n, d) as anchors and candidates without positives: each other point is a negative."""
+        """All points as anchors and candidates without positives: each other point is a negative.
+
+        Args:
+            points: (n >= 1, d) of a floating dtype.
+
+        Returns:
+            Pairs of A = C = n and K = 0.
+
+        Raises:
+            PairsError: points are no such tensor.
+        """
         check_matrix("points", points)
 
         def relate(rows: dict[str, Tensor]) -> "Pairs":
@@ -703,6 +781,9 @@ class Pairs:
         """Add the anchors to the candidates: the other anchors become negatives (CACR, App. C.2).
 
         Anchors that are candidates already are not added twice, and no anchor repels another row of its own instance.
+
+        Returns:
+            Pairs of the same anchors; behind the C candidates stand the anchors that were none yet.
         """
         known, count = self.known, len(self.anchors)
         if known.sides:
@@ -746,6 +827,9 @@ class Pairs:
         App. C.2). The second, where there is no such queue, has the candidates as anchors, which repel each other and
         are repelled by a queue of their own encoder (the memory bank of the other half in CMC); it has no positives.
         Where one encoder made both sides they are these pairs alone. To be asked of all ranks' pairs.
+
+        Returns:
+            One or two Pairs.
         """
         known, count = self.known, len(self.anchors)
         if known.sides:
@@ -822,7 +906,18 @@ class Pairs:
         )
 
     def first_positives(self, count: int) -> "Pairs":
-        """Keep `count` positives of each anchor; the others are dropped, not made negatives."""
+        """Keep some positives of each anchor, the first ones; the others are dropped, not made negatives.
+
+        Args:
+            count: how many, >= 0.
+
+        Returns:
+            Pairs of min(count, K) positives.
+
+        Raises:
+            PairsError: `count` is no integer >= 0.
+        """
+        check_count("count", count, 0)
         known = self.known
         fewest = None if known.fewest is None else min(count, known.fewest)
         return replace(
@@ -833,7 +928,16 @@ class Pairs:
         )
 
     def with_positives(self, positives: Tensor) -> "Pairs":
-        """Other positives (A, K), told by something else than views; -1 pads. Those before become negatives."""
+        """Other positives, told by something else than views; those before become negatives.
+
+        Args:
+            positives: (A, K) torch.long, indices of candidates, distinct in a row; -1 pads. Their values are not looked
+                at.
+
+        Raises:
+            PairsError: positives of another shape, dtype or device.
+        """
+        check_index_shape("positives", positives, self.anchors)
         return replace(
             self,
             positives=pads_last(positives),
@@ -851,12 +955,19 @@ class Pairs:
         )
 
     def without(self, dropped: Tensor, *, distinct: bool = False) -> "Pairs":
-        """Drop more candidates (A, E), so that they are no negatives; -1 pads.
+        """Drop more candidates, so that they are no negatives.
 
         Args:
-            dropped: indices of candidates.
+            dropped: (A, E) torch.long, indices of candidates; -1 pads. Their values are not looked at.
             distinct: none of them is padding, listed twice or excluded already, which saves counting them.
+
+        Returns:
+            Pairs of the same anchors and candidates.
+
+        Raises:
+            PairsError: dropped of another shape, dtype or device.
         """
+        check_index_shape("dropped", dropped, self.anchors)
         return replace(
             self,
             dropped=torch.cat([self.dropped, dropped], 1),
@@ -867,6 +978,10 @@ class Pairs:
         """The anchors that come from some rows of a batch of `total` rows; the candidates stay.
 
         The anchors go through the batch run by run, as in `Structure`, with the same number of them for each row.
+
+        Args:
+            own: rows of the batch, start and stop.
+            total: rows of the whole batch, which divides the anchors of each run.
         """
         known, runs = self.known, self.known.anchor_views
         share = len(self.anchors) // (len(runs) * total)
@@ -905,7 +1020,7 @@ class Pairs:
 
     @property
     def first_negative(self) -> int:
-        """Candidates before it are nobody's negatives."""
+        """Number of candidates, the first ones, that are nobody's negatives."""
         return self.known.first_negative
 
     @cached_property
@@ -926,7 +1041,11 @@ class Pairs:
 
     @cached_property
     def fewest(self) -> int:
-        """Positives that every anchor has that has any."""
+        """Least number of positives of an anchor that has any; 0 where none has.
+
+        Of `from_window` it is 2 window: anchors at the ends of a document, whose neighbours may be missing, do not
+        count.
+        """
         if self.known.fewest is not None:
             return self.known.fewest
         counts = (self.positives >= 0).sum(1)
@@ -934,7 +1053,18 @@ class Pairs:
         return int(some.min()) if len(some) else 0
 
     def check_positives(self, count: int, problem: Callable[[int], str]) -> None:
-        """Raise PairsError(problem(fewest)) where an anchor that has positives has fewer than `count`."""
+        """Raise where an anchor that has positives has fewer than asked for.
+
+        Anchors of `from_window` at the ends of a document are let through (`fewest`).
+
+        Args:
+            count: how many are asked for, >= 1.
+            problem: makes the message of the least number that an anchor has.
+
+        Raises:
+            PairsError: `problem(fewest)`. Of indices that are somebody's own nothing is read back from CUDA: the device
+                stops by itself, later, with a RuntimeError of that message.
+        """
         if self.known.fewest is not None or reads_at_once(self.anchors):
             if self.fewest < count:
                 raise PairsError(problem(self.fewest))

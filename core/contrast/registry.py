@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import EntryPoint
+from math import inf
 from threading import RLock
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from dipole.core.contrast.options import Option, options_of
 from dipole.core.ground.errors import RegistryError, SpecError, nearest
@@ -35,7 +36,21 @@ _OWN = ("dipole.core.contrast.objectives", "dipole.core.contrast.regularizers")
 
 @dataclass(frozen=True)
 class Entry:
-    """What is known about one registered name."""
+    """What is known about one registered name; fields as in `Registry.register`.
+
+    Args:
+        name: of the entry.
+        target: the class or function.
+        kind: "objective", "regularizer" or "diagnostic".
+        summary: one sentence.
+        formula: the equation in ASCII.
+        source: its paper, and the number of the equation there.
+        cost: what one evaluation costs in time and memory.
+        weight: the weight a term gets when none is written, >= 0.
+        aliases: other names.
+        options: keywords that a text may give.
+        deviations: paper -> what is done otherwise than it says, or decided where it says nothing.
+    """
 
     name: str
     target: Callable[..., Any]
@@ -92,17 +107,23 @@ class Registry:
         """Decorate a class or function to make it known under `name`.
 
         Args:
-            name: lower-case identifier used in objective strings.
+            name: what objective strings call it: letters, digits and underscores; upper case and hyphens are read as
+                lower case and underscores.
             kind: "objective" (a base loss), "regularizer" (added with a weight) or "diagnostic" (a measurement).
             summary: one sentence; the first line of the docstring when left out.
-            formula: the equation in ASCII, with paper and number in `source`.
+            formula: the equation in ASCII.
+            source: its paper, and the number of the equation there.
             cost: what one evaluation costs in time and memory.
-            weight: the weight a term gets when none is written (the paper's lambda for a regularizer).
+            weight: the weight a term gets when none is written (the paper's lambda for a regularizer), finite and >= 0.
             aliases: other names for the same entry.
             deviations: paper -> what is done otherwise than it says, or decided where it says nothing; () for nothing.
 
+        Returns:
+            A decorator that gives back what it decorates.
+
         Raises:
-            RegistryError: if the name or an alias is taken by another class.
+            RegistryError: from the decorator: a name or alias is no identifier or taken by another class, or `kind` or
+                `weight` is none of these.
         """
 
         def decorate(target: Target) -> Target:
@@ -127,6 +148,15 @@ class Registry:
 
     def _add(self, entry: Entry) -> None:
         place = f"{entry.target.__module__}.{entry.target.__qualname__}"
+        if entry.kind not in get_args(Kind):
+            allowed = ", ".join(map(repr, get_args(Kind)))
+            raise RegistryError(
+                f"cannot register {entry.name!r} ({place}): kind must be one of {allowed}, got {entry.kind!r}."
+            )
+        if not 0 <= entry.weight < inf:
+            raise RegistryError(
+                f"cannot register {entry.name!r} ({place}): weight must be a finite number >= 0, got {entry.weight!r}."
+            )
         for name in (entry.name, *entry.aliases):
             if not name.isidentifier():
                 raise RegistryError(f"cannot register {name!r} ({place}): a name is letters, digits and underscores.")
@@ -167,7 +197,14 @@ class Registry:
             self._broken[canonical_name(point.name)] = error
 
     def get(self, name: str) -> Entry:
-        """Return the entry of a name or alias; raise SpecError with the nearest name and all names."""
+        """The entry of a name or alias.
+
+        Args:
+            name: in any spelling that `register` reads alike.
+
+        Raises:
+            SpecError: there is none; with the nearest name and all names.
+        """
         self._load()
         key = canonical_name(name)
         if key in self._names:
@@ -183,11 +220,19 @@ class Registry:
         )
 
     def name_of(self, target: Callable[..., Any]) -> str | None:
-        """The name a class or function was registered under; None if it was not."""
+        """The name a class or function was registered under; None if it was not.
+
+        Args:
+            target: the class or function itself.
+        """
         return next((entry.name for entry in self._entries.values() if entry.target is target), None)
 
     def entries(self, kind: Kind | None = None) -> list[Entry]:
-        """All entries, or those of one kind, in order of registration."""
+        """All entries, or those of one kind, in order of registration.
+
+        Args:
+            kind: "objective", "regularizer" or "diagnostic"; None: all.
+        """
         self._load()
         return [entry for entry in self._entries.values() if kind in (None, entry.kind)]
 

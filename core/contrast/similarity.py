@@ -11,7 +11,14 @@ _TINY = 1e-12
 
 
 def full_precision(x: Tensor) -> Tensor:
-    """Embeddings x of any shape, those in half precision as float32, everything else as it is."""
+    """Embeddings in single precision at least: those in float16 or bfloat16 as float32, all others as they are.
+
+    Args:
+        x: (...), of any shape.
+
+    Returns:
+        (...), the same tensor where nothing changes.
+    """
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 

@@ -35,7 +35,15 @@ _WORDS: dict[str, Value] = {"true": True, "false": False, "none": None, "True": 
 
 @dataclass(frozen=True)
 class Term:
-    """One weighted name with its options; `start` and `end` are its place in the text."""
+    """One weighted name with its options; `str` of it is its text.
+
+    Args:
+        name: as it is registered.
+        options: name and value of each that is given, in their order.
+        weight: what stands before it, >= 0; None where nothing does.
+        start: of it in the text, in characters.
+        end: of it in the text, in characters.
+    """
 
     name: str
     options: tuple[tuple[str, Value], ...] = ()

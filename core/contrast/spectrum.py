@@ -6,7 +6,7 @@ from typing import Annotated, TypeVar
 import torch
 from torch import Tensor
 
-from dipole.core.contrast.options import Range
+from dipole.core.contrast.options import Range, in_range
 from dipole.core.contrast.similarity import full_precision
 
 Result = TypeVar("Result")
@@ -38,17 +38,22 @@ def singular_values(matrix: Tensor) -> Tensor:
     return found
 
 
+@in_range
 def effective_rank(
     matrix: Tensor, tolerance: Annotated[float, Range(at_least=0), "singular values not above it count as zero"] = 0.0
 ) -> float:
     """Number of directions in use, exp(-sum_i p_i log p_i) with p_i = sigma_i / sum_j sigma_j.
 
-    Between 1 (one direction) and min(shape) (all alike); 0 for a matrix without any. Roy & Vetterli 2007, "The
-    effective rank: a measure of effective dimensionality", Sec. 2.
+    Between 1 (one direction) and min(shape) (all alike); 0 for a matrix without any, nan where a value is not finite.
+    Roy & Vetterli 2007, "The effective rank: a measure of effective dimensionality", Sec. 2.
 
     Args:
-        matrix: (m, n).
-        tolerance: singular values that are not above it, absolute, count as zero.
+        matrix: (m, n) of a floating dtype.
+        tolerance: singular values that are not above it, absolute, count as zero; >= 0.
+
+    Raises:
+        OptionError: `tolerance` is no number >= 0.
+        torch.linalg.LinAlgError: the decomposition converges in neither single nor double precision.
     """
     values = singular_values(matrix).double()
     if bool(values.isnan().any()):

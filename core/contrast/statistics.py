@@ -12,6 +12,22 @@ import torch
 from torch import Tensor
 from torch.nn.functional import hardshrink, softplus
 
+__all__ = [
+    "AnyStatistic",
+    "Between",
+    "Count",
+    "Extreme",
+    "LearnedLogSumExp",
+    "LearnedSoftplus",
+    "LogSumExp",
+    "SoftmaxMean",
+    "Softplus",
+    "Statistic",
+    "Sum",
+    "log_sum_exp",
+    "softplus_sum",
+]
+
 Parts = Tensor | tuple[Tensor, ...]
 
 
@@ -23,11 +39,11 @@ class Statistic:
     and the sweep takes out whatever they return, be it infinite.
     """
 
-    # With a scale, `e` below is e^{scale * s - shift}; the shift is 0 or, where the exponent may be large, the row's
-    # maximum. Every part must then be a multiple of e.
     scale: ClassVar[float | None] = None
-    # It holds learned numbers, which lie on the device: nobody reads them to choose a way, and no kernel has them.
+    """With one, `e` below is e^{scale * s - shift}; the shift is 0 or, where the exponent may be large, the row's
+    maximum. Every part must then be a multiple of e."""
     learned: ClassVar[bool] = False
+    """It holds learned numbers, which lie on the device: nobody reads them to choose a way, and no kernel has them."""
 
     @property
     def form(self) -> "Statistic":
@@ -35,11 +51,27 @@ class Statistic:
         return self
 
     def parts(self, s: Tensor, e: Any) -> Parts:
-        """The summand f(s), a tensor of the shape of s, or a tuple of several; `e` is None without a scale."""
+        """The summand f(s), or a tuple of several.
+
+        Args:
+            s: similarities, (...) of any shape; not to be written to.
+            e: e^{scale * s - shift}, (...) of the same shape; None without a scale.
+
+        Returns:
+            A tensor of that shape, (...), or a tuple of such.
+        """
         raise NotImplementedError
 
     def slopes(self, s: Tensor, e: Any) -> Parts:
-        """The derivative f'(s) of each part, by autograd unless a subclass knows a shorter way."""
+        """The derivative f'(s) of each part, by autograd unless a subclass knows a shorter way.
+
+        Args:
+            s: as of `parts`.
+            e: as of `parts`.
+
+        Returns:
+            (...), or a tuple of such, as `parts`.
+        """
         with torch.enable_grad():
             inputs = [t.detach().requires_grad_() for t in (s, e) if t is not None]
             parts = as_tuple(self.parts(inputs[0], None if e is None else inputs[1]))
@@ -64,7 +96,13 @@ class Statistic:
         return sums[0]
 
     def finish_full(self, sums: tuple[Tensor, ...], shift: Tensor | None, count: Tensor) -> Tensor:
-        """The same where every row has a negative, so that none is masked; the shift is None for 0."""
+        """The same where every row has a negative, so that none is masked, (A,).
+
+        Args:
+            sums: (A,) for each part.
+            shift: (A,), or None for 0.
+            count: (A,) number of negatives.
+        """
         return self.finish(sums, sums[0].new_zeros(()) if shift is None else shift, count)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -80,7 +118,11 @@ def as_tuple(parts: Parts) -> tuple[Tensor, ...]:
 
 @dataclass(frozen=True)
 class LogSumExp(Statistic):
-    """log sum_j e^{scale s_ij}; -inf for a row without negatives."""
+    """log sum_j e^{scale s_ij}, (A,); -inf for a row without negatives.
+
+    Args:
+        scale: a finite number, 1 / tau for a temperature tau; for a learned one see `log_sum_exp`.
+    """
 
     scale: float  # type: ignore[misc]
 
@@ -100,13 +142,18 @@ class LogSumExp(Statistic):
 
 @dataclass(frozen=True, eq=False)
 class LearnedLogSumExp(Statistic):
-    """log sum_j e^{u s_ij} with a gradient of u > 0, (), which is the softmax mean of s."""
+    """log sum_j e^{u s_ij}, (A,), with a gradient of u, the softmax mean of s; -inf without negatives.
+
+    Args:
+        u: the learned scale, (), > 0.
+    """
 
     u: Tensor
     learned: ClassVar[bool] = True
 
     @property
     def scale(self) -> Tensor:  # type: ignore[override]
+        """u without its gradient, ()."""
         return self.u.detach()
 
     @property
@@ -127,7 +174,11 @@ class LearnedLogSumExp(Statistic):
 
 
 def log_sum_exp(scale: float | Tensor) -> Statistic:
-    """log sum_j e^{scale s_ij} of a fixed scale, or of a learned one, which then has a gradient."""
+    """log sum_j e^{scale s_ij}, (A,), of a fixed scale, or of a learned one, which then has a gradient.
+
+    Args:
+        scale: a number, or the learned one, (), > 0.
+    """
     return LearnedLogSumExp(scale) if isinstance(scale, Tensor) else LogSumExp(scale)
 
 
@@ -145,7 +196,11 @@ def _value(number: float | Tensor) -> float | Tensor:
 
 @dataclass(frozen=True)
 class SoftmaxMean(Statistic):
-    """sum_j s_ij e^{scale s_ij} / sum_j e^{scale s_ij}; 0 for a row without negatives."""
+    """sum_j s_ij e^{scale s_ij} / sum_j e^{scale s_ij}, (A,); 0 for a row without negatives.
+
+    Args:
+        scale: a finite number.
+    """
 
     scale: float  # type: ignore[misc]
 
@@ -165,7 +220,7 @@ class SoftmaxMean(Statistic):
 
 @dataclass(frozen=True)
 class Sum(Statistic):
-    """sum_j s_ij."""
+    """sum_j s_ij, (A,); 0 for a row without negatives."""
 
     def parts(self, s: Tensor, e: Any) -> Tensor:
         return s
@@ -173,7 +228,12 @@ class Sum(Statistic):
 
 @dataclass(frozen=True)
 class Between(Statistic):
-    """sum_j max((high - s_ij)(s_ij - low), 0): how far inside an interval the similarities lie."""
+    """sum_j max((high - s_ij)(s_ij - low), 0), (A,): how far inside an interval the similarities lie.
+
+    Args:
+        low: lower end of the interval.
+        high: upper end, above `low`.
+    """
 
     low: float
     high: float
@@ -188,7 +248,12 @@ class Between(Statistic):
 
 @dataclass(frozen=True)
 class Softplus(Statistic):
-    """sum_j log(1 + e^{slope s_ij + bias}): what a logistic loss adds up."""
+    """sum_j log(1 + e^{slope s_ij + bias}), (A,): what a logistic loss adds up; 0 for a row without negatives.
+
+    Args:
+        slope: a finite number; for learned ones see `softplus_sum`.
+        bias: a finite number.
+    """
 
     slope: float
     bias: float
@@ -202,7 +267,12 @@ class Softplus(Statistic):
 
 @dataclass(frozen=True, eq=False)
 class LearnedSoftplus(Statistic):
-    """The same with a gradient of the slope or the bias, (), where they are learned."""
+    """sum_j log(1 + e^{slope s_ij + bias}), (A,), with a gradient of what is learned.
+
+    Args:
+        slope: a number, or a learned one, ().
+        bias: a number, or a learned one, ().
+    """
 
     slope: float | Tensor
     bias: float | Tensor
@@ -231,7 +301,12 @@ _LOGISTIC = LearnedSoftplus(1.0, 0.0)
 
 
 def softplus_sum(slope: float | Tensor, bias: float | Tensor) -> Statistic:
-    """sum_j log(1 + e^{slope s_ij + bias}), with gradients of what is learned."""
+    """sum_j log(1 + e^{slope s_ij + bias}), (A,), with gradients of what is learned.
+
+    Args:
+        slope: a number, or a learned one, ().
+        bias: a number, or a learned one, ().
+    """
     if isinstance(slope, Tensor) or isinstance(bias, Tensor):
         return LearnedSoftplus(slope, bias)
     return Softplus(slope, bias)
@@ -239,7 +314,12 @@ def softplus_sum(slope: float | Tensor, bias: float | Tensor) -> Statistic:
 
 @dataclass(frozen=True)
 class Count(Statistic):
-    """Number of negatives with low < s_ij < high; without gradient."""
+    """Number of negatives with low < s_ij < high, (A,), in the dtype of the similarities; without gradient.
+
+    Args:
+        low: lower end of the interval, outside it.
+        high: upper end of the interval, outside it.
+    """
 
     low: float
     high: float
@@ -250,12 +330,17 @@ class Count(Statistic):
 
 @dataclass(frozen=True)
 class Extreme:
-    """Index of the negative with the largest (or smallest) similarity, (A,); -1 for a row without negatives.
+    """Index of the negative with the largest (or smallest) similarity, (A,) torch.long; -1 for a row without negatives.
 
-    An index has no gradient: gather the similarity itself with `paired`, as the positives are.
+    An index has no gradient: `rows.similarity(index.unsqueeze(1))` gives the similarity itself, (A, 1), as the
+    positives are.
+
+    Args:
+        largest: False for the smallest.
     """
 
     largest: bool = True
 
 
 AnyStatistic = Statistic | Extreme
+"""What `Objective.statistics` may ask for."""

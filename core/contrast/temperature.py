@@ -52,7 +52,8 @@ class Tempered(Objective):
         init: tau at the start if it is learned, >= 0.01; by default 0.07.
 
     Raises:
-        OptionError: if `init` is given without a learned temperature.
+        OptionError: `init` is given without a learned temperature, or an option is out of its range; from setting
+            `temperature`, it is learned.
     """
 
     first_temperature: ClassVar[float] = 0.07

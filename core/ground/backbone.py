@@ -44,8 +44,11 @@ _CURES = {
 class Source:
     """Where a network comes from.
 
-    text: a folder, a configuration file, or a name on the Hub; setting: what it is called in a recipe; weights: which
-    are wanted, None for those that are there; revision: of the Hub, a branch, tag or commit.
+    Args:
+        text: a folder, a configuration file, or a name on the Hub.
+        setting: what it is called in a recipe.
+        weights: which are wanted; None for those that are there.
+        revision: of the Hub, a branch, tag or commit.
     """
 
     text: str
@@ -80,7 +83,11 @@ class Source:
         return _hash_of(tuple((file, file.stat().st_mtime_ns, file.stat().st_size) for file in files))
 
     def error(self, problem: str) -> ConfigError:
-        """The one message about it."""
+        """The one message about it.
+
+        Args:
+            problem: what is wrong.
+        """
         return ConfigError(f"{self.setting}: {self.text!r} cannot be loaded: {problem.rstrip('.')}.")
 
 

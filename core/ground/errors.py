@@ -4,6 +4,21 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "DataError",
+    "DipoleError",
+    "EngineError",
+    "OptionError",
+    "PairsError",
+    "ReceivedError",
+    "RecordError",
+    "RegistryError",
+    "SpecError",
+    "TrainingError",
+]
+
 LONGEST = 1900
 """Characters of a message that are shown."""
 
@@ -25,17 +40,22 @@ class DipoleError(Exception):
 
 
 class SpecError(DipoleError, ValueError):
-    """An objective written as text cannot be parsed or built."""
+    """An objective written as text cannot be parsed or built; a ValueError as well."""
 
     exit_code = 2
 
 
 class RegistryError(DipoleError, ValueError):
-    """A name is registered twice, or registered wrongly."""
+    """A name is registered twice, or registered wrongly; a ValueError as well."""
 
 
 class OptionError(DipoleError, ValueError):
-    """An option of an objective has the wrong type or lies outside its range; `option` names it for the caret."""
+    """An option or argument has the wrong type or lies outside its range; a ValueError as well.
+
+    Args:
+        message: what is wrong, and what is allowed.
+        option: its name, for the caret in a text.
+    """
 
     exit_code = 2
 
@@ -45,25 +65,30 @@ class OptionError(DipoleError, ValueError):
 
 
 class PairsError(DipoleError, ValueError):
-    """Embeddings or indices handed to an objective do not fit together."""
+    """Embeddings or indices handed to an objective do not fit together; a ValueError as well."""
 
 
 class ConfigError(DipoleError, ValueError):
-    """A recipe or a --set override is wrong."""
+    """A recipe, a --set override or a setting is wrong; a ValueError as well."""
 
     exit_code = 2
 
 
 class EngineError(DipoleError, RuntimeError):
-    """An engine was asked for that there is none of, or that cannot run here."""
+    """An engine was asked for that there is none of, or that cannot run here; a RuntimeError as well."""
 
 
 class DataError(DipoleError, ValueError):
-    """A data set is missing, empty or damaged."""
+    """A data set is missing, empty or damaged; a ValueError as well."""
 
 
 class ReceivedError(DataError):
-    """A file cannot be read, is none, or is not what its name says; `reason` is the message without the path."""
+    """A file cannot be read, is none, or is not what its name says; a DataError.
+
+    Args:
+        path: the file.
+        reason: the message without the path.
+    """
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"{str(path)[:300]} {reason}")
@@ -71,15 +96,15 @@ class ReceivedError(DataError):
 
 
 class TrainingError(DipoleError, RuntimeError):
-    """Training cannot go on (a loss is not finite, a folder cannot be written)."""
+    """Training cannot go on (a loss is not finite, a folder cannot be written); a RuntimeError as well."""
 
 
 class CheckpointError(DipoleError, RuntimeError):
-    """A checkpoint is missing, truncated or belongs to another run."""
+    """A checkpoint is missing, truncated or belongs to another run; a RuntimeError as well."""
 
 
 class RecordError(DipoleError, ValueError):
-    """A result record does not follow the schema."""
+    """A result record does not follow the schema; a ValueError as well."""
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:

@@ -34,7 +34,12 @@ KINDS = {
 
 
 class PluginError(DipoleError, ImportError):
-    """What a package adds cannot be used."""
+    """What a package adds cannot be used.
+
+    Args:
+        point: the entry point that names it.
+        error: what happened, or what is wrong with it.
+    """
 
     def __init__(self, point: EntryPoint, error: BaseException | str) -> None:
         # An error of ours says all there is to say; of any other, the type belongs to it.

@@ -27,51 +27,72 @@ STREAMS = ("data", "model", "augment", "env", "probe")
 class Seeds:
     """The seed of a run and the streams derived from it.
 
-    data: order and subset of the samples; model: initial weights, dropout; augment: random views;
-    env: environments and exploration; probe: everything in the evaluation.
+    Args:
+        root: the run's seed, >= 0.
     """
 
     root: int
 
     def stream(self, name: str, *index: int | str) -> int:
-        """Return a seed in [0, 2^31) for a name and optional indices, such as `stream("augment", epoch)`."""
+        """A seed in [0, 2^31) for a name and optional indices, such as `stream("augment", epoch)`.
+
+        Args:
+            name: of the stream.
+            index: numbers and texts that tell seeds of one name apart.
+        """
         text = "/".join(["dipole", str(self.root), name, *map(str, index)])
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
 
     @property
     def data(self) -> int:
+        """Order and subset of the samples."""
         return self.stream("data")
 
     @property
     def model(self) -> int:
+        """Initial weights and dropout."""
         return self.stream("model")
 
     @property
     def augment(self) -> int:
+        """Random views."""
         return self.stream("augment")
 
     @property
     def env(self) -> int:
+        """Environments and exploration."""
         return self.stream("env")
 
     @property
     def probe(self) -> int:
+        """Everything in the evaluation."""
         return self.stream("probe")
 
     def numpy(self, name: str, *index: int | str) -> np.random.Generator:
-        """Return a fresh NumPy generator of a stream."""
+        """A fresh NumPy generator of a stream.
+
+        Args:
+            name: as in `stream`.
+            index: as in `stream`.
+        """
         import numpy as np
 
         return np.random.default_rng(self.stream(name, *index))
 
     def torch(self, name: str, *index: int | str, device: str | torch.device = "cpu") -> torch.Generator:
-        """Return a fresh PyTorch generator of a stream."""
+        """A fresh PyTorch generator of a stream.
+
+        Args:
+            name: as in `stream`.
+            index: as in `stream`.
+            device: of the generator.
+        """
         import torch
 
         return torch.Generator(device=device).manual_seed(self.stream(name, *index))
 
     def as_dict(self) -> dict[str, int]:
-        """Return the root seed and every named stream, as kept in the record."""
+        """The root seed and every named stream, as kept in the record."""
         return {"root": self.root, **{name: self.stream(name) for name in STREAMS}}
 
 

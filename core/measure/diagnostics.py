@@ -9,22 +9,47 @@ import torch
 from torch import Tensor
 
 from dipole.core.contrast.objectives.align_uniform import align, log_mean_kernel
-from dipole.core.contrast.options import Range
+from dipole.core.contrast.options import Range, in_range
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.contrast.registry import register
-from dipole.core.contrast.regularizers.dp import Distance
+from dipole.core.contrast.regularizers.dp import Distance, check_margin
 from dipole.core.contrast.similarity import full_precision, normalize, paired
 from dipole.core.contrast.spectrum import converged, effective_rank
 from dipole.core.contrast.statistics import AnyStatistic, Count, LogSumExp, SoftmaxMean
 from dipole.core.contrast.sweep import TILE, row_statistics
 from dipole.core.ground.errors import PairsError
 
+__all__ = [
+    "Histogram",
+    "PairHistogram",
+    "alignment",
+    "conditional_entropy",
+    "distance_histogram",
+    "effective_rank",
+    "margin_occupancy",
+    "mean_distance",
+    "mean_distance_ceiling",
+    "min_max_ratio",
+    "mutual_information",
+    "numerical_rank",
+    "pair_histogram",
+    "similarity_error",
+    "uniformity",
+]
+
 Sharpness = Annotated[float, Range(at_least=0), "sharpness t_neg of the negatives' weights"]
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """Counts of D_ij over pairs i < j, (bins,), of all, same-class and different-class pairs; `edges` (bins + 1,)."""
+    """Counts of normalised distances D_ij over pairs i < j.
+
+    Args:
+        edges: (bins + 1,) of the bins, from 0 to 1.
+        all: (bins,) of all pairs.
+        same: (bins,) of pairs of one class; None without labels.
+        different: (bins,) of pairs of two classes; None without labels.
+    """
 
     edges: Tensor
     all: Tensor
@@ -34,7 +59,13 @@ class Histogram:
 
 @dataclass(frozen=True)
 class PairHistogram:
-    """Counts of D_ij, (bins,), over pairs that are positives (`correct`) and negatives (`incorrect`)."""
+    """Counts of normalised distances of anchors to their positives and to their negatives.
+
+    Args:
+        edges: (bins + 1,) of the bins, from 0 to 1.
+        correct: (bins,) of positives.
+        incorrect: (bins,) of negatives.
+    """
 
     edges: Tensor  # (bins + 1,)
     correct: Tensor
@@ -95,15 +126,24 @@ def pair_distances(embeddings: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]
     formula="histogram of D_ij = (1 - cos_ij) / 2 over pairs i < j, by same and different class",
     source="LMCL Fig. 2, 5; CLLR Fig. 2, 3",
 )
+@in_range
 def distance_histogram(
     embeddings: Tensor, labels: Tensor | None = None, bins: Annotated[int, Range(at_least=1), "bins"] = 50
 ) -> Histogram:
     """Histogram of the normalised distances of all pairs, split by class where labels exist.
 
+    Formula (LMCL Eq. 3): D_ij = (1 - cos_ij) / 2 of pairs i < j.
+
     Args:
-        embeddings: (n, d), n >= 2.
-        labels: (n,) classes.
-        bins: equal bins of [0, 1].
+        embeddings: (n >= 2, d) of a floating dtype.
+        labels: (n,) classes; None where there are none.
+        bins: equal bins of [0, 1], >= 1.
+
+    Raises:
+        PairsError: embeddings of another shape.
+        OptionError: `bins` is out of its range.
+
+    Source: LMCL Figs. 2 and 5; CLLR Figs. 2 and 3.
     """
     every_pair(embeddings)
     counts = torch.zeros(2, bins, dtype=torch.long, device=embeddings.device)
@@ -122,15 +162,20 @@ def distance_histogram(
     formula="histogram of D_ip = (1 - cos_ip) / 2 over positives p (correct) and over negatives (incorrect)",
     source="LMCL Fig. 5; CLLR Fig. 3",
 )
+@in_range
 @torch.no_grad()
 def pair_histogram(pairs: Pairs, bins: Annotated[int, Range(at_least=1), "bins"] = 50) -> PairHistogram:
     """Histograms of the normalised distances of an anchor to its positives and to its negatives.
 
     Args:
         pairs: anchors with positives and negatives.
-        bins: equal bins of [0, 1].
+        bins: equal bins of [0, 1], >= 1.
 
-    Source: the figures' two histograms are called correct and incorrect, and no text says of what; this is our reading.
+    Raises:
+        OptionError: `bins` is out of its range.
+
+    Source: LMCL Fig. 5 and CLLR Fig. 3, whose two histograms are called correct and incorrect, and no text says of
+    what; this is our reading.
     """
 
     def counts(distance: Tensor) -> Tensor:
@@ -154,14 +199,25 @@ def pair_histogram(pairs: Pairs, bins: Annotated[int, Range(at_least=1), "bins"]
     formula="share of pairs with delta_pos < D_ij < delta_neg",
     source="LMCL Eq. 6",
 )
+@in_range
 def margin_occupancy(pairs: Pairs | Tensor, delta_pos: Distance = 0.1, delta_neg: Distance = 0.5) -> float:
-    """Share of pairs of different instances whose distance lies inside the margin (R0 over the number of pairs).
+    """Share of pairs of different instances whose distance lies inside the margin.
+
+    Formula (LMCL Eq. 6): R0 over the number of pairs.
 
     Args:
-        pairs: anchors and their negatives, or embeddings (n, d) for all pairs.
-        delta_pos: lower end of the margin.
-        delta_neg: upper end of the margin.
+        pairs: anchors and their negatives, or embeddings (n >= 2, d) for all pairs.
+        delta_pos: lower end of the margin, in [0, 1].
+        delta_neg: upper end of the margin, in [0, 1], above delta_pos.
+
+    Returns:
+        The share, from 0 to 1; 0 if there are no pairs.
+
+    Raises:
+        PairsError: embeddings of another shape.
+        OptionError: a margin that is none.
     """
+    check_margin("margin_occupancy", delta_pos, delta_neg)
     pairs = every_pair(pairs) if isinstance(pairs, Tensor) else pairs
     (inside,) = _statistics(pairs, Count(1 - 2 * delta_neg, 1 - 2 * delta_pos))
     total, pairs_seen = inside.sum(), pairs.negative_counts.sum()
@@ -179,6 +235,7 @@ def margin_occupancy(pairs: Pairs | Tensor, delta_pos: Distance = 0.1, delta_neg
     formula="E_{y_i != y_j} max(delta_neg - mu - D_ij, 0) + E_{y_k = y_l} max(D_kl - delta_pos - mu, 0)",
     source="LMCL Thm. 3",
 )
+@in_range
 def similarity_error(
     embeddings: Tensor,
     labels: Tensor,
@@ -195,12 +252,18 @@ def similarity_error(
     Args:
         embeddings: (n, d).
         labels: (n,) classes.
+        delta_pos: lower end of the margin, in [0, 1].
+        delta_neg: upper end of the margin, in [0, 1], above delta_pos.
         mu: slack in (0, delta_neg - delta_pos); half the margin when None.
-        weight: lambda.
+        weight: lambda, > 0.
 
     Returns:
         (error, bound).
+
+    Raises:
+        OptionError: an option is out of its range, or the margin is none.
     """
+    check_margin("similarity_error", delta_pos, delta_neg)
     mu = (delta_neg - delta_pos) / 2 if mu is None else mu
     sums, counts = embeddings.new_zeros(2, dtype=torch.double), embeddings.new_zeros(2, dtype=torch.double)
     for distance, i, j in pair_distances(embeddings):
@@ -221,15 +284,22 @@ def similarity_error(
     formula="H(X-|X) = mean_i -sum_j pi-_ij log pi-_ij, pi-_ij ~ e^{-t_neg d2_ij}; maximum log |N(i)|",
     source="CACR Eq. 8, Fig. 3-5",
 )
+@in_range
 def conditional_entropy(pairs: Pairs | Tensor, t_neg: Sharpness = 2.0) -> tuple[float, float]:
     """Entropy of the weights of the negatives given the anchor, and the most it can be.
 
+    Formula (CACR Eq. 8): mean_i -sum_j pi_ij log pi_ij, pi_ij ~ e^{-t_neg d2_ij}, d2 of unit vectors.
+
     Args:
-        pairs: anchors and their negatives, or embeddings (n, d).
-        t_neg: sharpness of the weights.
+        pairs: anchors and their negatives, or embeddings (n >= 2, d), which are all different.
+        t_neg: sharpness of the weights, >= 0.
 
     Returns:
-        (entropy, mean of log |N(i)|), both in nats, over anchors that have negatives.
+        (entropy, mean of log |N(i)|), both in nats, over anchors that have negatives; (0, 0) without any.
+
+    Raises:
+        PairsError: embeddings of another shape.
+        OptionError: `t_neg` is out of its range.
     """
     pairs = every_pair(pairs) if isinstance(pairs, Tensor) else pairs
     scale, some = 2 * t_neg, pairs.negative_counts > 0
@@ -247,8 +317,22 @@ def conditional_entropy(pairs: Pairs | Tensor, t_neg: Sharpness = 2.0) -> tuple[
     formula="I(X;X-) = mean_i sum_j pi-_ij log( pi-_ij |N(i)| )",
     source="CACR Eq. 7",
 )
+@in_range
 def mutual_information(pairs: Pairs | Tensor, t_neg: Sharpness = 2.0) -> float:
-    """How much the anchor tells about which negative is drawn: the maximum of the conditional entropy minus itself."""
+    """How much the anchor tells, in nats, about which negative is drawn.
+
+    It is the most that the conditional entropy can be, minus itself.
+
+    Formula (CACR Eq. 7): mean_i sum_j pi_ij log( pi_ij |N(i)| ), as in `conditional_entropy`.
+
+    Args:
+        pairs: as in `conditional_entropy`, (n >= 2, d) where they are embeddings.
+        t_neg: as in `conditional_entropy`.
+
+    Raises:
+        PairsError: as there.
+        OptionError: as there.
+    """
     entropy, maximum = conditional_entropy(pairs, t_neg)
     return maximum - entropy
 
@@ -262,11 +346,17 @@ def mutual_information(pairs: Pairs | Tensor, t_neg: Sharpness = 2.0) -> float:
 def min_max_ratio(features: Tensor) -> float:
     """Contrast of distances: farthest against nearest other point, averaged over points.
 
+    Formula (CLLR Thms. 1, 3): mean_x (D_max - D_min) / D_min, D the squared distance, whose divisor (H or rank L)
+    cancels.
+
     Args:
-        features: (n >= 2, H), not normalised; pass L Phi(x) for CLLR. The divisor of D (H or rank L) cancels.
+        features: (n >= 2, H), not normalised; pass L Phi(x) for CLLR.
 
     Returns:
         The mean over points whose nearest other point does not coincide with them; nan if all do.
+
+    Raises:
+        PairsError: features of another shape.
     """
     return float(min_max_ratios(features).mean())
 
@@ -294,10 +384,21 @@ def _positive_cosines(pairs: Pairs) -> Tensor:
     "alignment",
     kind="diagnostic",
     formula="mean_{i, p in P(i)} ||a_i - c_p||^alpha",
-    source="Wang & Isola 2020",
+    source="Wang & Isola 2020, Sec. 4.1",
 )
+@in_range
 def alignment(pairs: Pairs, alpha: Annotated[float, Range(above=0), "exponent"] = 2.0) -> float:
-    """Mean distance of positives on the unit sphere; nan without positives."""
+    """Mean distance of positives on the unit sphere, from 0 to 2^alpha; nan without positives.
+
+    Formula (Wang & Isola 2020, Sec. 4.1): mean_{i, p in P(i)} ||a_i - c_p||^alpha.
+
+    Args:
+        pairs: anchors and their positives.
+        alpha: exponent, > 0.
+
+    Raises:
+        OptionError: `alpha` is out of its range.
+    """
     return float(align(_positive_cosines(pairs), alpha)[pairs.positives >= 0].mean())
 
 
@@ -305,16 +406,24 @@ def alignment(pairs: Pairs, alpha: Annotated[float, Range(above=0), "exponent"] 
     "uniformity",
     kind="diagnostic",
     formula="log mean_{i,j} e^{-t ||z_i - z_j||^2} over pairs of different instances that one encoder made",
-    source="Wang & Isola 2020",
+    source="Wang & Isola 2020, Sec. 4.1",
 )
+@in_range
 def uniformity(pairs: Pairs | Tensor, t: Annotated[float, Range(above=0), "precision"] = 2.0) -> float:
     """Log of the mean Gaussian potential of different instances, the mean over both encoders where there are two.
 
-    nan if there are no such pairs.
+    Formula (Wang & Isola 2020, Sec. 4.1): log mean_{i,j} e^{-t ||z_i - z_j||^2}, z of unit length.
 
     Args:
-        pairs: who is what to whom, or embeddings (N, d), which are all different.
-        t: precision of the potential e^{-t ||z_i - z_j||^2}, > 0.
+        pairs: who is what to whom, or embeddings (n >= 2, d), which are all different.
+        t: precision of the potential, > 0.
+
+    Returns:
+        From -4 t (farthest apart) to 0 (one point); nan if there are no such pairs.
+
+    Raises:
+        PairsError: embeddings of another shape.
+        OptionError: `t` is out of its range.
     """
     pairs = every_pair(pairs) if isinstance(pairs, Tensor) else pairs
     return float(torch.tensor([_uniformity(side, t) for side in pairs.within_sides()]).mean())
@@ -336,7 +445,14 @@ def _uniformity(pairs: Pairs, t: float) -> float:
     source="LMCL Eq. 5",
 )
 def mean_distance(embeddings: Tensor) -> float:
-    """Mean normalised distance of all pairs; it cannot exceed `mean_distance_ceiling`."""
+    """Mean normalised distance of all pairs, from 0 to `mean_distance_ceiling`.
+
+    Args:
+        embeddings: (n >= 2, d).
+
+    Raises:
+        PairsError: embeddings of another shape.
+    """
     z = normalize(full_precision(every_pair(embeddings).anchors).double())
     n = len(z)
     cosine = (z.sum(0).square().sum() - z.square().sum()) / (n * (n - 1))
@@ -344,12 +460,24 @@ def mean_distance(embeddings: Tensor) -> float:
 
 
 def mean_distance_ceiling(n: int) -> float:
-    """Largest mean distance that n points on a sphere can have, N / (2N - 2) (LMCL Eq. 5)."""
+    """Largest mean distance that points on a sphere can have, N / (2N - 2) (LMCL Eq. 5).
+
+    Args:
+        n: how many points, >= 2.
+    """
     return n / (2 * n - 2)
 
 
 def numerical_rank(matrix: Tensor, tolerance: float | None = None) -> int:
-    """Number of singular values above `tolerance` times the largest (default: max(shape) * machine epsilon)."""
+    """Number of singular values above a share of the largest.
+
+    Args:
+        matrix: (m, n) of a floating dtype.
+        tolerance: that share, >= 0; default max(m, n) times the machine epsilon.
+
+    Raises:
+        torch.linalg.LinAlgError: the decomposition converges in neither single nor double precision.
+    """
     wide = full_precision(matrix.detach())
     values = converged(torch.linalg.svdvals, wide).to(wide.dtype)
     if tolerance is None:
@@ -361,5 +489,5 @@ register(
     "effective_rank",
     kind="diagnostic",
     formula="exp( -sum_i p_i log p_i ), p_i = sigma_i / sum_j sigma_j of the singular values",
-    source="Roy & Vetterli 2007",
+    source="Roy & Vetterli 2007, Sec. 2",
 )(effective_rank)

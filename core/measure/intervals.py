@@ -17,6 +17,9 @@ Statistic: TypeAlias = Literal["mean", "iqm"] | Callable[[Array], Array]
 def interquartile_mean(values: ArrayLike) -> float:
     """Mean of the middle half of all values (Agarwal et al. 2021): floor(n / 4) are cut at each end.
 
+    Args:
+        values: (...), of which all count alike.
+
     Raises:
         DataError: there are no values, or one is not finite.
     """

@@ -55,7 +55,13 @@ class Part(BaseModel):
 class Histogram(Part):
     """Counts of pair distances D in [0, 1], split by class where labels exist, and by what the data say of pairs.
 
-    correct, incorrect: of held-out anchors to their positives and to their negatives, where the domain has such pairs.
+    Attributes:
+        edges: of the bins, bins + 1 growing numbers.
+        all: of all pairs, one count for each bin.
+        same: of pairs of one class; None without labels.
+        different: of pairs of two classes; None without labels.
+        correct: of held-out anchors to their positives, where the domain has such pairs; else None.
+        incorrect: of held-out anchors to their negatives, likewise.
     """
 
     edges: list[float]
@@ -79,15 +85,24 @@ class Histogram(Part):
 class Evaluation(Part):
     """One later `dipole eval` of the saved model."""
 
-    time: str
-    results: dict[str, Number]
-    versions: dict[str, str]
+    time: str = Field(description="when, ISO 8601")
+    results: dict[str, Number] = Field(description="by name")
+    versions: dict[str, str] = Field(description="of packages, by name")
     agrees: bool = Field(description="whether every number equals the one recorded at the end of training")
     notes: list[str] = Field(default_factory=list, description="what was noticed, such as data files that have changed")
 
 
 class Hardware(Part):
-    """Where the run was computed."""
+    """Where the run was computed.
+
+    Attributes:
+        device: as of `torch.device`.
+        device_name: of its maker.
+        machine: architecture and operating system.
+        processors: cores.
+        threads: of torch.
+        world_size: ranks.
+    """
 
     device: str
     device_name: str
@@ -100,32 +115,32 @@ class Hardware(Part):
 class RunRecord(Part):
     """One run. Fields are only ever added, with a default, so that old records stay readable."""
 
-    schema_version: Literal[1] = 1
-    hash: str
-    name: str
-    domain: str
-    objective: str
-    seed: int
-    status: Literal["running", "done", "failed", "interrupted"]
-    error: str | None = None
-    started: str
-    updated: str
-    config: dict[str, Any]
+    schema_version: Literal[1] = Field(default=1, description="of this record")
+    hash: str = Field(description="of what determines the result; the run's folder has its name")
+    name: str = Field(description="the recipe's name")
+    domain: str = Field(description="the recipe's domain")
+    objective: str = Field(description="its text, or none")
+    seed: int = Field(description="that all others come from")
+    status: Literal["running", "done", "failed", "interrupted"] = Field(description="how far it came")
+    error: str | None = Field(default=None, description="what ended it, unless it is done")
+    started: str = Field(description="when it began, ISO 8601")
+    updated: str = Field(description="when this was written, ISO 8601")
+    config: dict[str, Any] = Field(description="the complete configuration")
     identity: dict[str, Any] | None = Field(
         default=None, description="what of the configuration determines the result; its hash names the run"
     )
-    versions: dict[str, str]
-    hardware: Hardware
-    seeds: dict[str, int]
-    data: dict[str, Any]
+    versions: dict[str, str] = Field(description="of packages, by name")
+    hardware: Hardware = Field(description="where it was computed")
+    seeds: dict[str, int] = Field(description="those that `seed` gave, by what they are for")
+    data: dict[str, Any] = Field(description="what the data set is, with sizes and a fingerprint")
     parameters: Count = Field(description="trained numbers, those of the objective included")
-    negatives_per_anchor: Number = None
+    negatives_per_anchor: Number = Field(default=None, description="the mean, in the first batch")
     notes: list[str] = Field(
         default_factory=list, description="terms that were 0 at every step, and why; what became of a term"
     )
-    steps: Count = 0
-    epochs: float = 0.0
-    wall_seconds: float = 0.0
+    steps: Count = Field(default=0, description="steps done")
+    epochs: float = Field(default=0.0, description="passes through the data done")
+    wall_seconds: float = Field(default=0.0, description="that it took, those before a resume included")
     training_seconds: float | None = Field(
         default=None, description="of the wall_seconds those of steps: without building, evaluating and saving"
     )
@@ -139,9 +154,11 @@ class RunRecord(Part):
     chosen: dict[str, Any] | None = Field(
         default=None, description="result by which the kept weights are the best, their step, its value and its part"
     )
-    diagnostics: dict[str, Number] = Field(default_factory=dict)
-    histogram: Histogram | None = None
-    evaluations: list[Evaluation] = Field(default_factory=list)
+    diagnostics: dict[str, Number] = Field(
+        default_factory=dict, description="geometry of the embeddings at the end, by name"
+    )
+    histogram: Histogram | None = Field(default=None, description="of the distances of pairs at the end")
+    evaluations: list[Evaluation] = Field(default_factory=list, description="later ones, by `dipole eval`")
 
 
 def read_record(path: Path) -> RunRecord:

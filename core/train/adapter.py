@@ -37,12 +37,13 @@ if TYPE_CHECKING:
 class Context(TypedDict):
     """What the trainer tells every domain, as keywords.
 
-    Keys:
+    Attributes:
         seed: the run's seeds; take a generator per purpose, for example `seed.torch("augment", epoch)`.
         device: where batches are expected.
         workdir: the run's folder (it exists); for caches and pictures.
         batch_size: instances per step over all ranks; divisible by world_size.
-        rank, world_size: which share of every global batch this process draws; 0 of 1 unless given.
+        rank: which share of every global batch this process draws, from 0; 0 unless given.
+        world_size: of so many; 1 unless given.
         validation: the share of the training data to set aside as validation part; 0, the default, sets none aside.
             Only a domain that `validates` is given another.
         kept: folder that `Adapter.keep` filled when the run ended, for using the model: build the module from it alone,
@@ -76,7 +77,9 @@ class Sketch(NamedTuple):
 class Adapter(ABC):
     """One domain, ready to be trained.
 
-    Class attributes:
+    A subclass sets the first attributes, to `built_from_data`, in its body and the others in its `__init__`.
+
+    Attributes:
         domain: the recipe's `domain` and the name of its table, such as "vision".
         config_model: the `Settings` subclass of that table; it says which of its keys identify a run
             (`Settings.determining`, `Settings.incidental`).
@@ -89,8 +92,6 @@ class Adapter(ABC):
         data_fields: the keys of its table that say where data lie; `dipole eval RUN --set` may give others.
         built_from_data: whether the module means something beside its data alone, as word embeddings do beside the
             vocabulary that was counted: a run that kept nothing (`keep`) is then refused where its data have changed.
-
-    Instance attributes, set in `__init__`:
         module: everything that is trained except the objective; its weights are what the run saves. Build it on the
             CPU: the trainer seeds the global generators with the `model` stream before the constructor runs and moves
             the module to `device` afterwards. Parameters with requires_grad=False (a momentum encoder) stay as is.
@@ -141,34 +142,47 @@ class Adapter(ABC):
 
     @classmethod
     def sketch(cls, config: Any, batch_size: int, world_size: int = 1) -> Sketch | None:
-        """Build the networks of a run as its settings say, for `dipole bench --plan`; None where a domain cannot.
+        """The networks of a run as its settings say, for `dipole bench --plan`; None where a domain cannot tell.
 
         Nothing is read: sizes of data that are not there are those that the settings let one expect. Networks are built
         on the meta device, on which tensors have a shape and no memory.
 
+        Args:
+            config: an instance of `config_model`.
+            batch_size: instances per step over all ranks.
+            world_size: ranks, >= 1.
+
         Raises:
-            ConfigError: where the run could not be built either.
+            ConfigError: the run could not be built either.
         """
         return None
 
     @abstractmethod
     def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
-        """Yield the batches `start`, `start + 1`, ... of an epoch (from 0).
+        """The batches `start`, `start + 1`, ... of an epoch.
 
         They depend on (seed, epoch, index) alone, never on what was drawn before: that makes resume exact. With several
         ranks, draw the order of the global batch from the seed and take rows `rank * b .. (rank + 1) * b` of it.
+
+        Args:
+            epoch: its number, from 0.
+            start: number of the first batch, from 0.
         """
 
     @abstractmethod
     def embed(self, batch: Any) -> Embedded | Pairs | tuple[Pairs, ...]:
         """Run the encoder on this rank's share of a batch and say what belongs together.
 
-        Return `Embedded`: named rows, and a function that pairs the rows of all ranks. Pairs of a constructor
-        (`Pairs.from_views(...)`) do as well, as long as they are not changed afterwards.
+        Args:
+            batch: as `batches` yields it.
+
+        Returns:
+            `Embedded`: named rows, and a function that pairs the rows of all ranks. Pairs of a constructor
+            (`Pairs.from_views(...)`) do as well, as long as they are not changed afterwards.
         """
 
     def encoders(self) -> Sequence[nn.Module]:
-        """Return the modules that `embed` calls with rows and that give a row for each; by default `module`.
+        """The modules that `embed` calls with rows and that give a row for each; by default `module`.
 
         train.microbatch calls them with fewer rows at a time, train.activation_checkpointing keeps less of them,
         train.compile compiles them. What they are called with is tensors, containers of such, or objects that have
@@ -177,11 +191,11 @@ class Adapter(ABC):
         return [self.module]
 
     def remarks(self) -> Sequence[str]:
-        """Return what is worth a line on the terminal before the first step: which weights a network starts from."""
+        """What is worth a line on the terminal before the first step: which weights a network starts from."""
         return ()
 
     def noticed(self) -> Sequence[str]:
-        """Return what the last `evaluate` found worth a note in the record: data that are not what they should be."""
+        """What the last `evaluate` found worth a note in the record: data that are not what they should be."""
         return ()
 
     def before_step(self) -> None:  # noqa: B027
@@ -191,63 +205,82 @@ class Adapter(ABC):
         """Update what follows the optimizer: momentum encoders, queues."""
 
     def metrics(self) -> Mapping[str, Tensor | float]:
-        """Return numbers of the last step without a graph; their means stand in metrics.jsonl as train/NAME."""
+        """Numbers of the last step, () each, without a graph; their means stand in metrics.jsonl as train/NAME."""
         return {}
 
     @abstractmethod
     def evaluate(self, objective: Any) -> dict[str, float]:
-        """Probe the frozen encoder; names like "linear/accuracy", "knn/accuracy", "kmeans/accuracy" (from 0 to 1).
+        """Results of probes of the frozen encoder by name, such as "linear/accuracy", from 0 to 1.
 
         The trainer has put `module` in eval mode and seeded the global generators with the `probe` stream, and restores
-        both afterwards. Pass features through `objective.transform` before probing, as CLLR asks. `objective` is None
-        for "none".
+        both afterwards. Pass features through `objective.transform` before probing, as CLLR asks.
+
+        Args:
+            objective: the trained `Composite`; None for "none".
         """
 
     @abstractmethod
     def features(self, split: str) -> tuple[Tensor, Tensor | None]:
-        """Return embeddings (n, embedding_dim) and labels (n,) or None of the split "train" or "test".
+        """Embeddings of a split, (n, embedding_dim), and its labels, (n,), or None.
 
         They are what the objective sees, before `objective.transform`. A negative label means that a row has none. They
         are measured on the device that the embeddings lie on.
+
+        Args:
+            split: "train" or "test".
         """
 
     def diagnostic_pairs(self) -> Embedded | Pairs | tuple[Pairs, ...] | None:
-        """Return a batch of positives and negatives for diagnostics where the trainer saw none (a loop of its own)."""
+        """A batch of positives and negatives for diagnostics, or None; of a loop of its own nobody sees the pairs."""
         return None
 
     def held_out_pairs(self, objective: Any) -> Pairs | None:
-        """Return test points as `objective` transforms them, paired as the data say; None where they say nothing."""
+        """Test points as the objective transforms them, paired as the data say; None where they say nothing.
+
+        Args:
+            objective: the trained `Composite`; None for "none".
+        """
         return None
 
     @abstractmethod
     def data_info(self) -> dict[str, Any]:
-        """Describe the data for the record: at least "name", "fingerprint" (a content hash) and "sizes"."""
+        """The data as the record describes them: at least "name", "fingerprint" (a content hash) and "sizes"."""
 
     def keep(self, folder: Path) -> None:  # noqa: B027
         """Write what the module needs besides weights and configuration so that it can be used without its data.
 
         A vocabulary, names of classes, shapes and statistics of the data. An adapter that is built with `kept` reads
         it. What a domain builds from its settings alone needs none of this.
+
+        Args:
+            folder: empty.
         """
 
     def embedder(self, features: str | None = None, objective: Any = None) -> Embedder:
-        """Return what `dipole embed` asks for vectors: the trained module with the preprocessing of its evaluation.
+        """What `dipole embed` asks for vectors: the trained module with the preprocessing of its evaluation.
 
         Args:
             features: where they are read, one of the domain's own names; None for what probes see.
-            objective: the trained one.
+            objective: the trained `Composite`; None for "none".
+
+        Raises:
+            ConfigError: the domain has nothing that could be read, as is so where a domain does not extend this.
         """
         raise ConfigError(f"a run of the domain {self.domain!r} has nothing that `dipole embed` could read.")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what bit-exact resume needs besides `module`: queues, counters, generators.
+        """What bit-exact resume needs besides `module`: queues, counters, generators.
 
         Data only (core/ground/plain_values.py): checkpoints hold no code.
         """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
-        """Restore what `state_dict` returned."""
+        """Restore what `state_dict` returned; check it, as it comes from a file.
+
+        Args:
+            state: as `state_dict` returned it.
+        """
 
     def fit(self, run: Any) -> None:
         """Train. A domain with a loop of its own overrides this and calls `run.advance` after each of its updates.
@@ -258,10 +291,14 @@ class Adapter(ABC):
         run.loop()
 
     def export(self, to: str, folder: Path, record: Any, objective: Any = None) -> None:
-        """Write the trained module for another library into an empty folder; `to` is one of `export_formats`.
+        """Write the trained module for another library.
 
-        `objective` is the trained one (None for "none"): where the exported vectors are those that are evaluated, its
-        `transform` goes with them.
+        Args:
+            to: one of `export_formats`.
+            folder: empty.
+            record: the run's `RunRecord`.
+            objective: the trained `Composite` (None for "none"): where the exported vectors are those that are
+                evaluated, its `transform` goes with them.
         """
         raise NotImplementedError
 

@@ -64,11 +64,18 @@ class Bookkeeping(RunState):
         """Remember what the terms of one step note about themselves; call it before `advance`.
 
         A term that was 0 for the same reason at every step so far is named on the terminal and in the record.
+
+        Args:
+            outcome: what the objective returned.
         """
         self._notes.see(outcome.terms)
 
     def advance(self, values: Mapping[str, Tensor | float], steps: int = 1) -> None:
-        """Count `steps` steps with their values (names like "train/loss"; scalar tensors are not waited for).
+        """Count steps with their values.
+
+        Args:
+            values: by name, such as "train/loss"; numbers, or tensors, (), which are not waited for.
+            steps: how many, >= 1.
 
         Raises:
             RunInterruptedError: after a signal, once the checkpoint is written.
@@ -104,7 +111,11 @@ class Bookkeeping(RunState):
         """Read what a loop has left to be read of its last step, and raise what is wrong with it."""
 
     def log(self, values: Mapping[str, float | None]) -> None:
-        """Write one line of metrics.jsonl for the current step."""
+        """Write one line of metrics.jsonl for the current step.
+
+        Args:
+            values: by name.
+        """
         self.settle()
         shown = {name: value for name, value in values.items() if name in BESIDE and value is not None}
         if shown:
@@ -113,7 +124,11 @@ class Bookkeeping(RunState):
             self._metrics.write(self.step, self.epoch, self.elapsed, values)
 
     def evaluate(self) -> Evaluated | None:
-        """Probe the encoder as it is, log and return the numbers (None on ranks other than 0)."""
+        """Probe the encoder as it is, and log the numbers.
+
+        Returns:
+            The numbers; None on ranks other than 0.
+        """
         with self._not_training():
             return self._evaluate()
 
@@ -172,7 +187,12 @@ class Bookkeeping(RunState):
         )
 
     def checkpoint(self) -> None:
-        """Save everything that continues this run bit for bit."""
+        """Save everything that continues this run bit for bit.
+
+        Raises:
+            CheckpointError: the disk refused.
+            TrainingError: the last step has left a loss or gradient that is not finite.
+        """
         self.settle()
         with self._not_training():
             state = self._snapshot()
@@ -181,7 +201,14 @@ class Bookkeeping(RunState):
                 save_checkpoint(self.folder.checkpoints, self.step, state)
 
     def finish(self) -> RunRecord:
-        """Evaluate and save what was trained, and return the record."""
+        """Evaluate and save what was trained.
+
+        Returns:
+            The record.
+
+        Raises:
+            CheckpointError: the disk refused.
+        """
         # An error in the last evaluation must not cost the training.
         if self._evaluated is None or self._evaluated[0] != self.step:
             self._put_off()

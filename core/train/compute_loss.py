@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dipole.core.contrast.embedded import Embedded
 from dipole.core.contrast.objective import Composite, Objective
 from dipole.core.contrast.objective import objective as build_objective
+from dipole.core.contrast.options import check_whole
 from dipole.core.contrast.pairs import Pairs
 from dipole.core.ground.distributed import all_numbers, world_size
 from dipole.core.ground.errors import ConfigError, OptionError, PairsError
@@ -25,7 +26,15 @@ Relate = Callable[[Any, Tensor | None], "Pairs | Embedded | tuple[Pairs, ...]"]
 
 
 class ComputeLoss:
-    """A `compute_loss_func`; see `compute_loss`."""
+    """A `compute_loss_func`; `compute_loss` makes one.
+
+    Args:
+        objective: the built objective.
+        embeddings: names of the model's outputs; None: those that are known.
+        pairs: a function instead of names; None: there is none.
+        model: that carries the objective; None: nothing is to be trained of it.
+        accumulation: batches of an optimizer step, >= 1.
+    """
 
     number: int
     taken: bool
@@ -46,7 +55,11 @@ class ComputeLoss:
         self._accumulation = accumulation
 
     def trains(self, model: nn.Module) -> bool:
-        """Whether the objective is a part of this model."""
+        """Whether the objective is a part of a model.
+
+        Args:
+            model: as the trainer has it, in DistributedDataParallel or not.
+        """
         inner = model.module if isinstance(model, DistributedDataParallel) else model
         return self.model is not None and inner is self.model
 
@@ -123,20 +136,30 @@ def compute_loss(
         pairs: instead of names, a function from outputs and labels to Pairs.
         model: needed where the objective has parameters or steps of its own: it gets the objective as its part
             `objective`, which the trainer optimises and saves with it.
-        dim: width of the embeddings, needed with `model` for terms that have parameters of that width.
-        gradient_accumulation_steps: what the trainer's argument of that name says; used where nothing is counted.
+        dim: width of the embeddings, >= 1, needed with `model` for terms that have parameters of that width.
+        gradient_accumulation_steps: what the trainer's argument of that name says, >= 1; used where nothing is counted.
+
+    Returns:
+        A function (outputs, labels=None, num_items_in_batch=None) -> loss, ().
 
     Raises:
-        SpecError: for a wrong text. ConfigError: the objective has parameters and there is no model or width.
-        OptionError: arguments that exclude each other. PairsError, from a call: outputs without embeddings.
+        SpecError: for a wrong text.
+        OptionError: arguments of another kind, out of their range, or that exclude each other.
+        ConfigError: the objective has parameters and there is no model or width, or the model has a part `objective`
+            already.
+        PairsError: the objective has parameters of another width than `dim`; from a call, outputs without embeddings,
+            or that cannot be paired.
     """
     if pairs is not None and embeddings is not None:
         raise OptionError("compute_loss takes embeddings= or pairs=, not both.")
     if isinstance(embeddings, str):
         embeddings = (embeddings,)
-    steps = gradient_accumulation_steps
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise OptionError(f"gradient_accumulation_steps must be a whole number >= 1, got {steps!r}.")
+    check_whole("gradient_accumulation_steps", gradient_accumulation_steps)
+    if not isinstance(objective, str | Objective | Composite):
+        raise OptionError(
+            f"compute_loss: objective must be its text, an Objective or a Composite, got {objective!r}. A function of "
+            "embeddings becomes a class as in docs/own-losses.md."
+        )
     if isinstance(objective, Objective):
         objective = Composite([objective], [1.0])
     built = build_objective(objective, dim) if isinstance(objective, str) else objective
@@ -147,7 +170,7 @@ def compute_loss(
         raise ConfigError(
             f"{built} has parameters as wide as the embeddings: give that width, compute_loss(..., dim=, model=)."
         )
-    found = ComputeLoss(built, embeddings, pairs, model, steps)
+    found = ComputeLoss(built, embeddings, pairs, model, gradient_accumulation_steps)
     if any(True for _ in built.parameters()) and model is None:
         raise ConfigError(
             f"{built} has parameters, which the trainer must optimise and save: give compute_loss(..., model=model), "

@@ -21,9 +21,9 @@ class Settings(BaseModel):
 
     A field that may be None must have None as its default: TOML has no null, so None is written by leaving the key out.
 
-    Class attributes:
-        incidental: fields that change nothing of a run's result, such as where something is kept; they do not
-            identify a run.
+    Attributes:
+        incidental: fields, of the class, that change nothing of a run's result, such as where something is kept; they
+            do not identify a run.
         defaults_version: counts up when the default of a field changes: runs made with the old one get another name.
             (A new field with a default needs nothing.)
     """
@@ -55,7 +55,11 @@ class Settings(BaseModel):
 
     @classmethod
     def train_defaults(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """What a domain's table, given its keys in a recipe, puts into [train] where the recipe says nothing."""
+        """What a domain's table puts into [train] where the recipe says nothing.
+
+        Args:
+            values: the table's keys in a recipe.
+        """
         return {}
 
 
@@ -92,9 +96,9 @@ class TrainConfig(Settings):
     epochs: int | None = Field(default=None, ge=1, description="length of the run in epochs")
     steps: int | None = Field(default=None, ge=1, description="length of the run in steps (give this or epochs)")
     batch_size: int = Field(default=256, ge=2, description="instances per step over all ranks")
-    optimizer: Literal["adam", "adamw", "sgd", "lars"] = "adam"
+    optimizer: Literal["adam", "adamw", "sgd", "lars"] = Field(default="adam", description="what takes the steps")
     learning_rate: float = Field(default=1e-3, gt=0, description="peak learning rate")
-    weight_decay: float = Field(default=0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0, description="of the optimizer; learned temperatures have none")
     betas: tuple[float, float] | None = Field(default=None, description="adam and adamw only; default (0.9, 0.999)")
     momentum: float | None = Field(default=None, ge=0, lt=1, description="sgd and lars only; default 0.9")
     schedule: RateSchedule | dict[str, Any] = Field(
@@ -258,14 +262,21 @@ class TrainConfig(Settings):
 
     @property
     def unit(self) -> Literal["epochs", "steps"]:
+        """What lengths and periods of this table are in."""
         return "steps" if self.steps is not None else "epochs"
 
     @property
     def length(self) -> int:
+        """Length of the run, in `unit`."""
         return self.steps or self.epochs or 0
 
     def in_steps(self, amount: float, steps_per_epoch: int) -> int:
-        """Convert a length or period of this table to steps."""
+        """A length or period of this table in steps.
+
+        Args:
+            amount: in epochs or steps, >= 0.
+            steps_per_epoch: >= 1.
+        """
         return round(amount if self.unit == "steps" else amount * steps_per_epoch)
 
 
@@ -274,12 +285,12 @@ class RunConfig(Settings):
 
     name: str = Field(default="run", description="label in tables; not part of the hash")
     description: str = Field(default="", description="one sentence; not part of the hash")
-    domain: str
+    domain: str = Field(description="what is trained, and the name of its table")
     objective: str = Field(default="infonce", description="text such as 'infonce(temperature=0.5) + 0.1*dp'")
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, description="that everything random is drawn from")
     device: str = Field(default="auto", pattern=DEVICES, description="auto, cpu, cuda, cuda:1, mps")
     deterministic: bool = Field(default=False, description="refuse operations without a deterministic implementation")
-    train: TrainConfig
+    train: TrainConfig = Field(description="the [train] table")
 
     incidental: ClassVar[frozenset[str]] = frozenset({"name", "description", "device"})
     domain_class: ClassVar[type | None] = None
@@ -333,10 +344,13 @@ class RunConfig(Settings):
         return identity.foreign_sources([*domain, type(self.settings), *self.settings.named_code(), *terms]).values()
 
     def to_toml(self, origins: Mapping[str, str] | None = None) -> str:
-        """Write the complete configuration; `recipe.resolve` reads the text back to an equal one.
+        """The complete configuration as text; `recipe.resolve` reads it back to an equal one.
 
         Args:
             origins: dotted path -> where the value comes from, written as comments (`--print-config`).
+
+        Raises:
+            ConfigError: a value has no TOML that reads back to it.
         """
         text = toml_text(self.model_dump(mode="json", exclude_none=True), origins)
         if type(self).model_validate_json(json.dumps(tomllib.loads(text))) != self:

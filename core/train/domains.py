@@ -20,6 +20,12 @@ from dipole.core.ground.errors import ConfigError, DipoleError, nearest
 from dipole.core.ground.extras import install_line
 from dipole.core.ground.plugins import OURS, PluginError, is_ours, load, package, points
 
+__all__ = [
+    "Domain",
+    "add_domain",
+    "temporary_domain",
+]
+
 if TYPE_CHECKING:
     from dipole.core.train.adapter import Adapter
 
@@ -61,7 +67,11 @@ _added: dict[str, Domain] = {}  # by `add_domain`, before those of packages
 
 
 def add_domain(domain: Domain) -> None:
-    """Make a domain known to this process alone: for scripts; a package declares an entry point."""
+    """Make a domain known to this process alone: for scripts; a package declares an entry point.
+
+    Args:
+        domain: what is known of it; it goes before one of the same name, dipole's own included.
+    """
     _added[domain.name] = domain
 
 
@@ -72,7 +82,11 @@ def added() -> list[Domain]:
 
 @contextmanager
 def temporary_domain(domain: Domain) -> Iterator[None]:
-    """Make a domain known inside the block."""
+    """A block inside which a domain is known, as `add_domain` makes it.
+
+    Args:
+        domain: what is known of it.
+    """
     before = dict(_added)
     add_domain(domain)
     try:

@@ -59,13 +59,21 @@ class Embedder(ABC):
             source: where they lie.
             column: which column of a table holds them; found by itself where it has a usual name.
 
+        Returns:
+            Identifiers and contents of rows.
+
         Raises:
-            DataError: nothing is there, or it cannot be read. OptionError: `column` where there are no columns.
+            DataError: nothing is there, or it cannot be read.
+            OptionError: `column` where there are no columns.
         """
 
     @abstractmethod
     def vectors(self, rows: list[Any]) -> Tensor:
-        """Contents of rows -> features (n, d), float32, on the CPU."""
+        """Features of rows, (n, d) float32 on the CPU.
+
+        Args:
+            rows: contents of n of them, as `read` gives them.
+        """
 
 
 def check_features(asked: str | None, allowed: Iterable[str]) -> str:

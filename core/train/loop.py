@@ -51,18 +51,28 @@ def train(
     rank calls this.
 
     Args:
-        config: what to run; its hash names the folder inside `runs`.
+        config: what to run (`load(...).config`); its hash names the folder inside `runs`.
         runs: folder of all runs.
-        resume: "auto" continues from the newest readable checkpoint of this configuration, "never" starts again, a path
-            continues from that checkpoint.
+        resume: "auto" continues from the newest readable checkpoint of this configuration, "never" starts again, a
+            `Path` (no text) continues from that checkpoint.
         overwrite: run again although a finished record exists; the old one is removed.
         quiet: no progress.
         log: trackers that get the numbers besides metrics.jsonl: "tensorboard", "wandb", "mlflow", "trackio".
         tensorboard: the same as log=["tensorboard"].
 
+    Returns:
+        The record of the finished run.
+
     Raises:
-        TrainingError, CheckpointError, ConfigError, DataError, RecordError: each says what to do; the record keeps it.
+        TrainingError: training cannot go on, or another process trains this run; the record keeps why.
+        RunInterruptedError: a signal ended it; the checkpoint is saved, and the same call continues.
+        CheckpointError: a checkpoint is missing, damaged or of another run.
+        ConfigError: a device, a tracker, a setting or `resume` is not possible here.
+        DataError: the data set is missing or damaged.
+        RecordError: the record that is there cannot be read.
     """
+    if not isinstance(resume, Path) and resume not in ("auto", "never"):
+        raise ConfigError(f"resume must be 'auto', 'never' or the Path of a checkpoint (no text), got {resume!r}.")
     folder = RunFolder(locate(runs, config))
     record = None if overwrite else folder.read_record()
     if record is not None and record.status == "done":
@@ -116,16 +126,32 @@ def _train(
 class Run(Bookkeeping):
     """A run in progress: what `Adapter.fit` works with.
 
-    Attributes for a domain with its own loop: `config`, `seeds`, `device`, `folder`, `objective` (None for "none"),
-    `step`, `total_steps`. Such a loop calls `advance` after every update until `step` reaches `total_steps`; logging,
-    evaluation, checkpoints, progress and interruption happen there. Before that it calls `note_terms` with what its
-    objective returned.
+    A loop of one's own calls `advance` after every update until `step` reaches `total_steps`; logging, evaluation,
+    checkpoints, progress and interruption happen there. Before that it calls `note_terms` with what its objective
+    returned, and once its state is restored `catch_up`.
+
+    Attributes:
+        config: what is run.
+        seeds: of the run.
+        device: of this rank.
+        folder: of the run.
+        objective: the `Composite`; None for "none".
+        step: updates done.
+        total_steps: of the whole run.
     """
 
     _unread: Unread | None = None
 
     def run(self) -> RunRecord:
-        """Train to the end and return the record; whatever goes wrong is in the record before it is raised."""
+        """Train to the end; whatever goes wrong is in the record before it is raised.
+
+        Returns:
+            The record.
+
+        Raises:
+            RunInterruptedError: a signal or a key ended it.
+            TrainingError: memory is too small, or a loss or gradient is not finite.
+        """
         self._write_record("running")
         self._progress.start(self.config.name, self.total_steps, self.step)
         for line in self.adapter.remarks():
@@ -161,7 +187,14 @@ class Run(Bookkeeping):
             self._metrics.close(status)
 
     def loop(self) -> None:
-        """Train `adapter.module` and the objective's parameters together: the loop of every domain without its own."""
+        """Train `adapter.module` and the objective's parameters together: the loop of every domain without its own.
+
+        Raises:
+            ConfigError: a setting of [train] has no effect on this module.
+            CheckpointError: the optimizer's state does not fit the module.
+            TrainingError: a loss or gradient is not finite, or an epoch has another number of batches than was
+                announced.
+        """
         assert self.objective is not None
         config, adapter, objective = self.config.train, self.adapter, self.objective
         spe = adapter.steps_per_epoch
@@ -234,6 +267,11 @@ class Run(Bookkeeping):
                 )
 
     def settle(self) -> None:
+        """Read what has been left to be read of the last step.
+
+        Raises:
+            TrainingError: its loss or gradient was not finite.
+        """
         unread, self._unread = self._unread, None
         if unread is None:
             return

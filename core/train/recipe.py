@@ -27,7 +27,12 @@ from dipole.core.train.shipped import shipped_recipes
 
 @dataclass(frozen=True)
 class Resolved:
-    """A configuration and where each of its values comes from (dotted path -> "default", "recipe" or "--set")."""
+    """A configuration and where each of its values comes from.
+
+    Args:
+        config: the complete configuration.
+        origins: dotted path -> "default", "preset", "recipe" or "--set".
+    """
 
     config: RunConfig
     origins: dict[str, str]
@@ -192,7 +197,19 @@ def _without_effect(train: TrainConfig, domain: Any, fields: frozenset[str] | No
 
 
 def load(recipe: str | Path, overrides: Iterable[str] = ()) -> Resolved:
-    """Read a recipe by name or path and resolve it with overrides."""
+    """Read a recipe by name or path and resolve it with overrides.
+
+    Args:
+        recipe: a shipped name (`dipole list recipes`), or the path of a .toml file.
+        overrides: "key=value" or "table.key=value" each; they go before the recipe, later ones before earlier ones. A
+            value is read as TOML, and as text where that fails; "key=" takes the recipe's value away.
+
+    Returns:
+        The complete configuration, `config`, and where each value comes from.
+
+    Raises:
+        ConfigError: there is no such recipe, or the configuration is wrong; all problems are in one message.
+    """
     return resolve(read_recipe(recipe), overrides)
 
 

@@ -36,7 +36,11 @@ _NO_LOCKS_HERE = {errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL}
 
 
 class RunFolder:
-    """Paths of one run; nothing is created before `open`."""
+    """Paths of one run; nothing is created before `open`.
+
+    Args:
+        path: of the folder.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -53,6 +57,9 @@ class RunFolder:
 
     def open(self, config: RunConfig) -> None:
         """Create the folder, lock it for this process and write config.toml.
+
+        Args:
+            config: what is run.
 
         Raises:
             TrainingError: the folder cannot be written, or another process trains this run.
@@ -107,7 +114,11 @@ class RunFolder:
         shutil.rmtree(self.checkpoints, ignore_errors=True)
 
     def read_record(self) -> RunRecord | None:
-        """Return the record, or None where there is none yet."""
+        """The record, or None where there is none yet.
+
+        Raises:
+            RecordError: the file cannot be read, or does not follow the schema.
+        """
         if not self.record.is_file():
             return None
         try:
@@ -126,7 +137,15 @@ class RunFolder:
         return record is not None and record.status == "done"
 
     def read_config(self, overrides: Iterable[str] = ()) -> RunConfig:
-        """Read config.toml back, with overrides ("table.key=value") over it."""
+        """The configuration of config.toml, with overrides over it.
+
+        Args:
+            overrides: "table.key=value" each.
+
+        Raises:
+            RecordError: the file is missing or damaged.
+            ConfigError: its configuration or an override is wrong.
+        """
         try:
             written = read_toml(self.config)
         except ReceivedError as error:
@@ -185,11 +204,12 @@ def _identity_today(path: Path, written: float) -> tuple[str, float]:
 
 
 def find_run(text: str, runs: Path) -> RunFolder:
-    """Find a run by the path of its folder, or by the first digits of its hash (or folder's name) inside `runs`.
+    """The folder of a run, by its path or by the first digits of its hash.
 
     Args:
-        text: a path, or digits.
-        runs: the folder of runs.
+        text: the path of a run's folder; or the first hexadecimal digits, lower case, of its hash or of its folder's
+            name.
+        runs: the folder of runs; it need not exist.
 
     Raises:
         ConfigError: nothing or more than one run fits.

@@ -85,6 +85,7 @@ class RunState:
 
     @property
     def epoch(self) -> float:
+        """Passes through the data, a part of one included."""
         return self.step / self.adapter.steps_per_epoch
 
     @property

@@ -52,10 +52,17 @@ def theory_of_run(
         labels: "given", the domain's; "blocks:N", N rows in a row are a class; or a file: .npy, or a label per line.
         form: features as they are ("raw"), on the unit sphere ("unit"), or as the objective sees them ("auto": on the
             sphere where every similarity is a cosine).
-        scale: features times this.
+        scale: features times this, > 0.
+
+    Returns:
+        As `measure`.
 
     Raises:
-        RecordError: the run is not finished. OptionError, DataError: each says what is allowed.
+        RecordError: the run is not finished, or its record or metrics cannot be read.
+        OptionError: an argument is out of its range.
+        DataError: labels cannot be read, or are not one for each row; features that are not finite.
+        CheckpointError: as `load_run`.
+        ConfigError: as `load_run`.
     """
     if form not in FORMS:
         raise OptionError(f"unknown form {form!r} of features. Allowed: {', '.join(FORMS)}.", "form")

@@ -27,18 +27,23 @@ if TYPE_CHECKING:
 def load_run(
     folder: RunFolder, device: str | None = None, settings: Sequence[str] = ()
 ) -> tuple[RunRecord, Adapter, Composite | None]:
-    """Rebuild a finished run with its trained weights, from its folder alone.
+    """A finished run rebuilt with its trained weights, from its folder alone.
 
     A run of an earlier version, which kept nothing but weights, is rebuilt from its data, with a warning.
 
     Args:
         folder: the run.
-        device: where to; the recipe's `device` if None.
+        device: where to: "auto", "cpu", "cuda", "cuda:1" or "mps"; the recipe's `device` if None.
         settings: "table.key=value" of keys that say where data lie (`Adapter.data_fields`), where these have moved.
 
+    Returns:
+        The record; the adapter, whose `module` holds the trained weights; the objective, None for "none".
+
     Raises:
-        RecordError: the run is not finished. CheckpointError: the weights are missing or damaged. DataError: the run
-            kept nothing, and its data are gone or others now. ConfigError: a setting is of another kind.
+        RecordError: the run is not finished, or its record cannot be read.
+        CheckpointError: the weights are missing or damaged.
+        DataError: the run kept nothing, and its data are gone or others now.
+        ConfigError: a setting is of another kind, or the device is not there.
     """
     record = folder.read_record()
     if record is None or record.status != "done":

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections import defaultdict
+from functools import cache
+from typing import Any
 
 import committed
+import docstrings
 import drawing
 import evidence
 import links
@@ -16,6 +21,9 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from pydantic import BaseModel
+
+from dipole.core.cli.commands.show import setting_rows
 
 MEMBERS = "    options:\n      heading: {name}\n      toc_label: {short}\n"
 
@@ -37,10 +45,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add what is generated; refuse to build where something public says nothing of itself."""
-    wrong = [f"{name} has no docstring with a sentence" for name in public.undocumented()]
-    wrong += [f"{name} is an argument that its docstring does not name" for name in public.unexplained()]
-    wrong += objectives.problems()
-    if wrong:
+    if wrong := docstrings.problems() + objectives.problems():
         raise PluginError("\n".join(wrong))
 
     def add(name: str, content: str | bytes) -> None:
@@ -78,6 +83,27 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return links.rewritten(evidence.filled(markdown), f"docs/{page.file.src_uri}", page.file.src_uri)
 
 
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Let the names of classes in the reference lead to where these are explained."""
+    places = classes() if page.file.src_uri.startswith(("reference/", "objectives/")) else {}
+
+    def linked(match: re.Match[str]) -> str:
+        place = places.get(match[1])
+        return f'<autoref identifier="{place}" optional>{match[0]}</autoref>' if place else match[0]
+
+    return re.sub(r"<code>(\w+)</code>", linked, html)
+
+
+@cache
+def classes() -> dict[str, str]:
+    """Name -> where it is defined, of public classes whose name is their own alone."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for place, value in public.public_names().values():
+        if inspect.isclass(value):
+            found[value.__name__].add(place)
+    return {name: place for name, (place, *others) in found.items() if not others}
+
+
 def brought() -> list[str]:
     """Files and folders of the repository that pages link to, and those that these link to."""
     docs = sorted((links.ROOT / "docs").glob("*.md"))
@@ -94,10 +120,12 @@ def brought() -> list[str]:
 
 
 def rooms() -> dict[str, list[str]]:
-    """Pages of the reference: the packages that export, and those of core that the documentation imports from."""
+    """Pages of the reference: a package each, of core and of the benchmarks at most three names deep."""
     found: dict[str, list[str]] = defaultdict(list)
-    for name in public.public_names():
-        found[".".join(name.split(".")[:-1][:3])].append(name)
+    for name, (_, value) in public.public_names().items():
+        parts = name.split(".")[: None if inspect.ismodule(value) else -1][:3]
+        folder = links.ROOT.joinpath(*parts[1:])
+        found[".".join(parts if folder.is_dir() else parts[:2])].append(name)
     return dict(sorted(found.items()))
 
 
@@ -107,5 +135,39 @@ def reference(room: str, names: list[str]) -> str:
     parts = [f"# {room}"]
     for name in names:
         short = name.rpartition(".")[2]
-        parts.append(f"::: {homes[name][0]}\n{MEMBERS.format(name=name, short=short)}")
+        place, value = homes[name]
+        options = MEMBERS.format(name=name, short=short)
+        private = [each.name for each in public.members(public.Entry("", value, None)) if each.owner is not value]
+        if private:
+            options += f"      inherited_members: [{', '.join(each.removeprefix('.') for each in private)}]\n"
+        parts.append(f"::: {place}\n{options}")
+        parts += [each for each in (settings(value), elsewhere(value)) if each]
     return "\n\n".join(parts) + "\n"
+
+
+def settings(value: Any) -> str:
+    """What the table of a recipe takes, or a record holds, beside what its docstring explains."""
+    if not (inspect.isclass(value) and issubclass(value, BaseModel)):
+        return ""
+    told = docstrings.explained(inspect.getdoc(value) or "")
+    lines = [
+        f"| `{name}` | {', '.join(filter(None, (kind, bounds)))} | {default} | {said} |"
+        for name, kind, default, bounds, said in (
+            [cell.replace("|", "\\|") for cell in row] for row in setting_rows(value)
+        )
+        if name.partition(".")[0] not in told
+    ]
+    head = [f"Fields of `{value.__name__}`:", "", "| Name | Type | Default | Description |", "|---|---|---|---|"]
+    return "\n".join([*head, *lines]) if lines else ""
+
+
+def elsewhere(value: Any) -> str:
+    """Where the methods are documented that have no docstring of their own, as they do what a base says."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for entry in public.members(public.Entry("", value, None)):
+        base = docstrings.documented_at(entry) if not entry.doc else None
+        if base is not None:
+            package = base.__module__.partition(".")[0]
+            place = f"`{base.__qualname__}`" if package == "dipole" else f"the `{base.__qualname__}` of {package}"
+            found[place].append(f"`{entry.name.removeprefix('.')}`")
+    return " ".join(f"As in {place}: {', '.join(methods)}." for place, methods in found.items())

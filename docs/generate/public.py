@@ -1,49 +1,236 @@
-"""What is public: what the packages export, and what the documentation imports."""
+"""What is public: what packages export, what documentation imports, and what these return."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import re
+import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import FunctionType, ModuleType
+from typing import Any, TypeGuard, is_typeddict
+
+from pydantic import BaseModel
+
+from dipole.core.contrast.registry import registry
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("dipole", "dipole.text", "dipole.vision", "dipole.rl")
-DECORATORS = (
-    "dipole.core.train.domains.add_domain",
-    "dipole.vision.encoders.base.register_encoder",
-    "dipole.vision.frameworks.base.register_framework",
-    "dipole.vision.sources.base.register_source",
+"""What they export goes by these names."""
+PARTS = (
+    "dipole.benchmarks.statistics",
+    "dipole.core.contrast.statistics",
+    "dipole.core.ground.errors",
+    "dipole.core.measure.diagnostics",
+    "dipole.core.measure.theory.arora",
+    "dipole.core.measure.theory.choices",
+    "dipole.core.measure.theory.cllr",
+    "dipole.core.measure.theory.lmcl",
+    "dipole.core.measure.theory.report",
+    "dipole.core.train.domains",
+    "dipole.rl.episodes",
+    "dipole.text.encode",
+    "dipole.vision.encoders.base",
+    "dipole.vision.frameworks.base",
+    "dipole.vision.sources.base",
 )
-"""What a package of one's own registers with (CONTRIBUTING)."""
+"""Modules that guides send to: what is in their `__all__`, or all they define."""
+NAMES = (
+    "dipole.core.cli.main",
+    "dipole.core.conformance.subjects.Subject",
+    "dipole.core.contrast.registry.Registry",
+    "dipole.core.contrast.temperature.Tempered",
+    "dipole.core.measure.theory.latent.Latent",
+    "dipole.core.train.loop.Run",
+    "dipole.core.train.signals.RunInterruptedError",
+    "dipole.core.train.theory.theory_of_run",
+    "dipole.rl.envs.suite.rendering.RenderingError",
+    "dipole.rl.pixel_agent.PixelAgent",
+    "dipole.rl.prioritized.PrioritizedFrameReplayBuffer",
+    "dipole.rl.settings.Settings",
+    "dipole.rl.snapshots.save",
+    "dipole.vision.modeling_dipole_vision.DipoleVisionModel",
+)
+"""The one name of its module that they send to."""
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+CODE = ("examples/*.py", "docs/tutorials/*.py", "tests/plugin/example/**/*.py", "core/cli/template/*.py.in")
+PROPERTIES = (property, cached_property)
+HIDDEN = ("reference", "extra_repr")
+"""Methods that no page shows (mkdocs.yml, filters)."""
 
 
+@dataclass(frozen=True)
+class Entry:
+    """One thing that a page shows: a class, a function, or a method or property of a class.
+
+    Args:
+        name: as pages call it.
+        value: what it is.
+        function: what is called: of a class its own constructor, of a property its getter; None where there is none.
+        owner: class that a method or property stands in.
+    """
+
+    name: str
+    value: Any
+    function: Any
+    owner: type | None = None
+
+    @property
+    def doc(self) -> str:
+        """Its own docstring, which alone a page shows; of a class with its constructor's."""
+        own = [vars(self.value).get("__doc__") if inspect.isclass(self.value) else self.value.__doc__]
+        own += [getattr(self.function, "__doc__", None)] if inspect.isclass(self.value) else []
+        return "\n\n".join(inspect.cleandoc(text) for text in own if text)
+
+
+@cache
 def public_names() -> dict[str, tuple[str, Any]]:
     """Dotted name -> (where it is defined, what it is), of everything that is public."""
     names = [f"{room}.{name}" for room in ROOMS for name in getattr(import_module(room), "__all__", ())]
-    exported = {name.rpartition(".")[2] for name in names}
-    names += [name for name in (*DECORATORS, *documented_imports()) if name.rpartition(".")[2] not in exported]
-    found = {}
-    for name in sorted(set(names)):
-        value = resolve(name)
-        if not name.rpartition(".")[2].startswith("__"):
-            found[name] = (home(name, value), value)
+    names += [f"{part}.{name}" for part in PARTS for name in exports(import_module(part))]
+    names += [*NAMES, *sorted(set(documented_imports()))]
+    waiting = [(name, resolve(name)) for name in names if not name.rpartition(".")[2].startswith("__")]
+    # A module is shown as a whole, so that what it has needs no place of its own.
+    shown = [(name, value) for _, each in waiting for name, value in inside(each)]
+    homes = {home(*each) for each in shown}
+    waiting += [found for _, value in shown for found in results(value)]
+    names_to: dict[str, tuple[str, Any]] = {}
+    while waiting:
+        name, value = waiting.pop(0)
+        place = home(name, value)
+        if place not in homes:
+            homes.add(place)
+            names_to[name] = place, value
+            waiting += results(value)
+    return dict(sorted(names_to.items()))
+
+
+def entries() -> list[Entry]:
+    """Everything that pages show, with methods and properties of classes, and registered objectives."""
+    pairs = [(name, value) for name, (_, value) in public_names().items()]
+    pairs += [pair for _, value in public_names().values() for pair in inside(value)]
+    found = {id(each.value): each for name, value in pairs for each in _entry(name, value)}
+    shown = [each for entry in found.values() for each in (entry, *members(entry))]
+    own = [each for each in registry.entries() if each.package == "dipole" and id(each.target) not in found]
+    return shown + [each for entry in own for each in _entry(entry.name, entry.target)]
+
+
+def _entry(name: str, value: Any) -> list[Entry]:
+    if inspect.isclass(value):
+        constructor = vars(value).get("__init__")
+        return [Entry(name, value, constructor if is_own(constructor, value) else None)]
+    function = inspect.unwrap(value) if callable(value) else None
+    return [Entry(name, value, function)] if inspect.isroutine(function) else []
+
+
+def members(entry: Entry) -> Iterator[Entry]:
+    """Methods and properties of a class, those of its private bases included, which stand on its page."""
+    seen: set[str] = set()
+    for owner in bases(entry.value):
+        for name, value in vars(owner).items():
+            function = called(value)
+            if is_own(function, owner) and not name.startswith("_") and name not in HIDDEN and name not in seen:
+                seen.add(name)
+                shown = value if isinstance(value, PROPERTIES) else function
+                yield Entry(f"{entry.name}.{name}", shown, function, owner)
+
+
+def bases(value: Any) -> list[type]:
+    """A class of dipole's and those of its bases that have no page of their own, up to one that has."""
+    if not inspect.isclass(value):
+        return []
+    of_pages = {place for place, _ in public_names().values()}
+    found = [value]
+    for base in value.__mro__[1:]:
+        if base.__module__.startswith("dipole") and home("", base) not in of_pages:
+            found.append(base)
+    return found
+
+
+def is_own(function: Any, owner: type) -> TypeGuard[FunctionType]:
+    """Whether it is a function that the class defines itself, and that nobody made for it."""
+    return isinstance(function, FunctionType) and function.__qualname__.startswith(f"{owner.__qualname__}.")
+
+
+def called(value: Any) -> Any:
+    """The function of what stands in a class."""
+    if isinstance(value, property):
+        return value.fget
+    if isinstance(value, cached_property):
+        return value.func
+    return value.__func__ if isinstance(value, staticmethod | classmethod) else value
+
+
+def exports(module: ModuleType) -> list[str]:
+    """What a module has to offer: its `__all__`, or all that it defines."""
+    own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+    names = getattr(module, "__all__", None) or [name for name in own if not name.startswith("_")]
+    # A number that another module hands on at its first use has no place that could be shown.
+    return [name for name in names if name in vars(module) or hasattr(getattr(module, name), "__module__")]
+
+
+def inside(module: Any) -> list[tuple[str, Any]]:
+    """Dotted name and value of what a module has to offer; nothing of what is no module."""
+    names = exports(module) if isinstance(module, ModuleType) else []
+    return [(f"{module.__name__}.{name}", getattr(module, name)) for name in names]
+
+
+def results(value: Any) -> list[tuple[str, type]]:
+    """Name and class of what something returns, or has as its fields, where that is dipole's own."""
+    functions = [value] if inspect.isroutine(value) else []
+    found: list[type] = []
+    if inspect.isclass(value) and value.__module__.startswith("dipole"):
+        functions = [each for each in map(called, vars(value).values()) if is_own(each, value)]
+        functions = [each for each in functions if not each.__name__.startswith("_")]
+        for name in fields(value):
+            found += classes(hint(value.__annotations__[name]), value.__module__)
+    for function in map(inspect.unwrap, functions):
+        if function.__module__.startswith("dipole"):
+            found += classes(hint(inspect.signature(function).return_annotation), function.__module__)
+    return [(home("", each), each) for each in found]
+
+
+def fields(value: type) -> list[str]:
+    """Fields that a class of data defines itself."""
+    of_data = hasattr(value, "__dataclass_fields__") or issubclass(value, BaseModel | tuple) or is_typeddict(value)
+    own = vars(value).get("__annotations__", {}) if of_data else {}
+    return [name for name, annotation in own.items() if name[0] != "_" and "ClassVar" not in hint(annotation)]
+
+
+def hint(annotation: Any) -> str:
+    """An annotation as it is written."""
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+
+
+def classes(annotation: str, module: str) -> Iterator[type]:
+    """Dipole's own classes that an annotation names, as its module knows them."""
+    for word in dict.fromkeys(re.findall(r"[A-Za-z_][\w.]*", annotation)):
+        dotted = word if word.startswith("dipole.") else _imports(module).get(word, "")
+        value = resolve(dotted) if dotted.startswith("dipole.") else None
+        if inspect.isclass(value) and value.__module__.startswith("dipole") and not value.__name__.startswith("_"):
+            yield value
+
+
+@cache
+def _imports(module: str) -> dict[str, str]:
+    """Name -> dotted name of what a module imports or defines, imports for type checkers included."""
+    found: dict[str, str] = {}
+    for node in ast.walk(ast.parse(inspect.getsource(sys.modules[module]))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {each.asname or each.name: f"{node.module}.{each.name}" for each in node.names}
+        elif isinstance(node, ast.ClassDef):
+            found[node.name] = f"{module}.{node.name}"
     return found
 
 
 def documented_imports() -> Iterator[str]:
-    """Every `from dipole... import name` of the code in docs, README and examples."""
+    """Every `from dipole... import name` of the code in docs, README, examples and templates."""
     texts = [block for page in pages() for block in BLOCK.findall(page.read_text(encoding="utf-8"))]
-    texts += [
-        path.read_text(encoding="utf-8")
-        for folder in ("examples", "docs/tutorials")
-        for path in (ROOT / folder).glob("*.py")
-    ]
+    texts += [path.read_text(encoding="utf-8") for pattern in CODE for path in sorted(ROOT.glob(pattern))]
     for text in texts:
         try:
             tree = ast.parse(text)
@@ -77,51 +264,3 @@ def home(name: str, value: Any) -> str:
         # A bound method, such as `register`, is documented at its class.
         return f"{module}.{qualified}"
     return name
-
-
-def undocumented() -> list[str]:
-    """Public names, and public methods of public classes, whose docstring has no sentence."""
-    missing = []
-    for name, (_, value) in public_names().items():
-        if isinstance(value, ModuleType) or inspect.isroutine(value) or inspect.isclass(value):
-            missing += [] if has_sentence(value) else [name]
-        if inspect.isclass(value):
-            missing += [
-                f"{name}.{method}"
-                for method, function in vars(value).items()
-                if not method.startswith("_")
-                and isinstance(function, (property, staticmethod, classmethod)) | inspect.isfunction(function)
-                and not has_sentence(getattr(value, method))
-            ]
-    return missing
-
-
-def unexplained() -> list[str]:
-    """Arguments of public functions and classes that no docstring names, neither theirs nor one of a base class."""
-    missing = []
-    for name, (_, value) in public_names().items():
-        if not (inspect.isroutine(value) or inspect.isclass(value)):
-            continue
-        told = [value, *(value.__mro__[:-1] if inspect.isclass(value) else ())]
-        words = "\n".join(f"{inspect.getdoc(each)}\n{inspect.getdoc(each.__init__)}" for each in told)
-        missing += [
-            f"{name}({argument.name})"
-            for argument in _signature(value)
-            if argument.kind not in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD)
-            and not argument.name.startswith("_")
-            and not re.search(rf"\b{argument.name}\b", words)
-        ]
-    return missing
-
-
-def _signature(value: Any) -> list[inspect.Parameter]:
-    try:
-        return list(inspect.signature(value).parameters.values())
-    except ValueError:  # of exceptions, which take what every exception takes
-        return []
-
-
-def has_sentence(value: Any) -> bool:
-    """Whether the docstring, its own or an inherited one, begins with a sentence."""
-    first = (inspect.getdoc(value) or "").partition("\n\n")[0].strip()
-    return bool(re.search(r"\w{2,}.*[.:]$", first, re.DOTALL))

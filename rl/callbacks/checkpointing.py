@@ -17,8 +17,12 @@ class CheckpointCallback(BaseCallback):
     What a process that was killed while it wrote has left in the folder is removed when training begins.
 
     Args:
-        folder: where to.
-        every: agent steps between checkpoints.
+        folder: where to; it is made.
+        every: agent steps between checkpoints, >= 1.
+
+    Raises:
+        ConfigError: `every` is no whole number >= 1.
+        CheckpointError: from training, a checkpoint cannot be written.
     """
 
     def __init__(self, folder: str | Path, every: int = 10_000) -> None:

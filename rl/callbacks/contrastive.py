@@ -68,16 +68,18 @@ class ContrastiveCallback(BaseCallback):
             Cosines, the default, stay bounded. Raw products (similarity=bilinear or dot) of features that nothing else
             keeps small grow without bound, above all with an on-policy agent: use them with an encoder that ends in a
             normalisation.
-        updates: contrastive steps for each rollout.
-        batch_size: observations in a step; of a rollout that has fewer different ones, all of these.
-        augmentation: function (B, C, H, W) uint8 -> the same shape; random shifts by default.
+        updates: contrastive steps for each rollout, >= 1.
+        batch_size: observations in a step, >= 2; of a rollout that has fewer different ones, all of these.
+        augmentation: function (B, C, H, W) uint8 -> as many images, (B, C, H, W); random shifts by default.
         encoder: finds the module to train in the agent; its features extractor by default.
-        learning_rate: of the contrastive Adam, which is separate from the agent's.
-        tau: share of the encoder in each step of its momentum copy.
+        learning_rate: of the contrastive Adam, which is separate from the agent's, >= 0.
+        tau: share of the encoder in each step of its momentum copy, in [0, 1].
 
     Raises:
+        SpecError: for a wrong objective text.
         ConfigError: for an argument out of range, an agent without images or without an encoder of them, an objective
             that needs labels, a second agent.
+        OptionError: from training, a batch of images would not fit into memory.
         TrainingError: if loss or gradient is not finite, before the step; on a GPU the step is left out there, and the
             next one raises (or the end of training).
     """
@@ -293,7 +295,11 @@ class ContrastiveCallback(BaseCallback):
         return outcome.loss.detach() if self._reads_late else float(outcome.loss.detach())
 
     def settle(self) -> None:
-        """Raise TrainingError if the last step was left out; at once, where a step tells nothing itself."""
+        """Look at the last step now, where steps tell nothing themselves.
+
+        Raises:
+            TrainingError: it was left out, as loss or gradient was not finite.
+        """
         unread, self._unread = self._unread, None
         if unread is not None:
             self._require_finite(unread)

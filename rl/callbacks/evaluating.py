@@ -14,7 +14,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from dipole.core.ground.errors import ConfigError
 from dipole.core.ground.files import check_own
-from dipole.rl.arguments import check_whole
+from dipole.rl.arguments import check_seed, check_whole
 from dipole.rl.diagnosis import diagnose
 from dipole.rl.episodes.history import Evaluation, read_evaluations, scores
 from dipole.rl.episodes.play import check_environment, evaluate
@@ -25,17 +25,22 @@ from dipole.rl.pixel_agent import PixelAgent
 class EvaluationCallback(BaseCallback):
     """Evaluates every `every` environment steps and once before training.
 
-    Writes one line of `folder/evaluations.jsonl` for each, logs eval/return and eval/score_100k, eval/score_500k, and
-    keeps `history`.
+    Writes one line of `folder/evaluations.jsonl` for each, logs eval/return, eval/return_std, eval/score_100k,
+    eval/score_500k and diag/..., and keeps `history`.
 
     Args:
-        env: an environment of its own.
-        every: environment steps between evaluations.
-        episodes: of each evaluation.
+        env: an environment of its own, no VecEnv.
+        every: environment steps between evaluations, >= 1.
+        episodes: of each evaluation, >= 1.
         folder: for evaluations.jsonl and videos; nothing is written without it.
-        seed: of the evaluation's episodes; the same start states at every evaluation.
-        video_every: evaluations between videos of a first episode (0: none); .gif, one for each.
+        seed: of the evaluation's episodes, from 0 to 2**32 - 1; the same start states at every evaluation.
+        video_every: evaluations between videos of a first episode, >= 0 (0: none); .gif, one for each, in `folder`.
         diagnose: log embedding diagnostics as well (contrastive agents only).
+
+    Raises:
+        ConfigError: for an argument out of range, or videos without a folder; when training begins, an environment that
+            is the training environment itself, or whose observations are not the agent's.
+        TrainingError: from training, five episodes in a row end with a fault.
     """
 
     def __init__(
@@ -51,13 +56,14 @@ class EvaluationCallback(BaseCallback):
         super().__init__()
         check_environment(env)
         check_whole(every=every, episodes=episodes)
+        check_whole(0, video_every=video_every)
         if video_every and folder is None:
             raise ConfigError("video_every needs a folder to write into.")
         self.env = env
         self.every = every
         self.episodes = episodes
         self.folder = Path(folder) if folder is not None else None
-        self.seed = seed
+        self.seed = check_seed(seed)
         self.video_every = video_every
         self.diagnose = diagnose
         self.history: list[Evaluation] = []

@@ -44,21 +44,24 @@ class ControlEnv(gymnasium.Env[Any, NDArray[np.float32]]):
 
     Args:
         task: "cheetah-run", "ball_in_cup-catch", ...; any task of the suite.
-        size: rendered height and width in pixels.
-        frame_stack: frames in an observation.
-        action_repeat: control steps for each action; the papers' value for the task by default.
+        size: rendered height and width in pixels, >= 1.
+        frame_stack: frames in an observation, >= 1.
+        action_repeat: control steps for each action, >= 1; the papers' value for the task by default.
         camera: camera number or name; 0 by default, 2 (which follows the body) for the quadruped.
         rendering: "paper" (pixels identical to dm_control's) or "fast" (no shadows, reflections or anti-aliasing:
             another look, the same information, more than ten times cheaper).
-        seed: seed of the first episode; `reset(seed=...)` sets it as well.
+        seed: seed of the first episode, from 0 to 2**32 - 1; `reset(seed=...)` sets it as well.
         render_mode: "rgb_array" or None; `render()` returns the newest frame at full size (H, W, 3).
         task_kwargs: passed on to dm_control's task.
         inputs: "pixels", "state" or "both".
-        render_size: height and width of what `render()` draws; by default `size`.
+        render_size: height and width of what `render()` draws, >= 1; by default `size`.
 
     Raises:
-        ConfigError: for an unknown task or a setting out of range.
-        RenderingError: where no OpenGL library works; with the line that installs one.
+        ConfigError: for an unknown task or a setting out of range; from `step`, an action of another shape; from
+            `reset`, a seed out of range.
+        gymnasium.error.ResetNeeded: from `step`, outside an episode.
+        RenderingError: no OpenGL library works; with the line that installs one.
+        DipoleError: mujoco or dm_control is not installed.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 25}  # noqa: RUF012
@@ -207,7 +210,11 @@ class ControlEnv(gymnasium.Env[Any, NDArray[np.float32]]):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue from what `get_state` returned, also in another process."""
+        """Continue from what `get_state` returned, also in another process.
+
+        Args:
+            state: of an environment of the same task and settings.
+        """
         import mujoco
 
         for name, value in state["model"].items():

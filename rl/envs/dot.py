@@ -29,13 +29,16 @@ class DotEnv(gymnasium.Env[Any, NDArray[np.float32]]):
 
     Args:
         size: height and width in pixels, at least 12.
-        frame_stack: frames in an observation, the first one repeated at reset.
+        frame_stack: frames in an observation, >= 1, the first one repeated at reset.
         render_mode: "rgb_array" or None.
-        inputs: "pixels"; "state", the positions of both dots (4,) in [0, 1]; or "both", a dictionary of the two.
-        render_size: height and width of what `render` draws; by default `size`.
+        inputs: "pixels"; "state", the positions of both dots (4,) float32 in [0, 1]; or "both", a dictionary of
+            "pixels" and "state".
+        render_size: height and width of what `render` draws, at least 12; by default `size`.
 
     Raises:
-        ConfigError: for a setting out of range.
+        ConfigError: for a setting out of range; from `step`, an action that is not (2,); from `reset`, a seed out of
+            range.
+        gymnasium.error.ResetNeeded: from `step`, outside an episode.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
@@ -123,7 +126,11 @@ class DotEnv(gymnasium.Env[Any, NDArray[np.float32]]):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue from what `get_state` returned."""
+        """Continue from what `get_state` returned.
+
+        Args:
+            state: of an environment of the same size and frame_stack.
+        """
         self._dot, self._target, self._steps = state["dot"], state["target"], state["steps"]
         self._playing = self._steps < _EPISODE
         self._frames = deque(state["frames"], maxlen=self.frame_stack)

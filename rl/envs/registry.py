@@ -82,17 +82,21 @@ _environments: dict[str, Environment] = {}
 def environment(name: str, **fixed: Any) -> Callable[[Factory], Factory]:
     """Decorate a class or function that makes an environment, to make it known under a name, also to gymnasium.
 
-    The environment shows uint8 images (C, H, W) and takes continuous or discrete actions. The factory's keywords with
-    their defaults are its settings; those that a recipe can set are `size`, `frame_stack`, `action_repeat`, `camera`
-    and `rendering`, as far as the factory has them. `info["environment_steps"]` counts steps of a repeated action (1
-    where it is missing); get_state and set_state make a resume bit-exact.
+    The environment shows uint8 images (C, H, W), vectors, or a dictionary of one image and vectors, and takes
+    continuous or discrete actions; an agent that gets it looks at that. The factory's keywords with their defaults are
+    its settings; those that a recipe can set are `size`, `frame_stack`, `action_repeat`, `camera` and `rendering`, as
+    far as the factory has them. `info["environment_steps"]` counts steps of a repeated action (1 where it is missing);
+    get_state and set_state make a resume bit-exact.
 
     Args:
         name: the task, such as "dot"; `dipole/dot-v0` for gymnasium.
         fixed: keywords of the factory that belong to this name.
 
+    Returns:
+        A decorator that gives back what it decorates.
+
     Raises:
-        RegistryError: if another factory has the name.
+        RegistryError: from the decorator, if another factory has the name.
     """
 
     def decorate(factory: Factory) -> Factory:
@@ -155,14 +159,17 @@ def names() -> list[str]:
 
 
 def make_env(task: str, **settings: Any) -> gymnasium.Env[Any, Any]:
-    """Make the environment of a task: "dot", a task of the suite ("cheetah-run"), or any id of gymnasium.
+    """The environment of a task: "dot", one of the suite ("cheetah-run"), or an id of gymnasium ("CartPole-v1").
+
+    A family stands before a colon: "atari:pong", "distracting:walker-walk".
 
     Args:
         task: its name.
         settings: keywords of the environment, such as those of `ControlEnv` or `DotEnv`.
 
     Raises:
-        ConfigError: for an unknown task or keyword, or a value out of range.
+        ConfigError: for an unknown task, a keyword that the task does not have, or a value out of range. What
+            gymnasium, or an environment of somebody else, says of the keywords of an id is raised as it is.
     """
     return find(task).make(**settings)
 

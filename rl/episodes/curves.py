@@ -21,6 +21,9 @@ def plot_curves(runs: Mapping[str, Sequence[Sequence[Evaluation]]], path: str | 
         path: .png, .svg or .pdf.
         title: above the picture.
 
+    Returns:
+        The file.
+
     Raises:
         ConfigError: for another suffix, or without matplotlib.
         DataError: if there is nothing to draw: no method, or one whose seeds have no evaluation in common.

@@ -16,7 +16,14 @@ SCORES = {"100k": 100_000, "500k": 500_000}
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Returns of the episodes of one evaluation, and when it was made."""
+    """Returns of the episodes of one evaluation, and when it was made.
+
+    Args:
+        environment_steps: taken in training so far.
+        agent_steps: likewise, a repeated action counted once.
+        returns: of the episodes.
+        seconds: that it took.
+    """
 
     environment_steps: int
     agent_steps: int
@@ -25,11 +32,19 @@ class Evaluation:
 
     @property
     def mean(self) -> float:
+        """Mean return of its episodes."""
         return float(np.mean(self.returns))
 
 
 def read_evaluations(path: str | Path) -> list[Evaluation]:
-    """Read evaluations.jsonl; DataError where it is damaged."""
+    """The evaluations of a file.
+
+    Args:
+        path: of an evaluations.jsonl.
+
+    Raises:
+        DataError: it is missing or damaged.
+    """
     try:
         lines = [json.loads(line) for line in Path(path).read_text().splitlines()]
         return [Evaluation(**{**line, "returns": tuple(line["returns"])}) for line in lines]
@@ -38,20 +53,37 @@ def read_evaluations(path: str | Path) -> list[Evaluation]:
 
 
 def score_at(history: Sequence[Evaluation], environment_steps: int) -> float | None:
-    """Mean return of the first evaluation at or after so many environment steps; None if training was shorter."""
+    """Mean return of the first evaluation at or after so many environment steps; None if training was shorter.
+
+    Args:
+        history: evaluations of one run.
+        environment_steps: >= 0.
+    """
     later = [each for each in history if each.environment_steps >= environment_steps]
     return min(later, key=lambda each: each.environment_steps).mean if later else None
 
 
 def scores(history: Sequence[Evaluation]) -> dict[str, float]:
-    """The papers' scores that this history has reached: "100k", "500k"."""
+    """The papers' scores that a run has reached, by "100k" and "500k".
+
+    Args:
+        history: evaluations of one run.
+    """
     found = {name: score_at(history, steps) for name, steps in SCORES.items()}
     return {name: value for name, value in found.items() if value is not None}
 
 
 @dataclass(frozen=True)
 class Aggregate:
-    """Scores over seeds: mean, interquartile mean, and a bootstrap interval of the latter."""
+    """Scores over seeds.
+
+    Args:
+        n: seeds.
+        mean: of the scores.
+        iqm: their interquartile mean.
+        low: lower end of its bootstrap interval; nan for one seed.
+        high: upper end.
+    """
 
     n: int
     mean: float
@@ -61,13 +93,17 @@ class Aggregate:
 
 
 def aggregate(values: Sequence[float], confidence: float = 0.95, draws: int = 10_000, seed: int = 0) -> Aggregate:
-    """Mean, interquartile mean and percentile bootstrap interval over seeds.
+    """Mean, interquartile mean and percentile bootstrap interval over seeds (Agarwal et al. 2021).
 
     Args:
         values: one score for each seed.
-        confidence: of the interval.
-        draws: bootstrap samples.
+        confidence: of the interval, in (0, 1).
+        draws: bootstrap samples, >= 1.
         seed: of the bootstrap.
+
+    Raises:
+        DataError: there are no scores, or one is not finite.
+        ConfigError: `confidence` lies outside its range.
     """
     sample = as_sample(values)
     low, high = bootstrap_interval(sample, "iqm", confidence, draws, seed)

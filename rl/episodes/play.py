@@ -28,23 +28,23 @@ def evaluate(
     deterministic: bool = True,
     seeds: Callable[[int], int] | None = None,
 ) -> list[float]:
-    """Play whole episodes and return their returns; no generator of training is touched by deterministic actions.
+    """Returns of whole episodes that an agent plays; no generator of training is touched by deterministic actions.
 
     An episode that a fault of the environment ends does not count and is played again; five of them in a row stop.
 
     Args:
         agent: any SB3 agent.
         env: not the training environment.
-        episodes: how many.
-        seed: of the first episode.
-        frames: collects the rendered frames of the first episode, for a video.
+        episodes: how many, >= 1.
+        seed: of the first episode; None draws one.
+        frames: a list that collects the rendered frames, (H, W, 3), of the first episode, for a video.
         observations: collects every observation of the episodes that count, the agent's part of it.
         deterministic: take the mean action; False draws from the policy, with torch's global generator.
         seeds: of every beginning of an episode, by its number, in place of `seed`.
 
     Raises:
         ConfigError: if `env` is no single environment with the agent's observations, or `episodes` below 1.
-        TrainingError: if every episode ends in a fault.
+        TrainingError: if five episodes in a row end in a fault.
     """
     check_environment(env)
     check_whole(episodes=episodes)

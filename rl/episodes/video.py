@@ -13,6 +13,14 @@ from dipole.core.ground.errors import ConfigError, DataError
 def write_video(frames: Sequence[NDArray[np.uint8]], path: str | Path, fps: int = 25) -> Path:
     """Write frames (H, W, 3) as .gif, or as .mp4 where imageio has ffmpeg.
 
+    Args:
+        frames: one at least, (H, W, 3) uint8 each.
+        path: NAME.gif or NAME.mp4.
+        fps: frames a second, >= 1.
+
+    Returns:
+        The file.
+
     Raises:
         ConfigError: for another suffix, or .mp4 without ffmpeg.
         DataError: if there are no frames, or an environment without a render mode made them.

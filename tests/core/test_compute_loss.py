@@ -136,6 +136,7 @@ def test_pairs_of_ones_own_and_names():
         (lambda: dipole.compute_loss("infonc"), SpecError, "Did you mean 'infonce'"),
         (lambda: dipole.compute_loss("infonce", embeddings="z", pairs=len), OptionError, "not both"),
         (lambda: dipole.compute_loss("infonce", gradient_accumulation_steps=0), OptionError, "whole number >= 1"),
+        (lambda: dipole.compute_loss(5), OptionError, "must be its text, an Objective or a Composite, got 5"),
         (lambda: dipole.compute_loss("infonce + cllr"), ConfigError, "give that width"),
         (lambda: dipole.compute_loss("infonce + cllr", dim=4), ConfigError, "give compute_loss.*model=model"),
         (lambda: dipole.compute_loss("infonce")({"logits": torch.ones(2, 2)}), PairsError, "returned logits, and no"),

@@ -10,7 +10,8 @@ from torch.nn.functional import normalize
 import dipole
 from dipole.core.contrast import sweep
 from dipole.core.contrast.pairs import Pairs
-from dipole.core.ground.errors import PairsError
+from dipole.core.contrast.spectrum import effective_rank
+from dipole.core.ground.errors import OptionError, PairsError
 from dipole.core.measure import diagnostics
 from dipole.core.measure.diagnostics import (
     alignment,
@@ -244,6 +245,30 @@ def test_one_point_is_refused():
     for measure in (mean_distance, min_max_ratio, distance_histogram, conditional_entropy):
         with pytest.raises(PairsError, match="n >= 2"):
             measure(normalize(points()[:1]))
+
+
+@pytest.mark.parametrize(
+    ("measure", "said"),
+    [
+        (lambda: distance_histogram(points(), bins=0), "distance_histogram: bins must be an integer >= 1, got 0"),
+        (lambda: pair_histogram(Pairs.of_points(points()), bins=0), "pair_histogram: bins must be"),
+        (
+            lambda: margin_occupancy(points(), delta_neg=5),
+            "margin_occupancy: delta_neg must be .* >= 0 and <= 1, got 5",
+        ),
+        (lambda: margin_occupancy(points(), 0.5, 0.1), r"margin_occupancy: delta_pos must be < delta_neg, got 0\.5"),
+        (lambda: similarity_error(points(), LABELS, 0.5, 0.1), "similarity_error: delta_pos must be < delta_neg"),
+        (lambda: similarity_error(points(), LABELS, mu=0), "similarity_error: mu must be a number > 0 or none, got 0"),
+        (lambda: uniformity(points(), -1), "uniformity: t must be a number > 0, got -1"),
+        (lambda: alignment(Pairs.from_views([points(), points(1)]), 0), "alignment: alpha must be a number > 0, got 0"),
+        (lambda: conditional_entropy(points(), -1), "conditional_entropy: t_neg must be a number >= 0, got -1"),
+        (lambda: mutual_information(points(), t_neg=-1), "mutual_information: t_neg must be a number >= 0, got -1"),
+        (lambda: effective_rank(points(), -1), "effective_rank: tolerance must be a number >= 0, got -1"),
+    ],
+)
+def test_as_functions_they_hold_to_their_ranges(measure, said):
+    with pytest.raises(OptionError, match=said):
+        measure()
 
 
 @pytest.mark.parametrize(

@@ -322,6 +322,11 @@ def test_blocks():
     assert relations(means, 2) == ({2}, set(), {0, 1})
 
 
+def own(**more):
+    """Two anchors and three candidates, whose indices are somebody's own."""
+    return Pairs(torch.randn(2, 3), torch.randn(3, 3), torch.tensor([[0], [2]]), torch.zeros(2, 0).long(), **more)
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -338,6 +343,7 @@ def test_blocks():
         (lambda: Pairs.from_window(torch.randn(4, 3), torch.randn(4, 3), torch.zeros(3)), "document must have 4 rows"),
         (lambda: Pairs.from_window(torch.randn(4, 3), torch.randn(4, 3), torch.zeros(4), 0), "window must be"),
         (lambda: Pairs.from_blocks(torch.randn(4, 1, 3)), r"b \+ 1 >= 2"),
+        (lambda: Pairs.from_blocks(torch.randn(0, 2, 3)), r"n >= 1, .* got \(0, 2, 3\)"),
         (
             lambda: Pairs(torch.randn(2, 3), torch.randn(2, 3), torch.tensor([[0], [2]]), torch.zeros(2, 0).long()),
             "positives must index the 2 candidates",
@@ -346,6 +352,17 @@ def test_blocks():
             lambda: Pairs(torch.randn(2, 3), torch.randn(2, 3), torch.tensor([[0.0], [1.0]]), torch.zeros(2, 0).long()),
             "positives must be torch.long",
         ),
+        (lambda: own(index=torch.zeros(3)), r"index must be a tensor of shape \(2,\), one for each row, got \(3,\)"),
+        (lambda: own(candidate_index=torch.zeros(2)), r"candidate_index must be .*\(3,\), one for each candidate"),
+        (lambda: own(candidate_labels=[0, 0, 1]), r"candidate_labels must be .*\(3,\).*got list"),
+        (lambda: own().first_positives(-1), "count must be an integer >= 0, got -1"),
+        (lambda: own().first_positives(1.0), "count must be an integer >= 0, got 1.0"),
+        (
+            lambda: own().with_positives(torch.zeros(3, 1).long()),
+            r"positives must be torch.long of shape \(anchors = 2",
+        ),
+        (lambda: own().with_positives(torch.zeros(2, 1)), "positives must be torch.long"),
+        (lambda: own().without(torch.zeros(2).long()), r"dropped must be torch.long of shape \(anchors = 2"),
         (lambda: dipole.objective("tuple")(torch.randn(4, 3), torch.randn(4, 3)), "needs labels"),
         (lambda: dipole.objective("cacr(k=4)")(torch.randn(4, 3), torch.randn(4, 3)), "use 5 views"),
         (lambda: dipole.objective("blocks(b=2)")(torch.randn(4, 3), torch.randn(4, 3)), "needs 2 positives"),

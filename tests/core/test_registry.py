@@ -46,6 +46,22 @@ def test_a_taken_name_raises():
             """Another."""
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"kind": "loss"}, "kind must be one of 'objective', 'regularizer', 'diagnostic', got 'loss'"),
+        ({"weight": -1.0}, r"weight must be a finite number >= 0, got -1\.0"),
+        ({"weight": float("nan")}, "weight must be a finite number >= 0, got nan"),
+    ],
+)
+def test_what_nobody_could_use_is_not_registered(settings, said):
+    with registry.temporary(), pytest.raises(RegistryError, match=f"cannot register 'other' .*{said}"):
+
+        @registry.register("other", **settings)
+        class Other(Objective):
+            """Another."""
+
+
 def test_one_file_and_one_decorator_are_enough():
     with registry.temporary():
 

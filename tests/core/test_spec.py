@@ -6,6 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import dipole
+from dipole import Composite, Objective
 from dipole.core.contrast.spec import Term, format_terms, parse
 from dipole.core.ground.errors import OptionError, SpecError
 
@@ -128,3 +129,17 @@ def test_constructors_check_like_the_grammar():
         InfoNCE(True)
     with pytest.raises(OptionError, match="temperature must be a number > 0 or learned, got 1000"):
         InfoNCE(10**400)
+
+
+def test_what_no_text_can_say_is_checked_as_well():
+    from dipole.core.contrast.objectives.infonce import InfoNCE
+
+    with pytest.raises(OptionError, match=r"similarity must be one of 'cosine', .*, None, got 'foo'"):
+        Objective("foo")
+    with pytest.raises(OptionError, match="needs one term at least"):
+        Composite([])
+    with pytest.raises(OptionError, match="a weight for each of 1 terms, got 2"):
+        Composite([InfoNCE()], [1.0, 2.0])
+    for wrong in (0, -1, 2.5, True):
+        with pytest.raises(OptionError, match=f"dim must be a whole number >= 1, got {wrong}"):
+            dipole.objective("infonce", dim=wrong)

@@ -320,6 +320,8 @@ def test_checkpoint_of_another_configuration_is_refused(
         quiet(blobs, "seed=3", runs=tmp_path, resume=checkpoint)
     with pytest.raises(CheckpointError, match="no checkpoint"):
         quiet(blobs, runs=tmp_path, resume=Path("nowhere.safetensors"))
+    with pytest.raises(ConfigError, match=r"resume must be 'auto', 'never' or the Path .* got 'foo'"):
+        quiet(blobs, runs=tmp_path, resume="foo")
     assert quiet(blobs, runs=tmp_path, resume="never").status == "done"
 
 

@@ -158,6 +158,10 @@ def test_evaluation_names_what_it_cannot_use(tiny_agent, tmp_path):
         agent.learn(10, callback=EvaluationCallback(env))
     with pytest.raises(ConfigError, match=r"every must be an integer >= 1, got 0\.5"):
         EvaluationCallback(DotEnv(), every=0.5)
+    with pytest.raises(ConfigError, match="video_every must be an integer >= 0, got -1"):
+        EvaluationCallback(DotEnv(), video_every=-1)
+    with pytest.raises(ConfigError, match="seed must be an integer from 0"):
+        EvaluationCallback(DotEnv(), seed=-1)
     with pytest.raises(ConfigError, match="total_timesteps must be an integer >= 0"):
         agent.learn(1e3)
     with pytest.raises(DataError, match="a video needs frames"):

@@ -263,6 +263,8 @@ def test_an_environment_that_hangs_is_ended(tiny_agent, tmp_path):
         env.close()
     with pytest.raises(ConfigError, match="timeout must be a number"):
         WorkerVecEnv([DotEnv], timeout=0)
+    with pytest.raises(ConfigError, match=r"start_method must be one of '\w+', .*, got 'foo'"):
+        WorkerVecEnv([DotEnv], start_method="foo")
 
 
 def test_a_dead_worker_is_told_with_its_episode_and_step(tiny_agent, tmp_path):

@@ -241,6 +241,12 @@ def test_wrong_observations_and_an_empty_buffer_are_named():
         FrameReplayBuffer(10, space(), ACTION, "cpu", frame_stack=2)
     with pytest.raises(TrainingError, match="empty"):
         FrameReplayBuffer(10, space(), ACTION, "cpu").sample(2)
+    for wrong in ({"buffer_size": 0}, {"buffer_size": -5}, {"frame_stack": -3}, {"frame_stack": 0}, {"n_envs": 0}):
+        ((name, number),) = wrong.items()
+        with pytest.raises(ConfigError, match=f"{name} must be an integer >= 1, got {number}"):
+            FrameReplayBuffer(**{"buffer_size": 10, **wrong}, observation_space=space(), action_space=ACTION)
+    with pytest.raises(ConfigError, match="seed must be an integer from 0"):
+        FrameReplayBuffer(10, space(), ACTION, "cpu", seed=-1)
 
 
 def test_stock_sac_learns_from_this_buffer():

@@ -229,10 +229,13 @@ def test_static_embeddings_cannot_be_divided(folder):
 
 def test_what_model_cards_ask_for(folder):
     model = tiny_model(folder)
-    loss = dipole.text.CachedContrastiveLoss(model, "infonce(temperature=0.05) + 0.1*dp", mini_batch_size=8)
+    loss = dipole.text.CachedContrastiveLoss(
+        model, "infonce(temperature=0.05) + 0.1*dp", mini_batch_size=8, draws="microbatch"
+    )
     config = loss.get_config_dict()
     assert config["objective"] == "infonce(temperature=0.05) + 0.1*dp"
     assert config["mini_batch_size"] == 8
+    assert config["draws"] == "microbatch"
     assert "NT-Xent of Chen et al. 2020" in loss.citation
     assert "gao2021scaling" in loss.citation
     again = dipole.text.CachedContrastiveLoss(model, **config)

@@ -53,19 +53,19 @@ class SE:
     """SentEval's engine.
 
     Args:
-        params: SentEval's `task_path`, `usepytorch`, `kfold` (5, as there; the literature uses 10), `seed` (1111),
-            `batch_size` (128, of the encoder), `classifier`, `similarity` (STS). Besides:
-            `protocol`: one of `PROTOCOLS`, instead of `usepytorch`;
-            `halves`: parts scaled to unit length each under "skip-thoughts" (1; 2 for encoders that concatenate f and
-            g); `cache` and `cache_key`: folder for features and a name that tells this encoder from others;
-            `device`: where classifiers are trained ("cpu"; those of scikit-learn stay there);
-            `check`: False reads task files whose counts differ from the published ones;
-            `progress`: False prints nothing.
+        params: SentEval's `task_path`, `usepytorch`, `kfold` (>= 2; 5, as there; the literature uses 10), `seed` (0 to
+            2**32 - 1; 1111), `batch_size` (>= 1; 128, of the encoder), `classifier`, `similarity` (of STS, a function
+            of two vectors, (d,)). Besides: `protocol`: one of `PROTOCOLS`, instead of `usepytorch`; `halves`: parts
+            scaled to unit length each under "skip-thoughts" (>= 1; 1; 2 for encoders that concatenate f and g); `cache`
+            and `cache_key`: folder for features and a name that tells this encoder from others; `device`: where
+            classifiers are trained ("cpu"; those of scikit-learn stay there); `check`: False reads task files whose
+            counts differ from the published ones; `progress`: False prints nothing.
         batcher: `batcher(params, sentences)` with token lists (some are empty) gives an array (n, d).
         prepare: `prepare(params, all sentences of the task)`, called once before a task is encoded.
 
     Raises:
-        OptionError: a parameter is wrong. DataError: a task file is missing or damaged.
+        OptionError: a parameter is wrong; from `eval`, vectors that `halves` does not divide.
+        DataError: from `eval`, as it says.
     """
 
     def __init__(self, params: Mapping[str, Any], batcher: Batcher, prepare: Prepare | None = None) -> None:
@@ -111,7 +111,18 @@ class SE:
     @overload
     def eval(self, name: list[str] | tuple[str, ...]) -> dict[str, Result]: ...
     def eval(self, name: str | list[str] | tuple[str, ...]) -> Result | dict[str, Result]:
-        """Score one task, or several as a dictionary by name."""
+        """Score one task, or several.
+
+        Args:
+            name: as in SentEval (`load_task`); or a list or tuple of names, one at least.
+
+        Returns:
+            A `Result`; of several, by name.
+
+        Raises:
+            OptionError: it is neither.
+            DataError: a task is unknown, a file is missing or damaged, or the encoder's vectors are no numbers (n, d).
+        """
         if not isinstance(name, str):
             tasks = [self._load(each) for each in task_names(name)]  # a missing file shows before hours of encoding
             self.results = {task.name: self._score(task) for task in tasks}
@@ -234,8 +245,20 @@ def evaluate(
             `SentenceEncoder.encode` or `SentenceTransformer.encode`.
         tasks: names as in SentEval.
         task_path: folder that holds SentEval's downstream/.
-        halves: parts of the vector that "skip-thoughts" scales to unit length one by one (2: f and g).
+        protocol: one of `PROTOCOLS`.
+        kfold: folds of tasks without a test part, >= 2; at most the samples of the rarest class.
+        halves: parts of the vector, >= 1, that "skip-thoughts" scales to unit length one by one (2: f and g).
+        seed: of folds and classifiers, from 0 to 2**32 - 1.
+        check: False reads task files whose counts differ from the published ones.
+        progress: False prints nothing.
         device: where classifiers are trained, such as "cuda" or "auto"; those of scikit-learn stay on the processor.
+
+    Returns:
+        A `Result` for each task, by name.
+
+    Raises:
+        OptionError: an argument is out of its range, or the device is not here.
+        DataError: a task is unknown, a file is missing or damaged, or `encode` gives no finite numbers (n, d).
     """
     settings = Settings(check_protocol(protocol), kfold, seed, device=check_device(device))
     shown = Progress(quiet=not progress)
@@ -247,13 +270,22 @@ def evaluate(
 
 
 def for_genuine(encode: Callable[[list[str]], Any]) -> tuple[Prepare, Batcher]:
-    """Return `prepare` and `batcher` for the genuine SentEval, so that its own code judges our encoder.
+    """`prepare` and `batcher` for the genuine SentEval, so that its own code judges our encoder.
 
     All sentences of a task are encoded once, in `prepare`, where they can be sorted and batched well; `batcher` looks
     them up.
 
         prepare, batcher = senteval.for_genuine(encoder.encode)
         senteval_of_facebook.engine.SE(params, batcher, prepare).eval(tasks)
+
+    Args:
+        encode: as in `evaluate`.
+
+    Returns:
+        prepare(params, samples), and batcher(params, batch), which gives (n, d).
+
+    Raises:
+        DataError: from a call, `encode` gives no numbers (n, d).
     """
     known: dict[str, np.ndarray] = {}
 

@@ -25,9 +25,15 @@ from dipole.text.senteval.task import Sentence, Split, Task
 class Result(dict):
     """A task's result: SentEval's keys, and as attributes what is needed to read them.
 
-    protocol: which of `PROTOCOLS` it was scored by. folds: test accuracy of each outer fold. std: their standard
-    deviation (0 for a single test). chosen: the regularisation taken in each. majority: accuracy of always answering
-    with the most frequent class. standard_error: of the accuracy as a share of the samples tested.
+    Attributes:
+        protocol: which of `PROTOCOLS` it was scored by.
+        folds: test accuracy of each outer fold, in percent.
+        std: their standard deviation (0 for a single test).
+        chosen: the regularisation taken in each.
+        majority: accuracy, in percent, of always answering with the most frequent class.
+        standard_error: of the accuracy, in percentage points: sqrt(acc (100 - acc) / n) of n samples tested.
+        changed: what was said of files that are not the published ones.
+        unconverged: problems whose solver met no tolerance.
     """
 
     protocol: str
@@ -130,7 +136,12 @@ def _number(value: Any, task: str) -> float:
 
 
 def describe(name: str, result: Mapping[str, Any]) -> str:
-    """One line with the numbers that papers print for a task."""
+    """One line with the numbers that papers print for a task.
+
+    Args:
+        name: of the task.
+        result: its `Result`, or SentEval's own dictionary.
+    """
     if "acc" in result:
         f1 = f"  F1 {result['f1']:.2f}" if "f1" in result else ""
         spread = f" +- {result.standard_error:.2f}" if isinstance(result, Result) else ""

@@ -9,7 +9,12 @@ Sentence = list[str]
 
 @dataclass(frozen=True)
 class Split:
-    """Part of a task: one sentence list for classification, two for pairs, in the order SentEval encodes them."""
+    """Part of a task.
+
+    Args:
+        sentences: one list of sentences for classification, two for pairs, in the order SentEval encodes them.
+        labels: of each sentence or pair.
+    """
 
     sentences: list[list[Sentence]]  # one list per side
     labels: Sequence[float]
@@ -25,10 +30,22 @@ class Split:
 
 @dataclass(frozen=True)
 class Task:
-    """A task as read from disk, its splits in the order of the files.
+    """A task as read from disk.
 
-    `kind` says how it is scored: "nested" (cross-validation inside cross-validation), "holdout" (cross-validation on
-    train, one test), "split" (train, dev, test), "relatedness" (regression on train, dev, test) or "sts" (no training).
+    Args:
+        name: as in SentEval.
+        kind: how it is scored: "nested" (cross-validation inside cross-validation), "holdout" (cross-validation on
+            train, one test), "split" (train, dev, test), "relatedness" (regression on train, dev, test) or "sts" (no
+            training).
+        splits: by name, in the order of the files.
+        classes: number of classes; 0 where labels are scores.
+        pairs: of two sentences each.
+        f1: F1 of class 1 is reported too, and under "skip-thoughts" chooses the regularisation.
+        linear: SentEval allows its classifier no hidden units here, whatever `nhid` says.
+        changed: what was said of files that are not the known ones.
+        drops_empty: the skip-thoughts scripts leave empty sentences out.
+        shuffled: these scripts shuffle "rows" of a "holdout" task before its inner folds are cut, or its "folds"; None:
+            neither.
     """
 
     name: str

@@ -35,7 +35,9 @@ _OF_HUB = ("pooling", "freeze", "lora", "weights", "revision")
 class EncoderConfig(Settings):
     """The [vision.encoder] table."""
 
-    name: EncoderName = "small-conv"
+    name: EncoderName = Field(
+        "small-conv", description="which encoder; hub:ID or hub:FOLDER is a model of transformers"
+    )
     stem: Stem = Field("cifar", description="resnet only: 3x3 stride 1 without pooling, or 7x7 stride 2 with pooling")
     width: int = Field(16, ge=1, description="small-conv: channels of the first stage; linear: output features")
     tap: str | None = Field(

@@ -26,6 +26,14 @@ from dipole.vision.heads import Norm
 from dipole.vision.image_set import ImageSet
 from dipole.vision.registry import Entries
 
+__all__ = [
+    "Batch",
+    "Branch",
+    "Method",
+    "Setup",
+    "register_framework",
+]
+
 if TYPE_CHECKING:
     from dipole.vision.captions import Tokens
     from dipole.vision.config import VisionConfig
@@ -37,9 +45,14 @@ Related = Pairs | tuple[Pairs, ...]
 
 
 class Batch(NamedTuple):
-    """views: each (B, C, H, W) in [0, 1]; labels (B,) or None; rows (B,) of the images; seed: of this step's draws.
+    """Images of a step, as views.
 
-    captions: of the images, where there are some.
+    Attributes:
+        views: (B, C, H, W) in [0, 1] each.
+        labels: (B,) class of each image; None where nothing is labelled.
+        rows: (B,) of the images in the data set.
+        seed: of this step's draws.
+        captions: of the images, where there are some; else None.
     """
 
     views: list[Tensor]
@@ -56,7 +69,11 @@ class Order(Protocol):
         """Rows of an epoch."""
 
     def rows(self, epoch: int) -> Tensor | np.ndarray:
-        """(len(self),) indices of images."""
+        """Indices of images in the order of an epoch, (n,) of as many as `len` says.
+
+        Args:
+            epoch: its number, from 0.
+        """
 
 
 @dataclass(frozen=True)
@@ -113,8 +130,12 @@ def image_order(images: ImageSet, seed: Seeds) -> Order:
 class Setup:
     """What a framework is built for.
 
-    images: those of pretraining; size: side of the views in pixels; batch_size: images of a step over all ranks;
-    make: what builds an encoder of a table.
+    Args:
+        images: those of pretraining.
+        size: side of the views in pixels.
+        batch_size: images of a step over all ranks.
+        encoder: its table.
+        make: what builds an encoder of a table.
     """
 
     images: ImageSet
@@ -124,7 +145,12 @@ class Setup:
     make: Callable[..., Encoder] = build_encoder
 
     def build(self, channels: int, share: float = 1.0) -> tuple[Encoder, nn.Module, int]:
-        """Encoder of a share of its width and projector for so many channels, and the width of the embedding."""
+        """Encoder, projector, and the width of the embedding.
+
+        Args:
+            channels: of the images.
+            share: of the width of every layer of the encoder, > 0.
+        """
         encoder = self.make(self.encoder, channels, self.size, share)
         if channels == self.images.channels and not encoder.own_statistics:
             encoder.set_statistics(*self.images.statistics)
@@ -132,7 +158,16 @@ class Setup:
 
 
 class Branch(nn.Module):
-    """An encoder and its projector; probes read the encoder at `tap`, and `watch` is told what the encoder gives."""
+    """An encoder and its projector; `watch` is told what the encoder gives.
+
+    Args:
+        encoder: of images.
+        projector: of what it gives, a Module.
+        tap: the layer that probes read; None: the last.
+
+    Raises:
+        ConfigError: there is no such layer.
+    """
 
     watch: Callable[[Tensor], None] | None = None
 
@@ -143,19 +178,31 @@ class Branch(nn.Module):
         self.tap = encoder.check_tap(tap)
 
     def forward(self, images: Tensor) -> Tensor:
+        """Embeddings (n, d), behind the projector.
+
+        Args:
+            images: (n, C, H, W) in [0, 1].
+        """
         features = self.encoder(images)
         if self.watch is not None:
             self.watch(features)
         return self.projector(features)
 
     def features(self, images: Tensor) -> Tensor:
+        """What probes see, (n, width of the tap).
+
+        Args:
+            images: (n, C, H, W) in [0, 1].
+        """
         return self.encoder(images, self.tap)
 
 
 class Method(nn.Module):
     """A framework: `forward(batch)` gives rows and their relation, `features` and `embedding` what is used later.
 
-    Class attributes:
+    All attributes but `progress` are of the class.
+
+    Attributes:
         table: its own settings, [vision.NAME]; None where it has none.
         single: why an image has one view here, as a clause; empty where it has two or more.
         negatives_mean: what vision.negatives is here, as a clause; empty where it has no effect.
@@ -166,8 +213,6 @@ class Method(nn.Module):
         pairs: what of vision.pairs it can carry.
         reads_captions: whether it has an encoder for captions.
         projector: linear layers and batch norm of the mlp projector where the recipe says nothing; None: 2 and none.
-
-    Instance attributes:
         progress: share of the run's steps that were done before this one; the adapter keeps it, for schedules.
     """
 
@@ -187,26 +232,57 @@ class Method(nn.Module):
 
     @classmethod
     def from_config(cls, config: VisionConfig, setup: Setup) -> Self:
-        """The framework as a recipe sets it; ConfigError where its settings do not fit the images or the batch."""
+        """The framework as a recipe sets it.
+
+        Args:
+            config: the table [vision].
+            setup: what it is built for.
+
+        Raises:
+            ConfigError: settings do not fit the images or the batch.
+        """
         raise NotImplementedError
 
     @classmethod
     def check_images(cls, images: ImageSet) -> None:
-        """ConfigError where it cannot train on such images."""
+        """Look whether it can train on such images.
+
+        Args:
+            images: those of pretraining.
+
+        Raises:
+            ConfigError: it cannot.
+        """
 
     @classmethod
     def augmentations(cls, config: VisionConfig) -> list[AugmentConfig]:
-        """The augmentation of every view of an image, in order."""
+        """The augmentation of every view of an image, in order.
+
+        Args:
+            config: the table [vision].
+        """
         return [config.augment.of_view(number) for number in range(1, config.count + 1)]
 
     @classmethod
     def order(cls, config: VisionConfig, images: ImageSet, batch_size: int, world_size: int, seed: Seeds) -> Order:
-        """Which images stand in an epoch; batches of `batch_size` are cut from it, and equal shares for the ranks."""
+        """Which images stand in an epoch; batches are cut from it, and equal shares for the ranks.
+
+        Args:
+            config: the table [vision].
+            images: those of pretraining.
+            batch_size: images of a step over all ranks.
+            world_size: ranks.
+            seed: of the run.
+        """
         return image_order(images, seed)
 
     @classmethod
     def block_positives(cls, config: VisionConfig) -> int:
-        """Positives of a point in a block, b; 1 where it knows no blocks, for probes that draw some."""
+        """Positives of a point in a block, b; 1 where it knows no blocks, for probes that draw some.
+
+        Args:
+            config: the table [vision].
+        """
         return 1
 
     @classmethod
@@ -224,18 +300,35 @@ class Method(nn.Module):
         raise NotImplementedError
 
     def forward(self, batch: Batch) -> Embedded:
+        """Rows of this rank and how they are paired.
+
+        Args:
+            batch: views of the images.
+        """
         raise NotImplementedError
 
     def features(self, images: Tensor) -> Tensor:
-        """What probes see: the encoder's tap."""
+        """What probes see, the encoder's tap, (n, width).
+
+        Args:
+            images: (n, C, H, W) in [0, 1].
+        """
         raise NotImplementedError
 
     def embedding(self, images: Tensor) -> Tensor:
-        """What the objective sees."""
+        """What the objective sees, (n, embedding_dim).
+
+        Args:
+            images: (n, C, H, W) in [0, 1].
+        """
         raise NotImplementedError
 
     def trained_encoder(self) -> Encoder:
-        """The one encoder that is used after training; ConfigError where there are several."""
+        """The one encoder that is used after training.
+
+        Raises:
+            ConfigError: there are several.
+        """
         raise NotImplementedError
 
     def branches(self) -> list[Branch]:
@@ -246,7 +339,7 @@ class Method(nn.Module):
         """Update what follows the optimizer."""
 
     def metrics(self) -> dict[str, Tensor | float]:
-        """Numbers of the step to log, without gradient; their means stand in metrics.jsonl as train/NAME."""
+        """Numbers of the step to log, () each, without gradient; their means stand in metrics.jsonl as train/NAME."""
         return {}
 
 
@@ -281,7 +374,17 @@ METHODS: Entries[type[Method]] = Entries("a framework")
 
 
 def register_framework(name: str) -> Callable[[type[Method]], type[Method]]:
-    """Make a subclass of `Method` the framework of that name, as vision.method spells it."""
+    """Make a subclass of `Method` the framework of a name, as vision.method spells it.
+
+    Args:
+        name: that no framework has yet.
+
+    Returns:
+        A decorator that gives back what it decorates.
+
+    Raises:
+        RegistryError: from the decorator, if the name is taken.
+    """
 
     def decorate(method: type[Method]) -> type[Method]:
         METHODS.add(name, method)

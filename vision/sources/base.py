@@ -9,6 +9,14 @@ from dipole.vision.decoding import OnCorrupt
 from dipole.vision.image_set import ImageSet
 from dipole.vision.registry import Entries
 
+__all__ = [
+    "Decoding",
+    "Known",
+    "Source",
+    "Streaming",
+    "register_source",
+]
+
 HELD_OUT = ("test", "val", "validation", "valid", "dev")  # splits for testing by name, the first that is there
 SPLITS = ("train", *HELD_OUT, "unlabeled")
 
@@ -20,7 +28,13 @@ Classes = tuple[str, ...] | None  # names of the classes to keep, in their order
 
 @dataclass(frozen=True)
 class Streaming:
-    """Whether a set is read one image after another, how many of its images, and how many are shuffled at a time."""
+    """Whether a set is read one image after another.
+
+    Args:
+        on: it is.
+        length: how many of its images; None: all.
+        buffer: images that are shuffled at a time, >= 1.
+    """
 
     on: bool = False
     length: int | None = None
@@ -29,7 +43,14 @@ class Streaming:
 
 @dataclass(frozen=True)
 class Decoding:
-    """How encoded images are read: to squares of `size` pixels, what of damaged ones, and how many bytes in memory."""
+    """How encoded images are read.
+
+    Args:
+        size: side of the squares in pixels; None: as they are, where all are alike.
+        on_corrupt: what is done with damaged ones, "refuse" or "skip".
+        memory: bytes that decoded images may take; more stay encoded.
+        stream: whether they are read one after another.
+    """
 
     size: int | None = None
     on_corrupt: OnCorrupt = "refuse"
@@ -39,7 +60,15 @@ class Decoding:
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a data set before it is read; `splits`: images of each, those in `unlabelled` without labels."""
+    """What is known of a data set before it is read.
+
+    Args:
+        channels: 1 or 3.
+        side: of the images in pixels.
+        classes: how many.
+        splits: images of each.
+        unlabelled: splits without labels.
+    """
 
     channels: int
     side: int
@@ -50,14 +79,27 @@ class Known:
 
 @dataclass(frozen=True)
 class Source:
-    """A data set: the names of its splits, and how one is read."""
+    """A data set: the names of its splits, and how one is read.
+
+    Args:
+        name: for messages.
+        splits: one at least.
+        reader: name of a split -> its images.
+    """
 
     name: str
     splits: tuple[str, ...]
     reader: Callable[[str], ImageSet]
 
     def read(self, split: str) -> ImageSet:
-        """Read one split; a source without named splits has the one split 'train'."""
+        """The images of a split; a source without named splits has the one split "train".
+
+        Args:
+            split: its name.
+
+        Raises:
+            DataError: there is no such split, or it is damaged.
+        """
         if split not in self.splits:
             raise DataError(
                 f"{self.name} has no split {split!r}.{nearest(split, self.splits)} It has: {', '.join(self.splits)}. "
@@ -94,8 +136,13 @@ def register_source(
     known: Mapping[str, Known] | None = None,
     glance: Callable[[Path], Known | None] = lambda path: None,
 ) -> Callable[[Opener], Opener]:
-    """Make `open(text, decoding, classes)` a reader of what vision.data.source may name. Nothing is decoded before a
-    split of the `Source` that it returns is read.
+    """Make a function a reader of what vision.data.source may name.
+
+        @register_source("files of mine", matches=lambda text, path: path.suffix == ".mine")
+        def open(text: str, decoding: Decoding, classes: tuple[str, ...] | None) -> Source: ...
+
+    `classes` are the names of the classes to keep; None keeps all. Nothing is decoded before a split of the `Source` is
+    read.
 
     Args:
         reads: what it reads, for messages, such as "a folder of images".
@@ -104,6 +151,12 @@ def register_source(
         general: asked after all others, because it would take what is more specifically theirs.
         known: of those names whose sizes are known without reading them.
         glance: the sizes of what lies at a path where they can be seen without reading the images, else None.
+
+    Returns:
+        A decorator that gives back what it decorates.
+
+    Raises:
+        RegistryError: from the decorator, if another function of that module and name is registered already.
     """
 
     def decorate(open_: Opener) -> Opener:

@@ -164,7 +164,7 @@ def _engine(entry: Entry) -> str:
 
 
 def _show_table(name: str, table: type[Settings], as_json: bool) -> None:
-    rows = list(_rows(table, ""))
+    rows = list(setting_rows(table))
     if as_json:
         keys = ("name", "type", "default", "range", "help")
         print(json.dumps({"name": name, "settings": [dict(zip(keys, row, strict=True)) for row in rows]}, indent=2))
@@ -173,8 +173,13 @@ def _show_table(name: str, table: type[Settings], as_json: bool) -> None:
     _print_rows([("setting", "type", "default", "range", ""), *rows])
 
 
-def _rows(table: type[BaseModel], prefix: str) -> Iterator[tuple[str, ...]]:
-    """Name, type, default, range and help of each setting, those of inner tables under their dotted names."""
+def setting_rows(table: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, ...]]:
+    """Name, type, default, range and help of each setting, those of inner tables under their dotted names.
+
+    Args:
+        table: the model.
+        prefix: what stands before its names.
+    """
     from pydantic import BaseModel
 
     for key, field in table.model_fields.items():
@@ -183,7 +188,7 @@ def _rows(table: type[BaseModel], prefix: str) -> Iterator[tuple[str, ...]]:
         if inner:
             if field.description:
                 yield f"{prefix}{key}", "table", "", "", field.description
-            yield from _rows(inner[0], f"{prefix}{key}.")
+            yield from setting_rows(inner[0], f"{prefix}{key}.")
             continue
         default = "required" if field.is_required() else _value(field.get_default(call_default_factory=True))
         bounds = ", ".join(_bound(each) for each in field.metadata if _bound(each))

@@ -45,7 +45,7 @@ def log_mean_kernel(
     "align_uniform",
     aliases=("au_cl", "au"),
     formula="w_a mean_{i,p} ||a_i - c_p||^alpha + w_u log mean_{i,j} e^{-t ||z_i - z_j||^2}, within each encoder",
-    source="Wang & Isola 2020; CACR Table 2 (AU-CL)",
+    source="Wang & Isola 2020, Sec. 4.1; CACR Table 2 (AU-CL)",
     deviations={
         "CACR": ("AU-CL is listed with a temperature of 0.19 or 0.2; the loss of Wang and Isola has none",),
         "Wang & Isola 2020": (
@@ -56,7 +56,7 @@ def log_mean_kernel(
 class AlignUniform(Objective):
     """Alignment of positives plus uniformity of different instances, both on the unit sphere.
 
-    Formula (Wang & Isola 2020):
+    Formula (Wang & Isola 2020, Sec. 4.1):
         align   = mean_{i, p in P(i)} ||a_i - c_p||_2^alpha
         uniform = log mean_{i,j} e^{-t ||z_i - z_j||^2}, over pairs of different instances that one encoder made
         L = align_weight * align + uniform_weight * uniform

@@ -53,12 +53,13 @@ class Blocks(Objective):
     nothing. Embeddings are not normalised; bound their norm by R in the encoder.
 
     Args:
-        b: block size, the first b positives of each point; all of them when none. b = 1 is L_un (Eqs. 4-6).
-        k: number of negative blocks; all other blocks when none, one mean each.
+        b: block size, the first b >= 1 positives of each point; all of them when none. b = 1 is L_un (Eqs. 4-6).
+        k: number of negative blocks, >= 1; all other blocks when none, one mean each.
         loss: "logistic" (base 2, so that no separation costs 1) or "hinge".
 
     Raises:
-        PairsError: if a point has fewer than b positives, or there are fewer than k other blocks.
+        PairsError: if a point has fewer than b positives (at the ends of documents of `Pairs.from_window` fewer will
+            do), or there are fewer than k other blocks.
 
     Relations: with one positive, `loss=logistic` equals `infonce(similarity=dot, temperature=1)` in bits, divided by
     ln 2; b = 1 is L_un of Eqs. 4-6.

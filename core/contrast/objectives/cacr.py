@@ -51,7 +51,7 @@ class CACR(Objective):
     Args:
         t_pos: sharpness of the positives' weights, >= 0.
         t_neg: sharpness of the negatives' weights, >= 0.
-        k: number of positives used; all when none.
+        k: number of positives used, >= 1; all when none.
         cost: "euclidean" (squared distance) or "rbf".
         rbf_t: precision of the RBF cost, > 0.
         positive_weights: "contrastive", "uniform" or "reversed" (flips the sign of the exponent, Table 8).
@@ -60,7 +60,8 @@ class CACR(Objective):
         intra_batch: queries repel each other besides the keys and the queue (App. C.2).
 
     Raises:
-        PairsError: if there are fewer than `k` positives.
+        PairsError: if there are fewer than `k` positives (at the ends of documents of `Pairs.from_window` fewer will
+            do).
 
     Relations: t_pos = t_neg = 0 equals uniform weights (UAUR), and `triplet(margin=4)` less 4; as both grow it tends to
     `triplet(mode=hardest, margin=4)` less 4; `cost=rbf` with uniform negatives repels as `align_uniform` does.

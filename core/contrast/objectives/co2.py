@@ -42,8 +42,11 @@ class CO2(Tempered):
         temperature: tau of InfoNCE, > 0, or "learned".
         weight: of the consistency term, >= 0.
         consistency_temperature: tau' > 0; the same as `temperature` when none.
-        similarity: of both softmaxes.
-        init: where a learned temperature starts.
+        similarity: of both softmaxes: "cosine", "dot" or "bilinear".
+        init: where a learned temperature starts, >= 0.01; 0.07 when none.
+
+    Raises:
+        OptionError: `init` is given to a temperature that is not learned.
 
     Relations: weight = 0 equals `infonce`.
 

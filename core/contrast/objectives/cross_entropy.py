@@ -29,14 +29,16 @@ from dipole.core.ground.errors import PairsError
 class CrossEntropy(InfoNCE):
     """Supervised cross entropy: InfoNCE whose candidates are the classes, one learnt vector each.
 
-    Formula:
+    Formula (Arora et al. 2019, Sec. 8.1):
         L_i = -log( e^{a_i . w_{y_i}} / sum_{c=1..C} e^{a_i . w_c} )
 
     Args:
-        classes: C; labels are 0 to C - 1.
+        classes: C >= 2; labels are 0 to C - 1.
 
     Raises:
-        PairsError: if the pairs carry no labels, or a label is outside 0..C-1.
+        PairsError: if the pairs carry no labels, a label is outside 0..C-1, or it was built for embeddings of another
+            width.
+        OptionError: the class vectors would not fit into memory.
 
     Relations: a linear output layer without bias; `tuple` is the supervised reference without class vectors.
     """

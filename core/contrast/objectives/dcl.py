@@ -40,7 +40,7 @@ def debiased(log_sum: Tensor, positive: Tensor, count: Tensor, rho: float, log_f
     aliases=("debiased",),
     formula="G_i = max( (sum_j e^{s_ij/tau} - rho M e^{s_ip/tau}) / (1 - rho), M e^{-1/tau} ); "
     "L_i = -log( e^{s_ip/tau} / (e^{s_ip/tau} + G_i) )",
-    source="Chuang et al. 2020; LMCL Sec. 5",
+    source="Chuang et al. 2020, Sec. 4; LMCL Sec. 5",
     deviations={
         "LMCL": ("no value of rho or temperature is stated: those of the authors of DCL, 0.1 and 0.5",),
         "CLLR": ("as for LMCL",),
@@ -52,16 +52,19 @@ def debiased(log_sum: Tensor, positive: Tensor, count: Tensor, rho: float, log_f
 class DCL(Tempered):
     """Debiased contrastive loss: removes the expected share of same-class points from the negatives.
 
-    Formula (Chuang et al. 2020), M = |N(i)|:
+    Formula (Chuang et al. 2020, Sec. 4), M = |N(i)|:
         G_i = max( ( sum_{j in N(i)} e^{s_ij/tau} - rho M e^{s_ip/tau} ) / (1 - rho),  M e^{-1/tau} )
         L_i = mean_{p in P(i)} -log( e^{s_ip/tau} / ( e^{s_ip/tau} + G_i ) )
 
     Args:
         rho: class prior in [0, 1).
         temperature: tau > 0, or "learned".
-        similarity: for "dot" and "bilinear", which are unbounded, the floor is M e^{s_min/tau} with s_min the row's
-            smallest similarity to a negative, without gradient.
-        init: where a learned temperature starts.
+        similarity: "cosine", "dot" or "bilinear"; for the last two, which are unbounded, the floor is M e^{s_min/tau}
+            with s_min the row's smallest similarity to a negative, without gradient.
+        init: where a learned temperature starts, >= 0.01; 0.07 when none.
+
+    Raises:
+        OptionError: `init` is given to a temperature that is not learned.
 
     Relations: rho = 0 is InfoNCE; `hcl(beta=0)` is DCL.
     """

@@ -36,8 +36,11 @@ class HCL(DCL):
         beta: concentration >= 0.
         rho: class prior in [0, 1).
         temperature: tau > 0, or "learned".
-        similarity: as in DCL.
-        init: where a learned temperature starts.
+        similarity: "cosine", "dot" or "bilinear"; the floor as in `dcl`.
+        init: where a learned temperature starts, >= 0.01; 0.07 when none.
+
+    Raises:
+        OptionError: `init` is given to a temperature that is not learned.
 
     Source: formula as in the paper; the authors' code also carries gradient through the weights, and so do we.
     Relations: beta = 0 is DCL.

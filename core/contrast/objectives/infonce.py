@@ -31,7 +31,7 @@ def joint_softmax(positive: Tensor, log_negatives: Tensor, rows: Rows) -> Tensor
     "infonce",
     aliases=("nt_xent", "ntxent"),
     formula="L_i = mean_{p in P(i)} -log( e^{s_ip/tau} / ( e^{s_ip/tau} + sum_{j in N(i)} e^{s_ij/tau} ) )",
-    source="LMCL Eq. 1; CACR Eq. 1; NT-Xent of Chen et al. 2020; bilinear: CURL agent of Laskin et al. 2020",
+    source="LMCL Eq. 1; CACR Eq. 1; NT-Xent of Chen et al. 2020, Eq. 1; bilinear: CURL agent of Laskin et al. 2020",
     deviations={
         "LMCL": (
             "Eq. 1 has raw dot products of unit vectors and no temperature: cosine and temperature 0.5 by default; "
@@ -54,9 +54,12 @@ class InfoNCE(Tempered):
     Args:
         temperature: tau > 0; or "learned", CLIP's logit scale, at most 100 (tau >= 0.01).
         similarity: "cosine", "dot" or "bilinear" (s_ij = a_i^T W c_j; W starts as the identity).
-        init: where a learned temperature starts.
+        init: where a learned temperature starts, >= 0.01; 0.07 when none.
         joint: put all positives of an anchor into one softmax with a uniform target (Quick Thoughts) instead of
             setting each against the negatives alone.
+
+    Raises:
+        OptionError: `init` is given to a temperature that is not learned.
 
     Relations: `dcl(rho=0)` and `hcl(rho=0, beta=0)` equal it; `quickthoughts` is it with dot products, temperature 1
     and `joint`.
@@ -88,7 +91,7 @@ class InfoNCE(Tempered):
     "quickthoughts",
     aliases=("qt", "quick_thoughts"),
     formula="L_i = log( sum_{j in P(i) + N(i)} e^{a_i . c_j} ) - mean_{p in P(i)} a_i . c_p",
-    source="Logeswaran & Lee 2018; LMCL Sec. 5.3",
+    source="Logeswaran & Lee 2018, Eqs. 1-2; LMCL Sec. 5.3",
     deviations={
         "LMCL": (),
         "CLLR": (),
@@ -97,13 +100,16 @@ class InfoNCE(Tempered):
 class QuickThoughts(InfoNCE):
     """Quick Thoughts: the neighbours of a sentence in one softmax with a uniform target, raw dot products.
 
-    Formula:
+    Formula (Logeswaran & Lee 2018, Eqs. 1-2; LMCL Sec. 5.3):
         L_i = log( sum_{j in P(i) + N(i)} e^{s_ij/tau} ) - mean_{p in P(i)} s_ip/tau
 
     Args:
         temperature: tau > 0, or "learned"; the authors have none (1).
-        similarity: "dot" in the authors' code, without normalisation.
-        init: where a learned temperature starts.
+        similarity: "cosine", "dot" or "bilinear"; "dot" in the authors' code, without normalisation.
+        init: where a learned temperature starts, >= 0.01; 0.07 when none.
+
+    Raises:
+        OptionError: `init` is given to a temperature that is not learned.
 
     Relations: `infonce(similarity=dot, temperature=1, joint=true)` under its own name.
     """

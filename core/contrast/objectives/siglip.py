@@ -48,6 +48,9 @@ class SigLIP(Tempered):
         bias_init: b at the start; by default -10, about which most pairs of a large batch are told not to match.
         similarity: "cosine", "dot" or "bilinear".
 
+    Raises:
+        OptionError: `init` or `bias_init` is given to what is not learned.
+
     Relations: the binary form of `infonce`, each pair by itself instead of one softmax over a row; with one negative at
     bias 0 it is log(1 + e^{-z_p}) + log(1 + e^{z_n}), where `infonce` has log(1 + e^{z_n - z_p}).
     """

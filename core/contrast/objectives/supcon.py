@@ -56,10 +56,11 @@ class SupCon(Tempered):
         temperature: tau > 0, or "learned"; 0.1 in the paper.
         variant: "out", the sum over positives outside the logarithm, or "in".
         similarity: "cosine", "dot" or "bilinear".
-        init: where a learned temperature starts.
+        init: where a learned temperature starts, >= 0.01; 0.07 when none.
 
     Raises:
         PairsError: if anchors have labels and candidates have none (a queue).
+        OptionError: `init` is given to a temperature that is not learned.
 
     Relations: `infonce(joint=true)` of the same positives is `out`; `tuple` sets each positive against the negatives
     alone.

@@ -25,7 +25,7 @@ def sinkhorn(scores: Tensor, epsilon: float, iterations: int) -> Tensor:
 @register(
     "swav",
     formula="L_i = mean_{p in P(i)} -sum_k q_pk log softmax_k( z_i . v_k / tau ), q by Sinkhorn-Knopp",
-    source="Caron et al. 2020",
+    source="Caron et al. 2020, Eqs. 1-5",
     deviations={
         "LMCL": ("settings are those of Caron et al.",),
         "CLLR": ("settings are those of Caron et al.",),
@@ -38,16 +38,20 @@ def sinkhorn(scores: Tensor, epsilon: float, iterations: int) -> Tensor:
 class SwAV(Objective):
     """Swapped prediction: each view predicts the cluster assignment (code) of its positives.
 
-    Formula (Caron et al. 2020), z and prototypes v of unit length:
+    Formula (Caron et al. 2020, Eqs. 1-5), z and prototypes v of unit length:
         q = Sinkhorn-Knopp( z . v / epsilon ) over all candidates, without gradient
         L_i = mean_{p in P(i)} -sum_k q_pk log softmax_k( z_i . v_k / tau )
 
     Args:
-        prototypes: number of prototypes.
-        dim: width of the embeddings; taken from the first call (or `objective(..., dim=)`) when none.
+        prototypes: number of prototypes, >= 2.
+        dim: width of the embeddings, >= 1; taken from the first call (or `objective(..., dim=)`) when none.
         temperature: tau > 0.
         epsilon: entropy of the codes, > 0.
-        iterations: of Sinkhorn-Knopp.
+        iterations: of Sinkhorn-Knopp, >= 1.
+
+    Raises:
+        PairsError: it was built for embeddings of another width.
+        OptionError: the prototypes would not fit into memory.
 
     Relations: `cross_entropy` on unit vectors at temperature tau whose labels are the positives' codes, prototypes
     being the class vectors.

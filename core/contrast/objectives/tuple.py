@@ -33,10 +33,11 @@ class Tuple(InfoNCE):
 
     Args:
         temperature: tau > 0, or "learned".
-        init: where a learned temperature starts.
+        init: where a learned temperature starts, >= 0.01; 0.07 when none.
 
     Raises:
         PairsError: if the pairs carry no labels, or candidates whose labels are unknown (a queue).
+        OptionError: `init` is given to a temperature that is not learned.
 
     Relations: equals `infonce` where every instance is a class of its own; `supcon` has the other positives in the
     denominator too.

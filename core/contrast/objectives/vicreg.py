@@ -45,7 +45,7 @@ def redundancy(z: Tensor) -> Tensor:
 class VICReg(Objective):
     """Variance, invariance, covariance: positives agree, while no column of a view is constant or tells another's.
 
-    Formula (Bardes et al. 2022), Z and Z' the raw embeddings (n, d) of two views, of the batch of all ranks:
+    Formula (Bardes et al. 2022, Eqs. 1-6), Z and Z' the raw embeddings (n, d) of two views, of the batch of all ranks:
         s = mean_{i, p in P(i)} ||a_i - c_p||^2 / d
         v(Z) = mean_j [ gamma - sqrt( Var(z_j) + epsilon ) ]_+,   c(Z) = 1/d sum_{j != k} Cov(z_j, z_k)^2
         L = invariance * s + variance * ( v(Z) + v(Z') ) + covariance * ( c(Z) + c(Z') )

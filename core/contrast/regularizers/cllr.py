@@ -100,7 +100,7 @@ class CLLR(Objective):
         norm: l21, the sum of the columns' L2 norms; nuclear, the sum of singular values
 
     Args:
-        dim: H; taken from the first call (or `objective(..., dim=)`) when none.
+        dim: H >= 1; taken from the first call (or `objective(..., dim=)`) when none.
         norm: "l21" (column-sparse L) or "nuclear" (low-rank L).
         alpha: weight of the norm, >= 0. The nuclear norm loses the directions of Phi whose energy is below 0.65 alpha
             (`survives_above`), l21 is never less: alpha has to be compared with the mean |Phi|^2.
@@ -110,7 +110,11 @@ class CLLR(Objective):
         features: what is reconstructed. "raw" is the paper's Phi, whose scale a loss of dot products holds; a loss of
             cosines leaves it free, and Phi may shrink until L vanishes. "unit" is Phi / |Phi|, of energy 1: the nuclear
             norm keeps at most 1.54 / alpha directions, whatever the scale.
-        tolerance: columns, pivots and singular values of L that are not above this count as zero; absolute.
+        tolerance: columns, pivots and singular values of L that are not above this count as zero; absolute, >= 0.
+
+    Raises:
+        PairsError: it was built for embeddings of another width.
+        OptionError: L would not fit into memory.
 
     Features for every downstream use are `transform(Phi)` = L Phi. L starts as the identity.
 

@@ -14,6 +14,16 @@ from dipole.core.ground.errors import OptionError
 Distance = Annotated[float, Range(at_least=0, at_most=1), "normalised distance D = (1 - cos) / 2"]
 
 
+def check_margin(owner: str, delta_pos: float, delta_neg: float) -> None:
+    """Raise OptionError unless the lower end of a margin is below the upper one."""
+    if delta_pos >= delta_neg:
+        raise OptionError(
+            f"{owner}: delta_pos must be < delta_neg, got {delta_pos:g} and {delta_neg:g}; the margin between them is "
+            "what is cleared (LMCL: 0.1 and 0.5).",
+            "delta_pos",
+        )
+
+
 def polarization(similarity: Tensor, delta_pos: float, delta_neg: float) -> Tensor:
     """g(D) = |min( (D - delta_pos)(D - delta_neg), 0 )| of cosines."""
     distance = (1 - similarity) / 2
@@ -65,12 +75,7 @@ class DP(Objective):
         reduction: Annotated[Literal["anchor_sum", "mean", "sum"], "how pairs are added up"] = "anchor_sum",
     ) -> None:
         super().__init__("cosine")
-        if delta_pos >= delta_neg:
-            raise OptionError(
-                f"dp: delta_pos must be < delta_neg, got {delta_pos:g} and {delta_neg:g}; the margin between them is "
-                "what is cleared (LMCL: 0.1 and 0.5).",
-                "delta_pos",
-            )
+        check_margin("dp", delta_pos, delta_neg)
         self.delta_pos = delta_pos
         self.delta_neg = delta_neg
         self.reduction = reduction

@@ -12,7 +12,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from dipole.core.contrast.options import Range
+from dipole.core.contrast.options import Range, in_range
 from dipole.core.contrast.registry import register
 from dipole.core.ground.errors import OptionError
 from dipole.core.measure.theory import polynomials
@@ -55,7 +55,7 @@ def unsupervised_loss(points: Latent, loss: str = "hinge", k: int = 1) -> Unsupe
     Args:
         points: the classes.
         loss: "hinge" or "logistic" (base 2).
-        k: negatives.
+        k: negatives, >= 1.
     """
     return _unsupervised(points, points.scores, points.scores, loss, k)
 
@@ -86,10 +86,13 @@ def block_loss(points: Latent, loss: str = "hinge", b: int = 2, draws: int = 4, 
 
     Args:
         points: the classes.
-        loss: "hinge" or "logistic".
-        b: members of a block.
-        draws: sets of permutations; the standard error comes from their spread.
+        loss: "hinge" or "logistic" (base 2).
+        b: members of a block, >= 1.
+        draws: sets of permutations, >= 1; the standard error comes from their spread.
         seed: of the permutations.
+
+    Raises:
+        OptionError: b or draws are below 1.
     """
     if b < 1 or draws < 1:
         raise OptionError(f"blocks need b >= 1 and draws >= 1, got {b} and {draws}.", "b")
@@ -126,12 +129,12 @@ def mean_classifier_loss(points: Latent, loss: str = "hinge", k: int = 1, tasks:
 
     Args:
         points: the classes.
-        loss: "hinge" or "logistic".
-        k: a task has k + 1 classes.
-        tasks: see above.
+        loss: "hinge" or "logistic" (base 2).
+        k: a task has k + 1 classes, k >= 1.
+        tasks: "collision" or "distinct", see above.
 
     Raises:
-        OptionError: there are too few classes for such a task.
+        OptionError: another word for `tasks`, or too few classes for such a task.
     """
     if tasks not in ("collision", "distinct"):
         raise OptionError(f"unknown tasks {tasks!r}. Allowed: collision, distinct.", "tasks")
@@ -194,6 +197,9 @@ def deviation(points: Latent) -> float:
     """s(f) = E_{c ~ nu} [ sqrt( ||Sigma(f, c)||_2 ) E_{x ~ D_c} ||f(x)|| ], nu(c) ~ rho(c)^2 (Arora et al., Sec. 4.2).
 
     Sigma is the covariance of f(x) in class c, with divisor n_c; its norm is the largest eigenvalue.
+
+    Args:
+        points: the classes.
     """
     parts = []
     for span in points.spans:
@@ -204,7 +210,11 @@ def deviation(points: Latent) -> float:
 
 
 def radius(points: Latent) -> float:
-    """R = max ||f(x)|| (Arora et al., Sec. 2)."""
+    """R = max ||f(x)|| (Arora et al., Sec. 2).
+
+    Args:
+        points: the classes.
+    """
     return float(torch.linalg.vector_norm(points.features, dim=1).max())
 
 
@@ -212,6 +222,9 @@ def spread(points: Latent) -> float:
     """A sigma with which f(x) is sub-Gaussian in every direction in every class: max_c max_x ||f(x) - mu_c||.
 
     Hoeffding: a variable in an interval of length 2 r is r-sub-Gaussian. Arora et al. (Sec. 5.2) assume some sigma.
+
+    Args:
+        points: the classes.
     """
     centred = points.features - points.means.repeat_interleave(points.counts, 0)
     return float(torch.linalg.vector_norm(centred, dim=1).max())
@@ -222,6 +235,9 @@ def collision_constant(loss: str) -> float:
 
     The paper leaves it open. l(v) - l(0) <= a sum_i max(0, -v_i) with a = 1 (hinge) or 1/ln 2 (logistic), E max(0, -v)
     = E|v|/2 as v is symmetric given x, and E|v| <= sqrt(2 f(x)^T Sigma f(x)) by Jensen.
+
+    Args:
+        loss: "hinge" or "logistic" (base 2).
     """
     return 1 / math.sqrt(2) / (1 if loss == "hinge" else math.log(2))
 
@@ -245,27 +261,60 @@ def generalization(
 
 
 def lemma_4_3(unsupervised: float, tau: float) -> float:
-    """( L_un - tau )/(1 - tau), at least L_sup^mu (Arora et al., Lemma 4.3; also Prop. 6.2 with L_un^block)."""
+    """( L_un - tau )/(1 - tau), at least L_sup^mu (Arora et al., Lemma 4.3; also Prop. 6.2 with L_un^block).
+
+    Args:
+        unsupervised: L_un, `Unsupervised.whole`.
+        tau: probability that two classes are the same, in [0, 1).
+    """
     return (unsupervised - tau) / (1 - tau)
 
 
 def theorem_4_1(unsupervised: float, tau: float, gen: float) -> float:
-    """( L_un - tau + Gen_M )/(1 - tau) (Arora et al., Theorem 4.1)."""
+    """( L_un - tau + Gen_M )/(1 - tau) (Arora et al., Theorem 4.1).
+
+    Args:
+        unsupervised: as in `lemma_4_3`.
+        tau: as in `lemma_4_3`.
+        gen: Gen_M >= 0, see `generalization`.
+    """
     return lemma_4_3(unsupervised, tau) + gen / (1 - tau)
 
 
 def lemma_4_4(loss: str, s: float) -> float:
-    """1 + c' s(f), at least L_un^= (Arora et al., Lemma 4.4)."""
+    """1 + c' s(f), at least L_un^= (Arora et al., Lemma 4.4).
+
+    Args:
+        loss: "hinge" or "logistic" (base 2).
+        s: s(f), see `deviation`.
+    """
     return 1 + collision_constant(loss) * s
 
 
 def theorem_4_5(loss: str, different: float, s: float, tau: float, gen: float = 0.0) -> float:
-    """L_un^!= + beta s(f) + eta Gen_M, beta = c' tau/(1 - tau), eta = 1/(1 - tau) (Arora et al., Theorem 4.5)."""
+    """L_un^!= + beta s(f) + eta Gen_M, beta = c' tau/(1 - tau), eta = 1/(1 - tau) (Arora et al., Theorem 4.5).
+
+    Args:
+        loss: "hinge" or "logistic" (base 2).
+        different: L_un^!=, `Unsupervised.different`.
+        s: s(f), see `deviation`.
+        tau: probability that two classes are the same, in [0, 1).
+        gen: Gen_M >= 0.
+    """
     return different + collision_constant(loss) * tau / (1 - tau) * s + gen / (1 - tau)
 
 
 def theorem_6_1(loss: str, k: int, different: float, s: float, prior: Tensor, gen: float = 0.0) -> float:
-    """(1 - tau')/(1 - tau_k) L_un^!= + c' k tau/(1 - tau_k) s(f) + Gen_M/(1 - tau_k) (Arora et al., Theorem B.1)."""
+    """(1 - tau')/(1 - tau_k) L_un^!= + c' k tau/(1 - tau_k) s(f) + Gen_M/(1 - tau_k) (Arora et al., Theorem B.1).
+
+    Args:
+        loss: "hinge" or "logistic" (base 2).
+        k: negatives, >= 1.
+        different: L_un^!= of k negatives.
+        s: s(f), see `deviation`.
+        prior: (C,) rho, which sums to 1.
+        gen: Gen_M >= 0.
+    """
     left = 1 - some_collision(prior, k)
     first = (1 - full_collision(prior, k)) / left * different
     return first + collision_constant(loss) * k * collision(prior) / left * s + gen / left
@@ -275,6 +324,12 @@ def lemma_4_3_of_k(loss: str, k: int, unsupervised: float, prior: Tensor) -> flo
     """( L_un - tau_k E[ l_t(0) ] )/(1 - tau_k), t > 0 the number of negatives of the positive's class.
 
     Lemma 4.3 for k negatives, a step of the proof of Theorem B.1; k = 1 is Lemma 4.3.
+
+    Args:
+        loss: "hinge" or "logistic" (base 2).
+        k: negatives, >= 1.
+        unsupervised: L_un of k negatives.
+        prior: (C,) rho, which sums to 1.
     """
     collided = 0.0
     for rho in prior.tolist():
@@ -285,7 +340,16 @@ def lemma_4_3_of_k(loss: str, k: int, unsupervised: float, prior: Tensor) -> flo
 
 
 def proposition_6_2(block: float, unsupervised: float, tau: float) -> tuple[float, float]:
-    """( L_un^block - tau )/(1 - tau) <= ( L_un - tau )/(1 - tau), both at least L_sup^mu (Arora et al., Prop. 6.2)."""
+    """( L_un^block - tau )/(1 - tau) <= ( L_un - tau )/(1 - tau), both at least L_sup^mu (Arora et al., Prop. 6.2).
+
+    Args:
+        block: L_un^block, see `block_loss`.
+        unsupervised: L_un.
+        tau: probability that two classes are the same, in [0, 1).
+
+    Returns:
+        Both sides.
+    """
     return lemma_4_3(block, tau), lemma_4_3(unsupervised, tau)
 
 
@@ -297,10 +361,13 @@ def margin(R: float, sigma: float, epsilon: float = 0.1, constant: float | None 
     f(x)^T(f(x+) - f(x-)) has 2 R^2 sigma^2-sub-Gaussian noise given x. A log below 0 counts as 0.
 
     Args:
-        R: bound of ||f||.
+        R: bound of ||f||, >= 0.
         sigma: sub-Gaussian constant, see `spread`.
         epsilon: > 0.
-        constant: c', or None.
+        constant: c' >= 0, or None.
+
+    Raises:
+        OptionError: `epsilon` is not above 0.
     """
     if epsilon <= 0:
         raise OptionError(f"epsilon must be above 0, got {epsilon:g}.", "epsilon")
@@ -312,7 +379,16 @@ def margin(R: float, sigma: float, epsilon: float = 0.1, constant: float | None 
 
 
 def lemma_5_1(points: Latent, gamma: float, epsilon: float = 0.1) -> float:
-    """gamma L_{gamma,sup}^mu + eps, at least the hinge L_un^!= (Arora et al., Lemma 5.1); hinge max(0, 1 - v/gamma)."""
+    """gamma L_{gamma,sup}^mu + eps, at least the hinge L_un^!= (Arora et al., Lemma 5.1); hinge max(0, 1 - v/gamma).
+
+    Args:
+        points: the classes, two at least.
+        gamma: > 0, see `margin`.
+        epsilon: as of `margin`.
+
+    Raises:
+        OptionError: there is one class alone.
+    """
     return gamma * mean_classifier_loss(points.scaled(gamma**-0.5), "hinge") + epsilon
 
 
@@ -323,14 +399,19 @@ def lemma_5_1(points: Latent, gamma: float, epsilon: float = 0.1) -> float:
     source="Arora et al. 2019, Eqs. 4-6",
     cost="n^2 log n (hinge), n^2 times some hundred nodes (logistic)",
 )
+@in_range
 def unsupervised(features: Tensor, labels: Tensor, loss: Loss = "hinge", k: Negatives = 1) -> float:
     """The loss of a positive and k negatives drawn by class, with collisions, exactly.
 
     Args:
         features: (n, d), not normalised.
         labels: (n,) classes; negative means none.
-        loss: "hinge" or "logistic".
-        k: negatives.
+        loss: "hinge" or "logistic" (base 2).
+        k: negatives, >= 1.
+
+    Raises:
+        DataError: nothing is labelled, or a number is not finite or too large.
+        OptionError: an option is out of its range.
     """
     return unsupervised_loss(Latent.of(features, labels), loss, k).whole
 
@@ -342,10 +423,19 @@ def unsupervised(features: Tensor, labels: Tensor, loss: Loss = "hinge", k: Nega
     source="Arora et al. 2019, Def. 2.1, 2.2",
     cost="n C",
 )
+@in_range
 def mean_classifier(features: Tensor, labels: Tensor, loss: Loss = "hinge", k: Negatives = 1) -> float:
     """The loss of the classifier of class means on tasks of k + 1 classes, at most what the unsupervised loss allows.
 
-    Args: as `unsupervised`.
+    Args:
+        features: (n, d), not normalised.
+        labels: (n,) classes, two at least; negative means none.
+        loss: "hinge" or "logistic" (base 2).
+        k: as in `unsupervised`.
+
+    Raises:
+        DataError: as `unsupervised`.
+        OptionError: an option is out of its range, or there is one class alone.
     """
     return mean_classifier_loss(Latent.of(features, labels), loss, k)
 
@@ -358,9 +448,14 @@ def mean_classifier(features: Tensor, labels: Tensor, loss: Loss = "hinge", k: N
     cost="one singular value per class",
 )
 def intraclass_deviation(features: Tensor, labels: Tensor) -> float:
-    """How far classes are spread, which is what a negative of the positive's own class costs.
+    """How far classes are spread (`deviation`): what a negative of the positive's own class costs.
 
-    Args: as `unsupervised`.
+    Args:
+        features: (n, d), not normalised.
+        labels: (n,) classes; negative means none.
+
+    Raises:
+        DataError: as `unsupervised`.
     """
     return deviation(Latent.of(features, labels))
 
@@ -372,12 +467,16 @@ def intraclass_deviation(features: Tensor, labels: Tensor) -> float:
     source="Arora et al. 2019, Sec. 4.1, 6.1",
     cost="none",
 )
+@in_range
 def class_collision(labels: Tensor, k: Annotated[int, Range(at_least=1), "negatives"] = 1) -> float:
-    """Probability that one of k negatives is of the positive's class.
+    """Probability that one of k negatives is of the positive's class; nan without labels.
 
     Args:
         labels: (n,) classes; negative means none.
-        k: negatives.
+        k: negatives, >= 1.
+
+    Raises:
+        OptionError: `k` is out of its range.
     """
     counts = labels[labels >= 0].unique(return_counts=True)[1].double()
     return some_collision(counts / counts.sum(), k) if len(counts) else math.nan

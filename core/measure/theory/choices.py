@@ -13,25 +13,31 @@ PRIORS = ("measured", "uniform")
 
 @dataclass(frozen=True)
 class Choices:
-    """Options of `dipole theory`.
+    """Options of `dipole theory`. Those after `delta_neg` no paper gives: they are free.
 
-    Attributes:
+    Args:
         losses: of Arora's theorems: "hinge", "logistic" or both.
-        k: negatives; Theorem 6.1 is shown for this, the others for one negative.
-        block: members b of a block (Proposition 6.2).
-        draws: sets of permutations that blocks are averaged over.
-        tasks: fitted tasks of the trained classifier.
-        points: at most so many points, chosen by `seed`.
+        k: negatives, >= 1; Theorem 6.1 is shown for this, the others for one negative.
+        block: members b of a block, >= 1 (Proposition 6.2).
+        draws: sets of permutations that blocks are averaged over, >= 1.
+        tasks: fitted tasks of the trained classifier, >= 2.
+        points: at most so many points, >= 2, chosen by `seed`.
         prior: rho, "measured" or "uniform".
-        confidence: 1 - delta of Theorems 4.1, 4.5, 6.1 and LMCL's Theorem 4.
-        seed: of points, tasks and blocks.
-        epsilon: eps of Lemma 5.1.
+        confidence: 1 - delta of Theorems 4.1, 4.5, 6.1 and LMCL's Theorem 4, in (0, 1).
+        seed: of points, tasks and blocks, >= 0.
+        epsilon: eps of Lemma 5.1, > 0.
         mu: slack of LMCL's Theorem 3; half the margin when None.
-        delta_pos, delta_neg: margin of LMCL's theorems; the run's when None.
+        delta_pos: lower end of the margin of LMCL's theorems, in [0, 1]; the run's when None.
+        delta_neg: upper end, likewise.
+        constant: what the O of a bound hides, >= 0.
+        rademacher: complexity of the class of functions, >= 0.
+        tuples: M >= 1; the number of points when None.
+        gamma_constant: c' of Lemma 5.1, >= 0; the derived one when None.
+        smoothness: S of CLLR's Theorem 2, >= 0.
+        data_constant: C(X) of CLLR's Theorem 3, >= 0.
 
-        Free, as no paper gives them: `constant` (what the O of a bound hides), `rademacher` (the class's complexity),
-        `tuples` (M; the number of points when None), `gamma_constant` (c' of Lemma 5.1; the derived one when None),
-        `smoothness` (S of CLLR's Theorem 2), `data_constant` (C(X) of CLLR's Theorem 3).
+    Raises:
+        OptionError: one of them is out of its range.
     """
 
     losses: tuple[str, ...] = LOSSES
@@ -81,10 +87,13 @@ class Choices:
 class RunFacts:
     """What a run says of itself.
 
-    Attributes:
-        delta_pos, delta_neg, reduction: of its `dp` term, or that term's defaults.
+    Args:
+        delta_pos: of its `dp` term, or that term's default.
+        delta_neg: likewise.
+        reduction: likewise.
         dp_weight: lambda of `dp`; None without one.
-        cllr_weight, alpha: lambda and alpha of `cllr`; None without one.
+        cllr_weight: lambda of `cllr`; None without one.
+        alpha: of `cllr`; None without one.
         negatives: n, negatives per anchor of the first batch.
         nce: the last logged loss of its `infonce` term, in nats.
     """

@@ -20,8 +20,13 @@ from dipole.core.contrast.registry import register
 def relative_variance(features: Tensor) -> float:
     """How much squared distances differ from their mean: goes to 0 where distances lose their contrast.
 
+    Formula (CLLR Thm. 1): var[ D/E(D) ], D(x, x_i) = ||Phi(x) - Phi(x_i)||^2 / H, whose divisor H cancels.
+
     Args:
-        features: (n >= 2, H), not normalised. The divisor H cancels.
+        features: (n >= 2, H), not normalised.
+
+    Returns:
+        The variance; nan where all points coincide.
     """
     squared = torch.pdist(features.double()).square()
     mean = squared.mean()
@@ -29,12 +34,24 @@ def relative_variance(features: Tensor) -> float:
 
 
 def theorem_3(alpha: float, weight: float, data_constant: float) -> float:
-    """alpha lambda C(X), at most the min-max ratio (CLLR, Theorem 3); C(X) has no formula and is free."""
+    """alpha lambda C(X), at most the min-max ratio (CLLR, Theorem 3).
+
+    Args:
+        alpha: of `cllr`, > 0.
+        weight: lambda, >= 0.
+        data_constant: C(X), for which there is no formula: it is free.
+    """
     return alpha * weight * data_constant
 
 
 def implied_constant(ratio: float, alpha: float, weight: float) -> float:
-    """The largest C(X) for which CLLR's Theorem 3 holds of a measured ratio: ratio/(alpha lambda)."""
+    """The largest C(X) for which CLLR's Theorem 3 holds of a ratio: ratio/(alpha lambda), inf for 0.
+
+    Args:
+        ratio: see `min_max_ratio`.
+        alpha: of `cllr`, > 0.
+        weight: lambda, >= 0.
+    """
     return ratio / (alpha * weight) if alpha * weight > 0 else math.inf
 
 

@@ -41,15 +41,16 @@ class Latent:
 
     @classmethod
     def of(cls, features: Tensor, labels: Tensor, prior: str | Tensor = "measured") -> Latent:
-        """Sort points by class.
+        """Points sorted by class.
 
         Args:
             features: (n, d) f(x).
             labels: (n,) classes; a negative label means none, and the point is left out.
-            prior: "measured" (the classes' shares of the points), "uniform", or (C,) weights by ascending label.
+            prior: "measured" (the classes' shares of the points), "uniform", or (C,) weights > 0 by ascending label.
 
         Raises:
-            DataError: nothing is labelled, or a number is not finite or too large. OptionError: a prior that is none.
+            DataError: features and labels do not fit, nothing is labelled, or a number is not finite or too large.
+            OptionError: a prior that is none.
         """
         if features.ndim != 2 or len(features) != len(labels):
             raise DataError(
@@ -77,6 +78,7 @@ class Latent:
 
     @property
     def classes(self) -> int:
+        """Number of classes C."""
         return len(self.counts)
 
     @cached_property
@@ -106,7 +108,11 @@ class Latent:
         return self.prior.square() / self.prior.square().sum()
 
     def scaled(self, factor: float) -> Latent:
-        """The same points with features times `factor`."""
+        """The same points with features times a factor.
+
+        Args:
+            factor: a number.
+        """
         return Latent(self.features * factor, self.counts, self.prior)
 
 

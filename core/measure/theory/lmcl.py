@@ -17,8 +17,8 @@ def coverage(embeddings: Tensor, grid: int = 101) -> tuple[Tensor, Tensor]:
     The theorem says that for the minimiser of L_NCE the second goes to 0 for every mu in [0, 1] as N grows.
 
     Args:
-        embeddings: (n, d).
-        grid: number of values of mu.
+        embeddings: (n >= 2, d).
+        grid: number of values of mu, >= 1.
 
     Returns:
         (grid,) and (grid,).
@@ -55,6 +55,9 @@ def separation(embeddings: Tensor, labels: Tensor) -> tuple[float, float]:
     Args:
         embeddings: (n, d).
         labels: (n,) classes.
+
+    Returns:
+        Both distances, in [0, 1].
     """
     widest, nearest = -math.inf, math.inf
     for distance, i, j in pair_distances(embeddings):
@@ -71,6 +74,11 @@ def mean_polarization(embeddings: Tensor, delta_pos: float, delta_neg: float) ->
     """Mean of g(D) = |min( (D - delta_pos)(D - delta_neg), 0 )| over pairs (LMCL, Eqs. 6-7).
 
     R1 of `dp` is this times n - 1 (reduction anchor_sum), times 1 (mean), or times n (n - 1) (sum, the paper's letter).
+
+    Args:
+        embeddings: (n >= 2, d).
+        delta_pos: lower end of the margin, in [0, 1].
+        delta_neg: upper end, above it.
     """
     total, count = 0.0, 0
     for distance, _, _ in pair_distances(embeddings):
@@ -80,7 +88,14 @@ def mean_polarization(embeddings: Tensor, delta_pos: float, delta_neg: float) ->
 
 
 def regularizer(embeddings: Tensor, delta_pos: float, delta_neg: float, reduction: str = "anchor_sum") -> float:
-    """R1 over all pairs of the points, reduced as `dp(reduction=...)` does."""
+    """R1 over all pairs of the points, reduced as `dp(reduction=...)` does (LMCL, Eqs. 7-10).
+
+    Args:
+        embeddings: (n >= 2, d).
+        delta_pos: lower end of the margin, in [0, 1].
+        delta_neg: upper end, above it.
+        reduction: "anchor_sum", "mean" or "sum".
+    """
     n = len(embeddings)
     factor = {"anchor_sum": n - 1, "mean": 1, "sum": n * (n - 1)}[reduction]
     return factor * mean_polarization(embeddings, delta_pos, delta_neg)
@@ -91,20 +106,30 @@ def polarization_bound(r1: float, delta_pos: float, delta_neg: float, ratio: flo
 
     Args:
         r1: R1 of the embedding.
-        delta_pos, delta_neg: the margin.
+        delta_pos: lower end of the margin, in [0, 1].
+        delta_neg: upper end, above it.
         ratio: (K_max/K_min)/C, see `class_ratio`.
     """
     return (delta_neg - delta_pos) * r1 + ratio
 
 
 def class_ratio(labels: Tensor) -> float:
-    """(K_max/K_min)/C, K_k the number of points outside class k (LMCL, Theorem 3); inf with one class."""
+    """(K_max/K_min)/C, K_k the number of points outside class k (LMCL, Theorem 3); inf with one class.
+
+    Args:
+        labels: (n,) classes.
+    """
     outside = len(labels) - labels.unique(return_counts=True)[1]
     return float(outside.max() / outside.min()) / len(outside) if outside.min() else math.inf
 
 
 def proof_delta_pos(embeddings: Tensor, labels: Tensor) -> float:
-    """The delta+ of the proof of LMCL's Theorem 3: as many pairs lie below it as share a class."""
+    """The delta+ of the proof of LMCL's Theorem 3: as many pairs lie below it as share a class.
+
+    Args:
+        embeddings: (n >= 2, d).
+        labels: (n,) classes.
+    """
     distances = torch.cat([distance for distance, _, _ in pair_distances(embeddings)])
     same = sum(count * (count - 1) // 2 for count in labels.unique(return_counts=True)[1].tolist())
     return float(distances.sort().values[same - 1]) if same else 0.0
@@ -134,6 +159,10 @@ def softmax_loss(embeddings: Tensor, labels: Tensor) -> float:
     """L_SM = inf_W of the cross-entropy of a softmax classifier, in nats (LMCL, Sec. 4.2).
 
     The classifier is fitted to convergence with an l2 of 1e-6, and has a bias besides the paper's W.
+
+    Args:
+        embeddings: (n, d).
+        labels: (n,) classes.
     """
     y = labels.unique(return_inverse=True)[1]
     weight, bias, _ = fit_softmax(embeddings, y, int(y.max()) + 1, l2=1e-6)

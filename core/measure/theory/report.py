@@ -20,6 +20,8 @@ from dipole.core.measure.theory.latent import Latent, check_numbers, collision, 
 from dipole.core.measure.theory.theorems import THEOREMS, Theorem
 from dipole.core.measure.theory.trained import trained_loss
 
+__all__ = ["Inequality", "Quantity", "Report", "measure"]
+
 TOLERANCE = 1e-9
 BY_KEY = {theorem.key: theorem for theorem in THEOREMS}
 FEWEST = 10  # points per class that are kept where points are chosen, as far as classes have them
@@ -28,7 +30,14 @@ MARGINS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45)  # delta+ of the cu
 
 @dataclass(frozen=True)
 class Quantity:
-    """One number: what it is called, its value, a standard error where it was sampled, and what it is."""
+    """One number.
+
+    Args:
+        name: what it is called.
+        value: of it.
+        about: what it is.
+        error: its standard error, where it was sampled; else 0.
+    """
 
     name: str
     value: float
@@ -38,7 +47,14 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Inequality:
-    """Sides in ascending order, as (what it is, value); `case` tells rows of one theorem apart."""
+    """Both sides of one theorem, or all of several, in ascending order.
+
+    Args:
+        key: of its theorem.
+        case: tells rows of one theorem apart.
+        sides: (what it is, value) of each.
+        free: numbers that no paper gives, by name.
+    """
 
     key: str
     case: str
@@ -47,6 +63,7 @@ class Inequality:
 
     @property
     def theorem(self) -> Theorem:
+        """What the theorem says, and what it needs."""
         return BY_KEY[self.key]
 
     @property
@@ -59,7 +76,18 @@ class Inequality:
 
 @dataclass
 class Report:
-    """What was found; `missing` says in one line each why a theorem is not there."""
+    """What was found.
+
+    Args:
+        choices: what was asked for.
+        points: on how many points.
+        classes: of how many classes.
+        chosen_from: points and classes that there are.
+        quantities: single numbers.
+        inequalities: both sides of each theorem.
+        curves: numbers to be drawn, by name and axis.
+        missing: in one line each, why a theorem is not there, by its key.
+    """
 
     choices: Choices
     points: int = 0
@@ -71,14 +99,37 @@ class Report:
     missing: dict[str, str] = field(default_factory=dict)
 
     def add(self, name: str, value: float, about: str, error: float = 0.0) -> float:
+        """Put down a number, and return it.
+
+        Args:
+            name: as of `Quantity`.
+            value: as of `Quantity`.
+            about: as of `Quantity`.
+            error: as of `Quantity`.
+
+        Returns:
+            The value.
+        """
         self.quantities.append(Quantity(name, value, about, error))
         return value
 
     def hold(self, key: str, case: str, *sides: tuple[str, float], **free: float) -> None:
+        """Put down an inequality.
+
+        Args:
+            key: as of `Inequality`.
+            case: as of `Inequality`.
+            sides: as of `Inequality`.
+            free: as of `Inequality`.
+        """
         self.inequalities.append(Inequality(key, case, sides, free))
 
     def value(self, name: str) -> float:
-        """The value of a quantity."""
+        """The value of a quantity.
+
+        Args:
+            name: of one that was put down.
+        """
         return next(each.value for each in self.quantities if each.name == name)
 
     @property
@@ -133,15 +184,19 @@ def measure(
     """Evaluate every theorem that the material allows.
 
     Args:
-        features: (n, d) f(x); Arora's theorems take them as they are, LMCL's on the unit sphere.
+        features: (n >= 2, d) f(x); Arora's theorems take them as they are, LMCL's on the unit sphere.
         labels: (n,) classes, or None; a negative label means none.
-        choices: see there.
+        choices: options of the theorems; by default those of `Choices`.
         facts: what the run's objective and record say.
         metrics: lines of metrics.jsonl.
         projected: (n, H) L Phi(x) of any length, for CLLR's distances; `features` when None.
 
+    Returns:
+        Every number, both sides of every inequality, and why what is missing is not there.
+
     Raises:
         DataError: features that are not finite, too large, or fewer than two; labels of another number.
+        OptionError: a slack `mu` that does not fit the margin.
     """
     choices, facts = choices or Choices(), facts or RunFacts()
     features = features.detach().cpu().double()

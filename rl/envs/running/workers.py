@@ -38,16 +38,18 @@ class WorkerVecEnv(SubprocVecEnv):
     worker may die at any time, also between two calls of `learn`.
 
     Args:
-        env_fns: functions that make one environment each; they must be picklable by cloudpickle.
+        env_fns: functions, one at least, that make one environment each; they must be picklable by cloudpickle.
         start_method: "forkserver" or "spawn" (default: the first, where the system has it); "fork" breaks OpenGL and
             threads.
-        timeout: seconds that an environment may take for a step or a reset; one that takes longer is ended and counts
-            as dead. A process has at least a minute to begin. None: no limit.
-        restarts: dead workers to tolerate before TrainingError is raised; five faults of a worker without a good step
-            between them raise it as well.
+        timeout: seconds, 0.001 to 1e9, that an environment may take for a step or a reset; one that takes longer is
+            ended and counts as dead. A process has at least a minute to begin. None: no limit.
+        restarts: dead workers to tolerate, >= 0, before TrainingError is raised; five faults of a worker without a good
+            step between them raise it as well.
 
     Raises:
-        ConfigError: if an environment cannot be made at all.
+        ConfigError: an argument is out of range, or an environment cannot be made at all; from a call, what an
+            environment refuses (an action of another shape).
+        TrainingError: from a call, no restarts are left, or five faults of a worker without a good step between them.
     """
 
     _started = False
@@ -65,6 +67,9 @@ class WorkerVecEnv(SubprocVecEnv):
                 f"make_env('dot')]), got {env_fns!r}."
             )
         check_whole(0, restarts=restarts)
+        if start_method not in multiprocessing.get_all_start_methods():
+            allowed = ", ".join(map(repr, multiprocessing.get_all_start_methods()))
+            raise ConfigError(f"start_method must be one of {allowed}, got {start_method!r}.")
         if timeout is not None:
             check_number(1e-3, 1e9, timeout=timeout)
         self._timeout = timeout
@@ -136,7 +141,19 @@ class WorkerVecEnv(SubprocVecEnv):
         return _stack_obs(observations, self.observation_space)
 
     def begin(self, index: int, seed: int) -> Any:
-        """Begin an episode of one environment with a seed; returns its first observation."""
+        """Begin an episode of one environment with a seed.
+
+        Args:
+            index: of the environment, from 0.
+            seed: from 0 to 2**32 - 1.
+
+        Returns:
+            Its first observation.
+
+        Raises:
+            ConfigError: as any call.
+            TrainingError: as any call.
+        """
         self._revive()
         self._pending.pop(index, None)
         self._root_seeds[index], self._steps[index], self._episodes[index] = seed, 0, 1
@@ -222,7 +239,12 @@ class WorkerVecEnv(SubprocVecEnv):
         return {name: list(getattr(self, name)) for name in _COUNTERS}
 
     def continue_from(self, observations: list[Any], counters: dict[str, Any] | None) -> None:
-        """Go on in the middle of episodes whose states the workers have been given."""
+        """Go on in the middle of episodes whose states the workers have been given.
+
+        Args:
+            observations: of each environment, the newest.
+            counters: what `counters` returned; None: those of new environments.
+        """
         self._last_obs = observations
         for name, values in (counters or {}).items():
             if name in _COUNTERS:

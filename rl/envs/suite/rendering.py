@@ -36,7 +36,7 @@ _open: WeakSet[Closable] = WeakSet()
 
 
 class RenderingError(DipoleError, RuntimeError):
-    """No OpenGL library that renders without a display works on this machine."""
+    """No OpenGL library that renders without a display works on this machine; a RuntimeError as well."""
 
 
 def _load(*names: str) -> ctypes.CDLL | None:

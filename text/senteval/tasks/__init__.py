@@ -29,11 +29,12 @@ READERS = _readers()
 
 
 def load_task(name: str, task_path: str | Path, check: bool = True) -> Task:
-    """Read a task below `task_path`, SentEval's data folder (the one that holds `downstream/` and `probing/`).
+    """A task read from SentEval's data folder.
 
     Args:
         name: as in SentEval: CR, MR, MPQA, SUBJ, TREC, MRPC, SST2, SST5, SICKRelatedness, SICKEntailment, STSBenchmark,
             STS12 to STS16, and the ten probing tasks; SICKRelatedness-cosine and STSBenchmark-cosine learn nothing.
+        task_path: the data folder, which holds `downstream/` and `probing/`.
         check: compare counts with the published ones and look for known damage.
 
     Raises:
