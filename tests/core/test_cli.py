@@ -19,6 +19,7 @@ from packaging.requirements import Requirement
 from dipole.core.cli import app as cli
 from dipole.core.cli.plugins import broken_plugins
 from dipole.core.ground import plugins
+from dipole.core.ground.extras import install_line
 from dipole.core.record import read_record
 from dipole.core.train.domains import Domain, temporary_domain
 from dipole.core.train.metrics import read_metrics
@@ -240,7 +241,7 @@ def test_doctor_names_problems_with_cures(
     assert findings["torch"]["state"] == "ok"
     assert findings["runs folder"]["state"] == "ok"
     assert findings["data folder"]["cure"] == "Correct or unset DIPOLE_DATA."
-    assert findings["rl: simulator"]["cure"] in (f"pip install -e '{ROOT}[rl]'", "pip install 'dipole[rl]'")
+    assert findings["rl: simulator"]["cure"] == install_line("rl")
     assert all(each["cure"] for each in findings.values() if each["state"] != "ok")
     assert not Path("runs").exists()
     Path("file").write_text("")
