@@ -59,7 +59,7 @@ def test_it_is_clean_and_every_mark_is_filled_in(tmp_path: Path, capsys: pytest.
     [
         *["", "1st", "a--b", "my losses", "a/b", "../up", "-x", "os", "class", "dipole", "x" * 61],
         *["con", "AUX", "com1", "Tests", "this"],  # devices of Windows, a folder of the package's own, Python's
-        *["numpy", "SciPy", "scikit-learn", "sklearn", "torch", "pytest", "setuptools", "ruff", "gymnasium", "dm-control"],
+        *["numpy", "SciPy", "scikit-learn", "sklearn", "torch", "pytest", "setuptools", "ruff", "dm-control"],
     ],
 )
 def test_a_name_that_is_none_is_one_message_and_writes_nothing(
