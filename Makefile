@@ -6,9 +6,9 @@ INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
 LOWEST := .venv-lowest
-LOWEST_UV := $(LOWEST)-uv
+UV := .venv-uv/bin/uv
 
-.PHONY: setup help demo test slow gpu lowest lint types wheel docs clean
+.PHONY: setup help demo test slow gpu lowest pins lint types wheel docs clean
 setup: $(INSTALLED) ## set up .venv (the default)
 	@$(MAKE) -s help
 
@@ -34,14 +34,18 @@ slow: $(INSTALLED) ## the tests that take minutes
 gpu: $(INSTALLED) ## the tests that need an accelerator
 	$(BIN)/python -m pytest -m gpu
 
-lowest: ## the tests with the lowest versions that pyproject.toml allows, in an environment of their own
-	@bash .ci/system-packages
-	@test -x $(LOWEST_UV)/bin/uv || { $(PYTHON) -m venv $(LOWEST_UV) && \
-	$(LOWEST_UV)/bin/python -m pip --disable-pip-version-check -q install uv; }
-	@test -x $(LOWEST)/bin/python || $(LOWEST_UV)/bin/uv venv -q --seed --python $(PYTHON) $(LOWEST)
+lowest: $(UV) ## the tests with the lowest versions that pyproject.toml allows, in an environment of their own
+	@test -x $(LOWEST)/bin/python || $(UV) venv -q --seed --python $(PYTHON) $(LOWEST)
 	@echo "installing into $(LOWEST) (some minutes the first time)"
-	@VIRTUAL_ENV=$(LOWEST) $(LOWEST_UV)/bin/uv pip install -q --resolution lowest-direct -e ".[dev]"
+	@VIRTUAL_ENV=$(LOWEST) $(UV) pip install -q --resolution lowest-direct -e ".[dev]"
 	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n 2 --dist loadfile
+
+pins: $(UV) ## whether constraints.txt can be installed on every system and Python, with all extras
+	@.ci/pins $(UV)
+
+$(UV):
+	@bash .ci/system-packages
+	@$(PYTHON) -m venv .venv-uv && .venv-uv/bin/python -m pip --disable-pip-version-check -q install uv
 
 lint: $(INSTALLED) ## ruff, who imports whom, and whether docs/papers.md is what the suites say
 	$(BIN)/ruff check .
@@ -60,8 +64,7 @@ wheel: $(INSTALLED) ## build the wheel, install it into an empty environment and
 	print('wheel: dipole', dipole.__version__, float(dipole.objective('infonce+dp')(torch.eye(4), torch.eye(4)).loss))"
 
 docs: $(INSTALLED) ## build the site into build/site: tutorials run on small settings, a broken link or an undocumented name fails
-	@$(PIP) install -c constraints.txt -e ".[docs]"
 	OMP_NUM_THREADS=1 NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 clean: ## remove what was built, keep runs
-	rm -rf build dist $(VENV) $(LOWEST) $(LOWEST_UV) *.egg-info
+	rm -rf build dist $(VENV) $(LOWEST)* .venv-uv *.egg-info

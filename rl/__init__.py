@@ -6,8 +6,8 @@ are resolved on first use, and dm_control is imported by the first environment t
 
 from importlib.util import find_spec
 
+from dipole.core.ground.extras import lazy
 from dipole.core.ground.moved import forward
-from dipole.rl.names import lazy
 
 _HOME = {
     "CheckpointCallback": "dipole.rl.callbacks.checkpointing",
@@ -26,7 +26,7 @@ _HOME = {
 }
 
 __all__ = sorted(_HOME)
-__getattr__ = lazy(__name__, _HOME)
+__getattr__ = lazy(__name__, _HOME, "rl")
 
 # Names of earlier versions.
 forward(
@@ -38,6 +38,7 @@ forward(
         "environments": "envs",
         "evaluation": "episodes",
         "faults": "envs.running",
+        "names": "dipole.core.ground.extras",
         "rendering": "envs.suite.rendering",
         "tasks": "envs.suite.tasks",
     },

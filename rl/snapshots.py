@@ -19,6 +19,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecTranspose
 
 from dipole.core.contrast.objective import Composite, Objective
 from dipole.core.ground.errors import CheckpointError, DipoleError, ReceivedError
+from dipole.core.ground.extras import lazy
 from dipole.core.ground.files import replacing, why
 from dipole.core.ground.received import read_json
 from dipole.core.ground.seeding import rng_state, set_rng_state
@@ -27,12 +28,11 @@ from dipole.rl.callbacks.contrastive import LEARNED, Learned
 from dipole.rl.envs.running.admission import rows_of
 from dipole.rl.envs.running.state import require_saved, wrapper_names, wrappers_set_state, wrappers_state
 from dipole.rl.envs.running.workers import WorkerVecEnv
-from dipole.rl.names import lazy
 from dipole.rl.noise import noise_state, set_noise_state
 from dipole.rl.pixel_agent import PixelAgent
 
 # It stood here in earlier versions.
-__getattr__ = lazy(__name__, {"CheckpointCallback": "dipole.rl.callbacks.checkpointing"})
+__getattr__ = lazy(__name__, {"CheckpointCallback": "dipole.rl.callbacks.checkpointing"}, "rl")
 
 KEEP = 2
 _FORMAT = 3  # 2 held the whole replay in replay.npz, 1 pickles

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from dipole.core.ground.errors import DipoleError
 from dipole.core.train.toml import toml_text
+from tests.systems import POSIX
 
 ODD: list[Any] = [
     None, True, -1, 0, 2**70, 10**400, -(10**4000), 0.5, 1e308, -1e308, float("nan"), float("inf"), "", "x", "x" * 5000,
@@ -121,10 +122,6 @@ def _has_toml(value: Any) -> bool:
         return False
 
 
-def _pipe(path: Path) -> None:
-    os.mkfifo(path)
-
-
 def _endless(path: Path) -> None:
     path.symlink_to("/dev/zero")
 
@@ -147,8 +144,7 @@ def _long(path: Path) -> None:
 
 
 NO_FILES: dict[str, Callable[[Path], None]] = {
-    "pipe": _pipe,
-    "device": _endless,
+    **({"pipe": os.mkfifo, "device": _endless} if POSIX else {}),
     "folder": Path.mkdir,
     "sparse": _sparse,
     "loop": _loop,

@@ -1,13 +1,26 @@
 """The line that installs what is missing."""
 
 import json
+import re
+import shutil
+import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
+import dipole.rl.callbacks
+import dipole.rl.envs.running
+import dipole.rl.episodes
+import dipole.text.senteval
 from dipole.core.cli import main
+from dipole.core.ground import extras
 from dipole.core.ground.extras import install_line
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def installed(folder: Path, origin: dict | None) -> None:
@@ -21,9 +34,10 @@ def installed(folder: Path, origin: dict | None) -> None:
 @pytest.mark.parametrize(
     ("origin", "line"),
     [
-        (None, "pip install 'assay[board]'"),
-        ({"url": "file:///a/wheel.whl", "archive_info": {}}, "pip install 'assay[board]'"),
-        ({"url": "file:///my%20work/assay", "dir_info": {"editable": True}}, "pip install -e '/my work/assay[board]'"),
+        (None, 'pip install "assay[board]"'),
+        ({"url": "file:///a/wheel.whl", "archive_info": {}}, 'pip install "assay[board]"'),
+        ({"url": "file:///my%20work/assay", "dir_info": {"editable": True}}, 'pip install -e "/my work/assay[board]"'),
+        ({"url": "file:///my$work/assay", "dir_info": {"editable": True}}, "pip install -e '/my$work/assay[board]'"),
     ],
 )
 def test_the_line_is_right_for_a_checkout_and_for_an_index(tmp_path, monkeypatch, origin, line):
@@ -34,6 +48,116 @@ def test_the_line_is_right_for_a_checkout_and_for_an_index(tmp_path, monkeypatch
 
 def test_without_an_extra_and_for_what_is_not_installed():
     assert install_line(package="absent-package") == "pip install absent-package"
+
+
+@pytest.mark.parametrize(
+    ("url", "extra", "line"),
+    [
+        ("file:///C:/Users/me/dipole", "board", r'pip install -e "C:\Users\me\dipole[board]"'),
+        ("file:///C:/Users/me/dipole", "", r"pip install -e C:\Users\me\dipole"),
+        ("file:///d:/my%20work/dipole", "", r'pip install -e "D:\my work\dipole"'),
+        ("file://server/share/my%20work", "board", r'pip install -e "\\server\share\my work[board]"'),
+    ],
+)
+def test_a_checkout_on_windows_is_named_as_windows_names_it(tmp_path, monkeypatch, url, extra, line):
+    converter = pytest.importorskip("nturl2path")  # what urllib.request has there
+    installed(tmp_path, {"url": url, "dir_info": {"editable": True}})
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("urllib.request.url2pathname", converter.url2pathname)
+    monkeypatch.setattr(extras, "WINDOWS", True)
+    assert install_line(extra, "assay") == line
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+@pytest.mark.parametrize(
+    "word",
+    ["a[b]", "x>=3,<4", "my work", "a$HOME", "a`b`", 'a"b', "a'b", "a\\b", "a!b", "a&b", "", "*", "~", "a-1.0/b"],
+)
+def test_a_quoted_word_is_the_word(word):
+    command = ["bash", "-c", f"printf %s {extras.quoted(word)}"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == word
+
+
+# Every name that a package hands out by its `__getattr__`, and every import that the pages show, in a process that sees
+# no distribution but dipole and what it always asks for.
+CORE_ALONE = """
+import sys
+from importlib import import_module
+from importlib.machinery import PathFinder
+
+absent = set(sys.argv[1].split(","))
+
+class Fewer(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in absent else super().find_spec(name, path, target)
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = Fewer
+for line in sys.stdin.read().split():
+    module, name = line.split(":")
+    try:
+        getattr(import_module(module), name)
+        said = "here"
+    except Exception as error:
+        said = f"{type(error).__name__} {error}"
+    print(line, said, sep="\t")
+"""
+HANDED_OUT = {
+    "dipole": dipole._HOME,
+    "dipole.rl": dipole.rl._HOME,
+    "dipole.rl.callbacks": dipole.rl.callbacks._HOME,
+    "dipole.rl.envs": dipole.rl.envs._HOME,
+    "dipole.rl.envs.running": dipole.rl.envs.running._HOME,
+    "dipole.rl.episodes": dipole.rl.episodes._HOME,
+    "dipole.text": dipole.text._HOME,
+    "dipole.text.senteval": dipole.text.senteval.__all__,
+    "dipole.vision.export": ["DipoleVisionConfig", "DipoleVisionModel"],
+    "dipole.vision.frameworks": ["SimCLR", "MoCo"],
+    "dipole.vision.toy": ["ToyAdapter", "ToyConfig"],
+    "dipole.core.train.objective_callback": ["ObjectiveCallback"],
+}
+SHOWN = re.compile(r"^from (dipole[\w.]*) import ([\w, ]+)$", re.MULTILINE)
+
+
+def core_alone() -> list[str]:
+    """Names to import of all that is installed beside what dipole always asks for."""
+    wanted, more = set(), {"dipole"}
+    while more:
+        wanted |= more
+        lines = [Requirement(line) for each in more for line in _asked(each)]
+        lines = [line for line in lines if line.marker is None or line.marker.evaluate({"extra": ""})]
+        more = {canonicalize_name(line.name) for line in lines} - wanted
+    found = packages_distributions().items()
+    return [name for name, owners in found if not {canonicalize_name(each) for each in owners} & wanted]
+
+
+def _asked(package: str) -> list[str]:
+    try:
+        return requires(package) or []
+    except PackageNotFoundError:  # torch's own CUDA libraries, in a build without
+        return []
+
+
+def test_every_name_is_there_or_says_what_to_install():
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    names = {f"{module}:{name}" for module, given in HANDED_OUT.items() for name in given}
+    for page in pages:
+        for module, shown in SHOWN.findall(page.read_text(encoding="utf-8")):
+            names |= {f"{module}:{name.split()[0]}" for name in shown.split(",")}
+    absent = core_alone()
+    assert {"gymnasium", "transformers", "PIL", "matplotlib"} & set(absent)
+    assert not {"torch", "numpy", "sklearn", "pydantic"} & set(absent)
+    done = subprocess.run(
+        [sys.executable, "-c", CORE_ALONE, ",".join(absent)], input="\n".join(sorted(names)),
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    said = dict(line.split("\t") for line in done.stdout.splitlines())
+    assert said.keys() == names
+    message = r'ConfigError \S+ needs \S+; install it with: pip install .*\[\w+(-\w+)*\]"'
+    assert not {name: text for name, text in said.items() if text != "here" and not re.fullmatch(message, text)}
+    assert "[rl]" in said["dipole.rl:ContrastiveSAC"]
+    assert "[sentence-transformers]" in said["dipole.text:ContrastiveLoss"]
+    assert said["dipole:objective"] == "here"
 
 
 RUN = [
@@ -77,7 +201,6 @@ def test_what_is_missing_is_one_message_before_any_work(package, trained, tmp_pa
     code = main([places.get(word, word) for word in command])
     said = capsys.readouterr().err
     assert code != 0
-    assert f"[{extra}]'" in said
-    assert "pip install" in said
+    assert install_line(extra) in said
     assert "Traceback" not in said
     assert not list(tmp_path.glob("runs/*/metrics.jsonl"))

@@ -1,10 +1,8 @@
 """Sentence encoders trained on running text, and SentEval's tasks to judge any encoder by."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dipole.core.ground.errors import ConfigError
-from dipole.core.ground.extras import install_line
+from dipole.core.ground.extras import lazy
 from dipole.core.ground.moved import forward
 
 if TYPE_CHECKING:
@@ -19,6 +17,7 @@ _HOME = {
 }
 
 __all__ = ["CachedContrastiveLoss", "ContrastiveLoss", "ObjectiveCallback"]
+__getattr__ = lazy(__name__, _HOME, "sentence-transformers")
 
 # Names of earlier versions.
 forward(
@@ -36,16 +35,3 @@ forward(
         "tables": "senteval.tables",
     },
 )
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'dipole.text' has no attribute {name!r}")
-    try:
-        return getattr(import_module(_HOME[name]), name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("sentence_transformers", "transformers", "accelerate"):
-            raise
-        raise ConfigError(
-            f"dipole.text.{name} needs {error.name}; install it with: {install_line('sentence-transformers')}"
-        ) from error

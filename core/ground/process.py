@@ -17,6 +17,9 @@ OWNER = ".pid"
 """Name of the file in a run folder that names the process that trains there."""
 LONGEST_OWNER = 4096
 """Bytes of such a file."""
+PROCESSES = Path("/proc")
+CLOCK_SET = 60.0
+"""Seconds by which a clock may be set while a process lives; another process of its number begins later than that."""
 
 
 def describe_self() -> str:
@@ -44,7 +47,7 @@ def is_gone(text: str) -> bool:
     if owner.get("namespace") != here["namespace"]:
         return False
     began = _began(pid)
-    return began is None or began != owner.get("began")
+    return began is None or not _same_beginning(began, owner.get("began"))
 
 
 def lives_here(text: str) -> bool:
@@ -102,11 +105,30 @@ def _first_line(path: str) -> str:
 
 
 def _began(pid: int) -> str | None:
-    """When a process began, in ticks since the boot ("" where the system does not say); None if there is none."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        # A signal of 0 would ask as well, but on Windows it ends the process.
-        return "" if not os.path.isdir("/proc/self") and psutil.pid_exists(pid) else None
+    """When a process began ("" where the system does not say); None if there is none.
+
+    On Linux in ticks since the boot, elsewhere in seconds of the clock, which may have been set since.
+    """
     # A zombie trains nothing: only its parent has not asked for its code yet.
-    return None if fields[0] in ("Z", "X") else fields[19]
+    if (PROCESSES / "self").exists():
+        try:
+            fields = (PROCESSES / f"{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return None
+        return None if fields[0] in ("Z", "X") else fields[19]
+    try:
+        found = psutil.Process(pid)
+        return None if found.status() == psutil.STATUS_ZOMBIE else f"{found.create_time():.2f}"
+    except psutil.NoSuchProcess:
+        return None
+    except psutil.AccessDenied:
+        return ""
+
+
+def _same_beginning(began: str, told: object) -> bool:
+    if "." not in began:
+        return began == told or not began  # ticks, or nothing known
+    try:
+        return abs(float(began) - float(str(told))) < CLOCK_SET
+    except ValueError:  # of an earlier version, which told nothing there
+        return True

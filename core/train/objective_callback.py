@@ -17,13 +17,16 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
-from transformers.trainer import DEFAULT_CALLBACKS
-from transformers.trainer_callback import ExportableState, TrainerCallback
 
 from dipole.core.contrast.objective import Composite
 from dipole.core.ground.distributed import world_size
 from dipole.core.ground.errors import CheckpointError
+from dipole.core.ground.extras import needing
 from dipole.core.ground.files import atomic_write
+
+with needing("text", __name__):
+    from transformers.trainer import DEFAULT_CALLBACKS
+    from transformers.trainer_callback import ExportableState, TrainerCallback
 
 FILE = "objective.safetensors"
 """What a checkpoint folder of a trainer holds beside the model's own files."""

@@ -1,6 +1,6 @@
 """Callbacks for SB3's `learn`: a contrastive objective, evaluations, checkpoints."""
 
-from dipole.rl.names import lazy
+from dipole.core.ground.extras import lazy
 
 _HOME = {
     "CheckpointCallback": "dipole.rl.callbacks.checkpointing",
@@ -9,4 +9,4 @@ _HOME = {
 }
 
 __all__ = sorted(_HOME)
-__getattr__ = lazy(__name__, _HOME)
+__getattr__ = lazy(__name__, _HOME, "rl")

@@ -1,6 +1,6 @@
 """Environments. A file of this folder that registers one (`@environment("mine")`) is found without being named."""
 
-from dipole.rl.names import lazy
+from dipole.core.ground.extras import lazy
 
 _HOME = {
     "ControlEnv": "dipole.rl.envs.control",
@@ -11,4 +11,4 @@ _HOME = {
 }
 
 __all__ = sorted(_HOME)
-__getattr__ = lazy(__name__, _HOME)
+__getattr__ = lazy(__name__, _HOME, "rl")

@@ -1,6 +1,6 @@
 """Whole episodes: playing them, keeping their returns, scores and intervals, curves and videos."""
 
-from dipole.rl.names import lazy
+from dipole.core.ground.extras import lazy
 
 _HOME = {
     "SCORES": "dipole.rl.episodes.history",
@@ -21,4 +21,4 @@ _HOME = {
 }
 
 __all__ = sorted(_HOME)
-__getattr__ = lazy(__name__, _HOME)
+__getattr__ = lazy(__name__, _HOME, "rl")

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dipole.core.ground.errors import ConfigError, DataError
+from dipole.core.ground.extras import quoted
 
 
 def write_video(frames: Sequence[NDArray[np.uint8]], path: str | Path, fps: int = 25) -> Path:
@@ -47,5 +48,5 @@ def require_format(path: str | Path) -> Path:
     if path.suffix not in (".gif", ".mp4"):
         raise ConfigError(f"videos are written as .gif or .mp4, not {path.suffix or path.name!r}.")
     if path.suffix == ".mp4" and find_spec("imageio_ffmpeg") is None:
-        raise ConfigError(f"{path} needs ffmpeg: pip install 'imageio[ffmpeg]', or write a .gif instead.")
+        raise ConfigError(f"{path} needs ffmpeg: pip install {quoted('imageio[ffmpeg]')}, or write a .gif instead.")
     return path

@@ -8,8 +8,8 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
 
+import psutil
 import pytest
 
 from dipole.benchmarks.run import tasks
@@ -21,6 +21,7 @@ from dipole.benchmarks.run_records import BENCH, read_records
 from dipole.core.cli import main
 from dipole.core.ground.errors import ConfigError
 from dipole.core.ground.machine import processors
+from tests.systems import kill, kill_all, posix
 
 SUITE = """
 name = "tiny"
@@ -137,7 +138,7 @@ def test_killed_at_any_moment_nothing_is_lost_repeated_or_half_counted(tmp_path)
     first = next(iter(wait_for(lambda: finished(tmp_path), "finished run")))
     claims = tmp_path / "runs" / BENCH / "claims"
     wait_for(lambda: [p for p in claims.glob("*.json") if p.stem != first], "claim of the second run")
-    os.killpg(runner.pid, signal.SIGKILL)
+    kill_all(runner)
     runner.wait()
     record = tmp_path / "runs" / first / "record.json"
     before = record.stat().st_mtime_ns
@@ -182,11 +183,11 @@ def test_kill_9_at_random_moments(tmp_path, seed):
             kills += 1
         victim = moments.choice(["group", "runner", "worker"])
         if victim == "group":
-            os.killpg(runner.pid, signal.SIGKILL)
-        elif victim == "runner" or not (workers := [pid for pid in claimed(folder) if Path(f"/proc/{pid}").exists()]):
+            kill_all(runner)
+        elif victim == "runner" or not (workers := [pid for pid in claimed(folder) if psutil.pid_exists(pid)]):
             runner.kill()
         else:
-            os.kill(moments.choice(workers), signal.SIGKILL)
+            kill(moments.choice(workers))
             runner.kill()
         runner.wait()
     assert kills
@@ -198,6 +199,7 @@ def test_kill_9_at_random_moments(tmp_path, seed):
         assert done[name].diagnostics == record.diagnostics
 
 
+@posix
 @pytest.mark.slow
 def test_ctrl_c_saves_what_was_trained_and_the_same_command_goes_on(tmp_path):
     (tmp_path / "tiny.toml").write_text(KILLED.replace("epochs=4", "epochs=60").replace("[0, 1, 2]", "[0]"))
@@ -226,10 +228,10 @@ def test_two_processes_give_the_result_of_one_also_after_kill_9(tmp_path):
     saved = wait_for(lambda: next(iter((tmp_path / "two" / "runs").glob("*/checkpoints/*")), None), "checkpoint")
     run = saved.parents[1]
     rank = json.loads((run / ".pid").read_text())["pid"]
-    os.killpg(runner.pid, signal.SIGKILL)
+    kill_all(runner)
     runner.wait()
     assert start(tmp_path / "two").wait(900) == 0
-    assert not Path(f"/proc/{rank}").exists()
+    assert not psutil.pid_exists(rank)
     assert start(tmp_path / "one").wait(900) == 0
     two, one = assert_whole(tmp_path / "two", 2), assert_whole(tmp_path / "one", 2)
     assert two.keys() == one.keys()
@@ -251,9 +253,9 @@ def test_workers_of_a_killed_runner_stop_and_two_runners_share_the_work(tmp_path
     claims = tmp_path / "runs" / BENCH / "claims"
     claim = wait_for(lambda: next(iter(claims.glob("*.json")), None), "claim")
     worker = json.loads(claim.read_text())["pid"]
-    os.kill(runner.pid, signal.SIGKILL)
+    runner.kill()
     runner.wait()
-    wait_for(lambda: not Path(f"/proc/{worker}").exists(), "end of the orphan", 90)
+    wait_for(lambda: not psutil.pid_exists(worker), "end of the orphan", 90)
     one, other = start(tmp_path), start(tmp_path)
     assert (one.wait(900), other.wait(900)) == (1, 1)
     assert len(finished(tmp_path)) == 4

@@ -4,7 +4,6 @@ import json
 import multiprocessing
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import pytest
 from dipole.benchmarks.run import claim as claims
 from dipole.benchmarks.run.claim import TakenError, claim, is_held
 from dipole.core.ground.process import describe_self
+from tests.systems import KILL_SELF, kill, was_killed
 
 
 def hold(folder, ready):
@@ -51,7 +51,7 @@ def test_a_claim_excludes_others_until_given_back(tmp_path):
 def test_kill_9_frees_the_claim_at_once(tmp_path, holder):
     with pytest.raises(TakenError), claim(tmp_path, "job"):
         pass
-    os.kill(holder.pid, signal.SIGKILL)
+    holder.kill()
     holder.join()
     with claim(tmp_path, "job"):
         assert json.loads((tmp_path / "job.json").read_text())["pid"] == os.getpid()
@@ -92,20 +92,21 @@ def test_a_claim_that_was_never_written_whole_holds_nothing(tmp_path, text):
 def test_a_process_that_goes_on_beside_a_dead_owner_holds_nothing(tmp_path):
     """A pid may be reused, and what the owner had started may outlive it: neither is the owner."""
     script = (
-        "import subprocess, sys, os; from pathlib import Path; from dipole.benchmarks.run.claim import claim\n"
+        "import subprocess, sys; from pathlib import Path; from dipole.benchmarks.run.claim import claim\n"
+        "sleep = [sys.executable, '-c', 'import time; time.sleep(60)']\n"
         "with claim(Path(sys.argv[1]), 'job'):\n"
-        "    print(subprocess.Popen(['sleep', '60']).pid, flush=True); os.kill(os.getpid(), 9)"
+        f"    print(subprocess.Popen(sleep, stdout=subprocess.DEVNULL).pid, flush=True); {KILL_SELF}"
     )
     with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True) as owner:
         child = int(owner.stdout.readline())
-        assert owner.wait() == -signal.SIGKILL
+        assert was_killed(owner.wait())
         try:
             assert (tmp_path / "job.json").exists()
             assert not is_held(tmp_path / "job.json")
             with claim(tmp_path, "job"):
                 assert is_held(tmp_path / "job.json")
         finally:
-            os.kill(child, signal.SIGKILL)
+            kill(child)
 
 
 def made_up(folder, age=0.0, **owner):

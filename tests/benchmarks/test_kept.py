@@ -17,6 +17,7 @@ from dipole.benchmarks.suite import read_suite
 from dipole.core.cli import main
 from dipole.core.ground.errors import ConfigError, DataError, RecordError
 from tests.hostile import ODD, changed, places
+from tests.systems import posix
 
 TOY = """
 name = "mine"
@@ -207,6 +208,7 @@ def test_what_is_no_results_file_is_a_problem_of_the_report(runs_folder, tmp_pat
         kept.known_runs([path])
 
 
+@posix
 def test_a_pipe_is_not_waited_for(runs_folder):
     runs_folder.record()
     os.mkfifo(runs_folder.path / "odd.jsonl")

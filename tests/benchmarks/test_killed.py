@@ -1,13 +1,12 @@
 """A worker that is killed: its run goes on once from its checkpoint, and takes none of the others with it."""
 
 import json
-import os
-import signal
 import threading
 import time
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from dipole.benchmarks.run.engines import LocalEngine, PoolEngine
@@ -43,11 +42,11 @@ class Killer(threading.Thread):
         end = time.monotonic() + 120
         while len(self.killed) < self.times and time.monotonic() < end:
             time.sleep(0.005)
-            with suppress(OSError, ValueError):
+            with suppress(OSError, ValueError, psutil.Error):
                 pid = json.loads(self.claim.read_text())["pid"]
                 if any(self.run_folder.glob("checkpoints/*")) and pid not in self.killed:
-                    stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-                    os.kill(int(stat[1]) if self.parent else pid, signal.SIGKILL)
+                    victim = psutil.Process(pid)
+                    (victim.parent() if self.parent else victim).kill()
                     self.killed.append(pid)
 
 

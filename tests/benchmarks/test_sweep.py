@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -198,7 +197,7 @@ def test_a_killed_search_goes_on_and_loses_no_trial(tmp_path):
     while not path.exists() or not any(t.state == "complete" for t in read_summary(path).trials):
         assert child.poll() is None
         time.sleep(0.2)
-    child.send_signal(signal.SIGKILL)
+    child.kill()
     child.wait()
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
     found = read_summary(path)

@@ -5,9 +5,6 @@ import io
 import json
 import os
 import pickle
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +18,11 @@ from dipole.core.ground.files import atomic_write
 from dipole.core.ground.seeding import rng_state
 from dipole.core.record import RunRecord
 from dipole.core.train.checkpoint import list_checkpoints, load_checkpoint, newest_checkpoint, save_checkpoint
+from tests.systems import file_limit, posix
 
 
 def state(step: int) -> dict:
     return {"step": step, "weights": torch.full((1000,), float(step)), "rng": rng_state(), "names": ["a", 1, None, 2.5]}
-
-
-@contextmanager
-def file_limit(size: int) -> Iterator[None]:
-    """Every write beyond `size` bytes of a file fails, as on a full disk."""
-    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 
 
 def test_the_last_two_are_kept_and_load_safely(tmp_path: Path) -> None:
@@ -81,6 +68,7 @@ def test_damage_is_one_error_and_the_one_before_is_taken(tmp_path: Path, damage:
     assert problems == [str(caught.value)]
 
 
+@posix
 def test_full_disk_leaves_the_old_one_and_no_litter(tmp_path: Path) -> None:
     old = save_checkpoint(tmp_path, 1, state(1))
     content = old.read_bytes()
@@ -172,6 +160,7 @@ def test_the_state_of_a_module_keeps_its_versions(tmp_path: Path) -> None:
     nn.BatchNorm1d(3).load_state_dict(found)
 
 
+@posix
 def test_atomic_write_keeps_the_old_text(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     atomic_write(path, "old")

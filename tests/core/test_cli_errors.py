@@ -17,6 +17,7 @@ from dipole.core.cli.answer import asks_for_json
 from dipole.core.cli.other_words import CURE_OF, CURES
 from dipole.core.ground import plugins
 from dipole.core.ground.text import counted
+from tests.systems import POSIX
 
 NOT_AN_OPTION = "--no-such-option"
 # What each command is told that is wrong beyond its options, and the exit code.
@@ -140,10 +141,11 @@ def test_a_stranger_is_told_what_is_wrong_where_and_what_to_do(
     Path("empty.txt").touch()
     Path("bad.jsonl").write_bytes(b"\xb7\x00\n")
     if any(name in arguments for name in ("gone.toml", "pipe.toml")):
-        if sys.platform == "win32":
-            pytest.skip("links and pipes are for others")
-        Path("gone.toml").symlink_to("nowhere")
-        os.mkfifo("pipe.toml")
+        if POSIX:
+            Path("gone.toml").symlink_to("nowhere")
+            os.mkfifo("pipe.toml")
+        else:
+            pytest.skip("no pipes in folders")
     code, _, err = said(capsys, *arguments)
     words, expected = STRANGERS[arguments]
     assert words in err

@@ -18,6 +18,7 @@ from scipy.stats import ttest_ind
 from dipole.core.cli import app as cli
 from dipole.core.cli.commands import completion
 from dipole.core.ground.process import OWNER, describe_self
+from tests.systems import links
 
 ESCAPE = "\x1b"
 Folders = dict[tuple[str, int], Path]
@@ -117,6 +118,7 @@ def test_rm_asks_and_removes_by_hash(trained: Folders, capsys: pytest.CaptureFix
     assert "no run" in err
 
 
+@links
 def test_rm_touches_nothing_outside_the_folder_of_runs(trained: Folders, capsys: pytest.CaptureFixture[str]) -> None:
     inside = trained["infonce", 0]
     outside = Path("thesis") / inside.name

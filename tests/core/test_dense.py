@@ -132,7 +132,8 @@ def test_a_loss_inside_what_is_compiled(spec):
 
 
 KEEP = """
-import resource, sys, torch, dipole
+import torch, dipole
+from dipole.core.ground.machine import peak_memory
 torch.set_num_threads(1)
 loss, kept = dipole.objective("infonce + 0.1*dp"), []
 z = [torch.randn(%d, 32, requires_grad=True) for _ in range(2)]
@@ -141,8 +142,8 @@ for step in range(13):
     outcome.loss.backward()
     kept.append(outcome.loss)
     if step == 2:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+        before = peak_memory()
+print((peak_memory() - before) / 2**20)
 """
 
 

@@ -106,7 +106,7 @@ def test_a_missing_package_is_named_with_the_line_that_installs_it(theirs, decla
     points = declared_by("theirs", "domains", lacking="their_domains:LACKING", broken="their_domains:BROKEN")
     declared(*points)
     with pytest.raises(
-        ConfigError, match=r"needs the package 'a_package_that_is_absent'.*pip install 'theirs\[graphs\]'"
+        ConfigError, match=r"needs the package 'a_package_that_is_absent'.*pip install \"theirs\[graphs\]\""
     ):
         adapter_class("lacking")
     with pytest.raises(ModuleNotFoundError, match="their_broken"):

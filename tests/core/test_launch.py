@@ -26,6 +26,8 @@ from dipole.core.train.loop import RunInterruptedError, train
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.other_ranks import obstacle, same
 from dipole.core.train.recipe import load
+from dipole.core.train.signals import HANDLED
+from tests.systems import posix
 
 SCRIPT = Path(__file__).with_name("blobs_domain.py")
 SLOWLY = {"OMP_NUM_THREADS": "1", "BLOBS_SECONDS": "0.05"}
@@ -161,7 +163,7 @@ def results(runs: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
     return load_file(folder / "model" / "module.safetensors"), lines
 
 
-@pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("which", [each for each in HANDLED if each != signal.SIGINT])
 @pytest.mark.parametrize("times", [1, 2], ids=["in an evaluation on the way", "in the last one"])
 def test_a_signal_in_an_evaluation_puts_it_off(
     blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: int, times: int
@@ -214,6 +216,7 @@ def test_a_signal_before_the_first_step_ends_at_once(
     assert main(["train", str(blobs), "--quiet"]) == 0
 
 
+@posix
 def test_launchers_pass_on_what_came_already(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import blobs_domain
 
@@ -280,6 +283,7 @@ def lines_in(runs: Path) -> int:
     return sum(len(read_metrics(path)) for path in runs.glob("*/metrics.jsonl"))
 
 
+@posix
 def test_a_signal_to_one_rank_ends_both_at_one_step_and_one_process_goes_on(blobs: Path, tmp_path: Path) -> None:
     ranks = srun(tmp_path, "train", blobs, "--runs", "parts", "--set", *SETTINGS)
     wait_for(lambda: lines_in(tmp_path / "parts") > 5 or any(rank.poll() is not None for rank in ranks))

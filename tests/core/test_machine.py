@@ -1,19 +1,27 @@
 """What the machine is and has, against the tools of the system; and what another system lacks is asked for by name."""
 
 import ast
+import json
 import os
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from dipole.benchmarks.run import worker
-from dipole.core.ground import machine
+from dipole.core.ground import machine, process
+from tests.core.without_posix import MODULES, OF_OS, OF_SIGNAL
+from tests.systems import POSIX, posix
 
 ROOT = Path(__file__).parents[2]
-# Modules of the standard library that Windows has not.
-POSIX = {"fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty"}
+# What only POSIX has, in programs that tests write as text.
+IN_TEXT = re.compile(
+    r"\bimport[^\n]*\bresource\b|signal\.SIG(KILL|USR|ALRM|HUP)|os\.(kill|killpg|fork|mkfifo)\(|get_context\(.fork"
+)
 
 
 def test_the_peak_is_what_was_held_and_not_what_is():
@@ -40,15 +48,38 @@ def test_free_memory_is_at_most_what_the_system_says():
     assert 0 < machine.free_memory() < 1.1 * 1024 * int(line.split()[1])
 
 
-def test_a_system_without_posix_imports_everything_and_trains(tmp_path):
+def test_a_system_without_posix_imports_everything_trains_and_finds_every_test(tmp_path):
+    """On Windows a module of tests that cannot be imported stops the whole run."""
     pytest.importorskip("PIL")
     program = Path(__file__).with_name("without_posix.py")
     done = subprocess.run([sys.executable, program, tmp_path], capture_output=True, text=True, check=False)
-    assert done.stdout.startswith("every module\n"), done.stdout + done.stderr
-    assert done.stdout.endswith("codes 0 0 0 0\n"), done.stdout + done.stderr
+    said = done.stdout[-5000:] + done.stderr
+    assert done.stdout.startswith("every module\n"), said
+    assert "\ncodes 0 0 0 0\n" in done.stdout, said
+    assert done.returncode == 0, said
+    assert len(re.findall(r"^tests/\S+\.py: \d+$", done.stdout, re.MULTILINE)) > 100
 
 
-@pytest.mark.skipif(os.name == "nt", reason="what Windows does, acted out elsewhere")
+def test_a_number_that_another_process_has_now_is_told_without_proc(tmp_path, monkeypatch):
+    monkeypatch.setattr(process, "PROCESSES", tmp_path)
+    own = json.loads(process.describe_self())
+    assert float(own["began"]) == pytest.approx(psutil.Process().create_time(), abs=0.1)
+    assert not process.is_gone(json.dumps(own))
+    assert not process.is_gone(json.dumps(own | {"began": f"{float(own['began']) + 5:.2f}"}))  # the clock was set
+    assert process.is_gone(json.dumps(own | {"began": f"{float(own['began']) - 3600:.2f}"}))
+    assert not process.is_gone(json.dumps(own | {"began": ""}))  # of an earlier version: it may be
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        told = json.dumps(own | {"pid": other.pid, "began": f"{psutil.Process(other.pid).create_time():.2f}"})
+        assert not process.is_gone(told)
+        other.stdin.close()
+        if POSIX:
+            while psutil.Process(other.pid).status() != psutil.STATUS_ZOMBIE:
+                time.sleep(0.01)
+            assert process.is_gone(told)  # nobody has asked for its code yet
+    assert process.is_gone(told)
+
+
+@posix  # what Windows does, acted out elsewhere
 def test_a_worker_follows_its_runner_where_parents_do_not_change(monkeypatch):
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as runner:
         with monkeypatch.context() as patch:
@@ -62,10 +93,41 @@ def test_a_worker_follows_its_runner_where_parents_do_not_change(monkeypatch):
 
 def test_nothing_that_windows_lacks_is_imported_at_the_top_of_a_module():
     found = []
-    for folder in ("core", "vision", "text", "rl", "benchmarks", "dipole"):
+    for folder in ("core", "vision", "text", "rl", "benchmarks", "dipole", "tests", "docs", "examples"):
         for file in (ROOT / folder).rglob("*.py"):
-            for node in ast.parse(file.read_text()).body:
-                names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
-                names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-                found += [(file.name, name) for name in names if name.partition(".")[0] in POSIX]
+            for node in ast.parse(file.read_text(encoding="utf-8")).body:
+                found += [(file.name, name) for name in imported(node) if name.partition(".")[0] in MODULES]
     assert not found
+
+
+def imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [each.name for each in node.names]
+    return [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+
+
+def lacking(node: ast.AST) -> list[str]:
+    """What a piece of a test uses that Windows has not, but where it asks or says so."""
+    if isinstance(node, ast.If | ast.IfExp) and re.search(r"\bPOSIX\b|hasattr", ast.unparse(node.test)):
+        return []
+    if isinstance(node, ast.Call) and any("posix" in ast.unparse(each) for each in node.keywords):  # pytest.param
+        return []
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        said = " ".join(map(ast.unparse, node.decorator_list))
+        if re.search(r"\b(posix|linux|which)\b|hasattr", said.partition("parametrize")[0]):
+            return []
+    found = [name for name in imported(node) if name.partition(".")[0] in MODULES]
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        found += [node.attr] if node.attr in {"os": OF_OS, "signal": OF_SIGNAL}.get(node.value.id, ()) else []
+        found += [node.attr] if (node.value.id, node.attr) == ("os", "kill") else []
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        found += [match.group() for match in [IN_TEXT.search(node.value)] if match]
+    return found + [name for child in ast.iter_child_nodes(node) for name in lacking(child)]
+
+
+def test_no_test_needs_what_windows_lacks_without_a_mark():
+    found = {}
+    for file in (ROOT / "tests").rglob("*.py"):
+        if file.name not in ("systems.py", "without_posix.py", "test_machine.py"):
+            found[file.name] = lacking(ast.parse(file.read_text(encoding="utf-8")))
+    assert not {name: names for name, names in found.items() if names}

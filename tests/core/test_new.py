@@ -55,7 +55,12 @@ def test_it_is_clean_and_every_mark_is_filled_in(tmp_path: Path, capsys: pytest.
 
 
 @pytest.mark.parametrize(
-    "name", ["", "1st", "a--b", "my losses", "a/b", "../up", "-x", "os", "class", "dipole", "x" * 61]
+    "name",
+    [
+        *["", "1st", "a--b", "my losses", "a/b", "../up", "-x", "os", "class", "dipole", "x" * 61],
+        *["con", "AUX", "com1", "Tests", "this"],  # devices of Windows, a folder of the package's own, Python's
+        *["numpy", "SciPy", "scikit-learn", "sklearn", "torch", "pytest", "setuptools", "ruff", "dm-control"],
+    ],
 )
 def test_a_name_that_is_none_is_one_message_and_writes_nothing(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -65,6 +70,13 @@ def test_a_name_that_is_none_is_one_message_and_writes_nothing(
     assert error.count("\n") == 1
     assert "such as my-objectives" in error
     assert not list(tmp_path.iterdir())
+
+
+def test_the_lines_to_go_on_with_can_be_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["new", "mine", "--into", str(tmp_path / "my work")]) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.partition("next:")[2].splitlines()]
+    assert f'cd "{tmp_path / "my work" / "mine"}"' in lines
+    assert 'pip install -e ".[dev]"' in lines
 
 
 def test_what_is_there_is_left_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from dipole.core.train.loop import RunInterruptedError, train
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load
 from dipole.core.train.run_folder import OWNER, RunFolder
+from tests.systems import file_limit, posix
 
 
 def quiet(recipe: Path, *overrides: str, runs: Path, **options: Any) -> Any:
@@ -347,7 +349,7 @@ def test_runs_folder_that_cannot_be_written(blobs: Path, tmp_path: Path) -> None
         quiet(blobs, runs=folder)
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes of POSIX")
+@posix
 @pytest.mark.parametrize("name", ["metrics.jsonl", OWNER, ".lock"])
 def test_what_a_received_folder_has_in_place_of_our_files_is_not_written_to(
     blobs: Path, tmp_path: Path, name: str
@@ -493,22 +495,15 @@ def test_tensorboard_holds_the_same_numbers(blobs: Path, tmp_path: Path) -> None
     assert found == pytest.approx(expected)
 
 
+@posix
 def test_failure_while_the_disk_is_full_is_still_one_message(
     blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import resource
-
     runs = tmp_path / "runs"
-
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4000, resource.RLIM_INFINITY))
-
-    at_batch(monkeypatch, 5, limit)
-    try:
+    with ExitStack() as stack:
+        at_batch(monkeypatch, 5, lambda: stack.enter_context(file_limit(4000)))
         with pytest.raises(DipoleError, match=r"cannot save the checkpoint of step 8.*step 4 is intact") as caught:
             quiet(blobs, "train.checkpoint_every=4", runs=runs)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     assert "file size limit" in str(caught.value)
     (folder,) = runs.glob("*/checkpoints")
     (checkpoint,) = folder.iterdir()

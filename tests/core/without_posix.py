@@ -1,4 +1,4 @@
-"""A program: import everything of dipole as on a system without POSIX, and train, look at and remove a run there.
+"""A program: import all of dipole as on a system without POSIX, train, look at and remove a run, find every test.
 
     python tests/core/without_posix.py FOLDER
 
@@ -13,6 +13,7 @@ import signal
 import sys
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[2]
 MODULES = ("fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty")
 OF_OS = (
     "fork", "forkpty", "geteuid", "getuid", "getloadavg", "killpg", "mkfifo", "posix_fallocate", "sched_getaffinity",
@@ -24,11 +25,13 @@ OTHERS = (
     "sklearn.linear_model", "sklearn.cluster", "scipy.stats", "datasets", "transformers", "gymnasium", "mujoco",
     "stable_baselines3", "altair", "matplotlib.pyplot", "optuna", "sentence_transformers", "PIL.Image", "rich.progress",
     "multiprocessing.util", "concurrent.futures.process", "subprocess", "tempfile", "shutil", "psutil", "filelock",
-    "nltk", "dm_control", "imageio", "triton", "submitit", "onnx", "onnxruntime", "webdataset",
+    "nltk", "dm_control", "imageio", "triton", "submitit", "onnx", "onnxruntime", "webdataset", "platformdirs",
+    "pytest", "xdist.plugin", "hypothesis", "mkdocs.commands.build", "http.server", "webbrowser", "tarfile", "pdb",
+    "multiprocessing.forkserver", "multiprocessing.pool", "multiprocessing.popen_spawn_posix",
 )  # fmt: skip
 
 
-def main(folder: Path) -> None:
+def take_away() -> None:
     for name in OTHERS:
         try:
             importlib.import_module(name)
@@ -40,6 +43,9 @@ def main(folder: Path) -> None:
                 delattr(module, name)
     for name in MODULES:
         sys.modules[name] = None
+
+
+def main(folder: Path) -> None:
     import dipole
 
     failed = []
@@ -60,7 +66,7 @@ def main(folder: Path) -> None:
     codes = [command(["train", "digits-simclr", "--quiet", "--set", *small])]
     run = next(path for path in Path("runs").iterdir() if (path / "config.toml").is_file())
     codes += [command(words) for words in (["eval", str(run)], ["list", "runs"], ["rm", str(run), "--yes"])]
-    print("codes", *codes)
+    print("codes", *codes, flush=True)
 
 
 def missing_extra(error: Exception) -> bool:
@@ -68,5 +74,15 @@ def missing_extra(error: Exception) -> bool:
     return (isinstance(error, ModuleNotFoundError) and error.name not in MODULES) or "is not installed" in str(error)
 
 
+def collect() -> int:
+    """Let pytest import every test, and say what it cannot; how many there are is its last line."""
+    import pytest
+
+    os.chdir(ROOT)
+    return int(pytest.main(["--collect-only", "-q", "-q", "-p", "no:cacheprovider", "-m", "", "tests"]))
+
+
 if __name__ == "__main__":
+    take_away()
     main(Path(sys.argv[1]))
+    sys.exit(collect())

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dipole.core.contrast.registry import registry
+from tests.systems import links
 
 ROOT = Path(__file__).resolve().parents[2]
 pytest.importorskip("mkdocs")
@@ -60,6 +61,7 @@ def test_tutorials_can_be_taken_as_notebooks(site: Path) -> None:
     assert len(list((site / "tutorials").glob("*.ipynb"))) == 6
 
 
+@links
 @pytest.mark.slow
 def test_a_broken_link_fails(tmp_path: Path) -> None:
     page = ROOT / "docs" / "core.md"

@@ -27,6 +27,7 @@ from dipole.rl.episodes import (
     scores,
     write_video,
 )
+from tests.systems import links
 
 
 def test_returns_are_sums_of_rewards(tiny_agent):
@@ -73,6 +74,7 @@ def test_the_callback_evaluates_on_time_and_training_does_not_notice(tiny_agent,
         assert video.n_frames > 1
 
 
+@links
 def test_a_link_in_place_of_the_evaluations_is_not_written_through(tiny_agent, tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
     (tmp_path / "evaluations.jsonl").symlink_to(tmp_path / "mine.txt")

@@ -13,6 +13,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from dipole.core.ground.errors import CheckpointError
 from dipole.rl import DotEnv, make_env, resume, snapshots
 from dipole.rl.plain_state import read, write
+from tests.systems import links, posix
 
 
 def same(a, b):
@@ -87,6 +88,7 @@ def test_a_pickle_in_a_checkpoint_is_never_read(tiny_agent, tmp_path):
         resume(folder, make_env("dot"), device="cpu")
 
 
+@posix
 @pytest.mark.parametrize("name", ["manifest.json", "state.json"])
 def test_a_pipe_in_a_checkpoint_is_refused_and_not_waited_for(tiny_agent, tmp_path, name):
     folder = snapshots.save(tiny_agent().learn(12), tmp_path / "agent-000000012")
@@ -102,6 +104,7 @@ def test_a_checkpoint_lies_in_its_folder(tmp_path, name):
         snapshots.named(tmp_path, name)
 
 
+@links
 def test_a_link_out_of_the_folder_is_no_checkpoint(tmp_path):
     (tmp_path / "agent-000000012").symlink_to("/")
     with pytest.raises(CheckpointError, match="is no checkpoint"):

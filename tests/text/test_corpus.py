@@ -228,7 +228,7 @@ def fill(folder, barrier, number):
 
 
 def test_two_processes_on_a_cold_cache_read_it_once_and_both_end_right(tmp_path):
-    context = multiprocessing.get_context("fork")  # they have imported everything, and meet
+    context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(2)
     folder = tmp_path / "cache"
     processes = [context.Process(target=fill, args=(folder, barrier, number)) for number in range(2)]

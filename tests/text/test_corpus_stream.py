@@ -27,6 +27,7 @@ from dipole.text.counting import Counts
 from dipole.text.encoded import encode_pieces
 from dipole.text.shards import Numbering
 from dipole.text.vocabulary import build_vocabulary, word_cutter, words_vocabulary
+from tests.systems import was_killed
 
 WORDS = (
     "The the cat can't n't 1,000.5 <unk> <unk>a <UNK> -- ... self-made <unk><unk> . Mr. etc. end. Then? na\u00efve "
@@ -147,10 +148,9 @@ def test_lines_of_a_file_are_sentences(folder, monkeypatch):
 # Killed and damaged --------------------------------------------------------------------------------------------------
 
 FILLING = """
-import os
-import signal
 import sys
 from pathlib import Path
+import psutil
 from dipole.text.corpus import read_pieces
 from dipole.text.encoded import encode_pieces
 from dipole.text.shards import Numbering
@@ -160,7 +160,7 @@ told = []
 def tell(characters, sentences):
     told.append(characters)
     if len(told) == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
+        psutil.Process().kill()
 
 encode_pieces(read_pieces(sys.argv[1]), Numbering(9), vocabulary_size=20,
               folder=Path(sys.argv[2]), processes=2, size=300, tell=tell)
@@ -170,7 +170,7 @@ encode_pieces(read_pieces(sys.argv[1]), Numbering(9), vocabulary_size=20,
 def test_a_killed_process_leaves_shards_that_the_next_goes_on_from(folder, tmp_path):
     place = tmp_path / "ids"
     program = [sys.executable, "-c", FILLING, str(folder), str(place)]
-    assert subprocess.run(program, timeout=300, check=False).returncode == -9
+    assert was_killed(subprocess.run(program, timeout=300, check=False).returncode)
     done = {path: path.read_bytes() for path in place.glob("parts/[0-9]*.npz")}
     assert len(done) >= 3
     tokens, sentences = encoded(folder, place, processes=2, size=300)

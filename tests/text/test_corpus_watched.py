@@ -19,6 +19,7 @@ from dipole.text.corpus import read_documents, read_pieces
 from dipole.text.encoded import encode_pieces
 from dipole.text.shards import Numbering
 from dipole.text.wiki3029 import build
+from tests.systems import links
 
 TEXT = "One here. Two there.\nThree caf\u00e9 now."
 
@@ -156,6 +157,7 @@ def test_a_line_without_an_end_is_no_sentence(tmp_path, monkeypatch):
     assert list(read_pieces(str(tmp_path / "a.txt")))
 
 
+@links
 def test_links_that_lead_nowhere_are_said(tmp_path):
     (tmp_path / "a.txt").write_text(TEXT)
     (tmp_path / "b.txt").symlink_to(tmp_path / "b.txt")

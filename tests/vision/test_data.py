@@ -15,6 +15,7 @@ from dipole.vision.data import DataConfig, ImageSet, expected, load, read_classe
 from dipole.vision.decoding import prefetched
 from dipole.vision.sources import Decoding, open_source, seen
 from dipole.vision.sources.digits import digits
+from tests.systems import posix
 
 
 def png(value=0, size=(12, 12)):
@@ -106,7 +107,7 @@ def test_a_split_of_loose_images_is_not_passed_over(folder):
         assert source.read("test").counts() == {"unlabelled": 1}
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes and devices of POSIX")
+@posix
 @pytest.mark.parametrize("encoded", [False, True])
 def test_pipes_devices_and_folders_are_no_images(folder, encoded):
     os.mkfifo(folder / "cat" / "5.png")

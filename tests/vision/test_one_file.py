@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.systems import links
+
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = '''
 """Stripes."""
@@ -121,6 +123,7 @@ def house(tmp_path_factory):
     return folder
 
 
+@links
 def test_three_files_are_a_source_an_encoder_and_a_framework(house):
     environment = {**os.environ, "PYTHONPATH": str(house)}
     command = [sys.executable, "-c", PROGRAM, str(house / "runs")]

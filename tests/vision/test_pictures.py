@@ -11,6 +11,7 @@ import torch
 from dipole import objective
 from dipole.core.cli import main
 from dipole.core.ground.errors import OptionError
+from dipole.core.ground.extras import install_line
 from dipole.core.train.loop import train
 from dipole.core.train.recipe import load
 from dipole.vision.pictures import around, flat, neighbourhood, sharpness
@@ -125,5 +126,5 @@ def test_without_matplotlib_a_run_with_pictures_says_so_before_it_trains(tmp_pat
         command = [sys.executable, "-c", program, str(tmp_path), picture]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == code, done.stderr
-        assert ("[vision]'" in done.stderr and "pip install" in done.stderr) == (picture == "true")
+        assert (install_line("vision") in done.stderr) == (picture == "true")
         assert "Traceback" not in done.stderr

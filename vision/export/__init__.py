@@ -9,6 +9,8 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
+from dipole.core.ground.extras import needing
+
 if TYPE_CHECKING:
     from dipole.core.contrast.objective import Composite
     from dipole.vision.adapter import VisionAdapter
@@ -26,5 +28,6 @@ def export_as(
 def __getattr__(name: str) -> Any:
     """`from dipole.vision.export import DipoleVisionModel`, without loading the other formats."""
     if name in ("DipoleVisionConfig", "DipoleVisionModel"):
-        return getattr(import_module(f"{__name__}.transformers"), name)
+        with needing("vision", f"{__name__}.{name}"):
+            return getattr(import_module(f"{__name__}.transformers"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,12 +2,15 @@
 
 from typing import Any
 
+from dipole.core.ground.extras import needing
 from dipole.core.ground.plugins import import_all
-from dipole.vision.frameworks.base import METHODS, Method
+
+with needing("vision", __name__):
+    from dipole.vision.frameworks.base import METHODS, Method
+
+    _files = import_all(__name__)
 
 DEFAULT = "simclr"
-
-_files = import_all(__name__)
 
 
 def by_name() -> dict[str, type[Method]]:

@@ -5,13 +5,20 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from importlib.resources import files
 from keyword import iskeyword
 from pathlib import Path
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
 from dipole.core.cli import Runner
 from dipole.core.cli.answer import answering
 from dipole.core.ground.errors import ConfigError
+from dipole.core.ground.extras import quoted
 
 # What is written, and the file of `cli/template` that it is made of; @name@ and @package@ are filled in.
 FILES = {
@@ -24,6 +31,8 @@ FILES = {
     "@package@/spread.py": "spread.py.in",
     "tests/test_conformance.py": "test_conformance.py.in",
 }
+# Names of devices on Windows, where no folder can have them.
+DEVICES = {"aux", "con", "nul", "prn", *(f"{port}{number}" for port in ("com", "lpt") for number in range(10))}
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
@@ -54,7 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
                 raise ConfigError(f"cannot write {path}: {error.strerror}. Give --into FOLDER.") from None
             answer["files"].append(str(path))
             print(path)
-        print(f"\nnext:\n  cd {folder}\n  pip install -e '.[dev]'\n  pytest\n  dipole show {package}_margin")
+        print(f"\nnext:\n  cd {quoted(str(folder))}\n  pip install -e {quoted('.[dev]')}\n  pytest")
+        print(f"  dipole show {package}_margin")
     return 0
 
 
@@ -62,7 +72,8 @@ def package_of(name: str) -> str:
     """The name to import of a distribution's name.
 
     Raises:
-        ConfigError: if it is not letters, digits and single '-' or '_', or is taken by Python or dipole.
+        ConfigError: if it is not letters, digits and single '-' or '_', or is taken by Python, by the system, or by a
+            package that is installed, or that dipole or the new package asks for.
     """
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9]*([-_][A-Za-z0-9]+)*", name, re.ASCII) or len(name) > 60:
         raise ConfigError(
@@ -70,9 +81,35 @@ def package_of(name: str) -> str:
             "60, such as my-objectives."
         )
     package = name.lower().replace("-", "_")
-    if iskeyword(package) or package in sys.stdlib_module_names or package in ("dipole", "test", "tests", "torch"):
+    if package in DEVICES:
+        raise ConfigError(f"{name!r} is a device on Windows, and no folder's name; such as my-objectives is free.")
+    if iskeyword(package) or package in {each.lower() for each in sys.stdlib_module_names} | {"dipole", "tests"}:
         raise ConfigError(f"{name!r} would be imported as {package!r}, which is taken; such as my-objectives is free.")
+    for imported, distribution in _others():
+        if package == imported.lower() or canonicalize_name(name) == canonicalize_name(distribution):
+            raise ConfigError(
+                f"{name!r} would take the place of {distribution}, which is imported as {imported!r}: give another "
+                "name, such as my-objectives."
+            )
     return package
+
+
+def _others() -> Iterator[tuple[str, str]]:
+    """What is installed, and what dipole and a new package ask for: name to import, as far as known, distribution."""
+    for imported, distributions in packages_distributions().items():
+        yield from ((imported, each) for each in distributions)
+    try:
+        lines = requires("dipole") or []
+    except PackageNotFoundError:  # a folder on the path
+        lines = []
+    template = files("dipole.core.cli") / "template" / FILES["pyproject.toml"]
+    project = tomllib.loads(filled(template.read_text(encoding="utf-8"), "new", "new"))
+    lines += project["build-system"]["requires"]
+    for more in project["project"]["optional-dependencies"].values():
+        lines += more
+    for line in lines:
+        asked = Requirement(line).name
+        yield asked.replace("-", "_"), asked
 
 
 def filled(text: str, name: str, package: str) -> str:

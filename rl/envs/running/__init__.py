@@ -1,6 +1,6 @@
 """Environments while they run: what happens when one fails, and processes of their own."""
 
-from dipole.rl.names import lazy
+from dipole.core.ground.extras import lazy
 
 _HOME = {
     "Guard": "dipole.rl.envs.running.faults",
@@ -12,4 +12,4 @@ _HOME = {
 }
 
 __all__ = sorted(_HOME)
-__getattr__ = lazy(__name__, _HOME)
+__getattr__ = lazy(__name__, _HOME, "rl")

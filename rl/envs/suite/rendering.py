@@ -228,7 +228,8 @@ def _cure() -> str:
 
 def _install_suite() -> str:
     """dm_control asks for labmaze, which has wheels up to Python 3.12; its suite does without."""
-    return install_line("rl") + (" && pip install --no-deps dm-control" if sys.version_info >= (3, 13) else "")
+    # Not `&&`, which older PowerShells have not.
+    return install_line("rl") + (", and then: pip install --no-deps dm-control" if sys.version_info >= (3, 13) else "")
 
 
 def import_suite() -> object:
@@ -246,7 +247,7 @@ def import_suite() -> object:
     if int(mujoco.__version__.partition(".")[0]) >= 4:
         raise DipoleError(
             f"mujoco {mujoco.__version__} does not work with dm_control (every task fails to load). "
-            "Install a version that does: pip install 'mujoco>=3.17,<4'"
+            'Install a version that does: pip install "mujoco>=3.17,<4"'
         )
     earlier = sys.modules.get("dm_control._render")
     if earlier is not None and getattr(earlier, "BACKEND", backend) not in (backend, None):
