@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -152,11 +153,11 @@ class Run(Bookkeeping):
             RunInterruptedError: a signal or a key ended it.
             TrainingError: memory is too small, or a loss or gradient is not finite.
         """
-        self._write_record("running")
-        self._progress.start(self.config.name, self.total_steps, self.step)
-        for line in self.adapter.remarks():
-            self._progress.note(line)
         try:
+            self._write_record("running")
+            self._progress.start(self.config.name, self.total_steps, self.step)
+            for line in self.adapter.remarks():
+                self._progress.note(line)
             with self._interrupts.finishing():
                 self.adapter.module.train()
                 if self.step < self.total_steps or self._is_due:
@@ -165,10 +166,11 @@ class Run(Bookkeeping):
         except RunInterruptedError as error:
             self._end("interrupted", str(error))
             raise
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             message = f"interrupted after step {self.step}. Repeat the command to continue from the last checkpoint."
             self._end("interrupted", message)
-            raise RunInterruptedError(message) from None
+            signum = error.signum if isinstance(error, Interrupted) else signal.SIGINT
+            raise RunInterruptedError(message, signum) from None
         except Exception as error:
             if is_out_of_memory(error):
                 message = (

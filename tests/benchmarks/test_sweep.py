@@ -171,7 +171,8 @@ def test_a_run_that_is_asked_to_stop_saves_and_ends(tmp_path):
     job = Job(config.hash, config, "digits-simclr", tuple(overrides))
 
     def stop_soon():
-        while not (tmp_path / job.hash / "metrics.jsonl").exists():
+        metrics = tmp_path / job.hash / "metrics.jsonl"
+        while not (metrics.exists() and metrics.stat().st_size):
             time.sleep(0.1)
         ask_to_stop(tmp_path, job.hash)
 

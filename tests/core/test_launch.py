@@ -216,6 +216,23 @@ def test_a_signal_before_the_first_step_ends_at_once(
     assert main(["train", str(blobs), "--quiet"]) == 0
 
 
+def test_a_signal_between_the_record_and_the_first_step_is_on_record(
+    blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import blobs_domain
+
+    def remark(self: Any) -> list[str]:
+        signal.raise_signal(signal.SIGTERM)
+        return []
+
+    monkeypatch.setattr(blobs_domain.BlobsAdapter, "remarks", remark)
+    with pytest.raises(RunInterruptedError, match="after step 0") as caught:
+        quiet(blobs, runs=tmp_path / "runs")
+    assert caught.value.exit_code == 75
+    (path,) = (tmp_path / "runs").glob("*/record.json")
+    assert read_record(path).status == "interrupted"
+
+
 @posix
 def test_launchers_pass_on_what_came_already(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import blobs_domain
