@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dipole.core.cli import Runner
+from dipole.core.cli.asking import ask
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
@@ -26,7 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from dipole.core.ground.errors import ConfigError, TrainingError
+    from dipole.core.ground.errors import TrainingError
     from dipole.core.ground.files import why
     from dipole.core.ground.text import counted
 
@@ -34,11 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.yes:
         for path in folders:
             print(f"{path}  {_size(path) / 1e6:,.1f} MB", file=sys.stderr)
-        if not sys.stdin.isatty():
-            raise ConfigError("nobody is there to be asked; say --yes to remove them.")
-        print(f"Remove {counted(len(folders), 'run')}? [y/N] ", end="", file=sys.stderr, flush=True)
-        if input().strip().lower() not in ("y", "yes"):
-            raise ConfigError("nothing was removed.")
+        ask(f"Remove {counted(len(folders), 'run')}?", "to remove them", "nothing was removed")
     for path in folders:
         try:
             _remove(path)
