@@ -195,7 +195,7 @@ def test_get_says_what_it_is_asks_and_prepares(toy, serve, capsys, monkeypatch):
     out = capsys.readouterr()
     assert out.out == ""
     assert "licence  free for all" in out.err
-    assert "size     0.0 MB in 1 file" in out.err
+    assert f"size     {len(toy)} B in 1 file" in out.err
     assert "--yes" in out.err
     assert not asked
     assert main(["data", "get", "toy", "--yes"]) == 0

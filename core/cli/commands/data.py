@@ -16,7 +16,7 @@ from dipole.core.cli.resumable import resumable
 from dipole.core.ground.download import BASE, Progress, RemoteFile, address, free_bytes
 from dipole.core.ground.errors import DataError
 from dipole.core.ground.files import digest
-from dipole.core.ground.text import counted
+from dipole.core.ground.text import counted, size
 from dipole.core.train.data_sets import Built, DataSet, built, data_sets, fetched_folder, find, get, is_prepared
 from dipole.core.train.domains import resolve
 
@@ -112,7 +112,7 @@ def _check_space(files: list[RemoteFile], folder: Path) -> None:
     needed, free = sum(file.size or 0 for file in files), free_bytes(folder.absolute())
     if needed > free:
         raise DataError(
-            f"{needed / 1e9:.2f} GB are to be fetched, and the disk of {folder} has {free / 1e9:.2f} GB left. Free "
+            f"{size(needed)} are to be fetched, and the disk of {folder} has {size(free)} left. Free "
             "some space, or give another folder with --to."
         )
 
@@ -125,7 +125,7 @@ def _sizes(files: tuple[RemoteFile, ...]) -> str:
     known = [file.size for file in files if file.size is not None]
     if len(known) < len(files):
         return "size not published"
-    return f"{sum(known) / 1e6:,.1f} MB in {counted(len(files), 'file')}"
+    return f"{size(sum(known))} in {counted(len(files), 'file')}"
 
 
 def _lines(file: RemoteFile) -> Progress:
@@ -135,7 +135,7 @@ def _lines(file: RemoteFile) -> Progress:
         nonlocal told
         if time.monotonic() - told > EVERY:
             told = time.monotonic()
-            of = "" if total is None else f" of {total / 1e6:,.1f}"
-            print(f"{file.path}: {done / 1e6:,.1f}{of} MB", file=sys.stderr, flush=True)
+            of = "" if total is None else f" of {size(total)}"
+            print(f"{file.path}: {size(done)}{of}", file=sys.stderr, flush=True)
 
     return progress
