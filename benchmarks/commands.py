@@ -3,16 +3,17 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable
 from math import inf
 from pathlib import Path
 from textwrap import fill
 
+from dipole.core.cli import Runner
 from dipole.core.cli.answer import answering
 from dipole.core.cli.arguments import above_zero, positive, whole
+from dipole.core.cli.overrides import add_overrides
+from dipole.core.cli.resumable import resumable
 from dipole.core.ground.text import counted
 
-Runner = Callable[[argparse.Namespace], int]
 NEXT = """
 What comes next:
   dipole train digits-simclr --set 'objective=infonce + 0.1*dp'   a run of your own
@@ -25,10 +26,7 @@ def bench(parser: argparse.ArgumentParser) -> Runner:
     """Run a suite: recipes x objectives x seeds."""
     parser.add_argument("suite", nargs="?", metavar="SUITE", help="a shipped suite or a suite file; none lists them")
     parser.add_argument("--scale", choices=("small", "paper"), default="small", help="small (default) or the paper's")
-    parser.add_argument(
-        "--set", metavar="KEY=VALUE", nargs="+", action="extend", default=[], dest="overrides",
-        help="change settings of every run, such as text.senteval=FOLDER",
-    )  # fmt: skip
+    add_overrides(parser, "change settings of every run, such as text.senteval=FOLDER")
     _running(parser)
     parser.add_argument("--seeds", type=positive, metavar="N", help="seeds 0 to N-1 in place of the suite's own")
     parser.add_argument(
@@ -75,7 +73,7 @@ def bench(parser: argparse.ArgumentParser) -> Runner:
             parser.error("--set, --seeds and --engine need a SUITE; without arguments `dipole bench` lists them")
         return _bench(arguments)
 
-    return run
+    return resumable(run)
 
 
 def sweep(parser: argparse.ArgumentParser) -> Runner:
@@ -94,15 +92,12 @@ def sweep(parser: argparse.ArgumentParser) -> Runner:
     parser.add_argument(
         "--seeds", type=positive, default=3, metavar="N", help="seeds 0 to N-1 of the winner, on the test part"
     )
-    parser.add_argument(
-        "--set", metavar="KEY=VALUE", nargs="+", action="extend", default=[], dest="overrides",
-        help="change settings of every run",
-    )  # fmt: skip
+    add_overrides(parser, "change settings of every run")
     _running(parser)
     parser.add_argument("--name", metavar="NAME", help="of the search, by which it is continued (default: by content)")
     parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of the proposals (default 0)")
     _json(parser)
-    return _sweep
+    return resumable(_sweep)
 
 
 def report(parser: argparse.ArgumentParser) -> Runner:
@@ -166,7 +161,7 @@ def demo(parser: argparse.ArgumentParser) -> Runner:
             )
         return _demo(arguments)
 
-    return run
+    return resumable(run)
 
 
 def _json(parser: argparse.ArgumentParser) -> None:

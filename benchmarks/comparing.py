@@ -69,14 +69,15 @@ def _with_siblings(folder: Path) -> list[RunRecord]:
     """A run, and the finished ones beside it that differ in the seed alone; a seed counts once."""
     from dipole.core.ground.errors import ConfigError, RecordError
     from dipole.core.record import read_record
+    from dipole.core.record.listing import RECORD, run_folders
 
     record = read_record(folder / "record.json")
     if record.status != "done":
         raise ConfigError(f"the run {folder} is {record.status}: only finished ones are compared.")
     found = {record.seed: record}
-    for path in sorted(folder.parent.glob("*/record.json")):
+    for path in run_folders(folder.resolve().parent):
         try:
-            other = read_record(path)
+            other = read_record(path / RECORD)
         except RecordError:
             continue
         if other.status == "done" and _without(other.config) == _without(record.config):

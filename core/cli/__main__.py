@@ -2,6 +2,6 @@
 
 import sys
 
-from dipole.core.cli.app import main
+from dipole.core.cli import main
 
 sys.exit(main())

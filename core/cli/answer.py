@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
+from dipole.core.cli.streams import say
+
 
 def asks_for_json(arguments: Sequence[str]) -> bool:
     """Whether --json is among the arguments of a command, or a beginning of it, which argparse takes for it."""
@@ -17,13 +19,13 @@ def asks_for_json(arguments: Sequence[str]) -> bool:
 
 def failed(kind: str, message: str, exit_code: int) -> None:
     """Print an error as the one object of stdout: {"error": {"type", "message", "exit_code"}}."""
-    print(json.dumps({"error": {"type": kind, "message": message, "exit_code": exit_code}}))
+    say(json.dumps({"error": {"type": kind, "message": message, "exit_code": exit_code}}), sys.stdout)
 
 
 @contextmanager
-def aside(as_json: bool) -> Iterator[None]:
-    """With --json, all that is printed inside the block goes to stderr: stdout is the answer's alone."""
-    if not as_json:
+def aside(is_aside: bool) -> Iterator[None]:
+    """Where it is (with --json), all that is printed inside the block goes to stderr: stdout is the answer's alone."""
+    if not is_aside:
         yield
         return
     with redirect_stdout(sys.stderr):

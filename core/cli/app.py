@@ -11,7 +11,9 @@ Each module of `commands/` has one called `configure`; packages declare theirs a
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -20,7 +22,7 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING, cast
 
 from dipole import __version__
-from dipole.core.cli import commands
+from dipole.core.cli import commands, streams
 from dipole.core.cli.answer import asks_for_json, failed
 from dipole.core.cli.other_words import CURE_OF
 from dipole.core.cli.parser import Parser, UsageError
@@ -46,25 +48,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     as_json = asks_for_json(arguments)
+    streams.prepare()
     try:
-        return _main(arguments, as_json)
+        code = _main(arguments, as_json)
+        streams.finish()
+        return code
     except UsageError as error:
         return _tell(as_json, type(error).__name__, error.message, 2, error.shown)
     except DipoleError as error:
         if os.environ.get("DIPOLE_TRACEBACK"):
             raise
         return _tell(as_json, type(error).__name__, str(error), error.exit_code)
-    except KeyboardInterrupt:
-        message = "interrupted. Repeat the command to continue: finished runs and checkpoints are kept."
+    except KeyboardInterrupt as interrupted:
+        message = " ".join(["interrupted.", *map(str, interrupted.args)])  # a command says how to go on (`resumable`)
         return _tell(as_json, "KeyboardInterrupt", message, 1, message)
     except BrokenPipeError:
-        # The reader (head, less) has gone; nothing more can be written, not even at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader (head, less) has gone.
+        streams.silence(sys.stdout)
         return 1
     except Exception as error:
         if os.environ.get("DIPOLE_TRACEBACK"):
             raise
         kind = type(error).__name__
+        if isinstance(error, OSError) and (message := streams.cannot_write(error)):
+            streams.silence(sys.stdout)
+            return _tell(as_json, kind, message, 1)
         if _is_out_of_memory(error):
             said = str(error).partition("DefaultCPUAllocator: ")[2] or str(error) or kind
             message = f"out of memory ({said:.300}). Choose smaller sizes (batches, widths, queues, images)."
@@ -86,21 +94,29 @@ def _tell(as_json: bool, kind: str, message: str, code: int, shown: str = "") ->
     """Print an error; of several processes that were started together the first alone does. Return the exit code."""
     shown = shown or f"error: {message}"
     if is_first(shown):
-        print(shown, file=sys.stderr)
+        streams.say(shown, sys.stderr)
         if as_json:
             failed(kind, message, code)
+    try:
+        streams.finish()
+    except (OSError, ValueError):
+        streams.silence(sys.stdout)
     return code
 
 
 def _main(arguments: list[str], as_json: bool) -> int:
+    if arguments[:1] == ["help"] and arguments[1:]:
+        arguments = [arguments[1], "--help"]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         parser = _overview()
         parser.print_help(sys.stdout if arguments else sys.stderr)
         return 0 if arguments else 2
     if arguments[0] in ("-V", "--version"):
-        print(f"dipole {__version__}")
+        print(json.dumps({"dipole": __version__}) if as_json else f"dipole {__version__}")
         return 0
     name, rest = arguments[0], arguments[1:]
+    if name.startswith("-"):
+        raise ConfigError(_no_option(arguments))
     try:
         configure = _find(name)
         parser = Parser(prog=f"dipole {name}", description=(configure.__doc__ or "").strip())
@@ -115,6 +131,15 @@ def _main(arguments: list[str], as_json: bool) -> int:
         if as_json and code:
             failed("SystemExit", said, code)
         return code
+
+
+def _no_option(arguments: Sequence[str]) -> str:
+    """What is said of an option where a command is wanted."""
+    option = arguments[0]
+    if command := next((each for each in arguments[1:] if not each.startswith("-")), ""):
+        rest = [each for each in arguments if each != command]
+        return f"the command comes first: dipole {shlex.join([command, *rest])}"
+    return f"unknown option {option!r}.{nearest(option, ('--help', '--version'))} Allowed: --help, --version."
 
 
 def names() -> list[str]:
@@ -132,7 +157,7 @@ def _find(name: str) -> Configure:
     for point in points("commands"):
         if point.name == name:
             return _load(point)
-    cure = f" {CURE_OF[word]}." if (word := name.lower()) in CURE_OF else nearest(name, names())
+    cure = f" {CURE_OF[word]}." if (word := name.lower()) in CURE_OF else nearest(word, names())
     raise ConfigError(f"unknown command {name!r}.{cure} Commands: {', '.join(names())}.")
 
 
@@ -201,15 +226,16 @@ def whole_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _overview() -> argparse.ArgumentParser:
+def _overview() -> Parser:
     found = listed_commands()
     width = max(len(each["name"]) for each in found)
     lines = [f"  {each['name']:<{width}}  {each['summary']}{by(each['package'])}" for each in found]
-    return argparse.ArgumentParser(
+    return Parser(
         prog="dipole",
         usage="dipole COMMAND [...]",
         description="Contrastive objectives that run unchanged in vision, text and reinforcement learning.",
-        epilog="commands:\n" + "\n".join(lines) + "\n\n`dipole COMMAND --help` explains one of them.",
+        epilog="commands:\n" + "\n".join(lines) + "\n\n`dipole COMMAND --help` explains one of them.\n"
+        "exit codes: 0 done, 1 failed, 2 wrong usage, 75 ended by a scheduler's signal and to be queued again",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,
     )

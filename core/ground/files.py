@@ -52,6 +52,13 @@ def is_folder(path: Path) -> bool:
         return False
 
 
+def instead_of_folder(path: Path) -> str:
+    """What is wrong with a folder that is to be there, such as "it is a file"; "" for a folder."""
+    if is_folder(path):
+        return ""
+    return "it is a file" if is_file(path) else "no such folder"
+
+
 def instead_of_file(path: Path) -> str:
     """What stands where a file is wanted, such as "a folder"; "" for a file, for nothing, and for no possible name."""
     if is_folder(path):

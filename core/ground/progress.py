@@ -1,15 +1,22 @@
-"""Progress on stderr: a bar on a terminal, a line written over in a notebook, a plain one now and then elsewhere."""
+"""Progress on stderr: a bar on a terminal, a line written over in a notebook, a plain one now and then elsewhere.
+
+Nothing that is told here can fail: work does not end because nobody hears how far it is.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+
+from dipole.core.ground.console import can_draw, console
 
 PLAIN_SECONDS = 10.0
 SHOWN_SECONDS = 0.25
+ENOUGH = 3
+"""Steps that are timed before any time left is said; the first is not among them: it builds, compiles and caches."""
 _QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
 
 
@@ -39,18 +46,17 @@ class Progress:
         self._shown = 0.0
         self._text = ""
         self._unit = "step"
-        self._start = (0, 0.0)
+        self._timed_from: tuple[int, float] | None = None
         self._over = 0  # characters of a notebook's line that the next one is written over
 
     def start(self, title: str, total: int, step: int, unit: str = "step") -> None:
         """Begin at `step` of `total`; the unit is what a plain line counts."""
         self._total = total
         self._unit = unit
-        self._start = (step, time.monotonic())
+        self._timed_from = None
         self._shown = time.monotonic()
-        if self._quiet or not sys.stderr.isatty():
+        if self._quiet or not can_draw(sys.stderr):
             return
-        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
 
@@ -61,7 +67,7 @@ class Progress:
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             TextColumn("{task.fields[text]}"),
-            console=Console(stderr=True),
+            console=console(stderr=True),
             refresh_per_second=4,
         )
         bar.start()
@@ -71,6 +77,8 @@ class Progress:
     def update(self, step: int) -> None:
         """Tell the step; cheap enough for every step."""
         now = time.monotonic()
+        if self._timed_from is None:
+            self._timed_from = (step, now)
         notebook = self._bar is None and in_notebook()
         if self._quiet or now - self._shown < (SHOWN_SECONDS if self._bar is not None or notebook else PLAIN_SECONDS):
             return
@@ -78,14 +86,19 @@ class Progress:
         if self._bar is not None:
             self._bar.update(self._task, completed=step, text=self._text)  # type: ignore[attr-defined]
             return
-        first, began = self._start
-        left = (now - began) / max(1, step - first) * (self._total - step)
-        line = f"{self._unit} {step}/{self._total}  {self._text}  about {duration(left)} left"
+        line = "  ".join(filter(None, [f"{self._unit} {step}/{self._total}", self._text, self._left(step, now)]))
         if notebook:
-            print(f"\r{line:<{self._over}}", end="", file=sys.stderr, flush=True)
+            _print(f"\r{line:<{self._over}}", end="")
             self._over = len(line)
         else:
-            print(line, file=sys.stderr, flush=True)
+            _print(line)
+
+    def _left(self, step: int, now: float) -> str:
+        assert self._timed_from is not None
+        first, began = self._timed_from
+        if step - first < ENOUGH:
+            return ""
+        return f"about {duration((now - began) / (step - first) * (self._total - step))} left"
 
     def values(self, values: Mapping[str, float]) -> None:
         """Remember what stands beside the bar."""
@@ -109,12 +122,12 @@ class Progress:
             self._bar.console.print(text, markup=False, highlight=False)  # type: ignore[attr-defined]
         else:
             self._leave_line()
-            print(text, file=sys.stderr, flush=True)
+            _print(text)
 
     def _leave_line(self) -> None:
         """What comes next begins below the line of a notebook."""
         if self._over:
-            print(file=sys.stderr, flush=True)
+            _print("")
             self._over = 0
 
     def close(self, step: int | None = None) -> None:
@@ -125,6 +138,12 @@ class Progress:
             self._bar.stop()  # type: ignore[attr-defined]
             self._bar = None
         self._leave_line()
+
+
+def _print(text: str, end: str = "\n") -> None:
+    if sys.stderr is not None:  # print() takes stdout for None
+        with suppress(OSError, ValueError):
+            print(text, end=end, file=sys.stderr, flush=True)
 
 
 def duration(seconds: float) -> str:

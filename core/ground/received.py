@@ -59,6 +59,16 @@ def read_start(path: Path, count: int) -> bytes:
             raise ReceivedError(path, f"cannot be read: {_why(error)}") from error
 
 
+def read_end(path: Path, count: int) -> bytes:
+    """The last bytes of a regular file, whatever its size; ReceivedError as for `read_bytes`."""
+    with _opened(path) as file:
+        try:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - count))
+            return file.read(count)
+        except OSError as error:
+            raise ReceivedError(path, f"cannot be read: {_why(error)}") from error
+
+
 def read_text(path: Path, most: int = LARGEST) -> str:
     """The content of a regular file in UTF-8; ReceivedError as for `read_bytes`."""
     try:

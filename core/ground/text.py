@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 
-def text_table(rows: Sequence[Sequence[str]]) -> str:
-    """Align cells: the first column to the left, the others to the right."""
+def text_table(rows: Sequence[Sequence[str]], words: Collection[int] = (0,)) -> str:
+    """Align cells: columns of `words` to the left, by default the first alone; the others, of numbers, to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
-    for first, *rest in rows:
-        cells = [f"{first:<{widths[0]}}", *(f"{cell:>{width}}" for cell, width in zip(rest, widths[1:], strict=True))]
+    for row in rows:
+        cells = [
+            f"{cell:{'<' if i in words else '>'}{width}}"
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
+
+
+def size(count: float) -> str:
+    """Bytes for people: "532 B", "12.3 kB", "1.2 GB"."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.1f} GB"
 
 
 def counted(count: float, one: str, many: str = "") -> str:

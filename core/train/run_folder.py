@@ -20,11 +20,12 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from dipole.core.ground.errors import ConfigError, DipoleError, ReceivedError, RecordError, TrainingError
-from dipole.core.ground.files import atomic_write, check_own, is_file, is_folder, remove_scratch, why
+from dipole.core.ground.files import atomic_write, check_own, is_folder, remove_scratch, why
 from dipole.core.ground.process import LONGEST_OWNER, OWNER, describe_self, pid_in
 from dipole.core.ground.received import LARGEST_TOML, read_bytes, read_start, read_text, read_toml
 from dipole.core.ground.text import shortened
 from dipole.core.record import RunRecord, read_record
+from dipole.core.record.listing import CONFIG, RECORD, is_run
 from dipole.core.train.config import RunConfig
 from dipole.core.train.recipe import resolve
 
@@ -44,9 +45,9 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config = path / "config.toml"
+        self.config = path / CONFIG
         self.metrics = path / "metrics.jsonl"
-        self.record = path / "record.json"
+        self.record = path / RECORD
         self.checkpoints = path / "checkpoints"
         self.model = path / "model"
         self.kept = self.model / "kept"
@@ -215,11 +216,11 @@ def find_run(text: str, runs: Path) -> RunFolder:
         ConfigError: nothing or more than one run fits.
     """
     path = Path(text)
-    if is_folder(path) and is_file(path / "config.toml"):
+    if is_folder(path) and is_run(path):
         return RunFolder(path)
     fits: list[Path] = []
     if _is_hash(text) and len(text) < LONGEST_NAME:
-        fits = sorted(each for each in runs.glob(f"{text}*") if (each / "config.toml").is_file())
+        fits = sorted(each for each in runs.glob(f"{text}*") if is_run(each))
         if not fits and runs.is_dir():
             fits = [each for each in _with_other_names(runs) if (run_in(each) or "").startswith(text)]
     if len(fits) == 1:
@@ -227,9 +228,12 @@ def find_run(text: str, runs: Path) -> RunFolder:
     if fits:
         raise ConfigError(f"{text!r} fits {len(fits)} runs: {', '.join(each.name for each in fits)}. Give more digits.")
     if is_folder(path):
-        raise ConfigError(f"{path} is no run folder: it has no config.toml.")
+        missing = f"it has no {CONFIG} and no {RECORD}"
+        left = path.resolve().name.startswith(".")
+        raise ConfigError(f"{path} is no run folder: {'it is hidden, as what `dipole rm` left' if left else missing}.")
+    there = "`dipole list runs` names them" if runs.is_dir() else f"there is no folder {runs}/"
     raise ConfigError(
-        f"no run {shortened(text)!r}: it is neither the folder of a run nor the start of a hash in {runs}/."
+        f"no run {shortened(text)!r}: it is neither the folder of a run nor the start of a hash in {runs}/; {there}."
     )
 
 

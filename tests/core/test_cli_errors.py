@@ -122,7 +122,7 @@ STRANGERS = {
     ("bench", "demo", "--slurm", "time=1"): ("--slurm time=1 belongs to --engine slurm", 2),
     ("bench", "demo", "--slurm", "time=1", "--plan"): ("--slurm time=1 belongs to --engine slurm", 2),
     ("list", "runs", "--runs", "nowhere"): ("--runs nowhere: no such folder", 2),
-    ("list", "runs", "--runs", "empty.txt"): ("--runs empty.txt: no such folder", 2),
+    ("list", "runs", "--runs", "empty.txt"): ("--runs empty.txt: it is a file", 2),
     ("check", "infonce", "--engine", "nothing"): ("'nothing' names no engine; there are eager, triton", 1),
     ("report", "run"): ("run is one run: give the folder that it lies in, .;", 1),
     ("report", "d", "-o", "empty.txt/x.html"): ("choose another folder with -o", 1),
@@ -166,6 +166,34 @@ def test_a_process_that_fails_prints_one_line_of_json(tmp_path: Path) -> None:
 )
 def test_json_is_asked_for_as_argparse_reads_it(arguments: str, asked: bool) -> None:
     assert asks_for_json(arguments.split()) is asked
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--json list", "the command comes first: dipole list --json"),
+        ("--verison", "unknown option '--verison'. Did you mean '--version'?"),
+        ("TRAIN x", "Did you mean 'train'?"),
+        ("list recipe", "invalid choice: 'recipe'. Did you mean 'recipes'?"),
+        ("data lst", "invalid choice: 'lst'. Did you mean 'list'?"),
+        ("rm x --fore", "unrecognized arguments: --fore. Did you mean '--force'?"),
+        ("train x --epochs 5", "A setting is given by --set train.epochs=5"),
+        ("bench x --learning-rte=1e-3", "A setting is given by --set train.learning_rate=1e-3"),
+        ("train x --sed 5", "Did you mean '--seed'?"),
+    ],
+)
+def test_what_is_nearly_right_is_answered_with_what_is(
+    line: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = said(capsys, *line.split())
+    assert code == 2
+    assert words in err
+
+
+def test_help_and_version_are_asked_for_in_several_ways(capsys: pytest.CaptureFixture[str]) -> None:
+    assert said(capsys, "help", "train") == said(capsys, "train", "--help")
+    assert json.loads(said(capsys, "--version", "--json")[1]) == {"dipole": cli.__version__}
+    assert re.search("exit codes: 0 .*, 1 .*, 2 .*, 75 .*", said(capsys, "--help")[1])
 
 
 @pytest.mark.parametrize("word", ["resume", "evaluate", "run", "test", "ls", "Delete"])

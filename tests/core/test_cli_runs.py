@@ -18,7 +18,7 @@ from scipy.stats import ttest_ind
 from dipole.core.cli import app as cli
 from dipole.core.cli.commands import completion
 from dipole.core.ground.process import OWNER, describe_self
-from tests.systems import links
+from tests.systems import links, posix
 
 ESCAPE = "\x1b"
 Folders = dict[tuple[str, int], Path]
@@ -110,12 +110,90 @@ def test_rm_asks_and_removes_by_hash(trained: Folders, capsys: pytest.CaptureFix
     assert (code, out) == (0, f"removed {first}\n")
     assert not first.exists()
     code, out, _ = dipole(capsys, "rm", second.name[:8], third, third, "--yes", "--json")
-    assert json.loads(out) == {"removed": [str(second), str(third)]}
+    assert json.loads(out) == {"removed": [str(second), str(third)], "failed": []}
     assert not list(Path("runs").glob("**/*removed*"))
     assert len(list(Path("runs").glob("*/record.json"))) == 3
     code, _, err = dipole(capsys, "rm", first.name, "--yes")
     assert code == 2
     assert "no run" in err
+
+
+def test_rm_knows_a_run_by_any_of_its_paths(
+    trained: Folders, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = trained["infonce", 0], trained["infonce", 1]
+    code, out, _ = dipole(capsys, "rm", first, Path("..") / Path.cwd().name / first, first.name[:9], "--yes")
+    assert (code, out) == (0, f"removed {first}\n")
+    monkeypatch.chdir(second)
+    code, out, _ = dipole(capsys, "rm", ".", "--yes", "--runs", "..")
+    assert (code, out) == (0, f"removed ../{second.name}\n")
+    monkeypatch.chdir("../..")
+    assert not first.exists()
+    assert not second.exists()
+
+
+@posix
+def test_what_rm_could_not_remove_is_no_run(
+    trained: Folders, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what else was removed is told."""
+    first, second = trained["infonce", 0], trained["infonce", 1]
+    stuck = first / "metrics.jsonl"
+    unlink = os.unlink
+
+    def refuse(path: Any, **options: Any) -> None:
+        # Modes are no hindrance to the root user of a container.
+        if Path(str(path)).name == stuck.name and (options.get("dir_fd") or ".removed-" in str(path)):
+            raise PermissionError(1, "Operation not permitted", str(path))
+        unlink(path, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "unlink", refuse)
+        code, out, err = dipole(capsys, "rm", first, second, "--yes", "--json")
+    left = first.with_name(f".removed-{first.name}")
+    told = json.loads(out)
+    assert (code, told["removed"], [each["run"] for each in told["failed"]]) == (1, [], [str(first), str(second)])
+    assert told["failed"][0]["message"] in err
+    assert f"What is left lies in {left}, which no command takes for a run: remove that folder" in err
+    assert left.is_dir()
+    assert {each["name"] for each in json.loads(dipole(capsys, "list", "runs", "--json")[1])["runs"]} == {
+        folder.name for folder in trained.values() if folder not in (first, second)
+    }
+    code, _, err = dipole(capsys, "rm", left, "--yes")
+    assert code == 2
+    assert "is hidden, as what `dipole rm` left" in err
+    # A seed that is half removed is none: one of infonce is left.
+    code, out, _ = dipole(capsys, "compare", trained["infonce", 2], trained["dcl", 0], "--json")
+    assert [len(group) for group in json.loads(out)["runs"]] == [1, 3]
+
+
+def test_list_runs_tells_every_run_in_a_line(trained: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a record, without a configuration, with a damaged record, and one that is trained now."""
+    bare, alone, damaged, running = *(trained["dcl", seed] for seed in range(3)), trained["infonce", 0]
+    (bare / "record.json").unlink()
+    (alone / "config.toml").unlink()
+    (damaged / "record.json").write_text('{"schema_version": 1, "hash": 3}')
+    change(running, status="running", steps=0)
+    with (running / "metrics.jsonl").open("a") as lines:
+        lines.write('{"step": 12345}\n{"step": 99')
+    code, out, err = dipole(capsys, "list", "runs", "--json")
+    assert (code, err) == (0, "")
+    found = {each["name"]: each for each in json.loads(out)["runs"]}
+    assert {path.name: found[path.name]["status"] for path in (bare, alone, damaged, running)} == {
+        bare.name: "no record", alone.name: "done", damaged.name: "unreadable", running.name: "running",
+    }  # fmt: skip
+    assert (found[bare.name]["objective"], found[bare.name]["seed"]) == ("dcl", 0)
+    assert found[running.name]["steps"] == 12345
+    assert "does not follow schema 1" in found[damaged.name]["problem"]
+    code, out, _ = dipole(capsys, "list", "runs")
+    lines = out.splitlines()
+    assert len(lines) == 1 + len(trained)
+    assert len({line.index("  seed ") for line in lines[1:] if "unreadable" not in line}) == 1
+    # What is listed is a run to every command: it can be removed.
+    assert dipole(capsys, "rm", bare.name, alone, damaged, "--yes")[0] == 0
+    Path("afile").touch()
+    for folder, words in (("afile", "it is a file"), ("nowhere", "no such folder")):
+        assert f"--runs {folder}: {words}. Give a folder that" in dipole(capsys, "list", "runs", "--runs", folder)[2]
 
 
 @links
@@ -125,10 +203,14 @@ def test_rm_touches_nothing_outside_the_folder_of_runs(trained: Folders, capsys:
     shutil.copytree(inside, outside)
     link = Path("runs") / "link"
     link.symlink_to(outside.resolve(), target_is_directory=True)
-    for name in (outside, link, "."):
+    for name, words in (
+        (outside, "only runs of that folder are removed"),
+        (link, f"is a link to {outside.resolve()}, which is left alone"),
+        (".", "is no run folder: it has no config.toml and no record.json"),
+    ):
         code, _, err = dipole(capsys, "rm", name, "--yes")
         assert code == 2
-        assert "only runs of that folder are removed" in err or "is no run folder" in err
+        assert words in err
     # One that may not be removed keeps the others as well.
     assert dipole(capsys, "rm", inside, outside, "--yes")[0] == 2
     assert inside.is_dir()

@@ -193,8 +193,9 @@ def test_get_says_what_it_is_asks_and_prepares(toy, serve, capsys, monkeypatch):
     monkeypatch.setenv("DIPOLE_DATA_URL", url)
     assert main(["data", "get", "toy"]) == 2
     out = capsys.readouterr()
-    assert "licence  free for all" in out.out
-    assert "size     0.0 MB in 1 file" in out.out
+    assert out.out == ""
+    assert "licence  free for all" in out.err
+    assert f"size     {len(toy)} B in 1 file" in out.err
     assert "--yes" in out.err
     assert not asked
     assert main(["data", "get", "toy", "--yes"]) == 0

@@ -33,8 +33,48 @@ def run(monkeypatch: pytest.MonkeyPatch, terminal: bool, quiet: bool) -> str:
 def test_plain_lines_come_now_and_then_and_name_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = run(monkeypatch, terminal=False, quiet=False).splitlines()
     assert 2 <= sum(line.startswith("step 4") for line in lines) <= 5
-    assert lines[0].startswith("step 43/100  loss 2.5  about ")
+    assert lines[0] == "step 43/100  loss 2.5"  # of two steps nothing is reckoned
+    assert lines[1] == "step 46/100  loss 2.5  about 3m36s left"
     assert lines[-2:] == ["step 50: accuracy [1] 0.5", "warning: something"]
+
+
+def test_no_time_is_reckoned_from_what_comes_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An hour of evaluating, compiling and caching, then steps of five seconds."""
+    stream, now = io.StringIO(), 0.0
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    shown = Progress()
+    shown.start("blobs", 100, 0)
+    now += 3600
+    for step in range(1, 11):
+        shown.update(step)
+        now += 5
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "step 1/100"
+    assert lines[-1] == "step 9/100  about 7m35s left"
+
+
+def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    lines = run(monkeypatch, terminal=True, quiet=False).splitlines()
+    assert lines[0] == "step 43/100  loss 2.5"
+    assert "\x1b" not in "".join(lines)
+
+
+@pytest.mark.parametrize("stream", [None, io.StringIO()])
+def test_a_stream_that_takes_nothing_ends_no_work(
+    stream: io.StringIO | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if stream is not None:
+        stream.close()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.0)
+    shown = Progress()
+    shown.start("blobs", 10, 0)
+    shown.update(1)
+    shown.warn("warning: something")
+    shown.close(1)
+    assert capsys.readouterr().out == ""
 
 
 def test_quiet_keeps_only_warnings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from dipole.core.cli import Runner
-from dipole.core.cli.answer import answering
+from dipole.core.cli.answer import answering, aside
+from dipole.core.cli.asking import ask
+from dipole.core.cli.resumable import resumable
 from dipole.core.ground.download import BASE, Progress, RemoteFile, address, free_bytes
-from dipole.core.ground.errors import ConfigError, DataError
+from dipole.core.ground.errors import DataError
 from dipole.core.ground.files import digest
-from dipole.core.ground.text import counted
+from dipole.core.ground.text import counted, size
 from dipole.core.train.data_sets import Built, DataSet, built, data_sets, fetched_folder, find, get, is_prepared
 from dipole.core.train.domains import resolve
 
@@ -28,7 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
         "list", help="what can be fetched or built", description="What can be fetched or built."
     )
     listed.add_argument("--json", action="store_true", help="print one JSON list")
-    runners: dict[str, Runner] = {"list": _list, "get": _get}
+    runners: dict[str, Runner] = {"list": _list, "get": resumable(_get, "what was fetched is kept")}
     fetched = actions.add_parser(
         "get", help="fetch and prepare one",
         description="Say licence and size of a data set, ask, fetch it with its checksum and prepare it. Repeated, it "
@@ -88,15 +90,17 @@ def _fetch(arguments: argparse.Namespace, name: str, data: DataSet, folder: Path
     downloads = fetched_folder(folder)
     missing = [file for file in files if not (downloads / file.path).is_file()]
     unchecked = [file.path for file in files if file.checksum is None]
-    print(f"{name}: {data.summary}\nlicence  {data.licence}\nsee      {data.page}")
-    print(f"size     {_sizes(files)}, to {folder}")
-    for file in missing:
-        print(f"from     {address(file)}")
-    if unchecked:
-        print(f"checked  no checksum is known of {', '.join(unchecked[:5])}: compare what is printed at the end")
+    asks = bool(missing) and not arguments.yes
+    with aside(asks):  # who is asked reads it where the question stands
+        print(f"{name}: {data.summary}\nlicence  {data.licence}\nsee      {data.page}")
+        print(f"size     {_sizes(files)}, to {folder}")
+        for file in missing:
+            print(f"from     {address(file)}")
+        if unchecked:
+            print(f"checked  no checksum is known of {', '.join(unchecked[:5])}: compare what is printed at the end")
     _check_space(missing, folder)
-    if missing and not arguments.yes:
-        _ask()
+    if asks:
+        ask("Fetch it?", "to fetch it under that licence", "nothing was fetched")
     get(name, data, files, folder, _lines)
     for file in files:
         if file.checksum is None:
@@ -104,18 +108,11 @@ def _fetch(arguments: argparse.Namespace, name: str, data: DataSet, folder: Path
     print(f"{folder} is ready; {downloads} is no longer needed.\n{_use(data, folder)}")
 
 
-def _ask() -> None:
-    if not sys.stdin.isatty():
-        raise ConfigError("nobody is there to be asked; say --yes to fetch it under that licence.")
-    if input("Fetch it? [y/N] ").strip().lower() not in ("y", "yes"):
-        raise ConfigError("nothing was fetched.")
-
-
 def _check_space(files: list[RemoteFile], folder: Path) -> None:
     needed, free = sum(file.size or 0 for file in files), free_bytes(folder.absolute())
     if needed > free:
         raise DataError(
-            f"{needed / 1e9:.2f} GB are to be fetched, and the disk of {folder} has {free / 1e9:.2f} GB left. Free "
+            f"{size(needed)} are to be fetched, and the disk of {folder} has {size(free)} left. Free "
             "some space, or give another folder with --to."
         )
 
@@ -128,7 +125,7 @@ def _sizes(files: tuple[RemoteFile, ...]) -> str:
     known = [file.size for file in files if file.size is not None]
     if len(known) < len(files):
         return "size not published"
-    return f"{sum(known) / 1e6:,.1f} MB in {counted(len(files), 'file')}"
+    return f"{size(sum(known))} in {counted(len(files), 'file')}"
 
 
 def _lines(file: RemoteFile) -> Progress:
@@ -138,7 +135,7 @@ def _lines(file: RemoteFile) -> Progress:
         nonlocal told
         if time.monotonic() - told > EVERY:
             told = time.monotonic()
-            of = "" if total is None else f" of {total / 1e6:,.1f}"
-            print(f"{file.path}: {done / 1e6:,.1f}{of} MB", file=sys.stderr, flush=True)
+            of = "" if total is None else f" of {size(total)}"
+            print(f"{file.path}: {size(done)}{of}", file=sys.stderr, flush=True)
 
     return progress

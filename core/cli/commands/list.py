@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import tomllib
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -82,22 +83,21 @@ def list_kind(kind: str) -> list[dict[str, Any]]:
 
 
 def _runs(folder: Path) -> list[dict[str, Any]]:
-    from dipole.core.ground.errors import ConfigError, RecordError
-    from dipole.core.record import read_record
+    from dipole.core.ground.errors import ConfigError
+    from dipole.core.ground.files import instead_of_folder
+    from dipole.core.ground.text import text_table
+    from dipole.core.record.listing import run_folders, run_line
 
-    if folder != Path(RUNS) and not folder.is_dir():
-        raise ConfigError(f"--runs {folder}: no such folder.")
-    entries: list[dict[str, Any]] = []
-    for path in sorted(folder.glob("*/record.json")):
-        try:
-            record = read_record(path)
-        except RecordError as error:
-            entries.append({"name": path.parent.name, "summary": f"cannot be read: {error}"})
-            continue
-        facts = {"status": record.status, "run": record.name, "objective": record.objective, "seed": record.seed}
-        summary = f"{record.status:<11}  {record.name}  {record.objective}  seed {record.seed}  step {record.steps}"
-        entries.append({"name": path.parent.name, "summary": summary, **facts, "steps": record.steps})
-    return entries
+    if wrong := instead_of_folder(folder) if folder != Path(RUNS) or folder.exists() else "":
+        raise ConfigError(f"--runs {folder}: {wrong}. Give a folder that `dipole train` or `dipole bench` wrote.")
+    found = [run_line(path) for path in run_folders(folder)]
+    rows = [(r.status, r.run, f"seed {'-' if r.seed is None else r.seed}", f"step {r.steps}") for r in found]
+    lines = text_table(rows, words=range(4)).split("\n") if rows else []
+    return [
+        {"name": r.name, "summary": f"{line}  {r.objective}".rstrip() if not r.problem else f"{r.status}: {r.problem}"}
+        | {key: value for key, value in asdict(r).items() if key != "name"}
+        for r, line in zip(found, lines, strict=True)
+    ]
 
 
 def _domains() -> list[dict[str, Any]]:

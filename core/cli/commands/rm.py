@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from contextlib import suppress
 from pathlib import Path
 
 from dipole.core.cli import Runner
+from dipole.core.cli.asking import ask
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
@@ -26,39 +28,43 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from dipole.core.ground.errors import ConfigError, TrainingError
-    from dipole.core.ground.files import why
-    from dipole.core.ground.text import counted
+    from dipole.core.ground.text import counted, size
 
     folders = list(dict.fromkeys(_folder(name, arguments.runs, arguments.force) for name in arguments.run))
     if not arguments.yes:
         for path in folders:
-            print(f"{path}  {_size(path) / 1e6:,.1f} MB", file=sys.stderr)
-        if not sys.stdin.isatty():
-            raise ConfigError("nobody is there to be asked; say --yes to remove them.")
-        print(f"Remove {counted(len(folders), 'run')}? [y/N] ", end="", file=sys.stderr, flush=True)
-        if input().strip().lower() not in ("y", "yes"):
-            raise ConfigError("nothing was removed.")
+            print(f"{path}  {size(_bytes(path))}", file=sys.stderr)
+        ask(f"Remove {counted(len(folders), 'run')}?", "to remove them", "nothing was removed")
+    removed: list[str] = []
+    failed: dict[str, str] = {}
     for path in folders:
-        try:
-            _remove(path)
-        except OSError as error:
-            raise TrainingError(f"cannot remove {path}: {why(error)}") from error
+        if problem := _remove(path):
+            failed[str(path)] = problem
+            print(f"error: {problem}", file=sys.stderr)
+            continue
+        removed.append(str(path))
+        if not arguments.json:
+            print(f"removed {path}")
     if arguments.json:
-        print(json.dumps({"removed": [str(path) for path in folders]}))
-    else:
-        print(*(f"removed {path}" for path in folders), sep="\n")
-    return 0
+        told = [{"run": path, "message": problem} for path, problem in failed.items()]
+        print(json.dumps({"removed": removed, "failed": told}))
+    return 1 if failed else 0
 
 
 def _folder(name: str, runs: Path, force: bool) -> Path:
-    """The folder of a run that lies in the folder of runs itself, and that nobody trains."""
+    """The folder of a run that lies in the folder of runs itself, by its name there, and that nobody trains."""
     from dipole.core.ground.errors import ConfigError
     from dipole.core.train.run_folder import find_run
 
-    path = find_run(name, runs).path
-    if path.is_symlink() or path.resolve().parent != runs.resolve():
-        raise ConfigError(f"{path} does not lie in {runs}/: only runs of that folder are removed. See --runs.")
+    given = find_run(name, runs).path
+    if given.is_symlink():
+        raise ConfigError(
+            f"{given} is a link to {given.resolve()}, which is left alone; the link goes with: rm {given}"
+        )
+    real = given.resolve()
+    if real.parent != runs.resolve():
+        raise ConfigError(f"{given} does not lie in {runs}/: only runs of that folder are removed. See --runs.")
+    path = runs / real.name
     _check_idle(path, force)
     return path
 
@@ -101,15 +107,27 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
-def _remove(path: Path) -> None:
-    """Rename it first: a run that is half removed is no run."""
+def _remove(path: Path) -> str:
+    """Remove a folder, renamed first, as a run half removed is no run; say what is in the way, "" for nothing."""
     import shutil
 
+    from dipole.core.ground.files import why
+
     away = path.with_name(f".removed-{path.name}")
-    shutil.rmtree(away, ignore_errors=True)  # of an attempt that was interrupted
-    path.rename(away)
-    shutil.rmtree(away)
+    try:
+        shutil.rmtree(away, ignore_errors=True)  # of an attempt that was interrupted
+        path.rename(away)
+    except OSError as error:
+        return f"cannot remove {path}: {why(error)} It is as it was."
+    try:
+        shutil.rmtree(away)
+    except OSError as error:
+        return (
+            f"cannot remove all of {path}: {os.fspath(error.filename or away)}: {why(error)} What is left lies in "
+            f"{away}, which no command takes for a run: remove that folder once this is cured."
+        )
+    return ""
 
 
-def _size(path: Path) -> int:
+def _bytes(path: Path) -> int:
     return sum(each.lstat().st_size for each in path.rglob("*") if each.is_file())

@@ -8,20 +8,16 @@ from pathlib import Path
 
 from dipole.core.cli import Runner
 from dipole.core.cli.answer import aside
+from dipole.core.cli.overrides import add_overrides
+from dipole.core.cli.resumable import resumable
 from dipole.core.ground.launched import launched
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
     """Train one recipe and record the result."""
     parser.add_argument("recipe", metavar="RECIPE", help="a shipped recipe (`dipole list recipes`) or a .toml file")
-    parser.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        nargs="+",
-        action="extend",
-        default=[],
-        dest="overrides",
-        help="change settings, such as train.epochs=5 'objective=infonce + 0.1*dp'; KEY= goes back to the default",
+    add_overrides(
+        parser, "change settings, such as train.epochs=5 'objective=infonce + 0.1*dp'; KEY= goes back to the default"
     )
     parser.add_argument("--seed", type=int, help="the same as --set seed=N")
     parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="folder of runs (default: runs)")
@@ -46,7 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
     )
     parser.add_argument("--tensorboard", action="store_true", help="the same as --log tensorboard")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    return run
+    return resumable(run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,0 +1,89 @@
+"""What lies in a folder of runs, told without reading more than is said: for lists, and for who looks for a run."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from dipole.core.ground.errors import DataError, ReceivedError, RecordError
+from dipole.core.ground.files import is_file, why
+from dipole.core.ground.received import parse_json, read_end, read_toml
+from dipole.core.ground.text import shortened
+from dipole.core.record.run_record import read_record
+
+CONFIG, RECORD, METRICS = "config.toml", "record.json", "metrics.jsonl"
+UNREADABLE, UNRECORDED = "unreadable", "no record"
+"""What is said for the status of a run whose record is damaged, and of one that has none (yet)."""
+LAST_LINE = 2**16
+"""Bytes of metrics.jsonl that its last line is looked for in."""
+
+
+@dataclass(frozen=True)
+class RunLine:
+    """One run, in a line; `problem` is what is wrong with its record."""
+
+    name: str
+    status: str
+    run: str = ""
+    objective: str = ""
+    seed: int | None = None
+    steps: int = 0
+    problem: str = ""
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder holds a run: what is trained there, or what became of it.
+
+    A hidden one holds none: it is what `dipole rm` could not remove.
+    """
+    there = any(is_file(folder / name) for name in (CONFIG, RECORD))
+    return there and not folder.resolve().name.startswith(".")
+
+
+def run_folders(runs: Path) -> list[Path]:
+    """The folders of runs in a folder, by name; none where there is no such folder, DataError where it is not shown."""
+    try:
+        names = sorted(name for name in os.listdir(runs) if not name.startswith(".")) if runs.is_dir() else []
+    except OSError as error:
+        raise DataError(f"the folder {runs} cannot be read: {why(error)}") from error
+    return [runs / name for name in names if is_run(runs / name)]
+
+
+def run_line(folder: Path) -> RunLine:
+    """What is known of a run; a running one is as far as its last line of metrics says."""
+    if not is_file(folder / RECORD):
+        return _unrecorded(folder)
+    try:
+        record = read_record(folder / RECORD)
+    except RecordError as error:
+        return RunLine(folder.name, UNREADABLE, problem=shortened(" ".join(str(error).split()), 200))
+    steps = record.steps if record.status == "done" else max(record.steps, last_step(folder))
+    return RunLine(folder.name, record.status, record.name, record.objective, record.seed, steps)
+
+
+def _unrecorded(folder: Path) -> RunLine:
+    try:
+        config = read_toml(folder / CONFIG)
+    except ReceivedError as error:
+        return RunLine(folder.name, UNREADABLE, problem=shortened(str(error), 200))
+    seed = config.get("seed", 0)
+    return RunLine(
+        folder.name,
+        UNRECORDED,
+        str(config.get("name", "")),
+        str(config.get("objective", "")),
+        seed if isinstance(seed, int) else None,
+        last_step(folder),
+    )
+
+
+def last_step(folder: Path) -> int:
+    """The step of the last whole line of metrics.jsonl; 0 where there is none."""
+    try:
+        lines = read_end(folder / METRICS, LAST_LINE).split(b"\n")
+        line = parse_json(lines[-2]) if len(lines) > 1 else {}
+    except (ReceivedError, ValueError):
+        return 0
+    step = line.get("step") if isinstance(line, dict) else None
+    return step if isinstance(step, int) else 0

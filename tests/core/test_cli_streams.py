@@ -1,0 +1,210 @@
+"""Streams as a shell makes them: no reader, a full disk, closed, another alphabet; and questions that are asked."""
+
+import io
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dipole.core.cli import app as cli
+from dipole.core.cli import main
+from dipole.core.cli.asking import DeclinedError, ask
+from dipole.core.cli.resumable import resumable
+from dipole.core.ground.errors import ConfigError
+from dipole.core.record import read_record
+
+HERE = Path(__file__).parent
+FULL = Path("/dev/full")
+needs_shell = pytest.mark.skipif(not FULL.exists(), reason="needs a POSIX shell and /dev/full")
+# As Python buffers by itself, and not at all.
+BUFFERED = ({}, {"PYTHONUNBUFFERED": "1"})
+
+
+def shell(
+    command: str, folder: Path, program: str = "-m dipole", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """What a line of bash does; `dipole` in it is this package's, with streams as Python buffers them by itself."""
+    given = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"} | environment
+    function = f'dipole() {{ {shlex.quote(sys.executable)} {program} "$@"; }}\n'
+    line = ["bash", "-o", "pipefail", "-c", function + command]
+    return subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False, env=given, timeout=300)
+
+
+@needs_shell
+@pytest.mark.parametrize("buffered", BUFFERED)
+@pytest.mark.parametrize("command", ["--help", "list recipes"])
+def test_a_full_disk_or_a_closed_stdout_is_one_message_and_1(
+    command: str, buffered: dict[str, str], tmp_path: Path
+) -> None:
+    for target, words in (("> /dev/full", "The disk is full"), (">&-", "stdout is closed")):
+        found = shell(f"dipole {command} {target}", tmp_path, **buffered)
+        assert found.returncode == 1, found.stderr
+        (line,) = found.stderr.splitlines()
+        assert line.startswith("error: cannot write the output: ")
+        assert words in line
+
+
+@needs_shell
+@pytest.mark.parametrize("buffered", BUFFERED)
+@pytest.mark.parametrize("command", ["--version", "list runs --json"])
+def test_a_reader_that_has_gone_is_no_error_to_speak_of(command: str, buffered: dict[str, str], tmp_path: Path) -> None:
+    found = shell(f"dipole {command} | true", tmp_path, **buffered)
+    assert (found.returncode, found.stderr) == (1, "")
+
+
+@needs_shell
+@pytest.mark.parametrize("buffered", BUFFERED)
+@pytest.mark.parametrize("target", ["| true", "> /dev/full", ">&-", ">&- 2>&-", "> /dev/full 2>&1"])
+def test_an_error_told_to_a_dead_stdout_keeps_its_exit_code(
+    target: str, buffered: dict[str, str], tmp_path: Path
+) -> None:
+    found = shell(f"dipole list nothing --json {target}", tmp_path, **buffered)
+    assert found.returncode == 2
+    assert found.stdout == ""
+    assert ("dipole list: error: argument KIND: invalid choice" in found.stderr) is ("2>" not in target)
+    assert "Traceback" not in found.stderr
+
+
+@needs_shell
+@pytest.mark.parametrize("target", ["2>&-", "<&- 2> /dev/full", "2>&1 >&- | true"])
+def test_training_ends_well_where_nobody_hears_of_it(target: str, blobs: Path, tmp_path: Path) -> None:
+    """And one whose result cannot be printed has it on record."""
+    found = shell(f"dipole train {blobs} {target}", tmp_path, program=shlex.quote(str(HERE / "blobs_domain.py")))
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert read_record(folder / "record.json").status == "done"
+    lost = ">&- |" in target
+    assert found.returncode == int(lost)
+    assert ("objective  infonce" in found.stdout) is not lost
+    assert "Traceback" not in found.stderr + found.stdout
+
+
+@needs_shell
+def test_files_do_not_take_the_place_of_a_closed_stream(tmp_path: Path) -> None:
+    """Where number 1 is free, the first file that is opened gets it, and a child that prints writes into it."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys\nfrom dipole.core.cli import streams\nstreams.prepare()\n"
+        "file = open('kept.txt', 'w')\nos.system('echo from a child')\nfile.write('mine')\n"
+    )
+    for closed in (">&-", "<&- >&-", "<&- >&- 2>&-"):
+        assert shell(f"{shlex.quote(sys.executable)} script.py {closed}", tmp_path).returncode == 0
+        assert (tmp_path / "kept.txt").read_text() == "mine"
+
+
+@needs_shell
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii:strict"])
+def test_what_an_alphabet_lacks_is_written_out(encoding: str, blobs: Path, tmp_path: Path) -> None:
+    name = "\N{GREEK SMALL LETTER LAMDA}-\N{SNOWMAN}"
+    assert main(["train", str(blobs), "--quiet", "--set", f"name={name}"]) == 0
+    found = shell("dipole list runs; dipole train nothing-$'\\u2603'", tmp_path, PYTHONIOENCODING=encoding)
+    assert "\\u03bb-\\u2603" in found.stdout
+    assert "\\u2603" in found.stderr
+    assert "Unicode" not in found.stderr
+
+
+@needs_shell
+@pytest.mark.parametrize("command", ["rm {run}", "data get cifar10"])
+def test_a_closed_stdin_is_nobody_to_be_asked(command: str, blobs: Path, tmp_path: Path) -> None:
+    assert main(["train", str(blobs), "--quiet"]) == 0
+    (folder,) = (tmp_path / "runs").iterdir()
+    found = shell(f"dipole {command.format(run=folder.name)} <&-", tmp_path)
+    assert found.returncode == 2
+    assert "nobody is there to be asked; say --yes" in found.stderr
+    assert folder.is_dir()
+
+
+class Terminal(io.StringIO):
+    """Somebody who types."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+class Interrupting(Terminal):
+    """Somebody who presses Ctrl-C."""
+
+    def readline(self, *_: object) -> str:  # type: ignore[override]
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("typed", [Terminal("n\n"), Terminal("\n"), Terminal(""), Terminal("y es\n"), Interrupting()])
+def test_another_answer_than_yes_is_1_and_a_word(
+    typed: Terminal, blobs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["train", str(blobs), "--quiet"]) == 0
+    (folder,) = Path("runs").iterdir()
+    monkeypatch.setattr(sys, "stdin", typed)
+    capsys.readouterr()
+    assert main(["rm", folder.name]) == 1
+    found = capsys.readouterr()
+    assert found.err.endswith("nothing was removed.\n")
+    assert "Repeat" not in found.err
+    assert found.out == ""
+    assert folder.is_dir()
+    monkeypatch.setattr(sys, "stdin", Terminal("Yes\n"))
+    assert main(["rm", folder.name]) == 0
+    assert not folder.exists()
+
+
+def test_a_question_is_asked_on_stderr(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", Terminal("y\n"))
+    ask("Fetch it?", "to fetch it", "nothing was fetched")
+    assert capsys.readouterr() == ("", "Fetch it? [y/N] ")
+    monkeypatch.setattr(sys, "stdin", Terminal(""))
+    with pytest.raises(DeclinedError, match=r"^nothing was fetched\.$"):
+        ask("Fetch it?", "to fetch it", "nothing was fetched")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    with pytest.raises(ConfigError, match="say --yes to fetch it"):
+        ask("Fetch it?", "to fetch it", "nothing was fetched")
+
+
+def test_ctrl_c_says_how_to_go_on_only_where_one_can(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(_: object) -> int:
+        raise KeyboardInterrupt
+
+    for run, expected in (
+        (stopped, "interrupted.\n"),
+        (resumable(stopped), "interrupted. Repeat the command to continue: finished runs and checkpoints are kept.\n"),
+    ):
+        monkeypatch.setattr(cli, "_find", lambda name, run=run: lambda parser: run)
+        assert main(["list"]) == 1
+        assert capsys.readouterr() == ("", expected)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are for others")
+def test_ctrl_c_while_modules_are_imported_is_a_word(tmp_path: Path) -> None:
+    """The first module that `main` imports takes its time."""
+    script = (
+        "import sys, time\nfrom dipole.core.cli import main\n"
+        "class Slow:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'dipole.core.cli.app':\n"
+        "            print('importing', flush=True)\n"
+        "            time.sleep(60)\n"
+        "sys.meta_path.insert(0, Slow())\nsys.exit(main(['list']))\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "importing\n"
+        time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (1, "interrupted.\n")
+
+
+def test_of_two_streams_the_answer_alone_is_on_stdout(blobs: Path, dipole_process: Callable[..., object]) -> None:
+    with dipole_process("train", blobs, "--json") as process:  # type: ignore[attr-defined]
+        out, err = process.communicate(timeout=120)
+    assert json.loads(out)["status"] == "done"
+    assert "negatives per anchor" in err
