@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import IO
 
 PLAIN_SECONDS = 10.0
 SHOWN_SECONDS = 0.25
@@ -26,6 +27,11 @@ def quietly(quiet: bool = True) -> Iterator[None]:
 def in_notebook() -> bool:
     """Whether stderr is the output below a cell: of Jupyter, Colab and their kin, whose kernels are ipykernel's."""
     return type(sys.stderr).__module__.partition(".")[0] == "ipykernel"
+
+
+def on_terminal(stream: IO[str]) -> bool:
+    """Whether a bar can be drawn there; FORCE_COLOR, which kernels of notebooks set, asks for colours only."""
+    return stream.isatty()
 
 
 class Progress:
@@ -48,7 +54,7 @@ class Progress:
         self._unit = unit
         self._start = (step, time.monotonic())
         self._shown = time.monotonic()
-        if self._quiet or not sys.stderr.isatty():
+        if self._quiet or not on_terminal(sys.stderr):
             return
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -82,8 +88,7 @@ class Progress:
         left = (now - began) / max(1, step - first) * (self._total - step)
         line = f"{self._unit} {step}/{self._total}  {self._text}  about {duration(left)} left"
         if notebook:
-            print(f"\r{line:<{self._over}}", end="", file=sys.stderr, flush=True)
-            self._over = len(line)
+            self._write_over(line)
         else:
             print(line, file=sys.stderr, flush=True)
 
@@ -92,9 +97,11 @@ class Progress:
         self._text = "  ".join(f"{name.removeprefix('train/')} {value:.4g}" for name, value in values.items())
 
     def status(self, text: str) -> None:
-        """Say on the bar what takes a while."""
+        """Say on the bar, or on the line of a notebook, what takes a while."""
         if self._bar is not None:
             self._bar.update(self._task, text=text)  # type: ignore[attr-defined]
+        elif not self._quiet and in_notebook():
+            self._write_over(text)
 
     def note(self, text: str) -> None:
         """Print one line above the bar."""
@@ -110,6 +117,11 @@ class Progress:
         else:
             self._leave_line()
             print(text, file=sys.stderr, flush=True)
+
+    def _write_over(self, line: str) -> None:
+        """Show a line in place of the last one below a cell."""
+        print(f"\r{line:<{self._over}}", end="", file=sys.stderr, flush=True)
+        self._over = len(line)
 
     def _leave_line(self) -> None:
         """What comes next begins below the line of a notebook."""
