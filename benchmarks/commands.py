@@ -238,7 +238,8 @@ def _bench_all(arguments: argparse.Namespace) -> int:
 
 
 def _how_to_report(arguments: argparse.Namespace) -> str:
-    places = " ".join(map(str, [arguments.runs, *arguments.known]))
+    shipped = _place("shipped") if arguments.known else None
+    places = " ".join("shipped" if place == shipped else str(place) for place in [arguments.runs, *arguments.known])
     return f"Report: dipole report {places} -o report.html"
 
 

@@ -19,6 +19,7 @@ from dipole.benchmarks.report.terminal_table import print_table
 from dipole.benchmarks.run import reference
 from dipole.benchmarks.run.tasks import Result
 from dipole.benchmarks.suite import Sized
+from dipole.core.ground.console import can_draw
 from dipole.core.ground.progress import duration
 from dipole.core.ground.text import are, counted
 
@@ -145,7 +146,7 @@ class reporter:  # noqa: N801
             TimeElapsedColumn(),
             _TimeLeft(),
         )
-        self.progress = Progress(*columns, console=console, transient=True) if console.is_terminal else None
+        self.progress = Progress(*columns, console=console, transient=True) if can_draw(console.file) else None
 
     def __enter__(self) -> Report:
         if self.progress is not None:

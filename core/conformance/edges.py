@@ -279,6 +279,15 @@ def ranks_equal_one_process(subject: Subject) -> str:
     """Two processes that hold unequal parts of a batch have the loss and every gradient of one that holds it all."""
     if not subject.takes_pairs:
         raise Skipped("a loss(a, b) knows nothing of other ranks; an Objective's rows are gathered for it")
+    for part in subject.make().modules():
+        if type(part).__module__ == "__main__":
+            name = type(part).__qualname__
+            file = name.lower()
+            raise Skipped(
+                f"{name} is defined in a notebook, or in the script that runs, where two further processes cannot find "
+                f"it. Put it into a file (in a notebook: `%%writefile {file}.py` as the first line of its cell) and "
+                f"run `dipole check {file}:{name}`"
+            )
     cases: list[tuple[int, Any, Leaves]] = []
     expected: list[Result] = []
     for number, layout in enumerate(subject.layouts):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, TextIO
+from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
-def can_draw(stream: TextIO | None) -> bool:
+def can_draw(stream: IO[str] | None) -> bool:
     """Whether a stream is a terminal that can move its cursor: no pipe, no file, no dumb one, nothing closed."""
     return _is_terminal(stream) and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
 
@@ -27,5 +27,5 @@ def console(stderr: bool = False) -> Console:
     return Console(stderr=stderr, force_terminal=_is_terminal(stream), color_system=None if no_style else "auto")
 
 
-def _is_terminal(stream: TextIO | None) -> bool:
+def _is_terminal(stream: IO[str] | None) -> bool:
     return stream is not None and not stream.closed and stream.isatty()

@@ -88,8 +88,7 @@ class Progress:
             return
         line = "  ".join(filter(None, [f"{self._unit} {step}/{self._total}", self._text, self._left(step, now)]))
         if notebook:
-            _print(f"\r{line:<{self._over}}", end="")
-            self._over = len(line)
+            self._write_over(line)
         else:
             _print(line)
 
@@ -105,9 +104,11 @@ class Progress:
         self._text = "  ".join(f"{name.removeprefix('train/')} {value:.4g}" for name, value in values.items())
 
     def status(self, text: str) -> None:
-        """Say on the bar what takes a while."""
+        """Say on the bar, or on the line of a notebook, what takes a while."""
         if self._bar is not None:
             self._bar.update(self._task, text=text)  # type: ignore[attr-defined]
+        elif not self._quiet and in_notebook():
+            self._write_over(text)
 
     def note(self, text: str) -> None:
         """Print one line above the bar."""
@@ -123,6 +124,11 @@ class Progress:
         else:
             self._leave_line()
             _print(text)
+
+    def _write_over(self, line: str) -> None:
+        """Show a line in place of the last one below a cell."""
+        _print(f"\r{line:<{self._over}}", end="")
+        self._over = len(line)
 
     def _leave_line(self) -> None:
         """What comes next begins below the line of a notebook."""

@@ -16,6 +16,7 @@ import ast
 import hashlib
 import inspect
 import json
+import linecache
 import math
 import os
 import sys
@@ -144,8 +145,23 @@ def _of_main(code: Any) -> Source:
     try:
         text = inspect.getsource(code)
     except (OSError, TypeError):
-        text = ""
+        text = _in_cell(code)
     return Source(f"__main__.{code.__qualname__}", (Path(file),) if file else (), text)
+
+
+def _in_cell(code: Any) -> str:
+    """A class of a notebook, where inspect finds no more than its functions: the lines of the cell that define it."""
+    for each in vars(code).values() if inspect.isclass(code) else ():
+        function = inspect.unwrap(getattr(each, "__func__", each))
+        if not inspect.isfunction(function):
+            continue
+        lines = linecache.getlines(function.__code__.co_filename)
+        with suppress(SyntaxError):
+            for node in ast.walk(ast.parse("".join(lines))):
+                if isinstance(node, ast.ClassDef) and node.name == code.__name__:
+                    first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+                    return "".join(lines[first - 1 : node.end_lineno])
+    return ""
 
 
 def _distribution_of(name: str) -> str:

@@ -64,13 +64,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     add("objectives/index.md", objectives.overview())
     for room, names in rooms().items():
         add(f"reference/{room}.md", reference(room, names))
+    site = tutorials.Site.of(config.site_url, config.repo_url, config.extra.get("colab"))
     for script in tutorials.scripts():
-        for name, content in tutorials.files(script, run=config.extra["run_tutorials"]):
+        for name, content in tutorials.files(script, run=config.extra["run_tutorials"], site=site):
             add(f"tutorials/{name}", content)
-    add(
-        "tutorials/index.md",
-        "# Tutorials\n\n" + "".join(f"- [{tutorials.title(s)}]({s.stem}.md)\n" for s in tutorials.scripts()),
-    )
+    add("tutorials/index.md", tutorials.index())
     for path in brought():
         add(links.place(path), links.shown(path))
     return files

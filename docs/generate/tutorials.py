@@ -1,19 +1,95 @@
-"""Pages and notebooks of the tutorials, which are scripts with cells."""
+"""Pages and notebooks of the tutorials, which are scripts with cells.
+
+python docs/generate/tutorials.py      # writes the first code cell of every script anew, from INSTALL and PACKAGES
+"""
 
 from __future__ import annotations
 
+import base64
 import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urljoin
+
+import jupytext
+import nbformat
+
+FOLDER = Path(__file__).resolve().parents[1] / "tutorials"
+
+SOURCE = ""
+"""Where first cells install dipole from, as pip writes it behind the `@` (git+URL); empty: the package index.
+
+There is no release on the index yet. Where mkdocs.yml has a `repo_url`, the site's notebooks install from there.
+"""
+
+PACKAGES = {
+    "1-own-regularizer": ("dipole[vision,text,rl]",),
+    "2-agent-you-have": ("dipole[rl]",),
+    "3-sentence-encoder": ("dipole[text,sentence-transformers]", "mteb", "matplotlib"),
+    "4-table-to-verdict": ("dipole[vision,text,report]",),
+    "5-geometry": ("dipole[vision]",),
+    "6-many-gpus": ("dipole[vision]",),
+}
+"""What pip has to bring for each; dipole comes first."""
+
+INSTALL = """\
+import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
 
-import jupytext
+if importlib.util.find_spec("dipole") is None:  # on Colab, and in any environment without it
+    source = os.environ.get("DIPOLE_SOURCE", "{source}")  # git+URL or file:///CHECKOUT; empty: the package index
+    wanted = "{first}" + f" @ {{source}}" * bool(source)
+    command = [sys.executable, "-m", "pip", "install", "-q", wanted{others}]
+    if subprocess.run(command).returncode:
+        raise RuntimeError("There is no release on the index yet. Set DIPOLE_SOURCE, and run this cell again.")"""
 
-FOLDER = Path(__file__).resolve().parents[1] / "tutorials"
+PROGRESS = re.compile(
+    r"\s*$"
+    r"|.*\d+%\|"  # tqdm
+    r"|(step|task) \d+/\d+ "  # dipole's own
+    r"|(step \d+|test part)[:,] |finished \d+ steps |negatives per anchor: "
+    r"|.*: return \d+\.\d$"
+    r"|\w+ +acc \d+\.\d+ "
+)
+"""Lines of stderr that a page leaves out."""
+
+FOREIGN = ("get_sentence_embedding_dimension",)
+"""Warnings that no tutorial can help: mteb asks models of sentence-transformers by a name of earlier versions."""
+
+LINK = re.compile(r"\]\((?!\w+:)([^)\s#]+)\.md(#[^)\s]*)?\)")
+
+
+@dataclass(frozen=True)
+class Site:
+    """What is known of where the site will stand: nothing, where it is opened from a folder.
+
+    Attributes:
+        url: its address, with a slash at the end.
+        source: where pip finds dipole, as SOURCE.
+        colab: the address that a notebook's name is put behind to open it on Colab.
+    """
+
+    url: str = ""
+    source: str = SOURCE
+    colab: str = ""
+
+    @classmethod
+    def of(cls, url: str | None, repository: str | None, colab: str | None) -> Site:
+        """From mkdocs' `site_url`, `repo_url` and `extra.colab`; without the last, notebooks are those of gh-pages."""
+        repository = (repository or "").rstrip("/")
+        owner = repository.removeprefix("https://github.com/")
+        if not colab and owner != repository:
+            colab = f"https://colab.research.google.com/github/{owner}/blob/gh-pages/latest/tutorials/"
+        return cls(url or "", f"git+{repository}" if repository else SOURCE, colab or "")
 
 
 def scripts() -> list[Path]:
@@ -23,49 +99,164 @@ def scripts() -> list[Path]:
 
 def title(script: Path) -> str:
     """The first heading."""
-    return next(
-        line for line in script.read_text(encoding="utf-8").splitlines() if line.startswith("# # ")
-    ).removeprefix("# # ")
+    return _head(script)[0].removeprefix("# ")
 
 
-def files(script: Path, run: bool) -> Iterator[tuple[str, bytes]]:
+def index() -> str:
+    """The page that lists them: what each is about, how long it takes, what it needs."""
+    parts = [
+        "# Tutorials\n\nScripts with cells: they run as they are, open as notebooks, and are among the tests. Their "
+        "pages show the small setting."
+    ]
+    for script in scripts():
+        _, about, time = _head(script)
+        needs = " ".join(f"'{package}'" if "[" in package else package for package in PACKAGES[script.stem])
+        parts.append(f"## [{title(script)}]({script.stem}.md)\n\n{about}\n\n{time}\n\n`pip install {needs}`")
+    return "\n\n".join(parts) + "\n"
+
+
+def install_cell(name: str, source: str = SOURCE) -> str:
+    """The first code cell of a tutorial.
+
+    Args:
+        name: of its script, without ending.
+        source: as SOURCE.
+    """
+    first, *others = PACKAGES[name]
+    return INSTALL.format(source=source, first=first, others="".join(f', "{each}"' for each in others))
+
+
+def files(script: Path, run: bool, site: Site) -> Iterator[tuple[str, bytes]]:
     """Name and content of the page, the notebook and the pictures of one.
 
     Args:
         script: the tutorial.
-        run: execute it on its small settings, so that the page has what it prints and draws.
+        run: execute it on its small settings, so that page and notebook have what it prints and draws.
+        site: where they will stand.
+
+    Raises:
+        RuntimeError: if it does not run, says something unexpected on stderr, names a place of this machine, or draws a
+            picture that no `alt` describes.
     """
-    with TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         cells = _run(script, folder) if run else _read(script)
-        yield f"{script.stem}.md", _page(script, cells).encode()
-        yield f"{script.stem}.ipynb", jupytext.writes(jupytext.read(script), fmt="ipynb").encode()
+        if said := problems(cells):
+            raise RuntimeError(f"the tutorial {script.name}: {said}")
+        written = next(cell for cell in cells if cell["kind"] == "code")
+        written["source"] = install_cell(script.stem, site.source)
+        yield f"{script.stem}.md", page(script, cells, site).encode()
+        yield f"{script.stem}.ipynb", notebook(cells, site, lambda name: (folder / name).read_bytes()).encode()
         yield from ((path.name, path.read_bytes()) for path in sorted(folder.glob("*.svg")))
+
+
+def problems(cells: list[dict[str, Any]]) -> str:
+    """What is wrong with the outputs of a tutorial; "" where nothing is."""
+    places = (tempfile.gettempdir(), str(Path.home()), sys.prefix, str(FOLDER.parents[1]))
+    for cell in cells:
+        if found := [place for place in places if len(place) > 1 and place in cell["output"]]:
+            return f"a cell prints a place of this machine, {found[0]}"
+        if "\x1b" in cell["output"]:
+            return "a cell prints escape codes"
+        if cell["pictures"] and not cell["alt"]:
+            return 'a cell draws a picture and does not say what it shows: # %% alt="..."'
+    return ""
+
+
+def unexpected(stderr: str) -> str:
+    """What a tutorial says on stderr beside its progress: warnings, which nobody would see."""
+    lines = re.split(r"[\r\n]+", stderr)
+    lines = [line for line in lines if not PROGRESS.match(line)]
+    return "\n".join(line for line in lines if not any(known in line for known in FOREIGN))
+
+
+def _head(script: Path) -> list[str]:
+    """Paragraphs of the first cell: heading, what it is about, how long it takes."""
+    return jupytext.read(script).cells[0].source.split("\n\n")
 
 
 def _read(script: Path) -> list[dict[str, Any]]:
     cells = jupytext.read(script).cells
-    return [{"kind": cell.cell_type, "source": cell.source, "output": "", "pictures": []} for cell in cells]
+    return [{"kind": cell.cell_type, "source": cell.source, "alt": "", "output": "", "pictures": []} for cell in cells]
 
 
 def _run(script: Path, folder: Path) -> list[dict[str, Any]]:
     environment = os.environ | {"DIPOLE_TUTORIAL": "small", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(Path(__file__).with_name("execute.py")), str(script), str(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=folder)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"the tutorial {script.name} does not run:\n{done.stderr}")
+    if said := unexpected(done.stderr):
+        raise RuntimeError(f"the tutorial {script.name} says on stderr:\n{said}")
     return json.loads((folder / "cells.json").read_text(encoding="utf-8"))
 
 
-def _page(script: Path, cells: list[dict[str, Any]]) -> str:
-    parts = []
-    for cell in cells:
+def page(script: Path, cells: list[dict[str, Any]], site: Site) -> str:
+    """Markdown of a tutorial with its outputs."""
+    opened = [f"[Download it as a notebook]({script.stem}.ipynb){{ download }}"]
+    if site.colab:
+        opened.append(f"[open it on Colab]({urljoin(site.colab, f'{script.stem}.ipynb')})")
+    head = (
+        f"{' or '.join(opened)}. What stands here is its small setting: `DIPOLE_TUTORIAL=small` in the environment, or "
+        "`%env DIPOLE_TUTORIAL=small` in a cell of a notebook in front of all others."
+    )
+    parts = [cells[0]["source"], head]
+    installs = next(cell for cell in cells if cell["kind"] == "code")
+    for cell in cells[1:]:
         if cell["kind"] == "markdown":
             parts.append(cell["source"])
+        elif cell is installs:
+            lines = "\n".join(f"    {line}".rstrip() for line in f"```python\n{cell['source']}\n```".splitlines())
+            parts.append(f'??? note "Install"\n\n{lines}')
         elif cell["source"].strip():
             parts.append(f"```python\n{cell['source']}\n```")
         if cell["output"].strip():
             parts.append(f"```text\n{cell['output'].rstrip()}\n```")
-        parts += [f"![What the cell above draws]({picture})" for picture in cell["pictures"]]
-    head = f"[Open it as a notebook]({script.stem}.ipynb){{ download }}; what stands here is its small setting."
-    return "\n\n".join([parts[0], head, *parts[1:]]) + "\n"
+        parts += [f"![{cell['alt']}]({picture}.svg)" for picture in cell["pictures"]]
+    return "\n\n".join(parts) + "\n"
+
+
+def notebook(cells: list[dict[str, Any]], site: Site, content: Callable[[str], bytes]) -> str:
+    """The notebook of a tutorial with its outputs.
+
+    Args:
+        cells: with their outputs.
+        site: where it will stand; its links lead there.
+        content: of a picture, by its name.
+    """
+    v4, written = nbformat.v4, []
+    for number, cell in enumerate(cells):
+        if cell["kind"] == "markdown":
+            written.append(v4.new_markdown_cell(_linked(cell["source"], site.url), id=f"cell-{number}"))
+            continue
+        outputs = [v4.new_output("stream", name="stdout", text=cell["output"])] if cell["output"] else []
+        for picture in cell["pictures"]:
+            image = base64.b64encode(content(f"{picture}.png")).decode()
+            outputs.append(v4.new_output("display_data", {"image/png": image, "text/plain": cell["alt"]}))
+        written.append(v4.new_code_cell(cell["source"], id=f"cell-{number}", outputs=outputs))
+    kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    return nbformat.writes(v4.new_notebook(cells=written, metadata=kernel))
+
+
+def _linked(markdown: str, url: str) -> str:
+    """Links to pages as a notebook needs them: to the site, or to the page that lies beside it in the site's folder."""
+
+    def link(match: re.Match[str]) -> str:
+        page, anchor = match.groups()
+        return f"]({urljoin(f'{url}tutorials/', f'{page}.html') if url else f'{page}.html'}{anchor or ''})"
+
+    return LINK.sub(link, markdown)
+
+
+def write_install_cells() -> None:
+    """Put what `install_cell` says into the scripts."""
+    for script in scripts():
+        text = script.read_text(encoding="utf-8")
+        marker = "# %%\n"
+        before, _, rest = text.partition(marker)
+        _, second, after = rest.partition("\n\n# %%")
+        script.write_text(f"{before}{marker}{install_cell(script.stem)}{second}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_install_cells()

@@ -291,6 +291,12 @@ def test_the_results_that_come_with_dipole_are_of_its_suites():
         assert set(found.runs) <= {job.hash for job in sized.jobs()}
 
 
+def test_what_comes_with_dipole_goes_by_its_name(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", "lmcl-table1", "--known", "shipped"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "Report: dipole report runs shipped -o report.html"
+
+
 def test_what_cannot_be_read_is_left_out_and_named(runs_folder, tmp_path):
     table4(runs_folder)
     (runs_folder.path / f"{1:012x}" / "record.json").write_text('{"schema_version": 1, "hash": ')

@@ -12,7 +12,7 @@ from dipole.benchmarks.report import published
 from dipole.benchmarks.report.charts import pictures
 from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.report.tables import beside_table
-from dipole.benchmarks.run.terminal import print_plan, print_results
+from dipole.benchmarks.run.terminal import print_plan, print_results, reporter
 from dipole.benchmarks.run.work import work_of
 from dipole.benchmarks.run_records import read_records
 from dipole.benchmarks.suite import read_suite, suites
@@ -469,3 +469,27 @@ def test_a_file_of_small_images_is_reckoned_as_such(tmp_path):
     named, own = (work_of(load("cifar10-simclr", [limit, *more]).config) for more in ([], here))
     assert own is not None
     assert own == named
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_bar_is_drawn_on_a_terminal_and_nowhere_else(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels of notebooks set FORCE_COLOR, which what they start inherits."""
+
+    class Stream(io.StringIO):
+        def isatty(self) -> bool:
+            return terminal
+
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    stream = Stream()
+    with reporter(Console(file=stream), 2) as report:
+        report(0, 0, 20.0, "2 runs, 1 at a time")
+        report(1, 0, 10.0, "done    0123")
+        report(2, 0, 0.0, "done    4567")
+    if terminal:
+        assert "\x1b[" in stream.getvalue()
+    else:
+        assert stream.getvalue().splitlines() == [
+            "[0/2] 2 runs, 1 at a time; about 20s left",
+            "[1/2] done    0123; about 10s left",
+            "[2/2] done    4567",
+        ]

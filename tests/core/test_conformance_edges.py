@@ -478,6 +478,14 @@ def test_what_another_process_cannot_import_is_said():
     assert "cannot be sent to another process" in fault.detail
 
 
+def test_what_a_notebook_defines_is_left_out_with_the_cure(monkeypatch):
+    monkeypatch.setattr(Spread, "__module__", "__main__")
+    (row,) = check_objective(Spread, only=["ranks"]).rows
+    assert row.outcome == "-"
+    assert "`%%writefile spread.py`" in row.detail
+    assert "`dipole check spread:Spread`" in row.detail
+
+
 def test_ranks_can_be_left_out():
     names = [row.check for row in check_objective("dp", ranks=False).rows]
     assert "ranks" not in names

@@ -3,6 +3,7 @@
 import hashlib
 import importlib.util
 import json
+import linecache
 import os
 import shutil
 import signal
@@ -299,6 +300,22 @@ def test_a_class_of_a_script_enters_with_its_own_lines(tmp_path: Path, monkeypat
         monkeypatch.setitem(sys.modules, "__main__", module)
         with registry.temporary():
             spec.loader.exec_module(module)
+            return configure("scaled").hash
+
+    first = hash_of(0, "", "1")
+    assert hash_of(1, "SEEDS = [1, 2, 3]", "1") == first
+    assert hash_of(2, "", "1000") != first
+
+
+def test_a_class_of_a_notebook_enters_with_its_own_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hash_of(number: int, more: str, factor: str) -> str:
+        """A kernel's __main__ has no file; a cell's lines lie in linecache under a name of its own."""
+        text, name = TERM.format(more=more, factor=factor), f"/tmp/ipykernel_1/{number}.py"
+        monkeypatch.setitem(linecache.cache, name, (len(text), None, text.splitlines(keepends=True), name))
+        module = ModuleType("__main__")
+        monkeypatch.setitem(sys.modules, "__main__", module)
+        with registry.temporary():
+            exec(compile(text, name, "exec"), module.__dict__)
             return configure("scaled").hash
 
     first = hash_of(0, "", "1")

@@ -112,6 +112,27 @@ def test_a_notebook_gets_one_line_that_is_written_over(monkeypatch: pytest.Monke
     assert rest[2:] == [""]
 
 
+def test_a_notebook_says_what_takes_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
+    monkeypatch.setattr(sys, "stderr", stream)
+    shown = Progress()
+    shown.start("SentEval", 2, 0, "task")
+    shown.status("encoding 40 sentences")
+    shown.status("scoring CR")
+    shown.close()
+    assert stream.getvalue() == f"\rencoding 40 sentences\r{'scoring CR':<21}\n"
+    Progress(quiet=True).status("nothing")
+    assert "nothing" not in stream.getvalue()
+
+
+def test_no_bar_is_drawn_into_a_pipe_whatever_asks_for_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE"):
+        monkeypatch.setenv(name, "1")
+    text = run(monkeypatch, terminal=False, quiet=False)
+    assert text.startswith("step 43/100")
+    assert "\x1b" not in text
+
+
 @pytest.mark.parametrize(("seconds", "text"), [(-1, "0s"), (42.4, "42s"), (130, "2m10s"), (7300, "2h01m")])
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text

@@ -1,5 +1,8 @@
 """SentEval's interface: same parameters, same result keys, every distinct sentence encoded once."""
 
+import io
+import sys
+
 import numpy as np
 import pytest
 from scipy.stats import pearsonr, spearmanr
@@ -165,6 +168,16 @@ def test_evaluate_takes_any_encoder_of_strings(tiny):
     found = senteval.evaluate(encode, ["CR"], tiny, kfold=4, check=False, progress=False)
     assert found["CR"]["acc"] > 80
     assert "CR" in senteval.describe("CR", found["CR"])
+
+
+def test_evaluate_shows_in_a_notebook_where_it_is(tiny, monkeypatch):
+    stream = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
+    monkeypatch.setattr(sys, "stderr", stream)
+    senteval.evaluate(lambda sentences: np.ones((len(sentences), 2)), ["CR"], tiny, kfold=4, check=False)
+    encoding, scoring = stream.getvalue().split("\n")[0].split("\r")[1:]
+    assert encoding.startswith("encoding ")
+    assert scoring.startswith("scoring CR")
+    assert stream.getvalue().split("\n")[1].startswith("CR ")
 
 
 def test_sts_sums_up_in_three_ways():

@@ -264,9 +264,19 @@ def evaluate(
     shown = Progress(quiet=not progress)
     loaded = [load_task(name, task_path, check) for name in task_names(tasks)]
     distinct = sorted({tuple(s) for task in loaded for s in task.samples()}, key=lambda s: (len(s), s))
-    matrix = as_rows(encode([" ".join(sentence) for sentence in distinct]), len(distinct), "encode")
-    embeddings = _by_sentence(distinct, matrix)
-    return {task.name: score(task, embeddings, settings, {"halves": halves}, shown) for task in loaded}
+    shown.start("SentEval", len(loaded), 0, "task")
+    found = {}
+    try:
+        shown.status(f"encoding {len(distinct)} sentences")
+        matrix = as_rows(encode([" ".join(sentence) for sentence in distinct]), len(distinct), "encode")
+        embeddings = _by_sentence(distinct, matrix)
+        for count, task in enumerate(loaded, start=1):
+            shown.status(f"scoring {task.name}")
+            found[task.name] = score(task, embeddings, settings, {"halves": halves}, shown)
+            shown.update(count)
+    finally:
+        shown.close(len(found))
+    return found
 
 
 def for_genuine(encode: Callable[[list[str]], Any]) -> tuple[Prepare, Batcher]:
