@@ -5,6 +5,7 @@ import json
 import sys
 from math import inf
 from pathlib import Path
+from shlex import join, quote
 from textwrap import fill
 
 from dipole.core.cli import Runner
@@ -16,10 +17,10 @@ from dipole.core.ground.text import counted
 
 NEXT = """
 What comes next:
-  dipole train digits-simclr --set 'objective=infonce + 0.1*dp'   a run of your own
-  dipole list objectives                                          what can stand there; `dipole show NAME` explains it
-  dipole list runs                                                what was just trained; `dipole compare RUN RUN`
-  dipole bench --plan                                             the papers' tables, and how long each takes"""
+  dipole train digits-simclr --set 'objective=infonce + 0.1*dp'   # a run of your own
+  dipole list objectives                                          # what can stand there; `dipole show NAME` explains it
+  dipole list runs{runs}  # what was just trained; `dipole compare RUN RUN`
+  dipole bench --plan                                             # the papers' tables, and how long each takes"""
 
 
 def bench(parser: argparse.ArgumentParser) -> Runner:
@@ -239,7 +240,7 @@ def _bench_all(arguments: argparse.Namespace) -> int:
 
 def _how_to_report(arguments: argparse.Namespace) -> str:
     shipped = _place("shipped") if arguments.known else None
-    places = " ".join("shipped" if place == shipped else str(place) for place in [arguments.runs, *arguments.known])
+    places = join("shipped" if place == shipped else str(place) for place in [arguments.runs, *arguments.known])
     return f"Report: dipole report {places} -o report.html"
 
 
@@ -287,22 +288,35 @@ def _demo(arguments: argparse.Namespace) -> int:
     if arguments.part == "vision":
         from dipole.vision.demo import demo as vision_demo
 
+        picture = Path("demo.png")
         with answering(arguments.json) as answer:
-            vision_demo(arguments.runs)
-            answer |= {"runs": str(arguments.runs), "ok": True}
+            vision_demo(arguments.runs, picture)
+            answer |= {"runs": str(arguments.runs), "picture": str(picture), "ok": True}
+        if not arguments.json:
+            print(f"Picture of the distances: {picture}")
+            print(_next(arguments.runs))
         return 0
-    from dipole.benchmarks.report.write import write_report
+    from dipole.benchmarks.report.write import check_output, write_report
     from dipole.benchmarks.run.bench import bench
 
     a = arguments
+    check_output(a.output)
     with answering(a.json) as answer:
-        code = bench("demo", "small", a.runs, a.engine, a.jobs, a.threads, answer=answer)
+        slurm = dict(a.slurm)
+        code = bench("demo", "small", a.runs, a.engine, a.jobs, a.threads, slurm=slurm, answer=answer, tells_kept=False)
         write_report(arguments.runs, arguments.output)
         answer |= {"report": str(arguments.output)}
     if not a.json:
         print(f"Report: {arguments.output}")
-        print(NEXT)
+        if code == 0:
+            print(_next(arguments.runs))
     return code
+
+
+def _next(runs: Path) -> str:
+    """What is said at the end of a demo; comments stand below each other."""
+    option = "" if runs == Path("runs") else f" --runs {quote(str(runs))}"
+    return NEXT.format(runs=f"{option:<46}")
 
 
 def _report(arguments: argparse.Namespace) -> int:

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dipole.core.record import RunRecord
 
+LONGEST = 48
+"""Characters of a setting that are shown; --json has all of them."""
+
 Runner = Callable[[argparse.Namespace], int]
 
 
@@ -30,13 +33,15 @@ def compare(parser: argparse.ArgumentParser) -> Runner:
 
 def _compare(arguments: argparse.Namespace) -> int:
     from dipole.core.ground.errors import ConfigError
-    from dipole.core.ground.text import number, text_table
+    from dipole.core.ground.text import number, shortened, text_table
     from dipole.core.train.run_folder import find_run
 
     one, other = (find_run(name, arguments.runs).path for name in (arguments.first, arguments.second))
     if one.resolve() == other.resolve():
         raise ConfigError(f"both are the run {one}: give another; `dipole list runs` names them.")
     first, second = (_with_siblings(folder) for folder in (one, other))
+    if _without(first[0].config) == _without(second[0].config):  # no two groups: these two runs alone
+        first, second = first[:1], second[:1]
     settings = _differences(first[0].config, second[0].config)
     shared = [name for name in first[0].results if name in second[0].results]
     numbers = [found for name in shared if (found := _compared(name, first, second))]
@@ -52,15 +57,17 @@ def _compare(arguments: argparse.Namespace) -> int:
         seeds = ", ".join(str(record.seed) for record in group)
         print(f"{title:<6}  {group[0].hash}  {group[0].name}  {group[0].objective}  seeds {seeds}")
     rows = [("setting", "first", "second")]
-    rows += [(key, _shown(a), _shown(b)) for key, (a, b) in settings.items()]
-    print("\n" + (text_table(rows) if settings else "No setting differs but the seed."))
+    rows += [(key, shortened(_shown(a), LONGEST), shortened(_shown(b), LONGEST)) for key, (a, b) in settings.items()]
+    print("\n" + (text_table(rows, words=range(3)) if settings else "No setting differs but the seed."))
     table = [("number", "first", "second", "second - first", "verdict")]
     for each in numbers:
         low, high = each["interval"] or (None, None)
         gap = number(each["difference"]) + (f" ({number(low)} to {number(high)})" if low is not None else "")
         table.append((each["name"], number(each["first"]), number(each["second"]), gap, each["verdict"]))
     print("\n" + (text_table(table) if numbers else "They have no number in common."))
-    if len(first) < 2 or len(second) < 2:
+    if not settings:
+        print("\nTwo seeds of one setting: what they differ in is its spread.")
+    elif len(first) < 2 or len(second) < 2:
         print("\nWith one seed of either nothing is decided: train more, --set seed=1.")
     return 0
 

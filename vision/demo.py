@@ -4,9 +4,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
+from rich import box
 from rich.table import Table
 
+from dipole.core.ground.console import console
 from dipole.core.ground.drawing import check_drawing, new_figure
 from dipole.core.ground.text import counted
 from dipole.core.record import RunRecord
@@ -40,7 +41,7 @@ def demo(
         if not quiet:
             print(f"[{number}/{len(objectives)}] {config.objective}", file=sys.stderr, flush=True)
         records.append(train(config, runs, quiet=quiet))
-    Console().print(table(records))
+    console().print(table(records))
     draw_histograms(records, picture)
     return records
 
@@ -48,9 +49,8 @@ def demo(
 def table(records: Sequence[RunRecord]) -> Table:
     """Test accuracy of every record by probe, with the baselines of the first below."""
     first = records[0]
-    grid = Table(
-        title=f"{first.name}: test accuracy of frozen features, seed {first.seed}, {counted(first.epochs, 'epoch')}"
-    )
+    title = f"{first.name}: test accuracy of frozen features, seed {first.seed}, {counted(first.epochs, 'epoch')}"
+    grid = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     grid.add_column("objective")
     for column in COLUMNS:
         grid.add_column(column, justify="right")

@@ -26,6 +26,7 @@ def write_report(runs: Path | Sequence[Path], output: Path, figures: Path | None
         ConfigError: the output's name says none of these.
         RecordError: it cannot be written.
     """
+    check_output(output)
     report = make_report(runs)
     texts: dict[Path, str | bytes] = {}
     if output.is_dir() or output.suffix == "":
@@ -37,10 +38,8 @@ def write_report(runs: Path | Sequence[Path], output: Path, figures: Path | None
         texts |= _figures(report, output / "charts")
     elif output.suffix == ".html":
         texts = {output: to_html(report)}
-    elif output.suffix == ".md":
-        texts = {output: to_markdown(report)}
     else:
-        raise ConfigError(f"-o {str(output)!r}: give a name ending in .html or .md, or a folder for all formats.")
+        texts = {output: to_markdown(report)}
     if figures is not None:
         texts |= _figures(report, figures)
     for path, text in texts.items():
@@ -51,6 +50,16 @@ def write_report(runs: Path | Sequence[Path], output: Path, figures: Path | None
             option = "--figures" if figures is not None and figures in path.parents else "-o"
             raise RecordError(f"cannot write the report {path}: {why(error, option)}") from error
     return report
+
+
+def check_output(output: Path) -> None:
+    """Whether a report can have that name.
+
+    Raises:
+        ConfigError: it says no format.
+    """
+    if not output.is_dir() and output.suffix not in ("", ".html", ".md"):
+        raise ConfigError(f"-o {str(output)!r}: give a name ending in .html or .md, or a folder for all formats.")
 
 
 def _figures(report: Report, folder: Path) -> dict[Path, str | bytes]:

@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -14,7 +16,16 @@ from dipole.benchmarks.plan import Estimator, Time, faults, make_plan
 from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.run.engines import Engine, LocalEngine, PoolEngine
 from dipole.benchmarks.run.tasks import Result, Task
-from dipole.benchmarks.run.terminal import Summary, print_plan, print_results, print_summary, reckoning, reporter, say
+from dipole.benchmarks.run.terminal import (
+    Summary,
+    consoles,
+    print_plan,
+    print_results,
+    print_summary,
+    reckoning,
+    reporter,
+    say,
+)
 from dipole.benchmarks.run_records import read_records
 from dipole.benchmarks.suite import Job, ScaleName, Sized, read_suite, suites
 from dipole.core.ground.errors import ConfigError, TrainingError
@@ -42,6 +53,7 @@ def bench(
     console: Console | None = None,
     answer: dict[str, Any] | None = None,
     known: Sequence[Path] = (),
+    tells_kept: bool = True,
 ) -> int:
     """Run what is missing of a suite; the exit code is 1 if a job failed, or could not be built where only planned.
 
@@ -58,9 +70,10 @@ def bench(
         slurm: options of sbatch, for the engine "slurm".
         answer: filled with what `--json` prints.
         known: results files, or folders of them, whose runs are not made again.
+        tells_kept: whether it says that results of the suite come with dipole, where `known` has none.
     """
     answer = {} if answer is None else answer
-    console = console or Console()
+    console, aside = consoles(console)
     sized = read_suite(name).at(scale, overrides, seeds)
     wanted = sized.jobs(runs)
     elsewhere = known_runs(known)
@@ -82,18 +95,21 @@ def bench(
             say(console, f"cannot run: {fault}")
         return 1 if found else 0
     assert chosen is not None
-    if not known and (count := len(kept_of(sized) & {job.hash for job in wanted if job.hash not in records})):
+    if (
+        tells_kept
+        and not known
+        and (count := len(kept_of(sized) & {job.hash for job in wanted if job.hash not in records}))
+    ):
         say(
-            console,
+            aside,
             f"{count} of {len(wanted)} runs {'comes' if count == 1 else 'come'} with dipole as results: --known "
             f"{SHIPPED_NAME}.",
         )
     if not overrides and (kept := kept_overrides(known).get((sized.suite.name, scale))):
-        say(
-            console, f"The results that are known were made with --set {' '.join(kept)}: give that, or all is run anew."
-        )
+        settings = " ".join(f"--set {quote(each)}" for each in kept)
+        say(aside, f"The results that are known were made with {settings}: give that, or all is run anew.")
     described = manifest(sized, wanted)
-    summary = run_suite(sized, wanted, described, records, runs, chosen, console)
+    summary = run_suite(sized, wanted, described, records, runs, chosen, aside)
     print_results(console, SuiteResults(described, elsewhere | read_records(runs).records))
     print_summary(console, sized, summary, runs)
     answer |= {"suite": name, "scale": scale, "runs": str(runs), **summed_up(summary)}
@@ -145,11 +161,12 @@ def plan_all(
 
     The exit code is 1 if there is anything of that kind.
     """
-    console = console or Console()
+    console, _ = consoles(console)
     records, kept = known_runs(known) | finished(runs), kept_overrides(known)
     estimator, slots = Estimator(records.values()), LocalEngine(jobs, threads).slots
     notes: list[str] = []
-    table = Table(title=f"Shipped suites at scale {scale}, {counted(slots, 'run')} at a time", title_justify="left")
+    table = Table(title=f"Shipped suites at scale {scale}, {counted(slots, 'run')} at a time", title_justify="left",
+                  box=box.SIMPLE_HEAD, pad_edge=False)  # fmt: skip
     for name in ("suite", "runs", "finished", "estimated time"):
         table.add_column(name, justify="left" if name == "suite" else "right")
     every: dict[str, RunConfig] = {}

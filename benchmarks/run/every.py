@@ -11,7 +11,7 @@ from dipole.benchmarks.kept import kept_overrides, known_runs
 from dipole.benchmarks.manifest import manifest
 from dipole.benchmarks.plan import Estimator, Time
 from dipole.benchmarks.run.bench import finished, make_engine, run_suite, summed_up
-from dipole.benchmarks.run.terminal import print_summary, reckoning, say
+from dipole.benchmarks.run.terminal import consoles, print_summary, reckoning, say
 from dipole.benchmarks.suite import Job, ScaleName, Sized, read_suite, suites
 from dipole.core.ground.text import are, counted
 
@@ -36,22 +36,22 @@ def bench_all(
         answer: filled with what `--json` prints.
     """
     answer = {} if answer is None else answer
-    console = console or Console()
+    console, aside = consoles(console)
     elsewhere = known_runs(known)
-    say(console, f"Times are reckoned {reckoning()}")
+    say(aside, f"Times are reckoned {reckoning()}")
     summaries = []
     for sized, wanted, time in by_cost(scale, runs, jobs, threads, elsewhere, kept_overrides(known)):
         name = f"{sized.suite.name} ({scale})"
         if time.seconds > 3600 * within:
-            say(console, f"{name} is left out: {time}.")
+            say(aside, f"{name} is left out: {time}.")
             continue
         records = elsewhere | finished(runs)
         if all(job.hash in records for job in wanted):
-            say(console, f"{name}: all of its {counted(len(wanted), 'run')} {are(len(wanted))} finished.")
+            say(aside, f"{name}: all of its {counted(len(wanted), 'run')} {are(len(wanted))} finished.")
             continue
-        say(console, f"{name}: {time}.")
+        say(aside, f"{name}: {time}.")
         engine = make_engine("local", jobs, threads, shared_process=sized.scale.processes == 1)
-        summary = run_suite(sized, wanted, manifest(sized, wanted), records, runs, engine, console)
+        summary = run_suite(sized, wanted, manifest(sized, wanted), records, runs, engine, aside)
         print_summary(console, sized, summary, runs)
         summaries.append({"suite": sized.suite.name, **summed_up(summary)})
     answer |= {"scale": scale, "runs": str(runs), "suites": summaries}

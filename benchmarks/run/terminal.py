@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
@@ -19,7 +20,7 @@ from dipole.benchmarks.report.terminal_table import print_table
 from dipole.benchmarks.run import reference
 from dipole.benchmarks.run.tasks import Result
 from dipole.benchmarks.suite import Sized
-from dipole.core.ground.console import can_draw
+from dipole.core.ground.console import can_draw, console
 from dipole.core.ground.progress import duration
 from dipole.core.ground.text import are, counted
 
@@ -46,7 +47,8 @@ def print_plan(console: Console, sized: Sized, plan: Plan) -> None:
             console, f"{plan.time.reckoned} of {counted(left, 'run')} {are(plan.time.reckoned)} reckoned: {reckoning()}"
         )
     print_cells(console, sized)
-    table = Table(title="Seeds per arm for 80 % power (two-sided t-test at 0.05)", title_justify="left")
+    title = "Seeds per arm for 80 % power (two-sided t-test at 0.05)"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("column", "difference", "spread", "spread from", "seeds", "planned"):
         table.add_column(name, justify="left" if name in ("column", "spread from") else "right", overflow="fold")
     for line in plan.seeds:
@@ -121,6 +123,11 @@ def _left(seconds: float | None) -> str:
     if seconds is None:
         return "time left unknown"
     return f"about {duration(seconds)} left" if seconds > 0 else "done any moment"
+
+
+def consoles(given: Console | None) -> tuple[Console, Console]:
+    """Where results go, and what is said on the way to them: stdout and stderr, or the one that is given."""
+    return (given, given) if given is not None else (console(), console(stderr=True))
 
 
 class _TimeLeft(ProgressColumn):

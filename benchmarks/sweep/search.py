@@ -18,7 +18,7 @@ from rich.console import Console
 from dipole.benchmarks.run.bench import EngineName, make_engine, run_jobs
 from dipole.benchmarks.run.engines import Engine
 from dipole.benchmarks.run.tasks import Result, Task
-from dipole.benchmarks.run.terminal import say
+from dipole.benchmarks.run.terminal import consoles, say
 from dipole.benchmarks.run.worker import ask_to_stop
 from dipole.benchmarks.run_records import read_records, run_name
 from dipole.benchmarks.suite import Job
@@ -90,7 +90,7 @@ def sweep(
         answer: filled with what `--json` prints.
     """
     answer = {} if answer is None else answer
-    console = console or Console()
+    console, aside = consoles(console)
     dimensions = read_space(space)
     if not dimensions:
         raise ConfigError("a search needs --space, such as --space 'train.learning_rate=log(1e-4, 1e-2)'.")
@@ -105,7 +105,7 @@ def sweep(
     for corner in corners(dimensions):
         load(recipe, [*search.settings(corner, base.objective), CHOOSING])
     if base.train.evaluate_every is None:
-        say(console, "Trials are not pruned: the recipe evaluates only at the end (train.evaluate_every).")
+        say(aside, "Trials are not pruned: the recipe evaluates only at the end (train.evaluate_every).")
     try:
         (runs / SWEEPS).mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -113,9 +113,9 @@ def sweep(
     slots = make_engine(engine, jobs, threads, slurm=slurm).slots
     folder = runs / SWEEPS / search.name
     with opened(folder, dimensions, described, not minimize, seed) as study:
-        driver = _Driver(search, study, base.objective, runs, trials, console)
+        driver = _Driver(search, study, base.objective, runs, trials, aside)
         say(
-            console,
+            aside,
             f"Search {search.name}: {len(study.spent())} of {counted(trials, 'trial')} begun, {slots} at a time.",
         )
         with ThreadPoolExecutor(slots) as pool:
@@ -140,7 +140,7 @@ def sweep(
             say(console, f"  {key}: {100 * share:.0f} % of what tells good trials from others")
     records = read_records(runs).done
     answer |= {"search": search.name, "best": best.value, "settings": best.params, "winner": [j.hash for j in winner]}
-    summary = run_jobs(winner, records, runs, make_engine(engine, jobs, threads, slurm=slurm), console)
+    summary = run_jobs(winner, records, runs, make_engine(engine, jobs, threads, slurm=slurm), aside)
     _tell_test(console, search, winner, runs, best.value)
     return 1 if summary.failed else 0
 

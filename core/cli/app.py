@@ -16,7 +16,6 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, cast
@@ -216,13 +215,19 @@ def _summary(name: str, point: EntryPoint | None) -> str:
 
 
 def whole_parser() -> argparse.ArgumentParser:
-    """Every command as a subparser of one parser, for what reads them all; a command that is broken is left out."""
+    """Every command as a subparser of one parser, for what reads them all; somebody's that is broken is left out."""
     parser = argparse.ArgumentParser(prog="dipole")
     parser.add_argument("-V", "--version", action="store_true", help="print the version")
     commands = parser.add_subparsers(dest="command")
     for each in listed_commands():
-        with suppress(PluginError):
-            _find(each["name"])(commands.add_parser(each["name"], help=each["summary"], description=each["summary"]))
+        try:
+            configure = _find(each["name"])
+            configure(argparse.ArgumentParser(prog=f"dipole {each['name']}"))  # a half of one would be completed
+        except (Exception, SystemExit):
+            if each["package"] == OURS:
+                raise
+            continue
+        configure(commands.add_parser(each["name"], help=each["summary"], description=each["summary"]))
     return parser
 
 

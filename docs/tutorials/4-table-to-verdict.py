@@ -66,7 +66,8 @@ def dipole(*words: str) -> None:
     # A kernel asks whatever it starts for colours, which are no text.
     environment = os.environ | {"FORCE_COLOR": "", "COLUMNS": "100", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-u", "-m", "dipole.core.cli", *words]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, encoding="utf-8", env=environment) as process:
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, **streams, text=True, encoding="utf-8", env=environment) as process:
         for line in process.stdout:
             print(line, end="", flush=True)
     if process.returncode:

@@ -1,5 +1,6 @@
 """Commands about runs that are there: compare, rm; completion; answers for programs and plain text for pipes."""
 
+import argparse
 import json
 import os
 import re
@@ -93,7 +94,11 @@ def test_compare_decides_nothing_with_one_seed_and_wants_finished_runs(
     assert code == 0
     assert "one seed" in out
     assert "With one seed of either nothing is decided" in out
-    assert "No setting differs but the seed" in dipole(capsys, "compare", first, trained["infonce", 1])[1]
+    out = dipole(capsys, "compare", first, trained["infonce", 1])[1]
+    assert "No setting differs but the seed" in out
+    assert "Two seeds of one setting" in out
+    # The third seed belongs to neither.
+    assert re.search(r"^first .* seeds 0\nsecond .* seeds 1$", out, re.MULTILINE)
     change(second, status="failed")
     code, _, err = dipole(capsys, "compare", first, second)
     assert code == 2
@@ -272,7 +277,8 @@ def test_bash_completes_commands_options_names_and_files(
     if bash is None:
         pytest.skip("no bash")
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs").mkdir()
+    for name in ("0123abc", "0ffe"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
     (tmp_path / "mine.toml").write_text("")
     code, script, _ = dipole(capsys, "completion", "bash")
     assert code == 0
@@ -285,7 +291,9 @@ def test_bash_completes_commands_options_names_and_files(
         ("com", {"compare", "completion"}), ("rm --y", {"--yes"}), ("completion z", {"zsh"}),
         ("train digits-simc", {"digits-simclr"}), ("train mi", {"mine.toml"}), ("show infon", {"infonce"}),
         ("bench lmcl-table1", {"lmcl-table1"}), ("data get cifar10", {"cifar10", "cifar100"}),
-        ("rm r", {"runs"}), ("report runs -o mi", {"mine.toml"}),
+        ("rm r", {"runs"}), ("report runs -o mi", {"mine.toml"}), ("rm 01", {"0123abc"}), ("rm 0123abc 0f", {"0ffe"}),
+        ("report sh", {"shipped"}), ("bench demo --known sh", {"shipped"}), ("train mine.toml --resume a", {"auto"}),
+        ("data get wiki", {"wiki3029"}),
     ):  # fmt: skip
         found = subprocess.run(
             [bash, "--norc", "-c", script + "\n" + ask.format(words=words)], capture_output=True, text=True, check=True
@@ -307,6 +315,37 @@ def test_every_shell_gets_a_script_that_names_every_command(
         load = f'autoload -Uz compinit; compinit -u -D; eval "$(<{script})"' if shell == "zsh" else f"source {script}"
         read = subprocess.run([found, "-f", "-c", load], capture_output=True, text=True, check=False)
         assert (read.returncode, read.stderr) == (0, "")
+
+
+def test_a_broken_command_of_somebody_keeps_no_other_from_being_completed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("shtab")
+
+    def half(parser: argparse.ArgumentParser) -> Any:
+        parser.add_argument("--begun")
+        raise RuntimeError("no model server")
+
+    listed = cli.listed_commands()
+    monkeypatch.setattr(cli, "listed_commands", lambda: [*listed, {"name": "odd", "summary": "", "package": "theirs"}])
+    find = cli._find
+    monkeypatch.setattr(cli, "_find", lambda name: half if name == "odd" else find(name))
+    code, out, _ = dipole(capsys, "completion", "bash")
+    assert code == 0
+    assert "--begun" not in out
+    assert "digits-simclr" in out
+
+
+def test_a_setting_that_is_long_keeps_its_line_short(trained: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+    long = "a" * 500
+    for seed in range(3):
+        config = json.loads((trained["dcl", seed] / "record.json").read_text())["config"]
+        change(trained["dcl", seed], config=config | {"description": "", "text": {"corpus": long}})
+    code, out, _ = dipole(capsys, "compare", trained["infonce", 0], trained["dcl", 0])
+    assert code == 0
+    assert max(map(len, out.splitlines())) < 130
+    told = json.loads(dipole(capsys, "compare", trained["infonce", 0], trained["dcl", 0], "--json")[1])
+    assert long in json.dumps(told["settings"])
 
 
 def test_completion_without_shtab_is_one_message(

@@ -12,15 +12,22 @@ from dipole.core.cli import Runner
 
 SHELLS = ("bash", "zsh", "tcsh")
 # What stands where a metavar does; one of a single command is named with it. Kinds are those of `dipole list`.
-FOLDERS = ("RUN", "RUNS", "AGENT", "DIR", "FOLDER")
-FILES = ("FILE", "PATH", "INPUT", "RECIPE", "SUITE")
+FOLDERS = ("AGENT", "DIR", "FOLDER")
+FILES = ("FILE", "PATH", "INPUT", "RECIPE", "SUITE", "RUN", "RUNS", "PLACE", "auto|never|PATH")
 NAMES = {
     "RECIPE": ("recipes",),
     "SUITE": ("suites",),
     "dipole check TARGET": ("objectives", "regularizers"),
     "dipole show NAME": ("objectives", "regularizers", "diagnostics", "recipes", "suites", "domains"),
     "dipole data get NAME": ("data sets",),
+    "RUN": ("run folders",),
+    "RUNS": ("kept",),
+    "PLACE": ("kept",),
+    "auto|never|PATH": ("beginnings",),
 }
+WORDS = {"kept": ("shipped",), "beginnings": ("auto", "never")}
+# Runs are those of the moment, not of when the script was made: the shell looks itself.
+RUN_FOLDERS = "$(cd runs 2>/dev/null && ls)"
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
@@ -72,27 +79,31 @@ def _marked(parser: argparse.ArgumentParser, shell: str) -> Iterator[str]:
         if kinds and shell in ("bash", "zsh"):
             function = "_dipole_" + "_".join((*parser.prog.split()[1:], action.dest))
             marked.complete = {shell: function}
-            yield _function(function, [name for kind in kinds for name in _names(kind)], metavar in FILES, shell)
+            words = [name for kind in kinds if kind != "run folders" for name in _names(kind)]
+            listed = " ".join([*map(quote, words), *([RUN_FOLDERS] if "run folders" in kinds else [])])
+            yield _function(function, listed, metavar in FILES, shell)
         elif metavar in FOLDERS:
             marked.complete = shtab.DIRECTORY
         elif metavar in FILES:
             marked.complete = shtab.FILE
 
 
-def _function(name: str, words: list[str], files: bool, shell: str) -> str:
-    """A function of the shell that offers words, and files where these can stand in their place."""
+def _function(name: str, words: str, files: bool, shell: str) -> str:
+    """A function of the shell that offers words, as it reads them, and files where these can stand in their place."""
     if shell == "zsh":
-        lines = [f"compadd -- {' '.join(map(quote, words))}", *(["_files"] if files else [])]
+        lines = [f"compadd -- {words}", *(["_files"] if files else [])]
     else:
-        lines = [f'compgen -W {quote(" ".join(words))} -- "$1"', *(['_shtab_compgen_files "$1"'] if files else [])]
+        lines = [f'compgen -W "{words}" -- "$1"', *(['_shtab_compgen_files "$1"'] if files else [])]
     return "\n".join([f"{name}() {{", *(f"  {line}" for line in lines), "}"])
 
 
 def _names(kind: str) -> list[str]:
+    if kind in WORDS:
+        return list(WORDS[kind])
     if kind == "data sets":
-        from dipole.core.train.data_sets import Built, data_sets
+        from dipole.core.train.data_sets import data_sets
 
-        return [name for name, each in data_sets().items() if not isinstance(each, Built)]
+        return list(data_sets())
     from dipole.core.cli.commands.list import list_kind
 
     return [entry["name"] for entry in list_kind(kind)]

@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from shlex import join
 
 from dipole.core.cli import Runner
 from dipole.core.cli.answer import answering, aside
@@ -118,7 +119,7 @@ def _check_space(files: list[RemoteFile], folder: Path) -> None:
 
 
 def _use(data: DataSet, folder: Path) -> str:
-    return f"use it by  --set {data.use.format(folder=folder)}"
+    return f"use it by  --set {join([data.use.format(folder=folder)])}"
 
 
 def _sizes(files: tuple[RemoteFile, ...]) -> str:

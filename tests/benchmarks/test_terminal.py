@@ -1,0 +1,64 @@
+"""What goes to stdout and what to stderr where a suite is run into a pipe, and what a demo says last."""
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dipole.benchmarks import commands
+from dipole.core.cli import main
+
+SUITE = """
+name = "tiny"
+title = "tiny"
+[[columns]]
+name = "of the neighbours"
+metric = "knn/accuracy"
+[[rows]]
+method = "a name of a method that is too long for any column of eighty characters to have room for it"
+objective = "infonce"
+[scale.small]
+recipe = "digits-simclr"
+seeds = [0]
+set = ["train.epochs=1", "vision.data.limit=400", "vision.probe.baselines=false", "vision.probe.probes=['knn']"]
+"""
+
+
+def test_results_are_on_stdout_whole_and_what_is_said_on_the_way_on_stderr(tmp_path, monkeypatch):
+    (tmp_path / "tiny.toml").write_text(SUITE)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.delenv("COLUMNS", raising=False)
+    command = [sys.executable, "-m", "dipole.core.cli", "bench", "tiny.toml", "--runs", "the runs", "--jobs", "1"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "[1/1] done" in done.stderr
+    assert "done  " not in done.stdout
+    assert "neighbours" in done.stdout
+    assert "n = 1" in done.stdout
+    assert not set("\x1b\u2502\u2503") & set(done.stdout + done.stderr)
+    assert "Report: dipole report 'the runs' -o report.html" in done.stdout
+    plan = subprocess.run([*command, "--plan"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "1 finished, 0 to do" in plan.stdout
+    assert "row a name of a method that is too long for any column of eighty characters to have room" in plan.stdout
+    assert "\u2026" not in plan.stdout
+    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "1 of 1 run is finished already." in again.stderr
+    assert again.stdout.splitlines()[:3] == done.stdout.splitlines()[:3]
+
+
+def test_what_a_demo_says_last_can_be_typed_and_looks_where_it_ran():
+    for runs in ("runs", "my runs"):
+        lines = [line for line in commands._next(Path(runs)).splitlines() if line.startswith("  dipole ")]
+        typed = [shlex.split(line, comments=True) for line in lines]
+        assert [words[1] for words in typed] == ["train", "list", "list", "bench"]
+        assert ("--runs" in typed[2], "my runs" in typed[2]) == ((runs != "runs",) * 2)
+        assert len({line.index("#") for line in lines}) == 1
+
+
+@pytest.mark.parametrize("command", [["demo", "-o", "x.pdf"], ["report", "nowhere", "-o", "x.pdf"]])
+def test_a_name_that_no_report_can_have_is_said_before_anything_is_run(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(command) == 2
+    assert "give a name ending in .html or .md" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
