@@ -12,6 +12,7 @@ from typing import Any
 import committed
 
 ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
 MARK = re.compile(r"<!-- table: (\w+) -->")
 EVERYWHERE = {
     "simclr": "images: five labels per class",
@@ -31,7 +32,7 @@ def filled(markdown: str) -> str:
 
 def results(name: str) -> Any:
     """One file of benchmarks/results."""
-    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -100,8 +101,8 @@ def polarization() -> str:
     """Polarization beside InfoNCE, in each domain that was studied."""
     from dipole.benchmarks.studies import polarization as study
 
-    found = results("polarization")
-    return "\n\n".join(f"### In {domain}\n\n{study.table(found, domain)}" for domain in found)
+    found, _ = study.kept(RESULTS / "polarization.json")
+    return "\n\n".join(f"### {study.TITLES[domain]}\n\n{study.table(found, domain)}" for domain in found)
 
 
 TABLES: dict[str, Callable[[], str]] = {

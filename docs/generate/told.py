@@ -9,6 +9,7 @@ the two is written by this program, and a test holds that it is what the records
     SUITE: ROW @ COLUMN             the difference from the row's base, its 95 % interval, p (Holm, over the suite)
     SUITE: ROW - OTHER @ COLUMN     the difference of any two rows, p of this test alone
     SUITE: mean ROW @ COLUMN        the mean over seeds
+    SUITE: diagnostic NAME ROW      the mean of a diagnostic over the runs of a row
     SUITE: gain ROW                 the gain over all columns, in units of the base's mean, p of this test alone
     SUITE: decided                  how many of its differences are decided (Holm)
     SUITE: p                        the range of p (Holm) of its differences
@@ -17,6 +18,9 @@ the two is written by this program, and a test holds that it is what the records
     all: decided                    the same of everything that is kept
     polarization DOMAIN: KEY        the gain of a setting over InfoNCE, p (Holm, over the domain's settings)
     polarization DOMAIN: KEY - KEY  the difference of two settings' gains, p of this test alone
+    polarization DOMAIN: mean KEY   its number after training, mean over seeds; of `untrained`, before
+    polarization DOMAIN: pull KEY   the gradient of lambda R over that of InfoNCE at the first step, mean over seeds
+    polarization DOMAIN: decided    how many of its differences from InfoNCE are decided (Holm)
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from collections.abc import Mapping
 from functools import cache
 from math import floor, isfinite, log10
 from pathlib import Path
+from statistics import fmean
 
 import committed
 import evidence
@@ -71,6 +76,9 @@ def said(of: str) -> str:
     if what == "p":
         found = [cell.p_holm for cell in findings.tested(suite) if isfinite(cell.p_holm)]
         return f"p {_p(min(found))} to {_p(max(found))}"
+    if what.startswith("diagnostic "):
+        name, _, row = what.removeprefix("diagnostic ").partition(" ")
+        return number(fmean(suite.records[run].diagnostics[name] for run in suite.runs_by_row[row]))
     if what.startswith("claim "):
         return _claim(suite, what.removeprefix("claim "))
     if what.startswith("gain "):
@@ -121,11 +129,15 @@ def _claim(suite: SuiteResults, name: str) -> str:
 
 @cache
 def _study() -> polarization.Found:
-    return evidence.results("polarization")
+    return polarization.kept(evidence.RESULTS / "polarization.json")[0]
 
 
 def _polarization(domain: str, key: str) -> str:
     tests = polarization.tests(_study(), domain)
+    if what_of := re.fullmatch("(mean|pull) (.*)", key):
+        return _of_runs(_study()[domain], *what_of.groups())
+    if key == "decided":
+        return f"{sum(p < 0.05 for *_, p in tests.values())} of {len(tests)}"
     one, minus, other = key.partition(" - ")
     if minus:
         gains = _gains(domain, one), _gains(domain, other)
@@ -133,6 +145,12 @@ def _polarization(domain: str, key: str) -> str:
         return _shown(test, f"p = {_p(test.p_t)} alone")
     _, test, p = tests[key]
     return _shown(test, f"p = {_p(p)}")
+
+
+def _of_runs(cells: Mapping[str, Mapping[str, Mapping[str, float]]], what: str, key: str) -> str:
+    name = "first pull" if what == "pull" else "untrained" if key == "untrained" else "trained"
+    values = [cell[name] for cell in cells["infonce" if key == "untrained" else key].values()]
+    return f"{fmean(values):.2g}" if what == "pull" else f"{fmean(values):.3f}"
 
 
 def _gains(domain: str, key: str) -> Mapping[int, float]:
