@@ -20,7 +20,14 @@ OTHERWISE = "other results than the same run elsewhere, whose count"
 
 @dataclass(frozen=True)
 class Gathered:
-    """Records, the suites that asked for them, what lies beside the records, and what could not be read."""
+    """Records, the suites that asked for them, what lies beside the records, and what could not be read.
+
+    Args:
+        collection: the records, by run.
+        manifests: of the suites.
+        beside: curves, energy and points of the runs.
+        problems: files that could not be read, and results that contradict each other.
+    """
 
     collection: Collection
     manifests: list[Manifest]
@@ -30,6 +37,12 @@ class Gathered:
 
 def gather(places: Iterable[Path]) -> Gathered:
     """Read folders of runs and results files; of a run that two places have, the first one's counts.
+
+    Args:
+        places: folders of runs, results files and folders of them.
+
+    Returns:
+        What they hold.
 
     Raises:
         DataError: a place is neither, or one run.

@@ -324,7 +324,8 @@ def _report(arguments: argparse.Namespace) -> int:
 
     with answering(arguments.json) as answer:
         found = write_report(arguments.runs, arguments.output, arguments.figures)
-        answer |= {"report": str(arguments.output), "facts": dict(found.facts)}
+        facts = {name: int(value) if value.isdecimal() else value for name, value in found.facts.items()}
+        answer |= {"report": str(arguments.output), "facts": facts}
     unread = "problems" in found.facts and found.facts["runs"] == "0"
     if unread:
         print(f"nothing could be read: `Problems` in {arguments.output} says why", file=sys.stderr)

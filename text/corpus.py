@@ -37,7 +37,12 @@ LOOKED_AT = 100  # rows of a table by which its column of text is found
 
 @dataclass(frozen=True)
 class Document:
-    """Sentences that belong together, in reading order."""
+    """Sentences that belong together, in reading order.
+
+    Args:
+        name: of the document.
+        sentences: its sentences.
+    """
 
     name: str
     sentences: list[str]
@@ -343,7 +348,11 @@ def _cell(row: Any, where: str, column: str | None) -> str | list[str]:
 
 
 def pydoc_documents() -> Iterator[Document]:
-    """Read the help topics of Python's own `pydoc_data`: English prose, each topic a document and a class."""
+    """Read the help topics of Python's own `pydoc_data`: English prose, each topic a document and a class.
+
+    Returns:
+        One document a topic, by name; code, grammar rules and rulers are left out.
+    """
     from pydoc_data.topics import topics
 
     for name in sorted(topics):

@@ -30,25 +30,46 @@ class Beside:
 
     @classmethod
     def of(cls, runs: Path | Beside) -> Beside:
-        """Of a folder of runs, or what is one already."""
+        """Of a folder of runs, or what is one already.
+
+        Args:
+            runs: the folder.
+        """
         return runs if isinstance(runs, Beside) else cls(folder=runs)
 
     def place(self, run: str) -> Path:
-        """The folder of a run, as far as it has one."""
+        """The folder of a run, as far as it has one.
+
+        Args:
+            run: its name.
+        """
         return self.folders.get(run, self.folder / run)
 
     def curves(self, run: str, names: Iterable[str]) -> dict[str, Curve]:
-        """Curves of the named quantities, those that there are."""
+        """Curves of the named quantities, those that there are.
+
+        Args:
+            run: its name.
+            names: as metrics.jsonl has them.
+        """
         if (found := self.kept.get(run)) is not None:
             return {name: found.curves[name] for name in names if name in found.curves}
         return read_curves(self.place(run) / "metrics.jsonl", names)
 
     def joules(self, run: str) -> Mapping[str, float]:
-        """Energy by device; empty where nothing was measured."""
+        """Energy by device; empty where nothing was measured.
+
+        Args:
+            run: its name.
+        """
         return self.kept[run].joules if run in self.kept else energy.read(self.place(run))
 
     def points(self, run: str) -> Any:
-        """What points.json holds; None where it is absent or damaged."""
+        """What points.json holds; None where it is absent or damaged.
+
+        Args:
+            run: its name.
+        """
         if run in self.kept:
             return self.kept[run].points
         try:

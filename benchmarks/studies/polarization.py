@@ -41,6 +41,7 @@ MEASURES = {
     "text": "mean reciprocal rank of the next sentence",
     "rl": "own observation found among 300",
 }
+TERM = "dp"
 LAMBDA, MARGIN = 0.1, (0.1, 0.5)
 """The paper's (LMCL Sec. 5)."""
 LAMBDAS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
@@ -63,7 +64,7 @@ class Setting:
     def term(self) -> str:
         """The regularizer as text."""
         low, high = self.margin
-        return f"{self.weight:g}*dp(delta_pos={low:g}, delta_neg={high:g}, reduction={self.reduction})"
+        return f"{self.weight:g}*{TERM}(delta_pos={low:g}, delta_neg={high:g}, reduction={self.reduction})"
 
     @property
     def key(self) -> str:

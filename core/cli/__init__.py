@@ -14,7 +14,14 @@ __all__ = ["Configure", "Runner", "main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code."""
+    """Run one command.
+
+    Args:
+        argv: its words, without `dipole`; None: those that the process was given.
+
+    Returns:
+        Its exit code: 0 done, 1 failed, 2 wrong usage, 75 interrupted by a scheduler.
+    """
     try:
         from dipole.core.cli.app import main as run  # here, so that Ctrl-C while it is imported is a word as well
 

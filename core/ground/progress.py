@@ -36,7 +36,12 @@ def in_notebook() -> bool:
 
 
 class Progress:
-    """Shows how far a run is; `quiet` shows nothing but warnings, `mute` not even these (ranks other than 0)."""
+    """Shows how far a run is.
+
+    Args:
+        quiet: show nothing but warnings.
+        mute: not even these, on ranks other than 0.
+    """
 
     def __init__(self, quiet: bool = False, mute: bool = False) -> None:
         self._quiet = quiet or mute or _QUIET.get()
@@ -50,7 +55,14 @@ class Progress:
         self._over = 0  # characters of a notebook's line that the next one is written over
 
     def start(self, title: str, total: int, step: int, unit: str = "step") -> None:
-        """Begin at `step` of `total`; the unit is what a plain line counts."""
+        """Begin to show a run.
+
+        Args:
+            title: its name, beside the bar.
+            total: steps of the whole run.
+            step: steps done before.
+            unit: what a plain line counts.
+        """
         self._total = total
         self._unit = unit
         self._timed_from = None
@@ -75,7 +87,11 @@ class Progress:
         self._bar = bar
 
     def update(self, step: int) -> None:
-        """Tell the step; cheap enough for every step."""
+        """Tell the step; cheap enough for every step.
+
+        Args:
+            step: steps done.
+        """
         now = time.monotonic()
         if self._timed_from is None:
             self._timed_from = (step, now)
@@ -100,23 +116,39 @@ class Progress:
         return f"about {duration((now - began) / (step - first) * (self._total - step))} left"
 
     def values(self, values: Mapping[str, float]) -> None:
-        """Remember what stands beside the bar."""
+        """Remember what stands beside the bar.
+
+        Args:
+            values: numbers by name.
+        """
         self._text = "  ".join(f"{name.removeprefix('train/')} {value:.4g}" for name, value in values.items())
 
     def status(self, text: str) -> None:
-        """Say on the bar, or on the line of a notebook, what takes a while."""
+        """Say on the bar, or on the line of a notebook, what takes a while.
+
+        Args:
+            text: a few words.
+        """
         if self._bar is not None:
             self._bar.update(self._task, text=text)  # type: ignore[attr-defined]
         elif not self._quiet and in_notebook():
             self._write_over(text)
 
     def note(self, text: str) -> None:
-        """Print one line above the bar."""
+        """Print one line above the bar.
+
+        Args:
+            text: the line.
+        """
         if not self._quiet:
             self.warn(text)
 
     def warn(self, text: str) -> None:
-        """Print one line even when quiet."""
+        """Print one line even when quiet.
+
+        Args:
+            text: the line.
+        """
         if self._mute:
             return
         if self._bar is not None:
@@ -137,7 +169,11 @@ class Progress:
             self._over = 0
 
     def close(self, step: int | None = None) -> None:
-        """Leave the terminal as it was."""
+        """Leave the terminal as it was.
+
+        Args:
+            step: steps done at the end; None: as told last.
+        """
         if self._bar is not None:
             if step is not None:
                 self._bar.update(self._task, completed=step, text=self._text)  # type: ignore[attr-defined]

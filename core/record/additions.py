@@ -17,7 +17,13 @@ FILE = "measured.json"
 
 
 class AddedResult(Part):
-    """One number, who measured it, and when it was added."""
+    """One number, who measured it, and when it was added.
+
+    Args:
+        value: the number.
+        source: who or what measured it.
+        time: when it was added, in ISO 8601.
+    """
 
     value: float
     source: str

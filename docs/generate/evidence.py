@@ -97,6 +97,25 @@ def of_objective(name: str) -> str:
     return "Default options, 50 to 200 steps, one seed ([all of them](../choosing.md)):\n\n" + "\n".join(lines)
 
 
+def of_study(name: str) -> str:
+    """What the study of polarization has decided of it; "" of any other."""
+    from dipole.benchmarks.studies import polarization as study
+
+    if name != study.TERM:
+        return ""
+    found, _ = study.kept(RESULTS / "polarization.json")
+    lines = []
+    for domain in found:
+        tests = study.tests(found, domain).values()
+        signs = [test.difference > 0 for _, test, p in tests if p < 0.05]
+        lines.append(f"- {study.TITLES[domain]}: {sum(signs)} above InfoNCE, {len(signs) - sum(signs)} below it")
+    return (
+        f"Reduction, lambda, margin and number of negatives beside InfoNCE, {len(tests)} settings in a domain, five "
+        "seeds; how many are decided (p of Holm below 0.05; [the case of polarization](../polarization.md)):\n\n"
+        + "\n".join(lines)
+    )
+
+
 def polarization() -> str:
     """Polarization beside InfoNCE, in each domain that was studied."""
     from dipole.benchmarks.studies import polarization as study

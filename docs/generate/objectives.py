@@ -98,7 +98,8 @@ def page(entry: Entry) -> str:
     parts.append("## Suites that use it")
     parts.append("\n".join(f"- `dipole bench {name}`: {title}" for name, title in suites) or "None.")
     parts.append("What of them has been run, and its verdicts: [results](../results.md), [papers](../papers.md).")
-    ran = [evidence.of_objective(entry.name), committed.of_objective({entry.name, *entry.aliases})]
+    ran = [evidence.of_objective(entry.name), evidence.of_study(entry.name)]
+    ran += [committed.of_objective({entry.name, *entry.aliases})]
     parts.append("## Results of ours")
     parts += [each for each in ran if each] or ["No suite or study of ours that was run to its end has it."]
     parts += [

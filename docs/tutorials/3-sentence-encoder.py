@@ -16,8 +16,8 @@
 # A model of sentence-transformers, its own trainer, and an objective as its loss; and the two protocols by which such
 # encoders are compared, before and after.
 #
-# Time on one core: SMALL s with `DIPOLE_TUTORIAL=small`, DEFAULT min without. The small setting downloads nothing; the
-# other one fetches a published model and two tasks of MTEB.
+# Time on one core: 30 s with `DIPOLE_TUTORIAL=small`, which downloads nothing. Without it a published model and two
+# tasks of MTEB are fetched, and it takes what the network and a larger model take.
 
 # %%
 import importlib.util

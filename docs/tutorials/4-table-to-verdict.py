@@ -17,7 +17,7 @@
 # beside the printed ones, and tests each sentence on them. Here: do larger blocks of similar sentences help, as Table
 # 2 of Arora et al. has it?
 #
-# Time on one core: SMALL s with `DIPOLE_TUTORIAL=small`, DEFAULT min without. Nothing is downloaded.
+# Time on one core: 50 s with `DIPOLE_TUTORIAL=small`, 2 min without. Nothing is downloaded.
 
 # %%
 import importlib.util
