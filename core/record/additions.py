@@ -19,7 +19,7 @@ FILE = "measured.json"
 class AddedResult(Part):
     """One number, who measured it, and when it was added.
 
-    Args:
+    Attributes:
         value: the number.
         source: who or what measured it.
         time: when it was added, in ISO 8601.
