@@ -337,6 +337,6 @@ def test_runs_are_listed_with_what_became_of_them(
     path.with_name(".pid").write_text(json.dumps(json.loads(describe_self()) | {"boot": "an earlier one"}))
     capsys.readouterr()
     assert main(["list", "runs", "--runs", str(tmp_path / "runs")]) == 0
-    assert f"{record.hash}  interrupted  blobs  infonce  seed 0  step 10" in capsys.readouterr().out
+    assert f"{record.hash}  interrupted  blobs  seed 0  step 10  infonce" in capsys.readouterr().out
     assert main(["list", "runs", "--json", "--runs", str(tmp_path / "runs")]) == 0
     assert json.loads(capsys.readouterr().out)["runs"][0]["status"] == "interrupted"

@@ -85,7 +85,11 @@ def rank_main(rank, file, sizes, results):
         torch.save((found, gathered), results)
 
 
-@pytest.fixture(scope="module", params=list(SIZES.values()), ids=list(SIZES))
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(SIZES[name], marks=[pytest.mark.slow] * (name == "two")) for name in SIZES],
+    ids=list(SIZES),
+)
 def ranks(request):
     with tempfile.TemporaryDirectory() as folder:
         results = os.path.join(folder, "results.pt")

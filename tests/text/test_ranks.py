@@ -94,7 +94,7 @@ def rank_main(rank, world_size, corpus, folder):
         torch.save((found, cut, divided), os.path.join(folder, "found.pt"))
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
 def ranks(request, corpus, tmp_path_factory):
     """What several ranks measure, and what they measure with a gather that cuts the gradient."""
     folder = str(tmp_path_factory.mktemp("ranks"))

@@ -101,7 +101,7 @@ def every_case(rank, file, folder, world_size):
     torch.save(found, os.path.join(folder, f"{rank}.pt"))
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 3])
 def many(request):
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(every_case, args=(os.path.join(folder, "meet"), folder, request.param), nprocs=request.param)
