@@ -16,7 +16,7 @@
 # A probe's accuracy tells little about what an objective did to the embeddings. Distances, directions in use, and what
 # lies where tell more, collapse among them. Three objectives on digits, looked at in four ways.
 #
-# Time on one core: SMALL s with `DIPOLE_TUTORIAL=small`, DEFAULT min without. Nothing is downloaded.
+# Time on one core: 40 s with `DIPOLE_TUTORIAL=small`, 2 min without. Nothing is downloaded.
 
 # %%
 import importlib.util

@@ -17,7 +17,7 @@
 # B, or the number of GPUs becomes a hyperparameter. Here two processes show that they do, in a loop of one's own and
 # in dipole's trainer; then how to start them, and what to do where the memory of one GPU has to be enough.
 #
-# Time on one core: SMALL s with `DIPOLE_TUTORIAL=small`, DEFAULT min without. Nothing is downloaded.
+# Time on one core: 50 s with `DIPOLE_TUTORIAL=small`, 1 min without. Nothing is downloaded.
 
 # %%
 import importlib.util
