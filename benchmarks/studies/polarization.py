@@ -194,12 +194,12 @@ def charts(found: Found) -> dict[str, LineChart]:
                 for reduction, settings in of.items()
             ]
             drawn[f"polarization-{name}-{domain}"] = LineChart(
-                f"{TITLES[domain]}: gain over InfoNCE, over {axis}", axis, f"gain in {MEASURES[domain]}",
+                f"{TITLES[domain]}: gain over InfoNCE", axis, f"gain in {MEASURES[domain]}",
                 [line for line in gains if line.x], is_log=is_log,
             )  # fmt: skip
         pulls = [_line(TITLES[d], [(x, _pulls(found, d, s)) for x, s in points(name, d, "anchor_sum")]) for d in found]
         drawn[f"polarization-{name}-pull"] = LineChart(
-            f"How hard polarization pulls at first, over {axis}", axis, "gradient of lambda R over that of InfoNCE",
+            "How hard polarization pulls at the first step", axis, "gradient of lambda R over that of InfoNCE",
             [line for line in pulls if line.x], is_log=is_log, is_log_y=True,
         )  # fmt: skip
     return drawn
