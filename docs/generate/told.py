@@ -5,6 +5,7 @@
 A page (`PAGES`) writes where a number is from, before it, and where it
 ends: <!-- cross-domain: align_uniform @ pydoc: next sentence in ten -->-5.1 points (...)<!-- -->. What stands between
 the two is written by this program, and a test holds that it is what the records say.
+A mark within a sentence never begins a line: Markdown would begin a block of its own with it, and break the sentence.
 
     SUITE: ROW @ COLUMN             the difference from the row's base, its 95 % interval, p (Holm, over the suite)
     SUITE: ROW - OTHER @ COLUMN     the difference of any two rows, p of this test alone

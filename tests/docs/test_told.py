@@ -17,6 +17,13 @@ def test_a_page_says_what_the_records_say(page: Path) -> None:
     assert told.filled(text) == text, "run python docs/generate/told.py"
 
 
+@pytest.mark.parametrize("page", told.PAGES, ids=lambda page: page.name)
+def test_no_mark_breaks_a_sentence(page: Path) -> None:
+    """A line that begins with a comment is a block of HTML, which ends the paragraph before it."""
+    blocks = re.findall(r"^ *<!-- [^>]+? -->(?=\S).*", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert not blocks
+
+
 def values(suite: str, row: int, column: int, metric: str, factor: float = 100) -> dict[int, float]:
     """By seed, out of the file's own lines."""
     lines = map(json.loads, (KEPT / f"{suite}-small.jsonl").read_text().splitlines())
