@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, inf, isfinite, isnan, log, nan, sqrt
 
-from scipy import stats
-
 from dipole.benchmarks.statistics import CONFIDENCE, Summary, pooled_std, seeds_needed, standard_error, summarize
+from dipole.benchmarks.statistics.distributions import f_above, f_below, f_quantile, t_above, t_quantile
 from dipole.benchmarks.statistics.estimates import NOISE
 from dipole.benchmarks.statistics.power import fewest
 
@@ -60,13 +59,13 @@ class Estimate:
     @classmethod
     def of_interval(cls, value: float, low: float, high: float, df: float) -> "Estimate":
         """What a t-interval at `CONFIDENCE` was made of."""
-        return cls(value, (high - low) / 2 / float(stats.t.ppf((1 + CONFIDENCE) / 2, df)), df)
+        return cls(value, (high - low) / 2 / float(t_quantile((1 + CONFIDENCE) / 2, df)), df)
 
     def interval(self, confidence: float = CONFIDENCE) -> tuple[float, float]:
         """value +- t_df error."""
         if not isfinite(self.error):
             return nan, nan
-        half = float(stats.t.ppf((1 + confidence) / 2, self.df)) * self.error
+        half = float(t_quantile((1 + confidence) / 2, self.df)) * self.error
         return self.value - half, self.value + half
 
 
@@ -124,8 +123,8 @@ def smaller_spread(one: Summary, other: Summary, factor: float = 1.0) -> Evidenc
         return NOTHING
     f = one.std**2 / (factor * other.std) ** 2 if other.std else inf
     return Evidence(
-        float(stats.f.cdf(f, one.n - 1, other.n - 1)) if isfinite(f) else 1.0,
-        float(stats.f.sf(f, one.n - 1, other.n - 1)) if isfinite(f) else 0.0,
+        f_below(f, one.n - 1, other.n - 1) if isfinite(f) else 1.0,
+        f_above(f, one.n - 1, other.n - 1) if isfinite(f) else 0.0,
     )
 
 
@@ -190,13 +189,13 @@ def seeds_to_decide_spread(one: float, other: float, factor: float = 1.0, target
     ratio = exp(-abs(2 * log(one / (factor * other))))
 
     def power(n: int) -> float:
-        return float(stats.f.cdf(stats.f.ppf(0.025, n - 1, n - 1) / ratio, n - 1, n - 1))
+        return f_below(f_quantile(0.025, n - 1, n - 1) / ratio, n - 1, n - 1)
 
     return fewest(lambda n: power(n) >= target, LIMIT)
 
 
 def _tail(t: float, df: float) -> float:
-    return float(stats.t.sf(t, df)) if isfinite(t) else float(t < 0)
+    return float(t_above(t, df)) if isfinite(t) else float(t < 0)
 
 
 def _mean(values: Mapping[int, float]) -> float:

@@ -143,6 +143,8 @@ class SuiteResults:
         by_row = {r.label: r for r in manifest.rows}
         self._cells: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
         self._samples: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
+        # By the suites whose tables they are read on; a report asks for each in several places.
+        self._claimed: dict[tuple[SuiteResults, ...], list[Claimed]] = {}
         for job in manifest.jobs:
             record = self.records.get(job.hash)
             for cell in job.cells:
@@ -271,6 +273,13 @@ class SuiteResults:
         same_scale = [other for other in others if other.manifest.scale == self.manifest.scale]
         mine = {s.table.id: s for s in (*same_scale, self) if s.table is not None}
         claims = [claim for claim in published.claims() if self.table.id in claim.tables]
+        asked = tuple(mine[name] for name in sorted({name for claim in claims for name in claim.tables} & set(mine)))
+        if asked not in self._claimed:
+            self._claimed[asked] = self._judge(claims, mine)
+        return list(self._claimed[asked])
+
+    @staticmethod
+    def _judge(claims: Sequence[published.Claim], mine: Mapping[str, "SuiteResults"]) -> list[Claimed]:
         ours = [evaluate(claim, mine) for claim in claims]
         is_paper = [
             all(mine[name].manifest.is_paper_protocol for name in claim.tables if name in mine) for claim in claims

@@ -8,6 +8,7 @@ import numpy as np
 from scipy import stats
 
 from dipole.benchmarks.statistics import estimates
+from dipole.benchmarks.statistics.distributions import t_above, t_quantile
 from dipole.benchmarks.statistics.estimates import NEEDED, NOISE
 from dipole.benchmarks.statistics.power import pooled_std
 from dipole.core.ground.errors import DataError
@@ -98,7 +99,7 @@ def summarize(values: Sequence[float], confidence: float = CONFIDENCE) -> Summar
     std = float(sample.std(ddof=1))
     if std <= NOISE * np.abs(sample).max():
         return Summary(n, mean, std, nan, nan)
-    half = float(stats.t.ppf((1 + confidence) / 2, n - 1)) * std / sqrt(n)
+    half = float(t_quantile((1 + confidence) / 2, n - 1)) * std / sqrt(n)
     return Summary(n, mean, std, mean - half, mean + half)
 
 
@@ -276,6 +277,6 @@ def _test(difference: float, error: float, df: float, confidence: float) -> Welc
     """The t-test of a difference with a standard error; without one there is no interval."""
     if error == 0:
         return WelchTest(difference, nan, nan, df, 1.0 if difference == 0 else nan)
-    half = float(stats.t.ppf((1 + confidence) / 2, df)) * error
-    p = float(2 * stats.t.sf(abs(difference) / error, df))
+    half = float(t_quantile((1 + confidence) / 2, df)) * error
+    p = float(2 * t_above(abs(difference) / error, df))
     return WelchTest(difference, difference - half, difference + half, df, p)

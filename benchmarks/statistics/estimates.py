@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from dipole.benchmarks.statistics.distributions import t_above, t_quantile
 from dipole.core.measure.intervals import Array
 
 NOISE = 1e-12
@@ -35,7 +36,7 @@ class Estimate(NamedTuple):
     def bounds(self, confidence: float) -> tuple[Array, Array]:
         """value +- t_df sqrt(variance); nan where every draw owed it the same, which tells no spread."""
         known = self.variance > 0
-        t = stats.t.ppf((1 + confidence) / 2, np.where(known, self.df, 1.0))
+        t = t_quantile((1 + confidence) / 2, np.where(known, self.df, 1.0))
         half = np.where(known, t * np.sqrt(np.where(known, self.variance, 0.0)), np.nan)
         return self.value - half, self.value + half
 
@@ -43,7 +44,7 @@ class Estimate(NamedTuple):
         """Two-sided, of a true value of 0; nan where there is no spread."""
         known = self.variance > 0
         t = np.abs(self.value) / np.sqrt(np.where(known, self.variance, np.nan))
-        return cast(Array, 2 * stats.t.sf(t, np.where(known, self.df, 1.0)))
+        return cast(Array, 2 * t_above(t, np.where(known, self.df, 1.0)))
 
 
 def differences(ours: Array, base: Array) -> Estimate:

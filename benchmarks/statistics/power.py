@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from math import isfinite, sqrt
 
-from scipy import stats
+from dipole.benchmarks.statistics.distributions import noncentral_t_below, t_quantile
 
 
 def power(difference: float, std: float, n: int, alpha: float = 0.05, is_paired: bool = False) -> float:
@@ -22,10 +22,10 @@ def power(difference: float, std: float, n: int, alpha: float = 0.05, is_paired:
         return 1.0 if difference else alpha
     df = n - 1 if is_paired else 2 * (n - 1)
     shift = abs(difference) / std * sqrt(n if is_paired else n / 2)
-    critical = float(stats.t.ppf(1 - alpha / 2, df))
+    critical = float(t_quantile(1 - alpha / 2, df))
     # The other tail is below 1e-9 from a shift of 6 on, where scipy's distribution begins to answer nan.
-    other_tail = float(stats.nct.cdf(-critical, df, shift)) if shift < 6 else 0.0
-    return float(stats.nct.sf(critical, df, shift)) + other_tail
+    other_tail = noncentral_t_below(-critical, df, shift) if shift < 6 else 0.0
+    return 1 - noncentral_t_below(critical, df, shift) + other_tail
 
 
 def seeds_needed(

@@ -6,14 +6,13 @@ from collections import UserDict
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import dipole
 from dipole import Pairs
 from dipole.core.ground.errors import OptionError, PairsError
-from tests.leaving import leaving_together
+from tests.ranks import leaving_together, start_ranks
 
 ROWS = 11
 
@@ -374,7 +373,7 @@ def rank_main(rank, folder):
 
 
 def test_two_ranks_are_one_process_whichever_is_wrapped(tmp_path):
-    mp.spawn(rank_main, args=(str(tmp_path),), nprocs=2)
+    start_ranks(rank_main, (str(tmp_path),), 2)
     found = torch.load(tmp_path / "found.pt")
     whole = encoder().eval()
     loss = dipole.objective("infonce")

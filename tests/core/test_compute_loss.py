@@ -3,13 +3,12 @@
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from transformers import Trainer, TrainingArguments
 
 import dipole
 from dipole.core.ground.errors import ConfigError, OptionError, PairsError, SpecError
-from tests.leaving import leaving_together
+from tests.ranks import leaving_together, start_ranks
 
 ROWS = 24
 
@@ -171,7 +170,7 @@ def gradient_of(rows_of_it, items, processes):
 
 
 def test_two_processes_are_one(tmp_path):
-    mp.spawn(rank_main, (str(tmp_path),), nprocs=2)
+    start_ranks(rank_main, (str(tmp_path),), 2)
     wanted = gradient_of(slice(None), 24, 1)
     for rank in range(2):
         for grad, each in zip(torch.load(tmp_path / f"{rank}.pt"), wanted, strict=True):

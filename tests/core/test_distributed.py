@@ -6,7 +6,6 @@ import tempfile
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
 
 import dipole
@@ -15,7 +14,7 @@ from dipole.core.contrast.embedded import Embedded
 from dipole.core.contrast.objective import Composite, Objective, Rows
 from dipole.core.contrast.registry import registry
 from dipole.core.ground.errors import PairsError
-from tests.leaving import leaving_together
+from tests.ranks import leaving_together, start_ranks
 
 
 class VICReg(Objective):
@@ -202,7 +201,7 @@ SIZES = {"equal": (5, 5), "unequal": (7, 3), "three": (4, 5, 1)}
 def ranks(request):
     with tempfile.TemporaryDirectory() as folder:
         results = os.path.join(folder, "results.pt")
-        mp.spawn(rank_main, args=(os.path.join(folder, "meet"), request.param, results), nprocs=len(request.param))
+        start_ranks(rank_main, (os.path.join(folder, "meet"), request.param, results), len(request.param))
         yield torch.load(results), request.param
 
 
@@ -282,7 +281,7 @@ def wrong_main(rank, file, results):
 
 
 def test_what_one_rank_gives_wrongly_is_an_error_on_all(tmp_path):
-    mp.spawn(wrong_main, args=(tmp_path / "meet", tmp_path / "errors"), nprocs=2)
+    start_ranks(wrong_main, (tmp_path / "meet", tmp_path / "errors"), 2)
     first, second = torch.load(tmp_path / "errors0"), torch.load(tmp_path / "errors1")
     assert first.keys() == second.keys() == dict(given_wrongly(0)).keys()
     assert "rank 1" in first["as many rows"]

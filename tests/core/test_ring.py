@@ -17,7 +17,7 @@ from dipole.core.contrast.travelling import Travelling
 from dipole.core.ground.errors import PairsError
 from tests.core.test_distributed import LAYOUTS, SPECS, batch, build
 from tests.kernel_processes import INTERPRETED, needs_triton
-from tests.leaving import leaving_together
+from tests.ranks import leaving_together, start_ranks
 
 OWN = "indices of one's own"
 MORE = {
@@ -93,7 +93,7 @@ def rank_main(rank, file, sizes, results):
 def ranks(request):
     with tempfile.TemporaryDirectory() as folder:
         results = os.path.join(folder, "results.pt")
-        mp.spawn(rank_main, args=(os.path.join(folder, "meet"), request.param, results), nprocs=len(request.param))
+        start_ranks(rank_main, (os.path.join(folder, "meet"), request.param, results), len(request.param))
         yield torch.load(results)
 
 
@@ -166,7 +166,7 @@ def test_kernels_serve_what_comes_by(sizes, tmp_path, monkeypatch):
     """Interpreted: their sums are joined over the chunks, in float32 as close to one process as they are elsewhere."""
     for name, value in INTERPRETED.items():
         monkeypatch.setenv(name, value)
-    mp.spawn(kernels_main, args=(tmp_path / "meet", sizes, tmp_path / "found"), nprocs=len(sizes))
+    mp.spawn(kernels_main, (tmp_path / "meet", sizes, tmp_path / "found"), len(sizes))  # of this environment
     monkeypatch.delenv("DIPOLE_ENGINE")
     x, weight, _ = batch()
     for spec, (loss, grad, served, failures) in torch.load(tmp_path / "found").items():
@@ -204,7 +204,7 @@ def wrong_main(rank, file, results):
 
 
 def test_what_cannot_work_is_an_error_on_every_rank(tmp_path):
-    mp.spawn(wrong_main, args=(tmp_path / "meet", tmp_path / "errors"), nprocs=2)
+    start_ranks(wrong_main, (tmp_path / "meet", tmp_path / "errors"), 2)
     first, second = torch.load(tmp_path / "errors0"), torch.load(tmp_path / "errors1")
     assert "one rank alone" in first["alone"]
     assert "none of them in a ring" in first["one in a ring"]

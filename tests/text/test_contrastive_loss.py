@@ -5,7 +5,6 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer import losses, modules
 from torch.nn.parallel import DistributedDataParallel
@@ -13,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 import dipole
 from dipole.core.ground.errors import ConfigError, DipoleError, OptionError, PairsError, SpecError
 from dipole.core.train.objective_callback import ObjectiveCallback
-from tests.leaving import leaving_together
+from tests.ranks import leaving_together, start_ranks
 from tests.text.tiny_sentences import COLUMNS, features, loaded_model, tiny_model
 
 SYMMETRIC = {"directions": ("query_to_doc", "doc_to_query"), "partition_mode": "per_direction"}
@@ -286,7 +285,7 @@ def rank_main(rank, folder, kept):
 
 def test_two_ranks_are_one_process(folder, tmp_path):
     tiny_model(folder)
-    mp.spawn(rank_main, (str(folder), str(tmp_path)), nprocs=2)
+    start_ranks(rank_main, (str(folder), str(tmp_path)), 2)
     one = every_case(folder)
     for rank in range(2):
         two, apart = (torch.load(tmp_path / f"{kind}{rank}.pt") for kind in ("gathered", "apart"))

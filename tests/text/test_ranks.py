@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 import dipole
 from dipole.core.contrast import gather
@@ -16,7 +15,7 @@ from dipole.core.train.config import TrainConfig
 from dipole.core.train.encoding import Encoding
 from dipole.text.adapter import TextAdapter
 from dipole.text.config import TextSettings
-from tests.leaving import leaving_together
+from tests.ranks import leaving_together, start_ranks
 
 # Batches of 14 sentences (7 blocks of 2, a sentence and its positive) are cut unequally by three.
 CASES = {
@@ -98,7 +97,7 @@ def rank_main(rank, world_size, corpus, folder):
 def ranks(request, corpus, tmp_path_factory):
     """What several ranks measure, and what they measure with a gather that cuts the gradient."""
     folder = str(tmp_path_factory.mktemp("ranks"))
-    mp.spawn(rank_main, args=(request.param, corpus, folder), nprocs=request.param)
+    start_ranks(rank_main, (request.param, corpus, folder), request.param)
     return torch.load(os.path.join(folder, "found.pt"))
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from safetensors.torch import load_file
 
 from dipole.core.ground.errors import ConfigError
@@ -22,7 +21,7 @@ from dipole.vision.config import VisionConfig
 from dipole.vision.encoders import EncoderConfig, build_encoder
 from dipole.vision.frameworks.base import Branch
 from dipole.vision.online import OnlineConfig, OnlineProbe
-from tests.leaving import leaving_together
+from tests.ranks import leaving_together, start_ranks
 
 SHORT = ["train.epochs=2", "train.batch_size=128", "vision.encoder.width=4", "vision.probe.probes=['knn']",
          "vision.probe.baselines=false", "train.log_every=1"]  # fmt: skip
@@ -147,7 +146,7 @@ def rank_main(rank, file, folder, shares):
 def test_ranks_are_one_process(shares):
     probe, found = learn(OnlineConfig())
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(rank_main, args=(os.path.join(folder, "meet"), folder, shares), nprocs=len(shares))
+        start_ranks(rank_main, (os.path.join(folder, "meet"), folder, shares), len(shares))
         ranks = [torch.load(os.path.join(folder, f"{rank}.pt")) for rank in range(len(shares))]
     for rank in ranks:
         torch.testing.assert_close(rank["weight"], probe.weight.detach(), atol=1e-6, rtol=1e-4)

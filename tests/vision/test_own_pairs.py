@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from PIL import Image
 from pydantic import ValidationError
 from safetensors.torch import load_file
@@ -32,7 +31,7 @@ from dipole.vision.frameworks.base import Batch
 from dipole.vision.pairing import apart, read_pairs
 from dipole.vision.retrieval import recall, zero_shot
 from dipole.vision.sources import Decoding
-from tests.leaving import leaving_together
+from tests.ranks import leaving_together, start_ranks
 
 CPU, SIDE, ROWS = torch.device("cpu"), 12, 40
 COLOURS = {"red": (200, 40, 40), "green": (40, 200, 40), "blue": (40, 40, 200), "white": (200, 200, 200)}
@@ -434,7 +433,7 @@ def on_a_rank(rank, meet, folder, out):
 
 def test_two_ranks_are_one_process(table):
     with tempfile.TemporaryDirectory() as out:
-        mp.spawn(on_a_rank, args=(os.path.join(out, "meet"), str(table), out), nprocs=2)
+        start_ranks(on_a_rank, (os.path.join(out, "meet"), str(table), out), 2)
         ranks = [torch.load(os.path.join(out, f"{rank}.pt")) for rank in range(2)]
     for case in CASES:
         loss, gradients = one_step(case, table)

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from dipole import objective
 from dipole.core.contrast import gather
@@ -23,7 +22,7 @@ from dipole.vision.adapter import VisionAdapter
 from dipole.vision.config import VisionConfig
 from dipole.vision.frameworks.base import Batch, Branch, Setup
 from dipole.vision.image_set import ImageSet
-from tests.leaving import leaving_together
+from tests.ranks import leaving_together, start_ranks
 
 BATCH = 16
 
@@ -190,7 +189,7 @@ def every_case(rank, file, folder, world_size):
 @pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
 def many(request):
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(every_case, args=(os.path.join(folder, "meet"), folder, request.param), nprocs=request.param)
+        start_ranks(every_case, (os.path.join(folder, "meet"), folder, request.param), request.param)
         yield [torch.load(os.path.join(folder, f"{rank}.pt")) for rank in range(request.param)]
 
 
@@ -289,7 +288,7 @@ def source(tmp_path_factory):
 @pytest.fixture(scope="module")
 def ranks(source):
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(rank_main, args=(os.path.join(folder, "meet"), source, folder), nprocs=2)
+        start_ranks(rank_main, (os.path.join(folder, "meet"), source, folder), 2)
         yield [torch.load(os.path.join(folder, f"{rank}.pt")) for rank in range(2)]
 
 

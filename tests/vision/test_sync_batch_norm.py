@@ -8,7 +8,6 @@ import tempfile
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 
 from dipole import objective
@@ -19,7 +18,7 @@ from dipole.core.train.encoding import Encoding
 from dipole.vision.config import VisionConfig
 from dipole.vision.frameworks.base import Batch, Branch, Setup
 from dipole.vision.image_set import ImageSet
-from tests.leaving import leaving_together
+from tests.ranks import leaving_together, start_ranks
 
 IMAGES, SIDE = 12, 8
 FRAMEWORKS = {
@@ -104,7 +103,7 @@ def every_case(rank, file, folder, world_size):
 @pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 3])
 def many(request):
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(every_case, args=(os.path.join(folder, "meet"), folder, request.param), nprocs=request.param)
+        start_ranks(every_case, (os.path.join(folder, "meet"), folder, request.param), request.param)
         yield [torch.load(os.path.join(folder, f"{rank}.pt")) for rank in range(request.param)]
 
 
