@@ -26,7 +26,7 @@ demo: $(INSTALLED) ## compare four objectives on the digits, with a table and a 
 	$(BIN)/dipole demo vision
 
 test: $(INSTALLED) ## the test suite (two processes)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 slow: $(INSTALLED) ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow
@@ -38,7 +38,7 @@ lowest: $(UV) ## the tests with the lowest versions that pyproject.toml allows, 
 	@test -x $(LOWEST)/bin/python || $(UV) venv -q --seed --python $(PYTHON) $(LOWEST)
 	@echo "installing into $(LOWEST) (some minutes the first time)"
 	@VIRTUAL_ENV=$(LOWEST) $(UV) pip install -q --resolution lowest-direct -e ".[dev]"
-	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 pins: $(UV) ## whether constraints.txt can be installed on every system and Python, with all extras
 	@.ci/pins $(UV)

@@ -70,6 +70,7 @@ def test_a_killed_worker_is_replaced_and_its_run_goes_on_from_its_checkpoint(tmp
     assert [log_of(each, tmp_path).read_text().count("== ") for each in others] == [1, 1, 1]
 
 
+@pytest.mark.slow
 def test_a_run_whose_worker_is_killed_twice_has_failed_by_name_and_no_other(tmp_path):
     victim, *others = task(0, 4000), task(1, 2), task(2, 2), task(3, 2)
     killer = Killer(tmp_path, victim.hash, times=2)

@@ -68,6 +68,7 @@ def table(runs, seeds):
     return cells
 
 
+@pytest.mark.slow
 def test_the_suite_runs_in_shared_processes_and_polarization_helps(tmp_path):
     assert main(["bench", "lmcl-table1", "--seeds", "1", "--runs", str(tmp_path), "--jobs", "1"]) == 0
     cells = table(tmp_path, 1)
