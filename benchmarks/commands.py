@@ -17,7 +17,7 @@ from dipole.core.ground.text import counted
 
 NEXT = """
 What comes next:
-  dipole train digits-simclr --set 'objective=infonce + 0.1*dp'   # a run of your own
+  dipole train digits-simclr --set 'objective=hcl + 0.2*dp'       # a run of your own
   dipole list objectives                                          # what can stand there; `dipole show NAME` explains it
   dipole list runs{runs}  # what was just trained; `dipole compare RUN RUN`
   dipole bench --plan                                             # the papers' tables, and how long each takes"""
@@ -108,7 +108,7 @@ def report(parser: argparse.ArgumentParser) -> Runner:
         help="folders of runs, results files and folders of them; `shipped`: the results that come with dipole",
     )  # fmt: skip
     parser.add_argument(
-        "-o", "--output", type=Path, default=Path("report.html"), metavar="PATH",
+        "-o", "--output", type=_named, default=Path("report.html"), metavar="PATH",
         help="NAME.html (default report.html), NAME.md, or a folder for both, the tables and the figures",
     )  # fmt: skip
     parser.add_argument(
@@ -148,7 +148,7 @@ def demo(parser: argparse.ArgumentParser) -> Runner:
     )  # fmt: skip
     _running(parser)
     parser.add_argument(
-        "-o", "--output", type=Path, default=Path("demo.html"), metavar="PATH", help="report (default demo.html)"
+        "-o", "--output", type=_named, default=Path("demo.html"), metavar="PATH", help="report (default demo.html)"
     )
     _json(parser)
     alone = {
@@ -344,6 +344,13 @@ def _option(text: str) -> tuple[str, str]:
     if not equals or not key or not value:
         raise argparse.ArgumentTypeError(f"must be of the form KEY=VALUE, got {text!r}")
     return key, value
+
+
+def _named(text: str) -> Path:
+    """A path that is not empty, as that of a variable without a value is."""
+    if not text:
+        raise argparse.ArgumentTypeError("is empty; name a file, or . for this folder")
+    return Path(text)
 
 
 def _place(text: str) -> Path:

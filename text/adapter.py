@@ -42,6 +42,7 @@ from dipole.text.pair_batches import PairBatches
 from dipole.text.pair_table import PairTable
 from dipole.text.partners import find_partners
 from dipole.text.senteval.numbers import numbers_of
+from dipole.text.senteval.rows import task_names
 from dipole.text.senteval.tables import written_tables
 from dipole.text.shards import Numbering
 from dipole.text.vocabulary import Tokens, load_tokens
@@ -104,6 +105,7 @@ class TextAdapter(Adapter):
         if self.kept is not None:
             self._restore(Kept(self.kept))
             return
+        _check_measured(config)
         self.tokens, self.sentences = self._corpus()
         self.train_rows, _ = self._split("test")
         self._check_rows()
@@ -716,6 +718,16 @@ def _ranges(first: np.ndarray, behind: np.ndarray) -> np.ndarray:
 def _rows(part: encoders.Part, batch: encoders.Batch) -> Tensor:
     """Vectors (B, d) by one encoder, in the order of the batch."""
     return torch.cat([part(chunk) for chunk in batch.chunks])[batch.order]
+
+
+def _check_measured(config: TextSettings) -> None:
+    """Raise before hours of training for what would be read after them, and cannot be."""
+    if config.labelled is not None:
+        for _ in labelled_documents(config.labelled, config.column):
+            pass
+    if config.senteval is not None:
+        for name in task_names(config.tasks):
+            senteval.load_task(name, config.senteval)
 
 
 def _is_seen(name: str) -> bool:

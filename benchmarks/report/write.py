@@ -23,11 +23,16 @@ def write_report(runs: Path | Sequence[Path], output: Path, figures: Path | None
     `figures`, an .svg, a .pdf, a Vega-Lite spec and a .tex of its numbers.
 
     Raises:
-        ConfigError: the output's name says none of these.
+        ConfigError: the output's name says none of these; or there is no run, and the file has a report already.
         RecordError: it cannot be written.
     """
     check_output(output)
     report = make_report(runs)
+    there = output / "report.html" if output.is_dir() else output
+    if report.facts["runs"] == "0" and there.is_file():
+        raise ConfigError(
+            f"there is no run to report, so {there} is left as it is: name a folder of runs, or another -o."
+        )
     texts: dict[Path, str | bytes] = {}
     if output.is_dir() or output.suffix == "":
         texts = {output / "report.html": to_html(report), output / "report.md": to_markdown(report)}
@@ -58,7 +63,7 @@ def check_output(output: Path) -> None:
     Raises:
         ConfigError: it says no format.
     """
-    if not output.is_dir() and output.suffix not in ("", ".html", ".md"):
+    if not output.is_dir() and (output.suffix not in ("", ".html", ".md") or output.name in (".html", ".md")):
         raise ConfigError(f"-o {str(output)!r}: give a name ending in .html or .md, or a folder for all formats.")
 
 

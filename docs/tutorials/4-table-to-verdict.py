@@ -139,7 +139,7 @@ assert [len(cell.samples) for cell in results.cells] == [4 if SMALL else 6] * 3
 # %% [markdown]
 # ## Another suite
 #
-# Every table, figure and theorem of the papers is such a suite (`dipole list`, [papers](../papers.md)). Of LMCL's
+# Every table of the papers with numbers to compare is such a suite (`dipole list`, [papers](../papers.md)). Of LMCL's
 # Table 1 all runs come with dipole, so that it only has to be read. It ends undecided, and with the number of seeds
 # that would tell:
 

@@ -22,6 +22,7 @@ from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.report.table import Cell, ReportTable, number, to_csv, to_markdown
 from dipole.benchmarks.report.write import write_report
 from dipole.benchmarks.run_records import is_done, read_records
+from dipole.core.cli import main
 from dipole.core.ground.errors import ConfigError, DataError
 from dipole.core.record import read_record
 from tests.systems import linux, posix
@@ -343,6 +344,29 @@ def test_an_empty_folder_gives_a_report_that_says_so(tmp_path):
     (tmp_path / "runs").mkdir()
     write_report(tmp_path / "runs", tmp_path / "report.html")
     assert "no runs yet" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize("output", ["report.html", "."])
+def test_a_report_of_nothing_replaces_none(output, tmp_path):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "report.html").write_text("of yesterday")
+    with pytest.raises(ConfigError, match=r"there is no run to report, so .*report\.html is left as it is"):
+        write_report(tmp_path / "runs", tmp_path / output)
+    assert (tmp_path / "report.html").read_text() == "of yesterday"
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["report.html"]
+
+
+@pytest.mark.parametrize("output", ["", ".html", "report.pdf"])
+def test_an_output_without_a_name_or_a_format_is_said(output, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    try:
+        code = main(["report", "runs", "-o", output])
+    except SystemExit as error:
+        code = error.code
+    assert code in (1, 2)
+    assert "-o" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
 
 
 def test_curves_skip_damage_and_average_over_common_steps(tmp_path):

@@ -546,6 +546,12 @@ def test_labelled_documents_are_told_by_the_mean_of_their_sentences(corpus, labe
     assert found > 0.6
 
 
+@pytest.mark.parametrize("field", ["senteval", "labelled"])
+def test_what_is_measured_at_the_end_is_missed_before_anything_is_trained(corpus, field, tmp_path):
+    with pytest.raises(DataError, match="absent"):
+        make(corpus, tmp_path, **{field: str(tmp_path / "absent")})
+
+
 def test_labelled_documents_without_splits_and_wrong_ones(corpus, labelled, tmp_path):
     from dipole.text.corpus import labelled_documents
 
