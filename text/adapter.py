@@ -30,7 +30,7 @@ from dipole.text.columns import read_pairs
 from dipole.text.config import TextSettings
 from dipole.text.corpus import Piece, labelled_documents, read_pieces
 from dipole.text.corpus_place import place_of, place_of_table, stamp_of, telling
-from dipole.text.document_classification import document_accuracy, held_back
+from dipole.text.document_classification import check_parts, document_accuracy, held_back
 from dipole.text.embed import SentenceEmbedder
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoded import Sentences, encode_pieces
@@ -723,8 +723,8 @@ def _rows(part: encoders.Part, batch: encoders.Batch) -> Tensor:
 def _check_measured(config: TextSettings) -> None:
     """Raise before hours of training for what would be read after them, and cannot be."""
     if config.labelled is not None:
-        for _ in labelled_documents(config.labelled, config.column):
-            pass
+        documents = labelled_documents(config.labelled, config.column)
+        check_parts(((label, tested) for _, label, tested in documents), config.labelled)
     if config.senteval is not None:
         for name in task_names(config.tasks):
             senteval.load_task(name, config.senteval)

@@ -38,6 +38,21 @@ def held_back(
             yield document, label, bool(generator.random() < share)
 
 
+def check_parts(documents: Iterable[tuple[str, bool]], where: str) -> None:
+    """Whether documents, by class and whether they are for testing, can be classified.
+
+    Raises:
+        DataError: if either part is empty, or training has a single class.
+    """
+    kinds = set(documents)
+    trained = {label for label, tested in kinds if not tested}
+    for part, found in (("training", trained), ("testing", {label for label, tested in kinds if tested})):
+        if not found:
+            raise DataError(f"{where} has no documents for {part}.")
+    if len(trained) == 1:
+        raise DataError(f"{where} has one class alone for training, {trained.pop()!r}: there is nothing to tell apart.")
+
+
 def document_accuracy(
     encode: Callable[[list[str]], np.ndarray],
     documents: Iterable[tuple[Document, str, bool]],
@@ -57,10 +72,9 @@ def document_accuracy(
     listed = list(documents)
     classes = {label: number for number, label in enumerate(sorted({label for _, label, _ in listed}))}
     parts = []
+    check_parts(((label, tested) for _, label, tested in listed), where)
     for is_test in (False, True):
         mine = [(document, classes[label]) for document, label, tested in listed if tested == is_test]
-        if not mine:
-            raise DataError(f"{where} has no documents for {'testing' if is_test else 'training'}.")
         vectors = document_vectors(encode, (d for d, _ in mine))
         parts += [vectors.to(device), torch.tensor([c for _, c in mine])]
     return {"labelled/accuracy": linear_probe(*parts).accuracy}

@@ -97,6 +97,8 @@ def _collected(every: Mapping[str, Sets]) -> dict[str, DataSet | Built]:
 def find(name: str) -> DataSet:
     """The data set of a name that can be fetched; ConfigError where there is none."""
     known = {each: found for each, found in data_sets().items() if isinstance(found, DataSet)}
+    if name in built():
+        raise ConfigError(f"{name!r} is built, not fetched: `dipole data {name}` (--help says from what).")
     if name not in known:
         raise ConfigError(f"unknown data set {name!r}.{nearest(name, known)} Known: {', '.join(known)}.")
     return known[name]

@@ -45,7 +45,7 @@ from dipole.benchmarks.statistics import PairedTest, difference
 from dipole.benchmarks.studies import polarization
 
 DOCS = Path(__file__).resolve().parents[1]
-PAGES = tuple(DOCS / name for name in ("learnt.md", "choosing.md", "polarization.md", "vision.md"))
+PAGES = tuple(DOCS / name for name in ("index.md", "learnt.md", "choosing.md", "polarization.md", "vision.md"))
 MARK = re.compile(r"(<!-- ((?!table: )[^>]+?) -->)(.*?)(<!-- -->)", re.DOTALL)
 UNITS = {"%": " points"}
 

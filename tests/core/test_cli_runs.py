@@ -293,7 +293,7 @@ def test_bash_completes_commands_options_names_and_files(
         ("bench lmcl-table1", {"lmcl-table1"}), ("data get cifar10", {"cifar10", "cifar100"}),
         ("rm r", {"runs"}), ("report runs -o mi", {"mine.toml"}), ("rm 01", {"0123abc"}), ("rm 0123abc 0f", {"0ffe"}),
         ("report sh", {"shipped"}), ("bench demo --known sh", {"shipped"}), ("train mine.toml --resume a", {"auto"}),
-        ("data get wiki", {"wiki3029"}),
+        ("data wiki", {"wiki3029"}), ("data get wiki", set()),
     ):  # fmt: skip
         found = subprocess.run(
             [bash, "--norc", "-c", script + "\n" + ask.format(words=words)], capture_output=True, text=True, check=True

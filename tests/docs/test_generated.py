@@ -83,6 +83,7 @@ def test_tables_are_those_of_the_results() -> None:
     rows = {row.split("|")[1].strip(): row for row in evidence.everywhere().splitlines()}
     assert f"{found['agent']['cacr']['0'][1]:.2f}" in rows["[`cacr`](objectives/cacr.md)"]
     assert evidence.filled("a <!-- table: agents --> b").startswith("a | objective beside SAC")
+    assert evidence.filled("*In the site: `make docs`.* <!-- table: agents -->").startswith("| objective beside SAC")
     with pytest.raises(KeyError):
         evidence.filled("<!-- table: nowhere -->")
 

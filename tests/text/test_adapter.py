@@ -564,9 +564,8 @@ def test_labelled_documents_without_splits_and_wrong_ones(corpus, labelled, tmp_
         ([{"label": 1, "text": "One.", "split": "train"}], "no documents for testing"),
     ):
         path = write(tmp_path / "wrong.jsonl", rows)
-        adapter = make(corpus, tmp_path, encoder="bow", labelled=path)
         with pytest.raises(DataError, match=message):
-            adapter.evaluate(None)
+            make(corpus, tmp_path, encoder="bow", labelled=path)
     with pytest.raises(DataError, match=r"Give a \.jsonl"):
         list(labelled_documents("nowhere.txt"))
 

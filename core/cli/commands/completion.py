@@ -19,7 +19,7 @@ NAMES = {
     "SUITE": ("suites",),
     "dipole check TARGET": ("objectives", "regularizers"),
     "dipole show NAME": ("objectives", "regularizers", "diagnostics", "recipes", "suites", "domains"),
-    "dipole data get NAME": ("data sets",),
+    "dipole data get NAME": ("data sets that are fetched",),
     "RUN": ("run folders",),
     "RUNS": ("kept",),
     "PLACE": ("kept",),
@@ -100,10 +100,10 @@ def _function(name: str, words: str, files: bool, shell: str) -> str:
 def _names(kind: str) -> list[str]:
     if kind in WORDS:
         return list(WORDS[kind])
-    if kind == "data sets":
-        from dipole.core.train.data_sets import data_sets
+    if kind == "data sets that are fetched":
+        from dipole.core.train.data_sets import built, data_sets
 
-        return list(data_sets())
+        return [name for name in data_sets() if name not in built()]
     from dipole.core.cli.commands.list import list_kind
 
     return [entry["name"] for entry in list_kind(kind)]
