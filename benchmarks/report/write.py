@@ -28,11 +28,6 @@ def write_report(runs: Path | Sequence[Path], output: Path, figures: Path | None
     """
     check_output(output)
     report = make_report(runs)
-    there = output / "report.html" if output.is_dir() else output
-    if report.facts["runs"] == "0" and there.is_file():
-        raise ConfigError(
-            f"there is no run to report, so {there} is left as it is: name a folder of runs, or another -o."
-        )
     texts: dict[Path, str | bytes] = {}
     if output.is_dir() or output.suffix == "":
         texts = {output / "report.html": to_html(report), output / "report.md": to_markdown(report)}
@@ -47,6 +42,10 @@ def write_report(runs: Path | Sequence[Path], output: Path, figures: Path | None
         texts = {output: to_markdown(report)}
     if figures is not None:
         texts |= _figures(report, figures)
+    if report.facts["runs"] == "0" and (there := next((path for path in texts if path.is_file()), None)):
+        raise ConfigError(
+            f"there is no run to report, so {there} is left as it is: name a folder of runs, or another -o."
+        )
     for path, text in texts.items():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

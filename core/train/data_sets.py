@@ -66,6 +66,11 @@ def data_sets() -> dict[str, DataSet | Built]:
     return _collected({**_declared(), **{domain.name: _of(domain) for domain in domains().values() if domain.data}})
 
 
+def fetched() -> dict[str, DataSet]:
+    """Those that can be fetched."""
+    return {name: each for name, each in data_sets().items() if isinstance(each, DataSet)}
+
+
 def built() -> dict[str, Built]:
     """Those that are commands. A domain is not imported for them: they stand in the help."""
     every = {**_declared(), **{domain.name: _of(domain) for domain in added() if domain.data}}
@@ -96,12 +101,12 @@ def _collected(every: Mapping[str, Sets]) -> dict[str, DataSet | Built]:
 
 def find(name: str) -> DataSet:
     """The data set of a name that can be fetched; ConfigError where there is none."""
-    known = {each: found for each, found in data_sets().items() if isinstance(found, DataSet)}
-    if name in built():
+    known = fetched()
+    if name in known:
+        return known[name]
+    if name in data_sets():
         raise ConfigError(f"{name!r} is built, not fetched: `dipole data {name}` (--help says from what).")
-    if name not in known:
-        raise ConfigError(f"unknown data set {name!r}.{nearest(name, known)} Known: {', '.join(known)}.")
-    return known[name]
+    raise ConfigError(f"unknown data set {name!r}.{nearest(name, known)} Known: {', '.join(known)}.")
 
 
 def fetched_folder(folder: Path) -> Path:

@@ -11,7 +11,9 @@ from rich.console import Console
 from scipy import stats
 
 from dipole.benchmarks import equivalence
+from dipole.benchmarks.collecting import gather
 from dipole.benchmarks.equivalence import Evidence
+from dipole.benchmarks.kept import SHIPPED
 from dipole.benchmarks.manifest import read_manifests
 from dipole.benchmarks.report import published
 from dipole.benchmarks.report.claims import evaluate
@@ -347,6 +349,25 @@ def test_the_claims_of_a_suite_are_one_family(runs_folder):
     assert found["cacr-c16"].p_holm > 0.05
     assert found["cacr-c16"].verdict_alone == UNDECIDED
     assert "shown by itself (p = 0.030), but not among all claims" in found["cacr-c16"].why
+
+
+def test_a_claim_about_two_tables_is_read_on_the_suites_it_is_asked_with():
+    """Whatever was asked before: alone it lacks the second table, and a suite of other numbers tells others."""
+    shipped = gather([SHIPPED])
+
+    def suite(name, among=None):
+        manifest = next(each for each in shipped.manifests if each.name == f"{name}-small")
+        return SuiteResults(manifest, shipped.collection.records if among is None else among)
+
+    def told(results, *others):
+        return next(each.ours for each in results.claims(others) if each.ours.claim.id == "arora-c06")
+
+    asked, other, empty = suite("arora-table2-cifar100"), suite("arora-table2-text"), suite("arora-table2-text", {})
+    alone, both, without = told(asked), told(asked, asked, other), told(asked, asked, empty)
+    assert alone.missing > both.missing == 0
+    assert len(alone.items) == len(without.items) < len(both.items)
+    assert told(asked, other, asked).items == both.items == told(suite("arora-table2-cifar100"), other).items
+    assert told(asked).items == alone.items
 
 
 @pytest.fixture

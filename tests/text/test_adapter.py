@@ -562,6 +562,7 @@ def test_labelled_documents_without_splits_and_wrong_ones(corpus, labelled, tmp_
         ([{"text": "One."}], "no column 'label'; it has text"),
         ([{"label": 1, "text": "One.", "split": "dev"}], "train or test, got 'dev'"),
         ([{"label": 1, "text": "One.", "split": "train"}], "no documents for testing"),
+        ([{"label": 1, "text": "One.", "split": split} for split in ("train", "test")], "one class alone for training"),
     ):
         path = write(tmp_path / "wrong.jsonl", rows)
         with pytest.raises(DataError, match=message):

@@ -101,9 +101,9 @@ def _names(kind: str) -> list[str]:
     if kind in WORDS:
         return list(WORDS[kind])
     if kind == "data sets that are fetched":
-        from dipole.core.train.data_sets import built, data_sets
+        from dipole.core.train.data_sets import fetched
 
-        return [name for name in data_sets() if name not in built()]
+        return list(fetched())
     from dipole.core.cli.commands.list import list_kind
 
     return [entry["name"] for entry in list_kind(kind)]
