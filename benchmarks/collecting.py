@@ -11,9 +11,9 @@ from dipole.benchmarks.manifest import Manifest, read_manifests
 from dipole.benchmarks.report.beside import Beside
 from dipole.benchmarks.run_records import Collection, Problem, read_records
 from dipole.benchmarks.same_data import strangers
-from dipole.core.ground.errors import DataError, RecordError
-from dipole.core.ground.files import is_file, is_folder
 from dipole.core.record import RunRecord
+from dipole.core.utils.errors import DataError, RecordError
+from dipole.core.utils.files import is_file, is_folder
 
 OTHERWISE = "other results than the same run elsewhere, whose count"
 

@@ -13,7 +13,7 @@ from dipole.core.cli.answer import answering
 from dipole.core.cli.arguments import above_zero, positive, whole
 from dipole.core.cli.overrides import add_overrides
 from dipole.core.cli.resumable import resumable
-from dipole.core.ground.text import counted
+from dipole.core.utils.text import counted
 
 NEXT = """
 What comes next:
@@ -246,8 +246,8 @@ def _how_to_report(arguments: argparse.Namespace) -> str:
 
 def _results(arguments: argparse.Namespace) -> int:
     from dipole.benchmarks.keeping import add, contents
-    from dipole.core.ground.progress import duration
-    from dipole.core.ground.text import text_table
+    from dipole.core.utils.progress import duration
+    from dipole.core.utils.text import text_table
 
     a = arguments
     with answering(a.json) as answer:

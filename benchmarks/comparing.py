@@ -32,9 +32,9 @@ def compare(parser: argparse.ArgumentParser) -> Runner:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    from dipole.core.ground.errors import ConfigError
-    from dipole.core.ground.text import number, shortened, text_table
     from dipole.core.train.run_folder import find_run
+    from dipole.core.utils.errors import ConfigError
+    from dipole.core.utils.text import number, shortened, text_table
 
     one, other = (find_run(name, arguments.runs).path for name in (arguments.first, arguments.second))
     if one.resolve() == other.resolve():
@@ -74,9 +74,9 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 def _with_siblings(folder: Path) -> list[RunRecord]:
     """A run, and the finished ones beside it that differ in the seed alone; a seed counts once."""
-    from dipole.core.ground.errors import ConfigError, RecordError
     from dipole.core.record import read_record
     from dipole.core.record.listing import RECORD, run_folders
+    from dipole.core.utils.errors import ConfigError, RecordError
 
     record = read_record(folder / "record.json")
     if record.status != "done":

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from dipole.benchmarks.statistics import CONFIDENCE, estimates, holm
-from dipole.core.measure.intervals import Array
+from dipole.core.evaluation.intervals import Array
 
 SEEDS = (2, 3, 5, 10, 20)
 REPEATS = 4000

@@ -7,7 +7,7 @@ from math import sqrt
 import numpy as np
 from scipy import stats
 
-from dipole.core.ground.errors import DataError
+from dipole.core.utils.errors import DataError
 
 LEVEL = 0.05
 

@@ -30,9 +30,9 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from dipole.core.contrast.registry import registry
-from dipole.core.contrast.spec import Term, format_terms, parse
-from dipole.core.ground.errors import ConfigError, RegistryError, SpecError, nearest
+from dipole.core.objectives.registry import registry
+from dipole.core.objectives.spec import Term, format_terms, parse
+from dipole.core.utils.errors import ConfigError, RegistryError, SpecError, nearest
 
 MOST = 100_000
 """Rows, columns, or cells of a suite: more is taken for a mistake."""

@@ -11,9 +11,9 @@ from dipole.benchmarks.collecting import Gathered, gather
 from dipole.benchmarks.kept import SUFFIX, KeptRun, KeptSuite, merged, read_kept, some_files, write_kept
 from dipole.benchmarks.manifest import Manifest
 from dipole.benchmarks.report.charts import SCATTER, drawn_names
-from dipole.core.ground.errors import ConfigError, RecordError
-from dipole.core.ground.files import is_file
 from dipole.core.record.additions import AddedResult, read_additions
+from dipole.core.utils.errors import ConfigError, RecordError
+from dipole.core.utils.files import is_file
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,12 @@ from dipole.benchmarks.manifest import CellEntry, JobEntry, Manifest
 from dipole.benchmarks.report.curves import Curve
 from dipole.benchmarks.same_data import strangers
 from dipole.benchmarks.suite import CHANGED, Sized
-from dipole.core.ground.errors import DataError, ReceivedError, RecordError
-from dipole.core.ground.files import atomic_write, is_file, why
-from dipole.core.ground.received import parse_json, read_lines
 from dipole.core.record import Part, RunRecord, schema_problem
 from dipole.core.record.additions import AddedResult
 from dipole.core.train.identity import digest
+from dipole.core.utils.errors import DataError, ReceivedError, RecordError
+from dipole.core.utils.files import atomic_write, is_file, why
+from dipole.core.utils.received import parse_json, read_lines
 
 SUFFIX = ".jsonl"
 VERSION = 1

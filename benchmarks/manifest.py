@@ -7,9 +7,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dipole.benchmarks.run_records import BENCH, Problem
 from dipole.benchmarks.suite import FileName, Job, Sized, filled
-from dipole.core.ground.errors import RecordError
-from dipole.core.ground.files import atomic_write, why
 from dipole.core.record import read_part
+from dipole.core.utils.errors import RecordError
+from dipole.core.utils.files import atomic_write, why
 
 
 class _Part(BaseModel):

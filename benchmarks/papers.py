@@ -14,8 +14,8 @@ from dipole.benchmarks.protocol import Item, Paper, papers
 from dipole.benchmarks.report import published
 from dipole.benchmarks.report.claims import evaluate
 from dipole.benchmarks.suite import Suite, read_suite, suites
-from dipole.core.ground.files import atomic_write
-from dipole.core.measure.theory.theorems import ARORA, CLLR, LMCL, THEOREMS, Theorem
+from dipole.core.evaluation.theory.theorems import ARORA, CLLR, LMCL, THEOREMS, Theorem
+from dipole.core.utils.files import atomic_write
 
 PAGE = Path("docs/papers.md")
 TITLES = {
@@ -30,7 +30,7 @@ INTRODUCTION = """# The papers, row by row
 
 Every table, figure and theorem of the four papers: where it is here, what is done otherwise, why, and the command. The
 page is made from the suites, from what the papers state of their settings (`benchmarks/published/*.toml`) and from the
-list of theorems (`core/measure/theory/theorems.py`): edit those and run `python -m dipole.benchmarks.papers`.
+list of theorems (`core/evaluation/theory/theorems.py`): edit those and run `python -m dipole.benchmarks.papers`.
 
 What differs is what scale `paper` does otherwise; `dipole bench SUITE` alone runs scale `small`, whose differences
 stand in the suite (`dipole show SUITE`). Cells of a suite with differences are never said to agree or to differ with

@@ -16,12 +16,12 @@ from dipole.benchmarks.report.results import measure
 from dipole.benchmarks.run.reference import Reckoned, kind_of, reckon
 from dipole.benchmarks.statistics import seeds_needed
 from dipole.benchmarks.suite import Cell, Job, Sized
-from dipole.core.ground.errors import DipoleError
-from dipole.core.ground.progress import duration
-from dipole.core.ground.text import counted
 from dipole.core.record import RunRecord
 from dipole.core.train.build import construct
 from dipole.core.train.config import RunConfig
+from dipole.core.utils.errors import DipoleError
+from dipole.core.utils.progress import duration
+from dipole.core.utils.text import counted
 
 
 class Estimator:

@@ -13,8 +13,8 @@ from typing import Any
 from pydantic import Field
 
 from dipole.benchmarks.report.readings import Reading, fits
-from dipole.core.contrast.registry import registry
-from dipole.core.contrast.spec import parse
+from dipole.core.objectives.registry import registry
+from dipole.core.objectives.spec import parse
 from dipole.core.train.config import RunConfig, Settings
 from dipole.core.train.shipped import shipped
 

@@ -3,12 +3,12 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dipole.core.ground.errors import DataError, RecordError
-from dipole.core.ground.files import why
 from dipole.core.record import RunRecord, read_record
 from dipole.core.record.additions import FILE, with_additions
 from dipole.core.train.config import RunConfig
 from dipole.core.train.run_folder import locate
+from dipole.core.utils.errors import DataError, RecordError
+from dipole.core.utils.files import why
 
 BENCH = ".bench"
 """Folder of a runs folder that holds what `dipole bench` needs: suites as they were expanded, claims, logs."""

@@ -21,14 +21,14 @@ from dipole.benchmarks.grid import MOST, expand
 from dipole.benchmarks.protocol import deviations, leaves, tuples
 from dipole.benchmarks.report import published
 from dipole.benchmarks.run_records import run_name
-from dipole.core.ground.errors import ConfigError, ReceivedError, nearest
-from dipole.core.ground.files import instead_of_file, is_file
-from dipole.core.ground.received import read_toml
-from dipole.core.ground.text import shortened
 from dipole.core.train.config import RunConfig, Settings
 from dipole.core.train.problems import describe
 from dipole.core.train.recipe import load
 from dipole.core.train.shipped import shipped
+from dipole.core.utils.errors import ConfigError, ReceivedError, nearest
+from dipole.core.utils.files import instead_of_file, is_file
+from dipole.core.utils.received import read_toml
+from dipole.core.utils.text import shortened
 
 ScaleName = Literal["small", "paper"]
 

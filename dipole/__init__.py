@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dipole.core.conformance.kit import check_objective
-    from dipole.core.contrast.cached import cached
-    from dipole.core.contrast.objective import Composite, Objective, Outcome, objective
-    from dipole.core.contrast.pairs import Pairs
-    from dipole.core.contrast.registry import register
+    from dipole.core.objectives.cached import cached
+    from dipole.core.objectives.objective import Composite, Objective, Outcome, objective
+    from dipole.core.objectives.pairs import Pairs
+    from dipole.core.objectives.registry import register
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "cached": "dipole.core.contrast.cached",
-    "Composite": "dipole.core.contrast.objective",
-    "Objective": "dipole.core.contrast.objective",
-    "Outcome": "dipole.core.contrast.objective",
-    "objective": "dipole.core.contrast.objective",
-    "Pairs": "dipole.core.contrast.pairs",
-    "register": "dipole.core.contrast.registry",
+    "cached": "dipole.core.objectives.cached",
+    "Composite": "dipole.core.objectives.objective",
+    "Objective": "dipole.core.objectives.objective",
+    "Outcome": "dipole.core.objectives.objective",
+    "objective": "dipole.core.objectives.objective",
+    "Pairs": "dipole.core.objectives.pairs",
+    "register": "dipole.core.objectives.registry",
     "check_objective": "dipole.core.conformance.kit",
     "compute_loss": "dipole.core.train.compute_loss",
 }

@@ -6,8 +6,7 @@ are resolved on first use, and dm_control is imported by the first environment t
 
 from importlib.util import find_spec
 
-from dipole.core.ground.extras import lazy
-from dipole.core.ground.moved import forward
+from dipole.core.utils.extras import lazy
 
 _HOME = {
     "CheckpointCallback": "dipole.rl.callbacks.checkpointing",
@@ -27,22 +26,6 @@ _HOME = {
 
 __all__ = sorted(_HOME)
 __getattr__ = lazy(__name__, _HOME, "rl")
-
-# Names of earlier versions.
-forward(
-    __name__,
-    {
-        "callback": "callbacks.contrastive",
-        "checkpoint": "snapshots",
-        "dot": "envs.dot",
-        "environments": "envs",
-        "evaluation": "episodes",
-        "faults": "envs.running",
-        "names": "dipole.core.ground.extras",
-        "rendering": "envs.suite.rendering",
-        "tasks": "envs.suite.tasks",
-    },
-)
 
 if find_spec("gymnasium") is not None:
     from dipole.rl.envs.registry import load

@@ -19,15 +19,15 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from torch import Tensor, nn
 
-from dipole.core.contrast.objective import Composite
-from dipole.core.contrast.pairs import Pairs
-from dipole.core.ground.errors import ConfigError
-from dipole.core.ground.files import remove_scratch
-from dipole.core.measure.intervals import interquartile_mean
-from dipole.core.measure.probes import measuring_device
+from dipole.core.evaluation.intervals import interquartile_mean
+from dipole.core.evaluation.probes import measuring_device
+from dipole.core.objectives.objective import Composite
+from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.adapter import Adapter, Context, Sketch
 from dipole.core.train.config import EvaluatedPart, Settings
 from dipole.core.train.embedder import Embedder
+from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.files import remove_scratch
 from dipole.rl import algorithms, augmentation, kept, snapshots
 from dipole.rl.config import RLConfig
 from dipole.rl.contrast import bilinear_terms, start_bilinear

@@ -7,7 +7,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 
-from dipole.core.ground.errors import ConfigError
+from dipole.core.utils.errors import ConfigError
 
 
 def plain(value: Any) -> Any:

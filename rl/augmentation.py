@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dipole.core.ground.errors import ConfigError, nearest
-from dipole.core.ground.transfer import sent
+from dipole.core.utils.errors import ConfigError, nearest
+from dipole.core.utils.transfer import sent
 from dipole.rl.frames import Size, extents
 
 if TYPE_CHECKING:

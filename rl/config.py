@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from dipole.core.ground.errors import ConfigError
+from dipole.core.utils.errors import ConfigError
 from dipole.rl import zoo
 from dipole.rl.envs.registry import find
 from dipole.rl.settings import DEFAULT, PRESETS, AgentTable, Storage

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import UninitializedParameter
 
-from dipole.core.contrast.objective import Composite, Objective, objective
-from dipole.core.contrast.pairs import Pairs
-from dipole.core.contrast.registry import registry
-from dipole.core.ground.errors import ConfigError, PairsError
+from dipole.core.objectives.objective import Composite, Objective, objective
+from dipole.core.objectives.pairs import Pairs
+from dipole.core.objectives.registry import registry
+from dipole.core.utils.errors import ConfigError, PairsError
 from dipole.rl.settings import Settings
 
 

@@ -15,8 +15,8 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.save_util import load_from_zip_file
 
-from dipole.core.contrast.objective import Composite, Objective
-from dipole.core.ground.errors import CheckpointError, ConfigError, DipoleError, SpecError
+from dipole.core.objectives.objective import Composite, Objective
+from dipole.core.utils.errors import CheckpointError, ConfigError, DipoleError, SpecError
 from dipole.rl import algorithms
 from dipole.rl.settings import Inputs
 

@@ -2,9 +2,9 @@
 
 import torch
 
-from dipole.core.contrast.objective import SHARPNESS
-from dipole.core.contrast.pairs import Pairs
-from dipole.core.measure import diagnostics
+from dipole.core.evaluation import diagnostics
+from dipole.core.objectives.objective import SHARPNESS
+from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.evaluation import diagnose_objective
 from dipole.rl.pixel_agent import PixelAgent
 

@@ -11,8 +11,8 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import Schedule
 from torch import Tensor, nn
 
-from dipole.core.contrast.objective import Composite
-from dipole.core.ground.errors import ConfigError
+from dipole.core.objectives.objective import Composite
+from dipole.core.utils.errors import ConfigError
 from dipole.rl import rainbow
 from dipole.rl import settings as presets
 from dipole.rl.augmentation import Centre

@@ -10,7 +10,7 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import Schedule
 from torch import Tensor, nn
 
-from dipole.core.contrast.objective import Composite
+from dipole.core.objectives.objective import Composite
 from dipole.rl import settings as presets
 from dipole.rl.encoder import CentredEncoder, Maps, detached
 from dipole.rl.networks import DrQPolicy, with_noise

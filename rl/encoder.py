@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dipole.core.ground.errors import ConfigError
+from dipole.core.utils.errors import ConfigError
 from dipole.rl import networks
 from dipole.rl.networks import Maps, detached, initialise
 

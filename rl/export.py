@@ -18,8 +18,8 @@ import torch
 from stable_baselines3 import DQN, SAC, TD3
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
-from dipole.core.ground.errors import TrainingError
 from dipole.core.train.card import Card, write_card
+from dipole.core.utils.errors import TrainingError
 from dipole.rl import networks, rainbow, seen
 from dipole.rl.dqn import policy_keywords
 from dipole.rl.envs.running.admission import stack

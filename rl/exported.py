@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dipole.core.ground.errors import ConfigError
+from dipole.core.utils.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch

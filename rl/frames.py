@@ -14,9 +14,9 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dipole.core.ground.errors import TrainingError
-from dipole.core.ground.files import why
-from dipole.core.ground.transfer import sent
+from dipole.core.utils.errors import TrainingError
+from dipole.core.utils.files import why
+from dipole.core.utils.transfer import sent
 
 Size = int | tuple[int, int]
 """Height and width; one number for both."""

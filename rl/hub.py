@@ -17,8 +17,8 @@ import gymnasium
 import numpy as np
 from stable_baselines3.common.utils import get_system_info
 
-from dipole.core.ground.seeding import isolated
 from dipole.core.train.card import Card, write_card
+from dipole.core.utils.seeding import isolated
 from dipole.rl.episodes.play import evaluate
 from dipole.rl.episodes.video import write_video
 from dipole.rl.export import AGENT, FORMS, save_plain

@@ -6,7 +6,7 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecExtractDictObs
 
-from dipole.core.ground.errors import ConfigError
+from dipole.core.utils.errors import ConfigError
 from dipole.rl.envs.running.admission import image_keys
 from dipole.rl.seen import Layout, layout
 from dipole.rl.settings import Inputs

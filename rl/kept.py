@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dipole.core.ground.errors import CheckpointError, DipoleError
-from dipole.core.ground.received import read_text
+from dipole.core.utils.errors import CheckpointError, DipoleError
+from dipole.core.utils.received import read_text
 from dipole.rl import description
 from dipole.rl.pixel_agent import PixelAgent
 

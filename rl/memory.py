@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
-from dipole.core.ground.errors import TrainingError
-from dipole.core.ground.memory import available
+from dipole.core.utils.errors import TrainingError
+from dipole.core.utils.memory import available
 
 
 def available_bytes(place: torch.device | Path) -> int:

@@ -5,7 +5,7 @@ from typing import Any
 
 from stable_baselines3.common.noise import ActionNoise, VectorizedActionNoise
 
-from dipole.core.ground.errors import CheckpointError
+from dipole.core.utils.errors import CheckpointError
 
 
 def noise_state(noise: ActionNoise | None) -> dict[str, Any] | None:

@@ -21,17 +21,17 @@ from stable_baselines3.common.save_util import recursive_getattr
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from torch import Tensor, nn
 
-from dipole.core.contrast.evaluate import without_autocast
-from dipole.core.contrast.gather import relate
-from dipole.core.contrast.objective import Composite, Objective, Outcome
-from dipole.core.contrast.pairs import Pairs
-from dipole.core.ground.errors import ConfigError, TrainingError
-from dipole.core.ground.files import replacing
-from dipole.core.ground.memory import check_fits
-from dipole.core.ground.transfer import Fetched, prefetched, sent
+from dipole.core.objectives.evaluate import without_autocast
+from dipole.core.objectives.gather import relate
+from dipole.core.objectives.objective import Composite, Objective, Outcome
+from dipole.core.objectives.pairs import Pairs
 from dipole.core.train import compiling
 from dipole.core.train.nonfinite import terms_with_bad_gradient
 from dipole.core.train.optimizer import skip_if
+from dipole.core.utils.errors import ConfigError, TrainingError
+from dipole.core.utils.files import replacing
+from dipole.core.utils.memory import check_fits
+from dipole.core.utils.transfer import Fetched, prefetched, sent
 from dipole.rl import description
 from dipole.rl import settings as presets
 from dipole.rl.arguments import check_seed, check_whole, plain

@@ -1,4 +1,4 @@
-"""Nested Python values (core/ground/plain_values.py) in two files: NAME.json for their shape, NAME.npz for arrays."""
+"""Nested Python values (core/utils/plain_values.py) in two files: NAME.json for their shape, NAME.npz for arrays."""
 
 import json
 from pathlib import Path
@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from dipole.core.ground.plain_values import decode, encode
-from dipole.core.ground.received import read_json
+from dipole.core.utils.plain_values import decode, encode
+from dipole.core.utils.received import read_json
 
 
 def files(name: str) -> tuple[str, str]:

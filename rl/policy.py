@@ -10,7 +10,7 @@ from stable_baselines3.common.policies import ContinuousCritic
 from stable_baselines3.common.type_aliases import Schedule
 from torch import Tensor
 
-from dipole.core.contrast.objective import Composite
+from dipole.core.objectives.objective import Composite
 from dipole.rl.contrast import as_composite, fit
 from dipole.rl.encoder import PixelEncoder
 from dipole.rl.networks import PixelPolicy

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dipole.core.ground.errors import TrainingError
+from dipole.core.utils.errors import TrainingError
 from dipole.rl.arguments import check_number
 from dipole.rl.replay import FrameReplayBuffer
 

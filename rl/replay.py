@@ -21,9 +21,9 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor
 
-from dipole.core.ground.errors import ConfigError, TrainingError
-from dipole.core.ground.text import counted
-from dipole.core.ground.transfer import sent
+from dipole.core.utils.errors import ConfigError, TrainingError
+from dipole.core.utils.text import counted
+from dipole.core.utils.transfer import sent
 from dipole.rl.arguments import check_number, check_seed, check_whole
 from dipole.rl.augmentation import Augmentation
 from dipole.rl.frames import STORES, digest

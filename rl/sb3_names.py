@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from dipole.core.ground.errors import ConfigError
+from dipole.core.utils.errors import ConfigError
 
 # SB3's name -> the setting that says the same.
 RENAMED = {

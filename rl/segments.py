@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from dipole.core.ground.errors import CheckpointError
-from dipole.core.ground.files import digest
+from dipole.core.utils.errors import CheckpointError
+from dipole.core.utils.files import digest
 from dipole.rl.replay import FrameReplayBuffer
 
 _NAME = re.compile(r"replay-\d+-\d+\.npz")

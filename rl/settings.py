@@ -14,9 +14,9 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-from dipole.core.ground.errors import ConfigError, nearest
 from dipole.core.train import compiling
 from dipole.core.train.config import Settings as Table
+from dipole.core.utils.errors import ConfigError, nearest
 from dipole.rl.arguments import plain
 
 Rate = Annotated[float, Field(ge=0, le=10)]

@@ -17,12 +17,12 @@ from typing import Any
 
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecTransposeImage
 
-from dipole.core.contrast.objective import Composite, Objective
-from dipole.core.ground.errors import CheckpointError, DipoleError, ReceivedError
-from dipole.core.ground.extras import lazy
-from dipole.core.ground.files import replacing, why
-from dipole.core.ground.received import read_json
-from dipole.core.ground.seeding import rng_state, set_rng_state
+from dipole.core.objectives.objective import Composite, Objective
+from dipole.core.utils.errors import CheckpointError, DipoleError, ReceivedError
+from dipole.core.utils.extras import lazy
+from dipole.core.utils.files import replacing, why
+from dipole.core.utils.received import read_json
+from dipole.core.utils.seeding import rng_state, set_rng_state
 from dipole.rl import description, plain_state, segments
 from dipole.rl.callbacks.contrastive import LEARNED, Learned
 from dipole.rl.envs.running.admission import rows_of

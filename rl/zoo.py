@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dipole.core.ground.errors import ConfigError
-from dipole.core.ground.files import why
+from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.files import why
 from dipole.rl.sb3_names import RENAMED, policy_settings
 
 # Keys of the zoo that say the same here, and those of [train].

@@ -12,8 +12,8 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from dipole.core.ground.errors import DipoleError
 from dipole.core.train.toml import toml_text
+from dipole.core.utils.errors import DipoleError
 from tests.systems import POSIX
 
 ODD: list[Any] = [

@@ -17,8 +17,8 @@ import dipole.rl.envs.running
 import dipole.rl.episodes
 import dipole.text.senteval
 from dipole.core.cli import main
-from dipole.core.ground import extras
-from dipole.core.ground.extras import install_line
+from dipole.core.utils import extras
+from dipole.core.utils.extras import install_line
 
 ROOT = Path(__file__).resolve().parent.parent
 

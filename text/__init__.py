@@ -2,8 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from dipole.core.ground.extras import lazy
-from dipole.core.ground.moved import forward
+from dipole.core.utils.extras import lazy
 
 if TYPE_CHECKING:
     from dipole.core.train.objective_callback import ObjectiveCallback
@@ -18,20 +17,3 @@ _HOME = {
 
 __all__ = ["CachedContrastiveLoss", "ContrastiveLoss", "ObjectiveCallback"]
 __getattr__ = lazy(__name__, _HOME, "sentence-transformers")
-
-# Names of earlier versions.
-forward(
-    __name__,
-    {
-        "documents": "document_classification",
-        "evaluation": "neighbours",
-        "logistic": "dipole.core.measure.logistic",
-        "probes": "senteval.protocols",
-        "recurrent": "encoders.recurrent",
-        "rows": "dipole.core.ground.rows",
-        "relatedness": "senteval.relatedness",
-        "senteval_tasks": "senteval.tasks",
-        "stepped": "senteval.torch_classifier",
-        "tables": "senteval.tables",
-    },
-)

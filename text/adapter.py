@@ -12,18 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dipole.core.contrast.embedded import Embedded
-from dipole.core.contrast.pairs import Pairs
-from dipole.core.ground.errors import ConfigError, DataError
-from dipole.core.ground.machine import processors
-from dipole.core.ground.text import counted
-from dipole.core.ground.transfer import prefetched, sent
-from dipole.core.measure.class_tasks import class_tasks
-from dipole.core.measure.probes import knn_probe, measuring_device
+from dipole.core.evaluation.class_tasks import class_tasks
+from dipole.core.evaluation.probes import knn_probe, measuring_device
+from dipole.core.objectives.embedded import Embedded
+from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.adapter import Adapter, Context, Sketch
 from dipole.core.train.block_losses import BlockShape, block_losses
 from dipole.core.train.config import EvaluatedPart
 from dipole.core.train.sampling import ClassBlocks
+from dipole.core.utils.errors import ConfigError, DataError
+from dipole.core.utils.machine import processors
+from dipole.core.utils.text import counted
+from dipole.core.utils.transfer import prefetched, sent
 from dipole.text import encoders, pairing, senteval
 from dipole.text.batching import make_batch
 from dipole.text.columns import read_pairs

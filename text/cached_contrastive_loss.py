@@ -9,10 +9,10 @@ from typing import Any, Literal
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
-from dipole.core.contrast.objective import Composite, Objective
-from dipole.core.contrast.options import check_whole
-from dipole.core.ground.errors import OptionError, PairsError
-from dipole.core.ground.microbatch import Draws, instead, microbatched, own_forward
+from dipole.core.objectives.objective import Composite, Objective
+from dipole.core.objectives.options import check_whole
+from dipole.core.utils.errors import OptionError, PairsError
+from dipole.core.utils.microbatch import Draws, instead, microbatched, own_forward
 from dipole.text.contrastive_loss import ContrastiveLoss, Direction, unwrapped
 
 SHARED = ("prompt_length",)

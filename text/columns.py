@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dipole.core.ground.cache import found
-from dipole.core.ground.errors import ConfigError, DataError, nearest
-from dipole.core.ground.rows import located_rows
-from dipole.core.ground.text import counted
+from dipole.core.utils.cache import found
+from dipole.core.utils.errors import ConfigError, DataError, nearest
+from dipole.core.utils.rows import located_rows
+from dipole.core.utils.text import counted
 from dipole.text.corpus import READER
 from dipole.text.filled_folder import building, writing
 from dipole.text.pair_table import PairTable, PairWriter, load_table

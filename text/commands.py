@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dipole.core.cli.arguments import positive
-from dipole.core.ground.text import counted
+from dipole.core.utils.text import counted
 
 Runner = Callable[[argparse.Namespace], int]
 

@@ -4,12 +4,12 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from dipole.core.ground.backbone import Source, Weights
-from dipole.core.ground.errors import ConfigError
-from dipole.core.measure.class_tasks import Classifier
-from dipole.core.measure.probes import PROBE_DEVICE_HELP, ProbeDevice
+from dipole.core.evaluation.class_tasks import Classifier
+from dipole.core.evaluation.probes import PROBE_DEVICE_HELP, ProbeDevice
 from dipole.core.train.config import Settings
 from dipole.core.train.finetuning import FREEZE_HELP, LORA_HELP, WEIGHTS_HELP, FreezeSetting, LoraTable
+from dipole.core.utils.backbone import Source, Weights
+from dipole.core.utils.errors import ConfigError
 from dipole.text.columns import check_columns
 
 

@@ -13,13 +13,13 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dipole.core.contrast.embedded import Embedded
-from dipole.core.contrast.objective import Composite, Objective, entry_of
-from dipole.core.contrast.objective import objective as build_objective
-from dipole.core.contrast.registry import registry
-from dipole.core.ground.distributed import all_sum, alone, world_size
-from dipole.core.ground.errors import ConfigError, OptionError, PairsError
+from dipole.core.objectives.embedded import Embedded
+from dipole.core.objectives.objective import Composite, Objective, entry_of
+from dipole.core.objectives.objective import objective as build_objective
+from dipole.core.objectives.registry import registry
 from dipole.core.train.objective_callback import FILE, carry, load_objectives, needs_trainer
+from dipole.core.utils.distributed import all_sum, alone, world_size
+from dipole.core.utils.errors import ConfigError, OptionError, PairsError
 from dipole.text.loss_columns import related_columns
 
 Direction = Literal["query_to_doc", "query_to_query", "doc_to_query"]

@@ -8,8 +8,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
-from dipole.core.ground.errors import DataError
-from dipole.core.ground.rows import (
+from dipole.core.utils.errors import DataError
+from dipole.core.utils.rows import (
     CSV,
     JSON,
     PARQUET,
@@ -20,7 +20,7 @@ from dipole.core.ground.rows import (
     located_rows,
     parquet_rows,
 )
-from dipole.core.ground.text import counted
+from dipole.core.utils.text import counted
 from dipole.text.splitting import READER, split_sentences, stretches
 from dipole.text.text_files import characters, check_text
 

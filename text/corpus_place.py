@@ -10,11 +10,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from dipole.core.ground.cache import cache_folder, content_of
-from dipole.core.ground.errors import DataError
-from dipole.core.ground.files import why
-from dipole.core.ground.progress import PLAIN_SECONDS, Progress
-from dipole.core.ground.rows import hub_version, is_saved, row_files
+from dipole.core.utils.cache import cache_folder, content_of
+from dipole.core.utils.errors import DataError
+from dipole.core.utils.files import why
+from dipole.core.utils.progress import PLAIN_SECONDS, Progress
+from dipole.core.utils.rows import hub_version, is_saved, row_files
 from dipole.text.config import TextSettings
 from dipole.text.corpus import corpus_files, pydoc_documents
 from dipole.text.encoded import Told

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dipole.core.ground.errors import DataError
-from dipole.core.measure.probes import linear_probe
+from dipole.core.evaluation.probes import linear_probe
+from dipole.core.utils.errors import DataError
 from dipole.text.corpus import Document
 
 CHUNK = 1000  # documents whose sentences are encoded together

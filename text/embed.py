@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dipole.core.ground.errors import DataError, OptionError
-from dipole.core.ground.extras import install_line
 from dipole.core.train.embedder import Embedder, Inputs, check_features
+from dipole.core.utils.errors import DataError, OptionError
+from dipole.core.utils.extras import install_line
 from dipole.text.encode import Normalize, SentenceEncoder
 
 FEATURES = ("encoder", "embedding")

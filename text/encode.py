@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dipole.core.ground.errors import DataError, OptionError
-from dipole.core.ground.progress import Progress
+from dipole.core.utils.errors import DataError, OptionError
+from dipole.core.utils.progress import Progress
 from dipole.text.batching import by_tokens, pad
 from dipole.text.encoders import Batch, SentenceModel
 from dipole.text.scaling import halves_normalised

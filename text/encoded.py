@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from dipole.core.ground.cache import found, sum_of
-from dipole.core.ground.errors import DataError
-from dipole.core.ground.files import atomic_file, atomic_write, remove_scratch, why
+from dipole.core.utils.cache import found, sum_of
+from dipole.core.utils.errors import DataError
+from dipole.core.utils.files import atomic_file, atomic_write, remove_scratch, why
 from dipole.text.corpus import Document, Piece
 from dipole.text.counting import Counts
 from dipole.text.filled_folder import INDEX, TOKENIZER, building, index_of, is_summed, writing

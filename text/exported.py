@@ -38,8 +38,8 @@ def _embedder(encode: Any, features: str | None) -> Embedder:
 
 
 def _check_weights(folder: Path) -> None:
-    from dipole.core.ground.errors import DataError
-    from dipole.core.ground.pickles import refusal
+    from dipole.core.utils.errors import DataError
+    from dipole.core.utils.pickles import refusal
 
     if refused := refusal(folder, deep=True):
         raise DataError(f"{folder} cannot be loaded: {refused}.")
@@ -47,8 +47,8 @@ def _check_weights(folder: Path) -> None:
 
 def _sentence_transformer(folder: Path, device: torch.device) -> Any:
     import dipole.text.portable  # noqa: F401  (makes models with our own code known)
-    from dipole.core.ground.errors import ConfigError, DataError
-    from dipole.core.ground.extras import install_line
+    from dipole.core.utils.errors import ConfigError, DataError
+    from dipole.core.utils.extras import install_line
 
     _check_weights(folder)
     try:
@@ -68,9 +68,9 @@ def _transformer(folder: Path, device: torch.device) -> Any:
     import torch
     from transformers import AutoModel
 
-    from dipole.core.ground.backbone import quietly
-    from dipole.core.ground.errors import DataError
-    from dipole.core.ground.pickles import safetensors_only
+    from dipole.core.utils.backbone import quietly
+    from dipole.core.utils.errors import DataError
+    from dipole.core.utils.pickles import safetensors_only
     from dipole.text.portable import DipoleSentenceModel
 
     _check_weights(folder)

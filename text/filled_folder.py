@@ -9,8 +9,8 @@ from typing import Any
 
 from filelock import FileLock
 
-from dipole.core.ground.cache import found, sum_of
-from dipole.core.ground.errors import DataError
+from dipole.core.utils.cache import found, sum_of
+from dipole.core.utils.errors import DataError
 
 INDEX, TOKENIZER = "index.json", "tokenizer.json"
 SUMMED = 2 << 30  # bytes of arrays whose check sums are looked at before they are used; those of larger ones meanwhile

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from dipole.core.ground.errors import CheckpointError
-from dipole.core.ground.received import read_json
+from dipole.core.utils.errors import CheckpointError
+from dipole.core.utils.received import read_json
 from dipole.text import encoders
 from dipole.text.config import TextSettings
 from dipole.text.encoded import Sentences

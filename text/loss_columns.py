@@ -7,9 +7,9 @@ from functools import partial
 
 from torch import Tensor
 
-from dipole.core.contrast.embedded import Embedded
-from dipole.core.contrast.pairs import Pairs
-from dipole.core.ground.errors import PairsError
+from dipole.core.objectives.embedded import Embedded
+from dipole.core.objectives.pairs import Pairs
+from dipole.core.utils.errors import PairsError
 
 
 def related_columns(

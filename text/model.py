@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from dipole.core.ground.backbone import Source, load
-from dipole.core.ground.errors import DataError
+from dipole.core.utils.backbone import Source, load
+from dipole.core.utils.errors import DataError
 from dipole.text import encoders
 from dipole.text.config import TextSettings
 from dipole.text.encoders.head import with_head

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dipole.core.contrast.pairs import Pairs
-from dipole.core.contrast.similarity import normalize
-from dipole.core.measure.diagnostics import pair_histogram
+from dipole.core.evaluation.diagnostics import pair_histogram
+from dipole.core.objectives.pairs import Pairs
+from dipole.core.objectives.similarity import normalize
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
-from dipole.core.ground.errors import DataError
-from dipole.core.ground.text import counted
+from dipole.core.utils.errors import DataError
+from dipole.core.utils.text import counted
 from dipole.text.pair_table import PairTable
 
 Order = Callable[[int, int, int], np.ndarray]

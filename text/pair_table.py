@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from dipole.core.ground.cache import sum_of
-from dipole.core.ground.files import atomic_file, atomic_write, remove_scratch
+from dipole.core.utils.cache import sum_of
+from dipole.core.utils.files import atomic_file, atomic_write, remove_scratch
 from dipole.text.filled_folder import INDEX, index_of, is_summed
 from dipole.text.spool import Spool, Texts
 from dipole.text.watch import Watch

@@ -5,8 +5,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dipole.core.contrast.objective import Composite
-from dipole.core.contrast.pairs import Pairs
+from dipole.core.objectives.objective import Composite
+from dipole.core.objectives.pairs import Pairs
 
 SelfLogit = Literal["zero", "drop"]
 

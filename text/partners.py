@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from dipole.core.contrast.similarity import normalize
+from dipole.core.objectives.similarity import normalize
 
 CHUNK = 256  # anchors whose scores are held at once
 

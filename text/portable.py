@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
 
-from dipole.core.ground.lora import merged
+from dipole.core.utils.lora import merged
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders import Part, Projected, SentenceModel, architecture
 from dipole.text.encoders.modeling_dipole import DipoleSentenceConfig, DipoleSentenceModel

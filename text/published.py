@@ -1,7 +1,7 @@
 """Data sets of text that recipes need, where they are distributed; nothing heavy is imported."""
 
-from dipole.core.ground.download import RemoteFile
 from dipole.core.train.data_sets import Built, DataSet
+from dipole.core.utils.download import RemoteFile
 
 SETS: dict[str, DataSet | Built] = {
     "bookcorpus": DataSet(

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dipole.core.ground.errors import OptionError
+from dipole.core.utils.errors import OptionError
 
 
 def halves_normalised(features: np.ndarray, halves: int = 2) -> np.ndarray:

@@ -19,7 +19,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from dipole.core.ground.errors import DataError, DipoleError
+from dipole.core.utils.errors import DataError, DipoleError
 from dipole.text.filled_folder import not_kept
 from dipole.text.shards import Numbering, Task
 from dipole.text.vocabulary import Tokens

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dipole.core.ground.files import atomic_file
+from dipole.core.utils.files import atomic_file
 from dipole.text.corpus import Piece, sentences_of
 from dipole.text.vocabulary import Tokens
 from dipole.text.words import WordIds

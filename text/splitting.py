@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any
 
-from dipole.core.ground.rows import Asker
+from dipole.core.utils.rows import Asker
 
 READER = Asker("text", "text.split", "text.encoding")
 # A longer piece of text is cut at a blank before sentences are sought in it: no sentence is that long, files are.

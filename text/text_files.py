@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from dipole.core.ground.errors import DataError
+from dipole.core.utils.errors import DataError
 
 READ = 1 << 20  # bytes
 LOOKED_AT = 1 << 16

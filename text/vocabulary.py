@@ -12,7 +12,7 @@ from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 from tokenizers.models import WordLevel
 from tokenizers.trainers import WordLevelTrainer
 
-from dipole.core.ground.errors import DataError
+from dipole.core.utils.errors import DataError
 
 UNKNOWN = "<unk>"
 # Words as the Penn Treebank cuts them where that matters for a bag of words: contractions apart, numbers and hyphenated

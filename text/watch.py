@@ -8,7 +8,7 @@ from threading import Thread
 
 import numpy as np
 
-from dipole.core.ground.errors import DataError
+from dipole.core.utils.errors import DataError
 
 READ = 1 << 20  # numbers that are looked at together
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dipole.core.ground.errors import DataError
-from dipole.core.ground.files import replacing, why
-from dipole.core.ground.text import counted
+from dipole.core.utils.errors import DataError
+from dipole.core.utils.files import replacing, why
+from dipole.core.utils.text import counted
 from dipole.text.corpus import CSV, JSON, PARQUET, Document, Unit, documents_of, split_sentences
 from dipole.text.wiki_markup import is_dump, pages
 

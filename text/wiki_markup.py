@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import IO
 from xml.etree import ElementTree
 
-from dipole.core.ground.errors import DataError
-from dipole.core.ground.text import counted
+from dipole.core.utils.errors import DataError
+from dipole.core.utils.text import counted
 
 DEEPEST = 40  # templates, tables and links within each other, at most
 # Links into these namespaces are no words, in whatever language a dump names its own.

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 import torch
 from torch import Tensor, nn
 
-from dipole.core.contrast.embedded import Embedded
-from dipole.core.ground.drawing import check_drawing
-from dipole.core.ground.errors import ConfigError, PairsError
-from dipole.core.ground.memory import check_fits
-from dipole.core.ground.seeding import Seeds
-from dipole.core.ground.text import counted
-from dipole.core.ground.transfer import prefetched, sent
-from dipole.core.measure.probes import ProbeResult, frozen, linear_probe_on_views, measuring_device
+from dipole.core.evaluation.probes import ProbeResult, frozen, linear_probe_on_views, measuring_device
+from dipole.core.objectives.embedded import Embedded
 from dipole.core.train.adapter import Adapter, Context, Sketch
 from dipole.core.train.block_losses import BlockShape
 from dipole.core.train.config import Settings
+from dipole.core.utils.drawing import check_drawing
+from dipole.core.utils.errors import ConfigError, PairsError
+from dipole.core.utils.memory import check_fits
+from dipole.core.utils.seeding import Seeds
+from dipole.core.utils.text import counted
+from dipole.core.utils.transfer import prefetched, sent
 from dipole.vision.augment import AugmentConfig, apply, centre, draw
 from dipole.vision.captions import CaptionBranch, Tokens
 from dipole.vision.compatibility import example, explain

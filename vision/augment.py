@@ -15,8 +15,8 @@ import torch
 from pydantic import Field, create_model, model_validator
 from torch import Tensor
 
-from dipole.core.ground.transfer import constant, sent
 from dipole.core.train.config import Settings
+from dipole.core.utils.transfer import constant, sent
 
 LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, the greyscale weights of Pillow and torchvision
 CROP_ATTEMPTS = 10

@@ -9,11 +9,11 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from dipole.core.ground import backbone
-from dipole.core.ground.errors import ConfigError
-from dipole.core.ground.freezing import fix_unused
 from dipole.core.train.config import Settings
 from dipole.core.train.finetuning import FREEZE_HELP, LORA_HELP, WEIGHTS_HELP, FreezeSetting, LoraTable, fine_tune
+from dipole.core.utils import backbone
+from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.freezing import fix_unused
 from dipole.vision.encoders import EncoderConfig, build_projector
 from dipole.vision.encoders.hub import PREFIX
 

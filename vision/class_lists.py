@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from dipole.core.ground.errors import DataError
-from dipole.core.ground.text import counted
 from dipole.core.train.shipped import shipped
+from dipole.core.utils.errors import DataError
+from dipole.core.utils.text import counted
 
 
 def shipped_classes() -> dict[str, Path]:

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from dipole.core.contrast.objective import Composite
-from dipole.core.contrast.pairs import Pairs
-from dipole.core.ground.errors import ConfigError, PairsError
+from dipole.core.objectives.objective import Composite
+from dipole.core.objectives.pairs import Pairs
+from dipole.core.utils.errors import ConfigError, PairsError
 from dipole.vision.frameworks import Method, by_name
 from dipole.vision.frameworks.base import MOST_VIEWS, Related
 from dipole.vision.image_set import ImageSet

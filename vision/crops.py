@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dipole.core.ground.seeding import Seeds
-from dipole.core.ground.transfer import prefetched, sent
+from dipole.core.utils.seeding import Seeds
+from dipole.core.utils.transfer import prefetched, sent
 from dipole.vision.augment import AugmentConfig, apply_each, boxes, draw, draw_cropped
 from dipole.vision.decoding import Box, Encoded
 

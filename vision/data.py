@@ -8,10 +8,10 @@ from typing import Any, Literal, Self
 import torch
 from pydantic import Field, model_validator
 
-from dipole.core.ground.errors import DataError
-from dipole.core.ground.seeding import Seeds
-from dipole.core.ground.text import counted
 from dipole.core.train.config import Settings
+from dipole.core.utils.errors import DataError
+from dipole.core.utils.seeding import Seeds
+from dipole.core.utils.text import counted
 from dipole.vision.class_lists import read_classes
 from dipole.vision.decoding import Encoded
 from dipole.vision.image_set import ImageSet

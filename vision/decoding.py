@@ -17,10 +17,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dipole.core.ground.errors import DataError, ReceivedError
-from dipole.core.ground.received import read_bytes
-from dipole.core.ground.text import counted
-from dipole.core.ground.transfer import prefetched as prefetched  # earlier versions had it here
+from dipole.core.utils.errors import DataError, ReceivedError
+from dipole.core.utils.received import read_bytes
+from dipole.core.utils.text import counted
+from dipole.core.utils.transfer import prefetched as prefetched  # earlier versions had it here
 
 OnCorrupt = Literal["refuse", "skip"]
 LARGEST = 2**30

@@ -7,13 +7,13 @@ from pathlib import Path
 from rich import box
 from rich.table import Table
 
-from dipole.core.ground.console import console
-from dipole.core.ground.drawing import check_drawing, new_figure
-from dipole.core.ground.text import counted
 from dipole.core.record import RunRecord
 from dipole.core.train.loop import train
 from dipole.core.train.recipe import load
 from dipole.core.train.run_folder import DEFAULT_RUNS
+from dipole.core.utils.console import console
+from dipole.core.utils.drawing import check_drawing, new_figure
+from dipole.core.utils.text import counted
 
 OBJECTIVES = ("infonce", "infonce + 0.1*dp", "cacr", "infonce + 0.1*cllr")
 COLUMNS = {"all labels": "linear/accuracy", "5 labels per class": "few_shot/accuracy", "k-means": "kmeans/accuracy"}

@@ -41,9 +41,9 @@ def _onnx(folder: Path) -> Any:
 def _transformers(folder: Path, is_earlier: bool, device: torch.device, features: str | None) -> Embedder:
     from transformers import AutoConfig, AutoModel
 
-    from dipole.core.ground.backbone import quietly
-    from dipole.core.ground.errors import DataError
-    from dipole.core.ground.pickles import refusal, safetensors_only
+    from dipole.core.utils.backbone import quietly
+    from dipole.core.utils.errors import DataError
+    from dipole.core.utils.pickles import refusal, safetensors_only
     from dipole.vision.encoders.hub import read_pooled
     from dipole.vision.export.transformers import DipoleVisionConfig, EarlierModel
     from dipole.vision.modeling_dipole_vision import DipoleVisionModel
@@ -76,8 +76,8 @@ def _sized(read: Any, model: Any, device: torch.device, features: str | None) ->
 def _processed(folder: Path, read: Any, device: torch.device, features: str | None) -> Embedder:
     from transformers import AutoImageProcessor
 
-    from dipole.core.ground.errors import DataError
     from dipole.core.train.embedder import check_features
+    from dipole.core.utils.errors import DataError
     from dipole.vision.embed import ProcessedEmbedder
 
     check_features(features, ("encoder",))

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dipole.core.contrast import engine
-from dipole.core.ground.transfer import sent
+from dipole.core.objectives import engine
+from dipole.core.utils.transfer import sent
 from dipole.vision.augment import AugmentConfig, Parameters, draw, plain
 
 BLOCK = 512  # pixels of a program

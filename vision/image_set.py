@@ -8,8 +8,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from dipole.core.ground.errors import DataError
-from dipole.core.ground.text import counted
+from dipole.core.utils.errors import DataError
+from dipole.core.utils.text import counted
 from dipole.vision.decoding import Encoded
 
 SAMPLE = 2000  # images from which the statistics of an encoded set are taken

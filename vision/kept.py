@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from dipole.core.ground.errors import CheckpointError
-from dipole.core.ground.received import read_json
+from dipole.core.utils.errors import CheckpointError
+from dipole.core.utils.received import read_json
 from dipole.vision.captions import CaptionBranch
 from dipole.vision.config import VisionConfig
 from dipole.vision.image_set import ImageSet

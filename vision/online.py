@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from dipole.core.ground.distributed import all_sum
-from dipole.core.ground.errors import ConfigError
-from dipole.core.ground.uncompiled import uncompiled
 from dipole.core.train.config import Settings
+from dipole.core.utils.distributed import all_sum
+from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.uncompiled import uncompiled
 from dipole.vision.frameworks.base import Branch
 from dipole.vision.image_set import ImageSet
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from dipole.core.ground.errors import DataError, nearest
-from dipole.core.ground.rows import Asker, located_rows
-from dipole.core.ground.seeding import Seeds
-from dipole.core.ground.text import counted
+from dipole.core.utils.errors import DataError, nearest
+from dipole.core.utils.rows import Asker, located_rows
+from dipole.core.utils.seeding import Seeds
+from dipole.core.utils.text import counted
 from dipole.vision.data import DataConfig, Parts, load
 from dipole.vision.decoding import Encoded, attempt, decode, describe, file_bytes
 from dipole.vision.image_set import ImageSet
@@ -190,7 +190,7 @@ def read_pairs(
     captions, each of which makes a row. Where a cell is missing or blank, its row is left out, with a warning.
 
     Args:
-        source: a file of `core.ground.rows`.
+        source: a file of `core.utils.rows`.
         columns: of images; with captions the last one is theirs.
         split: of a data set.
 

@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dipole.core.contrast.objective import SHARPNESS
-from dipole.core.ground.drawing import new_figure
-from dipole.core.ground.errors import OptionError
+from dipole.core.objectives.objective import SHARPNESS
+from dipole.core.utils.drawing import new_figure
+from dipole.core.utils.errors import OptionError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from dipole.core.contrast.objective import Composite
+    from dipole.core.objectives.objective import Composite
 
 SHOWN = 4  # so many negatives of greatest and of least weight stand beside the query (CACR Fig. 6)
 # The colours, the range and the circle of radius t_neg are CACR's (Fig. 7).

@@ -7,10 +7,9 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from dipole.core.ground.errors import DataError
-from dipole.core.measure.class_tasks import class_tasks
-from dipole.core.measure.descent import Descent
-from dipole.core.measure.probes import (
+from dipole.core.evaluation.class_tasks import class_tasks
+from dipole.core.evaluation.descent import Descent
+from dipole.core.evaluation.probes import (
     PROBE_DEVICE_HELP,
     ProbeDevice,
     ProbeResult,
@@ -22,6 +21,7 @@ from dipole.core.measure.probes import (
 )
 from dipole.core.train.block_losses import BlockShape, block_losses
 from dipole.core.train.config import Settings
+from dipole.core.utils.errors import DataError
 from dipole.vision.augment import AugmentConfig, Probability, Range
 from dipole.vision.frameworks.base import MOST_VIEWS
 from dipole.vision.image_set import ImageSet

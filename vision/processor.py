@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dipole.core.ground.files import atomic_write
+from dipole.core.utils.files import atomic_write
 
 FILE = "preprocessor_config.json"
 BILINEAR = 2  # as Pillow counts

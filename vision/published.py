@@ -1,7 +1,7 @@
 """Data sets of images that recipes need, where their authors distribute them; nothing heavy is imported."""
 
-from dipole.core.ground.download import RemoteFile
 from dipole.core.train.data_sets import Built, DataSet
+from dipole.core.utils.download import RemoteFile
 
 CIFAR = "https://www.cs.toronto.edu/~kriz"
 CIFAR_LICENCE = "none is stated; its authors ask for citation (Krizhevsky 2009), images from the web"

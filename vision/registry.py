@@ -2,7 +2,7 @@
 
 from typing import TypeVar
 
-from dipole.core.ground.errors import RegistryError
+from dipole.core.utils.errors import RegistryError
 
 T = TypeVar("T")
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from dipole.core.contrast.similarity import normalize
+from dipole.core.objectives.similarity import normalize
 
 CHUNK = 512  # queries whose scores are held at once
 RANKS = (1, 5, 10)

@@ -10,8 +10,8 @@ from typing import Any
 from dipole.benchmarks.kept import KeptRun
 from dipole.benchmarks.report.curves import Curve, read_curves
 from dipole.benchmarks.run import energy
-from dipole.core.ground.errors import ReceivedError
-from dipole.core.ground.received import read_json
+from dipole.core.utils.errors import ReceivedError
+from dipole.core.utils.received import read_json
 
 
 @dataclass(frozen=True)

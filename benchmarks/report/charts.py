@@ -18,8 +18,8 @@ from dipole.benchmarks.report.picture import MOST_LINES, Picture, ends, pictured
 from dipole.benchmarks.report.ranking import Rank
 from dipole.benchmarks.report.results import CellResult, SuiteResults, curves_on, measure
 from dipole.benchmarks.statistics import Interval, summarize
-from dipole.core.ground.text import counted
 from dipole.core.record import RunRecord
+from dipole.core.utils.text import counted
 
 ENTROPY, ENTROPY_MAXIMUM = "diag/conditional_entropy", "diag/conditional_entropy_maximum"
 RANK = "diag/rank"

@@ -14,7 +14,7 @@ from dipole.benchmarks.report.readings import LEVEL
 from dipole.benchmarks.report.table import number
 from dipole.benchmarks.report.verdicts import Contrast, Item, Judged, Part, Side, decide, default_part, judge
 from dipole.benchmarks.statistics import Summary, seeds_needed, summarize
-from dipole.core.ground.errors import DataError
+from dipole.core.utils.errors import DataError
 
 NO_DATA, NO_TEST = "no data", "no machine-readable test"
 

@@ -10,8 +10,8 @@ from dipole.benchmarks.report.published import PrintedCell
 from dipole.benchmarks.report.readings import LEVEL
 from dipole.benchmarks.report.table import number
 from dipole.benchmarks.statistics import Summary, against_single_value, holm, pooled_std, seeds_needed, welch
-from dipole.core.ground.errors import DataError
-from dipole.core.ground.text import counted
+from dipole.core.utils.errors import DataError
+from dipole.core.utils.text import counted
 
 AGREES, DIFFERS, UNDECIDED, NOT_COMPARED = "agrees", "differs", "cannot be decided at this n", "other protocol"
 

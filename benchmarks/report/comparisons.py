@@ -7,7 +7,7 @@ from dipole.benchmarks.manifest import ColumnEntry
 from dipole.benchmarks.report import kinds
 from dipole.benchmarks.report.picture import MOST_LINES, MOST_ROWS, Picture, pictured
 from dipole.benchmarks.report.results import SuiteResults
-from dipole.core.ground.text import counted
+from dipole.core.utils.text import counted
 
 # Fewer data sets than this say nothing about others: their seeds are the blocks then.
 ENOUGH = 5

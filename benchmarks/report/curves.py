@@ -12,8 +12,8 @@ from typing import TypeGuard
 import numpy as np
 
 from dipole.benchmarks.report.kinds import Line
-from dipole.core.ground.errors import ReceivedError
-from dipole.core.ground.received import parse_json, read_lines
+from dipole.core.utils.errors import ReceivedError
+from dipole.core.utils.received import parse_json, read_lines
 
 MOST_POINTS = 160
 

@@ -12,9 +12,9 @@ from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.report.table import ReportTable
 from dipole.benchmarks.run_records import Collection, Problem
 from dipole.benchmarks.sweep.summary import SearchSummary, read_summaries
-from dipole.core.ground.progress import duration
-from dipole.core.ground.text import counted
 from dipole.core.record import RunRecord, now
+from dipole.core.utils.progress import duration
+from dipole.core.utils.text import counted
 
 
 @dataclass(frozen=True)

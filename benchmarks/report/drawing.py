@@ -15,8 +15,8 @@ from typing import Any
 from dipole.benchmarks.report.encoding import WIDTH, Spec
 from dipole.benchmarks.report.kinds import Chart
 from dipole.benchmarks.report.specs import spec_of
-from dipole.core.ground.errors import ConfigError
-from dipole.core.ground.extras import install_line
+from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.extras import install_line
 
 # Widths of its letters are those that vl-convert measures with, so that no label is cut in a browser.
 FONT = "Liberation Sans, Arial, Helvetica, sans-serif"

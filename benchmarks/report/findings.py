@@ -11,8 +11,8 @@ from dipole.benchmarks.report.ranking import LEVEL
 from dipole.benchmarks.report.results import CellResult, SuiteResults
 from dipole.benchmarks.report.table import number
 from dipole.benchmarks.statistics import welch
-from dipole.core.ground.text import are, counted
 from dipole.core.record import RunRecord
+from dipole.core.utils.text import are, counted
 
 NAMED = 3
 ONE_POINT = 0.01

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import isfinite, log
 
-from dipole.core.ground.text import counted
+from dipole.core.utils.text import counted
 
 
 @dataclass(frozen=True)

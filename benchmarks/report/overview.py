@@ -8,7 +8,7 @@ from dipole.benchmarks.report import findings
 from dipole.benchmarks.report.comparison import AGREES, DIFFERS, UNDECIDED
 from dipole.benchmarks.report.results import Claimed, SuiteResults
 from dipole.benchmarks.report.table import Cell, ReportTable, number
-from dipole.core.ground.text import are, counted
+from dipole.core.utils.text import are, counted
 
 FEW = 5
 """Suites whose findings are read as sentences; of more there is a table."""

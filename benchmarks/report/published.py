@@ -8,8 +8,8 @@ from typing import Any
 
 from dipole.benchmarks.protocol import papers
 from dipole.benchmarks.report.readings import Part, Reading
-from dipole.core.ground.errors import DataError, nearest
 from dipole.core.train.shipped import shipped
+from dipole.core.utils.errors import DataError, nearest
 
 PAPERS = ("arora", "lmcl", "cacr", "cllr")
 # SUBJ and MPQA levels look exchanged at the source of the baseline rows that two papers share.

@@ -14,8 +14,8 @@ from dipole.benchmarks.report.claims import NO_DATA, NO_TEST, Outcome, evaluate
 from dipole.benchmarks.report.comparison import NOT_COMPARED, Comparison, among, compare, protocol_differences
 from dipole.benchmarks.report.ranking import LEVEL, Rank, Samples, rank_objectives
 from dipole.benchmarks.statistics import PairedTest, Summary, difference, holm, seeds_needed, summarize
-from dipole.core.ground.errors import nearest
 from dipole.core.record import RunRecord
+from dipole.core.utils.errors import nearest
 
 
 def measure(record: RunRecord, metric: str) -> float | None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from dipole.benchmarks.report import kinds
 from dipole.benchmarks.report.picture import Picture
 from dipole.benchmarks.report.table import Cell, ReportTable
-from dipole.core.ground.text import counted
 from dipole.core.record import RunRecord
+from dipole.core.utils.text import counted
 
 if TYPE_CHECKING:
     from dipole.benchmarks.sweep.summary import SearchSummary, TrialLine

@@ -18,9 +18,9 @@ from dipole.benchmarks.report.results import CellResult, SuiteResults
 from dipole.benchmarks.report.table import Cell, ReportTable, number
 from dipole.benchmarks.run_records import Collection, Problem
 from dipole.benchmarks.statistics import Interval, iqm_interval, probability_of_improvement, summarize
-from dipole.core.ground.progress import duration
-from dipole.core.ground.text import counted
 from dipole.core.record import RunRecord
+from dipole.core.utils.progress import duration
+from dipole.core.utils.text import counted
 
 
 def results_table(results: SuiteResults) -> ReportTable:

@@ -12,8 +12,8 @@ from dipole.benchmarks.report.html import to_html
 from dipole.benchmarks.report.kinds import Chart
 from dipole.benchmarks.report.table import plain, to_csv, to_latex
 from dipole.benchmarks.report.table import to_markdown as table_to_markdown
-from dipole.core.ground.errors import ConfigError, RecordError
-from dipole.core.ground.files import atomic_write, why
+from dipole.core.utils.errors import ConfigError, RecordError
+from dipole.core.utils.files import atomic_write, why
 
 
 def write_report(runs: Path | Sequence[Path], output: Path, figures: Path | None = None) -> Report:

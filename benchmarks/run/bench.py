@@ -28,12 +28,12 @@ from dipole.benchmarks.run.terminal import (
 )
 from dipole.benchmarks.run_records import read_records
 from dipole.benchmarks.suite import Job, ScaleName, Sized, read_suite, suites
-from dipole.core.ground.errors import ConfigError, TrainingError
-from dipole.core.ground.files import why
-from dipole.core.ground.progress import duration
-from dipole.core.ground.text import are, counted
 from dipole.core.record import RunRecord, read_record
 from dipole.core.train.config import RunConfig
+from dipole.core.utils.errors import ConfigError, TrainingError
+from dipole.core.utils.files import why
+from dipole.core.utils.progress import duration
+from dipole.core.utils.text import are, counted
 
 EngineName = Literal["local", "ray", "slurm"]
 

@@ -18,9 +18,9 @@ from typing import Any
 import psutil
 from filelock import FileLock, Timeout
 
-from dipole.core.ground.files import atomic_write, remove_scratch
-from dipole.core.ground.process import LONGEST_OWNER, describe_self, is_gone, is_locked
-from dipole.core.ground.received import read_text
+from dipole.core.utils.files import atomic_write, remove_scratch
+from dipole.core.utils.process import LONGEST_OWNER, describe_self, is_gone, is_locked
+from dipole.core.utils.received import read_text
 
 RENEW_EVERY = 10.0
 STALE_AFTER = 120.0

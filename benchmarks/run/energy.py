@@ -10,8 +10,8 @@ from contextlib import suppress
 from math import isfinite
 from pathlib import Path
 
-from dipole.core.ground.files import atomic_write
-from dipole.core.ground.received import check_depth, read_text
+from dipole.core.utils.files import atomic_write
+from dipole.core.utils.received import check_depth, read_text
 
 COST = "energy.json"
 RAPL = Path("/sys/class/powercap")

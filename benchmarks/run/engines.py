@@ -13,8 +13,8 @@ from typing import Protocol
 
 from dipole.benchmarks.run.machine import Places, environment_for, visible_gpus
 from dipole.benchmarks.run.tasks import Children, Result, Task, execute, execute_here, log_of, not_started, once_more
-from dipole.core.ground.errors import ConfigError
-from dipole.core.ground.machine import processors
+from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.machine import processors
 
 RETRY_TAKEN_AFTER = 2.0
 

@@ -13,7 +13,7 @@ from dipole.benchmarks.plan import Estimator, Time
 from dipole.benchmarks.run.bench import finished, make_engine, run_suite, summed_up
 from dipole.benchmarks.run.terminal import consoles, print_summary, reckoning, say
 from dipole.benchmarks.suite import Job, ScaleName, Sized, read_suite, suites
-from dipole.core.ground.text import are, counted
+from dipole.core.utils.text import are, counted
 
 
 def bench_all(

@@ -25,8 +25,6 @@ import torch
 from dipole.benchmarks.run.reference import TABLE, kind_of, machine_name, measure_pace
 from dipole.benchmarks.run.work import work_of
 from dipole.benchmarks.suite import Job, read_suite, suites
-from dipole.core.ground.errors import DipoleError
-from dipole.core.ground.files import atomic_write
 from dipole.core.train.build import build
 from dipole.core.train.config import RunConfig
 from dipole.core.train.encoding import Encoding
@@ -35,6 +33,8 @@ from dipole.core.train.optimizer import build_optimizer
 from dipole.core.train.recipe import load
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.step import Opaque, Step
+from dipole.core.utils.errors import DipoleError
+from dipole.core.utils.files import atomic_write
 
 STEPS = 3  # that are timed in each batch; the first of all is not
 PLAYED = 40  # agent steps of random actions

@@ -21,9 +21,9 @@ from dipole.benchmarks.run.engines import RETRY_TAKEN_AFTER
 from dipole.benchmarks.run.machine import environment_for
 from dipole.benchmarks.run.tasks import Result, Task, execute, log_of
 from dipole.benchmarks.run_records import BENCH, is_done
-from dipole.core.ground.errors import ConfigError
-from dipole.core.ground.extras import install_line
-from dipole.core.ground.machine import processors
+from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.extras import install_line
+from dipole.core.utils.machine import processors
 
 RETRIES = 5
 

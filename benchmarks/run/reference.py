@@ -18,10 +18,10 @@ from typing import Any
 
 from dipole.benchmarks.protocol import leaves
 from dipole.benchmarks.run.work import Work, work_of
-from dipole.core.ground.cache import kept_json
-from dipole.core.ground.machine import processor_name
-from dipole.core.ground.process import boot
 from dipole.core.train.config import RunConfig
+from dipole.core.utils.cache import kept_json
+from dipole.core.utils.machine import processor_name
+from dipole.core.utils.process import boot
 
 TABLE = Path(__file__).with_name("times.json")
 TRIES = 5

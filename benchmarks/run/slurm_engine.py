@@ -14,8 +14,8 @@ from dipole.benchmarks.run.engines import RETRY_TAKEN_AFTER
 from dipole.benchmarks.run.machine import environment_for
 from dipole.benchmarks.run.tasks import Result, Task, execute, log_of
 from dipole.benchmarks.run_records import BENCH
-from dipole.core.ground.errors import ConfigError, nearest
-from dipole.core.ground.extras import install_line
+from dipole.core.utils.errors import ConfigError, nearest
+from dipole.core.utils.extras import install_line
 
 SLOTS = 16
 LOOK_EVERY = 5.0

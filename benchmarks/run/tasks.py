@@ -14,8 +14,8 @@ from typing import IO, Literal
 from dipole.benchmarks.run import worker
 from dipole.benchmarks.run.claim import is_held
 from dipole.benchmarks.run_records import BENCH, is_done
-from dipole.core.ground.files import check_own, why
 from dipole.core.record import now
+from dipole.core.utils.files import check_own, why
 
 ASKED_TO_END = (signal.SIGTERM, signal.SIGINT)
 """Signals that end a worker because somebody wants it to end; after any other one it was killed."""

@@ -20,9 +20,9 @@ from dipole.benchmarks.report.terminal_table import print_table
 from dipole.benchmarks.run import reference
 from dipole.benchmarks.run.tasks import Result
 from dipole.benchmarks.suite import Sized
-from dipole.core.ground.console import can_draw, console
-from dipole.core.ground.progress import duration
-from dipole.core.ground.text import are, counted
+from dipole.core.utils.console import can_draw, console
+from dipole.core.utils.progress import duration
+from dipole.core.utils.text import are, counted
 
 
 @dataclass(frozen=True)

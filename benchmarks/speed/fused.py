@@ -2,7 +2,7 @@
 
 The gradient of embeddings wider than WIDEST is a product of matrices: dL/ds is written out, a band at a time.
 
-The numbers of `core/contrast/kernels/launch.py` are written out here, so that the model needs no Triton:
+The numbers of `core/objectives/kernels/launch.py` are written out here, so that the model needs no Triton:
 `tests/benchmarks/test_gpu.py` holds them equal where it is installed.
 """
 

@@ -36,8 +36,8 @@ from dipole.benchmarks.speed.model import DTYPES, Case, modelled
 from dipole.benchmarks.speed.subjects import SHARP, Subject, subjects
 from dipole.benchmarks.speed.timing import floor, rates, time_and_memory
 from dipole.benchmarks.speed.work import LAUNCH
-from dipole.core.contrast import engine
-from dipole.core.ground.errors import DipoleError
+from dipole.core.objectives import engine
+from dipole.core.utils.errors import DipoleError
 
 RESULTS = Path(__file__).with_name("results")
 PARTS = ("losses", "simclr", "agent")

@@ -121,7 +121,7 @@ def child(name: str, batch: int, threads: int, rounds: int, peers: Path | None) 
 
     import torch
 
-    from dipole.core.ground.machine import peak_memory
+    from dipole.core.utils.machine import peak_memory
 
     torch.set_num_threads(threads)
     function, views, rows = _build(name, batch, peers)
@@ -273,7 +273,7 @@ def machine() -> dict[str, Any]:
     import psutil
     import torch
 
-    from dipole.core.ground.machine import processor_name
+    from dipole.core.utils.machine import processor_name
 
     return {
         "processor": processor_name(),

@@ -53,9 +53,9 @@ def measure(subject: str, rows: int, microbatch: int, way: str, device: str) -> 
     import torch
 
     import dipole
-    from dipole.core.ground.machine import peak_memory
     from dipole.core.train.config import TrainConfig
     from dipole.core.train.encoding import Encoding
+    from dipole.core.utils.machine import peak_memory
 
     torch.set_num_threads(1)
     encoder, views = SUBJECTS[subject](rows, device)

@@ -18,11 +18,11 @@ from dipole.benchmarks.speed.devices import DEVICES
 from dipole.benchmarks.speed.eager import counted
 from dipole.benchmarks.speed.fused import Matrix, Summand, fused
 from dipole.benchmarks.speed.work import Work, milliseconds, totals
-from dipole.core.contrast.dense import SAFE_EXPONENT, fits, parts_of
-from dipole.core.contrast.pairs import Pairs
-from dipole.core.contrast.statistics import AnyStatistic, Statistic
-from dipole.core.contrast.sweep import row_statistics
-from dipole.core.ground.errors import DipoleError
+from dipole.core.objectives.dense import SAFE_EXPONENT, fits, parts_of
+from dipole.core.objectives.pairs import Pairs
+from dipole.core.objectives.statistics import AnyStatistic, Statistic
+from dipole.core.objectives.sweep import row_statistics
+from dipole.core.utils.errors import DipoleError
 
 DTYPES = {"bf16": torch.bfloat16, "float32": torch.float32}
 

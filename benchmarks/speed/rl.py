@@ -422,7 +422,7 @@ def show(title: str, found: dict[str, float]) -> None:
 
 def processor() -> str:
     """Model name and what it multiplies bfloat16 with."""
-    from dipole.core.ground.machine import processor_facts, processor_name
+    from dipole.core.utils.machine import processor_facts, processor_name
 
     found = processor_facts()
     native = [flag for flag in ("avx512_bf16", "amx_bf16") if flag in found.get("flags", "").split()]

@@ -12,7 +12,7 @@ import dipole
 from dipole.benchmarks.speed import dense
 from dipole.benchmarks.speed.losses import PML_LIMIT, load_lightly
 from dipole.benchmarks.speed.model import Case
-from dipole.core.contrast import engine
+from dipole.core.objectives import engine
 
 Loss = Callable[[Sequence[Tensor]], Tensor]
 

@@ -26,7 +26,7 @@ from scipy.stats import ks_2samp
 from torch import Tensor
 
 from dipole import objective
-from dipole.core.contrast.pairs import Pairs
+from dipole.core.objectives.pairs import Pairs
 from dipole.vision import augment as A
 from dipole.vision.encoders import EncoderConfig, build_encoder, build_projector
 

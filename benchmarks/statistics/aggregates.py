@@ -9,8 +9,8 @@ import numpy as np
 
 from dipole.benchmarks.statistics import estimates
 from dipole.benchmarks.statistics.differences import CONFIDENCE
-from dipole.core.ground.errors import DataError
-from dipole.core.measure.intervals import Array, as_sample, as_samples, interquartile_mean
+from dipole.core.evaluation.intervals import Array, as_sample, as_samples, interquartile_mean
+from dipole.core.utils.errors import DataError
 
 Runs = Mapping[int, float] | Sequence[float] | Array
 """The values of a task by seed, or in an order that all of its columns share."""

@@ -11,8 +11,8 @@ from dipole.benchmarks.statistics import estimates
 from dipole.benchmarks.statistics.distributions import t_above, t_quantile
 from dipole.benchmarks.statistics.estimates import NEEDED, NOISE
 from dipole.benchmarks.statistics.power import pooled_std
-from dipole.core.ground.errors import DataError
-from dipole.core.measure.intervals import Array, as_sample
+from dipole.core.evaluation.intervals import Array, as_sample
+from dipole.core.utils.errors import DataError
 
 CONFIDENCE = 0.95
 

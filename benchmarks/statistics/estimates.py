@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from dipole.benchmarks.statistics.distributions import t_above, t_quantile
-from dipole.core.measure.intervals import Array
+from dipole.core.evaluation.intervals import Array
 
 NOISE = 1e-12
 """Values that differ by less than this share of their size are equal: floating point tells them apart, nobody else."""

@@ -23,15 +23,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dipole.core.contrast.objective import Composite, objective
-from dipole.core.contrast.pairs import Pairs
-from dipole.core.contrast.registry import registry
-from dipole.core.contrast.similarity import normalize
-from dipole.core.ground.errors import DipoleError
-from dipole.core.ground.files import atomic_write
-from dipole.core.ground.seeding import Seeds, isolated, seed_everything
+from dipole.core.objectives.objective import Composite, objective
+from dipole.core.objectives.pairs import Pairs
+from dipole.core.objectives.registry import registry
+from dipole.core.objectives.similarity import normalize
 from dipole.core.train.domains import adapter_class
 from dipole.core.train.recipe import resolve
+from dipole.core.utils.errors import DipoleError
+from dipole.core.utils.files import atomic_write
+from dipole.core.utils.seeding import Seeds, isolated, seed_everything
 from dipole.rl.contrast import require_unlabelled
 from dipole.rl.encoder import PixelEncoder
 from dipole.rl.envs.dot import DotEnv

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from dipole.core.ground.errors import DipoleError
 from dipole.core.record import RunRecord
 from dipole.core.train.config import RunConfig
 from dipole.core.train.loop import train
 from dipole.core.train.recipe import load
+from dipole.core.utils.errors import DipoleError
 
 RECIPE = "cartpole-balance-small"
 OBJECTIVES = {

@@ -20,10 +20,10 @@ import numpy as np
 import torch
 
 from dipole.benchmarks.statistics import summarize
-from dipole.core.ground.files import atomic_write
-from dipole.core.ground.seeding import Seeds, seed_everything
 from dipole.core.train.loop import train
 from dipole.core.train.recipe import resolve
+from dipole.core.utils.files import atomic_write
+from dipole.core.utils.seeding import Seeds, seed_everything
 from dipole.text import senteval
 from dipole.text.adapter import TextAdapter
 from dipole.text.config import TextSettings

@@ -27,11 +27,11 @@ from dipole.benchmarks.report.drawing import to_files
 from dipole.benchmarks.report.kinds import Line, LineChart
 from dipole.benchmarks.statistics import PairedTest, difference, holm, summarize
 from dipole.benchmarks.studies.learning_everywhere import LAYOUTS, Layout, Trial
-from dipole.core.contrast.objective import objective
-from dipole.core.ground.errors import DataError
-from dipole.core.ground.files import atomic_write
+from dipole.core.objectives.objective import objective
 from dipole.core.record import hardware, library_versions
 from dipole.core.train.recipe import read_recipe
+from dipole.core.utils.errors import DataError
+from dipole.core.utils.files import atomic_write
 
 DOMAINS = {"cifar10": "", "vision": "simclr", "text": "window", "rl": "agent"}
 TITLES = {"cifar10": "CIFAR-10", "vision": "Digits", "text": "Sentences", "rl": "An agent's encoder"}

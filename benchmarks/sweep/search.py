@@ -25,12 +25,12 @@ from dipole.benchmarks.suite import Job
 from dipole.benchmarks.sweep.space import Dimension, Value, corners, read_space, settings
 from dipole.benchmarks.sweep.study import SWEEPS, Study, opened
 from dipole.benchmarks.sweep.summary import path_of, write_summary
-from dipole.core.ground.errors import ConfigError, TrainingError, nearest
-from dipole.core.ground.files import why
-from dipole.core.ground.text import counted
 from dipole.core.record import read_record
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load
+from dipole.core.utils.errors import ConfigError, TrainingError, nearest
+from dipole.core.utils.files import why
+from dipole.core.utils.text import counted
 
 CHOOSING = "train.evaluate_on=validation"
 LOOK_EVERY = 1.0
@@ -150,7 +150,7 @@ def _single(engine: EngineName, threads: int | None, place: int, slots: int, slu
     if engine == "local":
         from dipole.benchmarks.run.engines import LocalEngine
         from dipole.benchmarks.run.machine import visible_gpus
-        from dipole.core.ground.machine import processors
+        from dipole.core.utils.machine import processors
 
         gpus = visible_gpus()
         mine = [gpus[place % len(gpus)]] if gpus else []

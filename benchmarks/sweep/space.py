@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dipole.core.contrast.spec import Term, format_terms, numbered, parse
-from dipole.core.ground.errors import ConfigError, SpecError, nearest
+from dipole.core.objectives.spec import Term, format_terms, numbered, parse
+from dipole.core.utils.errors import ConfigError, SpecError, nearest
 
 Value = float | int | bool | str
 KINDS: Mapping[str, str] = {

@@ -14,9 +14,9 @@ from typing import Any
 from filelock import FileLock
 
 from dipole.benchmarks.sweep.space import Dimension, Value
-from dipole.core.ground.errors import ConfigError
-from dipole.core.ground.extras import install_line
-from dipole.core.ground.process import is_locked
+from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.extras import install_line
+from dipole.core.utils.process import is_locked
 
 SWEEPS = ".sweeps"
 """Folder of a runs folder that holds searches."""

@@ -8,9 +8,9 @@ from typing import Any, Literal
 from pydantic import Field
 
 from dipole.benchmarks.sweep.study import SWEEPS, Study
-from dipole.core.ground.errors import DataError, RecordError
-from dipole.core.ground.files import atomic_write
 from dipole.core.record.run_record import Number, Part, read_part
+from dipole.core.utils.errors import DataError, RecordError
+from dipole.core.utils.files import atomic_write
 
 
 class TrialLine(Part):

@@ -25,9 +25,9 @@ from dipole.core.cli import commands, streams
 from dipole.core.cli.answer import asks_for_json, failed
 from dipole.core.cli.other_words import CURE_OF
 from dipole.core.cli.parser import Parser, UsageError
-from dipole.core.ground.errors import ConfigError, DipoleError, nearest
-from dipole.core.ground.first_error import is_first
-from dipole.core.ground.plugins import OURS, PluginError, distribution, is_ours, load, package, points
+from dipole.core.utils.errors import ConfigError, DipoleError, nearest
+from dipole.core.utils.first_error import is_first
+from dipole.core.utils.plugins import OURS, PluginError, distribution, is_ours, load, package, points
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    from dipole.core.ground.memory import is_out_of_memory  # PyTorch is imported only where a command needs it
+    from dipole.core.utils.memory import is_out_of_memory  # PyTorch is imported only where a command needs it
 
     return is_out_of_memory(error)
 

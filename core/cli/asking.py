@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from dipole.core.ground.errors import ConfigError, DipoleError
+from dipole.core.utils.errors import ConfigError, DipoleError
 
 
 class DeclinedError(DipoleError):

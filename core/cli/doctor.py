@@ -17,13 +17,13 @@ from typing import Literal
 from packaging.requirements import Requirement
 
 from dipole.core.cli.plugins import broken_plugins
-from dipole.core.ground.errors import DipoleError
-from dipole.core.ground.extras import install_line
-from dipole.core.ground.files import why
-from dipole.core.ground.machine import processor_facts, processors
-from dipole.core.ground.plugins import KINDS, SWITCH, distribution, is_ours, points, switched_off
-from dipole.core.ground.text import counted
 from dipole.core.train.domains import Domain, domains, resolve
+from dipole.core.utils.errors import DipoleError
+from dipole.core.utils.extras import install_line
+from dipole.core.utils.files import why
+from dipole.core.utils.machine import processor_facts, processors
+from dipole.core.utils.plugins import KINDS, SWITCH, distribution, is_ours, points, switched_off
+from dipole.core.utils.text import counted
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def _bfloat16() -> Finding:
 
 def _engine() -> Finding:
     """Which engine serves the sweeps of the objectives here, its self-check, and how fast it is."""
-    from dipole.core.contrast import engine, pace
+    from dipole.core.objectives import engine, pace
 
     try:
         measured = pace.measure()

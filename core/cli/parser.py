@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
-from dipole.core.ground.errors import nearest
+from dipole.core.utils.errors import nearest
 
 
 class UsageError(Exception):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dipole.core.ground.plugins import PluginError
+from dipole.core.utils.plugins import PluginError
 
 
 def broken_plugins(kind: str) -> list[PluginError]:
     """The errors of one of the kinds of `ground.plugins.KINDS`."""
     if kind == "objectives":
-        from dipole.core.contrast.registry import registry
+        from dipole.core.objectives.registry import registry
 
         return list(registry.broken.values())
     if kind == "domains":

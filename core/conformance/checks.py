@@ -18,10 +18,10 @@ from torch.autograd.gradcheck import GradcheckError, gradcheck
 from dipole.core.conformance.held import Stops
 from dipole.core.conformance.layouts import VIEWS, Layout, Leaves, hard_pairs, in_order, two_views
 from dipole.core.conformance.subjects import Result, Subject, parameters_of
-from dipole.core.contrast import dense, engine, sweep
-from dipole.core.contrast.pairs import Pairs
-from dipole.core.ground.errors import DipoleError
-from dipole.core.ground.text import counted
+from dipole.core.objectives import dense, engine, sweep
+from dipole.core.objectives.pairs import Pairs
+from dipole.core.utils.errors import DipoleError
+from dipole.core.utils.text import counted
 
 EXACT = 1e-9  # float64 against float64
 SINGLE = 1e-4  # float32 against float64, hard pairs at temperature 0.01

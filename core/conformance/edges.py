@@ -34,8 +34,8 @@ from dipole.core.conformance.layouts import VIEWS, Leaves, two_views
 from dipole.core.conformance.ranks import on_two_ranks
 from dipole.core.conformance.subjects import Result, Subject
 from dipole.core.conformance.work import Work, cubic_share
-from dipole.core.ground.errors import DipoleError
-from dipole.core.ground.text import counted
+from dipole.core.utils.errors import DipoleError
+from dipole.core.utils.text import counted
 
 MANY, MORE = 72, 150  # rows of a view: against the reference, and for what needs none
 SIZES = (16, 32, 64, 128)

@@ -22,10 +22,10 @@ from dipole.core.conformance import edges
 from dipole.core.conformance.checks import CHECKS, Check, Failed, Skipped
 from dipole.core.conformance.report import CheckResult, Report, run
 from dipole.core.conformance.subjects import Subject, declared, foreign, native, unregistered
-from dipole.core.contrast import engine as engines
-from dipole.core.contrast.objective import Composite, Objective
-from dipole.core.contrast.registry import registry
-from dipole.core.ground.errors import OptionError, SpecError, nearest
+from dipole.core.objectives import engine as engines
+from dipole.core.objectives.objective import Composite, Objective
+from dipole.core.objectives.registry import registry
+from dipole.core.utils.errors import OptionError, SpecError, nearest
 
 __all__ = [
     "CHECKS",

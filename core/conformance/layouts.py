@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dipole.core.contrast.pairs import Pairs
+from dipole.core.objectives.pairs import Pairs
 
 WIDTH = 6
 Leaves = dict[str, Tensor]

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from dipole.core.conformance.layouts import LAYOUTS, Leaves
 from dipole.core.conformance.subjects import Result, parameters_of
-from dipole.core.contrast.embedded import Embedded
+from dipole.core.objectives.embedded import Embedded
 
 COUNT = 2
 PATIENCE = 60.0  # seconds for one objective

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from dipole.core.contrast.pairs import Pairs
+from dipole.core.objectives.pairs import Pairs
 
 Vector = Tensor  # (d,) float64
 Number = Tensor  # () float64

@@ -9,7 +9,7 @@ from typing import Literal
 
 from dipole.core.conformance.checks import Check, Failed, Skipped
 from dipole.core.conformance.subjects import Subject
-from dipole.core.ground.text import counted
+from dipole.core.utils.text import counted
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from dipole.core.conformance.held import set_back
 from dipole.core.conformance.layouts import LAYOUTS, VIEWS, Layout, Leaves
 from dipole.core.conformance.reference import REFERENCES, Case
-from dipole.core.contrast.objective import Composite, Objective, Outcome, objective
-from dipole.core.contrast.options import options_of
-from dipole.core.contrast.registry import registry
-from dipole.core.contrast.spec import format_terms, parse
+from dipole.core.objectives.objective import Composite, Objective, Outcome, objective
+from dipole.core.objectives.options import options_of
+from dipole.core.objectives.registry import registry
+from dipole.core.objectives.spec import format_terms, parse
 
 Loss = Callable[..., Tensor]  # (instance, layout, leaves) -> scalar
 

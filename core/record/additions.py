@@ -9,9 +9,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from dipole.core.ground.errors import ConfigError, RecordError
-from dipole.core.ground.files import atomic_write, why
 from dipole.core.record.run_record import Part, RunRecord, now, read_part
+from dipole.core.utils.errors import ConfigError, RecordError
+from dipole.core.utils.files import atomic_write, why
 
 FILE = "measured.json"
 

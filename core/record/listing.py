@@ -6,11 +6,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from dipole.core.ground.errors import DataError, ReceivedError, RecordError
-from dipole.core.ground.files import is_file, why
-from dipole.core.ground.received import parse_json, read_end, read_toml
-from dipole.core.ground.text import shortened
 from dipole.core.record.run_record import read_record
+from dipole.core.utils.errors import DataError, ReceivedError, RecordError
+from dipole.core.utils.files import is_file, why
+from dipole.core.utils.received import parse_json, read_end, read_toml
+from dipole.core.utils.text import shortened
 
 CONFIG, RECORD, METRICS = "config.toml", "record.json", "metrics.jsonl"
 UNREADABLE, UNRECORDED = "unreadable", "no record"

@@ -13,12 +13,12 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from dipole.core.ground.errors import ReceivedError, RecordError
-from dipole.core.ground.files import atomic_write, why
-from dipole.core.ground.machine import processor_name, processors
-from dipole.core.ground.process import LONGEST_OWNER, OWNER, is_gone
-from dipole.core.ground.received import parse_json, read_bytes, read_text
-from dipole.core.ground.text import shortened
+from dipole.core.utils.errors import ReceivedError, RecordError
+from dipole.core.utils.files import atomic_write, why
+from dipole.core.utils.machine import processor_name, processors
+from dipole.core.utils.process import LONGEST_OWNER, OWNER, is_gone
+from dipole.core.utils.received import parse_json, read_bytes, read_text
+from dipole.core.utils.text import shortened
 
 SCHEMA_VERSION = 1
 SHOWN = 20

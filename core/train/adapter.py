@@ -20,18 +20,18 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NotRequired, TypedDict, Unpack
 
-from dipole.core.ground.errors import ConfigError
 from dipole.core.train.config import EvaluatedPart, Settings
+from dipole.core.utils.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from dipole.core.contrast.embedded import Embedded
-    from dipole.core.contrast.pairs import Pairs
-    from dipole.core.ground.seeding import Seeds
+    from dipole.core.objectives.embedded import Embedded
+    from dipole.core.objectives.pairs import Pairs
     from dipole.core.record import RunRecord
     from dipole.core.train.embedder import Embedder
+    from dipole.core.utils.seeding import Seeds
 
 
 class Context(TypedDict):
@@ -271,7 +271,7 @@ class Adapter(ABC):
     def state_dict(self) -> dict[str, Any]:
         """What bit-exact resume needs besides `module`: queues, counters, generators.
 
-        Data only (core/ground/plain_values.py): checkpoints hold no code.
+        Data only (core/utils/plain_values.py): checkpoints hold no code.
         """
         return {}
 

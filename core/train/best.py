@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dipole.core.ground.errors import ConfigError, nearest
 from dipole.core.record import Number
+from dipole.core.utils.errors import ConfigError, nearest
 
 
 class Best:

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dipole.core.contrast.objective import Composite
-from dipole.core.contrast.objectives.blocks import Blocks, hinge, logistic
-from dipole.core.contrast.pairs import Pairs
-from dipole.core.ground.seeding import Seeds
+from dipole.core.objectives.losses.blocks import Blocks, hinge, logistic
+from dipole.core.objectives.objective import Composite
+from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.sampling import ClassBlocks
+from dipole.core.utils.seeding import Seeds
 
 BLOCKS = 2048  # of each part, at most a few more
 TOGETHER = 64  # blocks among which negatives are drawn, at least

@@ -10,13 +10,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from dipole.core.contrast.gather import at_hand, relate
-from dipole.core.contrast.objective import Outcome
-from dipole.core.ground.distributed import alone
-from dipole.core.ground.errors import DipoleError
-from dipole.core.ground.progress import Progress, duration
-from dipole.core.ground.seeding import rng_state, set_rng_state
-from dipole.core.ground.text import counted, number
+from dipole.core.objectives.gather import at_hand, relate
+from dipole.core.objectives.objective import Outcome
 from dipole.core.record import RunRecord, write_record
 from dipole.core.train.checkpoint import save_checkpoint
 from dipole.core.train.config import RunConfig
@@ -27,6 +22,11 @@ from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.run_state import RunState, Status
 from dipole.core.train.signals import Interrupted, Interrupts, RunInterruptedError
 from dipole.core.train.trackers import MetricsLog, Trackers
+from dipole.core.utils.distributed import alone
+from dipole.core.utils.errors import DipoleError
+from dipole.core.utils.progress import Progress, duration
+from dipole.core.utils.seeding import rng_state, set_rng_state
+from dipole.core.utils.text import counted, number
 
 BESIDE = ("train/loss", "train/return")
 """Values that stand beside the progress bar."""

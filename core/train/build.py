@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from dipole.core.contrast.objective import Composite, objective
-from dipole.core.ground.seeding import Seeds, seed_everything
+from dipole.core.objectives.objective import Composite, objective
 from dipole.core.train.adapter import Adapter
 from dipole.core.train.config import RunConfig, TrainConfig
 from dipole.core.train.domains import adapter_class
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.schedule import Schedules
+from dipole.core.utils.seeding import Seeds, seed_everything
 
 NARROW = 8  # width of the random rows that an objective is tried on
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dipole.core.contrast.objective import entry_of
-from dipole.core.contrast.objective import objective as build_objective
-from dipole.core.ground.errors import DipoleError
-from dipole.core.ground.files import atomic_write
-from dipole.core.ground.text import counted
+from dipole.core.objectives.objective import entry_of
+from dipole.core.objectives.objective import objective as build_objective
+from dipole.core.utils.errors import DipoleError
+from dipole.core.utils.files import atomic_write
+from dipole.core.utils.text import counted
 
 NAME = "README.md"
 NO_LICENCE = "unknown"  # the Hub's word for a model whose owner has not chosen one

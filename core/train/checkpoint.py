@@ -16,11 +16,11 @@ from typing import Any, BinaryIO, Literal
 
 from torch import Tensor
 
-from dipole.core.ground.errors import CheckpointError, DipoleError
-from dipole.core.ground.files import digest, is_file, put_in_place, scratch, why
-from dipole.core.ground.pickles import SWITCH, allowed, read_pickle
-from dipole.core.ground.text import shortened
 from dipole.core.train.state_file import read_state, write_state
+from dipole.core.utils.errors import CheckpointError, DipoleError
+from dipole.core.utils.files import digest, is_file, put_in_place, scratch, why
+from dipole.core.utils.pickles import SWITCH, allowed, read_pickle
+from dipole.core.utils.text import shortened
 
 KEEP = 2
 FORMAT = 1

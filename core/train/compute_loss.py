@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dipole.core.contrast.embedded import Embedded
-from dipole.core.contrast.objective import Composite, Objective
-from dipole.core.contrast.objective import objective as build_objective
-from dipole.core.contrast.options import check_whole
-from dipole.core.contrast.pairs import Pairs
-from dipole.core.ground.distributed import all_numbers, world_size
-from dipole.core.ground.errors import ConfigError, OptionError, PairsError
+from dipole.core.objectives.embedded import Embedded
+from dipole.core.objectives.objective import Composite, Objective
+from dipole.core.objectives.objective import objective as build_objective
+from dipole.core.objectives.options import check_whole
+from dipole.core.objectives.pairs import Pairs
+from dipole.core.utils.distributed import all_numbers, world_size
+from dipole.core.utils.errors import ConfigError, OptionError, PairsError
 
 IGNORED = -100
 """The label that the trainer does not count as an item."""

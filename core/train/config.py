@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from dipole.core.ground.errors import ConfigError, nearest
 from dipole.core.train import identity
 from dipole.core.train import schedule as schedules
 from dipole.core.train.compiling import ALLOWED, CompileMode
 from dipole.core.train.toml import toml_text
+from dipole.core.utils.errors import ConfigError, nearest
 
 
 class Settings(BaseModel):
@@ -364,6 +364,6 @@ def canonical_objective(text: str) -> str:
 
 
 def _build(text: str) -> Any:
-    from dipole.core.contrast.objective import objective  # late: it loads torch
+    from dipole.core.objectives.objective import objective  # late: it loads torch
 
     return objective(text)

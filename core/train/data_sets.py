@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from dipole.core.ground.download import Progress, RemoteFile, fetch
-from dipole.core.ground.errors import ConfigError, DataError, nearest
-from dipole.core.ground.files import atomic_write, replacing, why
-from dipole.core.ground.plugins import load, package, points
 from dipole.core.train.domains import Domain, added, domains, resolve
+from dipole.core.utils.download import Progress, RemoteFile, fetch
+from dipole.core.utils.errors import ConfigError, DataError, nearest
+from dipole.core.utils.files import atomic_write, replacing, why
+from dipole.core.utils.plugins import load, package, points
 
 MARK = ".dipole-data"  # in a folder that was prepared, with the name of its data set
 

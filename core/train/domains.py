@@ -16,9 +16,9 @@ from importlib import import_module
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any, cast
 
-from dipole.core.ground.errors import ConfigError, DipoleError, nearest
-from dipole.core.ground.extras import install_line
-from dipole.core.ground.plugins import OURS, PluginError, is_ours, load, package, points
+from dipole.core.utils.errors import ConfigError, DipoleError, nearest
+from dipole.core.utils.extras import install_line
+from dipole.core.utils.plugins import OURS, PluginError, is_ours, load, package, points
 
 __all__ = [
     "Domain",

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dipole.core.ground.errors import DataError, OptionError, TrainingError, nearest
-from dipole.core.ground.extras import install_line
-from dipole.core.ground.files import atomic_file, replacing, why
-from dipole.core.ground.progress import Progress
+from dipole.core.utils.errors import DataError, OptionError, TrainingError, nearest
+from dipole.core.utils.extras import install_line
+from dipole.core.utils.files import atomic_file, replacing, why
+from dipole.core.utils.progress import Progress
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,11 +13,11 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from dipole.core.ground.errors import ConfigError
-from dipole.core.ground.microbatch import instead, microbatched, own_forward
-from dipole.core.ground.replay import Moment
 from dipole.core.train.compiling import GRAPHED, CompileMode, inductor_options, mode_of
 from dipole.core.train.config import TrainConfig
+from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.microbatch import instead, microbatched, own_forward
+from dipole.core.utils.replay import Moment
 
 Forward = Callable[..., Any]
 

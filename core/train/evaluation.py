@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dipole.core.contrast.gather import relate
-from dipole.core.contrast.objective import SHARPNESS
-from dipole.core.contrast.spectrum import effective_rank
-from dipole.core.ground.seeding import Seeds, isolated
-from dipole.core.measure import diagnostics
-from dipole.core.measure.theory import arora
-from dipole.core.measure.theory.choices import Choices
-from dipole.core.measure.theory.latent import Latent, collision
-from dipole.core.measure.theory.report import choose
+from dipole.core.evaluation import diagnostics
+from dipole.core.evaluation.theory import arora
+from dipole.core.evaluation.theory.choices import Choices
+from dipole.core.evaluation.theory.latent import Latent, collision
+from dipole.core.evaluation.theory.report import choose
+from dipole.core.objectives.gather import relate
+from dipole.core.objectives.objective import SHARPNESS
+from dipole.core.objectives.spectrum import effective_rank
 from dipole.core.record import Histogram, Number, finite
+from dipole.core.utils.seeding import Seeds, isolated
 
 if TYPE_CHECKING:
-    from dipole.core.contrast.objective import Composite
-    from dipole.core.contrast.pairs import Pairs
+    from dipole.core.objectives.objective import Composite
+    from dipole.core.objectives.pairs import Pairs
     from dipole.core.train.adapter import Adapter
 
 POINTS = 2000

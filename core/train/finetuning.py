@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 from torch import nn
 
-from dipole.core.ground.errors import ConfigError
-from dipole.core.ground.freezing import freeze
-from dipole.core.ground.lora import add_lora
 from dipole.core.train.config import Settings
+from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.freezing import freeze
+from dipole.core.utils.lora import add_lora
 
 FreezeSetting = Literal["none", "backbone"] | Annotated[int, Field(ge=1)]
 FREEZE_HELP = (

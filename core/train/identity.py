@@ -50,7 +50,7 @@ def _plain(value: Any) -> Any:
 
 def written_out(objective: Any) -> list[list[Any]]:
     """[weight, name, options] of each term of a Composite, with every option that was left to its default."""
-    from dipole.core.contrast.objective import entry_of  # late: it loads torch
+    from dipole.core.objectives.objective import entry_of  # late: it loads torch
 
     terms: list[list[Any]] = []
     for _, weight, term in objective:

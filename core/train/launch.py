@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from dipole.core.ground.distributed import PATIENCE
-from dipole.core.ground.errors import ConfigError
-from dipole.core.ground.launched import Launched, launched
-from dipole.core.ground.machine import processors
 from dipole.core.train.config import DEVICES, RunConfig
+from dipole.core.utils.distributed import PATIENCE
+from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.launched import Launched, launched
+from dipole.core.utils.machine import processors
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -12,13 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_
 
-from dipole.core.ground.errors import ConfigError, DipoleError, TrainingError
-from dipole.core.ground.first_error import first_message
-from dipole.core.ground.memory import is_out_of_memory
-from dipole.core.ground.progress import Progress, quietly
-from dipole.core.ground.seeding import set_deterministic
-from dipole.core.ground.sync_batch_norm import synchronize
-from dipole.core.ground.transfer import Fetched
 from dipole.core.record import RunRecord
 from dipole.core.train.bookkeeping import Bookkeeping
 from dipole.core.train.build import build
@@ -32,6 +25,13 @@ from dipole.core.train.run_folder import DEFAULT_RUNS, RunFolder, locate
 from dipole.core.train.signals import Interrupted, Interrupts, RunInterruptedError
 from dipole.core.train.step import Opaque, Step
 from dipole.core.train.trackers import check_trackers
+from dipole.core.utils.errors import ConfigError, DipoleError, TrainingError
+from dipole.core.utils.first_error import first_message
+from dipole.core.utils.memory import is_out_of_memory
+from dipole.core.utils.progress import Progress, quietly
+from dipole.core.utils.seeding import set_deterministic
+from dipole.core.utils.sync_batch_norm import synchronize
+from dipole.core.utils.transfer import Fetched
 
 __all__ = ["Run", "RunInterruptedError", "build", "pick_device", "train"]
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dipole.core.ground.errors import TrainingError
-from dipole.core.ground.files import why
-from dipole.core.ground.received import parse_json, read_lines
+from dipole.core.utils.errors import TrainingError
+from dipole.core.utils.files import why
+from dipole.core.utils.received import parse_json, read_lines
 
 
 class Meter:

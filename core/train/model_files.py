@@ -13,11 +13,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 from torch import nn
 
-from dipole.core.ground.errors import CheckpointError
-from dipole.core.ground.files import replacing, why
+from dipole.core.utils.errors import CheckpointError
+from dipole.core.utils.files import replacing, why
 
 if TYPE_CHECKING:
-    from dipole.core.contrast.objective import Composite
+    from dipole.core.objectives.objective import Composite
     from dipole.core.train.adapter import Adapter
 
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from dipole.core.contrast.gather import Related
-from dipole.core.contrast.objective import Composite, Outcome
-from dipole.core.ground.errors import TrainingError
-from dipole.core.ground.transfer import Fetched
+from dipole.core.objectives.gather import Related
+from dipole.core.objectives.objective import Composite, Outcome
 from dipole.core.train.optimizer import can_skip
+from dipole.core.utils.errors import TrainingError
+from dipole.core.utils.transfer import Fetched
 
 
 def checks_late(device: torch.device, optimizer: Optimizer, scaler: torch.amp.GradScaler) -> bool:

@@ -18,11 +18,11 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from dipole.core.contrast.objective import Composite
-from dipole.core.ground.distributed import world_size
-from dipole.core.ground.errors import CheckpointError
-from dipole.core.ground.extras import needing
-from dipole.core.ground.files import atomic_write
+from dipole.core.objectives.objective import Composite
+from dipole.core.utils.distributed import world_size
+from dipole.core.utils.errors import CheckpointError
+from dipole.core.utils.extras import needing
+from dipole.core.utils.files import atomic_write
 
 with needing("text", __name__):
     from transformers.trainer import DEFAULT_CALLBACKS

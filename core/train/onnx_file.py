@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from dipole.core.ground.errors import ConfigError, TrainingError
-from dipole.core.ground.extras import install_line
+from dipole.core.utils.errors import ConfigError, TrainingError
+from dipole.core.utils.extras import install_line
 
 FILE = "model.onnx"
 OUTPUT = "features"

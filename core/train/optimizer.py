@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from dipole.core.ground.errors import ConfigError
 from dipole.core.train.config import TrainConfig
+from dipole.core.utils.errors import ConfigError
 
 
 def learning_rate(config: TrainConfig, step: int, total: int, steps_per_epoch: int) -> float:

@@ -8,8 +8,8 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from dipole.core.ground.errors import nearest
-from dipole.core.ground.text import shortened
+from dipole.core.utils.errors import nearest
+from dipole.core.utils.text import shortened
 
 
 def describe(error: ValidationError, model: type[BaseModel], skip: str | None = None) -> list[str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from dipole.core.ground.errors import ConfigError, TrainingError
-from dipole.core.ground.extras import install_line
+from dipole.core.utils.errors import ConfigError, TrainingError
+from dipole.core.utils.extras import install_line
 
 LOGIN = "log in with `hf auth login`, or set HF_TOKEN"
 

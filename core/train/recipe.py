@@ -15,14 +15,14 @@ from typing import Any, cast
 
 from pydantic import Field, ValidationError, create_model
 
-from dipole.core.ground.errors import ConfigError, ReceivedError, nearest
-from dipole.core.ground.files import instead_of_file, is_file
-from dipole.core.ground.received import parse_toml, read_toml
-from dipole.core.ground.text import shortened
 from dipole.core.train.config import RATE, RunConfig, Settings, TrainConfig
 from dipole.core.train.domains import adapter_class
 from dipole.core.train.problems import describe
 from dipole.core.train.shipped import shipped_recipes
+from dipole.core.utils.errors import ConfigError, ReceivedError, nearest
+from dipole.core.utils.files import instead_of_file, is_file
+from dipole.core.utils.received import parse_toml, read_toml
+from dipole.core.utils.text import shortened
 
 
 @dataclass(frozen=True)

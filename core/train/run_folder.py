@@ -19,15 +19,15 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from dipole.core.ground.errors import ConfigError, DipoleError, ReceivedError, RecordError, TrainingError
-from dipole.core.ground.files import atomic_write, check_own, is_folder, remove_scratch, why
-from dipole.core.ground.process import LONGEST_OWNER, OWNER, describe_self, pid_in
-from dipole.core.ground.received import LARGEST_TOML, read_bytes, read_start, read_text, read_toml
-from dipole.core.ground.text import shortened
 from dipole.core.record import RunRecord, read_record
 from dipole.core.record.listing import CONFIG, RECORD, is_run
 from dipole.core.train.config import RunConfig
 from dipole.core.train.recipe import resolve
+from dipole.core.utils.errors import ConfigError, DipoleError, ReceivedError, RecordError, TrainingError
+from dipole.core.utils.files import atomic_write, check_own, is_folder, remove_scratch, why
+from dipole.core.utils.process import LONGEST_OWNER, OWNER, describe_self, pid_in
+from dipole.core.utils.received import LARGEST_TOML, read_bytes, read_start, read_text, read_toml
+from dipole.core.utils.text import shortened
 
 DEFAULT_RUNS = Path("runs")
 _HEAD = re.compile(rb"# run ([0-9a-f]{12})\n")

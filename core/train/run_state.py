@@ -8,11 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from dipole.core.contrast.pairs import Pairs
-from dipole.core.ground.errors import CheckpointError, ConfigError
-from dipole.core.ground.machine import peak_memory
-from dipole.core.ground.seeding import Seeds, rng_state, seed_everything, set_rng_state
-from dipole.core.ground.text import counted
+from dipole.core.objectives.pairs import Pairs
 from dipole.core.record import RunRecord, hardware, library_versions, now
 from dipole.core.train.adapter import same_data
 from dipole.core.train.best import Best
@@ -25,6 +21,10 @@ from dipole.core.train.metrics import Meter
 from dipole.core.train.notes import TermNotes
 from dipole.core.train.other_ranks import obstacle, same
 from dipole.core.train.run_folder import RunFolder
+from dipole.core.utils.errors import CheckpointError, ConfigError
+from dipole.core.utils.machine import peak_memory
+from dipole.core.utils.seeding import Seeds, rng_state, seed_everything, set_rng_state
+from dipole.core.utils.text import counted
 
 Status = Literal["running", "done", "failed", "interrupted"]
 

@@ -5,9 +5,9 @@ from functools import cached_property
 
 import numpy as np
 
-from dipole.core.ground.errors import DataError
-from dipole.core.ground.seeding import Seeds
-from dipole.core.ground.text import counted
+from dipole.core.utils.errors import DataError
+from dipole.core.utils.seeding import Seeds
+from dipole.core.utils.text import counted
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from dipole.core.ground.errors import OptionError, nearest
+from dipole.core.utils.errors import OptionError, nearest
 
 if TYPE_CHECKING:
-    from dipole.core.contrast.objective import Composite, Objective
+    from dipole.core.objectives.objective import Composite, Objective
 
 WEIGHT = "weight"
 
@@ -189,7 +189,7 @@ def target(name: str, objective: Composite | None) -> Target:
 
 def _options(term: Any) -> list[str]:
     """The options of a term that are numbers and kept as attributes of their own names."""
-    from dipole.core.contrast.options import options_of  # late: the package loads torch
+    from dipole.core.objectives.options import options_of  # late: the package loads torch
 
     return [each.name for each in options_of(type(term).__init__) if float in each.kinds and _keeps(term, each.name)]
 

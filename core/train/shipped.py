@@ -12,7 +12,7 @@ import importlib.util
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
-from dipole.core.ground.plugins import PluginError, points
+from dipole.core.utils.plugins import PluginError, points
 
 
 def shipped(kind: str, pattern: str = "*.toml") -> dict[str, Path]:

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from dipole.core.ground.distributed import Ballot
-from dipole.core.ground.errors import TrainingError
+from dipole.core.utils.distributed import Ballot
+from dipole.core.utils.errors import TrainingError
 
 REQUEUE = 75
 """Exit code of a run that a scheduler interrupted: EX_TEMPFAIL of sysexits.h, "try again later"."""

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from dipole.core.ground.errors import CheckpointError
-from dipole.core.ground.plain_values import decode, encode
-from dipole.core.ground.received import parse_json
+from dipole.core.utils.errors import CheckpointError
+from dipole.core.utils.plain_values import decode, encode
+from dipole.core.utils.received import parse_json
 
 STATE = "state"
 """The entry of the header's metadata that holds the values."""
@@ -35,7 +35,7 @@ class Sink(Protocol):
 
 
 def write_state(sink: Sink, state: Any) -> None:
-    """Write nested values (core/ground/plain_values.py); tensors that are one tensor are written once.
+    """Write nested values (core/utils/plain_values.py); tensors that are one tensor are written once.
 
     Raises:
         CheckpointError: something in it is neither data nor a tensor that safetensors know. OSError: the disk refused.

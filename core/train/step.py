@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dipole.core.contrast.gather import Related
-from dipole.core.contrast.objective import Composite, Outcome
+from dipole.core.objectives.gather import Related
+from dipole.core.objectives.objective import Composite, Outcome
 from dipole.core.train.adapter import Adapter
 from dipole.core.train.encoding import Encoding
 

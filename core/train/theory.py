@@ -11,20 +11,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dipole.core.contrast.regularizers.cllr import CLLR
-from dipole.core.contrast.regularizers.dp import DP
-from dipole.core.contrast.similarity import normalize
-from dipole.core.ground.errors import DataError, OptionError, ReceivedError, RecordError
-from dipole.core.ground.files import why
-from dipole.core.ground.received import parse_json, read_lines
-from dipole.core.ground.seeding import Seeds, isolated
-from dipole.core.ground.text import counted
-from dipole.core.measure.theory.choices import Choices, RunFacts
-from dipole.core.measure.theory.report import Report, measure
+from dipole.core.evaluation.theory.choices import Choices, RunFacts
+from dipole.core.evaluation.theory.report import Report, measure
+from dipole.core.objectives.regularizers.cllr import CLLR
+from dipole.core.objectives.regularizers.dp import DP
+from dipole.core.objectives.similarity import normalize
 from dipole.core.train.trained_run import load_run
+from dipole.core.utils.errors import DataError, OptionError, ReceivedError, RecordError
+from dipole.core.utils.files import why
+from dipole.core.utils.received import parse_json, read_lines
+from dipole.core.utils.seeding import Seeds, isolated
+from dipole.core.utils.text import counted
 
 if TYPE_CHECKING:
-    from dipole.core.contrast.objective import Composite
+    from dipole.core.objectives.objective import Composite
     from dipole.core.record import RunRecord
     from dipole.core.train.run_folder import RunFolder
 

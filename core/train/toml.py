@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dipole.core.ground.errors import ConfigError
+from dipole.core.utils.errors import ConfigError
 
 
 def toml_text(values: Mapping[str, Any], origins: Mapping[str, str] | None = None) -> str:

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from dipole.core.ground.errors import ConfigError, ReceivedError, TrainingError, nearest
-from dipole.core.ground.extras import install_line
-from dipole.core.ground.files import atomic_write, why
-from dipole.core.ground.received import read_json
 from dipole.core.train.config import RunConfig
 from dipole.core.train.metrics import MetricsFile, read_metrics
 from dipole.core.train.run_folder import RunFolder
+from dipole.core.utils.errors import ConfigError, ReceivedError, TrainingError, nearest
+from dipole.core.utils.extras import install_line
+from dipole.core.utils.files import atomic_write, why
+from dipole.core.utils.received import read_json
 
 Ending = Literal["done", "failed", "interrupted"]
 PROJECT = "dipole"

@@ -7,8 +7,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from dipole.core.ground.errors import ConfigError, DataError, DipoleError, RecordError, nearest
-from dipole.core.ground.seeding import Seeds, set_deterministic
 from dipole.core.record import Evaluation, Number, RunRecord, library_versions, now, write_record
 from dipole.core.train.adapter import same_data
 from dipole.core.train.build import build, scheduled
@@ -18,9 +16,11 @@ from dipole.core.train.launch import pick_device
 from dipole.core.train.model_files import keeps, load_weights
 from dipole.core.train.recipe import parse_override
 from dipole.core.train.run_folder import RunFolder
+from dipole.core.utils.errors import ConfigError, DataError, DipoleError, RecordError, nearest
+from dipole.core.utils.seeding import Seeds, set_deterministic
 
 if TYPE_CHECKING:
-    from dipole.core.contrast.objective import Composite
+    from dipole.core.objectives.objective import Composite
     from dipole.core.train.adapter import Adapter
 
 

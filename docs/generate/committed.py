@@ -16,7 +16,7 @@ from dipole.benchmarks.report.ranking import LEVEL
 from dipole.benchmarks.report.results import CellResult, SuiteResults
 from dipole.benchmarks.report.table import Cell, plain, to_markdown
 from dipole.benchmarks.report.tables import results_table
-from dipole.core.ground.text import counted
+from dipole.core.utils.text import counted
 
 PAGE = "report.html"
 SHOWN = ("-ranking", "-results", "-claims")

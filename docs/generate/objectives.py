@@ -14,7 +14,7 @@ import drawing
 import evidence
 import toy
 
-from dipole.core.contrast.registry import Entry, registry
+from dipole.core.objectives.registry import Entry, registry
 
 ROOT = Path(__file__).resolve().parents[2]
 ADDED = tomllib.loads(Path(__file__).with_name("objectives.toml").read_text(encoding="utf-8"))

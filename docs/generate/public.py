@@ -16,21 +16,21 @@ from typing import Any, TypeGuard, is_typeddict
 
 from pydantic import BaseModel
 
-from dipole.core.contrast.registry import registry
+from dipole.core.objectives.registry import registry
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("dipole", "dipole.text", "dipole.vision", "dipole.rl")
 """What they export goes by these names."""
 PARTS = (
     "dipole.benchmarks.statistics",
-    "dipole.core.contrast.statistics",
-    "dipole.core.ground.errors",
-    "dipole.core.measure.diagnostics",
-    "dipole.core.measure.theory.arora",
-    "dipole.core.measure.theory.choices",
-    "dipole.core.measure.theory.cllr",
-    "dipole.core.measure.theory.lmcl",
-    "dipole.core.measure.theory.report",
+    "dipole.core.objectives.statistics",
+    "dipole.core.utils.errors",
+    "dipole.core.evaluation.diagnostics",
+    "dipole.core.evaluation.theory.arora",
+    "dipole.core.evaluation.theory.choices",
+    "dipole.core.evaluation.theory.cllr",
+    "dipole.core.evaluation.theory.lmcl",
+    "dipole.core.evaluation.theory.report",
     "dipole.core.train.domains",
     "dipole.rl.episodes",
     "dipole.text.encode",
@@ -42,9 +42,9 @@ PARTS = (
 NAMES = (
     "dipole.core.cli.main",
     "dipole.core.conformance.subjects.Subject",
-    "dipole.core.contrast.registry.Registry",
-    "dipole.core.contrast.temperature.Tempered",
-    "dipole.core.measure.theory.latent.Latent",
+    "dipole.core.objectives.registry.Registry",
+    "dipole.core.objectives.temperature.Tempered",
+    "dipole.core.evaluation.theory.latent.Latent",
     "dipole.core.train.loop.Run",
     "dipole.core.train.signals.RunInterruptedError",
     "dipole.core.train.theory.theory_of_run",

@@ -45,9 +45,9 @@ from torch import Tensor
 
 import dipole
 from dipole.core.conformance.reference import Case, cosine, mean
-from dipole.core.contrast.objective import Objective, Rows
-from dipole.core.contrast.options import Range
-from dipole.core.contrast.statistics import AnyStatistic, Softplus
+from dipole.core.objectives.objective import Objective, Rows
+from dipole.core.objectives.options import Range
+from dipole.core.objectives.statistics import AnyStatistic, Softplus
 
 
 @dipole.register("apart", kind="regularizer", weight=0.1, formula="R = mean_i mean_j log(1 + e^{10 (s_ij - ceiling)})")

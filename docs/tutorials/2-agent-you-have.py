@@ -83,7 +83,7 @@ agent.learn(80).save("agent.zip")
 # in the curve, not in its end.
 
 # %%
-from dipole.core.ground.progress import Progress
+from dipole.core.utils.progress import Progress
 
 SMALL = os.environ.get("DIPOLE_TUTORIAL") == "small"
 SEEDS, STEPS, EVERY = (range(3), 400, 80) if SMALL else (range(5), 1600, 80)

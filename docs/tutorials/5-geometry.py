@@ -84,7 +84,7 @@ for name, text in OBJECTIVES.items():
 import matplotlib.pyplot as plt
 import torch
 
-from dipole.core.measure.diagnostics import distance_histogram
+from dipole.core.evaluation.diagnostics import distance_histogram
 
 figure, panels = plt.subplots(1, 3, figsize=(10, 2.8), sharex=True, layout="constrained")
 for axes, (name, z) in zip(panels, features.items(), strict=True):
@@ -109,8 +109,8 @@ plt.show()
 # the margin.
 
 # %%
-from dipole.core.contrast.spectrum import effective_rank
-from dipole.core.measure.diagnostics import margin_occupancy, uniformity
+from dipole.core.evaluation.diagnostics import margin_occupancy, uniformity
+from dipole.core.objectives.spectrum import effective_rank
 
 found = {name: (float(uniformity(z)), float(effective_rank(z)), margin_occupancy(z)) for name, z in features.items()}
 for name, (spread, directions, inside) in found.items():

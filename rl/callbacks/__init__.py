@@ -1,6 +1,6 @@
 """Callbacks for SB3's `learn`: a contrastive objective, evaluations, checkpoints."""
 
-from dipole.core.ground.extras import lazy
+from dipole.core.utils.extras import lazy
 
 _HOME = {
     "CheckpointCallback": "dipole.rl.callbacks.checkpointing",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from stable_baselines3.common.callbacks import BaseCallback
 
-from dipole.core.ground.files import remove_scratch
+from dipole.core.utils.files import remove_scratch
 from dipole.rl.arguments import check_whole
 from dipole.rl.pixel_agent import PixelAgent
 from dipole.rl.snapshots import KEEP, checkpoints, save

@@ -17,15 +17,15 @@ from stable_baselines3.common.preprocessing import preprocess_obs
 from stable_baselines3.common.utils import obs_as_tensor
 from torch import Tensor, nn
 
-from dipole.core.contrast.gather import relate
-from dipole.core.contrast.objective import Composite, Objective
-from dipole.core.contrast.pairs import Pairs
-from dipole.core.ground.errors import ConfigError, DipoleError, TrainingError
-from dipole.core.ground.memory import check_fits
-from dipole.core.ground.seeding import isolated
-from dipole.core.ground.transfer import Fetched, sent
+from dipole.core.objectives.gather import relate
+from dipole.core.objectives.objective import Composite, Objective
+from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.nonfinite import terms_with_bad_gradient
 from dipole.core.train.optimizer import skip_if
+from dipole.core.utils.errors import ConfigError, DipoleError, TrainingError
+from dipole.core.utils.memory import check_fits
+from dipole.core.utils.seeding import isolated
+from dipole.core.utils.transfer import Fetched, sent
 from dipole.rl.arguments import check_number, check_whole
 from dipole.rl.augmentation import SHIFT, shift
 from dipole.rl.contrast import as_composite, largest, require_unlabelled

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from dipole.core.ground.errors import ConfigError
-from dipole.core.ground.files import check_own
+from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.files import check_own
 from dipole.rl.arguments import check_seed, check_whole
 from dipole.rl.diagnosis import diagnose
 from dipole.rl.episodes.history import Evaluation, read_evaluations, scores

@@ -1,6 +1,6 @@
 """Environments. A file of this folder that registers one (`@environment("mine")`) is found without being named."""
 
-from dipole.core.ground.extras import lazy
+from dipole.core.utils.extras import lazy
 
 _HOME = {
     "ControlEnv": "dipole.rl.envs.control",

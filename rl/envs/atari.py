@@ -12,8 +12,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from dipole.core.ground.errors import ConfigError
-from dipole.core.ground.extras import install_line
+from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.extras import install_line
 from dipole.rl.arguments import check_number, check_seed, check_whole
 from dipole.rl.envs.registry import environment
 

@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from dipole.core.ground.errors import ConfigError
+from dipole.core.utils.errors import ConfigError
 from dipole.rl.arguments import check_seed, check_step, check_whole
 from dipole.rl.envs.observed import check_inputs, observed, space_of
 from dipole.rl.envs.registry import environment

@@ -5,7 +5,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dipole.core.ground.errors import ConfigError
+from dipole.core.utils.errors import ConfigError
 from dipole.rl.arguments import check_number
 from dipole.rl.envs.control import ControlEnv
 from dipole.rl.envs.registry import environment

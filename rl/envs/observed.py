@@ -7,7 +7,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from dipole.core.ground.errors import ConfigError, nearest
+from dipole.core.utils.errors import ConfigError, nearest
 
 INPUTS = ("pixels", "state", "both")
 

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator, register
 
-from dipole.core.ground.errors import ConfigError, RegistryError, nearest
-from dipole.core.ground.plugins import import_all
+from dipole.core.utils.errors import ConfigError, RegistryError, nearest
+from dipole.core.utils.plugins import import_all
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 _ID = re.compile(r".+-v\d+")

@@ -1,6 +1,6 @@
 """Whole episodes: playing them, keeping their returns, scores and intervals, curves and videos."""
 
-from dipole.core.ground.extras import lazy
+from dipole.core.utils.extras import lazy
 
 _HOME = {
     "SCORES": "dipole.rl.episodes.history",
@@ -8,13 +8,13 @@ _HOME = {
     "Evaluation": "dipole.rl.episodes.history",
     "aggregate": "dipole.rl.episodes.history",
     "evaluate": "dipole.rl.episodes.play",
-    "interquartile_mean": "dipole.core.measure.intervals",
+    "interquartile_mean": "dipole.core.evaluation.intervals",
     "plot_curves": "dipole.rl.episodes.curves",
     "read_evaluations": "dipole.rl.episodes.history",
     "score_at": "dipole.rl.episodes.history",
     "scores": "dipole.rl.episodes.history",
     "write_video": "dipole.rl.episodes.video",
-    # These stood in dipole.rl.evaluation of earlier versions, whose other names are here.
+    # These stood in dipole.rl.episodes of earlier versions, whose other names are here.
     "EvaluationCallback": "dipole.rl.callbacks.evaluating",
     "diagnose": "dipole.rl.diagnosis",
     "diagnose_pairs": "dipole.rl.diagnosis",

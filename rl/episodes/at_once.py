@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 from stable_baselines3.common.base_class import BaseAlgorithm
 
-from dipole.core.ground.errors import TrainingError
+from dipole.core.utils.errors import TrainingError
 from dipole.rl.arguments import check_seed, check_whole
 from dipole.rl.envs.running.faults import PATIENCE, fault_message
 from dipole.rl.envs.running.workers import WorkerVecEnv

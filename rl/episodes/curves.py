@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dipole.core.ground.drawing import new_figure
-from dipole.core.ground.errors import ConfigError, DataError
-from dipole.core.ground.text import counted
+from dipole.core.utils.drawing import new_figure
+from dipole.core.utils.errors import ConfigError, DataError
+from dipole.core.utils.text import counted
 from dipole.rl.episodes.history import Evaluation
 
 

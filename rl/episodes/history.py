@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dipole.core.ground.errors import DataError
-from dipole.core.measure.intervals import as_sample, bootstrap_interval, interquartile_mean
+from dipole.core.evaluation.intervals import as_sample, bootstrap_interval, interquartile_mean
+from dipole.core.utils.errors import DataError
 
 # The papers' scores: the return after this many environment steps.
 SCORES = {"100k": 100_000, "500k": 500_000}

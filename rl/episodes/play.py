@@ -11,7 +11,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.preprocessing import is_image_space, is_image_space_channels_first
 from stable_baselines3.common.vec_env import VecEnv, VecTransposeImage
 
-from dipole.core.ground.errors import ConfigError, TrainingError
+from dipole.core.utils.errors import ConfigError, TrainingError
 from dipole.rl.arguments import check_whole
 from dipole.rl.envs.running.admission import admitted, rendered
 from dipole.rl.envs.running.faults import PATIENCE, fault_message, guarded

@@ -9,13 +9,13 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from dipole.core.ground.errors import ConfigError
-from dipole.core.ground.seeding import isolated
-from dipole.core.ground.text import counted
-from dipole.core.measure.intervals import interquartile_mean
+from dipole.core.evaluation.intervals import interquartile_mean
 from dipole.core.train.launch import pick_device
 from dipole.core.train.run_folder import DEFAULT_RUNS, find_run
 from dipole.core.train.trained_run import load_run
+from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.seeding import isolated
+from dipole.core.utils.text import counted
 from dipole.rl.arguments import check_seed, check_whole
 from dipole.rl.description import open_agent
 from dipole.rl.envs.registry import find

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dipole.core.ground.errors import ConfigError, DataError
-from dipole.core.ground.extras import quoted
+from dipole.core.utils.errors import ConfigError, DataError
+from dipole.core.utils.extras import quoted
 
 
 def write_video(frames: Sequence[NDArray[np.uint8]], path: str | Path, fps: int = 25) -> Path:

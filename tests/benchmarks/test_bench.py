@@ -19,8 +19,8 @@ from dipole.benchmarks.run.machine import environment_for, visible_gpus
 from dipole.benchmarks.run.tasks import Task, execute, log_of
 from dipole.benchmarks.run_records import BENCH, read_records
 from dipole.core.cli import main
-from dipole.core.ground.errors import ConfigError
-from dipole.core.ground.machine import processors
+from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.machine import processors
 from tests.systems import kill, kill_all, posix
 
 SUITE = """

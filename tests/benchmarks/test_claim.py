@@ -14,7 +14,7 @@ import pytest
 
 from dipole.benchmarks.run import claim as claims
 from dipole.benchmarks.run.claim import TakenError, claim, is_held
-from dipole.core.ground.process import describe_self
+from dipole.core.utils.process import describe_self
 from tests.systems import KILL_SELF, kill, was_killed
 
 

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from dipole.benchmarks.critical import critical_difference, performance_profile
-from dipole.core.ground.errors import DataError
+from dipole.core.utils.errors import DataError
 
 
 @pytest.mark.parametrize(("k", "q"), [(2, 1.960), (3, 2.343), (4, 2.569), (5, 2.728), (6, 2.850), (10, 3.164)])

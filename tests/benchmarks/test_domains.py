@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from dipole.core.contrast.gather import relate
-from dipole.core.ground.seeding import Seeds
+from dipole.core.objectives.gather import relate
 from dipole.core.train.evaluation import diagnose_pairs, evaluate
 from dipole.core.train.loop import build
 from dipole.core.train.recipe import load
 from dipole.core.train.run_folder import RunFolder
+from dipole.core.utils.seeding import Seeds
 
 SMALL = {
     "vision": ("digits-simclr", ["train.batch_size=32", "vision.probe.baselines=false", "vision.probe.probes=['knn']"]),

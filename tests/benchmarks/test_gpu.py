@@ -152,7 +152,7 @@ def test_objectives_of_one_matrix_are_modelled(loss):
 
 def test_the_model_has_the_numbers_of_the_kernels():
     pytest.importorskip("triton")
-    from dipole.core.contrast.kernels import launch
+    from dipole.core.objectives.kernels import launch
 
     for half in (True, False):
         for name in ("FORWARD", "BACKWARD", "BANDED", "SQUARE"):

@@ -11,7 +11,7 @@ import pytest
 from dipole.benchmarks.grid import expand
 from dipole.benchmarks.suite import read_suite, suites
 from dipole.core.cli import main
-from dipole.core.ground.errors import ConfigError
+from dipole.core.utils.errors import ConfigError
 
 # Number of cells of each shipped suite and a digest of them, in order, as the files had them when every row and column
 # was written out. What a suite is meant to have otherwise changes its line here.

@@ -15,7 +15,7 @@ from dipole.benchmarks.run import every
 from dipole.benchmarks.run.bench import bench
 from dipole.benchmarks.suite import read_suite
 from dipole.core.cli import main
-from dipole.core.ground.errors import ConfigError, DataError, RecordError
+from dipole.core.utils.errors import ConfigError, DataError, RecordError
 from tests.hostile import ODD, changed, places
 from tests.systems import posix
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dipole.benchmarks.studies import learning_everywhere as study
-from dipole.core.ground.errors import DipoleError
+from dipole.core.utils.errors import DipoleError
 
 KEPT = Path(study.__file__).parents[1] / "results" / "learning-everywhere.json"
 CELLS = [(layout, name) for layout in study.LAYOUTS for name in study.OBJECTIVES]

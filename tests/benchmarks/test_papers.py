@@ -11,7 +11,7 @@ from dipole.benchmarks.protocol import deviations, differs, facts_of, leaves, pa
 from dipole.benchmarks.report import published
 from dipole.benchmarks.suite import read_suite, suites
 from dipole.core.cli.app import main
-from dipole.core.contrast.registry import registry
+from dipole.core.objectives.registry import registry
 from dipole.core.train.recipe import load
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -20,7 +20,7 @@ from dipole.benchmarks.report.comparison import (
 )
 from dipole.benchmarks.report.published import Claim, PrintedCell, claims, figures, table, tables
 from dipole.benchmarks.statistics import summarize
-from dipole.core.ground.errors import DataError
+from dipole.core.utils.errors import DataError
 
 
 def test_every_table_and_figure_is_there():

@@ -23,8 +23,8 @@ from dipole.benchmarks.report.table import Cell, ReportTable, number, to_csv, to
 from dipole.benchmarks.report.write import write_report
 from dipole.benchmarks.run_records import is_done, read_records
 from dipole.core.cli import main
-from dipole.core.ground.errors import ConfigError, DataError
 from dipole.core.record import read_record
+from dipole.core.utils.errors import ConfigError, DataError
 from tests.systems import linux, posix
 
 RECORDS = Path(__file__).parent / "records"
@@ -482,7 +482,7 @@ def test_ten_thousand_records_in_seconds_and_a_gigabyte(runs_folder, tmp_path):
         runs_folder.record(objective=objectives[index % 500], seed=index)
     script = (
         "import sys, time; from pathlib import Path; from dipole.benchmarks.report.write import write_report;"
-        "from dipole.core.ground.machine import peak_memory; write_report(Path(sys.argv[1]), Path(sys.argv[2]));"
+        "from dipole.core.utils.machine import peak_memory; write_report(Path(sys.argv[1]), Path(sys.argv[2]));"
         "print(peak_memory(), time.process_time())"
     )
     began = time.monotonic()

@@ -7,9 +7,9 @@ import pytest
 from dipole.benchmarks.run.bench import make_engine
 from dipole.benchmarks.run.slurm_engine import SlurmEngine
 from dipole.benchmarks.run.tasks import Task
-from dipole.core.ground.errors import ConfigError
 from dipole.core.record import read_record
 from dipole.core.train.recipe import load
+from dipole.core.utils.errors import ConfigError
 
 SHORT = (
     "train.epochs=", "train.steps=2", "train.warmup=0", "train.batch_size=32", "vision.data.limit=64",

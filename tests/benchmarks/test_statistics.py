@@ -23,7 +23,7 @@ from dipole.benchmarks.statistics import (
     welch,
     wilcoxon,
 )
-from dipole.core.ground.errors import DataError
+from dipole.core.utils.errors import DataError
 
 BASE = {0: 71.2, 1: 69.8, 2: 73.1, 3: 70.4, 4: 72.0, 9: 10.0}
 OTHER = {0: 72.9, 1: 70.1, 2: 73.0, 3: 72.8, 4: 73.5, 7: 99.0}

@@ -17,8 +17,8 @@ from dipole.benchmarks.run.work import work_of
 from dipole.benchmarks.run_records import read_records
 from dipole.benchmarks.suite import read_suite, suites
 from dipole.core.cli import main
-from dipole.core.ground.errors import ConfigError
 from dipole.core.train.recipe import load
+from dipole.core.utils.errors import ConfigError
 
 SUITE = """
 name = "mine"

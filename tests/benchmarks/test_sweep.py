@@ -15,8 +15,8 @@ from dipole.benchmarks.sweep.search import sweep
 from dipole.benchmarks.sweep.space import Dimension, corners, read_space, settings
 from dipole.benchmarks.sweep.study import SWEEPS, Study
 from dipole.benchmarks.sweep.summary import read_summaries, read_summary
-from dipole.core.ground.errors import ConfigError
 from dipole.core.record import read_record
+from dipole.core.utils.errors import ConfigError
 
 SHORT = (
     "train.epochs=", "train.steps=4", "train.evaluate_every=2", "train.warmup=0", "train.batch_size=32",

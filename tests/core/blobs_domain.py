@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from dipole.core.contrast.pairs import Pairs
+from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.adapter import Adapter, Context
 from dipole.core.train.config import Settings
 from dipole.core.train.domains import Domain, add_domain

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from dipole.core.contrast.objective import Objective, Rows
+from dipole.core.objectives.objective import Objective, Rows
 
 
 class Spread(Objective):

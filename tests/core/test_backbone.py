@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from dipole.core.ground.backbone import Source, load
-from dipole.core.ground.errors import ConfigError
-from dipole.core.ground.freezing import fix_unused, freeze, layers
+from dipole.core.utils.backbone import Source, load
+from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.freezing import fix_unused, freeze, layers
 
 ANSWERS = {
     "gated": (403, "GatedRepo", "it is gated: accept its terms"),

@@ -5,11 +5,11 @@ import pytest
 import torch
 
 import dipole
-from dipole.core.contrast.objectives.blocks import drawn_blocks
-from dipole.core.ground.errors import DataError
-from dipole.core.ground.seeding import Seeds
+from dipole.core.objectives.losses.blocks import drawn_blocks
 from dipole.core.train.block_losses import BLOCKS, BlockShape, block_losses
 from dipole.core.train.sampling import ClassBlocks
+from dipole.core.utils.errors import DataError
+from dipole.core.utils.seeding import Seeds
 
 
 def classes(count, points, spread, seed):

@@ -8,12 +8,12 @@ import torch
 
 import dipole
 from dipole.core.conformance.reference import Case, block_draw, blocks
-from dipole.core.contrast.draws import distinct, scrambled
-from dipole.core.contrast.objectives.blocks import drawn_blocks
-from dipole.core.contrast.pairs import Pairs
-from dipole.core.ground.errors import PairsError
-from dipole.core.ground.seeding import Seeds
+from dipole.core.objectives.draws import distinct, scrambled
+from dipole.core.objectives.losses.blocks import drawn_blocks
+from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.sampling import ClassBlocks
+from dipole.core.utils.errors import PairsError
+from dipole.core.utils.seeding import Seeds
 from tests.core.test_pairs import NothingRead
 
 N, B, D = 7, 3, 4

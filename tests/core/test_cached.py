@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import dipole
 from dipole import Pairs
-from dipole.core.ground.errors import OptionError, PairsError
+from dipole.core.utils.errors import OptionError, PairsError
 from tests.ranks import leaving_together, start_ranks
 
 ROWS = 11

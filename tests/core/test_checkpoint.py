@@ -13,11 +13,11 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from dipole.core.ground.errors import CheckpointError, ConfigError
-from dipole.core.ground.files import atomic_write
-from dipole.core.ground.seeding import rng_state
 from dipole.core.record import RunRecord
 from dipole.core.train.checkpoint import list_checkpoints, load_checkpoint, newest_checkpoint, save_checkpoint
+from dipole.core.utils.errors import CheckpointError, ConfigError
+from dipole.core.utils.files import atomic_write
+from dipole.core.utils.seeding import rng_state
 from tests.systems import file_limit, posix
 
 

@@ -18,12 +18,12 @@ from packaging.requirements import Requirement
 
 from dipole.core.cli import app as cli
 from dipole.core.cli.plugins import broken_plugins
-from dipole.core.ground import plugins
-from dipole.core.ground.extras import install_line
 from dipole.core.record import read_record
 from dipole.core.train.domains import Domain, temporary_domain
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.model_files import load_weights
+from dipole.core.utils import plugins
+from dipole.core.utils.extras import install_line
 from tests.systems import POSIX
 
 Process = Callable[..., subprocess.Popen[str]]

@@ -15,8 +15,8 @@ import pytest
 from dipole.core.cli import app as cli
 from dipole.core.cli.answer import asks_for_json
 from dipole.core.cli.other_words import CURE_OF, CURES
-from dipole.core.ground import plugins
-from dipole.core.ground.text import counted
+from dipole.core.utils import plugins
+from dipole.core.utils.text import counted
 from tests.systems import POSIX
 
 NOT_AN_OPTION = "--no-such-option"

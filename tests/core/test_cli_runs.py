@@ -18,7 +18,7 @@ from scipy.stats import ttest_ind
 
 from dipole.core.cli import app as cli
 from dipole.core.cli.commands import completion
-from dipole.core.ground.process import OWNER, describe_self
+from dipole.core.utils.process import OWNER, describe_self
 from tests.systems import links, posix
 
 ESCAPE = "\x1b"
@@ -241,7 +241,7 @@ def test_rm_of_a_killed_run_says_so(trained: Folders, capsys: pytest.CaptureFixt
     folder = trained["infonce", 0]
     change(folder, status="running")
     owner = subprocess.run(
-        [sys.executable, "-c", "from dipole.core.ground.process import describe_self; print(describe_self())"],
+        [sys.executable, "-c", "from dipole.core.utils.process import describe_self; print(describe_self())"],
         capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
     (folder / OWNER).write_text(owner)

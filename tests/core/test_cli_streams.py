@@ -17,8 +17,8 @@ from dipole.core.cli import app as cli
 from dipole.core.cli import main
 from dipole.core.cli.asking import DeclinedError, ask
 from dipole.core.cli.resumable import resumable
-from dipole.core.ground.errors import ConfigError
 from dipole.core.record import read_record
+from dipole.core.utils.errors import ConfigError
 
 HERE = Path(__file__).parent
 FULL = Path("/dev/full")

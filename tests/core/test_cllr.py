@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import dipole
-from dipole.core.contrast.regularizers.cllr import reconstruction, shrink_columns, shrink_spectrum, survives_above
-from dipole.core.contrast.spectrum import converged, distance_from_identity, effective_rank
+from dipole.core.objectives.regularizers.cllr import reconstruction, shrink_columns, shrink_spectrum, survives_above
+from dipole.core.objectives.spectrum import converged, distance_from_identity, effective_rank
 from dipole.core.train.evaluation import diagnose_objective
 
 

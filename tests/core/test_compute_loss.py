@@ -7,7 +7,7 @@ from torch import nn
 from transformers import Trainer, TrainingArguments
 
 import dipole
-from dipole.core.ground.errors import ConfigError, OptionError, PairsError, SpecError
+from dipole.core.utils.errors import ConfigError, OptionError, PairsError, SpecError
 from tests.ranks import leaving_together, start_ranks
 
 ROWS = 24

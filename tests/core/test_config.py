@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field
 
-from dipole.core.ground.errors import ConfigError
 from dipole.core.train.config import Settings
 from dipole.core.train.recipe import UNSET, load, parse_override, read_recipe, resolve
 from dipole.core.train.toml import toml_text
+from dipole.core.utils.errors import ConfigError
 
 
 def problems(*overrides: str, recipe: Path) -> str:
@@ -160,20 +160,20 @@ def test_hash_is_stable_across_processes_and_versions() -> None:
 
 
 def test_names_of_earlier_versions() -> None:
-    import dipole.core.config
     import dipole.core.record
-    import dipole.core.runs
-    import dipole.core.saved
-    import dipole.core.trainer
+    import dipole.core.train.loop
+    import dipole.core.train.recipe
+    import dipole.core.train.run_folder
+    import dipole.core.train.trained_run
     from dipole.core.record.run_record import RunRecord
     from dipole.core.train import loop, run_folder, trained_run
 
-    old = dipole.core.config
+    old = dipole.core.train.recipe
     assert (old.load, old.resolve, old.parse_override) == (load, resolve, parse_override)
     assert old.RunConfig.model_fields.keys() >= {"domain", "objective", "train"}
-    assert dipole.core.trainer.train is loop.train
-    assert dipole.core.runs.find_run is run_folder.find_run
-    assert dipole.core.saved.load_run is trained_run.load_run
+    assert dipole.core.train.loop.train is loop.train
+    assert dipole.core.train.run_folder.find_run is run_folder.find_run
+    assert dipole.core.train.trained_run.load_run is trained_run.load_run
     assert dipole.core.record.RunRecord is RunRecord
 
 

@@ -12,10 +12,10 @@ import dipole
 from dipole.core.cli import main
 from dipole.core.conformance.kit import CHECKS, all_subjects, check_objective, parametrize_with_checks
 from dipole.core.conformance.layouts import LAYOUTS
-from dipole.core.contrast.objective import Objective
-from dipole.core.contrast.registry import registry
-from dipole.core.contrast.spec import parse
-from dipole.core.ground.errors import DipoleError
+from dipole.core.objectives.objective import Objective
+from dipole.core.objectives.registry import registry
+from dipole.core.objectives.spec import parse
+from dipole.core.utils.errors import DipoleError
 
 # Together these visit every option of every entry away from its default.
 SPECS = [
@@ -285,7 +285,7 @@ class BadTiles(Objective):
         super().__init__("cosine")
 
     def loss(self, positive: Tensor, rows) -> Tensor:
-        from dipole.core.contrast import sweep as engine
+        from dipole.core.objectives import sweep as engine
 
         return -positive.mean(1) * engine.TILE
 

@@ -13,9 +13,9 @@ from dipole.core.cli import main
 from dipole.core.conformance.held import set_back
 from dipole.core.conformance.kit import CHECKS, check_objective
 from dipole.core.conformance.work import cubic_share
-from dipole.core.contrast.objective import Objective
-from dipole.core.contrast.registry import registry
-from dipole.core.ground.errors import SpecError
+from dipole.core.objectives.objective import Objective
+from dipole.core.objectives.registry import registry
+from dipole.core.utils.errors import SpecError
 
 QUICK = [each.name for each in CHECKS if not each.slow and each.name not in ("compile", "ranks")]
 
@@ -550,7 +550,7 @@ def test_after_step_is_told_the_time_where_it_asks():
         def after_step(self, learning_rate, weight, **when):
             told.append(("any", when))
 
-    terms = dipole.core.contrast.objective.Composite([Old(), New(), Step(), Any()], [1.0, 2.0, 1.0, 1.0])
+    terms = dipole.core.objectives.objective.Composite([Old(), New(), Step(), Any()], [1.0, 2.0, 1.0, 1.0])
     terms.after_step(0.1, 3, 10)
     assert told == [("old", 0.1, 1.0), ("new", 3, 10), ("step", 3), ("any", {"step": 3, "total": 10})]
     terms.after_step(0.1)

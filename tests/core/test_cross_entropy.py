@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 import dipole
-from dipole.core.contrast.pairs import Pairs
-from dipole.core.ground.errors import PairsError
+from dipole.core.objectives.pairs import Pairs
+from dipole.core.utils.errors import PairsError
 
 
 def built(classes=5, dim=7):

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from dipole.core.cli.app import main
-from dipole.core.ground.download import RemoteFile, fetch
-from dipole.core.ground.errors import ConfigError, DataError
-from dipole.core.ground.unpack import unpack
 from dipole.core.train.data_sets import DataSet, data_sets, find
 from dipole.core.train.domains import Domain, temporary_domain
+from dipole.core.utils.download import RemoteFile, fetch
+from dipole.core.utils.errors import ConfigError, DataError
+from dipole.core.utils.unpack import unpack
 
 CONTENT = bytes(range(256)) * 4000
 

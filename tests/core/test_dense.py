@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import dipole
-from dipole.core.contrast import dense, sweep
-from dipole.core.contrast.pairs import Pairs
-from dipole.core.contrast.registry import registry
-from dipole.core.ground.errors import DipoleError
+from dipole.core.objectives import dense, sweep
+from dipole.core.objectives.pairs import Pairs
+from dipole.core.objectives.registry import registry
+from dipole.core.utils.errors import DipoleError
 
 SPECS = [entry.name for entry in registry.entries() if entry.kind != "diagnostic"] + [
     "infonce(temperature=0.01)",
@@ -133,7 +133,7 @@ def test_a_loss_inside_what_is_compiled(spec):
 
 KEEP = """
 import torch, dipole
-from dipole.core.ground.machine import peak_memory
+from dipole.core.utils.machine import peak_memory
 torch.set_num_threads(1)
 loss, kept = dipole.objective("infonce + 0.1*dp"), []
 z = [torch.randn(%d, 32, requires_grad=True) for _ in range(2)]

@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from dipole.core.contrast.objective import objective
-from dipole.core.contrast.pairs import Pairs
-from dipole.core.contrast.registry import registry
-from dipole.core.ground.errors import PairsError
+from dipole.core.objectives.objective import objective
+from dipole.core.objectives.pairs import Pairs
+from dipole.core.objectives.registry import registry
+from dipole.core.utils.errors import PairsError
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from device_reads import META, WaitError, no_reads
 
 # Not by attribute: some of these names are functions of the package as well.
 pairs_module, blocks_module, classes_module, supcon_module = (
-    importlib.import_module(f"dipole.core.contrast.{name}")
+    importlib.import_module(f"dipole.core.objectives.{name}")
     for name in ("pairs", "objectives.blocks", "classes", "objectives.supcon")
 )
 

@@ -8,12 +8,8 @@ import torch
 from torch.nn.functional import normalize
 
 import dipole
-from dipole.core.contrast import sweep
-from dipole.core.contrast.pairs import Pairs
-from dipole.core.contrast.spectrum import effective_rank
-from dipole.core.ground.errors import OptionError, PairsError
-from dipole.core.measure import diagnostics
-from dipole.core.measure.diagnostics import (
+from dipole.core.evaluation import diagnostics
+from dipole.core.evaluation.diagnostics import (
     alignment,
     conditional_entropy,
     distance_histogram,
@@ -27,7 +23,11 @@ from dipole.core.measure.diagnostics import (
     similarity_error,
     uniformity,
 )
+from dipole.core.objectives import sweep
+from dipole.core.objectives.pairs import Pairs
+from dipole.core.objectives.spectrum import effective_rank
 from dipole.core.train.evaluation import diagnose_pairs
+from dipole.core.utils.errors import OptionError, PairsError
 
 N, WIDTH = 11, 4
 

@@ -10,10 +10,10 @@ from torch import Tensor
 
 import dipole
 from dipole import Pairs
-from dipole.core.contrast.embedded import Embedded
-from dipole.core.contrast.objective import Composite, Objective, Rows
-from dipole.core.contrast.registry import registry
-from dipole.core.ground.errors import PairsError
+from dipole.core.objectives.embedded import Embedded
+from dipole.core.objectives.objective import Composite, Objective, Rows
+from dipole.core.objectives.registry import registry
+from dipole.core.utils.errors import PairsError
 from tests.ranks import leaving_together, start_ranks
 
 
@@ -54,7 +54,7 @@ class Memory(Objective):
         self.register_buffer("kept", torch.linspace(0.5, 1.5, 100, dtype=torch.double))
 
     def statistics(self):
-        from dipole.core.contrast.statistics import LogSumExp
+        from dipole.core.objectives.statistics import LogSumExp
 
         return {"negatives": LogSumExp(2.0)}
 

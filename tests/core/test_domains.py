@@ -5,8 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from dipole.core.ground import plugins
-from dipole.core.ground.errors import ConfigError
 from dipole.core.train.domains import (
     Domain,
     adapter_class,
@@ -19,6 +17,8 @@ from dipole.core.train.domains import (
 )
 from dipole.core.train.recipe import resolve as resolve_recipe
 from dipole.core.train.shipped import broken_folders, shipped
+from dipole.core.utils import plugins
+from dipole.core.utils.errors import ConfigError
 
 
 class Package(SimpleNamespace):

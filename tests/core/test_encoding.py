@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 import dipole
-from dipole.core.ground.errors import ConfigError, TrainingError
 from dipole.core.train import encoding as encoding_module
 from dipole.core.train.config import TrainConfig
 from dipole.core.train.encoding import Encoding, segments
 from dipole.core.train.loop import train
 from dipole.core.train.recipe import load
+from dipole.core.utils.errors import ConfigError, TrainingError
 
 
 def quiet(recipe: Path, *overrides: str, runs: Path, **options):

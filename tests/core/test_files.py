@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dipole.core.ground.files import atomic_write, replacing
+from dipole.core.utils.files import atomic_write, replacing
 
 
 def test_a_file_is_replaced_whole_and_its_suffix_is_kept(tmp_path: Path) -> None:

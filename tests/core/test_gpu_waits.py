@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from dipole.core.ground.errors import PairsError
 from dipole.core.train import loop
 from dipole.core.train.loop import train
 from dipole.core.train.recipe import load
+from dipole.core.utils.errors import PairsError
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1]))

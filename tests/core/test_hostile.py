@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dipole
-from dipole.core.contrast.registry import registry
-from dipole.core.ground.errors import OptionError, SpecError
+from dipole.core.objectives.registry import registry
 from dipole.core.train.recipe import load, parse_override, read_recipe, resolve
+from dipole.core.utils.errors import OptionError, SpecError
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from hostile import answered, settings_of

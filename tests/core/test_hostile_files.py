@@ -15,8 +15,6 @@ import pytest
 import torch
 from hypothesis import given
 
-from dipole.core.ground.errors import CheckpointError, DipoleError, ReceivedError, TrainingError
-from dipole.core.ground.received import parse_json, parse_toml, read_json
 from dipole.core.record import read_record
 from dipole.core.record.additions import read_additions
 from dipole.core.train.checkpoint import list_checkpoints, load_checkpoint, starting_state
@@ -25,6 +23,8 @@ from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load, read_recipe
 from dipole.core.train.run_folder import RunFolder, find_run, locate, run_in
 from dipole.core.train.state_file import write_state
+from dipole.core.utils.errors import CheckpointError, DipoleError, ReceivedError, TrainingError
+from dipole.core.utils.received import parse_json, parse_toml, read_json
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from hostile import NO_FILES, answered, changed, contents, places, settings_of, toml_contents
@@ -224,7 +224,7 @@ def test_many_checkpoints_made_by_hand(blobs: Path, tmp_path: Path) -> None:
 KILLED = """
 import psutil, sys
 from pathlib import Path
-from dipole.core.ground.files import replacing
+from dipole.core.utils.files import replacing
 with replacing(Path(sys.argv[1])) as temporary:
     temporary.mkdir()
     (temporary / "replay.npz").write_bytes(bytes(9))

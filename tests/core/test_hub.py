@@ -2,7 +2,7 @@
 
 import logging
 
-from dipole.core.ground.hub import without_retry_messages
+from dipole.core.utils.hub import without_retry_messages
 
 
 class Kept(logging.Handler):

@@ -16,8 +16,8 @@ from typing import Any, ClassVar, Literal
 import pytest
 from pydantic import create_model
 
-from dipole.core.contrast.objective import Objective
-from dipole.core.contrast.registry import registry
+from dipole.core.objectives.objective import Objective
+from dipole.core.objectives.registry import registry
 from dipole.core.record import read_record
 from dipole.core.train.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
 from dipole.core.train.config import RunConfig, Settings, TrainConfig
@@ -191,8 +191,8 @@ def test_a_preset_is_what_it_stands_for() -> None:
 # Code from outside dipole --------------------------------------------------------------------------------------------
 
 TERM = """
-from dipole.core.contrast.objective import Objective
-from dipole.core.contrast.registry import register
+from dipole.core.objectives.objective import Objective
+from dipole.core.objectives.registry import register
 {more}
 
 @register("scaled")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dipole.core.ground.errors import ConfigError, DataError
-from dipole.core.measure.intervals import bootstrap_interval, interquartile_mean
+from dipole.core.evaluation.intervals import bootstrap_interval, interquartile_mean
+from dipole.core.utils.errors import ConfigError, DataError
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 8, 101])

@@ -18,11 +18,11 @@ import torch
 from torch.nn.functional import softplus
 
 from dipole.core.conformance.kit import all_subjects
-from dipole.core.contrast import engine
-from dipole.core.contrast.kernels.trace import Untraceable, trace
-from dipole.core.contrast.pairs import Pairs
-from dipole.core.contrast.statistics import Between, Count, Extreme, LogSumExp, SoftmaxMean, Softplus, Statistic, Sum
-from dipole.core.contrast.sweep import row_statistics
+from dipole.core.objectives import engine
+from dipole.core.objectives.kernels.trace import Untraceable, trace
+from dipole.core.objectives.pairs import Pairs
+from dipole.core.objectives.statistics import Between, Count, Extreme, LogSumExp, SoftmaxMean, Softplus, Statistic, Sum
+from dipole.core.objectives.sweep import row_statistics
 from tests.kernel_processes import INTERPRETED, needs_triton, process, resources
 
 EVERYTHING = [
@@ -148,7 +148,7 @@ def swept(name, dtype, statistics, kernels):
 
 def compare(name, statistics, side=16):
     """A symmetric matrix is visited whole for many sums and by halves for few."""
-    from dipole.core.contrast.kernels import launch
+    from dipole.core.objectives.kernels import launch
 
     launch.INTERPRETED = launch.Blocks(side, side, 16, 4, 1)
     for ours, theirs in zip(
@@ -206,8 +206,8 @@ def turned(excluded, columns):
 
 def both_sides(anchors, candidates, width, listed, statistics):
     """One visit that serves the rows of both sides, and tiles in float64 that visit each side by itself."""
-    from dipole.core.contrast.kernels import launch
-    from dipole.core.contrast.kernels.fused import sweep_of
+    from dipole.core.objectives.kernels import launch
+    from dipole.core.objectives.kernels.fused import sweep_of
 
     launch.INTERPRETED = launch.Blocks(16, 16, 16, 4, 1)
     x, y = unit(anchors, width, 0), unit(candidates, width, 1)
@@ -279,7 +279,7 @@ def test_one_visit_serves_the_rows_of_both_sides(interpreted, anchors, candidate
 
 def told_apart():
     """Whether a verdict on kernels that serve one side says nothing of those that serve both, and what that is."""
-    from dipole.core.contrast.kernels import launch, selfcheck, source
+    from dipole.core.objectives.kernels import launch, selfcheck, source
 
     x, lists, summands = unit(4, 5, 0), torch.zeros(4, 2, dtype=torch.long), source.summed([Sum()], [False])
     given = x, lists, summands, [Extreme()], False, None
@@ -404,7 +404,7 @@ def test_half_precision_is_multiplied_as_it_came(interpreted, dtype, width):
 
 
 def broken():
-    from dipole.core.contrast.kernels import launch
+    from dipole.core.objectives.kernels import launch
 
     correct = launch.Sweep.sums
     launch.Sweep.sums = lambda self: (correct(self)[0] * 1.01, *correct(self)[1:])
@@ -455,7 +455,7 @@ def test_what_a_kernel_cannot_say_is_left_to_tiles(function, reason):
     ids=lambda each: getattr(getattr(each, "function", each), "__name__", str(each)),
 )
 def test_an_expression_is_the_function_it_was_made_of(statistic):
-    from dipole.core.contrast.kernels.expression import compute
+    from dipole.core.objectives.kernels.expression import compute
 
     s = torch.linspace(-0.99, 0.98, 40, dtype=torch.float64).requires_grad_()
     e = None if statistic.scale is None else (statistic.scale * (s - 1)).exp()
@@ -477,7 +477,7 @@ def machine_code(kind, many, half, width, architecture, candidate=0):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from dipole.core.contrast.kernels import launch, source
+    from dipole.core.objectives.kernels import launch, source
 
     # Of `many`, True is as many as the kernel serves; a number is that many.
     statistics = (
@@ -685,7 +685,7 @@ def test_an_engine_that_is_refused_is_not_asked_for_afterwards(monkeypatch):
 
 
 def test_rounding_to_tf32_follows_every_switch_of_pytorch():
-    from dipole.core.contrast.kernels.launch import tf32_allowed
+    from dipole.core.objectives.kernels.launch import tf32_allowed
 
     matmul, before = torch.backends.cuda.matmul, torch.get_float32_matmul_precision()
     try:

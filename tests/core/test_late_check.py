@@ -13,8 +13,6 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from dipole.core.ground.errors import TrainingError
-from dipole.core.ground.transfer import Fetched, constant, prefetched, sent, tensors_in
 from dipole.core.record import read_record
 from dipole.core.train import loop
 from dipole.core.train.checkpoint import list_checkpoints, load_checkpoint
@@ -22,6 +20,8 @@ from dipole.core.train.loop import RunInterruptedError, train
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.optimizer import LARS, can_skip, skip_if
 from dipole.core.train.recipe import load
+from dipole.core.utils.errors import TrainingError
+from dipole.core.utils.transfer import Fetched, constant, prefetched, sent, tensors_in
 
 OPTIMIZERS = {
     "adam": lambda p: torch.optim.Adam(p, lr=0.1, fused=True),

@@ -17,9 +17,6 @@ from safetensors.torch import load_file
 from torch import nn
 
 from dipole.core.cli import main
-from dipole.core.ground.errors import ConfigError
-from dipole.core.ground.launched import first_node, launched
-from dipole.core.ground.process import describe_self, is_gone
 from dipole.core.record import read_record
 from dipole.core.train.launch import launch, pick_device
 from dipole.core.train.loop import RunInterruptedError, train
@@ -27,6 +24,9 @@ from dipole.core.train.metrics import read_metrics
 from dipole.core.train.other_ranks import obstacle, same
 from dipole.core.train.recipe import load
 from dipole.core.train.signals import HANDLED
+from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.launched import first_node, launched
+from dipole.core.utils.process import describe_self, is_gone
 from tests.systems import posix
 
 SCRIPT = Path(__file__).with_name("blobs_domain.py")

@@ -133,7 +133,7 @@ def test_nobody_asks_for_a_framework_or_an_objective_by_name(folder):
 
 
 def test_imports_are_found_by_their_path():
-    """What an editor does: `dipole.core.contrast.spec` is the file dipole/core/contrast/spec.py."""
+    """What an editor does: `dipole.core.objectives.spec` is the file dipole/core/objectives/spec.py."""
     for path in [path for folder in ("dipole", *ALLOWED, "tests") for path in (ROOT / folder).rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             modules = []
@@ -142,18 +142,9 @@ def test_imports_are_found_by_their_path():
             elif isinstance(node, ast.ImportFrom) and node.module:
                 modules = [node.module]
             for module in modules:
-                if module.startswith("dipole.") and not is_earlier(module):
+                if module.startswith("dipole."):
                     place = ROOT.joinpath(*module.split("."))
                     assert place.with_suffix(".py").is_file() or (place / "__init__.py").is_file(), (path, module)
-
-
-def is_earlier(module):
-    """Whether it is a name of an earlier version, which only the tests of those names use."""
-    from importlib.util import find_spec
-
-    spec = find_spec(module)
-    # Once it is imported, it is the module of the new name.
-    return spec is not None and (spec.name != module or (spec.origin is not None and not spec.has_location))
 
 
 def test_core_needs_no_chart_library():

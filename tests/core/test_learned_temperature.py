@@ -10,14 +10,14 @@ import torch.nn.functional as F
 import dipole
 from dipole import Composite, Pairs
 from dipole.core.conformance.reference import REFERENCES, Case
-from dipole.core.contrast import dense, engine, sweep
-from dipole.core.contrast.options import options_of
-from dipole.core.contrast.registry import registry
-from dipole.core.contrast.spec import parse
-from dipole.core.ground.errors import OptionError, SpecError
+from dipole.core.objectives import dense, engine, sweep
+from dipole.core.objectives.options import options_of
+from dipole.core.objectives.registry import registry
+from dipole.core.objectives.spec import parse
 from dipole.core.train.config import TrainConfig
 from dipole.core.train.identity import written_out
 from dipole.core.train.optimizer import build_optimizer
+from dipole.core.utils.errors import OptionError, SpecError
 
 TEMPERED = [
     entry.name

@@ -8,9 +8,9 @@ from torch import Tensor
 
 import dipole
 from dipole.core.conformance.reference import Case, uaur
-from dipole.core.contrast import dense, sweep
-from dipole.core.contrast.pairs import Pairs
-from dipole.core.measure.diagnostics import alignment, uniformity
+from dipole.core.evaluation.diagnostics import alignment, uniformity
+from dipole.core.objectives import dense, sweep
+from dipole.core.objectives.pairs import Pairs
 
 SIZES = st.tuples(st.integers(2, 6), st.integers(2, 4), st.integers(2, 5), st.integers(0, 10_000))
 quick = settings(max_examples=15, deadline=None)

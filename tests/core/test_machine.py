@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from dipole.benchmarks.run import worker
-from dipole.core.ground import machine, process
+from dipole.core.utils import machine, process
 from tests.core.without_posix import MODULES, OF_OS, OF_SIGNAL
 from tests.systems import POSIX, posix
 
@@ -26,7 +26,7 @@ IN_TEXT = re.compile(
 
 def test_the_peak_is_what_was_held_and_not_what_is():
     code = (
-        "from dipole.core.ground.machine import peak_memory as peak; before = peak(); "
+        "from dipole.core.utils.machine import peak_memory as peak; before = peak(); "
         "held = bytearray(300 << 20); held[::4096] = b'x' * len(held[::4096]); del held; print(peak() - before)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -36,7 +36,7 @@ def test_the_peak_is_what_was_held_and_not_what_is():
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity on this system")
 def test_processors_are_those_that_may_be_used():
     code = (
-        "import os; from dipole.core.ground.machine import processors; "
+        "import os; from dipole.core.utils.machine import processors; "
         "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); print(processors())"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "1\n"

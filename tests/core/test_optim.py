@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from dipole.core.ground.errors import ConfigError
 from dipole.core.train.config import TrainConfig
 from dipole.core.train.optimizer import LARS, build_optimizer, learning_rate
+from dipole.core.utils.errors import ConfigError
 
 
 def rates(total: int, spe: int = 1, **settings: object) -> list[float]:

@@ -10,9 +10,9 @@ import torch
 
 import dipole
 from dipole.core.conformance.kit import CHECKS, check_objective
-from dipole.core.contrast.registry import registry
-from dipole.core.ground.errors import PairsError
+from dipole.core.objectives.registry import registry
 from dipole.core.train.schedule import check, read
+from dipole.core.utils.errors import PairsError
 
 PAGE = Path(__file__).parents[2] / "docs" / "own-losses.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)

@@ -9,8 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import dipole
 from dipole import Composite, Objective, Pairs
-from dipole.core.contrast.statistics import LogSumExp, Sum
-from dipole.core.ground.errors import PairsError
+from dipole.core.objectives.statistics import LogSumExp, Sum
+from dipole.core.utils.errors import PairsError
 
 
 def relations(pairs, i):

@@ -7,8 +7,8 @@ from sklearn.cluster import KMeans
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 
-from dipole.core.ground.errors import DataError, OptionError, TrainingError
-from dipole.core.measure import probes
+from dipole.core.evaluation import probes
+from dipole.core.utils.errors import DataError, OptionError, TrainingError
 
 
 def blobs(n=300, d=6, classes=4, spread=1.0, seed=0):

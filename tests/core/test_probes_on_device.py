@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dipole.core.measure import logistic, probes
-from dipole.core.measure.class_tasks import class_tasks
+from dipole.core.evaluation import logistic, probes
+from dipole.core.evaluation.class_tasks import class_tasks
 from dipole.core.train.block_losses import BlockShape, block_losses
 from dipole.core.train.evaluation import diagnose
 from dipole.text.senteval.torch_classifier import Classifier, Fit, fit_all

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from dipole.core.ground import progress
-from dipole.core.ground.progress import Progress, duration
+from dipole.core.utils import progress
+from dipole.core.utils.progress import Progress, duration
 
 
 def run(monkeypatch: pytest.MonkeyPatch, terminal: bool, quiet: bool) -> str:

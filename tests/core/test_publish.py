@@ -12,10 +12,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dipole.core.ground.errors import ConfigError
 from dipole.core.train.card import Card, set_licence, write_card
 from dipole.core.train.embedder import npy_header
 from dipole.core.train.publish import check_push
+from dipole.core.utils.errors import ConfigError
 
 RECORD = SimpleNamespace(
     name="a: name", objective="infonce(temperature=0.2)", seed=0, epochs=2.0, hash="0" * 12, versions={},
@@ -120,7 +120,7 @@ class Hub(BaseHTTPRequestHandler):
 SCRIPT = """
 import sys
 from pathlib import Path
-from dipole.core.ground.errors import DipoleError
+from dipole.core.utils.errors import DipoleError
 from dipole.core.train.publish import push
 try:
     print(push(Path(sys.argv[1]), "me/model", private=True))

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from dipole.core.ground.errors import RecordError
 from dipole.core.record import finite, read_record
 from dipole.core.train.metrics import MetricsFile, read_metrics
+from dipole.core.utils.errors import RecordError
 
 # A record as version 1 wrote it; it must stay readable for ever.
 FIRST = {

@@ -9,12 +9,12 @@ from typing import Annotated
 import pytest
 
 import dipole
-from dipole.core.contrast import objectives, regularizers
-from dipole.core.contrast.objective import Objective
-from dipole.core.contrast.options import Range
-from dipole.core.contrast.registry import Registry, registry
-from dipole.core.ground import plugins
-from dipole.core.ground.errors import RegistryError, SpecError
+from dipole.core.objectives import objectives, regularizers
+from dipole.core.objectives.objective import Objective
+from dipole.core.objectives.options import Range
+from dipole.core.objectives.registry import Registry, registry
+from dipole.core.utils import plugins
+from dipole.core.utils.errors import RegistryError, SpecError
 
 BASES = {
     "infonce", "quickthoughts", "dcl", "hcl", "align_uniform", "cacr", "tuple", "triplet", "co2", "swav", "blocks",
@@ -98,9 +98,9 @@ def test_every_file_of_the_folder_is_found(package, kind):
 def test_a_file_dropped_into_a_folder_is_imported(tmp_path, monkeypatch):
     folder = tmp_path / "dropped_in"
     folder.mkdir()
-    (folder / "__init__.py").write_text("from dipole.core.ground.plugins import import_all\nimport_all(__name__)\n")
+    (folder / "__init__.py").write_text("from dipole.core.utils.plugins import import_all\nimport_all(__name__)\n")
     (folder / "mine.py").write_text(
-        "from dipole.core.contrast.registry import register\n@register('dropped_in')\ndef mine(): 'Mine.'\n"
+        "from dipole.core.objectives.registry import register\n@register('dropped_in')\ndef mine(): 'Mine.'\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     with registry.temporary():
@@ -114,11 +114,11 @@ from importlib.abc import MetaPathFinder
 
 class Fails(MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name == "dipole.core.contrast.objectives.hcl":
+        if name == "dipole.core.objectives.losses.hcl":
             raise RuntimeError("no memory")
 
 sys.meta_path.insert(0, fails := Fails())
-from dipole.core.contrast.registry import registry
+from dipole.core.objectives.registry import registry
 for call in (registry.entries, lambda: registry.get("infonce"), lambda: registry.broken):
     try:
         call()
@@ -139,18 +139,18 @@ def test_an_import_that_fails_once_is_said_and_tried_again():
 def test_a_broken_plug_in_leaves_nothing_behind_and_takes_nothing_with_it(tmp_path, monkeypatch):
     """One package imports another's module and then fails: the other's entries are there all the same."""
     (tmp_path / "whole_plugin.py").write_text(
-        "from dipole.core.contrast import registry as home\n"
+        "from dipole.core.objectives import registry as home\n"
         "@home.current.register('whole', formula='0', source='none')\ndef whole():\n    'Whole.'\n"
     )
     (tmp_path / "broken_plugin.py").write_text(
-        "import whole_plugin\nfrom dipole.core.contrast import registry as home\n"
+        "import whole_plugin\nfrom dipole.core.objectives import registry as home\n"
         "@home.current.register('half', formula='0', source='none')\ndef half():\n    'Half.'\n1 / 0\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     found = [EntryPoint(name, f"{name}_plugin", "dipole.objectives") for name in ("broken", "whole")]
     monkeypatch.setattr(plugins, "entry_points", lambda group: found)
     fresh = Registry()
-    monkeypatch.setattr("dipole.core.contrast.registry.current", fresh, raising=False)
+    monkeypatch.setattr("dipole.core.objectives.registry.current", fresh, raising=False)
     assert [entry.name for entry in fresh.entries()] == ["whole"]
     assert list(fresh.broken) == ["broken"]
     with pytest.raises(SpecError, match="ZeroDivisionError: division by zero"):
@@ -169,7 +169,7 @@ def test_whatever_ends_an_import_ends_nothing_else(end, tmp_path, monkeypatch):
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "first.py").write_text(
-        "from dipole.core.contrast import registry as home\n"
+        "from dipole.core.objectives import registry as home\n"
         "@home.current.register('first', formula='0', source='none')\ndef first():\n    'First.'\n"
     )
     (package / "whole.py").write_text(f"import sys\nfrom half_package import first\n{end}\n")
@@ -178,7 +178,7 @@ def test_whatever_ends_an_import_ends_nothing_else(end, tmp_path, monkeypatch):
     found = [EntryPoint(name, f"half_package.{name}", "dipole.objectives") for name in ("whole",)]
     monkeypatch.setattr(plugins, "entry_points", lambda group: found)
     fresh = Registry()
-    monkeypatch.setattr("dipole.core.contrast.registry.current", fresh, raising=False)
+    monkeypatch.setattr("dipole.core.objectives.registry.current", fresh, raising=False)
     assert fresh.entries() == []
     with pytest.raises(SpecError, match=r"unknown name 'first'\.\nA plug-in that cannot be used: 'whole'"):
         fresh.get("first")
@@ -191,7 +191,7 @@ def test_whatever_ends_an_import_ends_nothing_else(end, tmp_path, monkeypatch):
 def test_what_any_plug_in_registers_is_undone_where_it_fails(tmp_path, monkeypatch):
     """A domain's module that registers an objective and then fails."""
     (tmp_path / "failing_domain.py").write_text(
-        "from dipole.core.contrast.registry import register\n"
+        "from dipole.core.objectives.registry import register\n"
         "@register('of_a_domain', formula='0', source='none')\ndef half():\n    'Half.'\n"
     )
     monkeypatch.syspath_prepend(tmp_path)

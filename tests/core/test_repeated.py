@@ -17,11 +17,11 @@ from torch.utils.checkpoint import checkpoint
 
 import dipole
 from dipole.core.conformance.layouts import LAYOUTS, Layout, two_views
-from dipole.core.contrast import repeated
-from dipole.core.contrast.objective import Composite, Objective
-from dipole.core.contrast.pairs import Pairs
-from dipole.core.contrast.registry import registry
-from dipole.core.ground.errors import DipoleError
+from dipole.core.objectives import repeated
+from dipole.core.objectives.objective import Composite, Objective
+from dipole.core.objectives.pairs import Pairs
+from dipole.core.objectives.registry import registry
+from dipole.core.utils.errors import DipoleError
 
 WIDTH = 6
 NEEDED = repeated.RECORDED_AT + 2  # the step that is played first
@@ -319,7 +319,7 @@ def test_playing_loads_no_compiler() -> None:
     """Beside a loss at work, what PyTorch loads for its compiler is most of a process's memory."""
     script = """
 import sys, torch, dipole
-from dipole.core.contrast import repeated
+from dipole.core.objectives import repeated
 objective = dipole.objective("infonce + 0.1*dp")
 views = [torch.randn(8, 4, requires_grad=True) for _ in range(2)]
 for _ in range(repeated.RECORDED_AT + 2):

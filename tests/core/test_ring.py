@@ -12,9 +12,9 @@ import torch.multiprocessing as mp
 
 import dipole
 from dipole import Pairs
-from dipole.core.contrast.embedded import Embedded
-from dipole.core.contrast.travelling import Travelling
-from dipole.core.ground.errors import PairsError
+from dipole.core.objectives.embedded import Embedded
+from dipole.core.objectives.travelling import Travelling
+from dipole.core.utils.errors import PairsError
 from tests.core.test_distributed import LAYOUTS, SPECS, batch, build
 from tests.kernel_processes import INTERPRETED, needs_triton
 from tests.ranks import leaving_together, start_ranks
@@ -144,7 +144,7 @@ def in_ring(spec, views, weight, queue, dtype):
 
 @leaving_together
 def kernels_main(rank, file, sizes, results):
-    from dipole.core.contrast import engine
+    from dipole.core.objectives import engine
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=len(sizes))
@@ -191,7 +191,7 @@ def wrong_main(rank, file, results):
     errors = {}
     related = objective.relate(Pairs.from_views([a, b]))
     if rank == 0:
-        from dipole.core.ground.distributed import alone
+        from dipole.core.utils.distributed import alone
 
         with alone(), pytest.raises(PairsError) as error:
             related.local_pairs[0].candidates.sum()
@@ -220,7 +220,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import dipole
 from dipole import Pairs
-from dipole.core.contrast import gather
+from dipole.core.objectives import gather
 
 dist.init_process_group("cpu:fake,meta:fake", store=FakeStore(), rank=0, world_size=4)
 gather.all_numbers = lambda numbers: [list(numbers)] * 4  # the group without a network leaves them unwritten

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from dipole.core.contrast import sweep
-from dipole.core.contrast.pairs import Pairs
-from dipole.core.contrast.statistics import Between, Count, Extreme, LogSumExp, SoftmaxMean, Softplus, Statistic, Sum
-from dipole.core.contrast.sweep import row_statistics
+from dipole.core.objectives import sweep
+from dipole.core.objectives.pairs import Pairs
+from dipole.core.objectives.statistics import Between, Count, Extreme, LogSumExp, SoftmaxMean, Softplus, Statistic, Sum
+from dipole.core.objectives.sweep import row_statistics
 
 STATISTICS = [
     LogSumExp(2.0),
@@ -130,7 +130,7 @@ def test_memory_grows_with_rows_not_with_their_square():
 
     def peak(batch):
         code = (
-            "import torch, dipole; from dipole.core.ground.machine import peak_memory; torch.set_num_threads(1)\n"
+            "import torch, dipole; from dipole.core.utils.machine import peak_memory; torch.set_num_threads(1)\n"
             "o = dipole.objective('infonce+dp')\n"
             "o(torch.randn(8, 16), torch.randn(8, 16))\n"
             "base = peak_memory()\n"
@@ -281,8 +281,8 @@ def test_a_second_derivative_is_that_of_the_matrix():
 
 
 def test_old_names_of_the_statistics_are_the_new_ones():
-    from dipole.core.contrast.rows import SoftmaxMean as Older
-    from dipole.core.rows import LogSumExp as Oldest
+    from dipole.core.objectives.statistics import SoftmaxMean as Older
+    from dipole.core.objectives.statistics import LogSumExp as Oldest
 
     assert Older is SoftmaxMean
     assert Oldest is LogSumExp

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from dipole.core.ground.errors import DataError
-from dipole.core.ground.seeding import Seeds
 from dipole.core.train.sampling import ClassBlocks
+from dipole.core.utils.errors import DataError
+from dipole.core.utils.seeding import Seeds
 
 LABELS = np.repeat([5, 0, 2, 9], [7, 4, 9, 2])
 

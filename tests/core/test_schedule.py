@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from dipole.core.contrast.objective import Composite, Objective, objective
-from dipole.core.contrast.registry import register, registry
-from dipole.core.ground.errors import ConfigError
+from dipole.core.objectives.objective import Composite, Objective, objective
+from dipole.core.objectives.registry import register, registry
 from dipole.core.train import schedule
 from dipole.core.train.loop import RunInterruptedError, train
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.trained_run import load_run
+from dipole.core.utils.errors import ConfigError
 
 TEMPERATURE = "train.schedule.infonce.temperature=exponential(1, 0.1, start=2, end=8)"
 BOTH = ("objective=infonce+dp", TEMPERATURE, 'train.schedule."dp.weight"=[[0, 0], [4, 0.2], [8, 0.1]]')

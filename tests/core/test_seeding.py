@@ -5,7 +5,7 @@ import random
 import numpy as np
 import torch
 
-from dipole.core.ground.seeding import STREAMS, Seeds, isolated, rng_state, seed_everything, set_rng_state
+from dipole.core.utils.seeding import STREAMS, Seeds, isolated, rng_state, seed_everything, set_rng_state
 
 
 def draw() -> tuple[float, float, float]:

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 import dipole
 from dipole import Composite, Objective
-from dipole.core.contrast.spec import Term, format_terms, parse
-from dipole.core.ground.errors import OptionError, SpecError
+from dipole.core.objectives.spec import Term, format_terms, parse
+from dipole.core.utils.errors import OptionError, SpecError
 
 NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)
 VALUES = st.one_of(
@@ -115,7 +115,7 @@ def test_values_are_never_evaluated():
 
 
 def test_constructors_check_like_the_grammar():
-    from dipole.core.contrast.objectives.infonce import InfoNCE
+    from dipole.core.objectives.losses.infonce import InfoNCE
 
     with pytest.raises(OptionError, match="temperature must be a number > 0 or learned, got -1"):
         InfoNCE(temperature=-1)
@@ -132,7 +132,7 @@ def test_constructors_check_like_the_grammar():
 
 
 def test_what_no_text_can_say_is_checked_as_well():
-    from dipole.core.contrast.objectives.infonce import InfoNCE
+    from dipole.core.objectives.losses.infonce import InfoNCE
 
     with pytest.raises(OptionError, match=r"similarity must be one of 'cosine', .*, None, got 'foo'"):
         Objective("foo")

@@ -1,6 +1,6 @@
 """Text tables."""
 
-from dipole.core.ground.text import number, results_table
+from dipole.core.utils.text import number, results_table
 
 
 def test_baselines_stand_beside_the_trained_numbers() -> None:

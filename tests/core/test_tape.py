@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dipole.core.contrast.tape import UnplayableError, record
+from dipole.core.objectives.tape import UnplayableError, record
 
 
 def leaf(*shape: int, seed: int = 0) -> Tensor:

@@ -5,9 +5,9 @@ from itertools import combinations
 import pytest
 import torch
 
-from dipole.core.ground.errors import OptionError
-from dipole.core.measure.class_tasks import class_tasks
-from dipole.core.measure.probes import mean_classifier
+from dipole.core.evaluation.class_tasks import class_tasks
+from dipole.core.evaluation.probes import mean_classifier
+from dipole.core.utils.errors import OptionError
 
 
 def points(per_class=6, classes=6, d=4, seed=0):

@@ -16,17 +16,17 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from dipole.core.cli.commands.theory import configure
-from dipole.core.contrast.registry import registry
-from dipole.core.ground.errors import DataError, OptionError
-from dipole.core.measure.diagnostics import similarity_error
-from dipole.core.measure.theory import arora, cllr, counterexamples, lmcl, polynomials
-from dipole.core.measure.theory.choices import Choices, RunFacts
-from dipole.core.measure.theory.expectation import expected, margin_loss
-from dipole.core.measure.theory.latent import Latent, collision, full_collision, some_collision
-from dipole.core.measure.theory.report import choose, measure
-from dipole.core.measure.theory.theorems import THEOREMS
-from dipole.core.measure.theory.trained import trained_loss
+from dipole.core.evaluation.diagnostics import similarity_error
+from dipole.core.evaluation.theory import arora, cllr, counterexamples, lmcl, polynomials
+from dipole.core.evaluation.theory.choices import Choices, RunFacts
+from dipole.core.evaluation.theory.expectation import expected, margin_loss
+from dipole.core.evaluation.theory.latent import Latent, collision, full_collision, some_collision
+from dipole.core.evaluation.theory.report import choose, measure
+from dipole.core.evaluation.theory.theorems import THEOREMS
+from dipole.core.evaluation.theory.trained import trained_loss
+from dipole.core.objectives.registry import registry
 from dipole.core.train.theory import read_labels
+from dipole.core.utils.errors import DataError, OptionError
 
 LOSSES = ("hinge", "logistic")
 LABELS = torch.tensor([0, 1, 2, 0, 1, 0, 2])
@@ -242,7 +242,7 @@ def test_the_hinge_optimum_is_that_of_a_linear_program():
 
 
 def test_drawn_tasks_come_as_often_as_their_classes_share():
-    from dipole.core.measure.theory.trained import _draw_tasks
+    from dipole.core.evaluation.theory.trained import _draw_tasks
 
     prior = torch.tensor([0.5, 0.3, 0.1, 0.1])
     drawn = _draw_tasks(prior, 1, 4000, seed=0)
@@ -430,7 +430,7 @@ def test_theorems_name_what_exists():
     for theorem in THEOREMS:
         assert asdict(theorem)["assumption"] or theorem.always, theorem.name
         for function in theorem.functions:
-            path = function if function.startswith("dipole.") else f"dipole.core.measure.theory.{function}"
+            path = function if function.startswith("dipole.") else f"dipole.core.evaluation.theory.{function}"
             module, _, name = path.rpartition(".")
             assert callable(getattr(import_module(module), name)), path
         words = shlex.split(theorem.run)

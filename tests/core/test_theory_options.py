@@ -7,9 +7,9 @@ import torch
 
 from dipole.core.cli import main
 from dipole.core.cli.commands.theory import configure
-from dipole.core.ground.errors import OptionError
-from dipole.core.measure.theory import arora
-from dipole.core.measure.theory.theorems import THEOREMS
+from dipole.core.evaluation.theory import arora
+from dipole.core.evaluation.theory.theorems import THEOREMS
+from dipole.core.utils.errors import OptionError
 
 
 @pytest.mark.parametrize("theorem", THEOREMS, ids=lambda theorem: theorem.key)

@@ -15,16 +15,16 @@ import torch
 from safetensors.torch import load_file
 
 from dipole.benchmarks.report.results import measure
-from dipole.core.contrast.objective import objective
-from dipole.core.contrast.pairs import Pairs
-from dipole.core.ground.errors import CheckpointError, ConfigError, DipoleError, TrainingError
-from dipole.core.ground.seeding import Seeds
+from dipole.core.objectives.objective import objective
+from dipole.core.objectives.pairs import Pairs
 from dipole.core.record import read_record
 from dipole.core.train.checkpoint import list_checkpoints, load_checkpoint
 from dipole.core.train.loop import RunInterruptedError, train
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load
 from dipole.core.train.run_folder import OWNER, RunFolder
+from dipole.core.utils.errors import CheckpointError, ConfigError, DipoleError, TrainingError
+from dipole.core.utils.seeding import Seeds
 from tests.systems import file_limit, posix
 
 

@@ -11,7 +11,7 @@ import links
 import objectives
 import pytest
 
-from dipole.core.contrast.registry import registry
+from dipole.core.objectives.registry import registry
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel, Field
 from torch import Tensor
 
-from dipole.core.ground.errors import OptionError
+from dipole.core.utils.errors import OptionError
 
 
 @pytest.fixture
@@ -29,16 +29,16 @@ def test_every_public_docstring_says_what_it_must() -> None:
 @pytest.mark.usefixtures("domains")
 def test_what_packages_export_pages_import_and_functions_return_is_public() -> None:
     names = public.public_names()
-    assert names["dipole.objective"][0] == "dipole.core.contrast.objective.objective"
+    assert names["dipole.objective"][0] == "dipole.core.objectives.objective.objective"
     assert {"dipole.text.ContrastiveLoss", "dipole.rl.ContrastiveSAC", "dipole.Pairs"} <= set(names)
     assert "dipole.core.conformance.kit.parametrize_with_checks" in names  # docs/conformance.md imports it
     assert "dipole.core.train.adapter.Adapter" in names  # tests/plugin/example imports it
     assert "dipole.core.conformance.reference.total" in names  # core/cli/template imports it
-    assert "dipole.core.contrast.cached.Cached" in names  # `dipole.cached` returns it
-    assert "dipole.core.contrast.evaluate.TermValue" in names  # `Outcome`, which objectives return, has some
-    assert "dipole.core.ground.seeding.Seeds" in names  # a key of `Context`
-    assert {"dipole.core.ground.errors.DipoleError", "dipole.rl.pixel_agent.PixelAgent"} <= set(names)
-    assert "dipole.core.ground.errors.nearest" not in names  # not in the module's __all__
+    assert "dipole.core.objectives.cached.Cached" in names  # `dipole.cached` returns it
+    assert "dipole.core.objectives.evaluate.TermValue" in names  # `Outcome`, which objectives return, has some
+    assert "dipole.core.utils.seeding.Seeds" in names  # a key of `Context`
+    assert {"dipole.core.utils.errors.DipoleError", "dipole.rl.pixel_agent.PixelAgent"} <= set(names)
+    assert "dipole.core.utils.errors.nearest" not in names  # not in the module's __all__
     assert "dipole.__version__" not in names
     assert len({place for place, _ in names.values()}) == len(names)
 
@@ -312,5 +312,5 @@ def test_what_stands_elsewhere_is_sent_to_and_fields_are_a_table(hooks: Any) -> 
 def test_names_of_classes_lead_to_them(hooks: Any) -> None:
     page = SimpleNamespace(file=SimpleNamespace(src_uri="reference/dipole.md"))
     found = hooks.on_page_content("<code>PairsError</code> <code>pairs</code>", page, None, None)
-    place = "dipole.core.ground.errors.PairsError"
+    place = "dipole.core.utils.errors.PairsError"
     assert found == f'<autoref identifier="{place}" optional><code>PairsError</code></autoref> <code>pairs</code>'

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dipole.core.contrast.registry import registry
+from dipole.core.objectives.registry import registry
 from tests.systems import links
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -165,7 +165,7 @@ def test_a_broken_package_takes_nothing_else_with_it(site, tmp_path, capsys):
     (information / "entry_points.txt").write_text(ENTRY_POINTS)
     (broken / "dipole_snapped.py").write_text("import a_module_that_does_not_exist\n")
     (broken / "dipole_leaving.py").write_text(
-        "import sys\nfrom dipole.core.contrast.registry import register\n"
+        "import sys\nfrom dipole.core.objectives.registry import register\n"
         "@register('half', formula='0', source='none')\ndef half():\n    'Half.'\nsys.exit(3)\n"
     )
     module = broken / "dipole_example" / "decoupled.py"

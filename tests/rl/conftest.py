@@ -6,7 +6,7 @@ pytest.importorskip("stable_baselines3")
 
 import torch
 
-from dipole.core.ground.errors import DipoleError
+from dipole.core.utils.errors import DipoleError
 from dipole.rl import ContrastiveSAC, make_env
 from dipole.rl.envs.suite.rendering import choose_backend
 

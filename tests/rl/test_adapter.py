@@ -7,12 +7,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dipole.core.ground.errors import ConfigError
 from dipole.core.train.loop import Run, RunInterruptedError, train
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.model_files import load_weights
 from dipole.core.train.recipe import load
 from dipole.core.train.shipped import shipped_recipes
+from dipole.core.utils.errors import ConfigError
 from dipole.rl import ContrastiveSAC, DotEnv
 from dipole.rl.adapter import RLAdapter
 from dipole.rl.config import RLConfig

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from dipole.core.ground.errors import ConfigError, OptionError, TrainingError
+from dipole.core.utils.errors import ConfigError, OptionError, TrainingError
 from dipole.rl import ContrastiveDQN, ContrastiveSAC, DotEnv, WorkerVecEnv, make_env
 from dipole.rl.envs import registry
 from dipole.rl.episodes.play import evaluate

@@ -10,8 +10,8 @@ from gymnasium import spaces
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from dipole.core.contrast.pairs import Pairs
-from dipole.core.ground.errors import ConfigError, SpecError, TrainingError
+from dipole.core.objectives.pairs import Pairs
+from dipole.core.utils.errors import ConfigError, SpecError, TrainingError
 from dipole.rl import ContrastiveSAC, DotEnv, make_env
 from dipole.rl import pixel_agent as agent_module
 from dipole.rl.agent import duplicates

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from dipole.core.ground.errors import ConfigError, TrainingError
 from dipole.core.train.build import build
 from dipole.core.train.recipe import load
 from dipole.core.train.run_folder import RunFolder
+from dipole.core.utils.errors import ConfigError, TrainingError
 from dipole.rl import DotEnv, make_env
 from dipole.rl.envs.running.workers import WorkerVecEnv
 from dipole.rl.episodes.at_once import episode_seed, evaluate_each

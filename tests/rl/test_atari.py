@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("stable_baselines3")
 
 from dipole.benchmarks.suite import read_suite
-from dipole.core.ground.errors import ConfigError
+from dipole.core.utils.errors import ConfigError
 from dipole.rl import make_env
 from dipole.rl.envs.atari import GAMES
 from dipole.rl.replay import FrameReplayBuffer

@@ -8,7 +8,7 @@ from stable_baselines3 import A2C, DQN, PPO, SAC, TD3
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.callbacks import CallbackList as BaseCallbackList
 
-from dipole.core.ground.errors import ConfigError, DipoleError, TrainingError
+from dipole.core.utils.errors import ConfigError, DipoleError, TrainingError
 from dipole.rl import ContrastiveCallback, DotEnv
 from dipole.rl.callbacks.contrastive import distinct, equal
 

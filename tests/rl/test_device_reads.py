@@ -10,7 +10,7 @@ import pytest
 import torch
 from packaging.version import Version
 
-from dipole.core.ground.errors import TrainingError
+from dipole.core.utils.errors import TrainingError
 from dipole.rl import ContrastiveDQN, ContrastiveDrQ, ContrastiveSAC
 from dipole.rl import pixel_agent as agent_module
 from dipole.rl.description import open_agent

@@ -7,7 +7,7 @@ pytest.importorskip("dm_control")
 
 import itertools
 
-from dipole.core.ground.errors import ConfigError
+from dipole.core.utils.errors import ConfigError
 from dipole.rl import make_env
 from dipole.rl.envs.distracting import DIFFICULTIES, _rolled
 from dipole.rl.envs.suite.backgrounds import videos_in

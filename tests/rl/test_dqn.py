@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 pytest.importorskip("stable_baselines3")
 
-from dipole.core.ground.errors import ConfigError
+from dipole.core.utils.errors import ConfigError
 from dipole.rl import ContrastiveDQN, ContrastiveSAC, EvaluationCallback, make_env, resume
 from dipole.rl.description import open_agent
 from dipole.rl.dqn import project, quantile_loss

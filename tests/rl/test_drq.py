@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 pytest.importorskip("stable_baselines3")
 
-from dipole.core.ground.errors import ConfigError
+from dipole.core.utils.errors import ConfigError
 from dipole.rl import ContrastiveCallback, ContrastiveDrQ, EvaluationCallback, make_env, resume
 from dipole.rl.augmentation import shift, shift_bilinear
 from dipole.rl.description import open_agent

@@ -12,7 +12,7 @@ from gymnasium.utils.env_checker import check_env as check_gymnasium
 from stable_baselines3.common.env_checker import check_env as check_sb3
 
 import dipole.rl
-from dipole.core.ground.errors import ConfigError
+from dipole.core.utils.errors import ConfigError
 from dipole.rl import ControlEnv, DotEnv, make_env
 from dipole.rl.envs.suite import tasks
 from dipole.rl.envs.suite.rendering import INSTALL, PACKAGES, RenderingError, choose_backend, osmesa_works
@@ -324,7 +324,7 @@ def test_an_optimizer_can_be_made_after_something_was_drawn(opengl):
 def test_a_mujoco_that_dm_control_cannot_load_is_refused(monkeypatch, opengl):
     import mujoco
 
-    from dipole.core.ground.errors import DipoleError
+    from dipole.core.utils.errors import DipoleError
     from dipole.rl.envs.suite.rendering import import_suite
 
     monkeypatch.setattr(mujoco, "__version__", "4.0.0")

@@ -12,8 +12,8 @@ from PIL import Image
 from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from dipole.core.ground.errors import ConfigError, DataError, TrainingError
-from dipole.core.ground.extras import install_line
+from dipole.core.utils.errors import ConfigError, DataError, TrainingError
+from dipole.core.utils.extras import install_line
 from dipole.rl import DotEnv, EvaluationCallback
 from dipole.rl.diagnosis import diagnose
 from dipole.rl.episodes import (

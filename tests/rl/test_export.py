@@ -14,11 +14,11 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 
 from dipole.core.cli import main
-from dipole.core.ground.errors import CheckpointError, ConfigError
 from dipole.core.train.loop import train
 from dipole.core.train.recipe import load
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.trained_run import evaluate_run, load_run
+from dipole.core.utils.errors import CheckpointError, ConfigError
 from dipole.rl import ContrastiveSAC, DotEnv, make_env
 from dipole.rl.description import FILE, open_agent
 from dipole.rl.episodes.play import evaluate

@@ -10,7 +10,7 @@ import torch
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise
 
-from dipole.core.ground.errors import CheckpointError, ConfigError, TrainingError
+from dipole.core.utils.errors import CheckpointError, ConfigError, TrainingError
 from dipole.rl import CheckpointCallback, DotEnv, WorkerVecEnv, make_env, resume, snapshots
 from dipole.rl.envs.running.faults import PATIENCE, Guard
 from tests.rl.in_workers import Dying

@@ -12,11 +12,11 @@ from stable_baselines3 import SAC
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from dipole.core.cli import main
-from dipole.core.ground.errors import ConfigError
 from dipole.core.train.loop import train
 from dipole.core.train.recipe import load
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.trained_run import evaluate_run
+from dipole.core.utils.errors import ConfigError
 from dipole.rl import ContrastiveDQN, ContrastiveDrQ, ContrastiveSAC, DotEnv, FrameReplayBuffer, make_env, resume
 from dipole.rl import snapshots as checkpoints
 from dipole.rl.description import open_agent

@@ -6,13 +6,13 @@ import torch
 from stable_baselines3 import SAC
 
 import dipole
-from dipole.core.contrast.objective import Composite, Objective
-from dipole.core.contrast.registry import registry
-from dipole.core.ground.errors import ConfigError
+from dipole.core.objectives.objective import Composite, Objective
+from dipole.core.objectives.registry import registry
 from dipole.core.train.loop import train
 from dipole.core.train.recipe import load
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.trained_run import load_run
+from dipole.core.utils.errors import ConfigError
 from dipole.rl import ContrastiveCallback, ContrastiveSAC, DotEnv, make_env, resume, snapshots
 
 

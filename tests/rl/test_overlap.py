@@ -9,7 +9,7 @@ import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from dipole.core.ground.errors import TrainingError
+from dipole.core.utils.errors import TrainingError
 from dipole.rl import CheckpointCallback, ContrastiveDQN, ContrastiveDrQ, ContrastiveSAC, DotEnv, WorkerVecEnv, resume
 from dipole.rl.envs.dot_discrete import DiscreteDotEnv
 from tests.rl.in_workers import Dying, Told

@@ -10,7 +10,7 @@ import pytest
 import torch
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from dipole.core.ground.errors import CheckpointError
+from dipole.core.utils.errors import CheckpointError
 from dipole.rl import DotEnv, make_env, resume, snapshots
 from dipole.rl.plain_state import read, write
 from tests.systems import links, posix

@@ -6,8 +6,8 @@ import textwrap
 
 import pytest
 
-from dipole.core.ground.errors import ConfigError, RegistryError
 from dipole.core.train.recipe import load
+from dipole.core.utils.errors import ConfigError, RegistryError
 from dipole.rl import DotEnv, environment, make_env
 from dipole.rl.config import RLConfig
 from dipole.rl.envs import registry

@@ -10,7 +10,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from dipole.core.ground.errors import ConfigError, TrainingError
+from dipole.core.utils.errors import ConfigError, TrainingError
 from dipole.rl import memory, replay
 from dipole.rl.augmentation import Centre, Crop, Custom, Shift, resolve, shift
 from dipole.rl.replay import FrameReplayBuffer

@@ -8,7 +8,7 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from torch import nn
 
-from dipole.core.ground.errors import ConfigError
+from dipole.core.utils.errors import ConfigError
 from dipole.rl import CheckpointCallback, ContrastiveDQN, ContrastiveSAC, make_env, resume
 from dipole.rl import snapshots as checkpoints
 from dipole.rl.replay import FrameBatch

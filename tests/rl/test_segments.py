@@ -8,7 +8,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from dipole.core.ground.errors import CheckpointError, TrainingError
+from dipole.core.utils.errors import CheckpointError, TrainingError
 from dipole.rl import CheckpointCallback, make_env, plain_state, resume, segments, snapshots
 from dipole.rl.replay import FrameReplayBuffer
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from dipole.core.ground.errors import ConfigError
 from dipole.core.train.recipe import load, resolve
+from dipole.core.utils.errors import ConfigError
 from dipole.rl.config import RLConfig
 from dipole.rl.settings import DEFAULT, PRESETS, USERS, AgentTable, Settings
 from dipole.rl.settings import resolve as settings_of

@@ -7,7 +7,7 @@ import torch
 from gymnasium import wrappers
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
 
-from dipole.core.ground.errors import CheckpointError
+from dipole.core.utils.errors import CheckpointError
 from dipole.rl import DotEnv, resume, snapshots
 from dipole.rl.envs.running.faults import guarded
 

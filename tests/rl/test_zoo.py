@@ -4,8 +4,8 @@ import pytest
 
 pytest.importorskip("stable_baselines3")
 
-from dipole.core.ground.errors import ConfigError
 from dipole.core.train.recipe import resolve
+from dipole.core.utils.errors import ConfigError
 from dipole.rl import zoo
 
 RECIPE = {"domain": "rl", "objective": "infonce", "train": {"steps": 100}}

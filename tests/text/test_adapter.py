@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import dipole
-from dipole.core.ground.errors import ConfigError, DataError
-from dipole.core.ground.seeding import Seeds
-from dipole.core.measure.diagnostics import pair_histogram
+from dipole.core.evaluation.diagnostics import pair_histogram
 from dipole.core.train.block_losses import BlockShape, block_losses
 from dipole.core.train.evaluation import diagnose
 from dipole.core.train.loop import RunInterruptedError, train
 from dipole.core.train.recipe import load
+from dipole.core.utils.errors import ConfigError, DataError
+from dipole.core.utils.seeding import Seeds
 from dipole.text.adapter import TextAdapter, _is_seen
 from dipole.text.config import TextSettings
 from dipole.text.corpus import Document

@@ -10,8 +10,8 @@ from sentence_transformers.sentence_transformer import losses, modules
 from torch.nn.parallel import DistributedDataParallel
 
 import dipole
-from dipole.core.ground.errors import ConfigError, DipoleError, OptionError, PairsError, SpecError
 from dipole.core.train.objective_callback import ObjectiveCallback
+from dipole.core.utils.errors import ConfigError, DipoleError, OptionError, PairsError, SpecError
 from tests.ranks import leaving_together, start_ranks
 from tests.text.tiny_sentences import COLUMNS, features, loaded_model, tiny_model
 

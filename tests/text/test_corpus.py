@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from dipole.core.ground.errors import DataError
+from dipole.core.utils.errors import DataError
 from dipole.text import splitting
 from dipole.text.corpus import Document, pydoc_documents, read_documents, split_sentences
 from dipole.text.encoded import encode_documents

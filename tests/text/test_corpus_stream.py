@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from dipole.core.ground import cache
-from dipole.core.ground.errors import ConfigError, DataError
-from dipole.core.ground.seeding import Seeds
+from dipole.core.utils import cache
+from dipole.core.utils.errors import ConfigError, DataError
+from dipole.core.utils.seeding import Seeds
 from dipole.text import corpus as reading
 from dipole.text import splitting
 from dipole.text.adapter import TextAdapter

@@ -11,8 +11,8 @@ import warnings
 import numpy as np
 import pytest
 
-from dipole.core.ground import progress
-from dipole.core.ground.errors import DataError
+from dipole.core.utils import progress
+from dipole.core.utils.errors import DataError
 from dipole.text import corpus as reading
 from dipole.text import filled_folder
 from dipole.text.corpus import read_documents, read_pieces

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dipole import objective
-from dipole.core.ground.seeding import Seeds
+from dipole.core.utils.seeding import Seeds
 from dipole.text.adapter import TextAdapter
 from dipole.text.config import TextSettings
 

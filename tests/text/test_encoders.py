@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from dipole.core.ground.errors import ConfigError, DataError, OptionError
+from dipole.core.utils.errors import ConfigError, DataError, OptionError
 from dipole.text import encoders
 from dipole.text.batching import by_tokens, make_batch
 from dipole.text.encode import Combined, SentenceEncoder

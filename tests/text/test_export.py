@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dipole.core.ground.errors import TrainingError
+from dipole.core.utils.errors import TrainingError
 from dipole.text import encoders
 from dipole.text.encode import SentenceEncoder
 from dipole.text.vocabulary import load_tokens, words_vocabulary

@@ -8,11 +8,11 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from dipole.core.ground.errors import ConfigError
 from dipole.core.train.config import TrainConfig
 from dipole.core.train.finetuning import LoraTable
 from dipole.core.train.optimizer import build_optimizer
 from dipole.core.train.recipe import resolve
+from dipole.core.utils.errors import ConfigError
 from dipole.text import encoders
 from dipole.text.batching import make_batch
 from dipole.text.config import TextSettings

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from dipole.core.cli import main
-from dipole.core.ground.errors import CheckpointError, ConfigError
 from dipole.core.train.loop import train
 from dipole.core.train.recipe import load, resolve
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.signals import RunInterruptedError
 from dipole.core.train.trained_run import load_run
+from dipole.core.utils.errors import CheckpointError, ConfigError
 from dipole.text import senteval
 from dipole.text.adapter import TextAdapter
 from dipole.text.exported import open_folder

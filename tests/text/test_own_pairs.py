@@ -12,13 +12,13 @@ import torch
 from torch.nn.functional import normalize
 
 import dipole
-from dipole.core.ground.errors import ConfigError, DataError
-from dipole.core.ground.seeding import Seeds
 from dipole.core.train.build import construct
 from dipole.core.train.loop import RunInterruptedError, train
 from dipole.core.train.recipe import load
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.trained_run import load_run
+from dipole.core.utils.errors import ConfigError, DataError
+from dipole.core.utils.seeding import Seeds
 from dipole.text.adapter import TextAdapter
 from dipole.text.columns import read_pairs
 from dipole.text.config import TextSettings

@@ -11,7 +11,7 @@ from collections import deque
 import numpy as np
 import pytest
 
-from dipole.core.ground.errors import DataError
+from dipole.core.utils.errors import DataError
 from dipole.text import filled_folder, spool
 from dipole.text.columns import read_pairs
 from dipole.text.pair_batches import PairBatches
@@ -200,7 +200,7 @@ READING = """
 import sys
 from pathlib import Path
 import numpy as np
-from dipole.core.ground.machine import peak_memory
+from dipole.core.utils.machine import peak_memory
 from dipole.text.columns import read_pairs
 from dipole.text.pair_batches import PairBatches
 

@@ -8,8 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from dipole.core.ground.download import fetch
-from dipole.core.ground.errors import DataError
+from dipole.core.utils.download import fetch
+from dipole.core.utils.errors import DataError
 from dipole.text import prepare
 from dipole.text.corpus import documents_of
 

@@ -10,8 +10,8 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold
 
-from dipole.core.ground.errors import OptionError
-from dipole.core.measure.logistic import predictions, solve_subsets
+from dipole.core.evaluation.logistic import predictions, solve_subsets
+from dipole.core.utils.errors import OptionError
 from dipole.text.scaling import halves_normalised
 from dipole.text.senteval.protocols import Settings, check_device, classify
 from dipole.text.senteval.task import Split, Task

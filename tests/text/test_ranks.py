@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 
 import dipole
-from dipole.core.contrast import gather
-from dipole.core.ground.seeding import Seeds
+from dipole.core.objectives import gather
 from dipole.core.train.config import TrainConfig
 from dipole.core.train.encoding import Encoding
+from dipole.core.utils.seeding import Seeds
 from dipole.text.adapter import TextAdapter
 from dipole.text.config import TextSettings
 from tests.ranks import leaving_together, start_ranks

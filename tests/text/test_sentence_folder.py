@@ -11,7 +11,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from torch import nn
 
-from dipole.core.ground.errors import ConfigError, DataError
+from dipole.core.utils.errors import ConfigError, DataError
 from dipole.text import encoders
 from dipole.text.batching import make_batch
 from dipole.text.config import TextSettings

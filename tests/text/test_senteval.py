@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import pearsonr, spearmanr
 
-from dipole.core.ground.errors import DataError, OptionError
+from dipole.core.utils.errors import DataError, OptionError
 from dipole.text import senteval
 from dipole.text.senteval.engine import ASKED
 from dipole.text.senteval.relatedness import fit_relatedness, soft_targets, sts_result

@@ -11,8 +11,8 @@ import scipy.sparse
 import torch
 
 from dipole.core.cli import main
-from dipole.core.ground.errors import DataError, OptionError
 from dipole.core.train.run_folder import RunFolder
+from dipole.core.utils.errors import DataError, OptionError
 from dipole.text import senteval
 from dipole.text.senteval.digests import DIGESTS
 from dipole.text.senteval.protocols import Settings, classify, pair_features
@@ -239,7 +239,7 @@ def test_word_content_has_no_hidden_units():
 
 
 def test_what_has_not_converged_is_said(monkeypatch):
-    from dipole.core.measure import logistic
+    from dipole.core.evaluation import logistic
 
     draw = np.random.default_rng(0)
     x = draw.normal(size=(200, 5))
@@ -252,7 +252,7 @@ def test_what_has_not_converged_is_said(monkeypatch):
 def test_many_classes_equal_scikit_learn():
     from sklearn.linear_model import LogisticRegression
 
-    from dipole.core.measure.logistic import solve_subsets
+    from dipole.core.evaluation.logistic import solve_subsets
 
     draw = np.random.default_rng(0)
     y = np.arange(1240) % 310

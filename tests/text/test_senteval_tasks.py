@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from dipole.core.ground.errors import DataError
+from dipole.core.utils.errors import DataError
 from dipole.text.senteval.tasks import load_task
 from dipole.text.senteval.tasks.sts import STS
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from scipy.stats import pearsonr, spearmanr
 
-from dipole.core.ground.errors import DataError
-from dipole.core.ground.seeding import Seeds
+from dipole.core.utils.errors import DataError
+from dipole.core.utils.seeding import Seeds
 from dipole.text import senteval
 from dipole.text.adapter import TextAdapter
 from dipole.text.config import TextSettings

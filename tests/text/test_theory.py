@@ -8,8 +8,8 @@ import torch
 from sklearn.feature_extraction.text import HashingVectorizer
 from torch import nn
 
-from dipole.core.measure.theory.choices import Choices
-from dipole.core.measure.theory.report import measure
+from dipole.core.evaluation.theory.choices import Choices
+from dipole.core.evaluation.theory.report import measure
 
 ALWAYS = {"lemma_4_3", "theorem_4_1", "lemma_4_4", "theorem_4_5", "lemma_5_1", "theorem_6_1", "proposition_6_2"}
 

@@ -13,9 +13,9 @@ from sentence_transformers import (
 from sentence_transformers.sentence_transformer import losses, modules
 
 import dipole
-from dipole.core.contrast.objective import Objective
-from dipole.core.contrast.registry import register, registry
-from dipole.core.ground.errors import CheckpointError
+from dipole.core.objectives.objective import Objective
+from dipole.core.objectives.registry import register, registry
+from dipole.core.utils.errors import CheckpointError
 from tests.text.tiny_sentences import COLUMNS, tiny_model
 
 PROXIMAL = "infonce(temperature=0.05) + 1.0*cllr(solver=proximal, alpha=60)"

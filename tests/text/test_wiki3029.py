@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dipole.core.cli import main
-from dipole.core.ground.errors import DataError
+from dipole.core.utils.errors import DataError
 from dipole.text.corpus import read_documents
 from dipole.text.wiki3029 import build
 from dipole.text.wiki_markup import is_dump, prose

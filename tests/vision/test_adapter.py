@@ -9,11 +9,11 @@ from PIL import Image
 from pydantic import ValidationError
 
 from dipole import objective
-from dipole.core.ground.errors import ConfigError, DataError, OptionError
-from dipole.core.ground.seeding import Seeds, seed_everything
-from dipole.core.measure.probes import state_hash
+from dipole.core.evaluation.probes import state_hash
 from dipole.core.train.model_files import load_weights, save_weights
 from dipole.core.train.recipe import load
+from dipole.core.utils.errors import ConfigError, DataError, OptionError
+from dipole.core.utils.seeding import Seeds, seed_everything
 from dipole.vision.adapter import VisionAdapter, VisionConfig
 from dipole.vision.augment import AugmentConfig, augment
 from dipole.vision.decoding import Encoded

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from dipole import objective
-from dipole.core.ground.errors import PairsError
 from dipole.core.train.loop import train
 from dipole.core.train.recipe import load
+from dipole.core.utils.errors import PairsError
 from dipole.vision.compatibility import carriers
 
 SHORT = ("vision.data.limit=64", "train.batch_size=32", "train.steps=1", "train.epochs=", "vision.encoder.width=4")

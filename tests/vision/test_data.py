@@ -9,8 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from dipole.core.ground.errors import DataError
-from dipole.core.ground.seeding import Seeds
+from dipole.core.utils.errors import DataError
+from dipole.core.utils.seeding import Seeds
 from dipole.vision.data import DataConfig, ImageSet, expected, load, read_classes, unbalance
 from dipole.vision.decoding import prefetched
 from dipole.vision.sources import Decoding, open_source, seen

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from dipole import objective
-from dipole.core.ground.seeding import Seeds, seed_everything
 from dipole.core.train.optimizer import LARS
+from dipole.core.utils.seeding import Seeds, seed_everything
 from dipole.vision.adapter import VisionAdapter
 from dipole.vision.augment import AugmentConfig, apply, draw
 from dipole.vision.config import VisionConfig

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dipole.core.ground.errors import ConfigError
+from dipole.core.utils.errors import ConfigError
 from dipole.vision.encoders import EncoderConfig, build_encoder, build_projector
 
 CASES = [

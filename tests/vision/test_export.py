@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from dipole.core.cli import main
-from dipole.core.ground.errors import ConfigError
-from dipole.core.ground.seeding import Seeds, seed_everything
+from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.seeding import Seeds, seed_everything
 from dipole.vision.adapter import VisionAdapter
 from dipole.vision.config import VisionConfig
 from dipole.vision.export import DipoleVisionModel

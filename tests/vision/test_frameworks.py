@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from pydantic import ValidationError
 
 from dipole import objective
-from dipole.core.ground.errors import ConfigError, PairsError
-from dipole.core.ground.seeding import Seeds, seed_everything
+from dipole.core.utils.errors import ConfigError, PairsError
+from dipole.core.utils.seeding import Seeds, seed_everything
 from dipole.vision.adapter import VisionAdapter
 from dipole.vision.config import VisionConfig
 from dipole.vision.frameworks.cmc import both_directions, draw_others, lab

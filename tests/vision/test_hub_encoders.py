@@ -11,13 +11,13 @@ from pydantic import ValidationError
 from torch import nn
 
 from dipole import objective
-from dipole.core.ground import backbone
-from dipole.core.ground.errors import ConfigError
-from dipole.core.ground.seeding import Seeds, seed_everything
 from dipole.core.train.config import TrainConfig
 from dipole.core.train.encoding import Encoding
 from dipole.core.train.optimizer import build_optimizer
 from dipole.core.train.recipe import resolve
+from dipole.core.utils import backbone
+from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.seeding import Seeds, seed_everything
 from dipole.vision.adapter import VisionAdapter
 from dipole.vision.config import VisionConfig
 from dipole.vision.encoders import EncoderConfig, build_encoder

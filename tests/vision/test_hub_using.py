@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 
 from dipole.core.cli import main
-from dipole.core.ground.errors import ConfigError
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.trained_run import load_run
+from dipole.core.utils.errors import ConfigError
 from tests.vision.test_using import probed, trained
 
 SIDE = 16

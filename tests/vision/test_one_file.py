@@ -43,8 +43,8 @@ FRAMEWORK = '''
 """One view finds the other."""
 import torch
 from pydantic import Field
-from dipole.core.contrast.embedded import Embedded
-from dipole.core.contrast.pairs import Pairs
+from dipole.core.objectives.embedded import Embedded
+from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.config import Settings
 from dipole.vision.frameworks.base import OneBranch, instances, register_framework
 
@@ -82,7 +82,7 @@ PROGRAM = """
 import json, sys
 from pathlib import Path
 from dipole.core.cli import main
-from dipole.core.ground.errors import DipoleError
+from dipole.core.utils.errors import DipoleError
 from dipole.core.train.recipe import load
 from dipole.core.train.loop import train
 

@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-from dipole.core.ground.errors import ConfigError
-from dipole.core.ground.seeding import Seeds
 from dipole.core.train.loop import train
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load
+from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.seeding import Seeds
 from dipole.vision.adapter import VisionAdapter
 from dipole.vision.config import VisionConfig
 from dipole.vision.encoders import EncoderConfig, build_encoder

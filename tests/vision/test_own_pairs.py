@@ -19,12 +19,12 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 
 from dipole import objective
 from dipole.core.cli import main
-from dipole.core.ground.errors import ConfigError, DataError
-from dipole.core.ground.seeding import Seeds, seed_everything
 from dipole.core.train.config import TrainConfig
 from dipole.core.train.encoding import Encoding
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.trained_run import load_run
+from dipole.core.utils.errors import ConfigError, DataError
+from dipole.core.utils.seeding import Seeds, seed_everything
 from dipole.vision.adapter import VisionAdapter
 from dipole.vision.config import VisionConfig
 from dipole.vision.frameworks.base import Batch
@@ -261,7 +261,7 @@ def test_wrong_tables_are_one_message(tmp_path, table):
 def test_the_loss_of_captions_is_clips():
     """Radford et al. 2021, Figure 3: the mean of two cross entropies, logits of cosine times exp(t)."""
     a, b = torch.randn(6, 8, dtype=torch.double), torch.randn(6, 8, dtype=torch.double)
-    from dipole.core.contrast.pairs import Pairs
+    from dipole.core.objectives.pairs import Pairs
 
     logits = cosine_similarity(a[:, None], b[None], dim=2) / 0.07
     expected = (cross_entropy(logits, torch.arange(6)) + cross_entropy(logits.T, torch.arange(6))) / 2

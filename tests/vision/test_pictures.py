@@ -10,10 +10,10 @@ import torch
 
 from dipole import objective
 from dipole.core.cli import main
-from dipole.core.ground.errors import OptionError
-from dipole.core.ground.extras import install_line
 from dipole.core.train.loop import train
 from dipole.core.train.recipe import load
+from dipole.core.utils.errors import OptionError
+from dipole.core.utils.extras import install_line
 from dipole.vision.pictures import around, flat, neighbourhood, sharpness
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from dipole import objective
-from dipole.core.ground.seeding import seed_everything
 from dipole.core.train.loop import RunInterruptedError, train
 from dipole.core.train.recipe import load
+from dipole.core.utils.seeding import seed_everything
 from dipole.vision.adapter import VisionAdapter
 from dipole.vision.config import VisionConfig
 from dipole.vision.frameworks.base import Batch, Setup

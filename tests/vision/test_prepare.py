@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from dipole.core.ground.errors import DataError
-from dipole.core.ground.seeding import Seeds
+from dipole.core.utils.errors import DataError
+from dipole.core.utils.seeding import Seeds
 from dipole.vision import prepare
 from dipole.vision.data import DataConfig, load
 

@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 
 from dipole import objective
-from dipole.core.contrast import gather
-from dipole.core.ground.distributed import gather_rows
-from dipole.core.ground.errors import PairsError
-from dipole.core.ground.seeding import Seeds, seed_everything
+from dipole.core.objectives import gather
 from dipole.core.train.config import TrainConfig
 from dipole.core.train.encoding import Encoding
+from dipole.core.utils.distributed import gather_rows
+from dipole.core.utils.errors import PairsError
+from dipole.core.utils.seeding import Seeds, seed_everything
 from dipole.vision.adapter import VisionAdapter
 from dipole.vision.config import VisionConfig
 from dipole.vision.frameworks.base import Batch, Branch, Setup

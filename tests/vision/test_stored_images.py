@@ -13,11 +13,11 @@ from PIL import Image
 from scipy.stats import ks_2samp
 
 from dipole.core.cli.app import main
-from dipole.core.ground.errors import DataError, RecordError
-from dipole.core.ground.seeding import Seeds, seed_everything
 from dipole.core.train.loop import train
 from dipole.core.train.recipe import load as load_recipe
 from dipole.core.train.run_folder import RunFolder
+from dipole.core.utils.errors import DataError, RecordError
+from dipole.core.utils.seeding import Seeds, seed_everything
 from dipole.vision import augment as A
 from dipole.vision.adapter import VisionAdapter
 from dipole.vision.config import VisionConfig

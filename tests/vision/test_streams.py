@@ -12,10 +12,10 @@ import pytest
 import torch
 from PIL import Image
 
-from dipole.core.ground.errors import ConfigError, DataError
-from dipole.core.ground.seeding import Seeds, seed_everything
 from dipole.core.train.loop import train
 from dipole.core.train.recipe import load as load_recipe
+from dipole.core.utils.errors import ConfigError, DataError
+from dipole.core.utils.seeding import Seeds, seed_everything
 from dipole.vision.adapter import VisionAdapter
 from dipole.vision.config import VisionConfig
 from dipole.vision.data import DataConfig, load

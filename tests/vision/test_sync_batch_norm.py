@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch import nn
 
 from dipole import objective
-from dipole.core.ground.seeding import seed_everything
-from dipole.core.ground.sync_batch_norm import synchronize
 from dipole.core.train.config import TrainConfig
 from dipole.core.train.encoding import Encoding
+from dipole.core.utils.seeding import seed_everything
+from dipole.core.utils.sync_batch_norm import synchronize
 from dipole.vision.config import VisionConfig
 from dipole.vision.frameworks.base import Batch, Branch, Setup
 from dipole.vision.image_set import ImageSet

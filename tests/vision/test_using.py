@@ -15,10 +15,10 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from dipole.core.cli import main
-from dipole.core.ground.errors import CheckpointError, ConfigError, DataError, OptionError
-from dipole.core.ground.seeding import Seeds, seed_everything
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.trained_run import evaluate_run, load_run
+from dipole.core.utils.errors import CheckpointError, ConfigError, DataError, OptionError
+from dipole.core.utils.seeding import Seeds, seed_everything
 from dipole.vision.adapter import VisionAdapter
 from dipole.vision.config import VisionConfig
 from dipole.vision.embed import ImageEmbedder, read_images

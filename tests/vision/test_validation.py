@@ -5,11 +5,11 @@ import pytest
 import torch
 from PIL import Image
 
-from dipole.core.ground.errors import ConfigError
-from dipole.core.ground.seeding import Seeds
 from dipole.core.train.loop import train
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load as load_recipe
+from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.seeding import Seeds
 from dipole.vision.data import DataConfig, load
 
 SHORT = [

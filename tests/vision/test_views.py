@@ -9,8 +9,8 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
-from dipole.core.ground.errors import ConfigError
 from dipole.core.train.recipe import load, resolve
+from dipole.core.utils.errors import ConfigError
 from dipole.vision import augment as A
 from dipole.vision.config import VisionConfig
 
@@ -77,7 +77,7 @@ def test_small_crops_are_views_too():
 
 def test_a_batch_holds_the_views_as_their_tables_say(tmp_path):
     """The first view is left as it is, the second solarized throughout."""
-    from dipole.core.ground.seeding import Seeds
+    from dipole.core.utils.seeding import Seeds
     from dipole.vision.adapter import VisionAdapter
     from dipole.vision.augment import centre
 

@@ -5,10 +5,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from dipole.core.ground.backbone import Source, Weights, load
-from dipole.core.ground.errors import ConfigError
-from dipole.core.ground.freezing import Freeze, fix_unused
 from dipole.core.train.finetuning import LoraTable, fine_tune
+from dipole.core.utils.backbone import Source, Weights, load
+from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.freezing import Freeze, fix_unused
 from dipole.text.encoders.networks import Direction, Transformer, WordGRU
 
 

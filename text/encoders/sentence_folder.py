@@ -8,8 +8,8 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from dipole.core.ground.errors import ConfigError
-from dipole.core.ground.pickles import UNASKED, allowed, read_pickle, refusal
+from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.pickles import UNASKED, allowed, read_pickle, refusal
 from dipole.text.encoders.networks import Part
 from dipole.text.encoders.tail import POOLING, Pooled
 

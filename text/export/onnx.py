@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dipole.core.ground.errors import ConfigError
 from dipole.core.train.card import Card, write_card
 from dipole.core.train.onnx_file import FILE, OUTPUT, write_onnx
+from dipole.core.utils.errors import ConfigError
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders import BagOfWords, Channels, Part, Projected, SentenceModel, Transformer, WordGRU
 from dipole.text.encoders.tail import Pooled, pooled

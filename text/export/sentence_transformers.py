@@ -17,9 +17,9 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from dipole.core.ground.errors import TrainingError
-from dipole.core.ground.extras import install_line
 from dipole.core.train.card import Card, write_card
+from dipole.core.utils.errors import TrainingError
+from dipole.core.utils.extras import install_line
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders import BagOfWords, Channels, Part, Projected, SentenceModel, Transformer
 from dipole.text.encoders.modeling_dipole import DipoleSentenceModel

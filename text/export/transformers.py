@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from transformers import AutoModel
 
-from dipole.core.ground.backbone import quietly
-from dipole.core.ground.errors import TrainingError
 from dipole.core.train.card import Card, write_card
+from dipole.core.utils.backbone import quietly
+from dipole.core.utils.errors import TrainingError
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders import Transformer
 from dipole.text.export.sentence_transformers import PROBE

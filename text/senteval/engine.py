@@ -11,10 +11,10 @@ from typing import Any, overload
 import numpy as np
 import torch
 
-from dipole.core.ground.cache import found
-from dipole.core.ground.errors import OptionError
-from dipole.core.ground.files import atomic_file, why
-from dipole.core.ground.progress import Progress
+from dipole.core.utils.cache import found
+from dipole.core.utils.errors import OptionError
+from dipole.core.utils.files import atomic_file, why
+from dipole.core.utils.progress import Progress
 from dipole.text.senteval.protocols import Settings, check_device, check_protocol, whole
 from dipole.text.senteval.rows import as_rows, same_width, task_names
 from dipole.text.senteval.scoring import Result, score

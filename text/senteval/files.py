@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from stat import S_ISREG
 
-from dipole.core.ground.errors import DataError
-from dipole.core.ground.text import counted
+from dipole.core.utils.errors import DataError
+from dipole.core.utils.text import counted
 from dipole.text.senteval.digests import DIGESTS
 
 

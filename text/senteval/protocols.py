@@ -12,11 +12,11 @@ from sklearn.metrics import f1_score
 from sklearn.model_selection import KFold, StratifiedKFold
 from sklearn.utils import shuffle as sklearn_shuffle
 
-from dipole.core.ground.errors import ConfigError, DataError, OptionError, nearest
-from dipole.core.ground.text import counted
-from dipole.core.measure.logistic import LARGEST, NotConverged, predictions, size_of
-from dipole.core.measure.probes import measuring_device
+from dipole.core.evaluation.logistic import LARGEST, NotConverged, predictions, size_of
+from dipole.core.evaluation.probes import measuring_device
 from dipole.core.train.launch import pick_device
+from dipole.core.utils.errors import ConfigError, DataError, OptionError, nearest
+from dipole.core.utils.text import counted
 from dipole.text.scaling import halves_normalised
 from dipole.text.senteval.task import Split, Task
 from dipole.text.senteval.torch_classifier import Classifier, Fit, fit_all

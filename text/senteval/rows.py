@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dipole.core.ground.errors import DataError, OptionError
-from dipole.core.ground.text import counted
+from dipole.core.utils.errors import DataError, OptionError
+from dipole.core.utils.text import counted
 
 WIDEST_LABEL = 60  # characters of a wrong value that a message shows
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from dipole.core.ground.errors import DataError
-from dipole.core.ground.progress import Progress
-from dipole.core.measure.logistic import LARGEST
+from dipole.core.evaluation.logistic import LARGEST
+from dipole.core.utils.errors import DataError
+from dipole.core.utils.progress import Progress
 from dipole.text.senteval.protocols import (
     Probe,
     Settings,

@@ -4,8 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from dipole.core.ground.errors import DataError
 from dipole.core.train.shipped import shipped
+from dipole.core.utils.errors import DataError
 from dipole.text.senteval.engine import SIX_TASKS
 from dipole.text.senteval.scoring import Result
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dipole.core.ground.errors import OptionError, nearest
-from dipole.core.ground.memory import check_fits
+from dipole.core.utils.errors import OptionError, nearest
+from dipole.core.utils.memory import check_fits
 
 OPTIMIZERS = {
     "adadelta": torch.optim.Adadelta,

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Field, PlainSerializer, WrapValidator, model_validator
 from torch import nn
 
-from dipole.core.ground.backbone import Source, Weights
-from dipole.core.ground.plugins import import_all
 from dipole.core.train.config import Settings
 from dipole.core.train.finetuning import FREEZE_HELP, LORA_HELP, WEIGHTS_HELP, FreezeSetting, LoraTable
+from dipole.core.utils.backbone import Source, Weights
+from dipole.core.utils.plugins import import_all
 from dipole.vision.encoders.base import ENCODERS, Encoder, Stem, builder, open_ended, register_encoder
 from dipole.vision.encoders.hub import PREFIX, Pooling
 from dipole.vision.encoders.processor import Statistics

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from dipole.core.ground.errors import ConfigError
+from dipole.core.utils.errors import ConfigError
 from dipole.vision.encoders.base import Encoder, Stages, conv_norm, register_encoder, scaled
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from dipole.core.ground.errors import ConfigError, nearest
-from dipole.core.ground.text import counted
+from dipole.core.utils.errors import ConfigError, nearest
+from dipole.core.utils.text import counted
 from dipole.vision.registry import Entries
 
 __all__ = [

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from dipole.core.ground import backbone
-from dipole.core.ground.errors import ConfigError
-from dipole.core.ground.files import atomic_write
-from dipole.core.ground.freezing import fix_unused, layers
-from dipole.core.ground.lora import merged
-from dipole.core.ground.text import counted
 from dipole.core.train.finetuning import fine_tune
+from dipole.core.utils import backbone
+from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.files import atomic_write
+from dipole.core.utils.freezing import fix_unused, layers
+from dipole.core.utils.lora import merged
+from dipole.core.utils.text import counted
 from dipole.vision.encoders.base import Encoder, register_encoder
 from dipole.vision.encoders.processor import Processor, processor_of
 from dipole.vision.processor import write_processor

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from dipole.core.ground import backbone
-from dipole.core.ground.errors import ConfigError
+from dipole.core.utils import backbone
+from dipole.core.utils.errors import ConfigError
 
 if TYPE_CHECKING:
     from dipole.vision.encoders import EncoderConfig

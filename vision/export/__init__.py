@@ -9,10 +9,10 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
-from dipole.core.ground.extras import needing
+from dipole.core.utils.extras import needing
 
 if TYPE_CHECKING:
-    from dipole.core.contrast.objective import Composite
+    from dipole.core.objectives.objective import Composite
     from dipole.vision.adapter import VisionAdapter
 
 FORMATS = tuple(sorted(file.name for file in iter_modules(__path__)))

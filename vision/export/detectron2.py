@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dipole.core.ground.errors import ConfigError
-from dipole.core.ground.text import counted
 from dipole.core.train.card import Card, write_card
+from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.text import counted
 from dipole.vision.encoders import Encoder
 from dipole.vision.encoders.resnet import ResNetEncoder
 
 if TYPE_CHECKING:
-    from dipole.core.contrast.objective import Composite
+    from dipole.core.objectives.objective import Composite
     from dipole.vision.adapter import VisionAdapter
 
 # The settings of He et al. (2020) for an R50-C4 backbone; CACR App. C.2 trains on COCO for schedule "1x".

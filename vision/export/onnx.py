@@ -11,7 +11,7 @@ from dipole.core.train.onnx_file import FILE, OUTPUT, write_onnx
 from dipole.vision.processor import write_processor
 
 if TYPE_CHECKING:
-    from dipole.core.contrast.objective import Composite
+    from dipole.core.objectives.objective import Composite
     from dipole.vision.adapter import VisionAdapter
     from dipole.vision.frameworks.base import Method
 

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dipole.core.ground.text import counted
 from dipole.core.train.card import Card, write_card
+from dipole.core.utils.text import counted
 
 if TYPE_CHECKING:
-    from dipole.core.contrast.objective import Composite
+    from dipole.core.objectives.objective import Composite
     from dipole.vision.adapter import VisionAdapter
 
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dipole.core.ground.errors import ConfigError
 from dipole.core.train.card import Card, write_card
+from dipole.core.utils.errors import ConfigError
 from dipole.vision.encoders import Encoder
 from dipole.vision.encoders.resnet import ResNetEncoder
 
 if TYPE_CHECKING:
-    from dipole.core.contrast.objective import Composite
+    from dipole.core.objectives.objective import Composite
     from dipole.vision.adapter import VisionAdapter
 
 NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, ResNetConfig, ResNetModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from dipole.core.ground.backbone import quietly
-from dipole.core.ground.errors import ConfigError, TrainingError
 from dipole.core.train.card import Card, write_card
+from dipole.core.utils.backbone import quietly
+from dipole.core.utils.errors import ConfigError, TrainingError
 from dipole.vision import modeling_dipole_vision as modeling
 from dipole.vision.encoders import Encoder, EncoderConfig, build_encoder
 from dipole.vision.encoders.base import Stages
@@ -27,7 +27,7 @@ from dipole.vision.processor import FILE as PROCESSOR
 from dipole.vision.processor import write_processor
 
 if TYPE_CHECKING:
-    from dipole.core.contrast.objective import Composite
+    from dipole.core.objectives.objective import Composite
     from dipole.vision.adapter import VisionAdapter
 
 CODE = "modeling_dipole_vision"

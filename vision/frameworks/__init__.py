@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from dipole.core.ground.extras import needing
-from dipole.core.ground.plugins import import_all
+from dipole.core.utils.extras import needing
+from dipole.core.utils.plugins import import_all
 
 with needing("vision", __name__):
     from dipole.vision.frameworks.base import METHODS, Method

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dipole.core.contrast.embedded import Embedded
-from dipole.core.contrast.pairs import Pairs
-from dipole.core.ground.seeding import Seeds
-from dipole.core.ground.transfer import sent
+from dipole.core.objectives.embedded import Embedded
+from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.config import Settings
+from dipole.core.utils.seeding import Seeds
+from dipole.core.utils.transfer import sent
 from dipole.vision.augment import AugmentConfig
 from dipole.vision.decoding import Encoded
 from dipole.vision.encoders import Encoder, EncoderConfig, build_encoder, build_projector

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from pydantic import Field
 from torch import Tensor
 
-from dipole.core.contrast.embedded import Embedded
-from dipole.core.contrast.pairs import Pairs
-from dipole.core.ground.errors import ConfigError
-from dipole.core.ground.seeding import Seeds
+from dipole.core.objectives.embedded import Embedded
+from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.config import Settings
 from dipole.core.train.sampling import ClassBlocks
+from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.seeding import Seeds
 from dipole.vision.decoding import Encoded
 from dipole.vision.frameworks.base import Batch, Build, OneBranch, Related, Setup, instances, register_framework
 from dipole.vision.image_set import ImageSet

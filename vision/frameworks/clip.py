@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from torch import Tensor
 
-from dipole.core.contrast.embedded import Embedded
-from dipole.core.contrast.pairs import Pairs
-from dipole.core.ground.errors import ConfigError
+from dipole.core.objectives.embedded import Embedded
+from dipole.core.objectives.pairs import Pairs
+from dipole.core.utils.errors import ConfigError
 from dipole.vision.captions import CaptionBranch, CaptionConfig
 from dipole.vision.encoders import EncoderConfig
 from dipole.vision.frameworks.base import (

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from dipole.core.contrast.embedded import Embedded
-from dipole.core.contrast.pairs import Pairs
-from dipole.core.ground.errors import ConfigError
-from dipole.core.ground.transfer import constant, generator
+from dipole.core.objectives.embedded import Embedded
+from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.config import Settings
+from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.transfer import constant, generator
 from dipole.vision.augment import centre
 from dipole.vision.encoders import Encoder
 from dipole.vision.frameworks.base import Batch, Branch, Build, Method, Related, Setup, instances, register_framework

@@ -10,11 +10,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from dipole.core.contrast.embedded import Embedded
-from dipole.core.contrast.pairs import Pairs
-from dipole.core.ground.distributed import gather_rows, row_counts, world_size
-from dipole.core.ground.transfer import sent
+from dipole.core.objectives.embedded import Embedded
+from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.config import Settings
+from dipole.core.utils.distributed import gather_rows, row_counts, world_size
+from dipole.core.utils.transfer import sent
 from dipole.vision.encoders import Encoder
 from dipole.vision.frameworks.base import Batch, Branch, Build, Method, Related, Setup, instances, register_framework
 from dipole.vision.frameworks.queue import Queue, of_all_ranks

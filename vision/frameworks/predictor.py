@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from dipole.core.contrast.embedded import Embedded
+from dipole.core.objectives.embedded import Embedded
 from dipole.core.train.config import Settings
 from dipole.vision.frameworks.base import Batch, Build, OneBranch, Related, Setup, instances
 from dipole.vision.frameworks.moco import every_view_in_turn

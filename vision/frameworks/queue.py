@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dipole.core.ground.distributed import gather_rows, row_counts, world_size
+from dipole.core.utils.distributed import gather_rows, row_counts, world_size
 
 
 class Queue(nn.Module):

@@ -9,14 +9,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from dipole.core.contrast.embedded import Embedded
-from dipole.core.contrast.pairs import Pairs
-from dipole.core.ground.errors import ConfigError
-from dipole.core.ground.seeding import Seeds
-from dipole.core.ground.text import counted
-from dipole.core.ground.transfer import generator
+from dipole.core.objectives.embedded import Embedded
+from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.config import Settings
 from dipole.core.train.sampling import ClassBlocks
+from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.seeding import Seeds
+from dipole.core.utils.text import counted
+from dipole.core.utils.transfer import generator
 from dipole.vision.frameworks.base import (
     Batch,
     Build,

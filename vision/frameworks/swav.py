@@ -9,8 +9,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from dipole.core.contrast.embedded import Embedded
-from dipole.core.contrast.pairs import Pairs
+from dipole.core.objectives.embedded import Embedded
+from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.config import Settings
 from dipole.vision.augment import AugmentConfig
 from dipole.vision.frameworks.base import Batch, Build, OneBranch, Related, Setup, instances, register_framework

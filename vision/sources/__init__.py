@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from dipole.core.ground.errors import DataError, nearest
-from dipole.core.ground.plugins import import_all
+from dipole.core.utils.errors import DataError, nearest
+from dipole.core.utils.plugins import import_all
 from dipole.vision.sources.base import (
     HELD_OUT,
     HUB,

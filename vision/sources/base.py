@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dipole.core.ground.errors import DataError, nearest
+from dipole.core.utils.errors import DataError, nearest
 from dipole.vision.decoding import OnCorrupt
 from dipole.vision.image_set import ImageSet
 from dipole.vision.registry import Entries

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dipole.core.ground.errors import DataError, nearest
-from dipole.core.ground.text import counted
+from dipole.core.utils.errors import DataError, nearest
+from dipole.core.utils.text import counted
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import Classes
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from dipole.core.ground.errors import DataError
-from dipole.core.ground.text import are, counted
+from dipole.core.utils.errors import DataError
+from dipole.core.utils.text import are, counted
 from dipole.vision.decoding import file_bytes
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import SPLITS, Classes, Decoding, Known, Source, register_source

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from dipole.core.ground.errors import DataError
-from dipole.core.ground.hub import without_retry_messages
+from dipole.core.utils.errors import DataError
+from dipole.core.utils.hub import without_retry_messages
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import HUB, Classes, Decoding, Known, Source, register_source
 from dipole.vision.sources.tables import from_table

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dipole.core.ground.errors import DataError
-from dipole.core.ground.text import counted
+from dipole.core.utils.errors import DataError
+from dipole.core.utils.text import counted
 from dipole.vision.decoding import Encoded, Stream, attempt, decode, describe
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import Decoding

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dipole.core.ground.errors import DataError
+from dipole.core.utils.errors import DataError
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import Classes, Decoding, Source, register_source
 from dipole.vision.sources.classes import select

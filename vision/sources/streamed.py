@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from dipole.core.ground.cache import kept_json
-from dipole.core.ground.errors import DataError
-from dipole.core.ground.hub import without_retry_messages
+from dipole.core.utils.cache import kept_json
+from dipole.core.utils.errors import DataError
+from dipole.core.utils.hub import without_retry_messages
 from dipole.vision.decoding import Stream
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import HUB, SHARDS, Classes, Decoding, Source

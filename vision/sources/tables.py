@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dipole.core.ground.errors import DataError
+from dipole.core.utils.errors import DataError
 from dipole.vision.decoding import file_bytes
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import Classes, Decoding

@@ -7,8 +7,8 @@ import tarfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from dipole.core.ground.cache import kept_json
-from dipole.core.ground.errors import DataError
+from dipole.core.utils.cache import kept_json
+from dipole.core.utils.errors import DataError
 from dipole.vision.sources.folder import SUFFIXES
 
 VERSION = 1

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dipole.core.ground.errors import DataError
-from dipole.core.ground.text import are, counted
+from dipole.core.utils.errors import DataError
+from dipole.core.utils.text import are, counted
 from dipole.vision.decoding import Stream
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import SHARDS, Classes, Decoding, Source, register_source

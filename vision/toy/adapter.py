@@ -9,18 +9,18 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from dipole.core.contrast.embedded import Embedded
-from dipole.core.contrast.pairs import Pairs
-from dipole.core.ground.errors import ConfigError
-from dipole.core.ground.files import atomic_write
-from dipole.core.measure.probes import kmeans_accuracy
+from dipole.core.evaluation.probes import kmeans_accuracy
+from dipole.core.objectives.embedded import Embedded
+from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.adapter import Adapter, Context, Sketch
 from dipole.core.train.config import Settings
+from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.files import atomic_write
 from dipole.vision.encoders import EncoderConfig, build_encoder
 from dipole.vision.toy.planar import SETS
 
 if TYPE_CHECKING:
-    from dipole.core.contrast.objective import Composite
+    from dipole.core.objectives.objective import Composite
     from dipole.core.train.loop import Run
 
 

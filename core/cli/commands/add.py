@@ -8,7 +8,7 @@ from math import isfinite
 from pathlib import Path
 
 from dipole.core.cli import Runner
-from dipole.core.ground.errors import ConfigError
+from dipole.core.utils.errors import ConfigError
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
@@ -22,10 +22,10 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from dipole.core.ground.text import number, text_table
     from dipole.core.record import read_record
     from dipole.core.record.additions import add_results
     from dipole.core.train.run_folder import find_run
+    from dipole.core.utils.text import number, text_table
 
     values = dict(map(_value, arguments.values))
     folder = find_run(arguments.run, arguments.runs)

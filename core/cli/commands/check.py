@@ -53,7 +53,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
         if arguments.all == (arguments.target is not None):
             parser.error("give either TARGET or --all")
         # Before anything else: Triton's interpreter is chosen when Triton is imported.
-        from dipole.core.contrast import engine
+        from dipole.core.objectives import engine
 
         with engine.using(arguments.engine):
             return _run(arguments)

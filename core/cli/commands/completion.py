@@ -48,8 +48,8 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
 
 def run(arguments: argparse.Namespace) -> int:
     from dipole.core.cli.app import whole_parser
-    from dipole.core.ground.errors import ConfigError
-    from dipole.core.ground.extras import install_line
+    from dipole.core.utils.errors import ConfigError
+    from dipole.core.utils.extras import install_line
 
     try:
         import shtab

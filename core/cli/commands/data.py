@@ -14,12 +14,12 @@ from dipole.core.cli import Runner
 from dipole.core.cli.answer import answering, aside
 from dipole.core.cli.asking import ask
 from dipole.core.cli.resumable import resumable
-from dipole.core.ground.download import BASE, Progress, RemoteFile, address, free_bytes
-from dipole.core.ground.errors import DataError
-from dipole.core.ground.files import digest
-from dipole.core.ground.text import counted, size
 from dipole.core.train.data_sets import Built, DataSet, built, data_sets, fetched_folder, find, get, is_prepared
 from dipole.core.train.domains import resolve
+from dipole.core.utils.download import BASE, Progress, RemoteFile, address, free_bytes
+from dipole.core.utils.errors import DataError
+from dipole.core.utils.files import digest
+from dipole.core.utils.text import counted, size
 
 EVERY = 2.0  # seconds between two lines of progress
 

@@ -81,9 +81,9 @@ def _open(name: str, runs: Path, device: str | None, features: str | None) -> Em
 
 
 def _exported(folder: Path, device: str | None, features: str | None) -> Embedder:
-    from dipole.core.ground.errors import ConfigError
     from dipole.core.train.domains import domains, resolve
     from dipole.core.train.launch import pick_device
+    from dipole.core.utils.errors import ConfigError
 
     place = pick_device(device or "auto")
     for domain in domains().values():

@@ -29,8 +29,8 @@ def run(arguments: argparse.Namespace) -> int:
     folder = find_run(arguments.run, arguments.runs)
     before = folder.read_record()
 
-    from dipole.core.ground.text import number, text_table
     from dipole.core.train.trained_run import evaluate_run
+    from dipole.core.utils.text import number, text_table
 
     with aside(arguments.json):
         record, found = evaluate_run(folder, arguments.device, arguments.settings)

@@ -32,9 +32,9 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from dipole.core.ground.errors import ConfigError, nearest
     from dipole.core.train.domains import adapter_class
     from dipole.core.train.run_folder import find_run
+    from dipole.core.utils.errors import ConfigError, nearest
 
     folder = find_run(arguments.run, arguments.runs)
     domain = folder.read_config().domain
@@ -62,9 +62,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _write(arguments: argparse.Namespace, folder: RunFolder, out: Path) -> str | None:
     """Write the folder, and upload it where that is asked for; return where to."""
-    from dipole.core.ground.errors import TrainingError
-    from dipole.core.ground.files import why
     from dipole.core.train.trained_run import load_run
+    from dipole.core.utils.errors import TrainingError
+    from dipole.core.utils.files import why
 
     record, adapter, objective = load_run(folder, "cpu")
     adapter.module.eval()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dipole.core.cli import Runner
-from dipole.core.ground.plugins import SWITCH, switched_off
+from dipole.core.utils.plugins import SWITCH, switched_off
 
 REGISTERED = ("objectives", "regularizers", "diagnostics")
 KINDS = (*REGISTERED, "recipes", "suites", "domains", "commands")
@@ -66,7 +66,7 @@ def list_kind(kind: str) -> list[dict[str, Any]]:
         from dipole.core.cli.app import listed_commands
 
         return listed_commands()
-    from dipole.core.contrast.registry import Kind, registry
+    from dipole.core.objectives.registry import Kind, registry
 
     kinds: dict[str, Kind] = {"objectives": "objective", "regularizers": "regularizer", "diagnostics": "diagnostic"}
     return [
@@ -83,10 +83,10 @@ def list_kind(kind: str) -> list[dict[str, Any]]:
 
 
 def _runs(folder: Path) -> list[dict[str, Any]]:
-    from dipole.core.ground.errors import ConfigError
-    from dipole.core.ground.files import instead_of_folder
-    from dipole.core.ground.text import text_table
     from dipole.core.record.listing import run_folders, run_line
+    from dipole.core.utils.errors import ConfigError
+    from dipole.core.utils.files import instead_of_folder
+    from dipole.core.utils.text import text_table
 
     if wrong := instead_of_folder(folder) if folder != Path(RUNS) or folder.exists() else "":
         raise ConfigError(f"--runs {folder}: {wrong}. Give a folder that `dipole train` or `dipole bench` wrote.")

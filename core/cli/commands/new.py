@@ -17,8 +17,8 @@ from packaging.utils import canonicalize_name
 
 from dipole.core.cli import Runner
 from dipole.core.cli.answer import answering
-from dipole.core.ground.errors import ConfigError
-from dipole.core.ground.extras import quoted
+from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.extras import quoted
 
 # What is written, and the file of `cli/template` that it is made of; @name@ and @package@ are filled in.
 FILES = {

@@ -28,7 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from dipole.core.ground.text import counted, size
+    from dipole.core.utils.text import counted, size
 
     folders = list(dict.fromkeys(_folder(name, arguments.runs, arguments.force) for name in arguments.run))
     if not arguments.yes:
@@ -53,8 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _folder(name: str, runs: Path, force: bool) -> Path:
     """The folder of a run that lies in the folder of runs itself, by its name there, and that nobody trains."""
-    from dipole.core.ground.errors import ConfigError
     from dipole.core.train.run_folder import find_run
+    from dipole.core.utils.errors import ConfigError
 
     given = find_run(name, runs).path
     if given.is_symlink():
@@ -71,8 +71,8 @@ def _folder(name: str, runs: Path, force: bool) -> Path:
 
 def _check_idle(path: Path, force: bool) -> None:
     """Refuse a run that is trained; of one whose process is gone say so, as its record still calls it running."""
-    from dipole.core.ground.errors import ConfigError
-    from dipole.core.ground.process import OWNER, host_in, is_gone, lives_here, pid_in
+    from dipole.core.utils.errors import ConfigError
+    from dipole.core.utils.process import OWNER, host_in, is_gone, lives_here, pid_in
 
     try:
         owner = (path / OWNER).read_text(encoding="utf-8", errors="replace")
@@ -90,8 +90,8 @@ def _check_idle(path: Path, force: bool) -> None:
 
 
 def _says_running(path: Path) -> bool:
-    from dipole.core.ground.errors import RecordError
     from dipole.core.record import read_record
+    from dipole.core.utils.errors import RecordError
 
     try:
         return read_record(path / "record.json").status == "running"
@@ -100,7 +100,7 @@ def _says_running(path: Path) -> bool:
 
 
 def _is_locked(path: Path) -> bool:
-    from dipole.core.ground.process import is_locked
+    from dipole.core.utils.process import is_locked
 
     with suppress(OSError):
         return is_locked(path / ".lock")
@@ -111,7 +111,7 @@ def _remove(path: Path) -> str:
     """Remove a folder, renamed first, as a run half removed is no run; say what is in the way, "" for nothing."""
     import shutil
 
-    from dipole.core.ground.files import why
+    from dipole.core.utils.files import why
 
     away = path.with_name(f".removed-{path.name}")
     try:

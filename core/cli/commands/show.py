@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from dipole.core.cli import Runner
 from dipole.core.cli.plugins import broken_plugins
-from dipole.core.ground.plugins import OURS, PluginError, points
+from dipole.core.utils.plugins import OURS, PluginError, points
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from dipole.core.contrast.registry import Entry
+    from dipole.core.objectives.registry import Entry
     from dipole.core.train.config import Settings
 
 
@@ -36,10 +36,10 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from dipole.core.ground.errors import ConfigError, nearest
     from dipole.core.train.config import RunConfig, TrainConfig
     from dipole.core.train.domains import adapter_class, domain_names
     from dipole.core.train.shipped import shipped
+    from dipole.core.utils.errors import ConfigError, nearest
 
     # A table's recipe and its suite share a name; both are shown, the suite first: it names the recipe.
     name, files = arguments.name, {"suite": shipped("suites"), "recipe": shipped("recipes")}
@@ -61,8 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
         table = tables[name] if name in tables else adapter_class(name).config_model
         _show_table(name, table, arguments.json)
     else:
-        from dipole.core.contrast.registry import registry
-        from dipole.core.ground.errors import SpecError
+        from dipole.core.objectives.registry import registry
+        from dipole.core.utils.errors import SpecError
 
         try:
             entry = registry.get(name)
@@ -151,9 +151,9 @@ def _show_entry(entry: Entry, as_json: bool) -> None:
 
 def _engine(entry: Entry) -> str:
     """Which engine serves its row statistics, at its default options."""
-    from dipole.core.contrast.engine import outlook
-    from dipole.core.contrast.objective import Objective
-    from dipole.core.ground.errors import OptionError
+    from dipole.core.objectives.engine import outlook
+    from dipole.core.objectives.objective import Objective
+    from dipole.core.utils.errors import OptionError
 
     if not (isinstance(entry.target, type) and issubclass(entry.target, Objective)):
         return ""

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from dipole.core.cli import Runner
 from dipole.core.cli.answer import aside
-from dipole.core.ground.text import counted
+from dipole.core.utils.text import counted
 
 if TYPE_CHECKING:
-    from dipole.core.measure.theory.report import Report
+    from dipole.core.evaluation.theory.report import Report
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
@@ -79,12 +79,12 @@ def _share(text: str) -> float:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from dipole.core.ground.errors import ConfigError
+    from dipole.core.utils.errors import ConfigError
 
     if arguments.list:
         return _list(arguments.json)
     if arguments.figure1 is not None:
-        from dipole.core.measure.theory.pictures import draw_figure_1
+        from dipole.core.evaluation.theory.pictures import draw_figure_1
 
         draw_figure_1(arguments.figure1)
         if arguments.run is None:
@@ -97,12 +97,12 @@ def run(arguments: argparse.Namespace) -> int:
     from dipole.core.train.run_folder import find_run
 
     if arguments.picture is not None:
-        from dipole.core.measure.theory.pictures import check_name
+        from dipole.core.evaluation.theory.pictures import check_name
 
         check_name(arguments.picture)
     folder = find_run(arguments.run, arguments.runs)
 
-    from dipole.core.measure.theory.choices import LOSSES, Choices
+    from dipole.core.evaluation.theory.choices import LOSSES, Choices
     from dipole.core.train.theory import theory_of_run
 
     choices = Choices(
@@ -127,7 +127,7 @@ def run(arguments: argparse.Namespace) -> int:
             scale=arguments.scale,
         )
     if arguments.picture is not None:
-        from dipole.core.measure.theory.pictures import draw_report
+        from dipole.core.evaluation.theory.pictures import draw_report
 
         draw_report(report, arguments.picture, folder.path.name)
     if arguments.json:
@@ -145,7 +145,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _text(report: Report) -> str:
-    from dipole.core.ground.text import number
+    from dipole.core.utils.text import number
 
     of = report.chosen_from
     head = f"{report.points} of {counted(of[0], 'point')}" + (
@@ -183,7 +183,7 @@ def _text(report: Report) -> str:
 
 
 def _name(key: str) -> str:
-    from dipole.core.measure.theory.theorems import THEOREMS
+    from dipole.core.evaluation.theory.theorems import THEOREMS
 
     return next((f"{each.paper}, {each.name}" for each in THEOREMS if each.key == key), key)
 
@@ -191,7 +191,7 @@ def _name(key: str) -> str:
 def _list(as_json: bool) -> int:
     from dataclasses import asdict
 
-    from dipole.core.measure.theory.theorems import THEOREMS
+    from dipole.core.evaluation.theory.theorems import THEOREMS
 
     if as_json:
         print(json.dumps([asdict(theorem) for theorem in THEOREMS], indent=2))

@@ -10,7 +10,7 @@ from dipole.core.cli import Runner
 from dipole.core.cli.answer import aside
 from dipole.core.cli.overrides import add_overrides
 from dipole.core.cli.resumable import resumable
-from dipole.core.ground.launched import launched
+from dipole.core.utils.launched import launched
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
@@ -57,10 +57,10 @@ def run(arguments: argparse.Namespace) -> int:
             text = f"# run {config.hash}\n{config.to_toml(resolved.origins)}"
             print(json.dumps(found) + "\n" if arguments.json else text, end="")
         return 0
-    from dipole.core.ground.text import results_table
     from dipole.core.train.launch import leave
     from dipole.core.train.loop import train
     from dipole.core.train.run_folder import RunFolder, locate
+    from dipole.core.utils.text import results_table
 
     folder = RunFolder(locate(arguments.runs, config))
     already = not arguments.overwrite and folder.finished()

@@ -1,6 +1,6 @@
 """Environments while they run: what happens when one fails, and processes of their own."""
 
-from dipole.core.ground.extras import lazy
+from dipole.core.utils.extras import lazy
 
 _HOME = {
     "Guard": "dipole.rl.envs.running.faults",

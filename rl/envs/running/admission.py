@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 
-from dipole.core.ground.errors import ConfigError, DipoleError
+from dipole.core.utils.errors import ConfigError, DipoleError
 from dipole.rl.envs.registry import find, shown
 
 _RESET = "gymnasium's reset returns (observation, info), info a dictionary"

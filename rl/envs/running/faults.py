@@ -6,7 +6,7 @@ import gymnasium
 import numpy as np
 from stable_baselines3.common.monitor import Monitor
 
-from dipole.core.ground.errors import ConfigError, TrainingError
+from dipole.core.utils.errors import ConfigError, TrainingError
 from dipole.rl.envs.registry import shown
 from dipole.rl.envs.running.admission import (
     LARGEST,

@@ -15,7 +15,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.wrappers import PassiveEnvChecker
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
-from dipole.core.ground.errors import CheckpointError
+from dipole.core.utils.errors import CheckpointError
 
 _LINKS = {
     "env",

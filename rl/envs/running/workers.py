@@ -11,7 +11,7 @@ import numpy as np
 from stable_baselines3.common.vec_env import CloudpickleWrapper, SubprocVecEnv, VecEnv
 from stable_baselines3.common.vec_env.subproc_vec_env import _stack_obs, _worker
 
-from dipole.core.ground.errors import ConfigError, TrainingError
+from dipole.core.utils.errors import ConfigError, TrainingError
 from dipole.rl.arguments import check_number, check_whole
 from dipole.rl.envs.running.faults import PATIENCE, fault_message, guarded
 

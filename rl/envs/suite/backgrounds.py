@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dipole.core.ground.errors import ConfigError
+from dipole.core.utils.errors import ConfigError
 
 _PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 # How much of the floor stays before the picture (google-research/distracting_control); the others have 0.3.

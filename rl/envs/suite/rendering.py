@@ -19,8 +19,8 @@ from functools import cache
 from typing import Protocol
 from weakref import WeakSet
 
-from dipole.core.ground.errors import DipoleError
-from dipole.core.ground.extras import install_line
+from dipole.core.utils.errors import DipoleError
+from dipole.core.utils.extras import install_line
 
 PACKAGES = ("libegl1", "libopengl0", "libgl1-mesa-dri")
 INSTALL = f"apt-get update && apt-get install -y --no-install-recommends {' '.join(PACKAGES)}"

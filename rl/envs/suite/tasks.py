@@ -3,7 +3,7 @@
 The list is written out, so that naming a task does not load MuJoCo; a test holds it against dm_control's own.
 """
 
-from dipole.core.ground.errors import ConfigError, nearest
+from dipole.core.utils.errors import ConfigError, nearest
 
 SUITE = {
     "acrobot": ("swingup", "swingup_sparse"),

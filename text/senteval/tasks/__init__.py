@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from dipole.core.ground.errors import DataError, RegistryError, nearest
-from dipole.core.ground.plugins import import_all
+from dipole.core.utils.errors import DataError, RegistryError, nearest
+from dipole.core.utils.plugins import import_all
 from dipole.text.senteval.files import TaskFiles
 from dipole.text.senteval.task import Sentence, Split, Task
 

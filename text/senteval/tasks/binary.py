@@ -1,6 +1,6 @@
 """Movie and product reviews, subjectivity, opinion polarity: cross-validated, two classes."""
 
-from dipole.core.ground.errors import DataError
+from dipole.core.utils.errors import DataError
 from dipole.text.senteval.files import TaskFiles
 from dipole.text.senteval.task import Sentence, Split, Task
 

@@ -1,6 +1,6 @@
 """MRPC: whether one sentence says what the other does."""
 
-from dipole.core.ground.errors import DataError
+from dipole.core.utils.errors import DataError
 from dipole.text.senteval.files import TaskFiles
 from dipole.text.senteval.task import Split, Task
 

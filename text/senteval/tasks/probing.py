@@ -1,6 +1,6 @@
 """Ten probing tasks: which property of a sentence can be read from its vector."""
 
-from dipole.core.ground.errors import DataError
+from dipole.core.utils.errors import DataError
 from dipole.text.senteval.files import TaskFiles
 from dipole.text.senteval.task import Sentence, Split, Task
 

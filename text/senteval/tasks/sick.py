@@ -1,6 +1,6 @@
 """SICK: relatedness (learned, or by cosine as SimCSE does) and entailment of sentence pairs."""
 
-from dipole.core.ground.errors import DataError
+from dipole.core.utils.errors import DataError
 from dipole.text.senteval.files import TaskFiles
 from dipole.text.senteval.task import Split, Task
 

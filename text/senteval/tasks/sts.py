@@ -1,7 +1,7 @@
 """STS 2012 to 2016: similarity of sentence pairs, nothing learned."""
 
-from dipole.core.ground.errors import DataError
-from dipole.core.ground.text import counted
+from dipole.core.utils.errors import DataError
+from dipole.core.utils.text import counted
 from dipole.text.senteval.files import TaskFiles
 from dipole.text.senteval.task import Split, Task
 

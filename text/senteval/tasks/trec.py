@@ -1,6 +1,6 @@
 """TREC: what a question asks for, six classes."""
 
-from dipole.core.ground.errors import DataError
+from dipole.core.utils.errors import DataError
 from dipole.text.senteval.files import TaskFiles
 from dipole.text.senteval.task import Split, Task
 

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from dipole.core.conformance.reference import Case, cosine
-from dipole.core.contrast.objective import Objective, Rows
-from dipole.core.contrast.options import Range
-from dipole.core.contrast.registry import register
-from dipole.core.contrast.statistics import AnyStatistic, LogSumExp
+from dipole.core.objectives.objective import Objective, Rows
+from dipole.core.objectives.options import Range
+from dipole.core.objectives.registry import register
+from dipole.core.objectives.statistics import AnyStatistic, LogSumExp
 
 
 @register(

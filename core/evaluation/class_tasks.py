@@ -1,0 +1,59 @@
+"""Arora's classification tasks: how well classes are told apart a few at a time, and all at once."""
+
+from typing import Any, Literal
+
+from dipole.core.evaluation.probes import ProbeResult, linear_probe, mean_classifier
+from dipole.core.utils.errors import OptionError, nearest
+
+Classifier = Literal["trained", "mean", "few"]
+CLASSIFIERS: tuple[Classifier, ...] = ("trained", "mean", "few")
+WAYS, RANKS = (2, 5, 10), (1, 5, 10)
+
+
+def class_tasks(
+    train_x: Any,
+    train_y: Any,
+    test_x: Any,
+    test_y: Any,
+    *,
+    classifiers: tuple[Classifier, ...] = CLASSIFIERS,
+    solver: str = "convex",
+    epochs: int = 100,
+    labels_per_class: int = 5,
+    draws: int = 5,
+    seed: int = 0,
+) -> dict[str, float]:
+    """Accuracies of Arora et al. 2019, Table 1: `CLASSIFIER/avg-K` over all K-class tasks, `CLASSIFIER/top-R` over all.
+
+    Classifiers: "trained", a linear layer on the frozen features (Tr; for a K-class task the layer's K rows); "mean",
+    rows mu_c = E_{x ~ D_c} f(x) (mu); "few", means of `labels_per_class` points, averaged over `draws` (mu-5).
+    K is 2, 5, 10 and R is 1, 5, 10, as far as there are classes. Values are shares in [0, 1].
+
+    Args:
+        train_x, test_x: (n, d) features; train_y, test_y: (n,) integers.
+        solver, epochs: of the trained layer, see `linear_probe`; "convex" holds (n, C) numbers, "adam" batches of them.
+        labels_per_class, draws, seed: of "few"; the seed also of the solvers "sgd" and "adam".
+
+    Raises:
+        OptionError: for an unknown classifier; DataError: as `linear_probe`.
+    """
+    data = (train_x, train_y, test_x, test_y)
+    found: dict[str, float] = {}
+    for name in classifiers:
+        if name not in CLASSIFIERS:
+            raise OptionError(
+                f"unknown classifier {name!r}.{nearest(name, CLASSIFIERS)} Allowed: {', '.join(CLASSIFIERS)}."
+            )
+        if name == "trained":
+            result = linear_probe(*data, solver=solver, epochs=epochs, seed=seed)
+        else:
+            count = labels_per_class if name == "few" else None
+            result = mean_classifier(*data, labels_per_class=count, draws=draws, seed=seed)
+        found |= {f"{name}/{task}": value for task, value in _accuracies(result).items()}
+    return found
+
+
+def _accuracies(result: ProbeResult) -> dict[str, float]:
+    classes = len(result.classes)
+    averages = {f"avg-{k}": result.average(k) for k in WAYS if k <= classes}
+    return averages | {f"top-{r}": result.top(r) for r in RANKS if r < classes}

@@ -1,0 +1,458 @@
+"""Classifiers on frozen features: how good a representation is, measured without touching the encoder.
+
+Every domain evaluates with these. Features are (n, d), numpy or torch, any float type; labels are (n,) integers, and
+rows with a negative label (unlabelled images) are left out. Everything is seeded and deterministic.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor, nn
+
+from dipole.core.evaluation.descent import Descent, Rows, descend
+from dipole.core.evaluation.logistic import fit_softmax
+from dipole.core.utils.errors import DataError, OptionError, TrainingError, nearest
+from dipole.core.utils.text import counted
+
+SOLVERS = ("convex", "sgd", "adam")
+
+ProbeDevice = Literal["auto", "cpu"]
+PROBE_DEVICE_HELP = "where features are kept, probed and diagnosed: the run's device, or the processor"
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """What a probe measured. Accuracies are shares in [0, 1].
+
+    top5: None with five classes or fewer. std: over repeated draws, None for a single fit. scores: (n_test, C) of the
+    last fit; column j belongs to classes[j]. ranks: (n_test x draws,) place of the true class among the scores, from 1,
+    ties against it; beyond C for a class that the training part lacks. converged: whether the convex solver met its
+    tolerance.
+    """
+
+    accuracy: float
+    top5: float | None = None
+    std: float | None = None
+    converged: bool = True
+    classes: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long), repr=False)
+    scores: Tensor = field(default_factory=lambda: torch.empty(0), repr=False)
+    ranks: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long), repr=False)
+
+    @property
+    def predictions(self) -> Tensor:
+        """(n_test,) predicted labels."""
+        return self.classes[self.scores.argmax(1)]
+
+    def top(self, rank: int) -> float:
+        """Share of test points whose class is among the `rank` best."""
+        return (self.ranks <= rank).double().mean().item()
+
+    def average(self, ways: int) -> float:
+        """Accuracy averaged over all tasks of `ways` classes (Arora et al. 2019, avg-k), without drawing any.
+
+        A point of a class of rank r is right in a task with it if the k - 1 others come from the C - r behind it:
+            avg-k = mean_x binom(C - r(x), k - 1) / binom(C - 1, k - 1)
+
+        Raises:
+            OptionError: for fewer than two classes a task, or more than there are.
+        """
+        if not 2 <= ways <= len(self.classes):
+            raise OptionError(f"a task has 2 to {len(self.classes)} of the classes, got {ways}")
+        behind, others = len(self.classes) - self.ranks.double(), len(self.classes) - 1
+        share = torch.ones_like(behind)
+        for drawn in range(ways - 1):
+            share *= ((behind - drawn) / (others - drawn)).clamp_min(0)
+        return share.mean().item()
+
+    def metrics(self, prefix: str) -> dict[str, float]:
+        """The numbers as `prefix/accuracy`, `prefix/top5`, `prefix/std`; absent ones are left out."""
+        values = {"accuracy": self.accuracy, "top5": self.top5, "std": self.std}
+        return {f"{prefix}/{name}": value for name, value in values.items() if value is not None}
+
+
+def measuring_device(device: torch.device, asked: ProbeDevice = "auto") -> torch.device:
+    """Where features are kept and measured: the device, or the processor if `asked` is "cpu".
+
+    Probes compute in double precision, which Apple's devices do not have: the processor serves them.
+    """
+    return torch.device("cpu") if asked == "cpu" or device.type == "mps" else device
+
+
+# --- the data every probe starts from -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Labels:
+    train_y: Tensor  # (n,) in 0..C-1
+    test_y: Tensor  # -1 for a class that the training part lacks: always wrong
+    classes: Tensor  # (C,) the labels behind 0..C-1
+
+
+@dataclass(frozen=True)
+class _Split(_Labels):
+    train_x: Tensor  # (n, d) float32
+    test_x: Tensor
+
+
+def _features(x: Any, name: str) -> Tensor:
+    tensor = torch.as_tensor(x).detach()
+    if tensor.ndim != 2:
+        raise DataError(f"{name} has shape {tuple(tensor.shape)}; a probe takes features of shape (n, d)")
+    tensor = tensor.float()
+    bad = int((~torch.isfinite(tensor)).any(1).sum())
+    if bad:
+        raise DataError(f"{name}: {bad} of {len(tensor)} rows hold NaN or infinite values; the encoder has diverged")
+    return tensor
+
+
+def _labels(y: Any, rows: int | None, device: torch.device, name: str) -> Tensor:
+    if y is None:
+        raise DataError(f"{name} is missing: this probe needs labels; use a labelled split or switch the probe off")
+    tensor = torch.as_tensor(y).detach()
+    rows = len(tensor) if rows is None else rows
+    if tensor.is_floating_point() or tensor.ndim != 1 or len(tensor) != rows:
+        raise DataError(
+            f"{name} must be {rows} integers, one per row, got {tensor.dtype} of shape {tuple(tensor.shape)}"
+        )
+    return tensor.long().to(device)
+
+
+def _split(train_x: Any, train_y: Any, test_x: Any, test_y: Any) -> _Split:
+    a, b = _features(train_x, "train_x"), _features(test_x, "test_x")
+    if a.shape[1] != b.shape[1]:
+        raise DataError(f"train_x has {a.shape[1]} features and test_x {b.shape[1]}; both must come from one encoder")
+    b = b.to(a.device)
+    p, q = _labels(train_y, len(a), a.device, "train_y"), _labels(test_y, len(b), b.device, "test_y")
+    a, p = a[p >= 0], p[p >= 0]
+    b, q = b[q >= 0], q[q >= 0]
+    known = _known(p, q)
+    return _Split(known.train_y, known.test_y, known.classes, a, b)
+
+
+def _known(train_y: Tensor, test_y: Tensor) -> _Labels:
+    if not len(train_y) or not len(test_y):
+        raise DataError(
+            "a probe needs labelled points in both parts, "
+            f"got {len(train_y)} for training and {len(test_y)} for testing"
+        )
+    classes, train_y = train_y.unique(return_inverse=True)
+    if len(classes) < 2:
+        raise DataError(f"a probe needs two classes or more; every training label is {int(classes[0])}")
+    place = torch.searchsorted(classes, test_y).clamp_max(len(classes) - 1)
+    return _Labels(train_y, torch.where(classes[place] == test_y, place, -1), classes)
+
+
+def _standardize(split: _Split) -> _Split:
+    """Zero mean and unit variance per feature, by the training part; a constant feature stays 0."""
+    mean, std = split.train_x.mean(0), split.train_x.std(0, correction=0)
+    scale = torch.where(std > 1e-6 * std.max().clamp_min(1e-30), 1 / std, 0)
+    return replace(split, train_x=(split.train_x - mean) * scale, test_x=(split.test_x - mean) * scale)
+
+
+def _result(split: _Labels, scores: Tensor, **extra: Any) -> ProbeResult:
+    top5 = None
+    if len(split.classes) > 5:
+        top5 = (scores.topk(5, 1).indices == split.test_y[:, None]).any(1).float().mean().item()
+    accuracy = (scores.argmax(1) == split.test_y).float().mean().item()
+    own = scores.gather(1, split.test_y.clamp_min(0)[:, None])
+    ranks = torch.where(split.test_y >= 0, (scores >= own).sum(1), scores.shape[1] + 1).cpu()
+    classes = split.classes.cpu()
+    return ProbeResult(accuracy, top5, classes=classes, scores=scores.float().cpu(), ranks=ranks, **extra)
+
+
+# --- linear probe ---------------------------------------------------------------------------------------------------
+
+
+def linear_probe(
+    train_x: Any,
+    train_y: Any,
+    test_x: Any,
+    test_y: Any,
+    *,
+    solver: str = "convex",
+    l2: float | None = None,
+    standardize: bool | None = None,
+    epochs: int = 100,
+    batch_size: int | None = None,
+    learning_rate: float | None = None,
+    schedule: str = "step",
+    milestones: tuple[int, ...] | None = None,
+    decay: float | None = None,
+    seed: int = 0,
+) -> ProbeResult:
+    """Accuracy of a linear softmax classifier trained on frozen features.
+
+    solver "convex": the minimum of mean cross-entropy + l2/2 ||W||^2 (the bias is free), see `fit_softmax`. l2 None
+    takes 1/n, which is scikit-learn's C = 1.
+    solver "adam", "sgd": the schedules of CACR App. C.1 and C.2, see `Descent`; l2 is their weight decay, 0 by default.
+    standardize: features to zero mean and unit variance by the training part; None: for "convex" only, as the papers'
+    schedules take features as they are.
+    Raises DataError for missing labels, a single class or features that are not finite.
+    """
+    if solver not in SOLVERS:
+        raise OptionError(
+            f"unknown solver {solver!r} of the linear probe.{nearest(solver, SOLVERS)} Allowed: {', '.join(SOLVERS)}."
+        )
+    split = _split(train_x, train_y, test_x, test_y)
+    if solver == "convex" if standardize is None else standardize:
+        split = _standardize(split)
+    if solver == "convex":
+        weight, bias, converged = fit_softmax(split.train_x, split.train_y, len(split.classes), l2)
+        return _result(split, split.test_x.double() @ weight.T + bias, converged=converged)
+    how = Descent(solver, epochs, batch_size, learning_rate, l2 or 0.0, schedule, milestones, decay)
+    x = split.train_x
+    layer = descend(
+        lambda _, batches: (x[index.to(x.device)] for index in batches),
+        split.train_y,
+        len(split.classes),
+        x.shape[1],
+        how,
+        seed,
+    )
+    with torch.no_grad():
+        return _result(split, layer(split.test_x))
+
+
+def linear_probe_on_views(
+    rows: Rows, train_y: Any, test_x: Any, test_y: Any, how: Descent, seed: int = 0
+) -> ProbeResult:
+    """Accuracy of a linear softmax classifier trained on features of random views, as the vision papers train it.
+
+    Args:
+        rows: gives the features of numbered training points for an epoch; unlabelled ones are never asked for.
+        train_y: (n,) labels of the training points.
+        test_x: (m, d) features of the test points, on the device of those of `rows`.
+        test_y: (m,) their labels.
+        how: solver and schedule.
+        seed: of order and first weights.
+
+    Raises:
+        DataError: for missing labels, a single class or features that are not finite.
+    """
+    x = _features(test_x, "test_x")
+    p, q = _labels(train_y, None, x.device, "train_y"), _labels(test_y, len(x), x.device, "test_y")
+    asked = (p >= 0).nonzero().squeeze(1).cpu()
+    x, known = x[q >= 0], _known(p[p >= 0], q[q >= 0])
+
+    def of_known(epoch: int, batches: Sequence[Tensor]) -> Iterator[Tensor]:
+        return (_features(seen, "train_x") for seen in rows(epoch, [asked[index] for index in batches]))
+
+    layer = descend(of_known, known.train_y, len(known.classes), x.shape[1], how, seed)
+    with torch.no_grad():
+        return _result(known, layer(x))
+
+
+# --- probes with few or no trained weights --------------------------------------------------------------------------
+
+
+def few_shot_probe(
+    train_x: Any,
+    train_y: Any,
+    test_x: Any,
+    test_y: Any,
+    *,
+    labels_per_class: int = 5,
+    draws: int = 5,
+    seed: int = 0,
+    l2: float | None = None,
+) -> ProbeResult:
+    """Mean accuracy of the convex linear probe fitted on a few labelled points per class, over seeded draws.
+
+    Features are standardised by the whole training part, which takes no labels. A class with fewer points gives all it
+    has. std is the standard deviation over the draws.
+    """
+    split = _standardize(_split(train_x, train_y, test_x, test_y))
+    return _over_draws(split, labels_per_class, draws, seed, lambda x, y: _softmax_scores(x, y, split, l2))
+
+
+def _softmax_scores(x: Tensor, y: Tensor, split: _Split, l2: float | None) -> Tensor:
+    weight, bias, _ = fit_softmax(x, y, len(split.classes), l2)
+    return split.test_x.double() @ weight.T + bias
+
+
+def mean_classifier(
+    train_x: Any,
+    train_y: Any,
+    test_x: Any,
+    test_y: Any,
+    *,
+    labels_per_class: int | None = None,
+    draws: int = 5,
+    seed: int = 0,
+) -> ProbeResult:
+    """Accuracy of the classifier whose weights are the class means: argmax_c f(x)^T mu_c (Arora et al. 2019, W^mu).
+
+    labels_per_class: means of so many points per class, repeated over seeded draws (mu-5 with 5); None: of all points.
+    Features are taken as they are.
+    """
+    split = _split(train_x, train_y, test_x, test_y)
+
+    def scores(x: Tensor, y: Tensor) -> Tensor:
+        onehot = F.one_hot(y, len(split.classes)).to(x)
+        return split.test_x @ ((onehot.T @ x) / onehot.sum(0)[:, None]).T
+
+    if labels_per_class is None:
+        return _result(split, scores(split.train_x, split.train_y))
+    return _over_draws(split, labels_per_class, draws, seed, scores)
+
+
+def _over_draws(
+    split: _Split, labels_per_class: int, draws: int, seed: int, fit: Callable[[Tensor, Tensor], Tensor]
+) -> ProbeResult:
+    if labels_per_class < 1 or draws < 1:
+        raise OptionError(f"labels_per_class and draws must be at least 1, got {labels_per_class} and {draws}")
+    results = []
+    for draw in range(draws):
+        generator = torch.Generator().manual_seed(seed * 100_003 + draw)
+        order = torch.randperm(len(split.train_y), generator=generator).to(split.train_y.device)
+        label = split.train_y[order]
+        rank = (F.one_hot(label, len(split.classes)).cumsum(0).gather(1, label[:, None]) - 1).squeeze(1)
+        chosen = order[rank < labels_per_class]
+        results.append(_result(split, fit(split.train_x[chosen], split.train_y[chosen])))
+    accuracies = np.array([r.accuracy for r in results])
+    top5 = None if results[0].top5 is None else float(np.mean([r.top5 for r in results]))
+    std = float(accuracies.std(ddof=1)) if draws > 1 else None
+    last, ranks = results[-1], torch.cat([r.ranks for r in results])
+    return ProbeResult(float(accuracies.mean()), top5, std, classes=last.classes, scores=last.scores, ranks=ranks)
+
+
+def knn_probe(
+    train_x: Any, train_y: Any, test_x: Any, test_y: Any, *, k: int = 20, temperature: float = 0.07, chunk: int = 1024
+) -> ProbeResult:
+    """Accuracy of the weighted k-nearest-neighbour vote: weight e^{cos/temperature} (Wu et al. 2018, Sec. 3.4).
+
+    k: neighbours, at most the training points there are. chunk: test points compared at a time.
+    """
+    if k < 1 or temperature <= 0:
+        raise OptionError(f"the kNN probe needs k >= 1 and temperature > 0, got k = {k}, temperature = {temperature}")
+    split = _split(train_x, train_y, test_x, test_y)
+    bank = F.normalize(split.train_x, dim=1)
+    votes = []
+    for part in F.normalize(split.test_x, dim=1).split(chunk):
+        similarity, index = (part @ bank.T).topk(min(k, len(bank)), 1)
+        weight = ((similarity - similarity[:, :1]) / temperature).exp()
+        votes.append(weight.new_zeros(len(part), len(split.classes)).scatter_add_(1, split.train_y[index], weight))
+    return _result(split, torch.cat(votes))
+
+
+# --- clustering -----------------------------------------------------------------------------------------------------
+
+
+def kmeans_accuracy(
+    features: Any,
+    labels: Any,
+    *,
+    clusters: int | None = None,
+    inits: int = 10,
+    steps: int = 300,
+    normalize: bool = False,
+    seed: int = 0,
+) -> ProbeResult:
+    """Share of points whose k-means cluster, matched one to one with the classes (Hungarian), is their class.
+
+    The best of `inits` runs by inertia counts, each started with k-means++. clusters: None takes the number of classes.
+    normalize: project features on the unit sphere first.
+    """
+    x = _features(features, "features")
+    y = _labels(labels, len(x), x.device, "labels")
+    x, y = x[y >= 0], y[y >= 0]
+    if not len(x):
+        raise DataError("k-means accuracy needs labelled points; all labels are missing")
+    classes, y = y.unique(return_inverse=True)
+    assignment = kmeans(F.normalize(x, dim=1) if normalize else x, clusters or len(classes), inits, steps, seed)
+    return ProbeResult(matched_accuracy(assignment, y), classes=classes.cpu())
+
+
+def matched_accuracy(assignment: Tensor, labels: Tensor) -> float:
+    """Best share of agreeing points over one-to-one maps from clusters to classes, both (n,) from 0."""
+    table = torch.zeros(int(assignment.max()) + 1, int(labels.max()) + 1, dtype=torch.long)
+    table.index_put_((assignment.cpu(), labels.cpu()), torch.ones(len(labels), dtype=torch.long), accumulate=True)
+    rows, columns = linear_sum_assignment(table.numpy(), maximize=True)
+    return float(table.numpy()[rows, columns].sum()) / len(labels)
+
+
+def kmeans(x: Tensor, clusters: int, inits: int = 10, steps: int = 300, seed: int = 0) -> Tensor:
+    """Cluster of every point (n,) by Lloyd's iteration: the run of least inertia among `inits` k-means++ starts."""
+    if not 1 <= clusters <= len(x):
+        raise OptionError(
+            f"k-means of {counted(len(x), 'point')} takes 1 to {counted(len(x), 'cluster')}, got {clusters}"
+        )
+    generator = torch.Generator().manual_seed(seed)
+    x = x - x.mean(0)  # distances do not change, and the expanded squares lose fewer digits
+    runs = [_lloyd(x, _plus_plus(x, clusters, generator), steps) for _ in range(inits)]
+    return min(runs, key=lambda run: run[0])[1]
+
+
+def _plus_plus(x: Tensor, clusters: int, generator: torch.Generator) -> Tensor:
+    """k-means++ (Arthur & Vassilvitskii 2007): next centres with probability by squared distance."""
+    chosen = [int(torch.randint(len(x), (1,), generator=generator))]
+    distance = (x - x[chosen[0]]).square().sum(1)
+    while len(chosen) < clusters:
+        weight = distance.double().cpu()
+        if weight.sum() <= 0:  # fewer distinct points than clusters
+            weight = torch.ones_like(weight)
+        # inverse of the cumulative sum: no limit on the number of points, unlike torch.multinomial
+        mark = torch.rand(1, generator=generator, dtype=torch.float64) * weight.sum()
+        chosen.append(int(torch.searchsorted(weight.cumsum(0), mark).clamp_max(len(x) - 1)))
+        distance = torch.minimum(distance, (x - x[chosen[-1]]).square().sum(1))
+    return x[chosen]
+
+
+def _lloyd(x: Tensor, centres: Tensor, steps: int) -> tuple[float, Tensor]:
+    norms = x.square().sum(1)
+    assignment = torch.full((len(x),), -1, device=x.device)
+    nearest_distance = norms
+    for _ in range(steps):
+        distance = centres.square().sum(1) - 2 * (x @ centres.T)  # + norms, which does not change the order
+        nearest_distance, new = distance.min(1)
+        nearest_distance = (nearest_distance + norms).clamp_min(0)
+        counts = torch.bincount(new, minlength=len(centres))
+        for empty in (counts == 0).nonzero().flatten().tolist():  # an empty cluster takes the farthest point
+            far = int(nearest_distance.argmax())
+            new[far], nearest_distance[far] = empty, 0
+        if torch.equal(new, assignment):
+            break
+        assignment = new
+        onehot = F.one_hot(assignment, len(centres)).to(x)
+        centres = (onehot.T @ x) / onehot.sum(0).clamp_min(1)[:, None]
+    return float(nearest_distance.double().sum()), assignment
+
+
+# --- the proof that nothing was trained -----------------------------------------------------------------------------
+
+
+def state_hash(module: nn.Module) -> str:
+    """sha256 over the names, shapes and bytes of all parameters and buffers."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        if isinstance(tensor, Tensor):
+            value = tensor.detach().cpu().contiguous()
+            digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+            digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+@contextmanager
+def frozen(module: nn.Module) -> Iterator[str]:
+    """Evaluation mode without gradients; yields the module's hash and raises TrainingError if it changed meanwhile.
+
+    Training modes are restored submodule by submodule.
+    """
+    modes = {part: part.training for part in module.modules()}
+    before = state_hash(module)
+    module.eval()
+    try:
+        with torch.no_grad():
+            yield before
+        if state_hash(module) != before:
+            raise TrainingError("the encoder changed while it was evaluated: its parameters or buffers are not frozen")
+    finally:
+        for part, mode in modes.items():
+            part.training = mode

@@ -1,0 +1,128 @@
+"""CLLR: what its theorems say of distance contrast and of the way of the gradient, as far as it can be computed."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dipole.core.objectives.registry import register
+
+
+@register(
+    "relative_variance",
+    kind="diagnostic",
+    formula="var[ D/E(D) ], D(x, x_i) = ||Phi(x) - Phi(x_i)||^2 / H",
+    source="CLLR Thm. 1",
+)
+def relative_variance(features: Tensor) -> float:
+    """How much squared distances differ from their mean: goes to 0 where distances lose their contrast.
+
+    Formula (CLLR Thm. 1): var[ D/E(D) ], D(x, x_i) = ||Phi(x) - Phi(x_i)||^2 / H, whose divisor H cancels.
+
+    Args:
+        features: (n >= 2, H), not normalised.
+
+    Returns:
+        The variance; nan where all points coincide.
+    """
+    squared = torch.pdist(features.double()).square()
+    mean = squared.mean()
+    return float((squared / mean).var(unbiased=False)) if mean > 0 else math.nan
+
+
+def theorem_3(alpha: float, weight: float, data_constant: float) -> float:
+    """alpha lambda C(X), at most the min-max ratio (CLLR, Theorem 3).
+
+    Args:
+        alpha: of `cllr`, > 0.
+        weight: lambda, >= 0.
+        data_constant: C(X), for which there is no formula: it is free.
+    """
+    return alpha * weight * data_constant
+
+
+def implied_constant(ratio: float, alpha: float, weight: float) -> float:
+    """The largest C(X) for which CLLR's Theorem 3 holds of a ratio: ratio/(alpha lambda), inf for 0.
+
+    Args:
+        ratio: see `min_max_ratio`.
+        alpha: of `cllr`, > 0.
+        weight: lambda, >= 0.
+    """
+    return ratio / (alpha * weight) if alpha * weight > 0 else math.inf
+
+
+LOGGED = (
+    ("train/loss", "train/grad_norm_squared"),
+    ("train/contrast_loss", "train/contrast_grad_norm_squared"),  # an agent's, whose other losses are not F
+    ("train/loss", "train/grad_norm"),  # runs of earlier versions
+)
+"""Names under which metrics.jsonl has F and the norm of its gradient."""
+
+
+@dataclass(frozen=True)
+class Stationarity:
+    """How the gradient falls while training (CLLR, Theorem 2).
+
+    Attributes:
+        steps: T of each logged line in updates, (n,).
+        least: running minimum of ||grad F||^2, (n,).
+        bound: delta sqrt( 2 S (F_0 - F*)/T ), (n,).
+        gradient: delta, the largest logged gradient norm.
+        descent: F_0 - F*, from the first logged loss to the smallest.
+        implied_smoothness: the smallest S for which the bound holds at every line.
+        squared: whether the squared norm was logged; otherwise it is the square of a mean norm, which is not larger.
+    """
+
+    steps: list[int]
+    least: list[float]
+    bound: list[float]
+    gradient: float
+    descent: float
+    implied_smoothness: float
+    squared: bool
+
+
+def stationarity(lines: Sequence[Mapping[str, Any]], smoothness: float = 1.0) -> Stationarity | None:
+    """min_{t<T} ||grad F||^2 beside delta sqrt( 2 S (F_0 - F*)/T ) (CLLR, Theorem 2, Eq. 11).
+
+    The lines of metrics.jsonl hold means over the steps since the line before; the norm is that of the mini-batch's
+    gradient, whose square exceeds that of F in expectation. S, the smoothness of F, is free.
+
+    Args:
+        lines: with "step" and a pair of `LOGGED`.
+        smoothness: S > 0.
+
+    Returns:
+        None without a logged gradient.
+    """
+    loss, norm = next((names for names in LOGGED if any(line.get(names[1]) is not None for line in lines)), ("", ""))
+    seen = [line for line in lines if line.get(loss) is not None and line.get(norm) is not None]
+    if not seen:
+        return None
+    squared = norm.endswith("_squared")
+    values = [line[norm] if squared else line[norm] ** 2 for line in seen]
+    losses = [line[loss] for line in seen]
+    # Where a step is not an update (an agent's steps are the environment's), the loop says how many there were.
+    steps = [int(line.get("train/n_updates") or line["step"]) for line in seen]
+    least = torch.tensor(values, dtype=torch.double).cummin(0).values.tolist()
+    gradient, descent = math.sqrt(max(values)), losses[0] - min(losses)
+    bound = [theorem_2(gradient, smoothness, descent, step) for step in steps]
+    scale = 2 * gradient**2 * descent
+    implied = max(value**2 * step / scale for value, step in zip(least, steps, strict=True)) if scale else math.inf
+    return Stationarity(steps, least, bound, gradient, descent, implied, squared)
+
+
+def theorem_2(gradient: float, smoothness: float, descent: float, steps: int) -> float:
+    """delta sqrt( 2 S (F_0 - F*)/T ), at least min_t E||grad F||^2 (CLLR, Theorem 2, Eq. 11).
+
+    Args:
+        gradient: delta, bound of ||grad F||.
+        smoothness: S, Lipschitz constant of grad F; the paper gives none.
+        descent: F_0 - F*, >= 0.
+        steps: T >= 1.
+    """
+    return gradient * math.sqrt(2 * smoothness * descent / steps)

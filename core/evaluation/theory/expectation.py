@@ -1,0 +1,160 @@
+"""Expected hinge and logistic losses of a score against k independent draws, exactly: no tuple is ever enumerated.
+
+A row has scores a_p of positives, all alike, and scores b_q of negatives with masses m_q; a draw is b_q with
+probability m_q and nothing with what is left of 1. Wanted is E[ l({a - b_i}_i over the draws that
+are something) 1{some draw is} ].
+"""
+
+import math
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from dipole.core.objectives.options import Range
+from dipole.core.utils.errors import OptionError
+
+Loss = Annotated[Literal["hinge", "logistic"], "loss of the margins"]
+Negatives = Annotated[int, Range(at_least=1), "negatives k"]
+
+STEP = 0.3
+"""Spacing of the quadrature: its error is about e^{-pi^2 / STEP}, 5e-15."""
+TAIL = 38.0
+"""The quadrature leaves out what is below e^{-TAIL}."""
+NODES = 4096
+"""Scores that are spread wider than so many nodes reach (1,190) are not integrated."""
+CHUNK = 1 << 21  # entries of an (m, n, G) block
+
+
+def expected_hinge(a: Tensor, b: Tensor, mass: Tensor, k: int = 1) -> Tensor:
+    """E[ max(0, 1 + max_i b_i - a) ] by order statistics: the largest of k draws is at most b with probability F(b)^k.
+
+    Args:
+        a: (m, p) scores of positives.
+        b: (m, n) scores of negatives.
+        mass: (V, n) probabilities of the negatives, in V ways at once; a row may sum to less than 1.
+        k: number of draws.
+
+    Returns:
+        (V, m).
+    """
+    values, order = b.sort(dim=1)
+    below = (a - 1).contiguous()  # a draw counts above it
+    place = torch.searchsorted(values, below, right=True)  # (m, p)
+    found = []
+    for each in mass:
+        weight = each[order]  # (m, n)
+        nothing = (1 - each.sum()).clamp_min(0)
+        reached = nothing + weight.cumsum(1)
+        largest = reached.pow(k) - (reached - weight).clamp_min(0).pow(k)  # P(the largest is this one)
+        found.append(_above(values, largest, place, below).mean(1))
+    return torch.stack(found)
+
+
+def _above(values: Tensor, weight: Tensor, place: Tensor, threshold: Tensor) -> Tensor:
+    """Sum over values above the threshold of weight (value - threshold), (m, p)."""
+    # From the centre of the scores, so that large ones cost no digits.
+    centre = values.mean(1, keepdim=True)
+    zero = values.new_zeros(len(values), 1)
+    count = torch.cat([weight.flip(1).cumsum(1).flip(1), zero], 1)
+    total = torch.cat([(weight * (values - centre)).flip(1).cumsum(1).flip(1), zero], 1)
+    return (total.gather(1, place) - (threshold - centre) * count.gather(1, place)).clamp_min(0)
+
+
+def expected_logistic(a: Tensor, b: Tensor, mass: Tensor, k: int = 1) -> Tensor:
+    """E[ log2(1 + sum_i e^{b_i - a}) ] by one integral per row, for any k.
+
+    log(1 + S) = int_0^inf e^{-u} (1 - e^{-uS}) du/u (Frullani), and with u = w e^a the expectation factors over
+    independent draws: int_0^inf E_p[e^{-w e^{a_p}}] (1 - E_q[e^{-w e^{b_q}}]^k) dw/w. Over log w the integrand is
+    analytic in a strip of half-width pi/2, where the trapezoidal rule converges geometrically. Scores that are spread
+    too wide for that are taken pair by pair, which k = 1 alone allows.
+
+    Args, Returns: as `expected_hinge`.
+
+    Raises:
+        OptionError: k > 1, and the scores are spread too wide.
+    """
+    if _width(a, b) > NODES * STEP:
+        if k > 1:
+            raise too_wide(a, b)
+        return torch.stack([_pairwise(a[i], b[i], mass) for i in range(len(a))], 1)
+    return torch.cat([_logistic_rows(*rows, mass, k) for rows in _row_chunks(a, b)], 1)
+
+
+def _pairwise(a: Tensor, b: Tensor, mass: Tensor) -> Tensor:
+    losses = softplus(b.unsqueeze(1) - a, threshold=50)  # (n, p)
+    return mass @ losses.mean(1) / math.log(2)
+
+
+def _width(a: Tensor, b: Tensor) -> float:
+    return float((b.amax(1) - a.amin(1)).amax()) + TAIL + math.log(TAIL)
+
+
+def too_wide(a: Tensor, b: Tensor) -> OptionError:
+    """What to say where the quadrature would need too many nodes."""
+    return OptionError(
+        f"the scores f(x)^T f(x') are spread over {_width(a, b) - TAIL:.4g}, and the logistic loss with k > 1 is "
+        f"integrated up to {NODES * STEP - TAIL:.4g}: take loss hinge, k = 1, unit features or a smaller scale.",
+        "k",
+    )
+
+
+def _logistic_rows(a: Tensor, b: Tensor, mass: Tensor, k: int) -> Tensor:
+    nodes = quadrature(a, b, k)  # (m, G)
+    own = transform(a, nodes).mean(1)  # (m, G)
+    risen = torch.einsum("vq,mqg->vmg", mass, absorbed(b, nodes)).clamp_max(1)
+    return integrate(own, -torch.expm1(k * torch.log1p(-risen)))
+
+
+def _row_chunks(a: Tensor, b: Tensor) -> list[tuple[Tensor, Tensor]]:
+    nodes = max(16.0, _width(a, b) / STEP)
+    step = max(1, int(CHUNK / (max(a.shape[1], b.shape[1]) * nodes)))
+    return list(zip(a.split(step), b.split(step), strict=True))
+
+
+def quadrature(a: Tensor, b: Tensor, k: int) -> Tensor:
+    """Nodes log w of each row, (m, G): from where k draws count for nothing to where no positive is left."""
+    low = -b.amax(1) - TAIL - math.log(k)
+    high = torch.maximum(-a.amin(1) + math.log(TAIL), low)
+    count = int(float((high - low).amax()) / STEP) + 2
+    if count > 2 * NODES:
+        raise too_wide(a, b)
+    return low.unsqueeze(1) + STEP * torch.arange(count, dtype=a.dtype, device=a.device)
+
+
+def transform(scores: Tensor, nodes: Tensor) -> Tensor:
+    """e^{-w e^s}, (m, n, G)."""
+    return (scores.unsqueeze(2) + nodes.unsqueeze(1)).exp_().neg_().exp_()
+
+
+def absorbed(scores: Tensor, nodes: Tensor) -> Tensor:
+    """1 - e^{-w e^s} without cancellation, (m, n, G)."""
+    return (scores.unsqueeze(2) + nodes.unsqueeze(1)).exp_().neg_().expm1_().neg_()
+
+
+def integrate(own: Tensor, risen: Tensor) -> Tensor:
+    """Trapezoidal rule in log2 of the product of both factors, over the last dimension."""
+    return (own * risen).sum(-1) * (STEP / math.log(2))
+
+
+def expected(loss: str, a: Tensor, b: Tensor, mass: Tensor, k: int = 1) -> Tensor:
+    """The expectation of the loss of that name, see `expected_hinge`."""
+    return (expected_hinge if loss == "hinge" else expected_logistic)(a, b, mass, k)
+
+
+def no_margin(loss: str, t: Tensor) -> Tensor:
+    """l(0, .., 0) of t margins: 1 for hinge, log2(1 + t) for logistic."""
+    return torch.ones_like(t) if loss == "hinge" else torch.log2(1 + t)
+
+
+def margin_loss(loss: str, v: Tensor) -> Tensor:
+    """l(v) over the last dimension (Arora et al., Sec. 2): max(0, 1 + max_i -v_i), or log2(1 + sum_i e^{-v_i}).
+
+    Args:
+        loss: "hinge" or "logistic".
+        v: (..., k) margins.
+    """
+    if loss == "hinge":
+        return (1 + (-v).amax(-1)).clamp_min(0)
+    return torch.logsumexp(torch.cat([torch.zeros_like(v[..., :1]), -v], -1), -1) / math.log(2)

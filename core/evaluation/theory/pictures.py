@@ -1,0 +1,159 @@
+"""The theorems as pictures: what was measured beside what bounds it. Same numbers, same file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dipole.core.utils.drawing import check_drawing, new_figure
+from dipole.core.utils.errors import ConfigError, OptionError
+from dipole.core.utils.files import why
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from dipole.core.evaluation.theory.report import Report
+
+MEASURED, BOUND, LOOSER, NEUTRAL = "#1f5a94", "#d1603d", "#e3a48c", "#777777"
+FORMATS = (".svg", ".png", ".pdf")
+RADII = [0.25 * step for step in range(2, 17)]  # r of Figure 1
+
+
+def check_name(path: Path) -> None:
+    """OptionError where a picture of this name cannot be written: said before anything is computed."""
+    if path.suffix not in FORMATS:
+        raise OptionError(f"a picture ends in {', '.join(FORMATS)}, got {path.name!r}.")
+
+
+def _save(figure: Figure, path: Path) -> None:
+    check_name(path)
+    import matplotlib as mpl
+
+    # No date and no random ids: the same numbers give the same bytes.
+    settings: Any = {"svg.hashsalt": "dipole", "svg.fonttype": "none"}
+    metadata: dict[str, Any] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix, {})
+    try:
+        with mpl.rc_context(settings):
+            figure.savefig(path, dpi=110, metadata=metadata)
+    except OSError as error:
+        raise ConfigError(f"cannot write the picture {path}: {why(error, '--picture')}") from error
+
+
+def _plain(axes: Axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def draw_figure_1(path: Path) -> None:
+    """Arora et al., Figure 1: the points of f1, and its losses beside those of f0 as r grows."""
+    check_drawing()
+    from dipole.core.evaluation.theory import arora, counterexamples, trained
+
+    figure = new_figure(8.4, 6.2)
+    grid = figure.subplots(2, 2)
+    cases = (
+        ("(a) the mean is bad: one point per class", counterexamples.mean_is_bad),
+        ("(b) high variance: two points per class", counterexamples.high_variance),
+    )
+    for column, (title, make) in enumerate(cases):
+        points, axes = make(2.0), grid[0][column]
+        for span, colour, name in zip(points.spans, (MEASURED, BOUND), ("class 1", "class 2"), strict=True):
+            x, y = points.features[span].T.tolist()
+            axes.scatter(x, y, color=colour, s=60, label=name, zorder=3)
+        means = points.means.T.tolist()
+        axes.scatter(*means, marker="x", color="black", s=36, label="class means", zorder=4)
+        axes.axvline(0, color=NEUTRAL, linestyle=":", label="a W without loss")
+        axes.scatter([0], [0], color=NEUTRAL, s=30, marker="s", label="f0 of every point", zorder=2)
+        axes.set(title=title, xlabel="first coordinate of f1(x), r = 2", ylabel="second coordinate")
+        axes.set_xlim(-1.8, 4.2)  # room for the legend
+        axes.margins(y=0.15)
+        axes.legend(fontsize=7, frameon=False, loc="center right")
+        curves: dict[str, list[float]] = {"un": [], "mean": [], "best": []}
+        for r in RADII:
+            here = make(r)
+            curves["un"].append(arora.unsupervised_loss(here).whole)
+            curves["mean"].append(arora.mean_classifier_loss(here))
+            curves["best"].append(trained.trained_loss(here).loss)
+        axes = grid[1][column]
+        axes.plot(RADII, curves["un"], color=BOUND, label="L_un(f1)")
+        zero = arora.unsupervised_loss(counterexamples.nothing(points)).whole
+        axes.axhline(zero, color=BOUND, linestyle="--", label="L_un(f0) = L_sup(f0)")
+        axes.plot(RADII, curves["mean"], color=MEASURED, label="L_sup^mu(f1)")
+        axes.plot(RADII, curves["best"], color=MEASURED, linestyle=":", label="L_sup(f1)")
+        axes.set(xlabel="r", ylabel="hinge loss", ylim=(-0.3, 8))
+        axes.legend(fontsize=7, frameon=False, loc="upper left")
+        for each in (grid[0][column], grid[1][column]):
+            _plain(each)
+    _save(figure, path)
+
+
+def draw_report(report: Report, path: Path, title: str = "") -> None:
+    """One run: the sides of Arora's inequalities, LMCL's error over delta+, CLLR's gradient over steps."""
+    check_drawing()
+    figure = new_figure(12, 4.2)
+    figure.suptitle(title, fontsize=10)
+    left, middle, right = figure.subplots(1, 3, width_ratios=(1.5, 1, 1))
+    _sides(left, report)
+    _margins(middle, report)
+    _gradient(right, report)
+    for axes in (left, middle, right):
+        _plain(axes)
+    _save(figure, path)
+
+
+def _absent(axes: Axes, text: str) -> None:
+    from textwrap import fill
+
+    axes.text(0.5, 0.5, fill(text, 34), ha="center", va="center", fontsize=8, color=NEUTRAL, transform=axes.transAxes)
+    axes.set_xticks([])
+    axes.set_yticks([])
+
+
+def _sides(axes: Axes, report: Report) -> None:
+    axes.set_title("Arora et al.: measured (first) and bounds", fontsize=9)
+    shown = [each for each in report.inequalities if each.theorem.paper.startswith("Arora")]
+    if not shown:
+        _absent(axes, report.missing.get("lemma_4_3", ""))
+        return
+    for row, each in enumerate(shown):
+        values = [value for _, value in each.sides]
+        axes.plot([values[0], values[-1]], [row, row], color=NEUTRAL, linewidth=1, zorder=1)
+        # A later side may lie exactly on an earlier one: it is drawn larger, and below it.
+        for place, value in enumerate(values):
+            colour = MEASURED if place < len(values) - 1 and "L_s" in each.sides[place][0] else BOUND
+            colour = MEASURED if place == 0 else colour
+            axes.scatter([value], [row], color=colour, s=18 + 26 * place, zorder=10 - place)
+    axes.set_yticks(range(len(shown)), [f"{each.theorem.name}, {each.case}" for each in shown], fontsize=7)
+    axes.invert_yaxis()
+    # Some bounds are hundreds of times what they bound.
+    axes.set_xscale("symlog", linthresh=1)
+    axes.set_xlim(left=-0.05)
+    axes.set_xlabel("loss; blue is measured, orange bounds it (linear up to 1)")
+
+
+def _margins(axes: Axes, report: Report) -> None:
+    axes.set_title("LMCL, Theorem 3", fontsize=9)
+    curve = report.curves.get("lmcl_theorem_3")
+    if curve is None:
+        _absent(axes, report.missing.get("lmcl_theorem_3", ""))
+        return
+    x = curve["delta_pos"]
+    axes.plot(x, curve["bound"], color=LOOSER, marker=".", label="4 (..)/lambda + K/C")
+    axes.plot(x, curve["middle"], color=BOUND, marker=".", label="(delta- - delta+) R1 + K/C")
+    axes.plot(x, curve["error"], color=MEASURED, marker=".", label="similarity error")
+    axes.set(xlabel="delta+", yscale="log")
+    axes.legend(fontsize=7, frameon=False)
+
+
+def _gradient(axes: Axes, report: Report) -> None:
+    axes.set_title("CLLR, Theorem 2", fontsize=9)
+    curve = report.curves.get("cllr_theorem_2")
+    if curve is None:
+        _absent(axes, report.missing.get("cllr_theorem_2", ""))
+        return
+    axes.loglog(curve["step"], curve["least"], color=MEASURED, label="least ||grad F||^2 so far")
+    bound = f"delta sqrt(2 S (F_0 - F*)/T), S = {report.choices.smoothness:g} (free)"
+    axes.loglog(curve["step"], curve["bound"], color=BOUND, label=bound)
+    axes.xaxis.set_minor_formatter("")
+    axes.set_xlabel("update T")
+    axes.legend(fontsize=7, frameon=False)

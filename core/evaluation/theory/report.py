@@ -1,0 +1,442 @@
+"""Both sides of every inequality of one run, and why what is missing cannot be computed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dipole.core.evaluation import diagnostics
+from dipole.core.evaluation.theory import arora, cllr, lmcl
+from dipole.core.evaluation.theory.choices import Choices, RunFacts
+from dipole.core.evaluation.theory.latent import Latent, check_numbers, collision, full_collision, some_collision
+from dipole.core.evaluation.theory.theorems import THEOREMS, Theorem
+from dipole.core.evaluation.theory.trained import trained_loss
+from dipole.core.utils.errors import DataError, OptionError
+from dipole.core.utils.text import counted
+
+__all__ = ["Inequality", "Quantity", "Report", "measure"]
+
+TOLERANCE = 1e-9
+BY_KEY = {theorem.key: theorem for theorem in THEOREMS}
+FEWEST = 10  # points per class that are kept where points are chosen, as far as classes have them
+MARGINS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45)  # delta+ of the curve of LMCL's Theorem 3
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One number.
+
+    Args:
+        name: what it is called.
+        value: of it.
+        about: what it is.
+        error: its standard error, where it was sampled; else 0.
+    """
+
+    name: str
+    value: float
+    about: str
+    error: float = 0.0
+
+
+@dataclass(frozen=True)
+class Inequality:
+    """Both sides of one theorem, or all of several, in ascending order.
+
+    Args:
+        key: of its theorem.
+        case: tells rows of one theorem apart.
+        sides: (what it is, value) of each.
+        free: numbers that no paper gives, by name.
+    """
+
+    key: str
+    case: str
+    sides: tuple[tuple[str, float], ...]
+    free: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def theorem(self) -> Theorem:
+        """What the theorem says, and what it needs."""
+        return BY_KEY[self.key]
+
+    @property
+    def holds(self) -> bool:
+        """Each side is at most the next, up to rounding."""
+        values = [value for _, value in self.sides]
+        room = TOLERANCE * max(1.0, *(abs(value) for value in values))
+        return all(left <= right + room for left, right in pairwise(values))
+
+
+@dataclass
+class Report:
+    """What was found.
+
+    Args:
+        choices: what was asked for.
+        points: on how many points.
+        classes: of how many classes.
+        chosen_from: points and classes that there are.
+        quantities: single numbers.
+        inequalities: both sides of each theorem.
+        curves: numbers to be drawn, by name and axis.
+        missing: in one line each, why a theorem is not there, by its key.
+    """
+
+    choices: Choices
+    points: int = 0
+    classes: int = 0
+    chosen_from: tuple[int, int] = (0, 0)
+    quantities: list[Quantity] = field(default_factory=list)
+    inequalities: list[Inequality] = field(default_factory=list)
+    curves: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def add(self, name: str, value: float, about: str, error: float = 0.0) -> float:
+        """Put down a number, and return it.
+
+        Args:
+            name: as of `Quantity`.
+            value: as of `Quantity`.
+            about: as of `Quantity`.
+            error: as of `Quantity`.
+
+        Returns:
+            The value.
+        """
+        self.quantities.append(Quantity(name, value, about, error))
+        return value
+
+    def hold(self, key: str, case: str, *sides: tuple[str, float], **free: float) -> None:
+        """Put down an inequality.
+
+        Args:
+            key: as of `Inequality`.
+            case: as of `Inequality`.
+            sides: as of `Inequality`.
+            free: as of `Inequality`.
+        """
+        self.inequalities.append(Inequality(key, case, sides, free))
+
+    def value(self, name: str) -> float:
+        """The value of a quantity.
+
+        Args:
+            name: of one that was put down.
+        """
+        return next(each.value for each in self.quantities if each.name == name)
+
+    @property
+    def broken(self) -> list[Inequality]:
+        """Inequalities that hold on any features, and do not here: a mistake in the code."""
+        return [each for each in self.inequalities if each.theorem.always and not each.holds]
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "choices": asdict(self.choices),
+            "points": self.points,
+            "classes": self.classes,
+            "chosen_from": {"points": self.chosen_from[0], "classes": self.chosen_from[1]},
+            "quantities": {q.name: {"value": _json(q.value), "error": _json(q.error), "about": q.about}
+                           for q in self.quantities},
+            "inequalities": [
+                {
+                    "key": each.key,
+                    "paper": each.theorem.paper,
+                    "name": each.theorem.name,
+                    "case": each.case,
+                    "sides": [{"label": label, "value": _json(value)} for label, value in each.sides],
+                    "holds": each.holds,
+                    "always": each.theorem.always,
+                    "assumption": each.theorem.assumption,
+                    "free": dict(each.free),
+                }
+                for each in self.inequalities
+            ],
+            "curves": {
+                key: {name: [_json(value) for value in values] for name, values in curve.items()}
+                for key, curve in self.curves.items()
+            },
+            "missing": self.missing,
+        }  # fmt: skip
+
+
+def _json(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def measure(
+    features: Tensor,
+    labels: Tensor | None,
+    choices: Choices | None = None,
+    *,
+    facts: RunFacts | None = None,
+    metrics: Sequence[Mapping[str, Any]] = (),
+    projected: Tensor | None = None,
+) -> Report:
+    """Evaluate every theorem that the material allows.
+
+    Args:
+        features: (n >= 2, d) f(x); Arora's theorems take them as they are, LMCL's on the unit sphere.
+        labels: (n,) classes, or None; a negative label means none.
+        choices: options of the theorems; by default those of `Choices`.
+        facts: what the run's objective and record say.
+        metrics: lines of metrics.jsonl.
+        projected: (n, H) L Phi(x) of any length, for CLLR's distances; `features` when None.
+
+    Returns:
+        Every number, both sides of every inequality, and why what is missing is not there.
+
+    Raises:
+        DataError: features that are not finite, too large, or fewer than two; labels of another number.
+        OptionError: a slack `mu` that does not fit the margin.
+    """
+    choices, facts = choices or Choices(), facts or RunFacts()
+    features = features.detach().cpu().double()
+    if features.ndim != 2 or len(features) < 2:
+        raise DataError(f"the theorems need features (n >= 2, d), got {tuple(features.shape)}.")
+    check_numbers(features)
+    if labels is not None and labels.shape != (len(features),):
+        raise DataError(f"each of the {len(features)} points needs a label, got labels {tuple(labels.shape)}.")
+    report = Report(choices)
+    chosen = choose(labels, len(features), choices)
+    x, y = features[chosen], None if labels is None else labels.cpu()[chosen]
+    report.points = len(x)
+    report.chosen_from = (len(features), 0 if labels is None else _classes(labels))
+    if y is None or not bool((y >= 0).any()):
+        for theorem in THEOREMS:
+            if "labels" in theorem.needs:
+                report.missing[theorem.key] = "needs labels: give some with --labels (blocks:N takes N rows in a row)"
+    else:
+        report.classes = _classes(y)
+        _arora(report, Latent.of(x, y, choices.prior))
+    _lmcl(report, x, y, facts)
+    _cllr(report, x if projected is None else projected.detach().cpu().double()[chosen], facts, metrics)
+    return report
+
+
+def _classes(labels: Tensor) -> int:
+    return len(labels[labels >= 0].unique())
+
+
+def choose(labels: Tensor | None, n: int, choices: Choices) -> Tensor:
+    """Indices of at most `choices.points` points; of few classes where all would be left with a handful each."""
+    generator = torch.Generator().manual_seed(choices.seed)
+    rows = torch.arange(n)
+    if labels is not None and bool((labels >= 0).any()):
+        rows = rows[labels.cpu() >= 0]
+    if len(rows) <= choices.points:
+        return rows
+    if labels is not None and bool((labels >= 0).any()):
+        y = labels.cpu()[rows]
+        names = y.unique()
+        keep = max(2, choices.points // FEWEST)
+        if len(names) > keep:
+            names = names[torch.randperm(len(names), generator=generator)[:keep]]
+            rows = rows[torch.isin(y, names)]
+    order = torch.randperm(len(rows), generator=generator)[: choices.points]
+    return rows[order].sort().values
+
+
+def _arora(report: Report, points: Latent) -> None:
+    if points.classes < 2:
+        for theorem in THEOREMS:
+            if theorem.paper == "Arora et al. 2019" and "labels" in theorem.needs:
+                report.missing[theorem.key] = (
+                    "needs two classes (a label below 0 is none): with one, tau = 1 and every bound is 0/0"
+                )
+        return
+    c = report.choices
+    tau = report.add("tau", collision(points.prior), "chance that two classes are the same")
+    report.add(f"tau_{c.k}", some_collision(points.prior, c.k), f"chance that one of {c.k} negatives collides")
+    report.add(f"tau'_{c.k}", full_collision(points.prior, c.k), f"chance that all of {c.k} negatives collide")
+    R = report.add("R", arora.radius(points), "max ||f(x)||")
+    s = report.add("s(f)", arora.deviation(points), "deviation within classes")
+    tuples = c.tuples or len(points.features)
+    gen = arora.generalization(R, c.rademacher, tuples, c.confidence, c.constant)
+    report.add("Gen_M", gen, f"M = {tuples}, constant {c.constant:g} and Rad_S(F) {c.rademacher:g} are free")
+    for loss in c.losses:
+        _one_negative(report, points, loss, tau, s, gen)
+        try:
+            _several_negatives(report, points, loss, s, gen)
+        except OptionError as error:
+            report.missing[f"theorem_6_1 ({loss})"] = str(error)
+    _margin(report, points)
+
+
+def _one_negative(report: Report, points: Latent, loss: str, tau: float, s: float, gen: float) -> None:
+    c = report.choices
+    free = {"constant": c.constant, "rademacher": c.rademacher}
+    un = arora.unsupervised_loss(points, loss)
+    mean = arora.mean_classifier_loss(points, loss)
+    best = trained_loss(points, loss, 1, c.tasks, c.seed)
+    block = arora.block_loss(points, loss, c.block, c.draws, c.seed)
+    report.add(f"L_un {loss}", un.whole, "one negative")
+    report.add(f"L_un^= {loss}", un.same, "negative of the same class")
+    report.add(f"L_un^!= {loss}", un.different, "negative of another class")
+    report.add(f"L_un^block {loss}", block.whole, f"blocks of {c.block}", block.error)
+    report.add(f"L_sup^mu {loss}", mean, "mean classifier, two classes")
+    fitted = "all tasks" if best.tasks == best.of else f"{best.tasks} of {counted(best.of, 'task')}"
+    report.add(f"L_sup {loss}", best.loss, f"trained classifier, two classes, {fitted}", best.error)
+    left, bound = ("L_sup^mu", mean), arora.lemma_4_3(un.whole, tau)
+    report.hold("lemma_4_3", loss, left, ("(L_un - tau)/(1 - tau)", bound))
+    right = ("(L_un - tau + Gen_M)/(1 - tau)", arora.theorem_4_1(un.whole, tau, gen))
+    report.hold("theorem_4_1", loss, left, right, **free)
+    report.hold("lemma_4_4", loss, ("L_un^=", un.same), ("1 + c' s(f)", arora.lemma_4_4(loss, s)))
+    right = ("L_un^!= + beta s(f) + eta Gen_M", arora.theorem_4_5(loss, un.different, s, tau, gen))
+    report.hold("theorem_4_5", loss, ("L_sup", best.loss), left, right, **free)
+    middle, _ = arora.proposition_6_2(block.whole, un.whole, tau)
+    sides = ("(L_un^block - tau)/(1 - tau)", middle), ("(L_un - tau)/(1 - tau)", bound)
+    report.hold("proposition_6_2", f"{loss}, b = {c.block}", left, *sides)
+
+
+def _several_negatives(report: Report, points: Latent, loss: str, s: float, gen: float) -> None:
+    c, k = report.choices, report.choices.k
+    un = arora.unsupervised_loss(points, loss, k)
+    mean = arora.mean_classifier_loss(points, loss, k)
+    left = (f"L_sup^mu, k = {k}", mean)
+    if k > 1:
+        report.add(f"L_un {loss}, k = {k}", un.whole, f"{counted(k, 'negative')}")
+        report.add(f"L_un^!= {loss}, k = {k}", un.different, "negatives of other classes, where there are some")
+        report.add(f"L_un^= {loss}, k = {k}", un.same, "negatives of the same class, where there are some")
+        report.add(f"L_sup^mu {loss}, k = {k}", mean, "mean classifier, tasks of Sec. 6.1")
+        right = ("(L_un - tau_k E l(0))/(1 - tau_k)", arora.lemma_4_3_of_k(loss, k, un.whole, points.prior))
+        report.hold("lemma_4_3", f"{loss}, k = {k} (App. B.1)", left, right)
+        if points.classes > k:
+            distinct = arora.mean_classifier_loss(points, loss, k, "distinct")
+            report.add(f"L_sup^mu {loss}, {k + 1}-way", distinct, f"mean classifier, {k + 1} distinct classes")
+            best = trained_loss(points, loss, k, c.tasks, c.seed)
+            fitted = "all tasks" if best.tasks == best.of else f"{best.tasks} of {counted(best.of, 'task')}"
+            report.add(f"L_sup {loss}, {k + 1}-way", best.loss, f"trained classifier, {fitted}", best.error)
+        else:
+            reason = f"tasks of {k + 1} distinct classes need as many, there are {points.classes}"
+            report.missing[f"L_sup {loss}, {k + 1}-way"] = reason
+    right = ("Theorem B.1's bound", arora.theorem_6_1(loss, k, un.different, s, points.prior, gen))
+    report.hold("theorem_6_1", f"{loss}, k = {k}", left, right, constant=c.constant, rademacher=c.rademacher)
+
+
+def _margin(report: Report, points: Latent) -> None:
+    c = report.choices
+    if "hinge" not in c.losses:
+        report.missing["lemma_5_1"] = "is about the hinge loss: add --loss hinge"
+        return
+    sigma = report.add("sigma", arora.spread(points), "sub-Gaussian in every class: max ||f(x) - mu_c||")
+    gamma = arora.margin(report.value("R"), sigma, c.epsilon, c.gamma_constant)
+    report.add("gamma", gamma, f"margin of Lemma 5.1 at eps = {c.epsilon:g}")
+    free = {"epsilon": c.epsilon} | ({} if c.gamma_constant is None else {"gamma_constant": c.gamma_constant})
+    left = ("L_un^!=", report.value("L_un^!= hinge"))
+    right = ("gamma L_gamma,sup^mu + eps", arora.lemma_5_1(points, gamma, c.epsilon))
+    report.hold("lemma_5_1", "hinge", left, right, **free)
+
+
+def _lmcl(report: Report, x: Tensor, y: Tensor | None, facts: RunFacts) -> None:
+    c, n = report.choices, len(x)
+    low = facts.delta_pos if c.delta_pos is None else c.delta_pos
+    high = facts.delta_neg if c.delta_neg is None else c.delta_neg
+    if low >= high:
+        raise OptionError(f"delta_pos must be below delta_neg, got {low:g} and {high:g}.", "delta_pos")
+    mean = report.add("mean D", diagnostics.mean_distance(x), "mean normalised distance of pairs")
+    report.hold("lmcl_eq_5", "", ("mean D", mean), ("N/(2N - 2)", diagnostics.mean_distance_ceiling(n)))
+    mu, nearest = lmcl.coverage(x)
+    report.add("coverage", float(nearest.max()), "eps of LMCL Theorem 1: largest min |D - mu| over mu")
+    report.curves["lmcl_theorem_1"] = {"mu": mu.tolist(), "nearest": nearest.tolist()}
+    r1 = lmcl.regularizer(x, low, high, facts.reduction)
+    report.add("R1", r1, f"distance polarization, {facts.reduction}, of all pairs")
+    weight = 0.1 if facts.dp_weight is None else facts.dp_weight
+    at = f"lambda = {weight:g}{'' if facts.dp_weight is not None else ' (the paper; no dp here)'}"
+    if weight > 0:
+        report.hold("lmcl_theorem_3", f"R1, {at}", ("R1", r1), ("4/lambda", 4 / weight))
+    if y is None or "lmcl_theorem_3" in report.missing:
+        return
+    if report.classes < 2:
+        for key in ("lmcl_theorem_2", "lmcl_theorem_3", "lmcl_theorem_4"):
+            report.missing[key] = "needs two classes"
+        return
+    within, between = lmcl.separation(x, y)
+    report.add("max D within", within, "largest distance within a class (LMCL Theorem 2: at most 1/2 - tau)")
+    report.add("min D between", between, "smallest distance between classes (at least 1/2)")
+    classes, width = float(report.classes), float(x.shape[1])
+    report.hold("lmcl_theorem_2", "room for one direction a class", ("C + 1", classes + 1), ("d", width))
+    if math.isfinite(within):
+        report.hold("lmcl_theorem_2", "this embedding", ("max D within", within), ("min D between", between))
+    ratio = report.add("(K_max/K_min)/C", lmcl.class_ratio(y), "LMCL Theorem 3")
+    report.add("delta+ of the proof", lmcl.proof_delta_pos(x, y), "as many pairs lie below it as share a class")
+    if c.mu is not None and not 0 < c.mu < high - low:
+        raise OptionError(f"mu must lie between 0 and delta_neg - delta_pos = {high - low:g}, got {c.mu:g}.", "mu")
+    curve: dict[str, list[float]] = {"delta_pos": [], "error": [], "middle": [], "bound": []}
+    for delta in sorted({*(m for m in MARGINS if m < high), low}):
+        slack = c.mu if c.mu is not None and c.mu < high - delta else None
+        if weight > 0:
+            error, bound = diagnostics.similarity_error(x, y, delta, high, slack, weight)
+        else:
+            error, bound = diagnostics.similarity_error(x, y, delta, high, slack)[0], math.inf
+        middle = lmcl.polarization_bound(
+            lmcl.regularizer(x, delta, high, facts.reduction), delta, high, ratio
+        )  # fmt: skip
+        for name, value in zip(curve, (delta, error, middle, bound), strict=True):
+            curve[name].append(value)
+        if delta == low:
+            sides = ("similarity error", error), ("(delta- - delta+) R1 + K/C", middle), ("4 (..)/lambda + K/C", bound)
+            report.hold("lmcl_theorem_3", f"{low:g} .. {high:g}, {at}", *sides)
+    report.curves["lmcl_theorem_3"] = curve
+    _softmax(report, x, y, facts)
+
+
+def _softmax(report: Report, x: Tensor, y: Tensor, facts: RunFacts) -> None:
+    c = report.choices
+    soft = report.add("L_SM", lmcl.softmax_loss(torch.nn.functional.normalize(x, dim=1), y), "softmax classifier, nats")
+    if facts.nce is None:
+        report.missing["lmcl_theorem_4"] = "needs L_NCE: the run has no infonce term with a logged loss"
+        return
+    if facts.negatives is None or facts.negatives < 1:
+        report.missing["lmcl_theorem_4"] = "needs n: the record has no number of negatives"
+        return
+    report.add("L_NCE", facts.nce, "infonce term, last logged, nats")
+    report.add("Q1", math.sqrt(1 + 1 / facts.negatives), f"sqrt(1 + 1/n), n = {facts.negatives:g}")
+    report.add("Q2", -math.log1p(-c.confidence) * math.log(facts.negatives) ** 2, "log(1/delta) log^2(n)")
+    bound = lmcl.generalization(facts.negatives, len(x), c.rademacher, c.confidence, c.constant)
+    sides = ("|L_SM - L_NCE|", abs(soft - facts.nce)), ("Q1 Rad/N + sqrt(Q2/N)", bound)
+    report.hold("lmcl_theorem_4", "", *sides, constant=c.constant, rademacher=c.rademacher)
+
+
+def _cllr(report: Report, x: Tensor, facts: RunFacts, metrics: Sequence[Mapping[str, Any]]) -> None:
+    c = report.choices
+    ratios = diagnostics.min_max_ratios(x)
+    if len(ratios):
+        mean = float(ratios.mean())
+        least = report.add("min-max ratio", float(ratios.min()), f"smallest over points; their mean is {mean:.4g}")
+        report.add("var[D/E D]", cllr.relative_variance(x), f"CLLR Theorem 1, H = {x.shape[1]}")
+        if facts.cllr_weight is None or facts.alpha is None:
+            report.missing["cllr_theorem_3"] = "needs alpha and lambda: the objective has no cllr term"
+        else:
+            implied = cllr.implied_constant(least, facts.alpha, facts.cllr_weight)
+            report.add("largest C(X)", implied, "with which CLLR Theorem 3 holds of these points")
+            bound = cllr.theorem_3(facts.alpha, facts.cllr_weight, c.data_constant)
+            sides = ("alpha lambda C(X)", bound), ("(D_max - D_min)/D_min", least)
+            report.hold("cllr_theorem_3", "smallest over points", *sides, data_constant=c.data_constant)
+    else:
+        for key in ("cllr_theorem_1", "cllr_theorem_3"):
+            report.missing[key] = "all points coincide: no distance to compare"
+    way = cllr.stationarity(metrics, c.smoothness)
+    if way is None:
+        report.missing["cllr_theorem_2"] = "needs the objective's gradient norm in metrics.jsonl; this run logged none"
+        return
+    report.add("delta", way.gradient, "largest logged gradient norm")
+    report.add("F_0 - F*", way.descent, "first logged loss less the smallest")
+    about = "smallest S with which CLLR Theorem 2 holds at every logged step"
+    report.add("implied S", way.implied_smoothness, about)
+    kind = "min_t ||grad F||^2" if way.squared else "min_t of the squared mean norm"
+    right = ("delta sqrt(2 S (F_0 - F*)/T)", way.bound[-1])
+    report.hold("cllr_theorem_2", f"T = {way.steps[-1]}", (kind, way.least[-1]), right, smoothness=c.smoothness)
+    report.curves["cllr_theorem_2"] = {
+        "step": [float(step) for step in way.steps],
+        "least": way.least,
+        "bound": way.bound,
+    }

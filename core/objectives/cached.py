@@ -1,0 +1,148 @@
+"""Large batches in a small memory for a module of one's own: the encoder sees some rows at a time, the loss all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from dipole.core.objectives.evaluate import Outcome
+from dipole.core.objectives.objective import Composite
+from dipole.core.objectives.objective import objective as build_objective
+from dipole.core.objectives.options import check_whole
+from dipole.core.utils.errors import OptionError, PairsError
+from dipole.core.utils.microbatch import Draws, instead, microbatched
+
+
+class Cached(nn.Module):
+    """An encoder and an objective with the gradient of the whole batch; `cached` makes one.
+
+    Args:
+        encoder: as in `cached`.
+        objective: a module or a function, no text.
+        microbatch: as in `cached`.
+        pairs: as in `cached`.
+        draws: as in `cached`.
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        objective: nn.Module | Callable[..., Any],
+        microbatch: int,
+        pairs: Callable[..., Any] | None = None,
+        draws: Draws = "batch",
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.objective = objective
+        self.microbatch = microbatch
+        self._pairs = pairs
+        self._draws = draws
+
+    def embed(self, view: Any) -> Any:
+        """What the encoder makes of all rows of one view, `microbatch` rows at a time, such as (B, d).
+
+        Args:
+            view: (B, ...), or a mapping, list or tuple of such.
+
+        Raises:
+            PairsError: what goes in or comes out has no row for each instance.
+        """
+        # DistributedDataParallel sees one forward pass and, in the backward pass, each parameter's gradient once.
+        inner = self.encoder.module if isinstance(self.encoder, DistributedDataParallel) else self.encoder
+        with instead(inner, microbatched(inner, self.microbatch, self._draws)):
+            return self.encoder(view)
+
+    def forward(self, *views: Any, **given: Any) -> Tensor:
+        """The loss of a batch, (); `loss.backward()` runs the encoder again, microbatch by microbatch.
+
+        Args:
+            views: what the encoder is called with, once for each; a list or tuple alone stands for its elements.
+            given: passed on to `pairs` (labels, indices).
+
+        Raises:
+            PairsError: without `pairs` there is one view or none, something else is given, or the encoder returns no
+                embeddings; or rows that the objective cannot be evaluated on.
+        """
+        if len(views) == 1 and isinstance(views[0], list | tuple):
+            views = tuple(views[0])
+        embeddings = [self.embed(view) for view in views]
+        if self._pairs is not None:
+            found = self.objective(self._pairs(*embeddings, **given))
+        elif given:
+            raise PairsError(f"{', '.join(given)}: only a function `pairs` takes more than views; give one to cached.")
+        elif isinstance(self.objective, Composite) and not all(isinstance(each, Tensor) for each in embeddings):
+            raise PairsError(
+                f"{type(self.encoder).__name__} returned a {type(embeddings[0]).__name__}, not embeddings (rows, d): "
+                "give `pairs`, a function from what it returns to Pairs such as lambda z: Pairs.cross(*z)."
+            )
+        elif len(embeddings) < 2:
+            raise PairsError(
+                f"cached was called with {'one view, which alone' if embeddings else 'no view, which'} has no "
+                "positives: give two or more, or `pairs`, a function from embeddings to Pairs such as "
+                "lambda z: Pairs.from_blocks(z.view(-1, 2, d))."
+            )
+        else:
+            found = self.objective(*embeddings)
+        return found.loss if isinstance(found, Outcome) else found
+
+
+def cached(
+    encoder: nn.Module,
+    objective: nn.Module | Callable[..., Any] | str,
+    *,
+    microbatch: int,
+    pairs: Callable[..., Any] | None = None,
+    draws: Draws = "batch",
+) -> Cached:
+    """Join an encoder and an objective so that memory grows with `microbatch` and the loss sees the whole batch.
+
+        step = cached(encoder, objective("infonce(temperature=0.1)"), microbatch=32)
+        loss = step(view1, view2)       # each (B, ...), B as large as the loss should see
+        loss.backward()
+
+    The gradient is that of `objective(encoder(view1), encoder(view2))`: embeddings are computed without a graph, the
+    loss gives their gradient, and the encoder runs a second time on each microbatch (Gao et al. 2021, Sec. 3.2).
+    Buffers are updated once; batch norm takes its statistics from a microbatch. Second derivatives are refused.
+
+    Args:
+        encoder: takes a view, a tensor (B, ...) or a mapping, list or tuple of such, and returns embeddings (B, d).
+            It may be wrapped in DistributedDataParallel, or `cached(...)` itself may be.
+        objective: from `dipole.objective`, its text, or any function of embeddings that returns a scalar.
+        microbatch: rows that the encoder sees at a time, >= 1.
+        pairs: makes of the embeddings what the objective takes, `Pairs` or `Embedded`; default the embeddings
+            themselves, as views.
+        draws: "batch": dropout masks are those of the undivided batch from the same seed, for which the masks of the
+            whole batch are drawn with every microbatch. "microbatch": every microbatch draws its own, as in a loop
+            over them; cheaper from some dozens of microbatches on. Both passes draw the same either way.
+
+    Returns:
+        A module (`Cached`) with the parameters of both: a call gives the loss, (), `embed(view)` embeddings, (B, d).
+
+    Raises:
+        OptionError: an argument is none of these.
+        SpecError: for a wrong text.
+        PairsError: from a call, where rows do not fit.
+
+    Source: Gao et al. 2021 (GradCache), who call backward twice; here the second pass is part of the one that the
+    caller starts, so that hooks, loss scaling and gradient synchronisation see each parameter's gradient once.
+    """
+    if not isinstance(encoder, nn.Module):
+        raise OptionError(
+            f"cached: encoder must be a torch.nn.Module, got {type(encoder).__name__}. Several encoders are one module "
+            "whose forward pass calls each of them."
+        )
+    if not isinstance(objective, str) and not callable(objective):
+        raise OptionError(
+            f"cached: objective must be an objective, its text or a function of embeddings, got {objective!r}."
+        )
+    if pairs is not None and not callable(pairs):
+        raise OptionError(f"cached: pairs must be a function from embeddings to Pairs, got {pairs!r}.")
+    check_whole("cached: microbatch", microbatch)
+    if draws not in ("batch", "microbatch"):
+        raise OptionError(f"cached: draws must be 'batch' or 'microbatch', got {draws!r}.")
+    built = build_objective(objective) if isinstance(objective, str) else objective
+    return Cached(encoder, built, microbatch, pairs, draws)

@@ -1,0 +1,106 @@
+"""What embeddings, indices and labels must look like before they are paired; one error for what does not fit."""
+
+from collections.abc import Callable, Sequence
+from numbers import Integral
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dipole.core.utils.errors import PairsError
+from dipole.core.utils.text import counted
+
+
+def check_matrix(name: str, x: Tensor, like: tuple[str, Tensor] | None = None) -> Tensor:
+    if not isinstance(x, Tensor):
+        raise PairsError(f"{name} must be a torch tensor of shape (rows, width), got {type(x).__name__}.")
+    if x.ndim != 2 or not x.is_floating_point() or x.shape[0] == 0:
+        raise PairsError(
+            f"{name} must be floating-point embeddings of shape (rows >= 1, width), "
+            f"got {x.dtype} of shape {tuple(x.shape)}."
+        )
+    if like is not None:
+        other, y = like
+        if x.shape[1] == y.shape[1] and x.device == y.device and x.dtype == y.dtype:
+            return x
+        for what, mine, theirs in (
+            ("width", x.shape[1], y.shape[1]),
+            ("device", x.device, y.device),
+            ("dtype", x.dtype, y.dtype),
+        ):
+            if mine != theirs:
+                raise PairsError(f"{name} and {other} must have the same {what}, got {mine} and {theirs}.")
+    return x
+
+
+def check_alike(views: Sequence[Tensor], name: str = "views") -> None:
+    check_matrix(f"{name}[0]", views[0])
+    for number, view in enumerate(views[1:], 1):
+        check_matrix(f"{name}[{number}]", view, (f"{name}[0]", views[0]))
+        if view.shape[0] != views[0].shape[0]:
+            raise PairsError(
+                f"{name}[{number}] must have {counted(len(views[0]), 'row')} like {name}[0], got {len(view)}."
+            )
+
+
+def reads_at_once(x: Tensor) -> bool:
+    """Whether a value can be read without waiting: an accelerator would have to finish everything before it."""
+    return x.device.type == "cpu"
+
+
+def check_numbers(numbers: Tensor, low: int, high: int | None, problem: Callable[[int, int], str]) -> None:
+    """Raise PairsError(problem(smallest, largest)) where integers lie outside low..high.
+
+    CUDA does not wait for the answer: the device itself stops with the message of what would be too small.
+    """
+    if not numbers.numel():
+        return
+    if numbers.device.type in ("cuda", "meta"):
+        inside = (numbers >= low).all() if high is None else ((numbers >= low) & (numbers <= high)).all()
+        torch._assert_async(inside, f"a number is out of range; of one too small: {problem(low - 1, low - 1)}")
+        return
+    smallest, largest = int(numbers.min()), int(numbers.max())
+    if smallest < low or (high is not None and largest > high):
+        raise PairsError(problem(smallest, largest))
+
+
+def check_count(name: str, value: Any, low: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < low:
+        raise PairsError(f"{name} must be an integer >= {low}, got {value!r}.")
+
+
+def check_index_shape(name: str, index: Tensor, anchors: Tensor) -> None:
+    """What is known of indices without reading them."""
+    if not isinstance(index, Tensor) or index.dtype != torch.long or index.ndim != 2 or len(index) != len(anchors):
+        got = f"{index.dtype} of shape {tuple(index.shape)}" if isinstance(index, Tensor) else type(index).__name__
+        raise PairsError(f"{name} must be torch.long of shape (anchors = {len(anchors)}, any), got {got}.")
+    if index.device != anchors.device:
+        raise PairsError(f"{name} and anchors must have the same device, got {index.device} and {anchors.device}.")
+
+
+def check_indices(name: str, index: Tensor, anchors: Tensor, candidates: int) -> None:
+    check_index_shape(name, index, anchors)
+
+    def problem(low: int, high: int) -> str:
+        allowed = f"(0 to {candidates - 1}, -1 pads)"
+        return f"{name} must index the {candidates} candidates {allowed}, got {low} to {high}."
+
+    check_numbers(index, -1, candidates - 1, problem)
+
+
+def check_row_values(labels: Tensor | None, rows: int, name: str = "labels", of: str = "row") -> None:
+    if labels is not None and (not isinstance(labels, Tensor) or labels.shape != (rows,)):
+        got = tuple(labels.shape) if isinstance(labels, Tensor) else type(labels).__name__
+        raise PairsError(f"{name} must be a tensor of shape ({rows},), one for each {of}, got {got}.")
+
+
+def check_classes(labels: Tensor | None, rows: int, name: str = "labels") -> None:
+    """Classes that decide who is whose positive: integers, one of each row."""
+    whole = isinstance(labels, Tensor) and labels.shape == (rows,) and not labels.is_floating_point()
+    if not whole or labels is None or labels.dtype == torch.bool or labels.is_complex():
+        got = f"{labels.dtype} of shape {tuple(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__
+        raise PairsError(f"{name} must be integers of shape ({rows},), the class of each row, got {got}.")
+
+
+def shape_of(x: object) -> str:
+    return str(tuple(x.shape)) if isinstance(x, Tensor) else type(x).__name__

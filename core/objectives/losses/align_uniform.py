@@ -1,0 +1,109 @@
+"""Alignment and uniformity on the sphere."""
+
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from dipole.core.objectives.objective import Objective, Rows
+from dipole.core.objectives.options import Range
+from dipole.core.objectives.pairs import Pairs
+from dipole.core.objectives.registry import register
+from dipole.core.objectives.statistics import AnyStatistic, LogSumExp
+from dipole.core.utils.distributed import log_mean_exp
+
+
+def align(positive: Tensor, alpha: float) -> Tensor:
+    """||a - c||_2^alpha of unit vectors from their cosine; 0 with zero gradient where they coincide."""
+    squared = (2 - 2 * positive).clamp_min(0)
+    if alpha == 2:
+        return squared
+    apart = squared > 0
+    return torch.where(apart, torch.where(apart, squared, 1.0) ** (alpha / 2), 0.0)
+
+
+def log_mean_kernel(
+    potential: Tensor, count: Tensor, positive: Tensor, mask: Tensor | None, views: bool, t: float
+) -> Tensor:
+    """log mean e^{-t ||z_i - z_j||^2} over pairs of different instances.
+
+    Args:
+        potential: (A,) log of the summed e^{2t s} over negatives.
+        count: (A,) number of negatives.
+        positive: (A, K) cosines of positives; mask (A, K) says which are real, None all.
+        views: False if positives are other instances, which makes them pairs like the negatives.
+        t: precision of the kernel.
+    """
+    if not views and positive.shape[1]:
+        near = 2 * t * positive if mask is None else torch.where(mask, 2 * t * positive, -torch.inf)
+        potential = torch.logaddexp(potential, torch.logsumexp(near, 1))
+        count = count + (positive.shape[1] if mask is None else mask.sum(1))
+    return log_mean_exp(potential, count) - 2 * t
+
+
+@register(
+    "align_uniform",
+    aliases=("au_cl", "au"),
+    formula="w_a mean_{i,p} ||a_i - c_p||^alpha + w_u log mean_{i,j} e^{-t ||z_i - z_j||^2}, within each encoder",
+    source="Wang & Isola 2020, Sec. 4.1; CACR Table 2 (AU-CL)",
+    deviations={
+        "CACR": ("AU-CL is listed with a temperature of 0.19 or 0.2; the loss of Wang and Isola has none",),
+        "Wang & Isola 2020": (
+            "alpha = 2, t = 2 and both weights 1 by default; the paper tunes them for each data set",
+        ),
+    },
+)
+class AlignUniform(Objective):
+    """Alignment of positives plus uniformity of different instances, both on the unit sphere.
+
+    Formula (Wang & Isola 2020, Sec. 4.1):
+        align   = mean_{i, p in P(i)} ||a_i - c_p||_2^alpha
+        uniform = log mean_{i,j} e^{-t ||z_i - z_j||^2}, over pairs of different instances that one encoder made
+        L = align_weight * align + uniform_weight * uniform
+
+    Two encoders (Quick Thoughts' f and g, the halves of CMC, queries and keys) have a uniformity each, and their mean
+    counts: pairs across them would be farthest apart at f = -g, each of them a single point. The rows of MoCo's queue
+    belong to the queries, and the keys of the batch then have no uniformity: so do the authors. Those of CMC's memory
+    bank belong to the half that made them (`Pairs.cross(queue_of="keys")`).
+
+    Args:
+        alpha: exponent of the alignment distance, > 0.
+        t: precision of the Gaussian potential, > 0.
+        align_weight: w_a >= 0.
+        uniform_weight: w_u >= 0.
+
+    Relations: uniform_weight = 0 equals `regression`; the repulsion of `cacr(cost=rbf, negative_weights=uniform)` is
+    the uniformity at t = rbf_t.
+    """
+
+    repeats = True
+
+    def __init__(
+        self,
+        alpha: Annotated[float, Range(above=0), "exponent of the alignment distance"] = 2.0,
+        t: Annotated[float, Range(above=0), "precision of the Gaussian potential"] = 2.0,
+        align_weight: Annotated[float, Range(at_least=0), "weight of the alignment"] = 1.0,
+        uniform_weight: Annotated[float, Range(at_least=0), "weight of the uniformity"] = 1.0,
+    ) -> None:
+        super().__init__("cosine")
+        self.alpha = alpha
+        self.t = t
+        self.align_weight = align_weight
+        self.uniform_weight = uniform_weight
+
+    def prepare(self, pairs: Pairs) -> Pairs:
+        return pairs.within_sides()[0]
+
+    def further(self, pairs: Pairs) -> tuple[Pairs, ...]:
+        return pairs.within_sides()[1:]
+
+    def statistics(self) -> dict[str, AnyStatistic]:
+        return {"potential": LogSumExp(2 * self.t)}
+
+    def loss(self, positive: Tensor, rows: Rows) -> Tensor:
+        alignment = rows.mean(rows.over_positives(align(positive, self.alpha)))
+        pairs = rows.pairs
+        of_sides = [log_mean_kernel(rows.potential, rows.count, positive, pairs.positive_mask, pairs.views, self.t)]
+        for side in rows.further:
+            of_sides.append(log_mean_exp(side.potential, side.count) - 2 * self.t)
+        return self.align_weight * alignment + self.uniform_weight * torch.stack(of_sides).mean()

@@ -1,0 +1,253 @@
+"""The block loss of Arora et al. (their CURL): means of similar points instead of single points.
+
+Not to be confused with the CURL agent of Laskin et al., which is `infonce(similarity=bilinear)` inside an RL agent.
+"""
+
+import math
+from dataclasses import replace
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from dipole.core.objectives.checks import check_numbers, reads_at_once
+from dipole.core.objectives.draws import distinct
+from dipole.core.objectives.indices import is_listed
+from dipole.core.objectives.objective import Objective, Rows
+from dipole.core.objectives.options import Range
+from dipole.core.objectives.pairs import NO_VIEW, Pairs, Structure
+from dipole.core.objectives.registry import register
+from dipole.core.objectives.statistics import AnyStatistic, Extreme, LogSumExp
+from dipole.core.utils.errors import PairsError
+
+
+@register(
+    "blocks",
+    aliases=("block", "arora"),
+    formula="v_m = f(x)^T ( mean_i f(x_i^+) - mean_i f(x_mi^-) ); "
+    "L = log2(1 + sum_m e^{-v_m}) or max(0, 1 + max_m -v_m)",
+    source="Arora et al. 2019, Sec. 6.3, Eq. 12; b = 1: Eqs. 4-6",
+    deviations={
+        "Arora et al. 2019": (
+            "logistic losses are to base 2, so that no separation costs 1, as Lemma 4.3 needs",
+            "the norm of embeddings is bounded by R in the theory: it is the encoder's, nothing bounds it here",
+        ),
+    },
+)
+class Blocks(Objective):
+    """Block contrast: a point against the mean of its own block and the means of other blocks.
+
+    Formula (Arora et al., Eq. 12), m = 1..k negative blocks:
+        v_m = f(x)^T ( (1/b) sum_{i=1..b} f(x_i^+) - (1/b) sum_{i=1..b} f(x_mi^-) )
+        logistic: L = log2(1 + sum_m e^{-v_m});   hinge: L = max(0, 1 + max_m(-v_m))
+
+    Of blocks (`Pairs.from_blocks`), a block of b is x and its b positives, and a negative block is the mean of b points
+    of another block of the batch of all ranks: of the positives of its first point. The k negative blocks of a point
+    are drawn from the other blocks without replacement, anew for every point and step. Blocks whose classes were drawn
+    independently from rho so give k negatives of independent classes c_m^- ~ rho, as Eq. 5 has them; a block drawn
+    twice would be one draw of a class that counts twice. Class collision is 1 - (1 - 1/C)^k for C classes as likely.
+
+    Where there are no blocks (views, a queue, windows), the block of an anchor is its positives and its negative blocks
+    are those of the other anchors, unless the two share a point; k takes the next ones in cyclic order and draws
+    nothing. Embeddings are not normalised; bound their norm by R in the encoder.
+
+    Args:
+        b: block size, the first b >= 1 positives of each point; all of them when none. b = 1 is L_un (Eqs. 4-6).
+        k: number of negative blocks, >= 1; all other blocks when none, one mean each.
+        loss: "logistic" (base 2, so that no separation costs 1) or "hinge".
+
+    Raises:
+        PairsError: if a point has fewer than b positives (at the ends of documents of `Pairs.from_window` fewer will
+            do), or there are fewer than k other blocks.
+
+    Relations: with one positive, `loss=logistic` equals `infonce(similarity=dot, temperature=1)` in bits, divided by
+    ln 2; b = 1 is L_un of Eqs. 4-6.
+    """
+
+    sees_candidates = True
+    repeats = True
+
+    def __init__(
+        self,
+        b: Annotated[int | None, Range(at_least=1), "block size; none for all positives"] = None,
+        k: Annotated[int | None, Range(at_least=1), "negative blocks, drawn from the batch; none for all"] = None,
+        loss: Annotated[Literal["logistic", "hinge"], "loss of the margins v"] = "logistic",
+    ) -> None:
+        super().__init__("dot")
+        self.b = b
+        self.k = k
+        self.kind = loss
+
+    def prepare(self, pairs: Pairs) -> Pairs:
+        index = pairs.positives
+        if self.b is not None:
+            pairs.check_positives(
+                self.b, lambda found: f"blocks(b={self.b}) needs {self.b} positives for each anchor, got {found}."
+            )
+            index = index[:, : self.b]
+        if not index.shape[1]:
+            return pairs  # nobody has a block
+        if pairs.known.of_block:
+            return self._of_blocks(pairs, index)
+        if pairs.known.padded:
+            listed = (index >= 0).unsqueeze(2)
+            means = (pairs.candidates[index.clamp_min(0)] * listed).sum(1) / listed.sum(1).clamp_min(1)  # (A, d)
+        else:
+            points = pairs.candidates.index_select(0, index.flatten())
+            means = points if index.shape[1] == 1 else points.unflatten(0, index.shape).mean(1)  # (A, d)
+        own = torch.arange(len(index), device=index.device).unsqueeze(1)
+        # Blocks of what is nobody's negative are no negative blocks either.
+        alone = pairs.first_negative > 0
+        related = own if alone else related_blocks(pairs.excluded, index, len(pairs.candidates), pairs.known.shared)
+        dropped = torch.where(related == own, -1, related)
+        if pairs.known.padded:
+            # An anchor without positives has no block: its mean is no candidate.
+            has = (index >= 0).any(1)
+            if reads_at_once(has):
+                place = has.cumsum(0) - 1
+                means, own = means[has], torch.where(has, place, -1).unsqueeze(1)
+                dropped = torch.where(dropped < 0, -1, place[dropped])
+            else:
+                # Nobody waits for how many these are: they stay, and everybody drops them.
+                everyone = own.T.expand(len(own), -1)
+                own = torch.where(has.unsqueeze(1), own, -1)
+                dropped = torch.cat([dropped, torch.where(has, -1, everyone)], 1)
+        partnered = not pairs.known.padded  # nobody was left without a block
+        found = _of_means(pairs, means, own, dropped, len(means) if alone else 0, padded=True, partnered=partnered)
+        if self.k is not None and not alone and len(means):
+            # Of all ranks' anchors: ranks must agree on whether they go on.
+            free = torch.where(own.squeeze(1) >= 0, found.negative_counts, self.k)
+            check_numbers(free, self.k, None, lambda low, high: self._too_few(low))
+        return found
+
+    def _of_blocks(self, pairs: Pairs, index: Tensor) -> Pairs:
+        """Means of the points' own positives, (A, d), which are nobody's negatives; after them one of each block."""
+        size = pairs.known.of_block
+        own = torch.arange(len(index), device=index.device).unsqueeze(1)  # (A, 1)
+        means = pairs.candidates[index].mean(1)
+        others = means[::size]  # (n, d)
+        if self.k is not None and len(others) - 1 < self.k:
+            raise PairsError(self._too_few(len(others) - 1))
+        block = len(means) + own // size
+        return _of_means(pairs, torch.cat([means, others]), own, block, len(means))
+
+    def _too_few(self, free: int) -> str:
+        return (
+            f"blocks(k={self.k}) needs {self.k} other blocks, an anchor has only {free}: use larger batches or a "
+            "smaller k."
+        )
+
+    @property
+    def positives_wanted(self) -> int | None:
+        return self.b
+
+    def statistics(self) -> dict[str, AnyStatistic]:
+        if self.k is not None:
+            return {}
+        return {"negatives": LogSumExp(1.0)} if self.kind == "logistic" else {"nearest": Extreme()}
+
+    def loss(self, positive: Tensor, rows: Rows) -> Tensor:
+        own = positive[:, 0]
+        if self.k is not None:
+            near = rows.similarity(self.negatives(rows.pairs, self.k))  # (A, k)
+            return logistic(torch.logsumexp(near, 1) - own) if self.kind == "logistic" else hinge(near.amax(1) - own)
+        if self.kind == "logistic":
+            return logistic(rows.negatives - own)
+        return hinge(rows.similarity(rows.nearest.unsqueeze(1)).squeeze(1) - own)
+
+    @staticmethod
+    def negatives(pairs: Pairs, k: int) -> Tensor:
+        """(A, k) candidates of prepared pairs that are negatives: drawn of blocks, else the next ones."""
+        if not pairs.known.of_block:
+            return next_blocks(pairs, k)
+        return pairs.first_negative + drawn_blocks(
+            pairs.positives.squeeze(1), pairs.first_negative, pairs.known.of_block, k, pairs.known.draw
+        )
+
+
+def _of_means(
+    pairs: Pairs,
+    means: Tensor,
+    own: Tensor,
+    dropped: Tensor,
+    first_negative: int,
+    padded: bool = False,
+    partnered: bool = False,
+) -> Pairs:
+    """The same anchors with means as candidates, their own one the only positive."""
+    known = pairs.known
+    return replace(
+        pairs,
+        candidates=means,
+        positives=own,
+        dropped=dropped,
+        candidate_labels=None,
+        candidate_index=None,
+        structure=Structure(
+            known.anchor_views,
+            ((NO_VIEW, len(means)),),
+            first_negative=first_negative,
+            fewest=1,
+            padded=padded,
+            partnered=partnered,
+            of_block=known.of_block,
+            draw=known.draw,
+        ),
+    )
+
+
+def drawn_blocks(points: Tensor, count: int, of_block: int, k: int, draw: int) -> Tensor:
+    """(A, k) numbers of the negative blocks of points: other blocks than their own, each set equally likely.
+
+    Args:
+        points: (A,) numbers of points of the batch of all ranks, block after block.
+        count: points of that batch; it has count / of_block blocks.
+        of_block: points of a block.
+        k: negative blocks, less than there are blocks.
+        draw: the step's number; the choice depends on it, the point and the numbers of blocks alone.
+    """
+    other = distinct(points, count // of_block - 1, k, draw)
+    return other + (other >= (points // of_block).unsqueeze(1))
+
+
+def logistic(log_sum: Tensor) -> Tensor:
+    """log2(1 + sum_m e^{-v_m}) from log sum_m e^{-v_m}."""
+    return softplus(log_sum, threshold=50) / math.log(2)
+
+
+def hinge(strongest: Tensor) -> Tensor:
+    """max(0, 1 + max_m(-v_m)) from max_m(-v_m)."""
+    return (1 + strongest).clamp_min(0)
+
+
+def related_blocks(excluded: Tensor, positives: Tensor, candidates: int, shared: int | None = None) -> Tensor:
+    """(A, n) anchors whose block holds a point that is excluded for the row's anchor; -1 pads.
+
+    Args:
+        excluded: (A, E) candidates that are positives of an anchor or dropped for it.
+        positives: (A, b) the block of each anchor.
+        candidates: number of candidates.
+        shared: blocks that a point is in, at most; None looks, which waits for the device.
+    """
+    points = torch.where(positives < 0, candidates, positives).flatten()  # padding behind all candidates
+    order = points.argsort(stable=True)
+    owners = order.div(positives.shape[1], rounding_mode="floor")  # anchors sorted by the point in their block
+    sizes = torch.zeros(candidates + 1, dtype=torch.long, device=points.device)
+    sizes = sizes.scatter_add(0, points, torch.ones_like(points))[:-1]
+    starts = sizes.cumsum(0) - sizes
+    point = excluded.clamp_min(0).unsqueeze(2)  # (A, E, 1)
+    most = int(sizes.max()) if shared is None else shared
+    offset = torch.arange(max(1, most), device=positives.device)
+    there = (excluded.unsqueeze(2) >= 0) & (offset < sizes[point])
+    return torch.where(there, owners[(starts[point] + offset).clamp_max(len(owners) - 1)], -1).flatten(1)
+
+
+def next_blocks(pairs: Pairs, k: int) -> Tensor:
+    """(A, k) the k next blocks in cyclic order that share no point with the anchor's own."""
+    count = len(pairs.candidates)
+    reach = min(count - 1, k + pairs.dropped.shape[1])
+    own = pairs.positives.clamp_min(0)  # (A, 1)
+    ahead = (own + torch.arange(1, reach + 1, device=own.device)) % count  # (A, reach)
+    taken = is_listed(ahead, pairs.dropped)
+    return ahead.gather(1, taken.long().argsort(dim=1, stable=True)[:, :k])

@@ -1,0 +1,137 @@
+"""Contrastive attraction and contrastive repulsion: far positives pull harder, near negatives push harder."""
+
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor
+
+from dipole.core.objectives.objective import Objective, Rows
+from dipole.core.objectives.options import Range
+from dipole.core.objectives.pairs import Pairs
+from dipole.core.objectives.registry import register
+from dipole.core.objectives.statistics import AnyStatistic, LogSumExp, SoftmaxMean, Sum
+from dipole.core.utils.distributed import log_mean_exp
+
+Weights = Literal["contrastive", "uniform", "reversed"]
+_SIGN: dict[str, float] = {"contrastive": 1.0, "uniform": 0.0, "reversed": -1.0}
+
+
+def attraction(positive: Tensor, cost: Tensor, sharpness: float, detach: bool, rows: Rows) -> Tensor:
+    """sum_p softmax_p( sharpness * d2_ip ) c_ip, (A,), from cosines and costs (A, K) of the positives."""
+    logits = rows.only_positives(sharpness * (2 - 2 * positive), -torch.inf)
+    weights = torch.softmax(logits.detach() if detach else logits, 1)
+    if rows.pairs.positive_mask is not None:
+        # An anchor whose positives are all padding has no weights; its row is left out of the mean.
+        weights = torch.where(rows.pairs.positive_mask, weights, 0.0)
+    return (weights * cost).sum(1)
+
+
+@register(
+    "cacr",
+    formula="mean_i sum_p pi+_ip c_ip - mean_i sum_j pi-_ij c_ij, pi+ ~ e^{+t_pos d2_ip}, pi- ~ e^{-t_neg d2_ij}",
+    source="CACR Eqs. 2-5, 11-14, App. B.5, C.2, Algorithm 3, Table 8",
+    deviations={
+        "CACR": (
+            "t_pos of Eq. 2 and t_neg of Eq. 4 are 1.0 and 2.0 by default, the values of App. C.2; small images have "
+            "others (App. C.1)",
+            "t of the radial basis function (Eq. 13) is not stated: 2.0",
+            "Algorithm 3 stops the gradient of the positives' weights, Eqs. 2 and 3 do not: detach_weights, off by "
+            "default",
+        ),
+    },
+)
+class CACR(Objective):
+    """Contrastive attraction and repulsion with conditional weights among positives and among negatives.
+
+    Formula (CACR Eqs. 2-5), d2 = ||x - y||^2 = 2 - 2 cos of unit vectors, c = d2 or -e^{-rbf_t d2} (Eq. 13):
+        L_CA =  mean_i sum_{p in P(i)} [ e^{+t_pos d2_ip} / sum_{p'} e^{+t_pos d2_ip'} ] c_ip
+        L_CR = -mean_i sum_{j in N(i)} [ e^{-t_neg d2_ij} / sum_{j'} e^{-t_neg d2_ij'} ] c_ij
+        L = L_CA + L_CR;   cost=rbf: L_CR = log( mean_i sum_j pi-_ij e^{-rbf_t d2_ij} )   (Eq. 14)
+
+    Args:
+        t_pos: sharpness of the positives' weights, >= 0.
+        t_neg: sharpness of the negatives' weights, >= 0.
+        k: number of positives used, >= 1; all when none.
+        cost: "euclidean" (squared distance) or "rbf".
+        rbf_t: precision of the RBF cost, > 0.
+        positive_weights: "contrastive", "uniform" or "reversed" (flips the sign of the exponent, Table 8).
+        negative_weights: the same for the negatives. Uniform for both is UAUR (Eq. 11).
+        detach_weights: no gradient through the positives' weights (Algorithm 3).
+        intra_batch: queries repel each other besides the keys and the queue (App. C.2).
+
+    Raises:
+        PairsError: if there are fewer than `k` positives (at the ends of documents of `Pairs.from_window` fewer will
+            do).
+
+    Relations: t_pos = t_neg = 0 equals uniform weights (UAUR), and `triplet(margin=4)` less 4; as both grow it tends to
+    `triplet(mode=hardest, margin=4)` less 4; `cost=rbf` with uniform negatives repels as `align_uniform` does.
+    """
+
+    repeats = True
+
+    def __init__(
+        self,
+        t_pos: Annotated[float, Range(at_least=0), "sharpness of the positives' weights"] = 1.0,
+        t_neg: Annotated[float, Range(at_least=0), "sharpness of the negatives' weights"] = 2.0,
+        k: Annotated[int | None, Range(at_least=1), "positives used; none for all"] = None,
+        cost: Annotated[Literal["euclidean", "rbf"], "squared distance, or its Gaussian kernel"] = "euclidean",
+        rbf_t: Annotated[float, Range(above=0), "precision of the RBF cost"] = 2.0,
+        positive_weights: Annotated[Weights, "how positives are weighted"] = "contrastive",
+        negative_weights: Annotated[Weights, "how negatives are weighted"] = "contrastive",
+        detach_weights: Annotated[bool, "no gradient through the positives' weights"] = False,
+        intra_batch: Annotated[bool, "other queries are negatives too"] = False,
+    ) -> None:
+        super().__init__("cosine")
+        self.t_pos = t_pos
+        self.t_neg = t_neg
+        self.k = k
+        self.cost = cost
+        self.rbf_t = rbf_t
+        self.positive_weights = positive_weights
+        self.negative_weights = negative_weights
+        self.detach_weights = detach_weights
+        self.intra_batch = intra_batch
+
+    def prepare(self, pairs: Pairs) -> Pairs:
+        if self.k is not None:
+            pairs.check_positives(
+                self.k,
+                lambda found: (
+                    f"cacr(k={self.k}) needs {self.k} positives for each anchor, the pairs have {found}: use "
+                    f"{(self.k or 0) + 1} views (or k=none for all that are there)."
+                ),
+            )
+            if self.k < pairs.positives.shape[1]:
+                pairs = pairs.first_positives(self.k)
+        return pairs.with_intra_batch() if self.intra_batch else pairs
+
+    @property
+    def positives_wanted(self) -> int | None:
+        return self.k
+
+    def weights(self) -> tuple[float, float]:
+        return _SIGN[self.positive_weights] * self.t_pos, _SIGN[self.negative_weights] * self.t_neg
+
+    @property
+    def _scale(self) -> float:
+        # e^{-t_neg d2} is e^{2 t_neg s} up to a factor that cancels in the weights.
+        return 2 * self.weights()[1]
+
+    def statistics(self) -> dict[str, AnyStatistic]:
+        if self.cost == "rbf":
+            return {"weights": LogSumExp(self._scale), "weighted": LogSumExp(self._scale + 2 * self.rbf_t)}
+        return {"near": SoftmaxMean(self._scale)} if self._scale else {"total": Sum()}
+
+    def loss(self, positive: Tensor, rows: Rows) -> Tensor:
+        squared = 2 - 2 * positive
+        cost = -(-self.rbf_t * squared).exp() if self.cost == "rbf" else squared
+        attracted = attraction(positive, cost, self.weights()[0], self.detach_weights, rows)
+        if self.cost == "rbf":
+            kernel = rows.weighted - rows.weights - 2 * self.rbf_t  # log sum_j pi-_ij e^{-rbf_t d2_ij}, (A,)
+            some = rows.count > 0
+            if rows.pairs.positive_mask is not None:
+                some = some & rows.pairs.positive_mask.any(1)
+            logs = torch.where(some, torch.where(some, kernel, 0.0), -torch.inf)
+            return rows.mean(attracted) + log_mean_exp(logs, some)
+        near = rows.near if self._scale else rows.total / rows.count.clamp_min(1)  # sum_j pi-_ij s_ij, (A,)
+        return attracted - (2 - 2 * near)

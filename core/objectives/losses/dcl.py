@@ -1,0 +1,107 @@
+"""Debiased contrastive loss: the negatives corrected for the share of hidden positives among them."""
+
+import math
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from dipole.core.objectives.losses.infonce import SimilarityOption, one_against_many
+from dipole.core.objectives.objective import Rows
+from dipole.core.objectives.options import Range
+from dipole.core.objectives.registry import register
+from dipole.core.objectives.statistics import AnyStatistic, Extreme, log_sum_exp
+from dipole.core.objectives.temperature import Init, Temperature, Tempered
+
+Prior = Annotated[float, Range(at_least=0, below=1), "class prior: chance that a negative shares the anchor's class"]
+
+
+def debiased(log_sum: Tensor, positive: Tensor, count: Tensor, rho: float, log_floor: Tensor) -> Tensor:
+    """log max( ( e^{log_sum} - rho M e^{positive} ) / (1 - rho), e^{log_floor} ), formed without leaving the logs.
+
+    Args:
+        log_sum: (A, 1) log of the summed negatives.
+        positive: (A, K) logits of the positives.
+        count: (A, 1) M, the number of negatives.
+        rho: class prior in [0, 1).
+        log_floor: (A, 1) log of the smallest value the sum can take.
+    """
+    if rho == 0:
+        return log_sum.expand_as(positive)  # no sum lies below the floor
+    gap = (rho * count).log() + positive - log_sum  # log of (what is subtracted / the sum)
+    # Closer to 0 than the resolution, 1 - e^gap would be 0 and its logarithm's gradient infinite.
+    room = gap < -torch.finfo(gap.dtype).eps
+    inside = log_sum + torch.log1p(-torch.where(room, gap, -1.0).exp()) - math.log1p(-rho)
+    return torch.where(room & (inside >= log_floor), inside, log_floor)
+
+
+@register(
+    "dcl",
+    aliases=("debiased",),
+    formula="G_i = max( (sum_j e^{s_ij/tau} - rho M e^{s_ip/tau}) / (1 - rho), M e^{-1/tau} ); "
+    "L_i = -log( e^{s_ip/tau} / (e^{s_ip/tau} + G_i) )",
+    source="Chuang et al. 2020, Sec. 4; LMCL Sec. 5",
+    deviations={
+        "LMCL": ("no value of rho or temperature is stated: those of the authors of DCL, 0.1 and 0.5",),
+        "CLLR": ("as for LMCL",),
+        "Chuang et al. 2020": (
+            "unbounded similarities have no floor in the paper: the row's smallest takes the place of -1",
+        ),
+    },
+)
+class DCL(Tempered):
+    """Debiased contrastive loss: removes the expected share of same-class points from the negatives.
+
+    Formula (Chuang et al. 2020, Sec. 4), M = |N(i)|:
+        G_i = max( ( sum_{j in N(i)} e^{s_ij/tau} - rho M e^{s_ip/tau} ) / (1 - rho),  M e^{-1/tau} )
+        L_i = mean_{p in P(i)} -log( e^{s_ip/tau} / ( e^{s_ip/tau} + G_i ) )
+
+    Args:
+        rho: class prior in [0, 1).
+        temperature: tau > 0, or "learned".
+        similarity: "cosine", "dot" or "bilinear"; for the last two, which are unbounded, the floor is M e^{s_min/tau}
+            with s_min the row's smallest similarity to a negative, without gradient.
+        init: where a learned temperature starts, >= 0.01; 0.07 when none.
+
+    Raises:
+        OptionError: `init` is given to a temperature that is not learned.
+
+    Relations: rho = 0 is InfoNCE; `hcl(beta=0)` is DCL.
+    """
+
+    repeats = True
+
+    def __init__(
+        self,
+        rho: Prior = 0.1,
+        temperature: Temperature = 0.5,
+        similarity: SimilarityOption = "cosine",
+        init: Init = None,
+    ) -> None:
+        super().__init__(similarity, temperature, init)
+        self.rho = rho
+
+    def statistics(self) -> dict[str, AnyStatistic]:
+        wanted: dict[str, AnyStatistic] = {"negatives": log_sum_exp(1 / self.temperature)}
+        if self.similarity != "cosine":
+            wanted["farthest"] = Extreme(largest=False)
+        return wanted
+
+    def log_floor(self, rows: Rows) -> Tensor:
+        """log( M e^{s_min/tau} ), (A, 1)."""
+        if self.similarity == "cosine":
+            lowest = rows.count.new_full((len(rows.count), 1), -1.0)
+        else:
+            lowest = rows.similarity(rows.farthest.unsqueeze(1)).detach()
+        return rows.count.log().unsqueeze(1) + lowest / self.temperature
+
+    def log_sum(self, rows: Rows) -> Tensor:
+        """log of the summed (weighted) negatives, (A,)."""
+        return rows.negatives
+
+    def loss(self, positive: Tensor, rows: Rows) -> Tensor:
+        logits = positive / self.temperature  # (A, K)
+        negatives = debiased(
+            self.log_sum(rows).unsqueeze(1), logits, rows.count.unsqueeze(1), self.rho, self.log_floor(rows)
+        )
+        return rows.over_positives(one_against_many(logits, negatives))

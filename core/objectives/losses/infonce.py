@@ -1,0 +1,120 @@
+"""InfoNCE, the base of most others: a softmax that has to find the positive among the negatives."""
+
+from typing import Annotated
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from dipole.core.objectives.objective import Rows
+from dipole.core.objectives.registry import register
+from dipole.core.objectives.similarity import Similarity
+from dipole.core.objectives.statistics import AnyStatistic, log_sum_exp
+from dipole.core.objectives.temperature import Init, Temperature, Tempered
+
+SimilarityOption = Annotated[Similarity, "cosine of normalised embeddings, their plain dot product, or a^T W c"]
+
+
+def one_against_many(positive: Tensor, log_negatives: Tensor) -> Tensor:
+    """-log( e^p / (e^p + G) ) from logits p (A, K) and log G, broadcastable to (A, K)."""
+    # softplus turns linear above its threshold; at 50 the difference is below the resolution of float64.
+    return softplus(log_negatives - positive, threshold=50)
+
+
+def joint_softmax(positive: Tensor, log_negatives: Tensor, rows: Rows) -> Tensor:
+    """Cross entropy (A,) to a target uniform over the positives, all of them in one softmax."""
+    mine = torch.logsumexp(rows.only_positives(positive, -torch.inf), 1)
+    return torch.logaddexp(mine, log_negatives) - rows.over_positives(positive)
+
+
+@register(
+    "infonce",
+    aliases=("nt_xent", "ntxent"),
+    formula="L_i = mean_{p in P(i)} -log( e^{s_ip/tau} / ( e^{s_ip/tau} + sum_{j in N(i)} e^{s_ij/tau} ) )",
+    source="LMCL Eq. 1; CACR Eq. 1; NT-Xent of Chen et al. 2020, Eq. 1; bilinear: CURL agent of Laskin et al. 2020",
+    deviations={
+        "LMCL": (
+            "Eq. 1 has raw dot products of unit vectors and no temperature: cosine and temperature 0.5 by default; "
+            "similarity=dot, temperature=1 is Eq. 1",
+        ),
+        "CACR": (
+            "Eq. 1 in the K x (1 against M) form of CMC: the mean over the K positives; joint=true is one softmax",
+        ),
+        "CLLR": (
+            "Eq. 1 leaves embeddings as they are, its scale not free: cosine by default; similarity=dot is the paper's",
+        ),
+    },
+)
+class InfoNCE(Tempered):
+    """InfoNCE (NT-Xent): each positive against all negatives; with K positives the mean over them.
+
+    Formula (LMCL Eq. 1):
+        L_i = mean_{p in P(i)} -log( e^{s_ip/tau} / ( e^{s_ip/tau} + sum_{j in N(i)} e^{s_ij/tau} ) )
+
+    Args:
+        temperature: tau > 0; or "learned", CLIP's logit scale, at most 100 (tau >= 0.01).
+        similarity: "cosine", "dot" or "bilinear" (s_ij = a_i^T W c_j; W starts as the identity).
+        init: where a learned temperature starts, >= 0.01; 0.07 when none.
+        joint: put all positives of an anchor into one softmax with a uniform target (Quick Thoughts) instead of
+            setting each against the negatives alone.
+
+    Raises:
+        OptionError: `init` is given to a temperature that is not learned.
+
+    Relations: `dcl(rho=0)` and `hcl(rho=0, beta=0)` equal it; `quickthoughts` is it with dot products, temperature 1
+    and `joint`.
+    """
+
+    repeats = True
+
+    def __init__(
+        self,
+        temperature: Temperature = 0.5,
+        similarity: SimilarityOption = "cosine",
+        joint: Annotated[bool, "all positives in one softmax with a uniform target"] = False,
+        init: Init = None,
+    ) -> None:
+        super().__init__(similarity, temperature, init)
+        self.joint = joint
+
+    def statistics(self) -> dict[str, AnyStatistic]:
+        return {"negatives": log_sum_exp(1 / self.temperature)}
+
+    def loss(self, positive: Tensor, rows: Rows) -> Tensor:
+        logits = positive / self.temperature  # (A, K)
+        if self.joint:
+            return joint_softmax(logits, rows.negatives, rows)
+        return rows.over_positives(one_against_many(logits, rows.negatives.unsqueeze(1)))
+
+
+@register(
+    "quickthoughts",
+    aliases=("qt", "quick_thoughts"),
+    formula="L_i = log( sum_{j in P(i) + N(i)} e^{a_i . c_j} ) - mean_{p in P(i)} a_i . c_p",
+    source="Logeswaran & Lee 2018, Eqs. 1-2; LMCL Sec. 5.3",
+    deviations={
+        "LMCL": (),
+        "CLLR": (),
+    },
+)
+class QuickThoughts(InfoNCE):
+    """Quick Thoughts: the neighbours of a sentence in one softmax with a uniform target, raw dot products.
+
+    Formula (Logeswaran & Lee 2018, Eqs. 1-2; LMCL Sec. 5.3):
+        L_i = log( sum_{j in P(i) + N(i)} e^{s_ij/tau} ) - mean_{p in P(i)} s_ip/tau
+
+    Args:
+        temperature: tau > 0, or "learned"; the authors have none (1).
+        similarity: "cosine", "dot" or "bilinear"; "dot" in the authors' code, without normalisation.
+        init: where a learned temperature starts, >= 0.01; 0.07 when none.
+
+    Raises:
+        OptionError: `init` is given to a temperature that is not learned.
+
+    Relations: `infonce(similarity=dot, temperature=1, joint=true)` under its own name.
+    """
+
+    repeats = True
+
+    def __init__(self, temperature: Temperature = 1.0, similarity: SimilarityOption = "dot", init: Init = None) -> None:
+        super().__init__(temperature, similarity, joint=True, init=init)

@@ -1,0 +1,84 @@
+"""The sigmoid loss: every pair is a yes or no of its own, without a softmax over the batch."""
+
+import math
+from typing import Annotated, ClassVar, Literal
+
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from dipole.core.objectives.losses.infonce import SimilarityOption
+from dipole.core.objectives.objective import Rows
+from dipole.core.objectives.options import Range
+from dipole.core.objectives.registry import register
+from dipole.core.objectives.statistics import AnyStatistic, softplus_sum
+from dipole.core.objectives.temperature import Init, Temperature, Tempered, learnable, undecayed
+
+
+def pair_losses(positive: Tensor, negatives: Tensor, rows: Rows) -> Tensor:
+    """Summed log(1 + e^{-z}) of the positives' logits z (A, K), and what the negatives have summed, (A,)."""
+    # softplus turns linear above its threshold; at 50 the difference is below the resolution of float64.
+    pulls = softplus(rows.only_positives(-positive, -math.inf), threshold=50)
+    return pulls.sum(1) + negatives
+
+
+@register(
+    "siglip",
+    aliases=("sigmoid",),
+    formula="L_i = sum_{p in P(i)} log(1 + e^{-(t s_ip + b)}) + sum_{j in N(i)} log(1 + e^{t s_ij + b}), t = 1/tau",
+    source="Zhai et al. 2023, Eq. 1, Algorithm 1",
+    deviations={
+        "Zhai et al. 2023": (
+            "b has the sign of Algorithm 1, where it is added to t s (Eq. 1 subtracts it), and starts at -10 as there",
+        ),
+    },
+)
+class SigLIP(Tempered):
+    """Sigmoid loss: each pair is told for itself to match or not, with a learned scale and bias.
+
+    Formula (Zhai et al. 2023, Eq. 1), z_ij = t s_ij + b:
+        L = 1/|B| sum_i ( sum_{p in P(i)} log(1 + e^{-z_ip}) + sum_{j in N(i)} log(1 + e^{z_ij}) )
+    divided by the anchors alone and not by the number of pairs, as there, so that it grows with the batch. Of two
+    encoders `Pairs.cross(images, texts)` has every pair once, and `Pairs.both` has it twice among twice the anchors,
+    which is the same. Anchors without a positive are left out of the mean.
+
+    Args:
+        temperature: tau = 1/t > 0; or "learned": t = e^{t'}, t' = `logit_scale` without an upper bound, as there.
+        init: tau at the start, >= 0.01; by default 0.1 (t' = log 10).
+        bias: b, a number or "learned".
+        bias_init: b at the start; by default -10, about which most pairs of a large batch are told not to match.
+        similarity: "cosine", "dot" or "bilinear".
+
+    Raises:
+        OptionError: `init` or `bias_init` is given to what is not learned.
+
+    Relations: the binary form of `infonce`, each pair by itself instead of one softmax over a row; with one negative at
+    bias 0 it is log(1 + e^{-z_p}) + log(1 + e^{z_n}), where `infonce` has log(1 + e^{z_n - z_p}).
+    """
+
+    repeats = True
+
+    needs_negatives = False
+    first_temperature: ClassVar[float] = 0.1
+    largest_scale: ClassVar[float | None] = None
+
+    def __init__(
+        self,
+        temperature: Temperature = "learned",
+        init: Init = None,
+        bias: Annotated[float | Literal["learned"], Range(), "bias b of every pair's logit"] = "learned",
+        bias_init: Annotated[float | None, Range(), "start of a learned bias; -10 when none"] = None,
+        similarity: SimilarityOption = "cosine",
+    ) -> None:
+        super().__init__(similarity, temperature, init)
+        start = learnable(self.registered_name(), "bias", bias, bias_init, -10.0, "bias_init")
+        self.bias: float | Tensor = float(bias) if start is None else undecayed(start)
+
+    def statistics(self) -> dict[str, AnyStatistic]:
+        return {"pushes": softplus_sum(1 / self.temperature, self.bias)}
+
+    def loss(self, positive: Tensor, rows: Rows) -> Tensor:
+        return pair_losses(positive / self.temperature + self.bias, rows.pushes, rows)
+
+    def summary(self) -> dict[str, float]:
+        learned = {"bias": float(self.bias.detach())} if isinstance(self.bias, Tensor) else {}
+        return super().summary() | learned

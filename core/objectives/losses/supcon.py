@@ -1,0 +1,111 @@
+"""Supervised contrast: one softmax over all other rows, whose targets are the rows of the anchor's class."""
+
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor
+
+from dipole.core.objectives.checks import reads_at_once
+from dipole.core.objectives.classes import same_label
+from dipole.core.objectives.evaluate import NO_NEGATIVES
+from dipole.core.objectives.indices import is_listed
+from dipole.core.objectives.losses.infonce import SimilarityOption, joint_softmax
+from dipole.core.objectives.objective import Rows
+from dipole.core.objectives.pairs import Pairs
+from dipole.core.objectives.registry import register
+from dipole.core.objectives.statistics import AnyStatistic, log_sum_exp
+from dipole.core.objectives.temperature import Init, Temperature, Tempered
+from dipole.core.utils.errors import PairsError
+from dipole.core.utils.text import counted
+
+
+def softmax_of_mean(positive: Tensor, log_negatives: Tensor, rows: Rows) -> Tensor:
+    """-log of the mean share (A,) that the positives have of one softmax, from logits (A, K) and log G (A,)."""
+    mine = torch.logsumexp(rows.only_positives(positive, -torch.inf), 1)
+    mask = rows.pairs.positive_mask
+    count = torch.full_like(mine, positive.shape[1]) if mask is None else mask.sum(1).to(mine.dtype)
+    return torch.logaddexp(mine, log_negatives) - mine + count.clamp_min(1).log()
+
+
+@register(
+    "supcon",
+    aliases=("sup_con", "supervised_contrast"),
+    formula="out: L_i = mean_{p in P(i)} -log( e^{s_ip/tau} / sum_{a != i} e^{s_ia/tau} ); in: log of the mean over p",
+    source="Khosla et al. 2020, Eqs. 2 (out) and 3 (in)",
+    deviations={
+        "Khosla et al. 2020": (
+            "their code multiplies the loss by tau / base_tau = tau / 0.07, a weight of the term here: "
+            "1.43*supcon(temperature=0.1); the paper's equations do not",
+        ),
+    },
+    cost="one pass; the lists of positives take (rows x largest class) entries",
+)
+class SupCon(Tempered):
+    """Supervised contrastive loss: all rows of the anchor's class are targets of one softmax over all other rows.
+
+    Formula (Khosla et al. 2020, Eqs. 2 and 3), A(i) = P(i) + N(i):
+        out: L_i = mean_{p in P(i)} -log( e^{s_ip/tau} / sum_{a in A(i)} e^{s_ia/tau} )
+        in:  L_i = -log( mean_{p in P(i)} e^{s_ip/tau} / sum_{a in A(i)} e^{s_ia/tau} )
+    and the mean over the anchors that have a positive.
+
+    Where pairs carry labels, the labels say who is a positive (`Pairs.from_labels`, or views with labels); rows whose
+    label is negative, which means unknown, keep the views of their own instance. Without labels the positives are
+    those of the pairs.
+
+    Args:
+        temperature: tau > 0, or "learned"; 0.1 in the paper.
+        variant: "out", the sum over positives outside the logarithm, or "in".
+        similarity: "cosine", "dot" or "bilinear".
+        init: where a learned temperature starts, >= 0.01; 0.07 when none.
+
+    Raises:
+        PairsError: if anchors have labels and candidates have none (a queue).
+        OptionError: `init` is given to a temperature that is not learned.
+
+    Relations: `infonce(joint=true)` of the same positives is `out`; `tuple` sets each positive against the negatives
+    alone.
+    """
+
+    repeats = True
+
+    # A batch of one class has no negatives, and its positives still compete with one another.
+    needs_negatives = False
+
+    def __init__(
+        self,
+        temperature: Temperature = 0.1,
+        variant: Annotated[Literal["out", "in"], "mean over positives outside or inside the logarithm"] = "out",
+        similarity: SimilarityOption = "cosine",
+        init: Init = None,
+    ) -> None:
+        super().__init__(similarity, temperature, init)
+        self.variant = variant
+
+    def prepare(self, pairs: Pairs) -> Pairs:
+        if pairs.labels is None or pairs.known.by_label:
+            return pairs
+        if pairs.candidate_labels is None:
+            raise PairsError(
+                "supcon needs the label of every candidate, but there are "
+                f"{counted(len(pairs.candidates), 'candidate')} and "
+                f"{counted(len(pairs.labels), 'label')} (a queue: give queue_labels); or use Pairs.from_labels(z, "
+                "labels)."
+            )
+        told = (pairs.labels >= 0).unsqueeze(1)
+        same = same_label(pairs.labels, pairs.candidate_labels)
+        same = torch.where(told & ~is_listed(same, pairs.dropped), same, -1)
+        return pairs.with_positives(torch.cat([same, torch.where(told, -1, pairs.positives)], 1))
+
+    def idle(self, pairs: Pairs) -> str:
+        # A positive alone has all of the softmax.
+        mask = pairs.positive_mask
+        told = mask is not None and reads_at_once(mask)
+        alone = pairs.positives.shape[1] == 1 or (told and mask is not None and bool((mask.sum(1) <= 1).all()))
+        return NO_NEGATIVES if alone and pairs.has_negatives is False else super().idle(pairs)
+
+    def statistics(self) -> dict[str, AnyStatistic]:
+        return {"negatives": log_sum_exp(1 / self.temperature)}
+
+    def loss(self, positive: Tensor, rows: Rows) -> Tensor:
+        found = joint_softmax if self.variant == "out" else softmax_of_mean
+        return found(positive / self.temperature, rows.negatives, rows)

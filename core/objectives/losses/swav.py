@@ -1,0 +1,92 @@
+"""Swapped prediction of cluster assignments."""
+
+from typing import Annotated
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+
+from dipole.core.objectives.objective import Objective, Rows
+from dipole.core.objectives.options import Range
+from dipole.core.objectives.registry import register
+from dipole.core.objectives.similarity import full_precision, normalize
+
+
+@torch.no_grad()
+def sinkhorn(scores: Tensor, epsilon: float, iterations: int) -> Tensor:
+    """Soft assignments (N, P) of equal total weight per prototype, by Sinkhorn-Knopp in the log domain."""
+    log_q = scores / epsilon
+    for _ in range(iterations):
+        log_q = log_q - torch.logsumexp(log_q, 0, keepdim=True)
+        log_q = log_q - torch.logsumexp(log_q, 1, keepdim=True)
+    return log_q.exp()
+
+
+@register(
+    "swav",
+    formula="L_i = mean_{p in P(i)} -sum_k q_pk log softmax_k( z_i . v_k / tau ), q by Sinkhorn-Knopp",
+    source="Caron et al. 2020, Eqs. 1-5",
+    deviations={
+        "LMCL": ("settings are those of Caron et al.",),
+        "CLLR": ("settings are those of Caron et al.",),
+        "Caron et al. 2020": (
+            "codes of all candidates are computed together, in the authors' code those of each crop",
+        ),
+    },
+    cost="rows x prototypes; no similarity matrix of rows",
+)
+class SwAV(Objective):
+    """Swapped prediction: each view predicts the cluster assignment (code) of its positives.
+
+    Formula (Caron et al. 2020, Eqs. 1-5), z and prototypes v of unit length:
+        q = Sinkhorn-Knopp( z . v / epsilon ) over all candidates, without gradient
+        L_i = mean_{p in P(i)} -sum_k q_pk log softmax_k( z_i . v_k / tau )
+
+    Args:
+        prototypes: number of prototypes, >= 2.
+        dim: width of the embeddings, >= 1; taken from the first call (or `objective(..., dim=)`) when none.
+        temperature: tau > 0.
+        epsilon: entropy of the codes, > 0.
+        iterations: of Sinkhorn-Knopp, >= 1.
+
+    Raises:
+        PairsError: it was built for embeddings of another width.
+        OptionError: the prototypes would not fit into memory.
+
+    Relations: `cross_entropy` on unit vectors at temperature tau whose labels are the positives' codes, prototypes
+    being the class vectors.
+
+    Source: the codes of all candidates are computed together; the authors' code does so for each crop.
+    """
+
+    needs_negatives = False
+    sees_candidates = True
+    repeats = True
+
+    def __init__(
+        self,
+        prototypes: Annotated[int, Range(at_least=2), "number of prototypes"] = 300,
+        dim: Annotated[int | None, Range(at_least=1), "width of the embeddings"] = None,
+        temperature: Annotated[float, Range(above=0), "softmax temperature tau over the prototypes"] = 0.1,
+        epsilon: Annotated[float, Range(above=0), "entropy of the codes"] = 0.05,
+        iterations: Annotated[int, Range(at_least=1), "Sinkhorn-Knopp iterations"] = 3,
+    ) -> None:
+        super().__init__("cosine")
+        self.count = prototypes
+        self.temperature = temperature
+        self.epsilon = epsilon
+        self.iterations = iterations
+        self.prototypes = UninitializedParameter()
+        if dim is not None:
+            self.build(dim)
+
+    def build(self, dim: int) -> None:
+        self.materialize("prototypes", (self.count, dim), nn.init.normal_)
+
+    def loss(self, positive: Tensor, rows: Rows) -> Tensor:
+        prototypes = normalize(full_precision(self.prototypes)).to(rows.x.dtype)
+        codes = sinkhorn(rows.y @ prototypes.T, self.epsilon, self.iterations)  # (C, P)
+        log_prediction = torch.log_softmax(rows.x @ prototypes.T / self.temperature, 1)  # (A, P)
+        index = rows.pairs.positives
+        chosen = [-(codes[index[:, n].clamp_min(0)] * log_prediction).sum(1) for n in range(index.shape[1])]
+        return rows.over_positives(torch.stack(chosen, 1))

@@ -1,0 +1,62 @@
+"""The supervised (n+1)-tuple loss: InfoNCE whose pairs are told by labels."""
+
+import torch
+
+from dipole.core.objectives.classes import same_label
+from dipole.core.objectives.indices import is_listed
+from dipole.core.objectives.losses.infonce import InfoNCE
+from dipole.core.objectives.pairs import Pairs
+from dipole.core.objectives.registry import register
+from dipole.core.objectives.temperature import Init, Temperature
+from dipole.core.utils.errors import PairsError
+from dipole.core.utils.text import counted
+
+
+@register(
+    "tuple",
+    aliases=("supervised", "n_tuple"),
+    formula="L_i = mean_{p: y_p = y_i} -log( e^{s_ip/tau} / ( e^{s_ip/tau} + sum_{j: y_j != y_i} e^{s_ij/tau} ) )",
+    source="LMCL Eq. 2, Fig. 2(b); Sohn 2016",
+    deviations={
+        "LMCL": (
+            "Eq. 2 has raw dot products of unit vectors and no temperature: 0.5 by default",
+            "Eq. 2 has one positive: the mean over all of the class",
+        ),
+    },
+    cost="one pass; the lists of positives take (rows x largest class) entries",
+)
+class Tuple(InfoNCE):
+    """(n+1)-tuple loss, the supervised reference: positives share the anchor's label, negatives do not.
+
+    Formula (LMCL Eq. 2):
+        L_i = mean_{p: y_p = y_i} -log( e^{s_ip/tau} / ( e^{s_ip/tau} + sum_{j: y_j != y_i} e^{s_ij/tau} ) )
+
+    Args:
+        temperature: tau > 0, or "learned".
+        init: where a learned temperature starts, >= 0.01; 0.07 when none.
+
+    Raises:
+        PairsError: if the pairs carry no labels, or candidates whose labels are unknown (a queue).
+        OptionError: `init` is given to a temperature that is not learned.
+
+    Relations: equals `infonce` where every instance is a class of its own; `supcon` has the other positives in the
+    denominator too.
+    """
+
+    repeats = True
+
+    def __init__(self, temperature: Temperature = 0.5, init: Init = None) -> None:
+        super().__init__(temperature, init=init)
+
+    def prepare(self, pairs: Pairs) -> Pairs:
+        if pairs.labels is None:
+            raise PairsError("tuple is supervised and needs labels: Pairs.from_views(views, labels=labels).")
+        if pairs.candidate_labels is None:
+            raise PairsError(
+                "tuple needs the label of every candidate, but there are "
+                f"{counted(len(pairs.candidates), 'candidate')} and "
+                f"{counted(len(pairs.labels), 'label')} (a queue: give queue_labels); use Pairs.from_views(views, "
+                "labels=labels)."
+            )
+        same = same_label(pairs.labels, pairs.candidate_labels)
+        return pairs.with_positives(torch.where(is_listed(same, pairs.dropped), -1, same))

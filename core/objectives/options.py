@@ -1,0 +1,212 @@
+"""Options of a registered entry, read off its constructor: types, defaults, ranges and help live in the signature."""
+
+import functools
+import inspect
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import nan
+from numbers import Integral, Real
+from typing import Annotated, Any, Final, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from dipole.core.utils.errors import OptionError, nearest
+from dipole.core.utils.text import shortened
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+LARGEST = 2**53
+"""Of whole numbers: beyond it they are no longer exact as floats, and no size or count is meant."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """Bounds of a numeric option, `Annotated[float, Range(above=0)]`; infinity is never inside.
+
+    They may be combined; None is none. An objective that is given a number outside raises an `OptionError` that has
+    them.
+
+    Args:
+        above: it is greater than this.
+        at_least: it is this or greater.
+        below: it is less than this.
+        at_most: it is this or less.
+    """
+
+    above: float | None = None
+    at_least: float | None = None
+    below: float | None = None
+    at_most: float | None = None
+
+    def __contains__(self, value: float) -> bool:
+        return (
+            (self.above is None or value > self.above)
+            and (self.at_least is None or value >= self.at_least)
+            and (self.below is None or value < self.below)
+            and (self.at_most is None or value <= self.at_most)
+            and value not in (float("inf"), float("-inf"))
+        )
+
+    def __str__(self) -> str:
+        bounds = [(">", self.above), (">=", self.at_least), ("<", self.below), ("<=", self.at_most)]
+        return " and ".join(f"{sign} {bound:g}" for sign, bound in bounds if bound is not None)
+
+
+LATER: Final = object()
+"""Marks an option that was added to an entry: runs that leave it to its default keep their names."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One keyword of an entry.
+
+    Args:
+        name: of the keyword.
+        type: in words, such as "float or name".
+        default: its default; `inspect.Parameter.empty` where it is needed.
+        range: bounds and choices, in words.
+        help: what it is.
+        kinds: of bool, int, float and str those that it may be.
+        choices: names that it may be.
+        bounds: of numbers; None where there are none.
+        optional: whether it may be None.
+        later: it came after runs were named without it, and names one where it is given alone.
+    """
+
+    name: str
+    type: str
+    default: Any
+    range: str
+    help: str
+    kinds: tuple[Any, ...]  # of bool, int, float, str
+    choices: tuple[str, ...]
+    bounds: Range | None
+    optional: bool
+    later: bool = False  # it came after runs were named without it, and names one where it is given alone
+
+    @property
+    def allowed(self) -> str:
+        """What a value may be, in words."""
+        if self.choices:
+            words = "one of " + ", ".join(self.choices)
+        if self.kinds:
+            names = {float: "a number", int: "an integer", bool: "true or false", str: "a name or quoted string"}
+            numbers = " or ".join(names[kind] for kind in self.kinds)
+            if self.bounds:
+                numbers += f" {self.bounds}"
+            words = " or ".join([numbers, *self.choices])
+        return words + (" or none" if self.optional else "")
+
+    def check(self, owner: str, value: Any) -> Any:
+        """The value in the option's type.
+
+        Args:
+            owner: name of the entry, for messages.
+            value: what was given.
+
+        Raises:
+            OptionError: a wrong type, or a value out of its range; it names owner, option and what is allowed.
+        """
+        if value is None or (value == "none" and self.optional and "none" not in self.choices):
+            if self.optional:
+                return None
+        elif isinstance(value, str) and value in self.choices:
+            return value
+        elif self.choices and not self.kinds:
+            raise OptionError(
+                f"{owner}: {self.name} must be {self.allowed}, got {_shown(value)}.{nearest(str(value), self.choices)}",
+                self.name,
+            )
+        elif isinstance(value, bool):
+            if bool in self.kinds:
+                return value
+        elif isinstance(value, str):
+            if str in self.kinds:
+                return value
+        elif isinstance(value, Real):  # NumPy's scalars as well
+            if isinstance(value, Integral) and float not in self.kinds and abs(int(value)) > LARGEST:
+                shown = _shown(value)
+                said = f"{owner}: {self.name} must be {self.allowed}, up to {LARGEST}, got {shown}."
+                raise OptionError(said, self.name)
+            number: float = int(value) if isinstance(value, Integral) and float not in self.kinds else _as_float(value)
+            if type(number) in self.kinds and (self.bounds is None or number in self.bounds) and number == number:
+                return number
+        raise OptionError(f"{owner}: {self.name} must be {self.allowed}, got {_shown(value)}.", self.name)
+
+
+def _shown(value: Any) -> str:
+    try:
+        return shortened(repr(value))
+    except ValueError:  # Python writes no integer of thousands of digits
+        return "a number of thousands of digits"
+
+
+def _as_float(value: Real) -> float:
+    """An integer too large for a float is nan, which no option takes."""
+    try:
+        return float(value)
+    except OverflowError:
+        return nan
+
+
+def _option(name: str, hint: Any, default: Any) -> Option:
+    bounds, help_text, later = None, "", False
+    if get_origin(hint) is Annotated:
+        hint, *extras = get_args(hint)
+        for extra in extras:
+            bounds = extra if isinstance(extra, Range) else bounds
+            help_text = extra if isinstance(extra, str) else help_text
+            later = later or extra is LATER
+    union = get_origin(hint) in (Union, types.UnionType)
+    parts = get_args(hint) if union else (hint,)
+    optional = type(None) in parts
+    parts = tuple(part for part in parts if part is not type(None))
+    choices = tuple(str(c) for part in parts if get_origin(part) is Literal for c in get_args(part))
+    kinds = tuple(part for part in parts if part in (bool, int, float, str))
+    kind = " or ".join([*(k.__name__ for k in kinds), *(["name"] if choices else [])])
+    text = " | ".join([*([str(bounds)] if bounds else []), *choices])
+    return Option(name, kind, default, text, help_text, kinds, choices, bounds, optional, later)
+
+
+def options_of(function: Callable[..., Any]) -> tuple[Option, ...]:
+    """Read the options of a constructor or function off its signature."""
+    hints = get_type_hints(function, include_extras=True)
+    options = (
+        _option(name, hints.get(name, float), parameter.default)
+        for name, parameter in inspect.signature(function).parameters.items()
+        if name != "self" and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    )
+    # Arguments that no text can give (tensors of a diagnostic) are not options.
+    return tuple(option for option in options if option.kinds or option.choices)
+
+
+def check_whole(name: str, value: Any, low: int = 1) -> None:
+    """Raise OptionError unless an argument of a function is a whole number of at least `low`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise OptionError(f"{name} must be a whole number >= {low}, got {_shown(value)}.")
+
+
+def checked(owner: str, options: tuple[Option, ...], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the given options in their types; raise OptionError for an unknown name or a bad value."""
+    by_name = {option.name: option for option in options}
+    for name in given:
+        if name not in by_name:
+            known = ", ".join(by_name) or "none"
+            raise OptionError(
+                f"{owner} has no option {shortened(repr(name))}.{nearest(name, by_name)} Its options: {known}.", name
+            )
+    return {name: by_name[name].check(owner, value) for name, value in given.items()}
+
+
+def in_range(function: Callable[P, R]) -> Callable[P, R]:
+    """Check the options of a function against its signature at every call, as an objective's constructor does."""
+    signature, options = inspect.signature(function), options_of(function)
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        bound = signature.bind(*args, **kwargs)
+        given = {option.name: bound.arguments[option.name] for option in options if option.name in bound.arguments}
+        bound.arguments.update(checked(function.__name__, options, given))
+        return function(*bound.args, **bound.kwargs)
+
+    return wrapped

@@ -1,0 +1,260 @@
+"""The registry of objectives, regularizers and diagnostics: data about an entry, not code about it.
+
+Entries come from three places: the modules beside this one, `@register(...)` in user code, and packages that declare
+the entry-point group `dipole.objectives` (each entry point names a module or class whose import registers).
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.metadata import EntryPoint
+from math import inf
+from threading import RLock
+from typing import Any, Literal, TypeVar, get_args
+
+from dipole.core.objectives.options import Option, options_of
+from dipole.core.utils.errors import RegistryError, SpecError, nearest
+from dipole.core.utils.plugins import (
+    SWITCH,
+    PluginError,
+    Table,
+    declared_by,
+    is_ours,
+    load,
+    points,
+    switched_off,
+    undoable,
+)
+from dipole.core.utils.text import shortened
+
+Kind = Literal["objective", "regularizer", "diagnostic"]
+Target = TypeVar("Target", bound=Callable[..., Any])
+_OWN = ("dipole.core.objectives.losses", "dipole.core.objectives.regularizers")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is known about one registered name; fields as in `Registry.register`.
+
+    Args:
+        name: of the entry.
+        target: the class or function.
+        kind: "objective", "regularizer" or "diagnostic".
+        summary: one sentence.
+        formula: the equation in ASCII.
+        source: its paper, and the number of the equation there.
+        cost: what one evaluation costs in time and memory.
+        weight: the weight a term gets when none is written, >= 0.
+        aliases: other names.
+        options: keywords that a text may give.
+        deviations: paper -> what is done otherwise than it says, or decided where it says nothing.
+    """
+
+    name: str
+    target: Callable[..., Any]
+    kind: Kind
+    summary: str
+    formula: str
+    source: str
+    cost: str
+    weight: float
+    aliases: tuple[str, ...] = ()
+    options: tuple[Option, ...] = field(default=(), repr=False)
+    deviations: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def package(self) -> str:
+        """The package it comes with: "dipole", name and version of another, or "" for a script's own."""
+        return declared_by(self.target.__module__)
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """Option names and their default values."""
+        return {option.name: option.default for option in self.options}
+
+
+def canonical_name(name: str) -> str:
+    """`Align-Uniform` and `align_uniform` are the same name."""
+    return name.lower().replace("-", "_")
+
+
+class Registry:
+    """Names to entries; a name is taken once."""
+
+    def __init__(self) -> None:
+        # A plug-in that fails while it is imported leaves nothing behind.
+        self._entries: dict[str, Entry] = undoable(Table(), lambda entry: str(entry.target.__module__))
+        self._names: dict[str, str] = undoable(Table())
+        self._broken: dict[str, PluginError] = {}
+        self._state: Literal["empty", "loading", "loaded"] = "empty"
+        self._lock = RLock()  # another thread waits until everything is there
+
+    def register(
+        self,
+        name: str,
+        *,
+        kind: Kind = "objective",
+        summary: str = "",
+        formula: str = "",
+        source: str = "",
+        cost: str = "one pass over the similarity matrix; memory linear in the number of rows",
+        weight: float = 1.0,
+        aliases: tuple[str, ...] = (),
+        deviations: Mapping[str, tuple[str, ...]] | None = None,
+    ) -> Callable[[Target], Target]:
+        """Decorate a class or function to make it known under `name`.
+
+        Args:
+            name: what objective strings call it: letters, digits and underscores; upper case and hyphens are read as
+                lower case and underscores.
+            kind: "objective" (a base loss), "regularizer" (added with a weight) or "diagnostic" (a measurement).
+            summary: one sentence; the first line of the docstring when left out.
+            formula: the equation in ASCII.
+            source: its paper, and the number of the equation there.
+            cost: what one evaluation costs in time and memory.
+            weight: the weight a term gets when none is written (the paper's lambda for a regularizer), finite and >= 0.
+            aliases: other names for the same entry.
+            deviations: paper -> what is done otherwise than it says, or decided where it says nothing; () for nothing.
+
+        Returns:
+            A decorator that gives back what it decorates.
+
+        Raises:
+            RegistryError: from the decorator: a name or alias is no identifier or taken by another class, or `kind` or
+                `weight` is none of these.
+        """
+
+        def decorate(target: Target) -> Target:
+            doc = inspect.getdoc(target) or ""
+            entry = Entry(
+                name=canonical_name(name),
+                target=target,
+                kind=kind,
+                summary=summary or doc.split("\n", 1)[0],
+                formula=formula,
+                source=source,
+                cost=cost,
+                weight=weight,
+                aliases=tuple(canonical_name(alias) for alias in aliases),
+                options=options_of(target.__init__ if inspect.isclass(target) else target),
+                deviations=deviations or {},
+            )
+            self._add(entry)
+            return target
+
+        return decorate
+
+    def _add(self, entry: Entry) -> None:
+        place = f"{entry.target.__module__}.{entry.target.__qualname__}"
+        if entry.kind not in get_args(Kind):
+            allowed = ", ".join(map(repr, get_args(Kind)))
+            raise RegistryError(
+                f"cannot register {entry.name!r} ({place}): kind must be one of {allowed}, got {entry.kind!r}."
+            )
+        if not 0 <= entry.weight < inf:
+            raise RegistryError(
+                f"cannot register {entry.name!r} ({place}): weight must be a finite number >= 0, got {entry.weight!r}."
+            )
+        for name in (entry.name, *entry.aliases):
+            if not name.isidentifier():
+                raise RegistryError(f"cannot register {name!r} ({place}): a name is letters, digits and underscores.")
+            taken = self._entries.get(self._names.get(name, ""))
+            if taken and f"{taken.target.__module__}.{taken.target.__qualname__}" != place:
+                raise RegistryError(
+                    f"{name!r} is already registered by {taken.target.__module__}.{taken.target.__qualname__}; "
+                    f"{place} needs another name (or drop one of the two packages)."
+                )
+        self._entries[entry.name] = entry
+        self._names.update(dict.fromkeys((entry.name, *entry.aliases), entry.name))
+
+    def _load(self) -> None:
+        """Import everything once; where a module of dipole's own fails, the error is raised, now and at each try."""
+        with self._lock:
+            if self._state != "empty":
+                return
+            self._state = "loading"
+            try:
+                for module in _OWN:
+                    import_module(module)
+                self._broken = {}
+                for point in points("objectives"):
+                    if is_ours(point):
+                        point.load()
+                    else:
+                        self._load_plugin(point)
+                self._state = "loaded"
+            finally:
+                if self._state == "loading":
+                    self._state = "empty"
+
+    def _load_plugin(self, point: EntryPoint) -> None:
+        """A broken plug-in takes nothing with it; asking for its name says what happened."""
+        try:
+            load(point)
+        except PluginError as error:
+            self._broken[canonical_name(point.name)] = error
+
+    def get(self, name: str) -> Entry:
+        """The entry of a name or alias.
+
+        Args:
+            name: in any spelling that `register` reads alike.
+
+        Raises:
+            SpecError: there is none; with the nearest name and all names.
+        """
+        self._load()
+        key = canonical_name(name)
+        if key in self._names:
+            return self._entries[self._names[key]]
+        if key in self._broken:
+            raise SpecError(f"the plug-in {self._broken[key]}")
+        # What may have brought the name comes before a guess at another one.
+        absent = [f"\nA plug-in that cannot be used: {error}\n" for error in self._broken.values()]
+        absent += [f" Plug-ins are switched off ({SWITCH}=none)."] if switched_off() else []
+        known = ", ".join(sorted(self._entries))
+        raise SpecError(
+            f"unknown name {shortened(repr(name))}.{''.join(absent)}{nearest(key, self._names)} Known: {known}."
+        )
+
+    def name_of(self, target: Callable[..., Any]) -> str | None:
+        """The name a class or function was registered under; None if it was not.
+
+        Args:
+            target: the class or function itself.
+        """
+        return next((entry.name for entry in self._entries.values() if entry.target is target), None)
+
+    def entries(self, kind: Kind | None = None) -> list[Entry]:
+        """All entries, or those of one kind, in order of registration.
+
+        Args:
+            kind: "objective", "regularizer" or "diagnostic"; None: all.
+        """
+        self._load()
+        return [entry for entry in self._entries.values() if kind in (None, entry.kind)]
+
+    @property
+    def broken(self) -> dict[str, PluginError]:
+        """Plug-ins that cannot be used, by the name of their entry point."""
+        self._load()
+        return dict(self._broken)
+
+    @contextmanager
+    def temporary(self) -> Iterator["Registry"]:
+        """Forget at the end of the block whatever is registered inside it."""
+        self._load()
+        tables: tuple[dict[str, Any], ...] = (self._entries, self._names)
+        before = [(table, dict(table)) for table in tables]
+        try:
+            yield self
+        finally:
+            for table, old in before:
+                table.clear()
+                table.update(old)
+
+
+registry = Registry()
+register = registry.register

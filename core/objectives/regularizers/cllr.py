@@ -1,0 +1,269 @@
+"""Low-dimensional reconstruction: a sparse or low-rank projection through which embeddings must be recoverable."""
+
+import math
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+
+from dipole.core.objectives.objective import Objective, Rows
+from dipole.core.objectives.options import Range
+from dipole.core.objectives.registry import register
+from dipole.core.objectives.similarity import full_precision, normalize
+from dipole.core.objectives.spectrum import converged, distance_from_identity, effective_rank, singular_values
+
+VANISHED = 0.1
+"""L has vanished when no singular value is above this. Where R is stationary those that are not 0 are above 0.577."""
+IDENTITY = 0.05
+"""L is a multiple of the identity when this near to one, || L - c I || / || L ||."""
+
+
+def reconstruction(L: Tensor, features: Tensor) -> Tensor:
+    """|| L^T L Phi - Phi ||^2 of each row, (A,)."""
+    return (features @ L.T @ L - features).square().sum(1)
+
+
+def survives_above(alpha: float) -> float:
+    """Energy E (v . Phi)^2 below which a direction v is lost, 3 sqrt(3) / 8 alpha.
+
+    Along an eigenvector of E Phi Phi^T with eigenvalue s, a singular value l of L costs s (1 - l^2)^2 + alpha l. That
+    is stationary at 0 and where 4 s l (1 - l^2) = alpha, which has a solution only for s >= 3 sqrt(3) / 8 alpha, the
+    greater one at l >= 1 / sqrt(3). The energies sum to E |Phi|^2: no more than E |Phi|^2 / survives_above(alpha)
+    directions are kept.
+    """
+    return 3 * math.sqrt(3) / 8 * alpha
+
+
+def l21(L: Tensor) -> Tensor:
+    """Sum of the L2 norms of the columns."""
+    size: Tensor = torch.linalg.vector_norm(L, dim=0).sum()
+    return size
+
+
+def nuclear(L: Tensor) -> Tensor:
+    """Sum of the singular values."""
+    size: Tensor = converged(torch.linalg.svdvals, L).sum()
+    return size.to(L.dtype)
+
+
+def shrink_columns(L: Tensor, threshold: float) -> Tensor:
+    """Proximal map of threshold * l21: each column shortened by the threshold, short ones become zero."""
+    norms: Tensor = torch.linalg.vector_norm(L, dim=0)
+    return L * (1 - threshold / norms.clamp_min(threshold)).clamp_min(0)
+
+
+def shrink_spectrum(L: Tensor, threshold: float) -> Tensor:
+    """Proximal map of threshold * nuclear: singular values lowered by the threshold, small ones become zero."""
+    U, S, V = converged(lambda matrix: torch.linalg.svd(matrix, full_matrices=False), L)
+    shrunk: Tensor = (U * (S - threshold).clamp_min(0)) @ V
+    return shrunk.to(L.dtype)
+
+
+def independent_columns(L: Tensor, tolerance: float) -> Tensor:
+    """Indices of a maximal set of linearly independent columns, by QR with column pivoting.
+
+    Args:
+        tolerance: a column whose distance from the span of those before it is not above this depends on them; absolute.
+    """
+    from scipy.linalg import qr
+
+    _, R, order = qr(L.detach().double().cpu().numpy(), mode="economic", pivoting=True)
+    diagonal = torch.from_numpy(R).diagonal().abs()
+    rank = int((diagonal > tolerance).sum())
+    return torch.tensor(sorted(int(i) for i in order[:rank]), dtype=torch.long, device=L.device)
+
+
+@register(
+    "cllr",
+    kind="regularizer",
+    aliases=("low_dimensional_reconstruction",),
+    weight=0.1,
+    formula="R = mean_i || L^T L Phi(x_i) - Phi(x_i) ||^2 + alpha * norm(L), norm = l21 or nuclear",
+    source="CLLR Eqs. 6-10, Algorithm 1; lambda = 0.1, alpha = 10",
+    deviations={
+        "CLLR": (
+            "transpose marks are lost in Eqs. 6 and 7: L^T L is read, by Sec. 2.2",
+            "L is started as the identity: the paper does not say",
+            "solver=proximal is not in the paper: a subgradient reaches no exact zeros",
+            "features=unit is not in the paper, at whose alpha L vanishes or stays a multiple of the identity",
+            "what counts as a zero column is not said: not above an absolute tolerance",
+        ),
+    },
+    cost="rows x dim^2, and a singular value decomposition of L for the nuclear norm; no similarity matrix",
+)
+class CLLR(Objective):
+    """Low-dimensional reconstruction: learns L so that embeddings survive L^T L while L loses columns or rank.
+
+    Formula (CLLR Eqs. 6-8), Phi the embedding before normalisation, L in R^{H x H}:
+        R = mean_i || L^T L Phi(x_i) - Phi(x_i) ||^2 + alpha * norm(L)
+        norm: l21, the sum of the columns' L2 norms; nuclear, the sum of singular values
+
+    Args:
+        dim: H >= 1; taken from the first call (or `objective(..., dim=)`) when none.
+        norm: "l21" (column-sparse L) or "nuclear" (low-rank L).
+        alpha: weight of the norm, >= 0. The nuclear norm loses the directions of Phi whose energy is below 0.65 alpha
+            (`survives_above`), l21 is never less: alpha has to be compared with the mean |Phi|^2.
+        solver: "subgradient" is the paper's; "proximal" leaves the norm out of the gradient and applies its proximal
+            map after each optimizer step (`after_step`), which reaches exact zeros. Its threshold is that of plain
+            gradient descent: under an optimizer that scales gradients (Adam), it weighs the norm differently.
+        features: what is reconstructed. "raw" is the paper's Phi, whose scale a loss of dot products holds; a loss of
+            cosines leaves it free, and Phi may shrink until L vanishes. "unit" is Phi / |Phi|, of energy 1: the nuclear
+            norm keeps at most 1.54 / alpha directions, whatever the scale.
+        tolerance: columns, pivots and singular values of L that are not above this count as zero; absolute, >= 0.
+
+    Raises:
+        PairsError: it was built for embeddings of another width.
+        OptionError: L would not fit into memory.
+
+    Features for every downstream use are `transform(Phi)` = L Phi. L starts as the identity.
+
+    Relations: at alpha = 0 the identity, from which L starts, reconstructs everything: R = 0 and stays so; l21 is never
+    less than the nuclear norm.
+    """
+
+    needs_negatives = False
+    repeats = True
+
+    def __init__(
+        self,
+        dim: Annotated[int | None, Range(at_least=1), "width H of the embeddings"] = None,
+        norm: Annotated[Literal["l21", "nuclear"], "column sparsity or low rank"] = "l21",
+        alpha: Annotated[float, Range(at_least=0), "weight of the norm"] = 10.0,
+        solver: Annotated[Literal["subgradient", "proximal"], "how the norm is minimised"] = "subgradient",
+        features: Annotated[Literal["raw", "unit"], "Phi as it is, or at length 1"] = "raw",
+        tolerance: Annotated[float, Range(at_least=0), "what of L is not above it counts as zero"] = 0.01,
+    ) -> None:
+        super().__init__(None)
+        self.norm = norm
+        self.alpha = alpha
+        self.solver = solver
+        self.features = features
+        self.tolerance = tolerance
+        self.L = UninitializedParameter()
+        if dim is not None:
+            self.build(dim)
+
+    def build(self, dim: int) -> None:
+        self.materialize("L", (dim, dim), nn.init.eye_)
+
+    def reconstructed(self, embeddings: Tensor) -> Tensor:
+        """What L^T L has to give back, (A, H): Phi, or Phi / |Phi|."""
+        wide = full_precision(embeddings)
+        return normalize(wide) if self.features == "unit" else wide
+
+    def loss(self, positive: Tensor, rows: Rows) -> Tensor:
+        features = self.reconstructed(rows.pairs.anchors)
+        L = self.L.to(features.dtype)
+        size = self.size(L)
+        if self.solver == "proximal":
+            size = size.detach()
+        return rows.mean_over_all(reconstruction(L, features)) + self.alpha * size
+
+    def size(self, L: Tensor) -> Tensor:
+        """norm(L) of the formula."""
+        return l21(L) if self.norm == "l21" else nuclear(L)
+
+    @torch.no_grad()
+    def after_step(
+        self, learning_rate: float, weight: float, step: int | None = None, total: int | None = None
+    ) -> None:
+        """Proximal map with threshold learning_rate * weight * alpha; nothing for the subgradient solver."""
+        threshold = learning_rate * weight * self.alpha
+        if self.solver != "proximal" or threshold == 0 or isinstance(self.L, UninitializedParameter):
+            return
+        self.L.copy_(shrink_columns(self.L, threshold) if self.norm == "l21" else shrink_spectrum(self.L, threshold))
+
+    def transform(self, features: Tensor) -> Tensor:
+        if isinstance(self.L, UninitializedParameter):
+            return features
+        return features @ self.L.detach().to(features).T
+
+    @torch.no_grad()
+    def kept_columns(self, tolerance: float | None = None) -> Tensor:
+        """Indices of the columns of L that `prune` keeps."""
+        tolerance = self.tolerance if tolerance is None else tolerance
+        if self.norm == "nuclear":
+            return independent_columns(self.L, tolerance)
+        return torch.nonzero(torch.linalg.vector_norm(self.L, dim=0) > tolerance).flatten()
+
+    @torch.no_grad()
+    def prune(self, tolerance: float | None = None) -> Tensor:
+        """The final projection L_hat.
+
+        Args:
+            tolerance: columns that are not longer count as zero, columns whose pivot in a rank-revealing QR is not
+                above it as dependent; absolute. The option of that name when None.
+
+        Returns:
+            l21: (H, n) with the zero columns dropped; nuclear: (H, H) with a maximal set of linearly independent
+            columns kept and the others 0.
+        """
+        kept = self.kept_columns(tolerance)
+        if self.norm == "l21":
+            return self.L[:, kept].clone()
+        pruned = torch.zeros_like(self.L)
+        pruned[:, kept] = self.L[:, kept]
+        return pruned
+
+    @torch.no_grad()
+    def summary(self) -> dict[str, float]:
+        """Numbers of L to log.
+
+        rank: singular values of L_hat above the tolerance. columns: those that `prune` keeps, non-zero ones for l21.
+        effective_rank: exp of the entropy of L's singular values above the tolerance, as shares. norm: the norm that
+        alpha weighs. frobenius, spectral: L's Frobenius norm and largest singular value. from_identity:
+        || L - c I || / || L ||. Nothing while L has no width yet.
+        """
+        if isinstance(self.L, UninitializedParameter):
+            return {}
+        pruned = self.prune()
+        values = singular_values(self.L)
+        return {
+            "rank": float((singular_values(pruned) > self.tolerance).sum()) if pruned.numel() else 0.0,
+            "columns": float(pruned.norm(dim=0).count_nonzero()),
+            "effective_rank": effective_rank(self.L, self.tolerance),
+            "norm": float(self.size(self.L)),
+            "frobenius": float(torch.linalg.matrix_norm(self.L)),
+            "spectral": float(values[0]),
+            "from_identity": distance_from_identity(self.L),
+        }
+
+    @torch.no_grad()
+    def measure(self, embeddings: Tensor) -> dict[str, float]:
+        """Numbers of L on embeddings Phi (n, H) to log; Phi at length 1 with `features=unit`.
+
+        error: sum |L^T L Phi - Phi|^2 / sum |Phi|^2, 0 where nothing is lost and 1 where everything is. energy: mean
+        |Phi|^2, what alpha has to be compared with. data_rank, data_effective_rank: of the rows L Phi, singular values
+        over sqrt(n) that are above the tolerance (the root mean square along a direction) and exp of their entropy.
+        Nothing while L has no width yet.
+        """
+        if isinstance(self.L, UninitializedParameter):
+            return {}
+        features = self.reconstructed(embeddings.to(self.L.device))
+        L = self.L.to(features.dtype)
+        energy = features.square().sum()
+        projected = features @ L.T / math.sqrt(max(1, len(features)))
+        return {
+            "error": float(reconstruction(L, features).sum() / energy),
+            "energy": float(energy / max(1, len(features))),
+            "data_rank": float((singular_values(projected) > self.tolerance).sum()),
+            "data_effective_rank": effective_rank(projected, self.tolerance),
+        }
+
+    def remarks(self) -> list[str]:
+        """What has become of L where it projects onto nothing, or onto everything alike."""
+        found = self.summary()
+        if not found:
+            return []
+        if found["spectral"] <= VANISHED:
+            return [
+                f"L has vanished (no singular value above {VANISHED:g}): alpha is too large for the energy of the "
+                "features. Lower alpha, or use features=unit with alpha below 1"
+            ]
+        if len(self.L) > 1 and found["from_identity"] <= IDENTITY:
+            return [
+                f"L is a multiple of the identity (within {IDENTITY:g} of its norm): L Phi has the dimension of Phi. "
+                "Train longer, or change alpha: directions of the features are lost whose energy is below 0.65 alpha"
+            ]
+        return []

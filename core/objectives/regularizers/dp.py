@@ -1,0 +1,99 @@
+"""Distance polarization: distances between instances should be small or large, not in between."""
+
+from typing import Annotated, Literal
+
+from torch import Tensor
+
+from dipole.core.objectives.objective import Objective, Rows
+from dipole.core.objectives.options import Range
+from dipole.core.objectives.registry import register
+from dipole.core.objectives.statistics import AnyStatistic, Between
+from dipole.core.utils.distributed import all_sum
+from dipole.core.utils.errors import OptionError
+
+Distance = Annotated[float, Range(at_least=0, at_most=1), "normalised distance D = (1 - cos) / 2"]
+
+
+def check_margin(owner: str, delta_pos: float, delta_neg: float) -> None:
+    """Raise OptionError unless the lower end of a margin is below the upper one."""
+    if delta_pos >= delta_neg:
+        raise OptionError(
+            f"{owner}: delta_pos must be < delta_neg, got {delta_pos:g} and {delta_neg:g}; the margin between them is "
+            "what is cleared (LMCL: 0.1 and 0.5).",
+            "delta_pos",
+        )
+
+
+def polarization(similarity: Tensor, delta_pos: float, delta_neg: float) -> Tensor:
+    """g(D) = |min( (D - delta_pos)(D - delta_neg), 0 )| of cosines."""
+    distance = (1 - similarity) / 2
+    return ((distance - delta_pos) * (delta_neg - distance)).clamp_min(0)
+
+
+@register(
+    "dp",
+    kind="regularizer",
+    aliases=("distance_polarization",),
+    weight=0.1,
+    formula="R = mean_i sum_j | min( (D_ij - delta_pos)(D_ij - delta_neg), 0 ) |, D = (1 - cos) / 2",
+    source="LMCL Eqs. 6-10; lambda = 0.1 (Sec. 5)",
+    deviations={
+        "LMCL": (
+            "Eq. 10 leaves its first index free: the sum over j is averaged over anchors; reduction=mean and sum are "
+            "the other readings",
+            "a view and its own augmentation are no pair: the paper's pairs are of original instances",
+        ),
+    },
+)
+class DP(Objective):
+    """Distance polarization: penalises distances inside the margin (delta_pos, delta_neg).
+
+    Formula (LMCL Eqs. 7-10), D = (1 - cos) / 2, over all pairs of distinct instances:
+        g(D) = | min( (D - delta_pos)(D - delta_neg), 0 ) |
+        anchor_sum: R = mean_i sum_j g(D_ij);   mean: average of g over all pairs;   sum: sum of g over all (i, j)
+
+    Args:
+        delta_pos: lower end of the margin, in [0, 1].
+        delta_neg: upper end of the margin, in [0, 1], above delta_pos.
+        reduction: "anchor_sum" (Eq. 10's inner sum, averaged over anchors), "mean" or "sum".
+
+    Raises:
+        OptionError: if delta_pos >= delta_neg.
+
+    Relations: the reductions are proportional: `sum` is `anchor_sum` times the number of anchors, `mean` is
+    `anchor_sum` over the number of other instances of each, where that is one number.
+
+    Source: Eq. 10 leaves its first index free; we average over it. A view and its own augmentation are no pair.
+    """
+
+    repeats = True
+
+    def __init__(
+        self,
+        delta_pos: Distance = 0.1,
+        delta_neg: Distance = 0.5,
+        reduction: Annotated[Literal["anchor_sum", "mean", "sum"], "how pairs are added up"] = "anchor_sum",
+    ) -> None:
+        super().__init__("cosine")
+        check_margin("dp", delta_pos, delta_neg)
+        self.delta_pos = delta_pos
+        self.delta_neg = delta_neg
+        self.reduction = reduction
+
+    def statistics(self) -> dict[str, AnyStatistic]:
+        # In cosines, (D - delta_pos)(delta_neg - D) is (1 - 2 delta_pos - s)(s - 1 + 2 delta_neg) / 4.
+        return {"inside": Between(1 - 2 * self.delta_neg, 1 - 2 * self.delta_pos)}
+
+    def loss(self, positive: Tensor, rows: Rows) -> Tensor:
+        total, count = rows.inside / 4, rows.count  # (A,)
+        if not rows.pairs.views:
+            # Neighbours and block members are instances of their own.
+            own = rows.only_positives(polarization(positive, self.delta_pos, self.delta_neg), 0.0)
+            total = total + own.sum(1)
+            mask = rows.pairs.positive_mask
+            count = count + (positive.shape[1] if mask is None else mask.sum(1))
+        if self.reduction == "anchor_sum":
+            return rows.mean_over_all(total)
+        if self.reduction == "mean":
+            return all_sum(total.sum()) / all_sum(count.sum()).clamp_min(1)
+        return all_sum(total.sum())

@@ -1,0 +1,156 @@
+"""Fetching a file over HTTP: gone on with where it was cut off, checked, and never half there."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+from dipole.core.utils.errors import DataError
+from dipole.core.utils.files import digest, sync_folder, why
+
+BASE = "DIPOLE_DATA_URL"  # takes the place of everything in a URL before the file's name
+CHUNK = 1 << 20
+OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR}
+PATIENCE = 60.0  # seconds without a byte
+Progress = Callable[[int, int | None], None]
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file to fetch.
+
+    url: where it lies. size: in bytes. checksum: "md5:..." or "sha256:..." as its authors publish it. Either is None
+    where it is not known. name: what it is called here, a path inside a folder; by default the end of the URL.
+    """
+
+    url: str
+    size: int | None = None
+    checksum: str | None = None
+    name: str = ""
+
+    @property
+    def path(self) -> str:
+        """Its path inside a folder."""
+        return self.name or self.url.rpartition("/")[2]
+
+
+def fetch(file: RemoteFile, folder: Path, progress: Progress = lambda done, total: None) -> Path:
+    """Fetch a file into a folder, or take it as it lies there already; returns its path.
+
+    What was cut off is gone on with; the name stands for a whole and checked file alone.
+
+    Raises:
+        DataError: the server cannot be reached or refuses; the size or checksum is not the published one, and the file
+            was set aside; the disk refused.
+    """
+    path = folder / file.path
+    try:
+        if not path.is_file():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part = path.with_name(path.name + ".part")
+            _fetch(file, part, path, progress)
+            _check(file, part)
+            os.replace(part, path)
+            sync_folder(path.parent)
+        else:
+            _check(file, path)
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {why(error)}") from error
+    return path
+
+
+def address(file: RemoteFile) -> str:
+    """Where it is fetched from: $DIPOLE_DATA_URL/NAME where that is set."""
+    base = os.environ.get(BASE)
+    return f"{base.rstrip('/')}/{file.path}" if base else file.url
+
+
+def _fetch(file: RemoteFile, part: Path, path: Path, progress: Progress) -> None:
+    url = address(file)
+    while True:
+        before = part.stat().st_size if part.is_file() else 0
+        try:
+            if _go_on(url, part, file.size, progress):
+                return
+            problem = "the connection was closed before the end"
+        except HTTPError as error:
+            problem = f"{error.code} {error.reason}"
+        except (OSError, HTTPException, ValueError) as error:
+            if isinstance(error, OSError) and error.errno in OF_THE_DISK:
+                raise
+            problem = str(getattr(error, "reason", error)) or type(error).__name__
+        if not part.is_file() or part.stat().st_size <= before:
+            break  # nothing came: to try again at once is of no use
+    raise DataError(
+        f"cannot fetch {url} ({problem}). Repeat the command to go on where it stopped; or fetch it by other means, "
+        f"put it at {path}, and repeat the command: it is prepared from there."
+    )
+
+
+def _go_on(url: str, part: Path, size: int | None, progress: Progress) -> bool:
+    """Fetch what is missing of a file; whether all of it is there now."""
+    done = part.stat().st_size if part.is_file() else 0
+    if size is not None and done == size:
+        return True
+    if size is not None and done > size:
+        part.unlink()
+        done = 0
+    request = Request(url, headers={"User-Agent": "dipole"} | ({"Range": f"bytes={done}-"} if done else {}))
+    try:
+        answer: Any = urlopen(request, timeout=PATIENCE)
+    except HTTPError as error:
+        if error.code == 416:  # nothing lies behind what is here: it is all there, or of another file
+            there = error.headers.get("Content-Range", "").rpartition("/")[2]
+            if there == str(done):
+                return True
+            part.unlink()
+            return False
+        raise
+    with answer:
+        if answer.status != 206:
+            done = 0  # the server begins anew
+        length = answer.headers.get("Content-Length")
+        total = done + int(length) if length is not None else size
+        with open(part, "ab" if done else "wb") as file:
+            while chunk := answer.read(CHUNK):
+                file.write(chunk)
+                done += len(chunk)
+                progress(done, total)
+            file.flush()
+            os.fsync(file.fileno())
+    return total is None or done >= total
+
+
+def _check(file: RemoteFile, path: Path) -> None:
+    size, problem = path.stat().st_size, ""
+    if file.size is not None and size != file.size:
+        problem = f"{size} bytes, and the published file has {file.size}"
+    elif file.checksum is not None:
+        kind, _, published = file.checksum.partition(":")
+        found = digest(path, kind)
+        if found != published.lower():
+            problem = f"{kind} {found}, and published is {published}"
+    if problem:
+        aside = (path.with_suffix("") if path.suffix == ".part" else path).with_name(f"{Path(file.path).name}.wrong")
+        with suppress(OSError):
+            os.replace(path, aside)
+        raise DataError(
+            f"{address(file)}: what came has {problem}. It was set aside as {aside}. Repeat the command to fetch it "
+            "again; if it stays so, the file was changed where it lies."
+        )
+
+
+def free_bytes(folder: Path) -> int:
+    """What the disk of a folder, or of the nearest one above it that is there, has left."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return shutil.disk_usage(folder).free

@@ -1,0 +1,149 @@
+"""Which part of a network learns: a backbone as a whole, its first layers, or everything.
+
+What is frozen has no gradient, so that no optimizer keeps state for it or decays it, and stays in evaluation mode:
+batch norm keeps the statistics it came with, dropout and stochastic depth are off.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from types import MethodType
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dipole.core.utils.errors import ConfigError
+
+Freeze = Literal["none", "backbone"] | int
+
+
+class Layers(NamedTuple):
+    """A network as a chain: its layers (or stages) in order, and what stands before the first of them.
+
+    blocks: the layers; before: modules that embed; loose: parameters that belong to no such module (class tokens,
+    positions).
+    """
+
+    blocks: list[nn.Module]
+    before: list[nn.Module]
+    loose: list[nn.Parameter]
+
+
+def freeze(model: nn.Module, how: Freeze, setting: str) -> None:
+    """Let a part of a network learn nothing from here on.
+
+    Args:
+        model: the network.
+        how: "none"; "backbone", all of it; or how many of its first layers or stages, and what embeds before them.
+        setting: what the number is called in a recipe.
+
+    Raises:
+        ConfigError: there are not so many layers.
+    """
+    if how == "backbone":
+        fix(model)
+    elif how != "none":
+        chain = layers(model)
+        count = len(chain.blocks)
+        if not 1 <= how <= count:
+            allowed = f"1 to {count}, or " if count else ""
+            raise ConfigError(
+                f"{setting}: {how} layers cannot be frozen, {type(model).__name__} has {count}. Allowed: {allowed}"
+                "'backbone' for all of it, 'none'."
+            )
+        for part in (*chain.before, *chain.blocks[:how]):
+            fix(part)
+        for parameter in chain.loose:
+            parameter.requires_grad_(False)
+
+
+def fix(module: nn.Module) -> None:
+    """Freeze a module: no gradient, and evaluation mode whatever the network around it is set to."""
+    module.requires_grad_(False)
+    # A bound method is copied with its module: the momentum copy of a network is frozen where the network is.
+    module.__dict__["train"] = MethodType(_stays, module)
+    module.eval()
+
+
+def _stays(self: nn.Module, mode: bool = True) -> nn.Module:
+    return nn.Module.train(self, False)
+
+
+_stays.__name__ = "train"  # under this name a bound method is pickled
+
+
+def fix_unused(model: nn.Module, features: Tensor) -> list[str]:
+    """Freeze the parameters that features do not depend on and return their names.
+
+    A gradient that never comes is an error where several ranks wait for it; a head that is not read has none.
+
+    Args:
+        features: what `model` gave, with its graph.
+    """
+    named = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
+    if not named or not features.requires_grad:
+        return []
+    grads = torch.autograd.grad(features.sum(), [each for _, each in named], allow_unused=True)
+    unused = [(name, each) for (name, each), grad in zip(named, grads, strict=True) if grad is None]
+    for _, parameter in unused:
+        parameter.requires_grad_(False)
+    return [name for name, _ in unused]
+
+
+def fix_batch_norm(model: nn.Module) -> None:
+    """Freeze every batch norm whose parameters do not learn, statistics included."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and not _learns(module):
+            fix(module)
+
+
+def layers(model: nn.Module) -> Layers:
+    """The layers of a network: of all lists of modules the one that holds most of it, the outermost of equals.
+
+    Stages that stand beside each other under numbered names (layer1, layer2, ...) are a list as well.
+    """
+    best, size = None, 0
+    for path, blocks in _lists(model, ()):
+        held = sum(p.numel() for p in {p for block in blocks for p in block.parameters()})
+        if held > size:
+            best, size = (path, blocks), held
+    if best is None:
+        return Layers([], [], [])
+    path, blocks = best
+    before: list[nn.Module] = []
+    loose: list[nn.Parameter] = []
+    module = model
+    for name in path:
+        loose += module.parameters(recurse=False)
+        for other, child in module.named_children():
+            if other == name:
+                break
+            before.append(child)
+        module = module.get_submodule(name)
+    return Layers(blocks, before, loose)
+
+
+def _lists(module: nn.Module, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], list[nn.Module]]]:
+    """(names on the way to the first layer, layers) of every list of modules below one, outer lists first."""
+    children = list(module.named_children())
+    if isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential):
+        yield path, [child for _, child in children if _has_weights(child)]
+    numbered: dict[str, list[tuple[str, nn.Module]]] = {}
+    for name, child in children:
+        if (match := re.fullmatch(r"(.*\D)\d+", name)) and isinstance(child, nn.Sequential):
+            numbered.setdefault(match[1], []).append((name, child))
+    for stages in numbered.values():
+        if len(stages) > 1:
+            yield (*path, stages[0][0]), [stage for _, stage in stages]
+    for name, child in children:
+        yield from _lists(child, (*path, name))
+
+
+def _has_weights(module: nn.Module) -> bool:
+    return any(True for _ in module.parameters())
+
+
+def _learns(module: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in module.parameters())

@@ -1,0 +1,120 @@
+"""Nested Python values as JSON beside arrays, so that a file of them holds no code.
+
+None, booleans, numbers, texts, bytes, lists, tuples, sets, deques, dictionaries, NumPy's arrays, scalars and
+generators, and tensors come back as they were. A pickle would run what it is told to when it is read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from dipole.core.utils.errors import CheckpointError
+
+_GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
+_SEQUENCES: dict[str, type] = {"tuple": tuple, "set": set}
+_ARRAYS = ("array", "scalar", "tensor")
+_MADE_OF_MODULES = "_metadata"
+"""What the state of a module knows about its own version, beside its tensors."""
+
+Keep = Callable[[Any], Any]
+"""Stores a tensor or an array and returns its name, a number or a text."""
+
+
+def encode(value: Any, keep: Keep, place: str) -> Any:
+    """Return what JSON can hold of a value, with the names of its arrays.
+
+    Args:
+        value: anything of the kinds above.
+        keep: is given each tensor and each array (a scalar of NumPy as an array of no axes).
+        place: what the value is called in messages.
+
+    Raises:
+        CheckpointError: there is something else in it, with its place.
+    """
+    if type(value) is float and not math.isfinite(value):
+        return {"float": repr(value)}
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, torch.Tensor):
+        return {"tensor": keep(value.detach())}
+    if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
+        return {"array" if isinstance(value, np.ndarray) else "scalar": keep(np.asarray(value))}
+    if isinstance(value, bytes):
+        return {"bytes": value.hex()}
+    if type(value) is list:
+        return [encode(each, keep, f"{place}[{index}]") for index, each in enumerate(value)]
+    for kind, made in _SEQUENCES.items():
+        if type(value) is made:
+            parts: Any = value
+            return {kind: encode(list(parts), keep, place)}
+    if isinstance(value, deque):
+        return {"deque": encode(list(value), keep, place), "maxlen": value.maxlen}
+    if isinstance(value, dict):
+        pairs = [[encode(key, keep, place), encode(each, keep, f"{place}.{key}")] for key, each in value.items()]
+        versions = getattr(value, _MADE_OF_MODULES, None)
+        return {"dict": pairs} if versions is None else {"dict": pairs, "versions": encode(dict(versions), keep, place)}
+    if isinstance(value, np.random.Generator):
+        return {"generator": encode(value.bit_generator.state, keep, place)}
+    if isinstance(value, np.random.RandomState):
+        return {"random state": encode(value.get_state(), keep, place)}
+    raise CheckpointError(
+        f"cannot save {place}, of type {type(value).__name__}: a checkpoint holds numbers, texts, arrays, tensors and "
+        "random generators, in lists, tuples, sets and dictionaries, but no code. Let get_state return such parts."
+    )
+
+
+def decode(told: Any, arrays: Mapping[str, Any]) -> Any:
+    """Return the value of what `encode` gave.
+
+    Args:
+        told: its JSON.
+        arrays: what was kept, by the text of its name.
+
+    Raises:
+        ValueError: of an unknown kind. Other errors of Python's where it is damaged.
+    """
+    if isinstance(told, list):
+        return [decode(each, arrays) for each in told]
+    if not isinstance(told, dict):
+        return told
+    kind, inner = next(iter(told.items()))
+    if kind in _ARRAYS:
+        array = arrays[str(inner)]
+        if kind == "tensor":
+            return array if isinstance(array, torch.Tensor) else torch.from_numpy(array)
+        array = array.numpy() if isinstance(array, torch.Tensor) else array
+        return array if kind == "array" else array[()]
+    if kind == "float":
+        return float(inner)
+    if kind == "bytes":
+        return bytes.fromhex(inner)
+    if kind in _SEQUENCES:
+        return _SEQUENCES[kind](decode(inner, arrays))
+    if kind == "deque":
+        return deque(decode(inner, arrays), told["maxlen"])
+    if kind == "dict":
+        pairs = [(decode(key, arrays), decode(each, arrays)) for key, each in inner]
+        if "versions" not in told:
+            return dict(pairs)
+        state: Any = OrderedDict(pairs)
+        setattr(state, _MADE_OF_MODULES, decode(told["versions"], arrays))
+        return state
+    return _generator(kind, decode(inner, arrays))
+
+
+def _generator(kind: str, state: Any) -> np.random.Generator | np.random.RandomState:
+    if kind == "random state":
+        found = np.random.RandomState()
+        found.set_state(state)
+        return found
+    if kind != "generator" or state["bit_generator"] not in _GENERATORS:
+        raise ValueError(f"unknown kind {kind!r}")
+    generator = np.random.Generator(getattr(np.random, state["bit_generator"])())
+    generator.bit_generator.state = state
+    return generator

@@ -1,0 +1,253 @@
+"""Rows of files and data sets, each with the place it stands at: JSON lines, CSV, parquet, `datasets`."""
+
+import csv
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from dipole.core.utils.cache import content_of
+from dipole.core.utils.errors import DataError
+from dipole.core.utils.extras import install_line
+from dipole.core.utils.hub import without_retry_messages
+from dipole.core.utils.text import counted
+
+JSON, PARQUET = (".jsonl", ".jsonl.gz", ".json"), (".parquet",)
+CSV = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
+ROWS = (*JSON, *CSV, *PARQUET)
+LONGEST_CELL = 2**31 - 1  # bytes of a CSV cell; the library's own limit is 128 KiB
+DIVIDERS = ",;\t|"
+NAME = re.compile(r'"?\w[\w -]{0,39}"?')
+Located = tuple[str, Any]
+"""Where a row stands ("pairs.jsonl, line 3") and what it is."""
+
+
+@dataclass(frozen=True)
+class Asker:
+    """Who asks for rows, for messages.
+
+    Args:
+        extra: of dipole, which has what reading needs.
+        split: the setting that chooses a split.
+        encoding: the setting of the encoding of CSV files; "" where there is none.
+    """
+
+    extra: str
+    split: str
+    encoding: str = ""
+
+    def package(self, name: str) -> Any:
+        """Import a package of the extra, or say how to install it."""
+        try:
+            return import_module(name)
+        except ModuleNotFoundError as error:
+            line = install_line(self.extra)
+            raise DataError(f"reading these rows needs {error.name}; install it with: {line}") from error
+
+
+def located_rows(source: str, split: str, encoding: str, asker: Asker) -> Iterator[Located]:
+    """Yield the rows of a file, of a folder of files, of a folder that `datasets` saved, or of a data set of the Hub.
+
+    Args:
+        source: a file or folder of .jsonl, .jsonl.gz, .csv, .csv.gz, .tsv, .parquet; a folder written by
+            `save_to_disk`; or "hub:NAME" or "hub:NAME:SUBSET".
+        split: of a data set.
+        encoding: of CSV files.
+        asker: for whom.
+
+    Raises:
+        DataError: nothing is there, or a file cannot be read; the message names file and line.
+    """
+    if source.startswith("hub:"):
+        yield from _numbered(hub_rows(source.removeprefix("hub:"), split, asker), source)
+        return
+    path = Path(source)
+    if is_saved(path):
+        yield from _numbered(_saved(path, split, asker), source)
+        return
+    for file in row_files(path):
+        if _ends(file, PARQUET):
+            yield from _numbered(parquet_rows(file, asker), str(file))
+        elif _ends(file, CSV):
+            yield from csv_rows(file, encoding, asker)
+        else:
+            yield from json_rows(file)
+
+
+def row_files(path: Path) -> list[Path]:
+    """The files that rows are read from, in their order: this one, or those of a folder.
+
+    Raises:
+        DataError: there is none.
+    """
+    if not path.exists():
+        raise DataError(f"nothing at {path}. Give a file or folder of {', '.join(ROWS)}, or hub:NAME.")
+    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if _ends(p, ROWS))
+    if not files or not _ends(files[0], ROWS):
+        what = f"the folder {path} holds no such file" if path.is_dir() else f"{path} is none of them"
+        raise DataError(f"rows are read from {', '.join(ROWS)}, and {what}.")
+    return files
+
+
+def is_saved(folder: Path) -> bool:
+    """Whether `datasets` wrote a folder by `save_to_disk`."""
+    return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
+
+
+def _ends(file: Path, suffixes: tuple[str, ...]) -> bool:
+    return file.name.lower().endswith(suffixes)
+
+
+def _numbered(rows: Iterable[Any], where: str) -> Iterator[Located]:
+    for number, row in enumerate(rows, 1):
+        yield f"{where}, row {number}", row
+
+
+def json_rows(file: Path) -> Iterator[Located]:
+    """A JSON value a line; empty lines are passed over.
+
+    Raises:
+        DataError: a line is not JSON or not UTF-8, or the file is cut short.
+    """
+    opener = gzip.open if _ends(file, (".gz",)) else open
+    number = 0
+    try:
+        with opener(file, "rt", encoding="utf-8-sig") as lines:
+            for line in lines:
+                number += 1
+                if line.strip():
+                    row = json.loads(line)
+                    if "\\ud" in line.lower():
+                        json.dumps(row, ensure_ascii=False).encode()
+                    yield f"{file}, line {number}", row
+    except json.JSONDecodeError as error:
+        raise DataError(f"{file}, line {number}: not JSON ({error.msg})") from None
+    except RecursionError:
+        raise DataError(f"{file}, line {number}: nested too deeply") from None
+    except UnicodeEncodeError:
+        raise DataError(f"{file}, line {number}: half a surrogate pair is no text") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file}, after line {number}: not UTF-8 ({error.reason})") from None
+    except ValueError as error:  # an integer of thousands of digits
+        raise DataError(f"{file}, line {number}: {error}") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{file}, after line {number}: {error}") from None
+
+
+def csv_rows(file: Path, encoding: str, asker: Asker) -> Iterator[Located]:
+    """The rows of a CSV file with a header, or of one whose cells tabs divide (.tsv), as mappings of texts.
+
+    Raises:
+        DataError: no header, a name twice in it, a row with another number of cells, an open quotation mark, another
+            encoding.
+    """
+    opener = gzip.open if _ends(file, (".gz",)) else open
+    tabs = _ends(file, (".tsv", ".tsv.gz"))
+    csv.field_size_limit(LONGEST_CELL)
+    begins = 1
+    try:
+        with opener(file, "rt", encoding="utf-8-sig" if encoding == "utf-8" else encoding, newline="") as lines:
+            reader = csv.reader(lines, delimiter="\t" if tabs else ",", strict=True)
+            header = [name.strip() for name in next(reader, [])]
+            if not any(header):
+                raise DataError(f"{file}, line 1: no header; the first line must name the columns")
+            twice = next((name for name in header if header.count(name) > 1), None)
+            if twice is not None:
+                raise DataError(f"{file}, line 1: two columns are called {twice!r}")
+            _check_divided(header, "\t" if tabs else ",", file)
+            begins = reader.line_num + 1
+            for cells in reader:
+                where = f"{file}, line {begins}"
+                begins = reader.line_num + 1
+                if not cells:
+                    continue
+                if len(cells) != len(header):
+                    raise DataError(
+                        f"{where}: {counted(len(cells), 'cell')}, the header names {len(header)}: {', '.join(header)}"
+                    )
+                yield where, dict(zip(header, cells, strict=True))
+    except csv.Error as error:
+        raise DataError(f"{file}, line {begins}: not CSV ({error})") from None
+    except UnicodeDecodeError as error:
+        cure = f"Say {asker.encoding}, for example 'latin-1' or 'cp1252'" if asker.encoding else "Save it as UTF-8"
+        raise DataError(f"{file}, after line {begins - 1}: not {encoding} ({error.reason}). {cure}.") from None
+    except LookupError:
+        raise DataError(
+            f"{file}: there is no encoding {encoding!r}; 'utf-8', 'latin-1' and 'cp1252' are the usual ones."
+        ) from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{file}, after line {begins - 1}: {error}") from None
+
+
+def _check_divided(header: list[str], by: str, file: Path) -> None:
+    """Raise DataError for a single column whose name is a list of names: its cells are divided by something else."""
+    for other in (set(DIVIDERS) - {by}) if len(header) == 1 else ():
+        names = header[0].split(other)
+        if len(names) > 1 and all(NAME.fullmatch(name.strip()) for name in names):
+            raise DataError(
+                f"{file}, line 1: one column, {header[0][:80]!r}: its names seem to be divided by {other!r}. Save it "
+                "with commas as .csv, or with tabs as .tsv."
+            )
+
+
+def parquet_rows(file: Path, asker: Asker) -> Iterator[Any]:
+    """The rows of a parquet file, streamed."""
+    load_dataset = asker.package("datasets").load_dataset
+    try:
+        yield from load_dataset("parquet", data_files=str(file), split="train", streaming=True)
+    except Exception as error:  # pyarrow and datasets have no common base
+        raise DataError(f"{file} is not a readable parquet file: {str(error).splitlines()[0]}") from error
+
+
+def hub_rows(name: str, split: str, asker: Asker) -> Iterable[Any]:
+    """A data set of the Hub, streamed; NAME:SUBSET names one of its parts."""
+    load_dataset = asker.package("datasets").load_dataset
+    name, _, subset = name.partition(":")
+    try:
+        with without_retry_messages():
+            streamed: Iterable[Any] = load_dataset(name, subset or None, split=split, streaming=True)
+            return streamed
+    except Exception as error:  # the datasets library and the network raise many kinds
+        raise _not_opened(name, f" (split {split!r})", error) from error
+
+
+def hub_version(name: str, asker: Asker) -> str:
+    """What tells a data set of the Hub from itself at another time: its revision, or of a local one its files."""
+    name, _, subset = name.partition(":")
+    if Path(name).exists():
+        return content_of(sorted(file for file in Path(name).rglob("*") if file.is_file()) or [Path(name)])
+    builder = asker.package("datasets").load_dataset_builder
+    try:
+        with without_retry_messages():
+            return str(builder(name, subset or None).cache_dir)
+    except Exception as error:  # as in hub_rows
+        raise _not_opened(name, "", error) from error
+
+
+def _not_opened(name: str, split: str, error: Exception) -> DataError:
+    return DataError(
+        f"the data set {name!r}{split} cannot be opened from the Hugging Face Hub: "
+        f"{(str(error) or type(error).__name__).splitlines()[0]}. Without a network, give a local file or folder."
+    )
+
+
+def _saved(folder: Path, split: str, asker: Asker) -> Iterable[Any]:
+    """A folder that `datasets` wrote: one set, or a split of several."""
+    try:
+        found: Any = asker.package("datasets").load_from_disk(str(folder))
+    except DataError:
+        raise
+    except Exception as error:  # pyarrow and datasets have no common base
+        raise DataError(f"{folder} is not a readable data set: {str(error).splitlines()[0]}") from error
+    if not isinstance(found, dict):
+        whole: Iterable[Any] = found
+        return whole
+    if split not in found:
+        raise DataError(f"{folder} has no split {split!r}; it has {', '.join(found)}. Say {asker.split}.")
+    part: Iterable[Any] = found[split]
+    return part
