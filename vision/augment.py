@@ -385,12 +385,7 @@ def apply_each(
     parameters: Sequence[Parameters],
     layout: torch.memory_format = torch.contiguous_format,
 ) -> list[Tensor]:
-    """A view of the images for each recipe and what was drawn for it; on a GPU kernels make all of them together."""
-    if images.is_cuda and len(images):  # nothing is launched for no images
-        from dipole.vision.fused_views import fused, served
-
-        if served(images.device):
-            return fused(configs, images, parameters, layout)
+    """Make one view of the images for each recipe and its parameters."""
     made = [plain(config, images, drawn) for config, drawn in zip(configs, parameters, strict=True)]
     return [view.contiguous(memory_format=layout) for view in made]
 

@@ -20,7 +20,6 @@ from torch import Tensor
 from dipole.core.utils.errors import DataError, ReceivedError
 from dipole.core.utils.received import read_bytes
 from dipole.core.utils.text import counted
-from dipole.core.utils.transfer import prefetched as prefetched  # earlier versions had it here
 
 OnCorrupt = Literal["refuse", "skip"]
 LARGEST = 2**30

@@ -25,7 +25,7 @@ OTHERS = (
     "sklearn.linear_model", "sklearn.cluster", "scipy.stats", "datasets", "transformers", "gymnasium", "mujoco",
     "stable_baselines3", "altair", "matplotlib.pyplot", "optuna", "sentence_transformers", "PIL.Image", "rich.progress",
     "multiprocessing.util", "concurrent.futures.process", "subprocess", "tempfile", "shutil", "psutil", "filelock",
-    "nltk", "dm_control", "imageio", "triton", "submitit", "onnx", "onnxruntime", "webdataset", "platformdirs",
+    "nltk", "dm_control", "imageio", "triton", "submitit", "onnx", "onnxruntime", "platformdirs",
     "pytest", "xdist.plugin", "hypothesis", "mkdocs.commands.build", "http.server", "webbrowser", "tarfile", "pdb",
     "multiprocessing.forkserver", "multiprocessing.pool", "multiprocessing.popen_spawn_posix",
 )  # fmt: skip

@@ -245,21 +245,6 @@ def test_transformers_loads_the_folders_without_dipole(tmp_path):
         )
 
 
-def test_folders_that_were_exported_before_are_still_read(tmp_path):
-    """They hold settings that dipole builds the encoder of, and no image processor."""
-    from dipole.vision.export.transformers import EarlierConfig, EarlierModel
-
-    settings = {"name": "small-conv", "width": 4}
-    model = EarlierModel(EarlierConfig(encoder=settings, channels=3, image_size=16, tap="pooled")).eval()
-    model.save_pretrained(tmp_path)
-    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "dipole-vision"
-    images = torch.randint(0, 256, (3, 3, 16, 16), dtype=torch.uint8)
-    with torch.no_grad():
-        wanted = model(images / 255).pooler_output
-        assert torch.equal(DipoleVisionModel.from_pretrained(tmp_path).eval()(images / 255).pooler_output, wanted)
-    assert torch.equal(open_folder(tmp_path, CPU, None).vectors(list(images)), wanted)
-
-
 def test_a_layer_without_a_description_is_named(tmp_path):
     from dipole.vision.encoders.base import Stages
     from dipole.vision.export.transformers import describe

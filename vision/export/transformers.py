@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, ResNetConfig, ResNetModel
+from transformers import AutoModel, ResNetConfig, ResNetModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from dipole.core.train.card import Card, write_card
 from dipole.core.utils.backbone import quietly
 from dipole.core.utils.errors import ConfigError, TrainingError
 from dipole.vision import modeling_dipole_vision as modeling
-from dipole.vision.encoders import Encoder, EncoderConfig, build_encoder
+from dipole.vision.encoders import Encoder
 from dipole.vision.encoders.base import Stages
 from dipole.vision.encoders.hub import HubEncoder, any_size, read_pooled
 from dipole.vision.encoders.resnet import ResNetEncoder
@@ -33,39 +33,7 @@ if TYPE_CHECKING:
 CODE = "modeling_dipole_vision"
 TASK = "image-feature-extraction"
 CLOSE = 1e-5  # between the run's features and the written model's, at most
-EARLIER = "dipole-vision"  # the type of folders that earlier versions wrote
 DipoleVisionConfig = modeling.DipoleVisionConfig
-
-
-class EarlierConfig(PreTrainedConfig):
-    """Of a folder of an earlier version: which encoder, for which images, read at which tap."""
-
-    model_type = EARLIER
-
-    encoder: dict[str, Any] | None = None
-    channels: int = 3
-    image_size: int = 32
-    tap: str = "pooled"
-
-
-class EarlierModel(PreTrainedModel):
-    """A folder of an earlier version, whose encoder dipole builds: pixels in [0, 1] to `pooler_output`."""
-
-    config_class = EarlierConfig
-    main_input_name = "pixel_values"
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        settings = EncoderConfig.model_validate(config.encoder or {})
-        self.encoder = build_encoder(settings, config.channels, config.image_size)
-        self.post_init()
-
-    def _init_weights(self, module: nn.Module) -> None:
-        """The encoders initialise themselves."""
-
-    def forward(self, pixel_values: Tensor, **kwargs: Any) -> BaseModelOutputWithPooling:
-        features = self.encoder(pixel_values, self.config.tap)
-        return BaseModelOutputWithPooling(pooler_output=features)
 
 
 class Normalised(nn.Module):
@@ -84,7 +52,7 @@ class Normalised(nn.Module):
 
 
 class DipoleVisionModel(modeling.DipoleVisionModel):
-    """Any folder that `dipole export --to transformers` wrote, those of earlier versions included.
+    """Any folder that `dipole export --to transformers` wrote.
 
     `model(pixel_values)` with pixels in [0, 1], (n, C, H, W), gives `pooler_output` (n, width).
     """
@@ -92,10 +60,7 @@ class DipoleVisionModel(modeling.DipoleVisionModel):
     @classmethod
     def from_pretrained(cls, folder: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         path = Path(folder)
-        kind = _kind(path)
-        if kind == EARLIER:
-            return EarlierModel.from_pretrained(folder, *args, **kwargs)
-        if kind in ("", DipoleVisionConfig.model_type):
+        if _kind(path) in ("", DipoleVisionConfig.model_type):
             return modeling.DipoleVisionModel.from_pretrained(folder, *args, **kwargs)
         return Normalised(path).eval()
 
