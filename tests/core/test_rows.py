@@ -281,8 +281,8 @@ def test_a_second_derivative_is_that_of_the_matrix():
 
 
 def test_old_names_of_the_statistics_are_the_new_ones():
-    from dipole.core.objectives.statistics import SoftmaxMean as Older
     from dipole.core.objectives.statistics import LogSumExp as Oldest
+    from dipole.core.objectives.statistics import SoftmaxMean as Older
 
     assert Older is SoftmaxMean
     assert Oldest is LogSumExp
