@@ -14,11 +14,9 @@ from torch import Tensor
 from dipole.core.objectives import dense, engine
 from dipole.core.objectives.gather import Related
 from dipole.core.objectives.pairs import Pairs
-from dipole.core.objectives.ring import Circling, projected, round_paired, round_statistics
 from dipole.core.objectives.similarity import full_precision, normalize, paired
 from dipole.core.objectives.statistics import AnyStatistic
 from dipole.core.objectives.sweep import row_statistics
-from dipole.core.objectives.travelling import Travelling
 from dipole.core.utils.distributed import all_sum, world_size
 
 if TYPE_CHECKING:
@@ -60,7 +58,7 @@ class Rows:
 
     @property
     def y(self) -> Tensor:
-        """(C, h) the candidates likewise; under `ring` a stand-in for rows that are not all here."""
+        """(C, h) the candidates likewise."""
         return self._matrix.y
 
     def __getattr__(self, name: str) -> Tensor:
@@ -91,8 +89,6 @@ class Rows:
         Args:
             index: (A, n) torch.long, indices of candidates; -1 is read as candidate 0.
         """
-        if isinstance(self.y, Circling):
-            return round_paired(self.x, self.y, index)
         return paired(self.x, self.y, index)
 
     def over_positives(self, values: Tensor) -> Tensor:
@@ -266,28 +262,24 @@ class _Matrix:
         if term.similarity is None:
             x = full_precision(pairs.anchors)
             return cls(pairs, x, x, None)
-        if term.by_row and isinstance(pairs.candidates, Travelling):
-            return cls(pairs, *projected(term, pairs))
-        if term.similarity == "cosine" and term.by_row and not isinstance(pairs.candidates, Travelling):
+        if term.similarity == "cosine" and term.by_row:
             x, y = pairs.anchors, pairs.candidates
             if dense.fits(x.shape[0], y.shape[0]) and engine.wanted() != "triton":
                 left = full_precision(x)
                 return cls(pairs, left, left if x is y else full_precision(y), 1.0, unit=True)
         x, y, bound = term.project(pairs)
-        matrix = cls(pairs, x, y.everywhere() if isinstance(y, Travelling) else y, bound)
-        if term.keeps_directions and not isinstance(pairs.candidates, Travelling):
+        matrix = cls(pairs, x, y, bound)
+        if term.keeps_directions:
             matrix.embeddings = pairs.anchors, pairs.candidates
         return matrix
 
     def sweep(self) -> None:
         """All statistics that were asked for."""
-        if not self.wanted and not isinstance(self.sides[1], Circling):
+        if not self.wanted:
             return
         x, y = self.sides
         symmetric = self.pairs.mutual and x is y
-        if isinstance(y, Circling):
-            self.results, self.positives = round_statistics(x, y, self.pairs, self.wanted, self.bound)
-        elif self.unit or (dense.fits(len(x), len(y)) and engine.wanted() != "triton"):
+        if self.unit or (dense.fits(len(x), len(y)) and engine.wanted() != "triton"):
             self.positives, self.results = dense.whole(
                 x,
                 y,

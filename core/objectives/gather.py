@@ -1,14 +1,10 @@
-"""Gather first, pair afterwards: the pairs of all ranks' rows, and which of their anchors are this rank's.
-
-With a ring, the rows of embeddings are not gathered: pairs are made of stand-ins (`travelling`), this rank's anchors
-are the rows it has, and the candidates come by when they are needed (`ring`).
-"""
+"""Gather first, pair afterwards: the pairs of all ranks' rows, and which of their anchors are this rank's."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,7 +12,6 @@ from torch import Tensor
 from dipole.core.objectives.checks import reads_at_once, shape_of
 from dipole.core.objectives.embedded import Embedded, Relation
 from dipole.core.objectives.pairs import NO_VIEW, Pairs
-from dipole.core.objectives.travelling import Shares, Travelling
 from dipole.core.utils.distributed import all_numbers, gather_rows, rank, world_size
 from dipole.core.utils.errors import PairsError
 from dipole.core.utils.text import counted
@@ -32,13 +27,11 @@ class Related:
         pairs: one or several, each of all ranks' rows.
         own: this rank's rows among `total`; None in a single process.
         total: rows of the global batch.
-        sizes: rows of each rank.
     """
 
     pairs: tuple[Pairs, ...]
     own: slice | None = None
     total: int = 0
-    sizes: tuple[int, ...] = ()
 
     def local(self, pairs: Pairs) -> Pairs:
         """The same pairs with this rank's anchors alone.
@@ -57,23 +50,7 @@ class Related:
                 "all ranks; a "
                 "relation or a term that leaves anchors out must keep their rows and pad their positives with -1."
             )
-        narrow = pairs.narrow(self.own, self.total)
-        if not isinstance(narrow.anchors, Travelling):
-            return narrow
-        candidates = narrow.candidates
-        if pairs.mutual and isinstance(candidates, Travelling):
-            candidates = self._square(pairs, candidates, narrow.anchors.places)
-        return replace(narrow, anchors=narrow.anchors.here(), candidates=candidates)
-
-    def _square(self, pairs: Pairs, candidates: Travelling, anchors: Tensor) -> Travelling:
-        """The candidates, which are the anchors, with what is listed for the rows of every rank."""
-        if not torch.equal(candidates.places[candidates.shares.owner(candidates.places) == rank()], anchors):
-            return candidates
-        starts = [sum(self.sizes[:number]) for number in range(len(self.sizes))]
-        every = [slice(start, start + size) for start, size in zip(starts, self.sizes, strict=True)]
-        known = Travelling(candidates.shares, candidates.places, candidates.dtype)
-        known.lists = tuple(pairs.narrow(rows, self.total).positives for rows in every)
-        return known
+        return pairs.narrow(self.own, self.total)
 
     @property
     def local_pairs(self) -> tuple[Pairs, ...]:
@@ -81,7 +58,7 @@ class Related:
         return tuple(map(self.local, self.pairs))
 
 
-def relate(embedded: Input | Related, ring: bool = False) -> Related:
+def relate(embedded: Input | Related) -> Related:
     """Gather the rows of all ranks and pair them; in a single process just pair them.
 
     Pairs that a constructor made of this rank's rows are made again of all ranks' rows. Of pairs whose indices are
@@ -89,7 +66,6 @@ def relate(embedded: Input | Related, ring: bool = False) -> Related:
 
     Args:
         embedded: what this rank gives; every rank must give the same kinds of rows.
-        ring: leave embeddings where they are, to let them travel when similarities are asked for.
 
     Raises:
         PairsError: if the rows do not fit together, on every rank, or on several ranks a constructor's pairs were
@@ -101,10 +77,10 @@ def relate(embedded: Input | Related, ring: bool = False) -> Related:
         if isinstance(embedded, Embedded):
             return Related(_paired(embedded.relate, _rows(embedded)))
         return Related(_several(embedded))
-    parts, sizes = _agreed(embedded, ring)
+    parts, sizes = _agreed(embedded)
     start = sum(sizes[: rank()])
-    pairs = tuple(each for part in parts for each in part.of_all(sizes, ring))
-    return Related(pairs, slice(start, start + sizes[rank()]), sum(sizes), tuple(sizes))
+    pairs = tuple(each for part in parts for each in part.of_all(sizes))
+    return Related(pairs, slice(start, start + sizes[rank()]), sum(sizes))
 
 
 @dataclass(frozen=True)
@@ -128,9 +104,8 @@ class _Part:
         every = [*self.rows.items(), *self.apart.items()]
         return {name: f"{row.dtype} {'list' if _is_list(row) else tuple(row.shape[1:])}" for name, row in every}
 
-    def of_all(self, sizes: list[int], ring: bool) -> tuple[Pairs, ...]:
-        """Pairs of the rows of all ranks; with a ring, embeddings stay where they are."""
-        shares = Shares()
+    def of_all(self, sizes: list[int]) -> tuple[Pairs, ...]:
+        """Pairs of the rows of all ranks."""
         lists = [name for name, row in self.rows.items() if _is_list(row)]
         counted = [self.rows[name].shape[1] for name in lists]
         counted += [len(next(iter(self.apart.values())))] if self.apart else []
@@ -144,9 +119,7 @@ class _Part:
                 row = torch.where(row < 0, row, row + sum(apart[: rank()]))
             if name in widest:
                 row = torch.cat([row, row.new_full((len(row), widest[name] - row.shape[1]), -1)], 1)
-            counts = apart if name in self.apart else sizes
-            travels = ring and row.is_floating_point() and row.ndim > 1
-            found[name] = shares.add(row, counts) if travels else gather_rows(row, counts)
+            found[name] = gather_rows(row, apart if name in self.apart else sizes)
         pairs = _paired(self.relate, found)
         _check_queues(pairs)
         return pairs
@@ -177,23 +150,11 @@ def _mark(pairs: Pairs) -> int:
     """A number that tells some rows of a queue from others; 0 without a queue, and where the queue was gathered."""
     if not pairs.known.queue:
         return 0
-    if isinstance(pairs.candidates, Travelling):
-        held = pairs.candidates.shares.held
-        rows = torch.cat([each.detach().flatten(0, -2) for each in held]) if held else pairs.positives[:0]
-    else:
-        runs = pairs.known.candidate_views
-        first = sum(length for _, length in runs[: next(n for n, (view, _) in enumerate(runs) if view == NO_VIEW)])
-        rows = pairs.candidates.detach()[first : first + pairs.known.queue]
+    runs = pairs.known.candidate_views
+    first = sum(length for _, length in runs[: next(n for n, (view, _) in enumerate(runs) if view == NO_VIEW)])
+    rows = pairs.candidates.detach()[first : first + pairs.known.queue]
     some = rows[:: max(1, len(rows) // QUEUE_ROWS_READ)].double()
     return zlib.crc32(some.numpy().tobytes())
-
-
-def at_hand(pairs: Pairs) -> Pairs:
-    """The same pairs with their candidates gathered if they travel, for one rank to look at; a collective."""
-    if not isinstance(pairs.candidates, Travelling):
-        return pairs
-    with torch.no_grad():
-        return replace(pairs, candidates=pairs.candidates.everywhere())
 
 
 def _paired(relate: Relation, rows: dict[str, Tensor]) -> tuple[Pairs, ...]:
@@ -223,7 +184,7 @@ def _rows(embedded: Embedded) -> dict[str, Tensor]:
     return rows
 
 
-def _agreed(given: Input, ring: bool) -> tuple[list[_Part], list[int]]:
+def _agreed(given: Input) -> tuple[list[_Part], list[int]]:
     """What this rank gives, and how many rows each rank has; a fault on one rank is an error on all, nobody waits."""
     fault: PairsError | None = None
     parts: list[_Part] = []
@@ -232,7 +193,7 @@ def _agreed(given: Input, ring: bool) -> tuple[list[_Part], list[int]]:
     except PairsError as error:
         fault = error
     kinds = [part.kinds for part in parts]
-    mine = [-1 if fault else _count(parts[0]), zlib.crc32(repr((kinds, ring)).encode())]
+    mine = [-1 if fault else _count(parts[0]), zlib.crc32(repr(kinds).encode())]
     sizes, kind_of = zip(*all_numbers(mine), strict=True)
     if fault:
         raise fault
@@ -242,8 +203,8 @@ def _agreed(given: Input, ring: bool) -> tuple[list[_Part], list[int]]:
     if len(set(kind_of)) > 1:
         shown = "; ".join(", ".join(f"{name} {kind}" for name, kind in each.items()) for each in kinds)
         raise PairsError(
-            "every rank must give as many Pairs, made of the same rows in one order, of one dtype and width, all or "
-            f"none of them in a ring, but they differ; rank {rank()} has {len(parts)}: {shown}."
+            "every rank must give as many Pairs, made of the same rows in one order, of one dtype and width, but "
+            f"they differ; rank {rank()} has {len(parts)}: {shown}."
         )
     return parts, list(sizes)
 

@@ -14,12 +14,10 @@ from dipole.core.objectives.gather import Input, Related, relate
 from dipole.core.objectives.options import check_whole, checked, options_of
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import Entry, registry
-from dipole.core.objectives.repeated import Steps
 from dipole.core.objectives.similarity import Similarity, full_precision, normalize
 from dipole.core.objectives.spec import Term, format_terms, numbered, option_span, parse
 from dipole.core.objectives.spec import caret as caret_under
 from dipole.core.objectives.statistics import AnyStatistic
-from dipole.core.utils.distributed import world_size
 from dipole.core.utils.errors import OptionError, PairsError, SpecError
 from dipole.core.utils.memory import check_fits
 
@@ -75,15 +73,9 @@ class Objective(nn.Module):
 
     needs_negatives: ClassVar[bool] = True
     """Without negatives its value is 0, with a note; False where it says something of positives alone."""
-    sees_candidates: ClassVar[bool] = False
-    """It looks at the rows of all candidates themselves, so that a ring would be of no use: they are gathered."""
     stateful: ClassVar[bool] = False
     """Its value depends on earlier calls. The conformance kit then sets it back before each call, and wants the state
     in `state_dict`."""
-    repeats: ClassVar[bool] = False
-    """Its value depends on the pairs and on its own attributes alone, reads no tensor, draws nothing and leaves nothing
-    behind: a small step that was seen before may be played from a list of operations. A class says so for itself; it
-    is not inherited."""
     detached: ClassVar[bool | tuple[str, ...]] = False
     """It stops a gradient on purpose: True for one somewhere inside, or the rows that get none of it, ("candidates",).
     The rows named are detached for its `reference` too."""
@@ -94,7 +86,6 @@ class Objective(nn.Module):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls.repeats = cls.__dict__.get("repeats", False)
         if "__init__" in cls.__dict__:
             cls.__init__ = _checking(cls.__init__)  # type: ignore[method-assign]
 
@@ -374,26 +365,21 @@ class Composite(nn.Module):
     Args:
         terms: objectives and regularizers, one at least.
         weights: one number for each term; by default the entry's own (1, or the paper's lambda for a regularizer).
-        ring: under several ranks let candidates travel round a ring instead of gathering them on every rank.
 
     Raises:
         OptionError: there is no term, or another number of weights.
         SpecError: no weights are given, and the class of a term is not registered.
     """
 
-    ring = False
-
-    def __init__(self, terms: Sequence[Objective], weights: Sequence[float] | None = None, ring: bool = False) -> None:
+    def __init__(self, terms: Sequence[Objective], weights: Sequence[float] | None = None) -> None:
         super().__init__()
         if not terms:
             raise OptionError("Composite needs one term at least: Composite([InfoNCE()]), say.")
         if weights is not None and len(weights) != len(terms):
             raise OptionError(f"Composite needs a weight for each of {len(terms)} terms, got {len(weights)}.")
-        self.ring = ring
         self.terms = nn.ModuleList(terms)
         self.weights = list(weights) if weights is not None else [entry_of(term).weight for term in terms]
         self.names = numbered([term.registered_name() for term in terms])
-        self._steps = Steps()
 
     def __iter__(self) -> Iterator[tuple[str, float, Objective]]:
         for name, weight, term in zip(self.names, self.weights, self.terms, strict=True):
@@ -436,36 +422,11 @@ class Composite(nn.Module):
             PairsError: rows that do not fit together, a single view, views beside Pairs, or pairs that cannot carry a
                 term (labels missing, too few positives, another width than a term was built for).
         """
-        seen_before = not torch.compiler.is_compiling() and world_size() == 1
         if isinstance(pairs, Tensor):
-            views = pairs, *views
-            return self._steps.on_views(self, views) if seen_before else self.evaluate(Pairs.from_views(views))
-        if views:
+            pairs = Pairs.from_views((pairs, *views))
+        elif views:
             raise PairsError("give either Pairs or views, not both.")
-        related = self.relate(pairs)
-        return self._steps.on_pairs(self, related.pairs) if seen_before else self.evaluate(related)
-
-    def evaluate(self, pairs: Input | Related) -> Outcome:
-        """The outcome, each time found anew: a call gives the same, and plays small steps that it has seen before.
-
-        Args:
-            pairs: as in `forward`, but for views.
-
-        Raises:
-            PairsError: as there.
-        """
-        return evaluate({name: (weight, term) for name, weight, term in self}, self.relate(pairs))
-
-    def relate(self, pairs: Input | Related) -> Related:
-        """Pairs of all ranks' rows; candidates travel if `ring` says so and no term looks at the rows themselves.
-
-        Args:
-            pairs: this rank's `Embedded` rows, `Pairs`, or a tuple of them.
-
-        Raises:
-            PairsError: the rows do not fit together, on any rank.
-        """
-        return relate(pairs, self.ring and not any(term.sees_candidates for _, _, term in self))
+        return evaluate({name: (weight, term) for name, weight, term in self}, relate(pairs))
 
     @property
     def positives_wanted(self) -> int | None:
@@ -519,14 +480,13 @@ def entry_of(term: Objective) -> Entry:
     return registry.get(term.registered_name())
 
 
-def objective(text: str, dim: int | None = None, ring: bool = False) -> Composite:
+def objective(text: str, dim: int | None = None) -> Composite:
     """Build an objective from text such as `infonce(temperature=0.5) + 0.1*dp(delta_pos=0.1, delta_neg=0.5)`.
 
     Args:
         text: weighted sum of registered names with options; see `dipole list` and `dipole show NAME`.
         dim: width of the embeddings, >= 1. Needed before an optimizer is built if a term has parameters (bilinear
             similarity, prototypes, CLLR's L); otherwise they are created at the first call.
-        ring: as in `Composite`.
 
     Returns:
         A module (`Composite`): `objective(pairs)` or `objective(z1, z2)` gives an `Outcome` with `.loss`, (), and
@@ -564,5 +524,5 @@ def objective(text: str, dim: int | None = None, ring: bool = False) -> Composit
             )
         terms.append(built)
         weights.append(entry.weight if term.weight is None else term.weight)
-    composite = Composite(terms, weights, ring)
+    composite = Composite(terms, weights)
     return composite.build(dim) if dim is not None else composite

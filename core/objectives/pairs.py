@@ -129,8 +129,6 @@ class Pairs:
     structure: Structure | None = field(default=None, repr=False)
     # The rows that a constructor was given, to pair all ranks' rows alike; a changed copy has none.
     source: Embedded | None = field(default=None, init=False, repr=False)
-    # Remembered pairs and what was put into them (`fill`), where they are that; a changed copy is not.
-    filling: "tuple[Pairs, dict[str, Tensor | None]] | None" = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.structure is None:
@@ -1210,7 +1208,7 @@ def fill(known: Pairs, given: dict[str, Tensor | None]) -> Pairs:
     if torch.compiler.is_compiling() or "dropped" in given:
         return replace(known, **given)  # type: ignore[arg-type]
     pairs = Pairs.__new__(Pairs)
-    pairs.__dict__.update(vars(known), **given, filling=(known, given))  # with what was read off the indices
+    pairs.__dict__.update(vars(known), **given)  # with what was read off the indices
     return pairs
 
 

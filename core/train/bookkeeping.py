@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from dipole.core.objectives.gather import at_hand, relate
+from dipole.core.objectives.gather import relate
 from dipole.core.objectives.objective import Outcome
 from dipole.core.record import RunRecord, write_record
 from dipole.core.train.checkpoint import save_checkpoint
@@ -171,11 +171,9 @@ class Bookkeeping(RunState):
         if self._of_pairs is not None and self._of_pairs[0] == self.step:
             return
         values = None
-        if self._pairs is not None:
-            pairs = tuple(map(at_hand, self._pairs))
-            if self.processes.is_main:
-                with alone():
-                    values = diagnose_pairs(relate(pairs).local_pairs, self.objective)
+        if self._pairs is not None and self.processes.is_main:
+            with alone():
+                values = diagnose_pairs(relate(self._pairs).local_pairs, self.objective)
         self._of_pairs = (self.step, values)
 
     def _stop(self, signum: int) -> NoReturn:

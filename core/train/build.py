@@ -54,7 +54,7 @@ def build(
     if config.objective == "none":
         return adapter, None
     seed_everything(seeds.stream("model", "objective"))
-    return adapter, objective(config.objective, dim=adapter.embedding_dim, ring=config.train.ring).to(device)
+    return adapter, objective(config.objective, dim=adapter.embedding_dim).to(device)
 
 
 def scheduled(train: TrainConfig, objective: Composite | None, steps_per_epoch: int) -> Schedules:

@@ -130,10 +130,6 @@ class TrainConfig(Settings):
     sync_batch_norm: bool = Field(
         default=False, description="several ranks: batch norm takes its statistics from the rows of all of them"
     )
-    ring: bool = Field(
-        default=False,
-        description="several ranks: candidates travel round a ring instead of being gathered on every rank",
-    )
     evaluate_on: EvaluatedPart = Field(
         default="test",
         description="validation: a share of the training data is set aside and evaluated, and the test part is not "

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _WHOLE = (
     "dipole keeps whole weights on every GPU (DistributedDataParallel): choose multi-GPU in `accelerate config`, or "
-    "start with torchrun. What saves memory: train.microbatch, train.activation_checkpointing, train.ring and "
+    "start with torchrun. What saves memory: train.microbatch, train.activation_checkpointing and "
     "train.precision = bf16-mixed."
 )
 _ENGINES = {

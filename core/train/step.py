@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dipole.core.objectives.gather import Related
+from dipole.core.objectives.gather import Related, relate
 from dipole.core.objectives.objective import Composite, Outcome
 from dipole.core.train.adapter import Adapter
 from dipole.core.train.encoding import Encoding
@@ -40,7 +40,7 @@ class Step(nn.Module):
 
     def forward(self, batch: Opaque) -> Tensor:
         with self._autocast(), self._encoding():
-            related = self.objective.relate(self._adapter.embed(batch.value))
+            related = relate(self._adapter.embed(batch.value))
         # The similarity matrix is where half precision would cost accuracy; the engine widens its inputs itself.
         outcome: Outcome = self.objective(related)
         self._taken = outcome, related

@@ -35,7 +35,6 @@ PACKAGES = {
     "3-sentence-encoder": ("dipole[text,sentence-transformers]", "mteb", "matplotlib"),
     "4-table-to-verdict": ("dipole[vision,text,report]",),
     "5-geometry": ("dipole[vision]",),
-    "6-many-gpus": ("dipole[vision]",),
 }
 """What pip has to bring for each; dipole comes first."""
 

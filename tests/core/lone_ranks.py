@@ -10,7 +10,6 @@ class Spread(Objective):
     """A hinge on the variance of all ranks' candidates: the same scalar on every rank."""
 
     needs_negatives = False
-    sees_candidates = True
 
     def __init__(self) -> None:
         super().__init__("dot")

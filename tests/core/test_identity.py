@@ -135,7 +135,6 @@ def test_defaults_of_version_1() -> None:
         "microbatch": None,
         "activation_checkpointing": False,
         "compile": False,
-        "ring": False,
         "sync_batch_norm": False,
         "log_every": 10,
         "evaluate_on": "test",
@@ -330,7 +329,7 @@ def old_hash(config: RunConfig) -> str:
     """The name that earlier versions gave: the hash of every value but name and description."""
     # Settings that those versions did not have.
     later = {
-        "microbatch", "activation_checkpointing", "compile", "ring", "evaluate_on", "validation_share", "best_by",
+        "microbatch", "activation_checkpointing", "compile", "evaluate_on", "validation_share", "best_by",
         "sync_batch_norm", "curves_on",
     }  # fmt: skip
     values = config.model_dump(mode="json", exclude={"name": True, "description": True, "train": later})

@@ -278,11 +278,3 @@ def test_a_second_derivative_is_that_of_the_matrix():
         for value in (total, plain)
     )
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-
-
-def test_old_names_of_the_statistics_are_the_new_ones():
-    from dipole.core.objectives.statistics import LogSumExp as Oldest
-    from dipole.core.objectives.statistics import SoftmaxMean as Older
-
-    assert Older is SoftmaxMean
-    assert Oldest is LogSumExp

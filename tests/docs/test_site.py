@@ -58,7 +58,7 @@ def test_search_and_pages_work_without_a_network(site: Path) -> None:
 
 
 def test_tutorials_can_be_taken_as_notebooks(site: Path) -> None:
-    assert len(list((site / "tutorials").glob("*.ipynb"))) == 6
+    assert len(list((site / "tutorials").glob("*.ipynb"))) == 5
 
 
 @links

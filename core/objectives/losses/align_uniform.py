@@ -76,8 +76,6 @@ class AlignUniform(Objective):
     the uniformity at t = rbf_t.
     """
 
-    repeats = True
-
     def __init__(
         self,
         alpha: Annotated[float, Range(above=0), "exponent of the alignment distance"] = 2.0,

@@ -59,8 +59,6 @@ class BarlowTwins(Objective):
     """
 
     needs_negatives = False
-    sees_candidates = True
-    repeats = True
 
     def __init__(
         self, redundancy: Annotated[float, Range(at_least=0), "weight lambda of the entries off the diagonal"] = 0.005

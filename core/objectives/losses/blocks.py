@@ -65,9 +65,6 @@ class Blocks(Objective):
     ln 2; b = 1 is L_un of Eqs. 4-6.
     """
 
-    sees_candidates = True
-    repeats = True
-
     def __init__(
         self,
         b: Annotated[int | None, Range(at_least=1), "block size; none for all positives"] = None,

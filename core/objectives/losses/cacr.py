@@ -67,8 +67,6 @@ class CACR(Objective):
     `triplet(mode=hardest, margin=4)` less 4; `cost=rbf` with uniform negatives repels as `align_uniform` does.
     """
 
-    repeats = True
-
     def __init__(
         self,
         t_pos: Annotated[float, Range(at_least=0), "sharpness of the positives' weights"] = 1.0,

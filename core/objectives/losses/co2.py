@@ -53,9 +53,6 @@ class CO2(Tempered):
     Source: equations of the paper; the similarities of the positive use the candidates' side for both arguments.
     """
 
-    sees_candidates = True
-    repeats = True
-
     def __init__(
         self,
         temperature: Temperature = 0.5,

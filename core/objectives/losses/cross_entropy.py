@@ -43,8 +43,6 @@ class CrossEntropy(InfoNCE):
     Relations: a linear output layer without bias; `tuple` is the supervised reference without class vectors.
     """
 
-    repeats = True
-
     def __init__(self, classes: Annotated[int, Range(at_least=2), "number of classes C"] = 100) -> None:
         super().__init__(temperature=1.0, similarity="dot")
         self.classes = classes

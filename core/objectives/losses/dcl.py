@@ -69,8 +69,6 @@ class DCL(Tempered):
     Relations: rho = 0 is InfoNCE; `hcl(beta=0)` is DCL.
     """
 
-    repeats = True
-
     def __init__(
         self,
         rho: Prior = 0.1,

@@ -46,8 +46,6 @@ class HCL(DCL):
     Relations: beta = 0 is DCL.
     """
 
-    repeats = True
-
     def __init__(
         self,
         beta: Annotated[float, Range(at_least=0), "concentration on similar negatives"] = 1.0,

@@ -65,8 +65,6 @@ class InfoNCE(Tempered):
     and `joint`.
     """
 
-    repeats = True
-
     def __init__(
         self,
         temperature: Temperature = 0.5,
@@ -113,8 +111,6 @@ class QuickThoughts(InfoNCE):
 
     Relations: `infonce(similarity=dot, temperature=1, joint=true)` under its own name.
     """
-
-    repeats = True
 
     def __init__(self, temperature: Temperature = 1.0, similarity: SimilarityOption = "dot", init: Init = None) -> None:
         super().__init__(temperature, similarity, joint=True, init=init)

@@ -31,7 +31,6 @@ class Regression(Objective):
     """
 
     needs_negatives = False
-    repeats = True
 
     def __init__(self) -> None:
         super().__init__("cosine")

@@ -55,8 +55,6 @@ class SigLIP(Tempered):
     bias 0 it is log(1 + e^{-z_p}) + log(1 + e^{z_n}), where `infonce` has log(1 + e^{z_n - z_p}).
     """
 
-    repeats = True
-
     needs_negatives = False
     first_temperature: ClassVar[float] = 0.1
     largest_scale: ClassVar[float | None] = None

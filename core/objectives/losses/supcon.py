@@ -66,8 +66,6 @@ class SupCon(Tempered):
     alone.
     """
 
-    repeats = True
-
     # A batch of one class has no negatives, and its positives still compete with one another.
     needs_negatives = False
 

@@ -60,8 +60,6 @@ class SwAV(Objective):
     """
 
     needs_negatives = False
-    sees_candidates = True
-    repeats = True
 
     def __init__(
         self,

@@ -34,8 +34,6 @@ class Triplet(Objective):
     temperatures under a hinge.
     """
 
-    repeats = True
-
     def __init__(
         self,
         margin: Annotated[float, Range(at_least=0), "margin m in squared distance"] = 1.0,

@@ -43,8 +43,6 @@ class Tuple(InfoNCE):
     denominator too.
     """
 
-    repeats = True
-
     def __init__(self, temperature: Temperature = 0.5, init: Init = None) -> None:
         super().__init__(temperature, init=init)
 

@@ -65,8 +65,6 @@ class VICReg(Objective):
     """
 
     needs_negatives = False
-    sees_candidates = True
-    repeats = True
 
     def __init__(
         self,

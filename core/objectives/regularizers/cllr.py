@@ -123,7 +123,6 @@ class CLLR(Objective):
     """
 
     needs_negatives = False
-    repeats = True
 
     def __init__(
         self,

@@ -66,8 +66,6 @@ class DP(Objective):
     Source: Eq. 10 leaves its first index free; we average over it. A view and its own augmentation are no pair.
     """
 
-    repeats = True
-
     def __init__(
         self,
         delta_pos: Distance = 0.1,
