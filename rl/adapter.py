@@ -25,7 +25,7 @@ from dipole.core.objectives.objective import Composite
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.adapter import Adapter, Context, Sketch
 from dipole.core.train.config import EvaluatedPart, Settings
-from dipole.core.train.embedder import Embedder
+from dipole.core.train.inference import Embedder
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.files import remove_scratch
 from dipole.rl import algorithms, augmentation, kept, snapshots
@@ -46,7 +46,7 @@ from dipole.rl.hub import export_hub
 from dipole.rl.replay import FrameBatch
 
 if TYPE_CHECKING:
-    from dipole.core.train.loop import Run
+    from dipole.core.train.run import Run
 
 _PRECISIONS = {"32": "float32", "bf16-mixed": "bf16"}  # of [train] -> of the agent, whose updates scale no loss
 _KEPT = 512  # observations of the last evaluation whose features go into diagnostics and pictures

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dipole.core.utils.errors import ConfigError, nearest
-from dipole.core.utils.transfer import sent
+from dipole.core.utils.transfer import to_device
 from dipole.rl.frames import Size, extents
 
 if TYPE_CHECKING:
@@ -132,8 +132,8 @@ def shift(images: Tensor, top: NDArray[Any], left: NDArray[Any], pad: int) -> Te
     """
     height, width = images.shape[-2:]
     device = images.device
-    rows = sent(torch.as_tensor(top), device)[:, None] + torch.arange(height, device=device) - pad  # (B, h)
-    columns = sent(torch.as_tensor(left), device)[:, None] + torch.arange(width, device=device) - pad
+    rows = to_device(torch.as_tensor(top), device)[:, None] + torch.arange(height, device=device) - pad  # (B, h)
+    columns = to_device(torch.as_tensor(left), device)[:, None] + torch.arange(width, device=device) - pad
     rows, columns = rows.clamp(0, height - 1), columns.clamp(0, width - 1)
     batch = torch.arange(len(images), device=device)[:, None]
     moved = images.transpose(1, 2)[batch, rows]  # (B, h, C, w)
@@ -154,8 +154,9 @@ def shift_bilinear(images: Tensor, top: NDArray[Any], left: NDArray[Any], pad: i
     height, width = images.shape[-2:]
     device = images.device
     padded = torch.nn.functional.pad(images.float(), (pad,) * 4, "replicate")
-    rows = torch.arange(height, device=device) + sent(torch.as_tensor(top, dtype=torch.float32), device)[:, None]
-    columns = torch.arange(width, device=device) + sent(torch.as_tensor(left, dtype=torch.float32), device)[:, None]
+    down, right = (to_device(torch.as_tensor(each, dtype=torch.float32), device)[:, None] for each in (top, left))
+    rows = torch.arange(height, device=device) + down
+    columns = torch.arange(width, device=device) + right
     # grid_sample's coordinates: -1 and 1 are the outer edges of the image, pixel i lies at (2 i + 1) / extent - 1.
     rows, columns = ((2 * places + 1) / (extent + 2 * pad) - 1 for places, extent in ((rows, height), (columns, width)))
     grid = torch.stack(torch.broadcast_tensors(columns[:, None, :], rows[:, :, None]), -1)  # (B, h, w, 2)

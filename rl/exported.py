@@ -10,7 +10,7 @@ from dipole.core.utils.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-    from dipole.core.train.embedder import Embedder
+    from dipole.core.train.inference import Embedder
 
 AGENT = "agent.zip"
 NO_VECTORS = "is an agent, which gives actions and no vectors of inputs: play it with `dipole play`."

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dipole.core.utils.errors import TrainingError
 from dipole.core.utils.files import why
-from dipole.core.utils.transfer import sent
+from dipole.core.utils.transfer import to_device
 
 Size = int | tuple[int, int]
 """Height and width; one number for both."""
@@ -43,14 +43,14 @@ class Frames:
 
     def stacks(self, env: NDArray[Any], slots: NDArray[Any]) -> Tensor:
         """Return whole stacks (B, C, H, W)."""
-        return sent(torch.from_numpy(self.data[env[:, None], slots]), self.device)
+        return to_device(torch.from_numpy(self.data[env[:, None], slots]), self.device)
 
     def windows(
         self, env: NDArray[Any], slots: NDArray[Any], top: NDArray[Any], left: NDArray[Any], size: Size
     ) -> Tensor:
         """Return a window of each stack (B, C, height, width); only its pixels are copied."""
         view = sliding_window_view(self.data, extents(size), axis=(-2, -1))
-        return sent(torch.from_numpy(view[env[:, None], slots, top[:, None], left[:, None]]), self.device)
+        return to_device(torch.from_numpy(view[env[:, None], slots, top[:, None], left[:, None]]), self.device)
 
     def moved(self, ring: int, kept: Iterable[tuple[int, int]], device: torch.device) -> "Frames":
         """The same planes in a ring of another length, or on another device.
@@ -109,7 +109,7 @@ class DeviceFrames(Frames):
 
     def put(self, env: int, slots: Any, planes: NDArray[np.uint8]) -> None:
         where = slots if isinstance(slots, int) else self._index(slots)
-        self.data[env, where] = sent(torch.from_numpy(np.ascontiguousarray(planes)), self.device)
+        self.data[env, where] = to_device(torch.from_numpy(np.ascontiguousarray(planes)), self.device)
 
     def take(self, env: int, slots: NDArray[Any]) -> NDArray[np.uint8]:
         found: NDArray[np.uint8] = self.data[env, self._index(slots)].cpu().numpy()
@@ -128,7 +128,7 @@ class DeviceFrames(Frames):
         return found
 
     def _index(self, values: NDArray[Any]) -> Tensor:
-        return sent(torch.as_tensor(values, dtype=torch.long), self.device)
+        return to_device(torch.as_tensor(values, dtype=torch.long), self.device)
 
 
 STORES: dict[str, type[Frames]] = {"host": Frames, "device": DeviceFrames, "disk": DiskFrames}

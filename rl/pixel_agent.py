@@ -31,7 +31,7 @@ from dipole.core.train.optimizer import skip_if
 from dipole.core.utils.errors import ConfigError, TrainingError
 from dipole.core.utils.files import replacing
 from dipole.core.utils.memory import check_fits
-from dipole.core.utils.transfer import Fetched, prefetched, sent
+from dipole.core.utils.transfer import AsyncHostCopy, prefetched, to_device
 from dipole.rl import description
 from dipole.rl import settings as presets
 from dipole.rl.arguments import check_seed, check_whole, plain
@@ -78,7 +78,7 @@ class Unread:
 
     where: str
     watched: list[Watched]
-    found: Fetched
+    found: AsyncHostCopy
 
 
 class PixelAgent(OffPolicyAlgorithm):
@@ -155,7 +155,7 @@ class PixelAgent(OffPolicyAlgorithm):
         self._watched: list[Watched] = []
         self._bad: Tensor | None = None
         self._unread: Unread | None = None
-        self._logged: tuple[list[str], Fetched] | None = None
+        self._logged: tuple[list[str], AsyncHostCopy] | None = None
         self.encoder_optimizer: torch.optim.Adam | None = None
         self.contrast_optimizer: torch.optim.Adam | None = None
         if env is not None or _init_setup_model:
@@ -486,7 +486,7 @@ class PixelAgent(OffPolicyAlgorithm):
             ):
                 self.logger.record(f"train/{name}", value)
             means = [torch.stack(each).mean() for each in values.values()]  # type: ignore[arg-type]
-            self._logged = list(values), Fetched(torch.stack(means))
+            self._logged = list(values), AsyncHostCopy(torch.stack(means))
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
 
     def _sample(self, batch_size: int) -> FrameBatch:
@@ -582,7 +582,7 @@ class PixelAgent(OffPolicyAlgorithm):
             self._steps(batch, contrasting, logs)
         if self._bad is not None:
             worst = [each.values.abs().amax().float() for each in self._watched]
-            found = Fetched(torch.stack([self._bad.float(), *worst]))
+            found = AsyncHostCopy(torch.stack([self._bad.float(), *worst]))
             self._unread = Unread(self._where(), self._watched, found)
         self._n_updates += 1
         return logs
@@ -627,7 +627,7 @@ class PixelAgent(OffPolicyAlgorithm):
             # Pairs may outlive the update (`Watched`), what a CUDA graph returns does not.
             anchors, keys = anchors.clone(), keys.clone()
         dropped = duplicates(batch.stacks, count) if self.settings.exclude_duplicates else None
-        return Pairs.cross(anchors, keys, dropped=None if dropped is None else sent(dropped, anchors.device))
+        return Pairs.cross(anchors, keys, dropped=None if dropped is None else to_device(dropped, anchors.device))
 
     def _outcome(self, pairs: Pairs, logs: Logs) -> Outcome:
         assert self.policy.contrast is not None

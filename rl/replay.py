@@ -23,7 +23,7 @@ from torch import Tensor
 
 from dipole.core.utils.errors import ConfigError, TrainingError
 from dipole.core.utils.text import counted
-from dipole.core.utils.transfer import sent
+from dipole.core.utils.transfer import to_device
 from dipole.rl.arguments import check_number, check_seed, check_whole
 from dipole.rl.augmentation import Augmentation
 from dipole.rl.frames import STORES, digest
@@ -547,7 +547,7 @@ class FrameReplayBuffer(ReplayBuffer):
         return None
 
     def _tensor(self, array: NDArray[Any]) -> Tensor:
-        return sent(torch.from_numpy(np.ascontiguousarray(array)), self.device)
+        return to_device(torch.from_numpy(np.ascontiguousarray(array)), self.device)
 
     # Saving ----------------------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from dipole.core.train.sampling import ClassBlocks
 from dipole.core.utils.errors import ConfigError, DataError
 from dipole.core.utils.machine import processors
 from dipole.core.utils.text import counted
-from dipole.core.utils.transfer import prefetched, sent
+from dipole.core.utils.transfer import prefetched, to_device
 from dipole.text import encoders, pairing, senteval
 from dipole.text.batching import make_batch
 from dipole.text.columns import read_pairs
@@ -335,8 +335,8 @@ class TextAdapter(Adapter):
             rows = rows_of(place)
             yield TextBatch(
                 self._sent_batch(self._ids(rows[mine])),
-                sent(torch.from_numpy(self._owners(rows[mine])), self.device),
-                sent(torch.from_numpy(rows[mine].astype(np.int64)), self.device),
+                to_device(torch.from_numpy(self._owners(rows[mine])), self.device),
+                to_device(torch.from_numpy(rows[mine].astype(np.int64)), self.device),
                 self.seed.stream("data", "negatives", epoch, place),
                 *self._beside(rows, mine, epoch, place),
             )
@@ -397,7 +397,7 @@ class TextAdapter(Adapter):
             vectors, len(rows), self.module.width, generator=self.seed.torch("augment", "dropout", epoch, place)
         )
         masks = (draw[:, mine] >= c.dropout).float() / (1 - c.dropout)
-        return sent(masks, self.device), partners
+        return to_device(masks, self.device), partners
 
     def _partners(self, table: PairTable, rows: np.ndarray, mine: slice) -> Partners:
         there = table.negatives[rows] >= 0  # (B, m), rising to the left
@@ -408,9 +408,9 @@ class TextAdapter(Adapter):
         absent = np.flatnonzero(~there.T.ravel()) + len(rows)
         return Partners(
             self._sent_batch(self.sentences.ids(ids)),
-            sent(torch.from_numpy(np.flatnonzero(found >= 0)), self.device),
+            to_device(torch.from_numpy(np.flatnonzero(found >= 0)), self.device),
             most,
-            sent(torch.from_numpy(absent), self.device) if len(absent) else None,
+            to_device(torch.from_numpy(absent), self.device) if len(absent) else None,
         )
 
     def _check_masks(self) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dipole.core.objectives.objective import Composite, Objective
 from dipole.core.objectives.options import check_whole
 from dipole.core.utils.errors import OptionError, PairsError
-from dipole.core.utils.microbatch import Draws, instead, microbatched, own_forward
+from dipole.core.utils.microbatch import Draws, microbatched, own_forward, patched_forward
 from dipole.text.contrastive_loss import ContrastiveLoss, Direction, unwrapped
 
 SHARED = ("prompt_length",)
@@ -80,7 +80,7 @@ class CachedContrastiveLoss(ContrastiveLoss):
         inner = getattr(decorator, "fn", None)
         if callable(inner):
             return _attribute(decorator, "fn", self._rows_at_a_time(model, inner))
-        return instead(model, self._rows_at_a_time(model, own_forward(model)))
+        return patched_forward(model, self._rows_at_a_time(model, own_forward(model)))
 
     def _rows_at_a_time(self, model: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
         def divided(features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:

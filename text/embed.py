@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dipole.core.train.embedder import Embedder, Inputs, check_features
+from dipole.core.train.inference import Embedder, Inputs, check_features
 from dipole.core.utils.errors import DataError, OptionError
 from dipole.core.utils.extras import install_line
 from dipole.text.encode import Normalize, SentenceEncoder

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from dipole.core.train.embedder import Embedder
+    from dipole.core.train.inference import Embedder
 
 SENTENCE_TRANSFORMERS, CONFIG, ONNX = "modules.json", "config.json", "model.onnx"
 TOKENIZER = "tokenizer.json"
@@ -30,7 +30,7 @@ def open_folder(folder: Path, device: torch.device, features: str | None) -> Emb
 
 
 def _embedder(encode: Any, features: str | None) -> Embedder:
-    from dipole.core.train.embedder import check_features
+    from dipole.core.train.inference import check_features
     from dipole.text.embed import FunctionEmbedder
 
     check_features(features, ("encoder",))

@@ -22,7 +22,7 @@ from dipole.core.utils.errors import ConfigError, PairsError
 from dipole.core.utils.memory import check_fits
 from dipole.core.utils.seeding import Seeds
 from dipole.core.utils.text import counted
-from dipole.core.utils.transfer import prefetched, sent
+from dipole.core.utils.transfer import prefetched, to_device
 from dipole.vision.augment import AugmentConfig, apply, centre, draw
 from dipole.vision.captions import CaptionBranch, Tokens
 from dipole.vision.compatibility import example, explain
@@ -44,7 +44,7 @@ from dipole.vision.probes import ProbeConfig, check_labels, probe
 from dipole.vision.retrieval import recall, zero_shot
 
 if TYPE_CHECKING:
-    from dipole.core.train.loop import Run
+    from dipole.core.train.run import Run
 
 COPY = "a copy"  # which cropping, resizing or sending it makes
 CHUNK = 512  # images per forward pass when features are extracted
@@ -176,8 +176,8 @@ class VisionAdapter(Adapter):
                 own = slice(place, None, len(columns))
                 views[own] = random_views(column, index, recipes[own], generator, self.device, mine, self._layout)
             seed = self.seed.stream("augment", "negatives", epoch, step)
-            classes = None if labels is None else sent(labels[index[mine]], self.device)
-            yield Batch(views, classes, sent(index[mine], self.device), seed, self._tokens(images, index[mine]))
+            classes = None if labels is None else to_device(labels[index[mine]], self.device)
+            yield Batch(views, classes, to_device(index[mine], self.device), seed, self._tokens(images, index[mine]))
 
     def _tokens(self, images: ImageSet, index: Tensor) -> Tokens | None:
         """The captions of some images as their encoder takes them; None where there are none."""
@@ -185,7 +185,7 @@ class VisionAdapter(Adapter):
             return None
         assert isinstance(images, PairedSet)
         tokens = self.module.caption.tokens([images.captions[row] for row in index.tolist()])
-        return Tokens(*(sent(each, self.device) for each in tokens))
+        return Tokens(*(to_device(each, self.device) for each in tokens))
 
     def embed(self, batch: Batch) -> Embedded:
         self._labels = batch.labels

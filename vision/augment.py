@@ -16,7 +16,7 @@ from pydantic import Field, create_model, model_validator
 from torch import Tensor
 
 from dipole.core.train.config import Settings
-from dipole.core.utils.transfer import constant, sent
+from dipole.core.utils.transfer import constant, to_device
 
 LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, the greyscale weights of Pillow and torchvision
 CROP_ATTEMPTS = 10
@@ -155,7 +155,7 @@ class Parameters:
             return self
         names = [f.name for f in fields(self) if f.name not in ("box", "order")]
         packed = torch.cat([self.box, torch.stack([getattr(self, name) for name in names], 1)], 1)  # one copy for all
-        box, *columns = sent(packed, device).split([4] + [1] * len(names), 1)
+        box, *columns = to_device(packed, device).split([4] + [1] * len(names), 1)
         return Parameters(box=box, **dict(zip(names, (each[:, 0] for each in columns), strict=True)), order=self.order)
 
 

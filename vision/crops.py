@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dipole.core.utils.seeding import Seeds
-from dipole.core.utils.transfer import prefetched, sent
+from dipole.core.utils.transfer import prefetched, to_device
 from dipole.vision.augment import AugmentConfig, apply_each, boxes, draw, draw_cropped
 from dipole.vision.decoding import Box, Encoded
 
@@ -33,7 +33,7 @@ def random_views(
             memory, of each view.
     """
     if isinstance(images, Tensor):
-        pixels = sent(images[index[mine]], device)
+        pixels = to_device(images[index[mine]], device)
         height, width = images.shape[-2:]
         parameters = [draw(each, len(index), height, width, generator)[mine] for each in recipes]
         return apply_each(recipes, pixels, parameters, layout)
@@ -47,7 +47,7 @@ def random_views(
 
     cut = images.crops(index[mine], place, sizes)
     return [
-        apply_each([each], sent(pixels, device), [parameters[mine]], layout)[0]
+        apply_each([each], to_device(pixels, device), [parameters[mine]], layout)[0]
         for each, pixels, (parameters, _) in zip(recipes, cut, drawn, strict=True)
     ]
 

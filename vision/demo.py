@@ -8,8 +8,8 @@ from rich import box
 from rich.table import Table
 
 from dipole.core.record import RunRecord
-from dipole.core.train.loop import train
 from dipole.core.train.recipe import load
+from dipole.core.train.run import train
 from dipole.core.train.run_folder import DEFAULT_RUNS
 from dipole.core.utils.console import console
 from dipole.core.utils.drawing import check_drawing, new_figure

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from dipole.core.evaluation.probes import frozen
-from dipole.core.train.embedder import Embedder, Inputs, check_features
+from dipole.core.train.inference import Embedder, Inputs, check_features
 from dipole.core.utils.errors import DataError, OptionError
 from dipole.vision.augment import centre
 from dipole.vision.decoding import attempt, decode, file_bytes

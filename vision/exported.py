@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from dipole.core.train.embedder import Embedder
+    from dipole.core.train.inference import Embedder
 
 PROCESSOR, CONFIG, ONNX = "preprocessor_config.json", "config.json", "model.onnx"
 
@@ -63,7 +63,7 @@ def _transformers(folder: Path, device: torch.device) -> Callable[[Tensor], Tens
 def _embedder(folder: Path, read: Callable[[Tensor], Tensor], device: torch.device, features: str | None) -> Embedder:
     from transformers import AutoImageProcessor
 
-    from dipole.core.train.embedder import check_features
+    from dipole.core.train.inference import check_features
     from dipole.core.utils.errors import DataError
     from dipole.vision.embed import ProcessedEmbedder
 

@@ -27,12 +27,12 @@ from dipole.benchmarks.run.work import work_of
 from dipole.benchmarks.suite import Job, read_suite, suites
 from dipole.core.train.build import build
 from dipole.core.train.config import RunConfig
-from dipole.core.train.encoding import Encoding
-from dipole.core.train.loop import train
+from dipole.core.train.memory_saving import Encoding
 from dipole.core.train.optimizer import build_optimizer
 from dipole.core.train.recipe import load
+from dipole.core.train.run import train
 from dipole.core.train.run_folder import RunFolder
-from dipole.core.train.step import Opaque, Step
+from dipole.core.train.step import NoScatter, Step
 from dipole.core.utils.errors import DipoleError
 from dipole.core.utils.files import atomic_write
 
@@ -112,7 +112,7 @@ def _steps(recipe: str, settings: Sequence[str]) -> float:
         for _ in range(STEPS + 1):
             began = time.process_time()
             with suppress(StopIteration):
-                loss = step(Opaque(next(batches)))
+                loss = step(NoScatter(next(batches)))
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()

@@ -54,7 +54,7 @@ def measure(subject: str, rows: int, microbatch: int, way: str, device: str) -> 
 
     import dipole
     from dipole.core.train.config import TrainConfig
-    from dipole.core.train.encoding import Encoding
+    from dipole.core.train.memory_saving import Encoding
     from dipole.core.utils.machine import peak_memory
 
     torch.set_num_threads(1)

@@ -21,8 +21,8 @@ from dipole.benchmarks.statistics import summarize
 from dipole.benchmarks.studies.learning_text import link_corpus
 from dipole.core.objectives.regularizers.cllr import survives_above
 from dipole.core.record import RunRecord
-from dipole.core.train.loop import train
 from dipole.core.train.recipe import read_recipe, resolve
+from dipole.core.train.run import train
 from dipole.core.utils.files import atomic_write
 
 LOSSES = {"cosine": "infonce(temperature=0.5)", "dot": "infonce(similarity=dot, temperature=1)"}

@@ -17,8 +17,8 @@ import numpy as np
 
 from dipole.core.record import RunRecord
 from dipole.core.train.config import RunConfig
-from dipole.core.train.loop import train
 from dipole.core.train.recipe import load
+from dipole.core.train.run import train
 from dipole.core.utils.errors import DipoleError
 
 RECIPE = "cartpole-balance-small"

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from dipole.benchmarks.statistics import summarize
-from dipole.core.train.loop import train
 from dipole.core.train.recipe import resolve
+from dipole.core.train.run import train
 from dipole.core.utils.files import atomic_write
 from dipole.core.utils.seeding import Seeds, seed_everything
 from dipole.text import senteval

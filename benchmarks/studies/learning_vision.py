@@ -21,7 +21,7 @@ from dipole.benchmarks.report.results import CellResult, SuiteResults
 from dipole.benchmarks.run_records import read_records
 from dipole.benchmarks.statistics import summarize
 from dipole.benchmarks.suite import Sized, read_suite
-from dipole.core.train.loop import train
+from dipole.core.train.run import train
 
 SUITE = "cifar10-learning"
 BASELINES = ("untrained", "raw")

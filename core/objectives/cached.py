@@ -13,7 +13,7 @@ from dipole.core.objectives.objective import Composite
 from dipole.core.objectives.objective import objective as build_objective
 from dipole.core.objectives.options import check_whole
 from dipole.core.utils.errors import OptionError, PairsError
-from dipole.core.utils.microbatch import Draws, instead, microbatched
+from dipole.core.utils.microbatch import Draws, microbatched, patched_forward
 
 
 class Cached(nn.Module):
@@ -53,7 +53,7 @@ class Cached(nn.Module):
         """
         # DistributedDataParallel sees one forward pass and, in the backward pass, each parameter's gradient once.
         inner = self.encoder.module if isinstance(self.encoder, DistributedDataParallel) else self.encoder
-        with instead(inner, microbatched(inner, self.microbatch, self._draws)):
+        with patched_forward(inner, microbatched(inner, self.microbatch, self._draws)):
             return self.encoder(view)
 
     def forward(self, *views: Any, **given: Any) -> Tensor:

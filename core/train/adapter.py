@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dipole.core.objectives.embedded import Embedded
     from dipole.core.objectives.pairs import Pairs
     from dipole.core.record import RunRecord
-    from dipole.core.train.embedder import Embedder
+    from dipole.core.train.inference import Embedder
     from dipole.core.utils.seeding import Seeds
 
 
@@ -286,7 +286,7 @@ class Adapter(ABC):
         """Train. A domain with a loop of its own overrides this and calls `run.advance` after each of its updates.
 
         Args:
-            run: the `dipole.core.train.loop.Run` in progress.
+            run: the `dipole.core.train.run.Run` in progress.
         """
         run.loop()
 

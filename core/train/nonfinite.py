@@ -14,7 +14,7 @@ from dipole.core.objectives.gather import Related
 from dipole.core.objectives.objective import Composite, Outcome
 from dipole.core.train.optimizer import can_skip
 from dipole.core.utils.errors import TrainingError
-from dipole.core.utils.transfer import Fetched
+from dipole.core.utils.transfer import AsyncHostCopy
 
 
 def checks_late(device: torch.device, optimizer: Optimizer, scaler: torch.amp.GradScaler) -> bool:
@@ -33,7 +33,7 @@ class Unread:
     outcome: Outcome
     related: Related
     norm: Tensor
-    bad: Fetched
+    bad: AsyncHostCopy
 
     def check(self, objective: Composite) -> None:
         """Raise TrainingError if loss or gradient norm was not finite."""

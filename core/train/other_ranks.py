@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 
-def obstacle(ranks: Sequence[dict[str, Any]], module: nn.Module, synchronized: bool) -> str:
+def unsupported_reason(ranks: Sequence[dict[str, Any]], module: nn.Module, synchronized: bool) -> str:
     """Say why another number of ranks cannot go on; "" where it can.
 
     Args:

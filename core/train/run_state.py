@@ -19,7 +19,7 @@ from dipole.core.train.evaluation import Evaluated
 from dipole.core.train.launch import Processes
 from dipole.core.train.metrics import Meter
 from dipole.core.train.notes import TermNotes
-from dipole.core.train.other_ranks import obstacle, same
+from dipole.core.train.other_ranks import same, unsupported_reason
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.utils.errors import CheckpointError, ConfigError
 from dipole.core.utils.machine import peak_memory
@@ -127,7 +127,7 @@ class RunState:
     def _take_over(self, state: dict[str, Any]) -> None:
         ranks, size = state["ranks"], self.processes.size
         synchronized = bool(getattr(self.config.train, "sync_batch_norm", False))
-        if len(ranks) != size and (why := obstacle(ranks, self.adapter.module, synchronized)):
+        if len(ranks) != size and (why := unsupported_reason(ranks, self.adapter.module, synchronized)):
             raise CheckpointError(
                 f"the checkpoint was written by {counted(len(ranks), 'rank')}, this run has {size}, and {why}. "
                 "Start as many, or use --resume never."

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from dipole.core.objectives.gather import Related, relate
 from dipole.core.objectives.objective import Composite, Outcome
 from dipole.core.train.adapter import Adapter
-from dipole.core.train.encoding import Encoding
+from dipole.core.train.memory_saving import Encoding
 
 HALF = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 """What autocast computes the encoder in, by train.precision."""
 
 
-class Opaque:
+class NoScatter:
     """Carries a batch through DistributedDataParallel, which would otherwise walk over it and cast its tensors."""
 
     __slots__ = ("value",)
@@ -38,7 +38,7 @@ class Step(nn.Module):
         self._half = HALF.get(precision)
         self._taken: tuple[Outcome, Related] | None = None
 
-    def forward(self, batch: Opaque) -> Tensor:
+    def forward(self, batch: NoScatter) -> Tensor:
         with self._autocast(), self._encoding():
             related = relate(self._adapter.embed(batch.value))
         # The similarity matrix is where half precision would cost accuracy; the engine widens its inputs itself.

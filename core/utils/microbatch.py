@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from dipole.core.utils.errors import PairsError
-from dipole.core.utils.replay import Autocast, Moment, Place, WholeBatchDraws
+from dipole.core.utils.replay import Autocast, Place, RngAndBuffers, WholeBatchDraws
 
 Draws = Literal["batch", "microbatch"]
 """Random numbers in an encoder: those of the undivided batch, or each microbatch its own, one after another."""
@@ -58,7 +58,7 @@ def microbatched(
 
 
 @contextmanager
-def instead(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+def patched_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     """Let calls of `module` go to another forward pass; names, weights and hooks stay as they are."""
     had, compiled = module.__dict__.get("forward"), module._compiled_call_impl
     module.__dict__["forward"] = forward
@@ -80,7 +80,7 @@ def own_forward(module: nn.Module) -> Callable[..., Any]:
         return forward
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with instead(module, forward):
+        with patched_forward(module, forward):
             return compiled(*args, **kwargs)
 
     return run
@@ -101,7 +101,7 @@ class _Passes:
         like = [*module.parameters(), *(each for each in given_leaves if isinstance(each, Tensor)), torch.empty(0)]
         self._device = like[0].device
         self._autocast = Autocast(self._device)
-        self._began = Moment(module, self._device)
+        self._began = RngAndBuffers(module, self._device)
         self._whole = draws == "batch"
         self._places: list[Place | None] = []
         self._spec: TreeSpec | None = None

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
-class Moment:
+class RngAndBuffers:
     """The states of the global generators and copies of a module's buffers, at the time when it is made.
 
     Buffers are batch norm's running statistics, the vectors of spectral norm: what a forward pass leaves behind.
@@ -41,7 +41,7 @@ class Moment:
     @contextmanager
     def again(self) -> Iterator[None]:
         """Go back, run a block, and return to where things stood before it."""
-        now = Moment(self._module, self._device)
+        now = RngAndBuffers(self._module, self._device)
         self.rewind()
         try:
             yield

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def sent(x: Tensor, device: torch.device) -> Tensor:
+def to_device(x: Tensor, device: torch.device) -> Tensor:
     """A tensor on a device; to CUDA through pinned memory, which the device fetches while the host goes on."""
     if device.type == "cuda" and x.device.type == "cpu":
         x = x.pin_memory()
     return x.to(device, non_blocking=True)
 
 
-class Fetched:
+class AsyncHostCopy:
     """A tensor on its way from the device; reading it waits for that one alone, not for what was begun after it."""
 
     def __init__(self, x: Tensor) -> None:

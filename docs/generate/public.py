@@ -45,7 +45,7 @@ NAMES = (
     "dipole.core.objectives.registry.Registry",
     "dipole.core.objectives.temperature.Tempered",
     "dipole.core.evaluation.theory.latent.Latent",
-    "dipole.core.train.loop.Run",
+    "dipole.core.train.run.Run",
     "dipole.core.train.signals.RunInterruptedError",
     "dipole.core.train.theory.theory_of_run",
     "dipole.rl.envs.suite.rendering.RenderingError",

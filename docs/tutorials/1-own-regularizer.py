@@ -114,8 +114,8 @@ assert report.ok
 import os
 from pathlib import Path
 
-from dipole.core.train.loop import train
 from dipole.core.train.recipe import load
+from dipole.core.train.run import train
 
 SMALL = os.environ.get("DIPOLE_TUTORIAL") == "small"
 RECIPES = {

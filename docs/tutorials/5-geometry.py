@@ -44,8 +44,8 @@ if importlib.util.find_spec("dipole") is None:  # on Colab, and in any environme
 import os
 from pathlib import Path
 
-from dipole.core.train.loop import train
 from dipole.core.train.recipe import load
+from dipole.core.train.run import train
 from dipole.core.train.run_folder import find_run
 from dipole.core.train.trained_run import load_run
 

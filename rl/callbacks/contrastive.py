@@ -25,7 +25,7 @@ from dipole.core.train.optimizer import skip_if
 from dipole.core.utils.errors import ConfigError, DipoleError, TrainingError
 from dipole.core.utils.memory import check_fits
 from dipole.core.utils.seeding import isolated
-from dipole.core.utils.transfer import Fetched, sent
+from dipole.core.utils.transfer import AsyncHostCopy, to_device
 from dipole.rl.arguments import check_number, check_whole
 from dipole.rl.augmentation import SHIFT, shift
 from dipole.rl.contrast import as_composite, largest, require_unlabelled
@@ -116,7 +116,7 @@ class ContrastiveCallback(BaseCallback):
         self.contrast: Composite | None = None
         self._owner: BaseAlgorithm | None = None
         self._unread: _Unread | None = None
-        self._logged: Fetched | None = None
+        self._logged: AsyncHostCopy | None = None
         self._rollout: dict[str, NDArray[Any]] | None = None  # (N, ...), every observation once
 
     def _init_callback(self) -> None:
@@ -234,7 +234,7 @@ class ContrastiveCallback(BaseCallback):
             return
         if self._logged is not None:  # of the rollout before: it has arrived by now
             self.logger.record("train/contrast_loss", float(self._logged.read()))
-        self._logged = Fetched(loss)
+        self._logged = AsyncHostCopy(loss)
 
     @property
     def _reads_late(self) -> bool:
@@ -257,7 +257,7 @@ class ContrastiveCallback(BaseCallback):
         if count < 2:
             return None
         rows = np.random.permutation(count)[: self.batch_size]
-        taken = {key: sent(torch.from_numpy(each[rows]), self.model.device) for key, each in self._rollout.items()}
+        taken = {key: to_device(torch.from_numpy(each[rows]), self.model.device) for key, each in self._rollout.items()}
         return taken.get("", taken)
 
     def _augmented(self, seen: Seen) -> Seen:
@@ -282,7 +282,7 @@ class ContrastiveCallback(BaseCallback):
         norm = largest(gradients).amax()
         values = torch.stack([*(term.value.detach() for term in outcome.terms.values()), outcome.loss.detach(), norm])
         self.settle()  # the step before, ahead of this one
-        unread = _Unread(list(outcome.terms), pairs, self.num_timesteps, Fetched(values))
+        unread = _Unread(list(outcome.terms), pairs, self.num_timesteps, AsyncHostCopy(values))
         if self._reads_late:
             self._unread = unread
             skip_if(self.optimizer, ~values.isfinite().all())
@@ -323,7 +323,7 @@ class _Unread:
     terms: list[str]
     pairs: Pairs
     step: int
-    found: Fetched
+    found: AsyncHostCopy
 
 
 LEARNED = "contrastive"
@@ -410,7 +410,7 @@ def equal(seen: Seen, positives: int) -> Tensor:
     for part in parts:
         content = part.contiguous().view(size, -1).view(torch.uint8)
         weights = torch.from_numpy(np.random.default_rng(content.shape[1]).integers(2**62, size=content.shape[1]))
-        name = name * 31 + (content.long() * sent(weights, device)).sum(1)
+        name = name * 31 + (content.long() * to_device(weights, device)).sum(1)
     candidates = torch.arange(size * positives, device=device)
     others = (name[:, None] == name.repeat(positives)) & (
         candidates % size != torch.arange(size, device=device)[:, None]

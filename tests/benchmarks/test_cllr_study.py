@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from dipole.benchmarks.studies import cllr
-from dipole.core.train.loop import train
 from dipole.core.train.recipe import read_recipe, resolve
+from dipole.core.train.run import train
 
 
 def test_every_run_of_the_study_is_a_configuration(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ import torch
 
 from dipole.core.objectives.gather import relate
 from dipole.core.train.evaluation import diagnose_pairs, evaluate
-from dipole.core.train.loop import build
 from dipole.core.train.recipe import load
+from dipole.core.train.run import build
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.utils.seeding import Seeds
 

@@ -334,8 +334,8 @@ def test_two_ranks_equal_one_process(blobs: Path, tmp_path: Path) -> None:
     """Two gloo ranks of 8 instances under torchrun against one process of 16, weight by weight."""
     import torch
 
-    from dipole.core.train.loop import build
     from dipole.core.train.recipe import load
+    from dipole.core.train.run import build
     from dipole.core.train.run_folder import RunFolder
 
     script = Path(__file__).with_name("blobs_domain.py")

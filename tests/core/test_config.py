@@ -161,17 +161,18 @@ def test_hash_is_stable_across_processes_and_versions() -> None:
 
 def test_names_of_earlier_versions() -> None:
     import dipole.core.record
-    import dipole.core.train.loop
     import dipole.core.train.recipe
+    import dipole.core.train.run
     import dipole.core.train.run_folder
     import dipole.core.train.trained_run
     from dipole.core.record.run_record import RunRecord
-    from dipole.core.train import loop, run_folder, trained_run
+    from dipole.core.train import run as run_module
+    from dipole.core.train import run_folder, trained_run
 
     old = dipole.core.train.recipe
     assert (old.load, old.resolve, old.parse_override) == (load, resolve, parse_override)
     assert old.RunConfig.model_fields.keys() >= {"domain", "objective", "train"}
-    assert dipole.core.train.loop.train is loop.train
+    assert dipole.core.train.run.train is run_module.train
     assert dipole.core.train.run_folder.find_run is run_folder.find_run
     assert dipole.core.train.trained_run.load_run is trained_run.load_run
     assert dipole.core.record.RunRecord is RunRecord

@@ -18,9 +18,9 @@ from hypothesis import given
 from dipole.core.record import read_record
 from dipole.core.record.additions import read_additions
 from dipole.core.train.checkpoint import list_checkpoints, load_checkpoint, starting_state
-from dipole.core.train.loop import RunInterruptedError, train
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load, read_recipe
+from dipole.core.train.run import RunInterruptedError, train
 from dipole.core.train.run_folder import RunFolder, find_run, locate, run_in
 from dipole.core.train.state_file import write_state
 from dipole.core.utils.errors import CheckpointError, DipoleError, ReceivedError, TrainingError

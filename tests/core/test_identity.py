@@ -21,8 +21,8 @@ from dipole.core.objectives.registry import registry
 from dipole.core.record import read_record
 from dipole.core.train.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
 from dipole.core.train.config import RunConfig, Settings, TrainConfig
-from dipole.core.train.loop import RunInterruptedError, train
 from dipole.core.train.recipe import load, resolve, run_model
+from dipole.core.train.run import RunInterruptedError, train
 from dipole.core.train.run_folder import RunFolder, find_run, locate, run_in
 
 

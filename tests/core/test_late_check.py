@@ -14,14 +14,14 @@ from safetensors.torch import load_file
 from torch import nn
 
 from dipole.core.record import read_record
-from dipole.core.train import loop
+from dipole.core.train import run as run_module
 from dipole.core.train.checkpoint import list_checkpoints, load_checkpoint
-from dipole.core.train.loop import RunInterruptedError, train
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.optimizer import LARS, can_skip, skip_if
 from dipole.core.train.recipe import load
+from dipole.core.train.run import RunInterruptedError, train
 from dipole.core.utils.errors import TrainingError
-from dipole.core.utils.transfer import Fetched, constant, prefetched, sent, tensors_in
+from dipole.core.utils.transfer import AsyncHostCopy, constant, prefetched, tensors_in, to_device
 
 OPTIMIZERS = {
     "adam": lambda p: torch.optim.Adam(p, lr=0.1, fused=True),
@@ -34,7 +34,7 @@ OPTIMIZERS = {
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fused optimizers of a CPU can skip as well."""
-    monkeypatch.setattr(loop, "checks_late", lambda device, optimizer, scaler: can_skip(optimizer))
+    monkeypatch.setattr(run_module, "checks_late", lambda device, optimizer, scaler: can_skip(optimizer))
 
 
 def run(recipe: Path, *overrides: str, runs: Path) -> Any:
@@ -162,8 +162,8 @@ def test_one_batch_is_made_ahead_in_order_and_by_one_thread() -> None:
 def test_what_goes_to_a_device_arrives_unchanged() -> None:
     cpu = torch.device("cpu")
     x = torch.arange(3.0)
-    assert sent(x, cpu) is x
-    fetched = Fetched(x)
+    assert to_device(x, cpu) is x
+    fetched = AsyncHostCopy(x)
     x += 1
     assert fetched.read().tolist() == [0, 1, 2]
     assert constant((1.0, 2.0), x) is constant((1.0, 2.0), x)

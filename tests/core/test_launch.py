@@ -19,10 +19,10 @@ from torch import nn
 from dipole.core.cli import main
 from dipole.core.record import read_record
 from dipole.core.train.launch import launch, pick_device
-from dipole.core.train.loop import RunInterruptedError, train
 from dipole.core.train.metrics import read_metrics
-from dipole.core.train.other_ranks import obstacle, same
+from dipole.core.train.other_ranks import same, unsupported_reason
 from dipole.core.train.recipe import load
+from dipole.core.train.run import RunInterruptedError, train
 from dipole.core.train.signals import HANDLED
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.launched import first_node, launched
@@ -253,12 +253,14 @@ def test_launchers_pass_on_what_came_already(blobs: Path, tmp_path: Path, monkey
 def test_what_keeps_another_number_of_ranks_from_going_on() -> None:
     plain, normed = nn.Linear(2, 2), nn.Sequential(nn.BatchNorm1d(2))
     alike = {"drew": False, "adapter": {"seen": torch.ones(2), "epoch": 1}}
-    assert obstacle([alike, alike], plain, False) == ""
-    assert "dropout" in obstacle([alike, alike | {"drew": True}], plain, False)
-    assert "dropout" in obstacle([{"adapter": {}}], plain, False)  # an earlier version does not say
-    assert "of its own" in obstacle([alike, alike | {"adapter": {"seen": torch.zeros(2), "epoch": 1}}], plain, False)
-    assert "batch norm" in obstacle([alike], normed, False)
-    assert obstacle([alike], normed, True) == obstacle([alike], normed.eval(), False) == ""
+    assert unsupported_reason([alike, alike], plain, False) == ""
+    assert "dropout" in unsupported_reason([alike, alike | {"drew": True}], plain, False)
+    assert "dropout" in unsupported_reason([{"adapter": {}}], plain, False)  # an earlier version does not say
+    assert "of its own" in unsupported_reason(
+        [alike, alike | {"adapter": {"seen": torch.zeros(2), "epoch": 1}}], plain, False
+    )
+    assert "batch norm" in unsupported_reason([alike], normed, False)
+    assert unsupported_reason([alike], normed, True) == unsupported_reason([alike], normed.eval(), False) == ""
     assert same([{"a": torch.ones(1)}], [{"a": torch.ones(1)}])
     assert not same([torch.ones(1)], [1.0])
 

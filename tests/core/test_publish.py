@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dipole.core.train.card import Card, set_licence, write_card
-from dipole.core.train.embedder import npy_header
+from dipole.core.train.inference import npy_header
 from dipole.core.train.publish import check_push
 from dipole.core.utils.errors import ConfigError
 

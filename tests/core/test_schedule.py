@@ -12,9 +12,9 @@ from torch import Tensor
 from dipole.core.objectives.objective import Composite, Objective, objective
 from dipole.core.objectives.registry import register, registry
 from dipole.core.train import schedule
-from dipole.core.train.loop import RunInterruptedError, train
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load
+from dipole.core.train.run import RunInterruptedError, train
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.trained_run import load_run
 from dipole.core.utils.errors import ConfigError

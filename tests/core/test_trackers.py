@@ -12,9 +12,9 @@ import pytest
 
 from dipole.core.cli import main
 from dipole.core.train import trackers
-from dipole.core.train.loop import RunInterruptedError, train
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load
+from dipole.core.train.run import RunInterruptedError, train
 from dipole.core.utils.errors import ConfigError
 
 SETTINGS = ("train.log_every=1", "train.evaluate_every=4", "train.checkpoint_every=3")

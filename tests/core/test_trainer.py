@@ -19,9 +19,9 @@ from dipole.core.objectives.objective import objective
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.record import read_record
 from dipole.core.train.checkpoint import list_checkpoints, load_checkpoint
-from dipole.core.train.loop import RunInterruptedError, train
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load
+from dipole.core.train.run import RunInterruptedError, train
 from dipole.core.train.run_folder import OWNER, RunFolder
 from dipole.core.utils.errors import CheckpointError, ConfigError, DipoleError, TrainingError
 from dipole.core.utils.seeding import Seeds

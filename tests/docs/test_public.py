@@ -46,7 +46,7 @@ def test_what_packages_export_pages_import_and_functions_return_is_public() -> N
 @pytest.mark.usefixtures("domains")
 def test_methods_of_private_bases_and_objectives_are_looked_at() -> None:
     names = {each.name for each in public.entries()}
-    assert "dipole.core.train.loop.Run.advance" in names  # of Bookkeeping, which has no page
+    assert "dipole.core.train.run.Run.advance" in names  # of Bookkeeping, which has no page
     assert "dipole.rl.ContrastiveSAC.learn" not in names  # of PixelAgent, which has one
     assert {"infonce", "dipole.text.senteval.SE.eval", "dipole.Composite.forward"} <= names
 
@@ -304,7 +304,7 @@ def test_a_page_for_each_package(hooks: Any) -> None:
 
 def test_what_stands_elsewhere_is_sent_to_and_fields_are_a_table(hooks: Any) -> None:
     assert hooks.elsewhere(Derived) == f"As in the `Base` of {__name__.partition('.')[0]}: `said`."
-    page = hooks.reference("dipole.core", ["dipole.core.train.loop.Run", "dipole.core.train.config.TrainConfig"])
+    page = hooks.reference("dipole.core", ["dipole.core.train.run.Run", "dipole.core.train.config.TrainConfig"])
     assert "inherited_members: [note_terms, advance," in page
     assert "| `batch_size` | int, >= 2 | 256 | instances per step over all ranks |" in page
 

@@ -147,7 +147,7 @@ def test_a_kernel_shows_progress_and_no_bar(tmp_path: Path) -> None:
     """In the cell's own process as a line that is written over, and of a child line by line."""
     training = """
         from pathlib import Path
-        from dipole.core.train.loop import train
+        from dipole.core.train.run import train
         from dipole.core.train.recipe import load
         small = ["train.epochs=4", "vision.data.limit=400", "vision.probe.baselines=false"]
         train(load("digits-simclr", small).config, Path("runs"))

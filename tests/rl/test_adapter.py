@@ -7,10 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dipole.core.train.loop import Run, RunInterruptedError, train
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.model_files import load_weights
 from dipole.core.train.recipe import load
+from dipole.core.train.run import Run, RunInterruptedError, train
 from dipole.core.train.shipped import shipped_recipes
 from dipole.core.utils.errors import ConfigError
 from dipole.rl import ContrastiveSAC, DotEnv
@@ -113,7 +113,7 @@ def test_the_control_trains_without_an_objective(tmp_path):
 def test_the_weights_of_a_run_act_again_and_are_exported(tmp_path):
     config = short()
     record = train(config, tmp_path, quiet=True)
-    from dipole.core.train.loop import build
+    from dipole.core.train.run import build
     from dipole.core.train.run_folder import RunFolder
 
     adapter, objective = build(config, RunFolder(tmp_path / config.hash), torch.device("cpu"))

@@ -12,8 +12,8 @@ pytest.importorskip("stable_baselines3")
 from stable_baselines3 import DQN, TD3
 
 from dipole.core.cli import main
-from dipole.core.train.loop import train
 from dipole.core.train.recipe import load
+from dipole.core.train.run import train
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.trained_run import load_run
 from dipole.rl import make_env

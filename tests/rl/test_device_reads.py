@@ -52,7 +52,7 @@ def on_meta(agent, monkeypatch):
     monkeypatch.setattr(agent_module, "require_unlabelled", lambda *arguments: None)  # it has passed
     agent._setup_contrast()
     # Lists of duplicates are the host's; they go through pinned memory, which only a machine with a GPU has.
-    monkeypatch.setattr(agent_module, "sent", lambda x, device: torch.empty(x.shape, dtype=x.dtype, device=device))
+    monkeypatch.setattr(agent_module, "to_device", lambda x, device: torch.empty(x.shape, dtype=x.dtype, device=device))
     return agent
 
 

@@ -14,8 +14,8 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 
 from dipole.core.cli import main
-from dipole.core.train.loop import train
 from dipole.core.train.recipe import load
+from dipole.core.train.run import train
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.trained_run import evaluate_run, load_run
 from dipole.core.utils.errors import CheckpointError, ConfigError
@@ -104,7 +104,7 @@ mean, _ = evaluate_policy(agent, agent.get_env(), n_eval_episodes=2)
 before = agent.contrast.terms[0].W.detach().clone()
 agent.learn(50)
 moved = float((agent.contrast.terms[0].W.detach() - before).abs().max())
-trainer = [name for name in sys.modules if name in ("dipole.core.train.loop", "dipole.rl.adapter")]
+trainer = [name for name in sys.modules if name in ("dipole.core.train.run", "dipole.rl.adapter")]
 print(json.dumps([played.tolist(), mean, moved, len(agent.replay_buffer), agent.settings.objective, trainer]))
 """
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from dipole.benchmarks.studies import learning_rl
-from dipole.core.train.loop import train
 from dipole.core.train.recipe import load
+from dipole.core.train.run import train
 from dipole.rl import DotEnv
 
 STEPS = 1900

@@ -8,8 +8,8 @@ from stable_baselines3 import SAC
 import dipole
 from dipole.core.objectives.objective import Composite, Objective
 from dipole.core.objectives.registry import registry
-from dipole.core.train.loop import train
 from dipole.core.train.recipe import load
+from dipole.core.train.run import train
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.trained_run import load_run
 from dipole.core.utils.errors import ConfigError

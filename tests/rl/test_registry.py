@@ -40,7 +40,7 @@ def test_a_file_in_the_folder_is_enough(tmp_path):
         for spelling in ("my_dot", "my-dot"):
             assert gymnasium.make(f"dipole/{{spelling}}-v0", size=24).observation_space.shape == (6, 24, 24)
         from dipole.core.train.recipe import load
-        from dipole.core.train.loop import train
+        from dipole.core.train.run import train
         small = ["train.steps=40", "train.evaluate_every=40", "train.batch_size=8", "device=cpu"]
         small += ["rl.learning_starts=20", "rl.episodes=1", "rl.size=24", "rl.image_size=20"]
         config = load("dot", ["rl.task=My-Dot", *small]).config

@@ -13,8 +13,8 @@ import dipole
 from dipole.core.evaluation.diagnostics import pair_histogram
 from dipole.core.train.block_losses import BlockShape, block_losses
 from dipole.core.train.evaluation import diagnose
-from dipole.core.train.loop import RunInterruptedError, train
 from dipole.core.train.recipe import load
+from dipole.core.train.run import RunInterruptedError, train
 from dipole.core.utils.errors import ConfigError, DataError
 from dipole.core.utils.seeding import Seeds
 from dipole.text.adapter import TextAdapter, _is_seen

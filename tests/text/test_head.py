@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from dipole.core.cli import main
-from dipole.core.train.loop import train
 from dipole.core.train.recipe import load, resolve
+from dipole.core.train.run import train
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.signals import RunInterruptedError
 from dipole.core.train.trained_run import load_run

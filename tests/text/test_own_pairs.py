@@ -13,8 +13,8 @@ from torch.nn.functional import normalize
 
 import dipole
 from dipole.core.train.build import construct
-from dipole.core.train.loop import RunInterruptedError, train
 from dipole.core.train.recipe import load
+from dipole.core.train.run import RunInterruptedError, train
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.trained_run import load_run
 from dipole.core.utils.errors import ConfigError, DataError

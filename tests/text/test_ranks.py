@@ -11,7 +11,7 @@ import torch.distributed as dist
 import dipole
 from dipole.core.objectives import gather
 from dipole.core.train.config import TrainConfig
-from dipole.core.train.encoding import Encoding
+from dipole.core.train.memory_saving import Encoding
 from dipole.core.utils.seeding import Seeds
 from dipole.text.adapter import TextAdapter
 from dipole.text.config import TextSettings

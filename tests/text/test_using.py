@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from dipole.core.cli import main
-from dipole.core.train.embedder import embed
-from dipole.core.train.loop import train
+from dipole.core.train.inference import embed
 from dipole.core.train.recipe import load
+from dipole.core.train.run import train
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.trained_run import evaluate_run, load_run
 from dipole.core.utils.errors import ConfigError, DataError, DipoleError, OptionError

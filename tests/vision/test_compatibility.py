@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from dipole import objective
-from dipole.core.train.loop import train
 from dipole.core.train.recipe import load
+from dipole.core.train.run import train
 from dipole.core.utils.errors import PairsError
 from dipole.vision.compatibility import carriers
 

@@ -114,8 +114,8 @@ def test_simclr_with_the_negatives_of_cacr(repel, anchors):
 
 def test_the_most_that_the_entropy_can_be_is_the_log_of_the_papers_number(tmp_path):
     """CACR Fig. 3: log 127 for K = 4 at M = 128, where all views of the other images would be 635."""
-    from dipole.core.train.loop import train
     from dipole.core.train.recipe import load
+    from dipole.core.train.run import train
 
     settings = [
         "train.batch_size=128", "train.epochs=", "train.steps=1", "vision.views=5", "vision.encoder.width=4",

@@ -12,7 +12,7 @@ from torch import nn
 
 from dipole import objective
 from dipole.core.train.config import TrainConfig
-from dipole.core.train.encoding import Encoding
+from dipole.core.train.memory_saving import Encoding
 from dipole.core.train.optimizer import build_optimizer
 from dipole.core.train.recipe import resolve
 from dipole.core.utils import backbone

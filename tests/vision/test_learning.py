@@ -2,9 +2,9 @@
 
 import pytest
 
-from dipole.core.train.loop import train
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load
+from dipole.core.train.run import train
 
 
 def results(tmp_path, *overrides):

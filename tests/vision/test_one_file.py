@@ -84,7 +84,7 @@ from pathlib import Path
 from dipole.core.cli import main
 from dipole.core.utils.errors import DipoleError
 from dipole.core.train.recipe import load
-from dipole.core.train.loop import train
+from dipole.core.train.run import train
 
 SETTINGS = ["vision.data.source=stripes:6", "vision.encoder.name=mean-pixel", "vision.method=oneway",
             "vision.oneway.scale=2.0", "train.batch_size=8", "train.epochs=1", "vision.probe.probes=['knn']",

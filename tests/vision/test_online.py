@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-from dipole.core.train.loop import train
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load
+from dipole.core.train.run import train
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.seeding import Seeds
 from dipole.vision.adapter import VisionAdapter

@@ -20,7 +20,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 from dipole import objective
 from dipole.core.cli import main
 from dipole.core.train.config import TrainConfig
-from dipole.core.train.encoding import Encoding
+from dipole.core.train.memory_saving import Encoding
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.trained_run import load_run
 from dipole.core.utils.errors import ConfigError, DataError

@@ -10,8 +10,8 @@ import torch
 
 from dipole import objective
 from dipole.core.cli import main
-from dipole.core.train.loop import train
 from dipole.core.train.recipe import load
+from dipole.core.train.run import train
 from dipole.core.utils.errors import OptionError
 from dipole.core.utils.extras import install_line
 from dipole.vision.pictures import around, flat, neighbourhood, sharpness

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from dipole import objective
-from dipole.core.train.loop import RunInterruptedError, train
 from dipole.core.train.recipe import load
+from dipole.core.train.run import RunInterruptedError, train
 from dipole.core.utils.seeding import seed_everything
 from dipole.vision.adapter import VisionAdapter
 from dipole.vision.config import VisionConfig

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from dipole import objective
 from dipole.core.objectives import gather
 from dipole.core.train.config import TrainConfig
-from dipole.core.train.encoding import Encoding
+from dipole.core.train.memory_saving import Encoding
 from dipole.core.utils.distributed import gather_rows
 from dipole.core.utils.errors import PairsError
 from dipole.core.utils.seeding import Seeds, seed_everything

@@ -13,8 +13,8 @@ from PIL import Image
 from scipy.stats import ks_2samp
 
 from dipole.core.cli.app import main
-from dipole.core.train.loop import train
 from dipole.core.train.recipe import load as load_recipe
+from dipole.core.train.run import train
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.utils.errors import DataError, RecordError
 from dipole.core.utils.seeding import Seeds, seed_everything

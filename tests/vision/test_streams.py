@@ -12,8 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from dipole.core.train.loop import train
 from dipole.core.train.recipe import load as load_recipe
+from dipole.core.train.run import train
 from dipole.core.utils.errors import ConfigError, DataError
 from dipole.core.utils.seeding import Seeds, seed_everything
 from dipole.vision.adapter import VisionAdapter

@@ -12,7 +12,7 @@ from torch import nn
 
 from dipole import objective
 from dipole.core.train.config import TrainConfig
-from dipole.core.train.encoding import Encoding
+from dipole.core.train.memory_saving import Encoding
 from dipole.core.utils.seeding import seed_everything
 from dipole.core.utils.sync_batch_norm import synchronize
 from dipole.vision.config import VisionConfig

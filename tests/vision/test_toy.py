@@ -11,8 +11,8 @@ from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.run_records import read_records
 from dipole.benchmarks.suite import read_suite
 from dipole.core.cli import main
-from dipole.core.train.loop import train
 from dipole.core.train.recipe import load
+from dipole.core.train.run import train
 from dipole.core.utils.errors import ConfigError
 from dipole.vision.toy.planar import BAR_DISTANCE, BAR_LENGTH, BAR_WIDTH, SETS
 

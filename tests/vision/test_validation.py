@@ -5,9 +5,9 @@ import pytest
 import torch
 from PIL import Image
 
-from dipole.core.train.loop import train
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load as load_recipe
+from dipole.core.train.run import train
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.seeding import Seeds
 from dipole.vision.data import DataConfig, load

@@ -18,7 +18,7 @@ from dipole.core.objectives.embedded import Embedded
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.config import Settings
 from dipole.core.utils.seeding import Seeds
-from dipole.core.utils.transfer import sent
+from dipole.core.utils.transfer import to_device
 from dipole.vision.augment import AugmentConfig
 from dipole.vision.decoding import Encoded
 from dipole.vision.encoders import Encoder, EncoderConfig, build_encoder, build_projector
@@ -366,7 +366,7 @@ class OneBranch(Method):
 
 def instances(batch: Batch, like: Tensor) -> dict[str, Tensor]:
     """Class, where known, and index in the data set of each image, as rows of an `Embedded` beside `like`."""
-    index = sent(batch.rows, like.device)
+    index = to_device(batch.rows, like.device)
     return {"index": index} if batch.labels is None else {"index": index, "labels": batch.labels}
 
 

@@ -14,7 +14,7 @@ from dipole.core.objectives.embedded import Embedded
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.config import Settings
 from dipole.core.utils.distributed import gather_rows, row_counts, world_size
-from dipole.core.utils.transfer import sent
+from dipole.core.utils.transfer import to_device
 from dipole.vision.encoders import Encoder
 from dipole.vision.frameworks.base import Batch, Branch, Build, Method, Related, Setup, instances, register_framework
 from dipole.vision.frameworks.queue import Queue, of_all_ranks
@@ -137,7 +137,7 @@ class MoCo(Method):
         start = sum(sizes[: torch.distributed.get_rank()])
         mine = slice(start, start + len(images))
         # Drawn on the host: ranks with different devices must agree.
-        order = sent(torch.randperm(sum(sizes), generator=torch.Generator().manual_seed(seed)), images.device)
+        order = to_device(torch.randperm(sum(sizes), generator=torch.Generator().manual_seed(seed)), images.device)
         keys = self.key(gather_rows(images, sizes)[order[mine]])
         back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
         return gather_rows(keys, sizes)[back[mine]]

@@ -21,7 +21,7 @@ from dipole.vision.toy.planar import SETS
 
 if TYPE_CHECKING:
     from dipole.core.objectives.objective import Composite
-    from dipole.core.train.loop import Run
+    from dipole.core.train.run import Run
 
 
 class ToyConfig(Settings):

@@ -11,7 +11,7 @@ from dipole.core.cli import Runner
 from dipole.core.cli.answer import aside
 
 if TYPE_CHECKING:
-    from dipole.core.train.embedder import Embedder
+    from dipole.core.train.inference import Embedder
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
@@ -42,7 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from dipole.core.train.embedder import embed, writer_of
+    from dipole.core.train.inference import embed, writer_of
 
     writer_of(arguments.out)  # before the model is loaded
     with aside(arguments.json):

@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(json.dumps(found) + "\n" if arguments.json else text, end="")
         return 0
     from dipole.core.train.launch import leave
-    from dipole.core.train.loop import train
+    from dipole.core.train.run import train
     from dipole.core.train.run_folder import RunFolder, locate
     from dipole.core.utils.text import results_table
 

@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 from dipole.core.train.compiling import GRAPHED, CompileMode, inductor_options, mode_of
 from dipole.core.train.config import TrainConfig
 from dipole.core.utils.errors import ConfigError
-from dipole.core.utils.microbatch import instead, microbatched, own_forward
-from dipole.core.utils.replay import Moment
+from dipole.core.utils.microbatch import microbatched, own_forward, patched_forward
+from dipole.core.utils.replay import RngAndBuffers
 
 Forward = Callable[..., Any]
 
@@ -69,7 +69,7 @@ class Encoding:
             torch.compiler.cudagraph_mark_step_begin()
         with ExitStack() as stack:
             for encoder, forward in self._forwards:
-                stack.enter_context(instead(encoder, forward))
+                stack.enter_context(patched_forward(encoder, forward))
             yield
         if self._asked and not self._was_used:
             raise ConfigError(
@@ -112,7 +112,7 @@ def checkpointed(encoder: nn.Module, forward: Forward, translate: Callable[[Forw
     def run(*args: Any, **kwargs: Any) -> Any:
         with ExitStack() as stack:
             for part, recomputed in replaced:
-                stack.enter_context(instead(part, recomputed))
+                stack.enter_context(patched_forward(part, recomputed))
             return forward(*args, **kwargs)
 
     return run
@@ -166,7 +166,7 @@ def _recomputed(module: nn.Module, forward: Forward, translate: Callable[[Forwar
     def run(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return translated(*args, **kwargs)
-        began = Moment(module, device)
+        began = RngAndBuffers(module, device)
         return checkpoint(
             translated,
             *args,

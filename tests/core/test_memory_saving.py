@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 import dipole
-from dipole.core.train import encoding as encoding_module
+from dipole.core.train import memory_saving
 from dipole.core.train.config import TrainConfig
-from dipole.core.train.encoding import Encoding, segments
-from dipole.core.train.loop import train
+from dipole.core.train.memory_saving import Encoding, segments
 from dipole.core.train.recipe import load
+from dipole.core.train.run import train
 from dipole.core.utils.errors import ConfigError, TrainingError
 
 
@@ -320,7 +320,7 @@ def test_without_a_compiler_the_run_goes_on_and_says_so(blobs: Path, tmp_path: P
 
         return call
 
-    monkeypatch.setattr(encoding_module.torch, "compile", broken)
+    monkeypatch.setattr(memory_saving.torch, "compile", broken)
     record = train(load(blobs, ["train.compile=true"]).config, tmp_path / "runs")
     assert record.status == "done"
     told = capsys.readouterr()

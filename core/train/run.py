@@ -17,13 +17,13 @@ from dipole.core.train.bookkeeping import Bookkeeping
 from dipole.core.train.build import build
 from dipole.core.train.checkpoint import fitting, starting_state
 from dipole.core.train.config import RunConfig
-from dipole.core.train.encoding import Encoding, compiler_problem
 from dipole.core.train.launch import fewer_than_asked, launch, pick_device
+from dipole.core.train.memory_saving import Encoding, compiler_problem
 from dipole.core.train.nonfinite import Unread, checks_late, explain_not_finite, overflowed
 from dipole.core.train.optimizer import build_optimizer, learning_rate, skip_if, take_over
 from dipole.core.train.run_folder import DEFAULT_RUNS, RunFolder, locate
 from dipole.core.train.signals import Interrupted, Interrupts, RunInterruptedError
-from dipole.core.train.step import Opaque, Step
+from dipole.core.train.step import NoScatter, Step
 from dipole.core.train.trackers import check_trackers
 from dipole.core.utils.errors import ConfigError, DipoleError, TrainingError
 from dipole.core.utils.first_error import first_message
@@ -31,7 +31,7 @@ from dipole.core.utils.memory import is_out_of_memory
 from dipole.core.utils.progress import Progress, quietly
 from dipole.core.utils.seeding import set_deterministic
 from dipole.core.utils.sync_batch_norm import synchronize
-from dipole.core.utils.transfer import Fetched
+from dipole.core.utils.transfer import AsyncHostCopy
 
 __all__ = ["Run", "RunInterruptedError", "build", "pick_device", "train"]
 
@@ -220,7 +220,7 @@ class Run(Bookkeeping):
                 rate = learning_rate(config, self.step, self.total_steps, spe)
                 for group in optimizer.param_groups:
                     group["lr"] = rate
-                loss = forward(Opaque(batch))
+                loss = forward(NoScatter(batch))
                 optimizer.zero_grad()
                 self.processes.backward(scaler.scale(loss))
                 scaler.unscale_(optimizer)
@@ -234,7 +234,7 @@ class Run(Bookkeeping):
                 self.settle()
                 if late:
                     is_finite, bad = True, ~torch.isfinite(loss.detach() + norm)
-                    self._unread = Unread(self.step + 1, outcome, related, norm, Fetched(bad))
+                    self._unread = Unread(self.step + 1, outcome, related, norm, AsyncHostCopy(bad))
                     skip_if(optimizer, bad)
                 else:
                     is_finite = math.isfinite(loss.detach() + norm)
