@@ -25,7 +25,7 @@ class Gathered:
     Args:
         collection: the records, by run.
         manifests: of the suites.
-        beside: curves, energy and points of the runs.
+        beside: curves and points of the runs.
         problems: files that could not be read, and results that contradict each other.
     """
 
@@ -112,7 +112,7 @@ def gather(places: Iterable[Path]) -> Gathered:
 def _richer(one: KeptRun, other: KeptRun) -> KeptRun:
     """A run that two suites keep: the curves that either of them shows."""
     points = other.points if one.points is None else one.points
-    return KeptRun(one.record, {**other.curves, **one.curves}, one.joules, {**other.measured, **one.measured}, points)
+    return KeptRun(one.record, {**other.curves, **one.curves}, {**other.measured, **one.measured}, points)
 
 
 def places_of(runs: Path | Sequence[Path]) -> list[Path]:

@@ -97,7 +97,7 @@ def of_suite(found: Gathered, manifest: Manifest) -> KeptSuite:
         measured = _measured(found, job.hash)
         results = {name: value for name, value in record.results.items() if name not in measured}
         runs[job.hash] = KeptRun(
-            record.model_copy(update={"results": results, "identity": None}), curves, beside.joules(job.hash), measured,
+            record.model_copy(update={"results": results, "identity": None}), curves, measured,
             beside.points(job.hash) if shows_points else None,
         )  # fmt: skip
     return KeptSuite(manifest, runs)

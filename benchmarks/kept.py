@@ -54,14 +54,12 @@ class KeptRun:
     Args:
         record: without `identity`, which follows from its settings.
         curves: by the names of metrics.jsonl.
-        joules: energy by device.
         measured: what another program measured later.
         points: what points.json holds.
     """
 
     record: RunRecord
     curves: Mapping[str, Curve] = field(default_factory=dict)
-    joules: Mapping[str, float] = field(default_factory=dict)
     measured: Mapping[str, AddedResult] = field(default_factory=dict)
     points: Any = None
 
@@ -103,7 +101,6 @@ class _Run(Part):
     processes: int = 1
     record: dict[str, Any] | None = None
     curves: list[_Curves] = Field(default_factory=list)
-    joules: dict[str, float] = Field(default_factory=dict)
     measured: dict[str, AddedResult] = Field(default_factory=dict)
     points: Any = None
 
@@ -178,7 +175,7 @@ def _run(line: _Run, shared: Mapping[str, dict[str, Any]]) -> KeptRun:
         if odd := [name for name, found in group.values.items() if len(found) != len(group.steps)]:
             raise ValueError(f"the curve {odd[0]!r} of run {line.run} has not a value for each step")
         curves |= {name: Curve(tuple(group.steps), tuple(found)) for name, found in group.values.items()}
-    return KeptRun(record, curves, line.joules, line.measured, line.points)
+    return KeptRun(record, curves, line.measured, line.points)
 
 
 def results_files(place: Path) -> list[Path]:
@@ -294,8 +291,8 @@ def _line(kept: KeptRun, shared: dict[str, Any]) -> dict[str, Any]:
             {"steps": list(map(_short, steps)), "values": {name: list(map(_short, c.values)) for name, c in each}}
             for steps, each in groups
         ]
-    beside = {"joules": dict(kept.joules), "measured": {n: m.model_dump() for n, m in kept.measured.items()}}
-    line |= {name: found for name, found in beside.items() if found}
+    if kept.measured:
+        line["measured"] = {name: result.model_dump() for name, result in kept.measured.items()}
     return line | ({} if kept.points is None else {"points": kept.points})
 
 

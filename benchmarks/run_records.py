@@ -5,8 +5,6 @@ from pathlib import Path
 
 from dipole.core.record import RunRecord, read_record
 from dipole.core.record.additions import FILE, with_additions
-from dipole.core.train.config import RunConfig
-from dipole.core.train.run_folder import locate
 from dipole.core.utils.errors import DataError, RecordError
 from dipole.core.utils.files import why
 
@@ -87,15 +85,6 @@ def read_records(folder: Path) -> Collection:
         else:
             found.records[record.hash] = record
     return found
-
-
-def run_name(config: RunConfig, runs: Path | None = None, known: str | None = None) -> str:
-    """Name of the folder of a run, which its record and its checkpoints repeat; `known` is its hash, if known.
-
-    Everything else in a runs folder (claims, logs, descriptions of suites) speaks of runs by this name.
-    """
-    name = known or config.hash
-    return name if runs is None else locate(runs, config, name).name
 
 
 def is_done(folder: Path) -> bool:

@@ -20,7 +20,6 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 from dipole.benchmarks.grid import MOST, expand
 from dipole.benchmarks.protocol import deviations, leaves, tuples
 from dipole.benchmarks.report import published
-from dipole.benchmarks.run_records import run_name
 from dipole.core.train.config import RunConfig, Settings
 from dipole.core.train.problems import describe
 from dipole.core.train.recipe import load
@@ -319,11 +318,8 @@ class Sized:
         own = (f"objective={column.objective_of(row)}", f"seed={seed}")
         return recipe, _last_wins((*self.scale.set, *column.set, *row.set, *self.overrides, *own))
 
-    def jobs(self, runs: Path | None = None) -> list[Job]:
-        """All runs this suite needs, each once, in the order of the rows; bad settings are reported together.
-
-        `runs` is the folder in which an earlier version may have given one of them another name.
-        """
+    def jobs(self) -> list[Job]:
+        """All runs this suite needs, each once, in the order of the rows; bad settings are reported together."""
         known: dict[tuple[str, tuple[str, ...]], tuple[RunConfig, str]] = {}
         jobs: dict[str, tuple[RunConfig, str, tuple[str, ...], list[Cell]]] = {}
         problems: dict[str, dict[str, None]] = {}
@@ -342,7 +338,7 @@ class Sized:
             lines = [f"{_some(list(places))}: {error}" for error, places in problems.items()]
             raise ConfigError(f"suite {self.suite.name!r}, scale {self.name!r}:\n" + "\n".join(lines))
         return [
-            Job(run_name(config, runs, name), config, recipe, overrides, tuple(cells))
+            Job(name, config, recipe, overrides, tuple(cells))
             for name, (config, recipe, overrides, cells) in jobs.items()
         ]
 

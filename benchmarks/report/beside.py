@@ -1,4 +1,4 @@
-"""What lies beside a record, wherever that is: curves, energy, points of a plane. In a run's folder, or a kept line."""
+"""What lies beside a record, wherever that is: curves, points of a plane. In a run's folder, or a kept line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 from dipole.benchmarks.kept import KeptRun
 from dipole.benchmarks.report.curves import Curve, read_curves
-from dipole.benchmarks.run import energy
 from dipole.core.utils.errors import ReceivedError
 from dipole.core.utils.received import read_json
 
@@ -55,14 +54,6 @@ class Beside:
         if (found := self.kept.get(run)) is not None:
             return {name: found.curves[name] for name in names if name in found.curves}
         return read_curves(self.place(run) / "metrics.jsonl", names)
-
-    def joules(self, run: str) -> Mapping[str, float]:
-        """Energy by device; empty where nothing was measured.
-
-        Args:
-            run: its name.
-        """
-        return self.kept[run].joules if run in self.kept else energy.read(self.place(run))
 
     def points(self, run: str) -> Any:
         """What points.json holds; None where it is absent or damaged.

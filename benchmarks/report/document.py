@@ -62,8 +62,7 @@ def make_report(runs: Path | Sequence[Path]) -> Report:
     collection, beside, damaged = gathered.collection, gathered.beside, gathered.problems
     suites = [SuiteResults(manifest, collection.records) for manifest in gathered.manifests]
     suites.sort(key=lambda s: (s.manifest.kind != "study", s.manifest.name))
-    joules = tables.joules_of(collection, beside)
-    sections = [_suite(suite, beside, joules, suites) for suite in suites]
+    sections = [_suite(suite, beside, suites) for suite in suites]
     many = len(suites) > overview.FEW
     if many:
         sections.insert(0, Section("overview", "Overview", "Every suite in a line", (), overview.tables(suites), {}))
@@ -77,7 +76,7 @@ def make_report(runs: Path | Sequence[Path]) -> Report:
     asked |= {trial.run for each in searched for trial in each.trials}
     others = [record for name, record in collection.records.items() if name not in asked]
     if others:
-        listed = tables.other_runs_table(others, joules, beside).without_empty_columns()
+        listed = tables.other_runs_table(others, beside).without_empty_columns()
         groups = _by_task(others)
         compared = [tables.comparison_table(task, records) for task, records in groups.items() if len(records) > 1]
         subtitle = f"{len(others)} runs of dipole train" if len(others) != 1 else "one run of dipole train"
@@ -91,16 +90,14 @@ def make_report(runs: Path | Sequence[Path]) -> Report:
     return Report(
         "dipole report",
         now(),
-        _facts(collection, joules, len(damaged)),
+        _facts(collection, len(damaged)),
         sections,
         findings.of_machines(collection.done.values()),
         overview.in_a_sentence(suites) if many else "",
     )
 
 
-def _suite(
-    results: SuiteResults, beside: Beside, joules: Mapping[str, Mapping[str, float]], others: Sequence[SuiteResults]
-) -> Section:
+def _suite(results: SuiteResults, beside: Beside, others: Sequence[SuiteResults]) -> Section:
     manifest = results.manifest
     shown = [tables.results_table(results)]
     pictures = dict(charts.pictures(results, beside))
@@ -115,7 +112,7 @@ def _suite(
         tables.diagnostics_table(results),
     )
     shown += [table for table in optional if table is not None]
-    shown.append(tables.runs_table(results, joules))
+    shown.append(tables.runs_table(results))
     pictures["Cost"] = charts.cost(results)
     done = sum(record.status == "done" for record in results.records.values())
     subtitle = f"{manifest.suite}, scale {manifest.scale}: {done} of {counted(len(results.jobs), 'run')} finished"
@@ -165,7 +162,7 @@ def _notes(results: SuiteResults) -> Iterable[str]:
         yield from table.notes
 
 
-def _facts(collection: Collection, joules: Mapping[str, Mapping[str, float]], damaged: int) -> dict[str, str]:
+def _facts(collection: Collection, damaged: int) -> dict[str, str]:
     records: Sequence[RunRecord] = list(collection.records.values())
     facts = {
         "runs": str(len(records)),
@@ -173,8 +170,6 @@ def _facts(collection: Collection, joules: Mapping[str, Mapping[str, float]], da
         "domains": ", ".join(sorted({r.domain for r in records})) or "none",
         "computing time": duration(sum(r.wall_seconds for r in records)),
     }
-    if joules:
-        facts["energy"] = f"{sum(sum(j.values()) for j in joules.values()) / 3.6e6:.2f} kWh"
     if problems := len(collection.problems) + damaged:
         facts["problems"] = str(problems)
     return facts

@@ -3,7 +3,7 @@
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from math import isfinite
 from statistics import fmean
 
@@ -169,7 +169,7 @@ def diagnostics_table(results: SuiteResults) -> ReportTable | None:
     return ReportTable(f"{results.manifest.name}-diagnostics", "Diagnostics", head, rows, note, is_folded=True)
 
 
-def runs_table(results: SuiteResults, joules: Mapping[str, Mapping[str, float]]) -> ReportTable:
+def runs_table(results: SuiteResults) -> ReportTable:
     """Every run a suite asks for, with its cost and the command that repeats it."""
     rows = []
     for job in results.jobs:
@@ -177,7 +177,7 @@ def runs_table(results: SuiteResults, joules: Mapping[str, Mapping[str, float]])
         labels = ", ".join(dict.fromkeys(cell.row for cell in job.cells))
         seed = job.cells[0].seed
         command = repeat(job.command, job.processes)
-        rows.append((Cell(labels), *_run_cells(job.hash, seed, record, joules.get(job.hash, {})), Cell(command)))
+        rows.append((Cell(labels), *_run_cells(job.hash, seed, record), Cell(command)))
     head = ("method", *RUN_HEAD, "command")
     return ReportTable(
         f"{results.manifest.name}-runs", "Runs and cost", head, rows, RUN_NOTE, frozenset({"command", "run"}), True
@@ -190,16 +190,14 @@ def repeat(command: Sequence[str], processes: int) -> str:
     return shlex.join([*(["dipole"] if processes == 1 else torchrun), *command])
 
 
-def other_runs_table(
-    records: Sequence[RunRecord], joules: Mapping[str, Mapping[str, float]], runs: Beside
-) -> ReportTable:
+def other_runs_table(records: Sequence[RunRecord], runs: Beside) -> ReportTable:
     """Runs that no suite asked for; the configuration that each folder keeps repeats it."""
     rows = []
     for r in records:
         results = ", ".join(f"{k} {number(v)}" for k, v in r.results.items() if v is not None)
         if r.evaluated_on != "test" and results:
             results = f"on the {r.evaluated_on} part: {results}"
-        cells = _run_cells(r.hash, r.seed, r, joules.get(r.hash, {}))
+        cells = _run_cells(r.hash, r.seed, r)
         command = repeat(["train", _printable(str(runs.place(r.hash) / "config.toml"))], r.hardware.world_size)
         rows.append((Cell(r.name), Cell(r.domain), Cell(r.objective), *cells, Cell(results), Cell(command)))
     head = ("name", "domain", "objective", *RUN_HEAD, "results", "command")
@@ -232,17 +230,16 @@ def comparison_table(task: str, records: Sequence[RunRecord]) -> ReportTable:
     return ReportTable(f"comparison-{slug}", f"Comparison: {task}", head, rows, note, frozenset({"objective"}))
 
 
-RUN_HEAD = ("run", "seed", "state", "steps", "wall time", "memory (MB)", "GPU memory (MB)", "energy (kJ)", "device")
+RUN_HEAD = ("run", "seed", "state", "steps", "wall time", "memory (MB)", "GPU memory (MB)", "device")
 RUN_NOTE = (
-    "Energy is that of the whole device while the run lasted, where the device tells. The command repeats the run; "
-    "where it is finished already, --runs FOLDER repeats it elsewhere and --overwrite in its place."
+    "The command repeats the run. If the run is finished, add --runs FOLDER to repeat it elsewhere or --overwrite to "
+    "replace it."
 )
 
 
-def _run_cells(name: str, seed: int, record: RunRecord | None, joules: Mapping[str, float]) -> tuple[Cell, ...]:
+def _run_cells(name: str, seed: int, record: RunRecord | None) -> tuple[Cell, ...]:
     if record is None:
-        return (Cell(name), Cell(str(seed), seed), Cell("missing", mark="open"), *[Cell("")] * 6)
-    total = sum(joules.values())
+        return (Cell(name), Cell(str(seed), seed), Cell("missing", mark="open"), *[Cell("")] * 5)
     state = Cell(record.status, sub=record.error or "", mark="" if record.status == "done" else "bad")
     return (
         Cell(name),
@@ -253,7 +250,6 @@ def _run_cells(name: str, seed: int, record: RunRecord | None, joules: Mapping[s
         Cell(f"{record.peak_memory_bytes / 2**20:.0f}", record.peak_memory_bytes),
         Cell("" if record.peak_device_bytes is None else f"{record.peak_device_bytes / 2**20:.0f}",
              record.peak_device_bytes),
-        Cell(number(total / 1000), total) if joules else Cell(""),
         Cell(record.hardware.device_name, sub=record.hardware.device),
     )  # fmt: skip
 
@@ -296,12 +292,6 @@ def problems_table(collection: Collection, more: Iterable[Problem] = ()) -> Repo
 def _printable(text: str) -> str:
     """A file's name may hold bytes that are no text in any encoding of a report."""
     return text.encode("utf-8", "replace").decode()
-
-
-def joules_of(collection: Collection, beside: Beside) -> dict[str, Mapping[str, float]]:
-    """Energy of every run that has a measurement."""
-    read = {name: beside.joules(name) for name in collection.records}
-    return {name: found for name, found in read.items() if found}
 
 
 def _result(cell: CellResult, is_best: bool) -> Cell:

@@ -75,7 +75,7 @@ def bench(
     answer = {} if answer is None else answer
     console, aside = consoles(console)
     sized = read_suite(name).at(scale, overrides, seeds)
-    wanted = sized.jobs(runs)
+    wanted = sized.jobs()
     elsewhere = known_runs(known)
     records = elsewhere | finished(runs)
     shared = sized.scale.shared_process
@@ -176,7 +176,7 @@ def plan_all(
         suite = read_suite(name)
         if scale in suite.scale:
             changed = kept.get((name, scale), [])
-            planned = suite.at(scale, changed).jobs(runs)
+            planned = suite.at(scale, changed).jobs()
             notes += [f"{name}: as its results are kept, with --set {' '.join(changed)}"] if changed else []
             problems += [f"{name}: {fault}" for fault in faults(planned, suite.scale[scale].processes)]
             wanted = {job.hash: job.config for job in planned}

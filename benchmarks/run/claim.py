@@ -110,7 +110,7 @@ def _may_live(path: Path) -> bool:
     here = json.loads(describe_self())
     if host != here["host"]:
         return True
-    if "boot" not in owner or "namespace" not in owner:  # of an earlier version: on its own host, its lock tells
+    if "boot" not in owner or "namespace" not in owner:
         return False
     if owner["boot"] != here["boot"]:
         return path.stat().st_mtime > _booted()

@@ -77,7 +77,7 @@ def by_cost(
         suite = read_suite(name)
         if scale in suite.scale:
             sized = suite.at(scale, changed.get((name, scale), ()))
-            wanted = sized.jobs(runs)
+            wanted = sized.jobs()
             missing = [job.config for job in wanted if job.hash not in records]
             found.append((sized, wanted, estimator.total(missing, slots)))
     return sorted(found, key=lambda each: each[2].seconds)

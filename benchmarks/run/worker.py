@@ -20,9 +20,8 @@ from pathlib import Path
 
 import psutil
 
-from dipole.benchmarks.run import energy
 from dipole.benchmarks.run.claim import TakenError, claim
-from dipole.benchmarks.run_records import BENCH, is_done, run_name
+from dipole.benchmarks.run_records import BENCH, is_done
 
 TAKEN = 79
 GRACE = 60.0
@@ -37,13 +36,9 @@ def main(argv: list[str]) -> int:
         with claim(runs / BENCH / "claims", name), _stopped_by(_request(runs, name)):
             if is_done(runs / name):  # another runner may have finished it since its record was looked at
                 return 0
-            if not _is_that_run(command, name, runs):
+            if not _is_that_run(command, name):
                 return 1
-            meter = energy.Meter()
-            code = _train(command) if processes == 1 else _torchrun(command, processes)
-            if code == 0:
-                meter.write(runs / name)
-            return code
+            return _train(command) if processes == 1 else _torchrun(command, processes)
     except TakenError:
         return TAKEN
 
@@ -90,12 +85,12 @@ def arguments(runs: Path, name: str, processes: int, parent: int, command: list[
     return [str(runs), name, str(processes), str(parent), "--", *command, *flags]
 
 
-def _is_that_run(command: list[str], name: str, runs: Path) -> bool:
+def _is_that_run(command: list[str], name: str) -> bool:
     """Whether the command still means the run that the suite was expanded to: recipes and defaults can be edited."""
     from dipole.core.train.recipe import load
 
     settings = [text for flag, text in pairwise(command) if flag == "--set"]
-    if (found := run_name(load(command[1], settings).config, runs)) == name:
+    if (found := load(command[1], settings).config.hash) == name:
         return True
     print(
         f"error: these settings are now run {found}, not {name}: a recipe or dipole itself was changed since the suite "

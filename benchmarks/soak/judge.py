@@ -77,7 +77,7 @@ def _other_files(undisturbed: Path, run: Path) -> Iterator[str]:
 
 def _digests(run: Path) -> dict[str, str]:
     compared = (path for path in run.rglob("*") if path.is_file() and not path.name.startswith("."))
-    own = {"record.json", "metrics.jsonl", "energy.json"}  # compared by what they say, or joules
+    own = {"record.json", "metrics.jsonl"}  # compared by what they say
     return {
         path.relative_to(run).as_posix(): _digest(path)
         for path in compared

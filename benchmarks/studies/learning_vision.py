@@ -108,7 +108,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     wanted = sized(arguments.data)
-    jobs = wanted.jobs(arguments.runs)
+    jobs = wanted.jobs()
     table: dict[str, dict[str, Any]] = {}
     for job in sorted(jobs, key=lambda job: job.config.seed):
         record = train(job.config, arguments.runs)

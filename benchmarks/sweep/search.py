@@ -20,7 +20,7 @@ from dipole.benchmarks.run.engines import Engine
 from dipole.benchmarks.run.tasks import Result, Task
 from dipole.benchmarks.run.terminal import consoles, say
 from dipole.benchmarks.run.worker import ask_to_stop
-from dipole.benchmarks.run_records import read_records, run_name
+from dipole.benchmarks.run_records import read_records
 from dipole.benchmarks.suite import Job
 from dipole.benchmarks.sweep.space import Dimension, Value, corners, read_space, settings
 from dipole.benchmarks.sweep.study import SWEEPS, Study, opened
@@ -179,7 +179,7 @@ class _Driver:
         search = self._search
         overrides = (*search.settings(values, self._objective), CHOOSING)
         config = load(search.recipe, overrides).config
-        job = Job(run_name(config, self._runs), config, search.recipe, overrides)
+        job = Job(config.hash, config, search.recipe, overrides)
         trial.set_user_attr("run", job.hash)
         self.put_down([])
         watch = _Watch(trial, self._runs, job.hash, search.metric)
@@ -258,7 +258,7 @@ class _Watch:
 def _winner(search: Search, values: dict[str, Value], objective: str, seed: int, runs: Path) -> Job:
     overrides = (*search.settings(values, objective), f"seed={seed}")
     config = load(search.recipe, overrides).config
-    return Job(run_name(config, runs), config, search.recipe, overrides)
+    return Job(config.hash, config, search.recipe, overrides)
 
 
 def _tell_test(console: Console, search: Search, winner: Sequence[Job], runs: Path, chosen: float) -> None:

@@ -61,7 +61,7 @@ def filled(runs_folder: Any) -> Path:
 
 @pytest.mark.parametrize("kind", NO_FILES)
 @pytest.mark.parametrize(
-    "name", ["record.json", "metrics.jsonl", "config.toml", "measured.json", "points.json", "energy.json", ".pid"]
+    "name", ["record.json", "metrics.jsonl", "config.toml", "measured.json", "points.json", ".pid"]
 )
 def test_what_is_no_file_does_not_stop_a_report(runs_folder: Any, name: str, kind: str) -> None:
     runs = filled(runs_folder)

@@ -445,21 +445,6 @@ def test_names_with_markup_are_shown_as_they_are_written(tmp_path, runs_folder):
     assert shown.count(name) > 6
 
 
-def test_a_run_of_an_earlier_version_counts_under_the_name_of_its_folder(suite_file, runs_folder):
-    """Its folder has another name, and its configuration none in the first line."""
-    sized = read_suite(suite_file).at("small")
-    first, *others = sized.jobs()
-    name = runs_folder.record(results={"linear/accuracy": 0.9})
-    (runs_folder.path / name / "config.toml").write_text(first.config.to_toml())
-    found, *more = sized.jobs(runs_folder.path)
-    assert (found.hash, found.command) == (name, first.command)
-    assert [job.hash for job in more] == [job.hash for job in others]
-    records = read_records(runs_folder.path).done
-    assert make_plan(sized, [found, *more], records, 1, None).finished == 1
-    results = SuiteResults(manifest(sized, [found, *more]), records)
-    assert results.cell("plain", "linear").samples == {first.config.seed: 90.0}
-
-
 def test_a_file_of_small_images_is_reckoned_as_such(tmp_path):
     """Sizes that the header of a file tells are those of the data set known by name: the same work."""
     images, labels = np.zeros((1000, 32, 32, 3), np.uint8), np.arange(1000) % 10
