@@ -1,49 +1,140 @@
 """Contrastive objectives and regularizers that run unchanged in vision, text and reinforcement learning.
 
-Names are resolved on first use: importing this package loads neither torch nor any domain.
+    objective, Composite, Outcome, Pairs, cached, compute_loss      use an objective
+    register, Objective, Rows, Range, LogSumExp, ...                write one (docs/own-losses.md)
+    check_objective, parametrize_with_checks, reference             test one
+    evaluation                                                      probes, diagnostics and theorems
+    vision, text, rl                                                the three domains
+    DipoleError, SpecError, PairsError, ...                         errors with one clear message each
+
+Each name is imported when you first use it. Importing this package loads neither torch nor any domain.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dipole.core.conformance.kit import check_objective
+    from dipole.core.conformance.kit import check_objective, parametrize_with_checks
     from dipole.core.objectives.cached import cached
-    from dipole.core.objectives.objective import Composite, Objective, Outcome, objective
+    from dipole.core.objectives.objective import Composite, Objective, Outcome, Rows, objective
+    from dipole.core.objectives.options import Range
     from dipole.core.objectives.pairs import Pairs
     from dipole.core.objectives.registry import register
+    from dipole.core.objectives.similarity import full_precision
+    from dipole.core.objectives.statistics import (
+        AnyStatistic,
+        Between,
+        Count,
+        Extreme,
+        LearnedLogSumExp,
+        LearnedSoftplus,
+        LogSumExp,
+        SoftmaxMean,
+        Softplus,
+        Statistic,
+        Sum,
+    )
+    from dipole.core.train.compute_loss import compute_loss
+    from dipole.core.utils.errors import (
+        CheckpointError,
+        ConfigError,
+        DataError,
+        DipoleError,
+        EngineError,
+        OptionError,
+        PairsError,
+        ReceivedError,
+        RecordError,
+        RegistryError,
+        SpecError,
+        TrainingError,
+    )
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "cached": "dipole.core.objectives.cached",
-    "Composite": "dipole.core.objectives.objective",
-    "Objective": "dipole.core.objectives.objective",
-    "Outcome": "dipole.core.objectives.objective",
-    "objective": "dipole.core.objectives.objective",
-    "Pairs": "dipole.core.objectives.pairs",
-    "register": "dipole.core.objectives.registry",
-    "check_objective": "dipole.core.conformance.kit",
-    "compute_loss": "dipole.core.train.compute_loss",
+_EXPORTS = {
+    "conformance.kit": ("check_objective", "parametrize_with_checks"),
+    "objectives.cached": ("cached",),
+    "objectives.objective": ("Composite", "Objective", "Outcome", "Rows", "objective"),
+    "objectives.options": ("Range",),
+    "objectives.pairs": ("Pairs",),
+    "objectives.registry": ("register",),
+    "objectives.similarity": ("full_precision",),
+    "objectives.statistics": (
+        "AnyStatistic",
+        "Between",
+        "Count",
+        "Extreme",
+        "LearnedLogSumExp",
+        "LearnedSoftplus",
+        "LogSumExp",
+        "SoftmaxMean",
+        "Softplus",
+        "Statistic",
+        "Sum",
+    ),
+    "train.compute_loss": ("compute_loss",),
+    "utils.errors": (
+        "CheckpointError",
+        "ConfigError",
+        "DataError",
+        "DipoleError",
+        "EngineError",
+        "OptionError",
+        "PairsError",
+        "ReceivedError",
+        "RecordError",
+        "RegistryError",
+        "SpecError",
+        "TrainingError",
+    ),
 }
-_ROOMS = ("rl", "text", "vision")
+_HOME = {name: f"dipole.core.{module}" for module, names in _EXPORTS.items() for name in names}
+_MODULES = ("evaluation", "reference", "rl", "text", "vision")
 
 __all__ = [
+    "AnyStatistic",
+    "Between",
+    "CheckpointError",
     "Composite",
+    "ConfigError",
+    "Count",
+    "DataError",
+    "DipoleError",
+    "EngineError",
+    "Extreme",
+    "LearnedLogSumExp",
+    "LearnedSoftplus",
+    "LogSumExp",
     "Objective",
+    "OptionError",
     "Outcome",
     "Pairs",
+    "PairsError",
+    "Range",
+    "ReceivedError",
+    "RecordError",
+    "RegistryError",
+    "Rows",
+    "SoftmaxMean",
+    "Softplus",
+    "SpecError",
+    "Statistic",
+    "Sum",
+    "TrainingError",
     "__version__",
     "cached",
     "check_objective",
     "compute_loss",
+    "full_precision",
     "objective",
+    "parametrize_with_checks",
     "register",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
+    if name in _MODULES:
         return import_module(f"dipole.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'dipole' has no attribute {name!r}; it has {', '.join(sorted(__all__))}")
@@ -51,4 +142,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, *_MODULES])

@@ -44,10 +44,8 @@ import torch
 from torch import Tensor
 
 import dipole
-from dipole.core.conformance.reference import Case, cosine, mean
-from dipole.core.objectives.objective import Objective, Rows
-from dipole.core.objectives.options import Range
-from dipole.core.objectives.statistics import AnyStatistic, Softplus
+from dipole import AnyStatistic, Objective, Range, Rows, Softplus
+from dipole.reference import Case, cosine, mean
 
 
 @dipole.register("apart", kind="regularizer", weight=0.1, formula="R = mean_i mean_j log(1 + e^{10 (s_ij - ceiling)})")

@@ -5,11 +5,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from dipole.core.conformance.reference import Case, cosine
-from dipole.core.objectives.objective import Objective, Rows
-from dipole.core.objectives.options import Range
-from dipole.core.objectives.registry import register
-from dipole.core.objectives.statistics import AnyStatistic, LogSumExp
+from dipole import AnyStatistic, LogSumExp, Objective, Range, Rows, register
+from dipole.reference import Case, cosine
 
 
 @register(

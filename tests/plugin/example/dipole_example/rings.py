@@ -8,8 +8,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from dipole import Pairs
 from dipole.core.objectives.embedded import Embedded
-from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.adapter import Adapter, Context
 from dipole.core.train.config import Settings
 

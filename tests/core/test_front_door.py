@@ -1,0 +1,47 @@
+"""What plug-in authors import from `dipole`."""
+
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+import dipole
+
+PROMISED = (
+    *("objective", "Objective", "Composite", "Outcome", "Pairs", "Rows", "register", "Range", "cached", "compute_loss"),
+    *("check_objective", "LogSumExp", "Softplus", "SoftmaxMean", "Sum", "Count", "Between", "Extreme", "Statistic"),
+    *("DipoleError", "SpecError", "PairsError", "OptionError", "RegistryError", "ConfigError", "DataError"),
+    *("ReceivedError", "EngineError", "TrainingError", "CheckpointError", "RecordError"),
+)
+
+
+@pytest.mark.parametrize("name", PROMISED)
+def test_exports_what_a_plugin_author_needs(name):
+    assert getattr(dipole, name).__name__ == name
+    assert name in dipole.__all__
+
+
+def test_every_listed_name_exists():
+    for name in dipole.__all__:
+        assert hasattr(dipole, name), name
+
+
+def test_every_error_is_exported():
+    errors = import_module("dipole.core.utils.errors")
+    assert set(errors.__all__) <= set(dipole.__all__)
+
+
+@pytest.mark.parametrize("name", ["evaluation", "evaluation.diagnostics", "evaluation.probes"])
+def test_evaluation_is_the_same_module_under_both_names(name):
+    assert import_module(f"dipole.{name}") is import_module(f"dipole.core.{name}")
+
+
+def test_unknown_name_lists_the_known_ones():
+    with pytest.raises(AttributeError, match=r"no attribute 'objectiv'; it has .*objective"):
+        dipole.objectiv  # noqa: B018
+
+
+def test_import_loads_no_torch():
+    script = "import sys, dipole; dir(dipole); assert not {'torch', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True)
