@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 LOWEST := .venv-lowest
 UV := .venv-uv/bin/uv
 
-.PHONY: setup help demo test slow gpu lowest pins lint types wheel docs clean
+.PHONY: setup help demo test slow gpu lowest pins lint pages types wheel docs clean
 setup: $(INSTALLED) ## set up .venv (the default)
 	@$(MAKE) -s help
 
@@ -47,11 +47,16 @@ $(UV):
 	@bash .ci/system-packages
 	@$(PYTHON) -m venv .venv-uv && .venv-uv/bin/python -m pip --disable-pip-version-check -q install uv
 
-lint: $(INSTALLED) ## ruff, who imports whom, and whether docs/papers.md is what the suites say
+lint: $(INSTALLED) ## ruff, import layers, and whether the rendered pages are current
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m dipole.benchmarks.papers --check
+	$(BIN)/python docs/generate/render.py --check
+
+pages: $(INSTALLED) ## write docs/*.md from docs/templates, and docs/papers.md from the suites
+	$(BIN)/python -m dipole.benchmarks.papers
+	$(BIN)/python docs/generate/render.py
 
 types: $(INSTALLED) ## mypy
 	$(BIN)/mypy -p dipole

@@ -1,9 +1,8 @@
-"""Tables of what our own runs have measured (benchmarks/results), in place of <!-- table: NAME --> in a page."""
+"""Tables of our own measurements (benchmarks/results): `{{ table: NAME }}` in a template."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean, stdev
@@ -13,22 +12,11 @@ import committed
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
-# Before the mark stands what a reader of the file itself is told.
-MARK = re.compile(r"(?:\*In the site: `make docs`\.\* )?<!-- table: (\w+) -->")
 EVERYWHERE = {
     "simclr": "images: five labels per class",
     "window": "sentences: next one, mean reciprocal rank",
     "agent": "agent: own observation among 300",
 }
-
-
-def filled(markdown: str) -> str:
-    """The page with its tables.
-
-    Raises:
-        KeyError: if it names a table that there is not.
-    """
-    return MARK.sub(lambda match: TABLES[match.group(1)](), markdown)
 
 
 def results(name: str) -> Any:

@@ -11,7 +11,6 @@ from typing import Any
 import committed
 import docstrings
 import drawing
-import evidence
 import links
 import objectives
 import public
@@ -75,10 +74,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Fill in tables; turn links that lead out of docs/."""
+    """Turn links that lead out of docs/."""
     if page.file.generated_by:
         return markdown
-    return links.rewritten(evidence.filled(markdown), f"docs/{page.file.src_uri}", page.file.src_uri)
+    return links.rewritten(markdown, f"docs/{page.file.src_uri}", page.file.src_uri)
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:

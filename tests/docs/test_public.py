@@ -31,7 +31,7 @@ def test_what_packages_export_pages_import_and_functions_return_is_public() -> N
     names = public.public_names()
     assert names["dipole.objective"][0] == "dipole.core.objectives.objective.objective"
     assert {"dipole.text.ContrastiveLoss", "dipole.rl.ContrastiveSAC", "dipole.Pairs"} <= set(names)
-    assert "dipole.core.conformance.kit.parametrize_with_checks" in names  # docs/conformance.md imports it
+    assert "dipole.parametrize_with_checks" in names
     assert "dipole.core.train.adapter.Adapter" in names  # tests/plugin/example imports it
     assert "dipole.core.conformance.reference.total" in names  # core/cli/template imports it
     assert "dipole.core.objectives.cached.Cached" in names  # `dipole.cached` returns it

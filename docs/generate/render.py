@@ -1,27 +1,26 @@
-"""Numbers that pages tell, held against the records they are from.
+"""Render docs/templates/*.md into docs/*.md: the numbers and tables that come from committed results.
 
-    python docs/generate/told.py [--check] [PAGE ...]
+    python docs/generate/render.py [--check]
 
-A page (`PAGES`) writes where a number is from, before it, and where it
-ends: <!-- cross-domain: align_uniform @ pydoc: next sentence in ten -->-5.1 points (...)<!-- -->. What stands between
-the two is written by this program, and a test holds that it is what the records say.
-A mark within a sentence never begins a line: Markdown would begin a block of its own with it, and break the sentence.
+Without --check the pages are written. With it, the program exits with 1 if a page differs; `make lint` runs this check.
+A template contains places such as `{{ cross-domain: hcl @ pydoc: next sentence in ten }}`:
 
-    SUITE: ROW @ COLUMN             the difference from the row's base, its 95 % interval, p (Holm, over the suite)
-    SUITE: ROW - OTHER @ COLUMN     the difference of any two rows, p of this test alone
-    SUITE: mean ROW @ COLUMN        the mean over seeds
-    SUITE: diagnostic NAME ROW      the mean of a diagnostic over the runs of a row
-    SUITE: gain ROW                 the gain over all columns, in units of the base's mean, p of this test alone
-    SUITE: decided                  how many of its differences are decided (Holm)
-    SUITE: p                        the range of p (Holm) of its differences
-    SUITE: claim ID                 the verdict on a claim of the paper, what it hangs on, p (Holm, over its claims)
+    SUITE: ROW @ COLUMN             difference from the row's baseline, 95 % interval, p (Holm, over the suite)
+    SUITE: ROW - OTHER @ COLUMN     difference of two rows, p of this test alone
+    SUITE: mean ROW @ COLUMN        mean over seeds
+    SUITE: diagnostic NAME ROW      mean of a diagnostic over the runs of a row
+    SUITE: gain ROW                 gain over all columns in units of the baseline's mean, p of this test alone
+    SUITE: decided                  how many of its comparisons are significant (Holm)
+    SUITE: p                        range of p (Holm) of its comparisons
+    SUITE: claim ID                 verdict on a claim of the paper, the comparison behind it, p (Holm, over its claims)
     SUITE: table                    its results: means, standard deviations, and the printed numbers
-    all: decided                    the same of everything that is kept
-    polarization DOMAIN: KEY        the gain of a setting over InfoNCE, p (Holm, over the domain's settings)
-    polarization DOMAIN: KEY - KEY  the difference of two settings' gains, p of this test alone
-    polarization DOMAIN: mean KEY   its number after training, mean over seeds; of `untrained`, before
-    polarization DOMAIN: pull KEY   the gradient of lambda R over that of InfoNCE at the first step, mean over seeds
-    polarization DOMAIN: decided    how many of its differences from InfoNCE are decided (Holm)
+    all: decided                    the same count over all committed results
+    polarization DOMAIN: KEY        gain of a setting over InfoNCE, p (Holm, over the domain's settings)
+    polarization DOMAIN: KEY - KEY  difference of two settings' gains, p of this test alone
+    polarization DOMAIN: mean KEY   value after training, mean over seeds; of `untrained`, before
+    polarization DOMAIN: pull KEY   gradient of lambda R over that of InfoNCE at the first step, mean over seeds
+    polarization DOMAIN: decided    how many of its comparisons with InfoNCE are significant (Holm)
+    table: NAME                     a table of `evidence.TABLES`
 """
 
 from __future__ import annotations
@@ -45,23 +44,25 @@ from dipole.benchmarks.statistics import PairedTest, difference
 from dipole.benchmarks.studies import polarization
 
 DOCS = Path(__file__).resolve().parents[1]
-PAGES = tuple(DOCS / name for name in ("index.md", "learnt.md", "choosing.md", "polarization.md", "vision.md"))
-MARK = re.compile(r"(<!-- ((?!table: )[^>]+?) -->)(.*?)(<!-- -->)", re.DOTALL)
+TEMPLATES = DOCS / "templates"
+PLACE = re.compile(r"\{\{ (.+?) \}\}", re.DOTALL)
 UNITS = {"%": " points"}
 
 
 def filled(text: str) -> str:
-    """The page with what the records say now.
+    """Fill in the places of a template.
 
     Raises:
-        LookupError: it names a suite, row, column, claim or setting that there is not.
+        LookupError: a place names an unknown suite, row, column, claim, setting or table.
     """
-    return MARK.sub(lambda found: f"{found[1]}{said(' '.join(found[2].split()))}{found[4]}", text)
+    return PLACE.sub(lambda found: value_of(" ".join(found[1].split())), text)
 
 
-def said(of: str) -> str:
-    """What is to stand for one mark."""
-    where, _, what = of.partition(": ")
+def value_of(place: str) -> str:
+    """Return the text for one place."""
+    where, _, what = place.partition(": ")
+    if where == "table":
+        return evidence.TABLES[what]()
     if where == "all":
         return committed.in_short()
     if where.startswith("polarization "):
@@ -98,12 +99,12 @@ def said(of: str) -> str:
     if minus:
         values, base = suite.samples(one, column), suite.samples(other, column)
         if values is None or base is None:
-            raise LookupError(f"{of}: no such rows or column")
+            raise LookupError(f"{place}: no such rows or column")
         test = difference(base, values)
         return _shown(test, f"p = {_p(test.p_t)} alone", unit)
     cell = suite.cell(row, column)
     if cell is None or cell.against_base is None:
-        raise LookupError(f"{of}: no such row or column, or no base")
+        raise LookupError(f"{place}: no such row or column, or no base")
     return _shown(cell.against_base, f"p = {_p(cell.p_holm)}", unit)
 
 
@@ -173,17 +174,17 @@ def _p(value: float) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the pages anew; with --check say which are not what the records say."""
-    pages = [Path(each) for each in arguments if each != "--check"] or PAGES
+    """Write the pages, or check them."""
     stale = []
-    for page in pages:
-        text = page.read_text(encoding="utf-8")
-        if (new := filled(text)) != text:
-            stale.append(page.name)
+    for template in sorted(TEMPLATES.glob("*.md")):
+        page = DOCS / template.name
+        text = filled(template.read_text(encoding="utf-8"))
+        if not page.is_file() or page.read_text(encoding="utf-8") != text:
+            stale.append(f"docs/{page.name}")
             if "--check" not in arguments:
-                page.write_text(new, encoding="utf-8")
+                page.write_text(text, encoding="utf-8")
     if stale and "--check" in arguments:
-        print(f"{', '.join(stale)}: numbers are not those of the records; run python docs/generate/told.py")
+        print(f"{', '.join(stale)}: differ from docs/templates. Edit the template and run `make pages`.")
         return 1
     return 0
 

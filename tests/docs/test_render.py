@@ -1,27 +1,30 @@
-"""Numbers of pages are those of the records."""
+"""Numbers on rendered pages are those of the committed results."""
 
 import json
 import re
 from pathlib import Path
 
 import pytest
-import told
+import render
 from scipy import stats
 
 KEPT = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "suites"
 
 
-@pytest.mark.parametrize("page", told.PAGES, ids=lambda page: page.name)
-def test_a_page_says_what_the_records_say(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    assert told.filled(text) == text, "run python docs/generate/told.py"
+def test_committed_pages_match_their_templates() -> None:
+    assert render.main(["--check"]) == 0
 
 
-@pytest.mark.parametrize("page", told.PAGES, ids=lambda page: page.name)
-def test_no_mark_breaks_a_sentence(page: Path) -> None:
-    """A line that begins with a comment is a block of HTML, which ends the paragraph before it."""
-    blocks = re.findall(r"^ *<!-- [^>]+? -->(?=\S).*", page.read_text(encoding="utf-8"), re.MULTILINE)
-    assert not blocks
+def test_check_names_the_page_that_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    (tmp_path / "templates").mkdir()
+    (tmp_path / "templates" / "page.md").write_text("{{ cross-domain: decided }} comparisons")
+    monkeypatch.setattr(render, "DOCS", tmp_path)
+    monkeypatch.setattr(render, "TEMPLATES", tmp_path / "templates")
+    assert render.main(["--check"]) == 1
+    assert "docs/page.md: differ" in capsys.readouterr().out
+    assert render.main([]) == 0
+    assert (tmp_path / "page.md").read_text() == "2 of 32 comparisons"
+    assert render.main(["--check"]) == 0
 
 
 def values(suite: str, row: int, column: int, metric: str, factor: float = 100) -> dict[int, float]:
@@ -39,13 +42,13 @@ def test_a_difference_is_a_paired_t_test() -> None:
     base, cacr = (values("cifar10-learning", row, 2, "knn/accuracy") for row in (0, 4))
     test = stats.ttest_rel([cacr[s] for s in range(3)], [base[s] for s in range(3)])
     low, high = test.confidence_interval(0.95)
-    said = told.said("cifar10-learning: cacr, K = 4 - infonce @ kNN")
-    value, *interval, p = map(float, re.findall(r"-?\d+(?:\.\d+)?(?:e-\d+)?", said))
+    text = render.value_of("cifar10-learning: cacr, K = 4 - infonce @ kNN")
+    value, *interval, p = map(float, re.findall(r"-?\d+(?:\.\d+)?(?:e-\d+)?", text))
     assert value == pytest.approx(sum(cacr[s] - base[s] for s in range(3)) / 3, abs=0.051)
     assert interval == [pytest.approx(low, abs=0.051), pytest.approx(high, abs=0.051)]
     assert p == pytest.approx(test.pvalue, rel=0.06)
-    assert told.said("cifar10-learning: cacr, K = 4 @ kNN").startswith(said.partition(",")[0])
-    assert float(told.said("cifar10-learning: mean cacr, K = 4 @ kNN")) == pytest.approx(
+    assert render.value_of("cifar10-learning: cacr, K = 4 @ kNN").startswith(text.partition(",")[0])
+    assert float(render.value_of("cifar10-learning: mean cacr, K = 4 @ kNN")) == pytest.approx(
         sum(cacr.values()) / 3, abs=0.01
     )
 
@@ -56,8 +59,8 @@ def test_the_gain_of_polarization_is_a_paired_t_test() -> None:
     seeds = sorted(found[key])
     pairs = [[found[name][seed]["trained"] for seed in seeds] for name in (key, "infonce")]
     low, high = stats.ttest_rel(*pairs).confidence_interval(0.95)
-    said = told.said(f"polarization text: {key}")
-    assert [float(x) for x in re.findall(r"-?\d\.\d+", said)[1:3]] == [pytest.approx(x, abs=1e-3) for x in (low, high)]
+    text = render.value_of(f"polarization text: {key}")
+    assert [float(x) for x in re.findall(r"-?\d\.\d+", text)[1:3]] == [pytest.approx(x, abs=1e-3) for x in (low, high)]
 
 
 @pytest.mark.parametrize(
@@ -65,13 +68,16 @@ def test_the_gain_of_polarization_is_a_paired_t_test() -> None:
 )
 def test_what_there_is_not_is_no_number(of: str) -> None:
     with pytest.raises((LookupError, StopIteration)):
-        told.said(of)
+        render.value_of(of)
 
 
-def test_marks_are_filled_and_the_rest_is_left() -> None:
-    text = "a <!-- cross-domain: decided -->7 of 9<!-- --> b <!-- table: everywhere --> c"
-    assert told.filled(text) == "a <!-- cross-domain: decided -->2 of 32<!-- --> b <!-- table: everywhere --> c"
+def test_places_are_filled_and_the_rest_stays() -> None:
+    text = "a {{ cross-domain:\n decided }} b {not} c"
+    assert render.filled(text) == "a 2 of 32 b {not} c"
+    assert render.filled("{{ table: agents }}").startswith("| objective beside SAC")
+    with pytest.raises(KeyError):
+        render.filled("{{ table: nowhere }}")
 
 
 def test_p_beside_the_level_says_on_which_side() -> None:
-    assert (told._p(0.0505), told._p(0.0474), told._p(0.0023)) == ("0.0505", "0.0474", "0.0023")
+    assert (render._p(0.0505), render._p(0.0474), render._p(0.0023)) == ("0.0505", "0.0474", "0.0023")
