@@ -33,11 +33,11 @@ def test_what_packages_export_pages_import_and_functions_return_is_public() -> N
     assert {"dipole.text.ContrastiveLoss", "dipole.rl.ContrastiveSAC", "dipole.Pairs"} <= set(names)
     assert "dipole.parametrize_with_checks" in names
     assert "dipole.core.train.adapter.Adapter" in names  # tests/plugin/example imports it
-    assert "dipole.core.conformance.reference.total" in names  # core/cli/template imports it
+    assert "dipole.reference.total" in names
     assert "dipole.core.objectives.cached.Cached" in names  # `dipole.cached` returns it
     assert "dipole.core.objectives.evaluate.TermValue" in names  # `Outcome`, which objectives return, has some
     assert "dipole.core.utils.seeding.Seeds" in names  # a key of `Context`
-    assert {"dipole.core.utils.errors.DipoleError", "dipole.rl.pixel_agent.PixelAgent"} <= set(names)
+    assert {"dipole.DipoleError", "dipole.rl.pixel_agent.PixelAgent"} <= set(names)
     assert "dipole.core.utils.errors.nearest" not in names  # not in the module's __all__
     assert "dipole.__version__" not in names
     assert len({place for place, _ in names.values()}) == len(names)
