@@ -13,6 +13,8 @@ Each name is imported when you first use it. Importing this package loads neithe
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from dipole.core.utils.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from dipole.core.conformance.kit import check_objective, parametrize_with_checks
     from dipole.core.objectives.cached import cached
@@ -49,8 +51,6 @@ if TYPE_CHECKING:
         SpecError,
         TrainingError,
     )
-
-__version__ = "0.1.0"
 
 _EXPORTS = {
     "conformance.kit": ("check_objective", "parametrize_with_checks"),

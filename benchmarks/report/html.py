@@ -8,13 +8,13 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from dipole import __version__
 from dipole.benchmarks.report import drawing
 from dipole.benchmarks.report.document import Report
 from dipole.benchmarks.report.encoding import columns
 from dipole.benchmarks.report.picture import Picture, drawn_at_once
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.extras import install_line
+from dipole.core.utils.version import __version__
 
 
 def to_html(report: Report) -> str:

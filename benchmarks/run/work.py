@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from dipole import __version__
 from dipole.core.train.config import RunConfig
 from dipole.core.utils.cache import kept_json
 from dipole.core.utils.errors import DipoleError
 from dipole.core.utils.seeding import Seeds
+from dipole.core.utils.version import __version__
 
 COUNTED = 4  # images, or blocks of them, of the batch that is counted
 WORDS = 12  # of a sentence, where nobody has read the corpus

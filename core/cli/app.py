@@ -20,7 +20,6 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, cast
 
-from dipole import __version__
 from dipole.core.cli import commands, streams
 from dipole.core.cli.answer import asks_for_json, failed
 from dipole.core.cli.other_words import CURE_OF
@@ -28,6 +27,7 @@ from dipole.core.cli.parser import Parser, UsageError
 from dipole.core.utils.errors import ConfigError, DipoleError, nearest
 from dipole.core.utils.first_error import is_first
 from dipole.core.utils.plugins import OURS, PluginError, distribution, is_ours, load, package, points
+from dipole.core.utils.version import __version__
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

@@ -19,6 +19,7 @@ from dipole.core.utils.machine import processor_name, processors
 from dipole.core.utils.process import LONGEST_OWNER, OWNER, is_gone
 from dipole.core.utils.received import parse_json, read_bytes, read_text
 from dipole.core.utils.text import shortened
+from dipole.core.utils.version import __version__
 
 SCHEMA_VERSION = 1
 SHOWN = 20
@@ -246,9 +247,7 @@ def now() -> str:
 
 def library_versions() -> dict[str, str]:
     """Versions of dipole, Python and the libraries that a result may depend on."""
-    import dipole
-
-    found = {"dipole": dipole.__version__, "python": platform.python_version()}
+    found = {"dipole": __version__, "python": platform.python_version()}
     for name in LIBRARIES:
         try:
             # A loaded library says which build it is (2.13.0+cu130), which its package may keep to itself.
