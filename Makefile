@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 LOWEST := .venv-lowest
 UV := .venv-uv/bin/uv
 
-.PHONY: setup help demo test slow gpu lowest pins lint pages types wheel docs clean
+.PHONY: setup help demo test slow kernels gpu lowest pins lint pages types wheel docs clean
 setup: $(INSTALLED) ## set up .venv (the default)
 	@$(MAKE) -s help
 
@@ -30,6 +30,9 @@ test: $(INSTALLED) ## the test suite (two processes)
 
 slow: $(INSTALLED) ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow
+
+kernels: $(INSTALLED) ## the kernels compiled for three GPUs, without a GPU
+	$(BIN)/python -m pytest -m kernels
 
 gpu: $(INSTALLED) ## the tests that need an accelerator
 	$(BIN)/python -m pytest -m gpu

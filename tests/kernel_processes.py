@@ -1,4 +1,7 @@
-"""Kernels without a GPU: Triton decides when it is imported whether it interprets, so each way has a process."""
+"""Run kernels without a GPU: interpreted, or compiled for a GPU that is not there.
+
+Triton decides at import whether it interprets, so each way needs a process of its own.
+"""
 
 import os
 import re
@@ -21,7 +24,7 @@ INTERPRETED = {"TRITON_INTERPRET": "1", "DIPOLE_ENGINE": "triton"}
 
 @contextmanager
 def process(environment: Mapping[str, str]) -> Iterator[Callable[..., Any]]:
-    """A function that calls functions of a test module in a process that was started with these variables."""
+    """Yield a function that calls functions of a test module in a process with these environment variables."""
     with ProcessPoolExecutor(1, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)) as pool:
         with pytest.MonkeyPatch.context() as patch:
             for name in INTERPRETED:
@@ -32,13 +35,54 @@ def process(environment: Mapping[str, str]) -> Iterator[Callable[..., Any]]:
         yield lambda function, *args: pool.submit(function, *args).result()
 
 
+@contextmanager
+def compiling_for(architecture: int) -> Iterator[list[Any]]:
+    """Compile every kernel that `kernels.fused` launches inside, for sm_80, sm_90 or sm_100, and yield them in a list.
+
+    Nothing is run, so the results of a launch are arbitrary numbers.
+    """
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime.driver import driver
+
+    from dipole.core.objectives.kernels import fused, template
+
+    class Driver:
+        def get_current_target(self) -> Any:
+            return GPUTarget("cuda", architecture, 32)
+
+        def get_current_device(self) -> int:
+            return architecture
+
+        def get_current_stream(self, device: int) -> int:
+            return 0
+
+        def map_python_to_cpp_type(self, name: str) -> str:
+            return name
+
+    built: list[Any] = []
+
+    class Kernel:
+        def __init__(self, function: Any) -> None:
+            self.function = function
+
+        def __getitem__(self, grid: Any) -> Any:
+            return lambda **arguments: built.append(self.function.warmup(grid=grid, **arguments))
+
+    driver.set_active(Driver())
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("forward", "backward"):
+            patch.setattr(template, name, Kernel(getattr(template, name)))
+        patch.setattr(fused, "_processors", lambda x: 132)
+        yield built
+
+
 def resources(cubin: bytes) -> dict[str, int]:
-    """Registers, stack and local memory of machine code, by the tool that comes with Triton."""
+    """Return registers, stack and local memory of machine code, from the tool that comes with Triton."""
     import triton
 
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        told = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
-    return {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", told)}
+        report = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    return {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", report)}

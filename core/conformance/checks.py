@@ -316,8 +316,7 @@ def kernels_match(subject: Subject) -> str:
         raise Skipped("a loss of its own does not ask for row statistics")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     asked = [each for _, _, term in subject.make() for each in term.statistics().values()]
-    against = [reason for reason in map(engine.obstacle, asked) if reason]
-    if not asked or against:
+    if all(engine.unsupported_reason(each) for each in asked):
         raise Skipped(f"served by {engine.outlook(asked)}")
     before, worst, refused = engine.served(), 0.0, []
     for layout in subject.layouts:

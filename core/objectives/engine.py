@@ -6,15 +6,14 @@ do; everything else, float64 and a statistic that no kernel can be made of are s
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,18 +21,18 @@ from torch import Tensor
 from dipole.core.objectives.statistics import AnyStatistic, Extreme, Statistic
 from dipole.core.utils.errors import EngineError
 
-if TYPE_CHECKING:
-    from dipole.core.objectives.kernels.source import Summand
-
 VARIABLE = "DIPOLE_ENGINE"
 INTERPRET = "TRITON_INTERPRET"
 ENGINES = ("eager", "triton")
 ALIASES = {"tiles": "eager"}
 
+log = logging.getLogger("dipole")
+
 _by_hand: list[str] = []
 # Why each kernel that was tried is not trusted, by what tells it from others; "" for one that is.
 _verdicts: dict[tuple[object, ...], str] = {}
 _warned: set[torch.device] = set()
+_logged: set[str] = set()
 _served = 0
 
 
@@ -112,7 +111,7 @@ def interpreter() -> bool:
     """Whether Triton is here and runs kernels in its interpreter, on a processor."""
     if find_spec("triton") is None:
         return False
-    from dipole.core.objectives.kernels.launch import interpreted
+    from dipole.core.objectives.kernels.fused import interpreted
 
     return interpreted()
 
@@ -127,25 +126,31 @@ def cure_without_gpu() -> str:
     )
 
 
-def obstacle(statistic: AnyStatistic) -> str:
-    """Why no kernel can be made of a statistic; an empty string if one can."""
-    if isinstance(statistic, Statistic) and statistic.learned:
-        return f"{type(statistic).__name__}: its numbers are learned, and a kernel would wait to read them"
-    reason: str = _obstacle(statistic)
-    return reason
-
-
-@lru_cache(maxsize=256)
-def _obstacle(statistic: AnyStatistic) -> str:
-    from dipole.core.objectives.kernels.trace import Untraceable, trace
-
+def unsupported_reason(statistic: AnyStatistic) -> str:
+    """Return why a statistic cannot run in the kernels; an empty string if it can."""
+    name = type(statistic).__name__
     if isinstance(statistic, Extreme):
         return ""
-    try:
-        trace(statistic)
-    except Untraceable as reason:
-        return f"{type(statistic).__name__}: {reason}"
+    if statistic.learned:
+        return f"{name}: its numbers are learned, and a kernel would wait to read them"
+    if statistic.kernel is None:
+        return f"{name}: it has no kernel functions"
     return ""
+
+
+def supported(statistics: Sequence[AnyStatistic], x: Tensor) -> list[AnyStatistic]:
+    """Return the statistics of the rows x that kernels compute here. The others, if any, run in tiles."""
+    if reason_against(x.device, x.dtype) or not x.shape[1]:
+        return []
+    found: list[AnyStatistic] = []
+    for each in statistics:
+        reason = unsupported_reason(each)
+        if not reason:
+            found.append(each)
+        elif reason not in _logged:
+            _logged.add(reason)
+            log.warning("On %s tiles compute %s. It is slower there, with the same result.", x.device, reason)
+    return found
 
 
 def sums(
@@ -158,73 +163,38 @@ def sums(
     symmetric: bool,
     embeddings: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, ...] | None:
-    """(sums (N, A), shifts (S, A), indices (A,) ...) by kernels; None where the tiles have to serve.
+    """Return (sums (N, A), shifts (S, A), indices (A,) ...) by kernels; None where tiles have to compute them.
 
     Args:
         x: (A, d) and
         y: (C, d).
         excluded: (A, E) columns that take no part in a row.
-        statistics: those with a sum.
+        statistics: those with a sum. Each can run in the kernels.
         running: for each, whether its exponent needs a running maximum.
         extremes: those with an index.
         symmetric: x is y, and exclusion is mutual.
-        embeddings: of which the rows of x and y are multiples, in the dtype they came in.
-    """
-    summands = trusted(x, excluded, statistics, running, extremes, symmetric, embeddings)
-    if summands is None:
-        return None
-    from dipole.core.objectives.kernels.fused import fused
-
-    return fused(x, y, excluded, summands, extremes, symmetric, embeddings, tunes(x))
-
-
-def tunes(x: Tensor) -> bool:
-    """Whether blocks of kernels are chosen by measuring: not where every run has to add up in one order."""
-    return x.is_cuda and not torch.are_deterministic_algorithms_enabled()
-
-
-def trusted(
-    x: Tensor,
-    excluded: Tensor,
-    statistics: Sequence[Statistic],
-    running: Sequence[bool],
-    extremes: Sequence[Extreme],
-    symmetric: bool,
-    embeddings: tuple[Tensor, Tensor] | None = None,
-    mutual: bool = False,
-) -> tuple[Summand, ...] | None:
-    """The statistics as kernels know them, where kernels serve such a sweep; else None.
-
-    Arguments as of `sums`; `mutual` if one visit serves the rows of x and those of y.
+        embeddings: rows that x and y are multiples of, in the encoder's dtype.
     """
     global _served
-    if (
-        reason_against(x.device, x.dtype)
-        or any(map(obstacle, statistics))
-        or any(map(obstacle, extremes))
-        or not x.shape[1]
-    ):
-        return None
+    from dipole.core.objectives.kernels.fused import fused
     from dipole.core.objectives.kernels.selfcheck import key_of, verdict
-    from dipole.core.objectives.kernels.source import summed
 
-    summands: tuple[Summand, ...] = summed(statistics, running)
-    key = key_of(x, excluded, summands, extremes, symmetric, embeddings, mutual)
+    key = key_of(x, excluded, statistics, running, extremes, symmetric, embeddings)
     if key not in _verdicts:
-        _verdicts[key] = verdict(x, excluded, summands, extremes, symmetric, embeddings, mutual)
+        _verdicts[key] = verdict(x, excluded, statistics, running, extremes, symmetric, embeddings)
         if _verdicts[key] and x.device not in _warned:
             _warned.add(x.device)
             names = ", ".join(str(each) for each in [*statistics, *extremes])
             warnings.warn(
                 f"the triton engine failed its self-check on {x.device} ({_verdicts[key]}); eager tiles compute "
-                f"{names} instead, slower but right, and whatever else fails there, without another warning. "
-                f"{VARIABLE}=eager silences this.",
+                f"{names} instead, which is slower. Later failures on this device give no warning. "
+                f"{VARIABLE}=eager silences this one.",
                 stacklevel=2,
             )
     if _verdicts[key]:
         return None
     _served += 1
-    return summands
+    return fused(x, y, excluded, statistics, running, extremes, symmetric, embeddings)
 
 
 def served() -> int:
@@ -238,12 +208,16 @@ def failures() -> list[str]:
 
 
 def outlook(statistics: Iterable[AnyStatistic]) -> str:
-    """Which engine serves some statistics where, and why, in a few words."""
+    """Return in a few words which engine computes some statistics where, and why."""
     asked = list(statistics)
     if not asked:
         return "none: no row statistics"
-    against = [reason for reason in map(obstacle, asked) if reason]
-    return f"tiles everywhere: {'; '.join(against)}" if against else "kernels on a GPU, tiles on a processor"
+    reasons = [reason for reason in map(unsupported_reason, asked) if reason]
+    if not reasons:
+        return "kernels on a GPU, tiles on a processor"
+    if len(reasons) == len(asked):
+        return f"tiles everywhere: {'; '.join(reasons)}"
+    return f"kernels on a GPU, tiles on a processor; tiles everywhere for {'; '.join(reasons)}"
 
 
 def triton_version() -> str:

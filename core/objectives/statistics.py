@@ -30,6 +30,11 @@ __all__ = [
 
 Parts = Tensor | tuple[Tensor, ...]
 
+SECOND_DERIVATIVES = (
+    "this similarity matrix is computed in tiles, which have no second derivatives (create_graph=True). Use at most "
+    "2^20 anchor-candidate pairs, which are computed as one matrix: smaller batches, or fewer candidates."
+)
+
 
 class Statistic:
     """A function of sums over the negatives of a row. A subclass is a frozen dataclass that defines `parts` alone.
@@ -44,6 +49,9 @@ class Statistic:
     maximum. Every part must then be a multiple of e."""
     learned: ClassVar[bool] = False
     """It holds learned numbers, which lie on the device: nobody reads them to choose a way, and no kernel has them."""
+    kernel: ClassVar[str | tuple[Any, Any] | None] = None
+    """Two `@triton.jit` functions, (value, slope), that compute `parts` and `slopes` in the fused kernels of a GPU. A
+    name stands for functions of dipole's own. With None the statistic runs in tiles. See docs/own-losses.md."""
 
     @property
     def form(self) -> "Statistic":
@@ -107,6 +115,8 @@ class Statistic:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if "parts" in cls.__dict__ and "kernel" not in cls.__dict__:  # an inherited one would compute something else
+            cls.kernel = None
         if "finish" in cls.__dict__ and "finish_full" not in cls.__dict__:  # what it inherits would be another's
             cls.finish_full = Statistic.finish_full  # type: ignore[method-assign]
 
@@ -125,6 +135,8 @@ class LogSumExp(Statistic):
     """
 
     scale: float  # type: ignore[misc]
+
+    kernel: ClassVar[str] = "log_sum_exp"
 
     def parts(self, s: Tensor, e: Tensor) -> Tensor:
         return e
@@ -204,6 +216,8 @@ class SoftmaxMean(Statistic):
 
     scale: float  # type: ignore[misc]
 
+    kernel: ClassVar[str] = "softmax_mean"
+
     def parts(self, s: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
         return e, s * e
 
@@ -222,6 +236,8 @@ class SoftmaxMean(Statistic):
 class Sum(Statistic):
     """sum_j s_ij, (A,); 0 for a row without negatives."""
 
+    kernel: ClassVar[str] = "plain_sum"
+
     def parts(self, s: Tensor, e: Any) -> Tensor:
         return s
 
@@ -237,6 +253,8 @@ class Between(Statistic):
 
     low: float
     high: float
+
+    kernel: ClassVar[str] = "between"
 
     def parts(self, s: Tensor, e: Any) -> Tensor:
         return (self.high - s).mul_(s - self.low).relu_()
@@ -257,6 +275,8 @@ class Softplus(Statistic):
 
     slope: float
     bias: float
+
+    kernel: ClassVar[str] = "softplus"
 
     def parts(self, s: Tensor, e: Any) -> Tensor:
         return softplus(self.slope * s + self.bias)
@@ -323,6 +343,8 @@ class Count(Statistic):
 
     low: float
     high: float
+
+    kernel: ClassVar[str] = "count"
 
     def parts(self, s: Tensor, e: Any) -> Tensor:
         return ((s > self.low) & (s < self.high)).to(s.dtype)

@@ -216,13 +216,35 @@ def row_statistics(
         embeddings = embeddings and (embeddings[0], embeddings[1][first:])
     if bound is None:
         bound = float(longest(x) * longest(y)) if on_cpu and len(y) else math.inf
+    results: dict[AnyStatistic, Tensor] = {}
     wanted = list(dict.fromkeys(statistics))
-    terms = terms_of([stat for stat in wanted if isinstance(stat, Statistic)], x, bound)
-    extremes = [stat for stat in wanted if isinstance(stat, Extreme)]
-    tiling = Tiling(excluded, symmetric, tile or (TILE if on_cpu else 8 * TILE))
-    asked, running = [term.statistic for term in terms], [term.running for term in terms]
-    found = None if tile else engine.sums(x, y, excluded, asked, running, extremes, symmetric, embeddings)
-    sums, shifts, *where = found or _Sweep.apply(x, y, tiling, terms, extremes)  # type: ignore[no-untyped-call]
+    if tile is None:
+        in_kernels = engine.supported(wanted, x)
+        terms, extremes = _split(in_kernels, x, bound)
+        asked, running = [term.statistic for term in terms], [term.running for term in terms]
+        found = engine.sums(x, y, excluded, asked, running, extremes, symmetric, embeddings) if in_kernels else None
+        if found is not None:
+            results |= _finish(found, terms, extremes, counts, first)
+    wanted = [each for each in wanted if each not in results]
+    if wanted:
+        terms, extremes = _split(wanted, x, bound)
+        tiling = Tiling(excluded, symmetric, tile or (TILE if on_cpu else 8 * TILE))
+        tiles: tuple[Tensor, ...] = _Sweep.apply(x, y, tiling, terms, extremes)  # type: ignore[no-untyped-call]
+        results |= _finish(tiles, terms, extremes, counts, first)
+    return results
+
+
+def _split(statistics: Sequence[AnyStatistic], x: Tensor, bound: float) -> tuple[list[Term], list[Extreme]]:
+    """Return the statistics with a sum and those with an index."""
+    extremes = [each for each in statistics if isinstance(each, Extreme)]
+    return terms_of([each for each in statistics if isinstance(each, Statistic)], x, bound), extremes
+
+
+def _finish(
+    found: Sequence[Tensor], terms: Sequence[Term], extremes: Sequence[Extreme], counts: Tensor, first: int
+) -> dict[AnyStatistic, Tensor]:
+    """Return the statistics from the sums, shifts and indices of a sweep."""
+    sums, shifts, *where = found
     results: dict[AnyStatistic, Tensor] = {}
     for extreme, index in zip(extremes, where, strict=True):
         results[extreme] = torch.where(index < 0, index, index + first)

@@ -1,29 +1,27 @@
-"""The fused kernels on a machine without a GPU: interpreted against tiles and loops, and compiled for three of them.
+"""The fused kernels without a GPU: interpreted and compared with float64, and compiled for three GPUs.
 
-Triton decides when it is imported whether it interprets, so both happen in processes of their own.
+The tests that compile take minutes: `make kernels`.
 """
 
 import json
+import logging
 import os
 import re
 import subprocess
 import sys
 import warnings
 from dataclasses import dataclass
-from importlib.metadata import version
-from itertools import product
+from importlib.util import module_from_spec, spec_from_file_location
 
 import pytest
 import torch
-from torch.nn.functional import softplus
 
 from dipole.core.conformance.kit import all_subjects
 from dipole.core.objectives import engine
-from dipole.core.objectives.kernels.trace import Untraceable, trace
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.statistics import Between, Count, Extreme, LogSumExp, SoftmaxMean, Softplus, Statistic, Sum
 from dipole.core.objectives.sweep import row_statistics
-from tests.kernel_processes import INTERPRETED, needs_triton, process, resources
+from tests.kernel_processes import INTERPRETED, compiling_for, needs_triton, process, resources
 
 EVERYTHING = [
     LogSumExp(2.0),
@@ -39,33 +37,64 @@ EVERYTHING = [
 ]
 
 
-MANY = [
-    LogSumExp(2.0),
-    LogSumExp(100.0),
-    SoftmaxMean(4.0),
-    Between(0.0, 0.8),
-    SoftmaxMean(-120.0),
-    Sum(),
-    Count(-0.2, 0.4),
-]
+@dataclass(frozen=True)
+class Cauchy(Statistic):
+    """sum_j 1 / (1 + width (1 - s_ij)); `with_kernel` adds its kernel functions."""
+
+    width: float = 3.0
+
+    def parts(self, s, e):
+        return 1 / (1 + self.width * (1 - s))
 
 
 @dataclass(frozen=True)
-class Plain(Statistic):
-    """sum_j of a function of s."""
+class Square(Statistic):
+    """sum_j s^2 e^{scale s} and sum_j e^{scale s}: a statistic with a scale and two sums."""
 
-    function: object
+    weight: float
+    scale: float = 90.0
 
     def parts(self, s, e):
-        return self.function(s)
+        return self.weight * s * s * e, e
+
+    def finish(self, sums, shift, count):
+        return sums[0] / sums[1].clamp_min(1e-30)
 
 
-def sigmoid_loss(s):
-    return softplus(10 * s - 3)
+USERS_FUNCTIONS = """
+import triton
+import triton.language as tl
 
 
-def piecewise(s):
-    return torch.where(s > 0.3, s.square(), s.abs().clamp(0.05, 0.2) / 2) + torch.tanh(s) - (1.5 + s).log()
+@triton.jit
+def cauchy(s, e, numbers):
+    return (1.0 / (1.0 + numbers[0] * (1.0 - s)),)
+
+
+@triton.jit
+def cauchy_slope(s, e, numbers):
+    value = 1.0 / (1.0 + numbers[0] * (1.0 - s))
+    return (numbers[0] * value * value,)
+
+
+@triton.jit
+def square(s, e, numbers):
+    return numbers[1] * s * s * e, e
+
+
+@triton.jit
+def square_slope(s, e, numbers):
+    return numbers[1] * (2.0 * s + numbers[0] * s * s) * e, numbers[0] * e
+"""
+
+
+def module_of(path, text):
+    """Write and import a module, as a user's would be: Triton reads the source of its functions from the file."""
+    path.write_text(text)
+    spec = spec_from_file_location(path.stem, path)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 # Processes ------------------------------------------------------------------------------------------------------------
@@ -97,14 +126,17 @@ def unit(*args):
 
 
 def matrices(name):
-    """x, y, excluded, counts, symmetric, first."""
-    if name == "symmetric":  # four blocks of 16 rows, the last not full
+    """Return x, y, excluded, counts, symmetric and first of a matrix."""
+    if name == "symmetric":  # four blocks of 16 rows, the last one partly filled; four bands of 16 rows
         pairs = Pairs.from_views([unit(29, 13, 0), unit(29, 13, 1)])
         return pairs.anchors, pairs.candidates, pairs.excluded, pairs.negative_counts, True, 0
-    if name == "rectangular":  # wider than a piece of a product, and two runs of candidates
-        pairs = Pairs.cross(unit(17, 37, 0), unit(17, 37, 1), unit(62, 37, 2))
+    if name == "wide":  # embeddings wider than what is multiplied at a time
+        pairs = Pairs.cross(unit(17, 37, 0), unit(17, 37, 1), unit(6, 37, 2))
         return pairs.anchors, pairs.candidates, pairs.excluded, pairs.negative_counts, False, 0
-    if name == "lists":  # longer lists than are compared one by one, repeated and padded; a row without a negative
+    if name == "queue":  # few anchors, many candidates: split over three programs
+        pairs = Pairs.cross(unit(9, 8, 0), unit(9, 8, 1), unit(191, 8, 2))
+        return pairs.anchors, pairs.candidates, pairs.excluded, pairs.negative_counts, False, 0
+    if name == "lists":  # long lists, repeated and padded; row 7 has no negative
         x = unit(19, 5, 3)
         excluded = torch.randint(-1, 19, (19, 12), generator=torch.Generator().manual_seed(4))
         excluded = torch.cat([excluded, torch.full((19, 10), -1)], 1)
@@ -113,194 +145,130 @@ def matrices(name):
         return x, x, excluded, counts, False, 0
     if name == "none excluded":
         return unit(3, 1, 5), unit(21, 1, 6), torch.zeros(3, 0, dtype=torch.long), torch.full((3,), 21), False, 0
-    if name in ("wide", "wide views"):  # dL/ds is written out, in bands: the last of 32 rows is not full
-        if name == "wide views":
-            pairs = Pairs.from_views([unit(35, 37, 0), unit(35, 37, 1)])
-            return pairs.anchors, pairs.candidates, pairs.excluded, pairs.negative_counts, True, 0
-        pairs = Pairs.cross(unit(35, 37, 0), unit(35, 37, 1), unit(6, 37, 2))
-        return pairs.anchors, pairs.candidates, pairs.excluded, pairs.negative_counts, False, 0
     assert name == "first"
     excluded = torch.tensor([[i, 8 + i, -1] for i in range(9)])
     counts = torch.full((9,), 21 - 7) - torch.tensor([int(i >= 7) + 1 for i in range(9)])
     return unit(9, 7, 7), unit(21, 7, 8), excluded, counts, False, 7
 
 
-def swept(name, dtype, statistics, kernels):
+def values_and_gradients(name, dtype, statistics, kernels):
     x, y, excluded, counts, symmetric, first = matrices(name)
-    own = y is x
+    same = y is x
     x = x.to(dtype).requires_grad_()
-    y = x if own else y.to(dtype).requires_grad_()
+    y = x if same else y.to(dtype).requires_grad_()
     with engine.using("triton" if kernels else "eager"):
         before = engine.served()
         found = row_statistics(x, y, excluded, statistics, counts=counts, bound=1.0, symmetric=symmetric, first=first)
         assert engine.served() == before + kernels, engine.failures()
         source = torch.Generator().manual_seed(9)
-        loss = 0.0
+        loss = 0.0 * (x.sum() + y.sum())
         for statistic in statistics:
             if not isinstance(statistic, Extreme | Count):
                 value = torch.where(counts > 0, found[statistic], 0.0)
-                loss = loss + (
-                    torch.rand(len(x), generator=source).to(dtype) * value
-                ).sum() / value.detach().norm().clamp_min(1)
+                weights = torch.rand(len(x), generator=source).to(dtype)
+                loss = loss + (weights * value).sum() / value.detach().norm().clamp_min(1)
         gradients = torch.autograd.grad(loss, [x] if y is x else [x, y])
     return [found[statistic].detach() for statistic in statistics], gradients
 
 
-def compare(name, statistics, side=16):
-    """A symmetric matrix is visited whole for many sums and by halves for few."""
-    from dipole.core.objectives.kernels import launch
+def compare(name, statistics):
+    from dipole.core.objectives.kernels import fused
 
-    launch.INTERPRETED = launch.Blocks(side, side, 16, 4, 1)
-    for ours, theirs in zip(
-        swept(name, torch.float32, statistics, True), swept(name, torch.float64, statistics, False), strict=True
-    ):
-        for one, other in zip(ours, theirs, strict=True):
-            if one.is_floating_point():
-                torch.testing.assert_close(one, other.float(), rtol=2e-4, atol=2e-5)
-            else:
-                assert torch.equal(one, other)
-
-
-@needs_triton
-@pytest.mark.parametrize("name", ["symmetric", "rectangular", "lists", "none excluded", "first", "wide", "wide views"])
-def test_kernels_equal_tiles_in_float64(interpreted, name):
-    interpreted(compare, name, EVERYTHING)
-
-
-@needs_triton
-@pytest.mark.parametrize("name", ["symmetric", "rectangular", "none excluded", "wide views"])
-def test_slopes_that_are_the_same_everywhere_fill_a_tile(interpreted, name):
-    interpreted(compare, name, [Sum()])
-
-
-@needs_triton
-@pytest.mark.parametrize("statistics", [[LogSumExp(100.0), Extreme()], [SoftmaxMean(-120.0), Sum(), LogSumExp(400.0)]])
-def test_half_of_a_symmetric_matrix_is_enough(interpreted, statistics):
-    interpreted(compare, "symmetric", statistics)
-
-
-@needs_triton
-def test_a_statistic_that_has_parts_alone_gets_kernels(interpreted):
-    interpreted(compare, "symmetric", [Plain(sigmoid_loss), Plain(piecewise), LogSumExp(100.0)], 32)
-
-
-def bits(name):
-    first, second = (swept(name, torch.float32, EVERYTHING, True) for _ in range(2))
-    return all(
-        torch.equal(a, b) for one, other in zip(first, second, strict=True) for a, b in zip(one, other, strict=True)
-    )
-
-
-@needs_triton
-def test_kernels_give_the_same_bits_again(interpreted):
-    assert interpreted(bits, "symmetric")
-
-
-def turned(excluded, columns):
-    """The lists of the candidates, of which each excludes an anchor exactly if that excludes it."""
-    mask = torch.zeros(len(excluded), columns, dtype=torch.bool)
-    for row, listed in enumerate(excluded.tolist()):
-        mask[row, [column for column in listed if 0 <= column < columns]] = True
-    return mask, torch.where(mask.T, torch.arange(len(excluded)), -1)
-
-
-def both_sides(anchors, candidates, width, listed, statistics):
-    """One visit that serves the rows of both sides, and tiles in float64 that visit each side by itself."""
-    from dipole.core.objectives.kernels import launch
-    from dipole.core.objectives.kernels.fused import sweep_of
-
-    launch.INTERPRETED = launch.Blocks(16, 16, 16, 4, 1)
-    x, y = unit(anchors, width, 0), unit(candidates, width, 1)
-    source = torch.Generator().manual_seed(2)
-    excluded = torch.randint(-3, candidates + 3, (anchors, listed), generator=source)  # some lie outside
-    if listed > candidates:
-        excluded[2, :candidates] = torch.arange(candidates)  # a row without a negative
-    mask, theirs = turned(excluded, candidates)
-    counts = torch.cat([(~mask).sum(1), (~mask).sum(0)])
-    sides = [each.double().requires_grad_() for each in (x, y)]
-    with engine.using("eager"):
-        true = [
-            row_statistics(*given, lists, statistics, counts=count, bound=1.0)
-            for given, lists, count in zip(
-                (sides, sides[::-1]), (excluded, theirs), counts.split([anchors, candidates]), strict=True
-            )
-        ]
-    summed = [each for each in statistics if isinstance(each, Statistic)]
-    extremes = [each for each in statistics if isinstance(each, Extreme)]
-    running = [abs(each.scale or 0) > 60 for each in summed]
-    with engine.using("triton"):
-        summands = engine.trusted(x, excluded, summed, running, extremes, False, mutual=True)
-        assert summands is not None, engine.failures()
-        sweep = sweep_of(x, y, excluded, summands, extremes, False, mutual=True)
-        sums, shifts, where = sweep.sums()
-        sums = sums.double().requires_grad_()
-        loss = truth = 0.0
-        for number, each in enumerate(summands):
-            ours = each.statistic.finish(tuple(sums[each.first : each.stop]), shifts[number].double(), counts)
-            value = torch.cat([side[each.statistic] for side in true])
-            torch.testing.assert_close(ours[counts > 0], value[counts > 0], rtol=2e-4, atol=2e-5)
-            if not isinstance(each.statistic, Count):
-                weights = (counts > 0) * torch.rand(len(counts), generator=source).double()
-                weights /= value.detach()[counts > 0].norm().clamp_min(1)
-                loss = loss + (weights * torch.where(counts > 0, ours, 0.0)).sum()
-                truth = truth + (weights * torch.where(counts > 0, value, 0.0)).sum()
-        for extreme, index in zip(extremes, where, strict=True):
-            assert torch.equal(index, torch.cat([side[extreme] for side in true]))
-        (upstream,) = torch.autograd.grad(loss, sums)
-        found = sweep.gradients(x, y, upstream.float(), shifts, True)
-        again = sweep_of(x, y, excluded, summands, extremes, False, mutual=True)
-        for one, other in zip(
-            (sweep.sums()[0], *found),
-            (again.sums()[0], *again.gradients(x, y, upstream.float(), shifts, True)),
-            strict=True,
-        ):
+    fused.INTERPRETED = fused.Blocks(16, 16, 16, 4, 1)
+    ours = values_and_gradients(name, torch.float32, statistics, True)
+    theirs = values_and_gradients(name, torch.float64, statistics, False)
+    for one, other in zip([*ours[0], *ours[1]], [*theirs[0], *theirs[1]], strict=True):
+        if one.is_floating_point():
+            torch.testing.assert_close(one, other.float(), rtol=2e-4, atol=2e-5)
+        else:
             assert torch.equal(one, other)
-    for ours, wanted in zip(found, torch.autograd.grad(truth, sides), strict=True):
-        torch.testing.assert_close(ours.double(), wanted, rtol=2e-4, atol=2e-5)
-
-
-FEW = [LogSumExp(100.0), SoftmaxMean(4.0), Extreme()]
 
 
 @needs_triton
-@pytest.mark.parametrize(
-    ("anchors", "candidates", "width", "listed", "statistics"),
-    [
-        (149, 37, 5, 2, FEW),  # two launches of eight blocks and more, none of them full
-        (19, 10, 37, 12, FEW),  # gradients by bands
-        (19, 70, 5, 0, [Sum(), Softplus(10.0, -10.0)]),
-        (3, 41, 5, 12, EVERYTHING),  # more sums than one visit keeps for both sides
-        (45, 7, 37, 9, [Between(0.0, 0.8), SoftmaxMean(-120.0), Extreme(largest=False)]),
-    ],
-)
-def test_one_visit_serves_the_rows_of_both_sides(interpreted, anchors, candidates, width, listed, statistics):
-    interpreted(both_sides, anchors, candidates, width, listed, statistics)
-
-
-def told_apart():
-    """Whether a verdict on kernels that serve one side says nothing of those that serve both, and what that is."""
-    from dipole.core.objectives.kernels import launch, selfcheck, source
-
-    x, lists, summands = unit(4, 5, 0), torch.zeros(4, 2, dtype=torch.long), source.summed([Sum()], [False])
-    given = x, lists, summands, [Extreme()], False, None
-    right = selfcheck.verdict(*given, mutual=True)
-    pair = launch.Sweep._pair
-    launch.Sweep._pair = lambda self: ({n: v * 1.1 for n, v in pair(self)[0].items()}, pair(self)[1])
-    wrong, alone = selfcheck.verdict(*given, mutual=True), selfcheck.verdict(*given)
-    launch.Sweep._pair = pair
-    return selfcheck.key_of(*given) != selfcheck.key_of(*given, mutual=True), right, wrong, alone
+@pytest.mark.parametrize("name", ["symmetric", "wide", "queue", "lists", "none excluded", "first"])
+@pytest.mark.parametrize("statistics", [EVERYTHING, [Sum()], [LogSumExp(100.0), Extreme()]], ids=["all", "one", "two"])
+def test_kernels_equal_tiles_in_float64(interpreted, name, statistics):
+    interpreted(compare, name, statistics)
 
 
 @needs_triton
-def test_kernels_for_both_sides_are_checked_by_themselves(interpreted):
-    apart, right, wrong, alone = interpreted(told_apart)
-    assert apart
-    assert right == alone == ""
-    assert "is off" in wrong
+def test_extremes_alone_need_no_sum(interpreted):
+    interpreted(compare, "queue", [Extreme(largest=False)])
 
 
-def outcome(text):
-    """The worst error of an objective by kernels on every layout of pairs, as `dipole check` finds it."""
+def runs_of_columns():
+    from dipole.core.objectives.kernels.fused import Matrix, Rows
+
+    x, y, excluded, *_ = matrices("queue")
+    return Matrix(Rows(x), Rows(y), excluded.int(), False, (), (), ())._splits()[0]
+
+
+@needs_triton
+def test_few_anchors_split_their_candidates(interpreted):
+    assert interpreted(runs_of_columns) == 3
+
+
+def same_bits(name):
+    one, other = (values_and_gradients(name, torch.float32, EVERYTHING, True) for _ in range(2))
+    return all(torch.equal(a, b) for a, b in zip([*one[0], *one[1]], [*other[0], *other[1]], strict=True))
+
+
+@needs_triton
+@pytest.mark.parametrize("name", ["symmetric", "queue"])
+def test_kernels_give_the_same_bits_again(interpreted, name):
+    assert interpreted(same_bits, name)
+
+
+def users_statistics(folder, name):
+    module = module_of(folder / "users.py", USERS_FUNCTIONS)
+    Cauchy.kernel = module.cauchy, module.cauchy_slope
+    Square.kernel = module.square, module.square_slope
+    try:
+        assert engine.outlook([Cauchy(), Square(1.0)]) == "kernels on a GPU, tiles on a processor"
+        compare(name, [Cauchy(), Square(2.0), LogSumExp(100.0), Cauchy(1.0)])
+    finally:
+        Cauchy.kernel = Square.kernel = None
+
+
+@needs_triton
+@pytest.mark.parametrize("name", ["symmetric", "wide"])
+def test_a_users_statistic_brings_its_kernel_functions(interpreted, name, tmp_path):
+    interpreted(users_statistics, tmp_path, name)
+
+
+def half_in_tiles():
+    records = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())
+    logging.getLogger("dipole").addHandler(handler)
+    for _ in range(2):
+        compare("symmetric", [Cauchy(), LogSumExp(2.0), Extreme()])
+    return records
+
+
+@needs_triton
+def test_only_a_statistic_without_kernel_functions_runs_in_tiles(interpreted):
+    (line,) = interpreted(half_in_tiles)
+    assert "tiles compute Cauchy: it has no kernel functions" in line
+
+
+def test_show_names_a_statistic_that_runs_in_tiles():
+    assert engine.outlook([Sum(), Cauchy()]).endswith("tiles everywhere for Cauchy: it has no kernel functions")
+    assert engine.outlook([Cauchy()]).startswith("tiles everywhere: Cauchy")
+
+
+def test_a_subclass_with_other_parts_does_not_inherit_kernel_functions():
+    @dataclass(frozen=True)
+    class Doubled(Sum):
+        def parts(self, s, e):
+            return 2 * s
+
+    assert Sum.kernel is not None
+    assert "no kernel functions" in engine.unsupported_reason(Doubled())
+
+
+def conformance(text):
+    """Return the outcome of the check "kernels" of `dipole check`: the worst error on every layout of pairs."""
     from dipole.core.conformance.kit import check_objective
 
     row = check_objective(text, only=["kernels"]).rows[0]
@@ -315,19 +283,16 @@ QUICK = {"triplet", *NO_STATISTICS}  # infonce is part of the sum
 @pytest.mark.parametrize(
     "text",
     [
-        *(
-            pytest.param(name, marks=[] if name in QUICK | NO_STATISTICS else [pytest.mark.slow])
-            for name in all_subjects()
-        ),
+        *(pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in all_subjects()),
         "infonce(temperature=0.01) + 0.1*dp + dcl(similarity=dot)",
     ],
 )
 def test_objectives_by_kernels_equal_their_loops_on_every_layout(interpreted, text):
-    outcome_of, detail = interpreted(outcome, text)
-    assert outcome_of == ("-" if text in NO_STATISTICS else "ok"), detail
+    outcome, detail = interpreted(conformance, text)
+    assert outcome == ("-" if text in NO_STATISTICS else "ok"), detail
 
 
-def empty():
+def rows_without_negatives():
     x = unit(4, 3, 0).requires_grad_()
     everything = torch.arange(4).repeat(4, 1)
     wanted = [LogSumExp(2.0), LogSumExp(200.0), SoftmaxMean(2.0), Sum(), Extreme()]
@@ -338,7 +303,7 @@ def empty():
     assert (found[wanted[4]] == -1).all()
     (found[wanted[2]].sum() + found[wanted[3]].sum()).backward()
     assert (x.grad == 0).all()
-    # Nobody is a negative of anybody, and no column is left.
+    # No candidate is a negative of any anchor, and no column is left.
     gone = row_statistics(x, x, everything[:, :0], [Sum(), Extreme()], counts=none, bound=1.0, first=4)
     assert (gone[Sum()] == 0).all()
     assert (gone[Extreme()] == -1).all()
@@ -347,36 +312,23 @@ def empty():
 
 @needs_triton
 def test_rows_without_negatives(interpreted):
-    interpreted(empty)
+    interpreted(rows_without_negatives)
 
 
-def penalty(text, dtype, layout):
-    """The derivative of a loss plus a penalty on its gradient, as WGAN-GP and Hessian products need it."""
+def second_derivative():
     import dipole
 
-    x, y, queue = (rows(7, 5, seed).to(dtype).requires_grad_() for seed in (1, 2, 3))
+    x, y = (rows(7, 5, seed).requires_grad_() for seed in (1, 2))
     before = engine.served()
-    loss = dipole.objective(text).to(dtype)
-    value = loss(x, y).loss if layout == "views" else loss(Pairs.cross(x, y, queue=queue, dropped=DROPPED)).loss
-    assert (engine.served() > before) == (dtype == torch.float32)
-    leaves = [x, y] if layout == "views" else [x, y, queue]
-    first = torch.autograd.grad(value, leaves, create_graph=True)
-    return torch.autograd.grad(value + sum(each.square().sum() for each in first), leaves)
-
-
-DROPPED = torch.tensor([[0, 1, -1]] * 7)
-
-
-def second_derivatives(text, layout):
-    for ours, theirs in zip(penalty(text, torch.float32, layout), penalty(text, torch.float64, layout), strict=True):
-        torch.testing.assert_close(ours, theirs.float(), rtol=1e-3, atol=1e-4 * float(theirs.abs().max()))
+    value = dipole.objective("infonce + 0.1*dp")(x, y).loss
+    assert engine.served() > before
+    with pytest.raises(engine.EngineError, match=r"second derivatives.*2\^20"):
+        torch.autograd.grad(value, [x, y], create_graph=True)
 
 
 @needs_triton
-@pytest.mark.parametrize("layout", ["views", "queue"])
-@pytest.mark.parametrize("text", ["dp", "infonce(temperature=0.05) + 0.1*dp", "triplet"])
-def test_second_derivatives_are_those_of_tiles(interpreted, text, layout):
-    interpreted(second_derivatives, text, layout)
+def test_second_derivatives_are_refused(interpreted):
+    interpreted(second_derivative)
 
 
 def half_inputs(dtype, width):
@@ -397,240 +349,139 @@ def half_inputs(dtype, width):
 @needs_triton
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("width", [24, 40])
-def test_half_precision_is_multiplied_as_it_came(interpreted, dtype, width):
+def test_half_precision_embeddings_are_multiplied_before_normalisation(interpreted, dtype, width):
     value, gradient = interpreted(half_inputs, dtype, width)
     assert value < 1e-5  # the products of half-precision numbers are exact: rounded rows would be 1e-3 off
     assert gradient < 0.01
 
 
-def broken():
-    from dipole.core.objectives.kernels import launch
+def broken_kernels(part):
+    from dipole.core.objectives.kernels.fused import Matrix
 
-    correct = launch.Sweep.sums
-    launch.Sweep.sums = lambda self: (correct(self)[0] * 1.01, *correct(self)[1:])
+    correct = getattr(Matrix, part)
+
+    def wrong(self, *args):
+        first, *others = correct(self, *args)
+        return first * 1.05, *others
+
+    setattr(Matrix, part, wrong)
     x, own = unit(6, 9, 0), torch.arange(6).unsqueeze(1)
+    engine._verdicts.clear()
+    engine._warned.clear()
     try:
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
             for wanted in ([SoftmaxMean(3.0), Sum()], [SoftmaxMean(3.0), Sum()], [Sum()]):
                 found = row_statistics(x, x, own, wanted, counts=torch.full((6,), 5), bound=1.0, symmetric=True)[Sum()]
     finally:
-        launch.Sweep.sums = correct
+        setattr(Matrix, part, correct)
     assert len(engine.failures()) == 2
+    engine._verdicts.clear()
     torch.testing.assert_close(found, (x @ x.T).fill_diagonal_(0).sum(1))
-    return [str(each.message) for each in seen if each.category is UserWarning]  # NumPy has words for the interpreter
+    # NumPy warns about the interpreter's arithmetic.
+    return [str(each.message) for each in seen if "self-check" in str(each.message)]
 
 
 @needs_triton
-def test_kernels_that_compute_something_else_are_not_trusted(interpreted):
-    (message,) = interpreted(broken)
-    assert "self-check" in message
-    assert "Sum() is off" in message
+@pytest.mark.parametrize(("part", "what"), [("sums", "Sum() is off"), ("gradients", "the gradient is off")])
+def test_wrong_kernels_fail_the_self_check_and_tiles_take_over(interpreted, part, what):
+    (message,) = interpreted(broken_kernels, part)
+    assert what in message
     assert "eager tiles" in message
-
-
-# What has no kernel ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("function", "reason"),
-    [
-        (lambda s: s - s.mean(), "'mean'"),
-        (lambda s: torch.softmax(s, 1), "'softmax'"),
-        (lambda s: s if s > 0 else -s, "value"),
-        (lambda s: s + torch.ones(3), "Tensor"),
-        (lambda s: s.mul_(2), "writes"),
-        (lambda s: s * float(torch.rand(())), "something else"),
-    ],
-)
-def test_what_a_kernel_cannot_say_is_left_to_tiles(function, reason):
-    with pytest.raises(Untraceable, match=reason):
-        trace(Plain(function))
-    assert reason in engine.outlook([Sum(), Plain(function)])
-
-
-@pytest.mark.parametrize(
-    "statistic",
-    [*EVERYTHING[:7], Plain(sigmoid_loss), Plain(piecewise)],
-    ids=lambda each: getattr(getattr(each, "function", each), "__name__", str(each)),
-)
-def test_an_expression_is_the_function_it_was_made_of(statistic):
-    from dipole.core.objectives.kernels.expression import compute
-
-    s = torch.linspace(-0.99, 0.98, 40, dtype=torch.float64).requires_grad_()
-    e = None if statistic.scale is None else (statistic.scale * (s - 1)).exp()
-    parts = statistic.parts(s, e)
-    for part, made, slope in zip(
-        parts if isinstance(parts, tuple) else (parts,), trace(statistic).parts, trace(statistic).slopes, strict=True
-    ):
-        torch.testing.assert_close(compute(made, s, e), part)
-        (true,) = torch.autograd.grad(part.sum(), s, retain_graph=True) if part.requires_grad else (torch.zeros(40),)
-        torch.testing.assert_close(compute(slope, s, e).detach(), true.double())
 
 
 # Compiled -------------------------------------------------------------------------------------------------------------
 
 
-def machine_code(kind, many, half, width, architecture, candidate=0):
-    """What the compiler says of a kernel: stack and local memory of the machine code, and its PTX."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+def machine_code(statistics, half, width, symmetric, listed, architecture):
+    """Compile the forward and the backward kernel; return of each its resources, shared memory and PTX."""
+    from dipole.core.objectives.kernels.fused import Matrix, Rows, sum_count
 
-    from dipole.core.objectives.kernels import launch, source
-
-    # Of `many`, True is as many as the kernel serves; a number is that many.
-    statistics = (
-        MANY[: many if many is not True else 4 if kind in ("half", "pair") else None] if many else [LogSumExp(2.0)]
-    )
-    summands = source.summed(statistics, [abs(each.scale or 0) > 60 for each in statistics])
-    name, mutual = kind.removeprefix("mutual "), kind.startswith("mutual ")
-    if name in ("forward", "half", "pair"):
-        text, _ = source.forward(summands, [], name)
-    elif name == "band":
-        text, _ = source.band(summands, symmetric=not mutual, mutual=mutual)
-    else:
-        text, _ = source.backward(summands, name, mutual)
-    sweep = launch.Sweep(*[launch.Factors(torch.zeros(1, width))] * 2, torch.zeros(1, 2), True, summands, ())
-    shapes = {"forward": launch.FORWARD, "band": launch.BANDED, "half": launch.SQUARE, "pair": launch.SQUARE}
-    blocks = shapes.get(name, launch.BACKWARD)[half]
-    chosen = [each for each in blocks if each.sums >= sweep.kept][candidate]
-    assert kind not in ("half", "pair") or sweep.kept <= launch.MOST_SUMS
-    function, element = launch.built(text), "*bf16" if half else "*fp32"
-    constants = launch.shape(chosen, width, width <= launch.WHOLE[half])
-    constants |= {"D": width, "SCALED": half, "FEW": 2, "PRECISION": "ieee"}
-    if "BD" in function.arg_names:
-        constants["BD"] = width
-    pointers = {"x": element, "y": element, "lists": "*i32", "where": "*i32"}
-    for each in ("x_scale", "y_scale", "sums", "shifts", "best", "grad", "out"):
-        pointers[each] = pointers[f"{each}_other"] = "*fp32"
-    pointers["where_other"] = "*i32"
-    if name == "band":
-        pointers["out"] = element
-    signature = {
-        name: "constexpr" if name in constants else pointers.get(name, "fp32" if name[0] == "k" else "i32")
-        for name in function.arg_names
-    }
-    vectors = {*pointers, "stride"}
-    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(function.arg_names) if name in vectors}
-    built = triton.compile(
-        ASTSource(function, signature, constants, aligned),
-        target=GPUTarget("cuda", architecture, 32),
-        options={"num_warps": chosen.warps, "num_stages": chosen.stages},
-    )
-    return resources(built.asm["cubin"]), built.metadata.shared, built.asm["ptx"]
+    x = torch.zeros(64, width, dtype=torch.bfloat16 if half else torch.float32)
+    side = Rows(x, torch.zeros(64) if half else None)
+    summed = tuple(each for each in statistics if isinstance(each, Statistic))
+    running = tuple(abs(each.scale or 0) > 60 for each in summed)
+    extremes = tuple(each for each in statistics if isinstance(each, Extreme))
+    matrix = Matrix(side, side, torch.zeros(64, listed, dtype=torch.int32), symmetric, summed, running, extremes)
+    with compiling_for(architecture) as built:
+        matrix.sums()
+        if summed:
+            upstream = torch.zeros(sum(map(sum_count, summed)), 64)
+            matrix.gradients(x.float(), x.float(), upstream, torch.zeros(len(summed), 64), False)
+    return [(resources(each.asm["cubin"]), each.metadata.shared, each.asm["ptx"]) for each in built]
 
 
 TENSOR_CORES = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
-KINDS = ("forward", "half", "pair", "rows", "columns", "both", "band", "mutual rows", "mutual columns", "mutual band")
-# The width of embeddings whose gradient stays in registers, and one whose does not.
-WIDTHS = {
-    128: ("forward", "half", "pair", "rows", "columns", "both", "mutual rows", "mutual columns"),
-    768: ("forward", "half", "pair", "band", "mutual band"),
-}
-REPRESENTATIVE = [
-    ("half", True, 80, 128),
-    ("forward", False, 90, 128),
-    ("columns", False, 100, 128),
-    ("band", True, 90, 768),
-    ("pair", True, 90, 128),
-    ("mutual columns", True, 80, 128),
-    ("mutual band", True, 100, 768),
-]
-
-
-# Where Triton 3.7, which PyTorch 2.13 asks for, is behind 3.8, by the case: bytes of stack that its ptxas takes, and
-# kernels for sm_100 that its compiler fails on. Such a matrix is served by tiles (`selfcheck.verdict`).
-STACK_OF_3_7 = {
-    ("forward", True, 100, 128): 24,
-    ("band", True, 100, 768): 16,
-    ("mutual band", True, 100, 768): 16,
-    ("both", True, True, 1, 90): 200,
-    ("forward", False, False, 1, 100): 24,
-    ("band", True, 2, 0, 100): 8,
-    ("band", True, False, 2, 100): 40,
-    ("rows", False, 100): 32,
-    ("both", False, 100): 32,
-    ("mutual rows", False, 100): 32,
-    ("mutual columns", True, 100): 24,
-}
-FAILS_IN_3_7 = {(kind, True, 100, width) for kind in ("half", "pair") for width in (128, 768)}
-
-
-def is_3_7():
-    return version("triton").startswith("3.7.")
-
-
-def stack_of(*case):
-    return STACK_OF_3_7.get(case, 0) if is_3_7() else 0
+SHARED = {80: 163, 90: 227, 100: 227}  # KiB of shared memory of a program
 
 
 @needs_triton
-@pytest.mark.parametrize(
-    ("kind", "many", "architecture", "width"),
-    [
-        pytest.param(*case, marks=[] if case in REPRESENTATIVE else [pytest.mark.slow])
-        for width, kinds in WIDTHS.items()
-        for case in product(kinds, (False, True), TENSOR_CORES, (width,))
-    ],
-)
-def test_bf16_kernels_use_tensor_cores_and_do_not_spill(compiled, kind, many, architecture, width):
-    if is_3_7() and (kind, many, architecture, width) in FAILS_IN_3_7:
-        with pytest.raises(RuntimeError, match="PassManager"):
-            compiled(machine_code, kind, many, True, width, architecture)
-        return
-    usage, shared, ptx = compiled(machine_code, kind, many, True, width, architecture)
-    assert usage["LOCAL"] == 0
-    assert usage["STACK"] <= stack_of(kind, many, architecture, width)
-    assert TENSOR_CORES[architecture] in ptx
-    assert not re.search(r"\batom\.", ptx)
-    assert not re.search(r"\bred\.", ptx)
-    assert shared <= {80: 163, 90: 227, 100: 227}[architecture] * 1024
-
-
-@needs_triton
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "half", "many", "candidate"),
-    [
-        *[("forward", True, many, 1) for many in (False, True)],
-        ("forward", True, False, 2),
-        *[("forward", False, many, 1) for many in (False, True)],
-        *[(kind, True, many, 1) for kind in ("rows", "columns", "both") for many in (False, True)],
-        ("band", True, 2, 0),
-        ("band", True, 2, 1),
-        ("band", True, False, 2),
-        ("band", False, 2, 1),
-    ],
-)
+@pytest.mark.kernels
 @pytest.mark.parametrize("architecture", TENSOR_CORES)
-def test_blocks_that_tuning_may_choose_do_not_spill(compiled, kind, half, many, candidate, architecture):
-    width = 768 if kind == "band" else 128
-    usage, shared, _ = compiled(machine_code, kind, many, half, width, architecture, candidate)
-    assert usage["LOCAL"] == 0
-    assert usage["STACK"] <= stack_of(kind, half, many, candidate, architecture)
-    assert shared <= {80: 163, 90: 227, 100: 227}[architecture] * 1024
+@pytest.mark.parametrize("width", [13, 128, 768])
+@pytest.mark.parametrize("half", [True, False], ids=["bf16", "float32"])
+@pytest.mark.parametrize(
+    ("statistics", "listed"),
+    [
+        *(([each], 2) for each in EVERYTHING),
+        *(([LogSumExp(2.0)], listed) for listed in (0, 20)),
+        (EVERYTHING[:5], 2),
+        (EVERYTHING, 2),
+    ],
+    ids=str,
+)
+def test_kernels_compile_without_spilling(compiled, statistics, listed, half, width, architecture):
+    if width != 128 and (len(statistics), listed) == (1, 2) and statistics != [LogSumExp(100.0)]:
+        pytest.skip("one statistic alone is compiled at one width")
+    for symmetric in (False, True):
+        for usage, shared, ptx in compiled(machine_code, statistics, half, width, symmetric, listed, architecture):
+            assert usage["LOCAL"] == 0
+            assert usage["STACK"] <= (48 if len(statistics) > 5 else 0)
+            assert shared <= SHARED[architecture] * 1024
+            assert not re.search(r"\b(atom|red)\.", ptx)
+            if half:
+                assert TENSOR_CORES[architecture] in ptx
+            else:
+                assert "tf32" not in ptx
 
 
-LOOP_POINTERS = {
-    ("columns", False, 100),
-    ("mutual columns", False, 80),
-    ("mutual columns", False, 100),
-    ("pair", True, 100),
-}
+def hash_of_forward(statistics, anchors=64):
+    """Compile the forward kernel in float32 for sm_90 and return its hash."""
+    from dipole.core.objectives.kernels.fused import Matrix, Rows
+
+    side = Rows(torch.zeros(anchors, 16))
+    lists, running = torch.zeros(anchors, 1, dtype=torch.int32), (False,) * len(statistics)
+    with compiling_for(90) as built:
+        Matrix(side, side, lists, False, statistics, running, ()).sums()
+    return built[0].hash
+
+
+def hashes_of_edits(folder):
+    edited = USERS_FUNCTIONS.replace("numbers[0] * (1.0 - s)),)", "numbers[0] * (1.0 - s * s)),)")
+    found = []
+    for number, text in enumerate([USERS_FUNCTIONS, edited, USERS_FUNCTIONS]):
+        module = module_of(folder / f"version{number}.py", text)
+        Cauchy.kernel = module.cauchy, module.cauchy_slope
+        found.append(hash_of_forward((Cauchy(),)))
+    Cauchy.kernel = None
+    return found
 
 
 @needs_triton
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS])
-@pytest.mark.parametrize("many", [False, True])
-@pytest.mark.parametrize("architecture", TENSOR_CORES)
-def test_float32_kernels_multiply_in_full_and_do_not_spill(compiled, kind, many, architecture):
-    usage, _, ptx = compiled(machine_code, kind, many, False, 768 if kind.endswith("band") else 128, architecture)
-    assert usage["LOCAL"] == 0
-    # A pointer or two of the loop.
-    pointers = 16 if (kind, many, architecture) in LOOP_POINTERS else 0
-    assert usage["STACK"] <= max(pointers, stack_of(kind, many, architecture))
-    assert "tf32" not in ptx
+def test_editing_a_statistics_function_compiles_a_new_kernel(compiled, tmp_path):
+    first, edited, again = compiled(hashes_of_edits, tmp_path)
+    assert first != edited
+    assert first == again
+
+
+def hashes_of_numbers():
+    sizes = ((0.5, 64), (1.0, 63), (0.07, 1), (2.0, 48))
+    return {hash_of_forward((LogSumExp(1 / number), SoftmaxMean(number)), rows) for number, rows in sizes}
+
+
+@needs_triton
+def test_other_temperatures_and_batch_sizes_reuse_a_kernel(compiled):
+    assert len(compiled(hashes_of_numbers)) == 1
 
 
 # The choice -----------------------------------------------------------------------------------------------------------
@@ -685,7 +536,7 @@ def test_an_engine_that_is_refused_is_not_asked_for_afterwards(monkeypatch):
 
 
 def test_rounding_to_tf32_follows_every_switch_of_pytorch():
-    from dipole.core.objectives.kernels.launch import tf32_allowed
+    from dipole.core.objectives.kernels.fused import tf32_allowed
 
     matmul, before = torch.backends.cuda.matmul, torch.get_float32_matmul_precision()
     try:

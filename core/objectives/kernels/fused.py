@@ -1,96 +1,319 @@
-"""The sweep by kernels, as autograd sees it."""
+"""Launch the kernels for one matrix, forward and backward. `fused` is the only entry point."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
+from torch.nn.functional import pad
 
-from dipole.core.objectives.dense import sweep_again
-from dipole.core.objectives.kernels.launch import HALF, Factors, Sweep
-from dipole.core.objectives.kernels.source import Summand
-from dipole.core.objectives.statistics import Extreme
+from dipole.core.objectives.kernels import template
+from dipole.core.objectives.kernels.functions import functions_of
+from dipole.core.objectives.statistics import SECOND_DERIVATIVES, Extreme, Statistic, as_tuple
+from dipole.core.utils.errors import EngineError
+
+HALF = (torch.bfloat16, torch.float16)
+# Lists of up to this many excluded columns are compared entry by entry.
+FEW = 8
+# Columns that a program of the forward pass visits at least, if the columns are split to occupy the device.
+SHORTEST = 1024
+# Bytes of the band of dL/ds that the backward pass writes and multiplies at a time.
+BAND = 1 << 28
 
 
-class _Fused(torch.autograd.Function):
-    """(sums (N, A), shifts (S, A), indices (A,) ...), as the sweep over tiles gives them."""
+@dataclass(frozen=True)
+class Blocks:
+    """The shape of a program: rows, columns, columns of the embeddings at a time, warps and pipeline stages."""
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, sweep: Sweep) -> tuple[Tensor, ...]:
-        sums, shifts, where = sweep.sums()
-        ctx.sweep = sweep
-        ctx.save_for_backward(x, y, shifts)
-        ctx.mark_non_differentiable(shifts, *where)
-        return sums, shifts, *where
+    rows: int
+    columns: int
+    width: int
+    warps: int
+    stages: int
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        x, y, shifts = ctx.saved_tensors
-        sweep: Sweep = ctx.sweep
-        candidates = ctx.needs_input_grad[1] and not sweep.symmetric
-        if torch.is_grad_enabled():
-            statistics, lists = [each.statistic for each in sweep.summands], sweep.lists.long()
-            found = sweep_again(statistics, x, y, lists, shifts, grad, symmetric=sweep.symmetric, candidates=candidates)
-            return *found, None
-        return *sweep.gradients(x, y, grad, shifts, candidates), None
+
+# By half precision.
+FORWARD = {True: Blocks(64, 64, 64, 8, 3), False: Blocks(32, 32, 32, 4, 2)}
+BACKWARD = {True: Blocks(64, 64, 64, 8, 3), False: Blocks(32, 32, 32, 4, 2)}
+INTERPRETED = Blocks(32, 32, 32, 4, 1)
+# Embeddings up to this width are loaded at once.
+WHOLE = {True: 128, False: 32}
 
 
 def fused(
     x: Tensor,
     y: Tensor,
     excluded: Tensor,
-    summands: Sequence[Summand],
+    statistics: Sequence[Statistic],
+    running: Sequence[bool],
     extremes: Sequence[Extreme],
     symmetric: bool,
     embeddings: tuple[Tensor, Tensor] | None = None,
-    tune: bool = False,
 ) -> tuple[Tensor, ...]:
-    """(sums (N, A), shifts (S, A), indices (A,) ...) of the similarities x y^T, with gradient.
+    """Return (sums (N, A), shifts (S, A), indices (A,) ...) of the similarities x y^T, with gradient.
 
     Args:
         x: (A, d) and
         y: (C, d), in float32.
-        excluded: (A, E) columns that take no part in a row; those outside the matrix are ignored.
-        summands: the statistics with a sum.
+        excluded: (A, E) columns that take no part in a row. Columns outside the matrix are ignored.
+        statistics: the statistics with a sum. Each needs kernel functions.
+        running: for each, whether its exponent needs a running maximum.
         extremes: the statistics with an index.
-        symmetric: x is y, and exclusion is mutual.
-        embeddings: of which the rows of x and y are multiples; where they are in half precision their products are
-            taken, which are exact, and the factors are multiplied in afterwards.
-        tune: choose blocks by measuring.
+        symmetric: x is y, and j is excluded for i exactly if i is for j.
+        embeddings: rows that x and y are multiples of. In half precision their products are exact, so the kernels
+            multiply these and scale the result.
     """
-    sweep = sweep_of(x, y, excluded, summands, extremes, symmetric, embeddings, tune)
-    found: tuple[Tensor, ...] = _Fused.apply(x, y, sweep)  # type: ignore[no-untyped-call]
+    lists = excluded.sort(1).values.to(torch.int32)
+    rows = _rows_of(x, y, embeddings)
+    matrix = Matrix(*rows, lists, symmetric, tuple(statistics), tuple(running), tuple(extremes))
+    found: tuple[Tensor, ...] = _Fused.apply(x, y, matrix)  # type: ignore[no-untyped-call]
     return found
 
 
-def sweep_of(
-    x: Tensor,
-    y: Tensor,
-    excluded: Tensor,
-    summands: Sequence[Summand],
-    extremes: Sequence[Extreme],
-    symmetric: bool,
-    embeddings: tuple[Tensor, Tensor] | None = None,
-    tune: bool = False,
-    mutual: bool = False,
-) -> Sweep:
-    """The same as kernels see it, without gradient; `mutual` if the rows of y are served as well."""
-    lists = excluded.sort(1).values.to(torch.int32)
-    return Sweep(*_factors(x, y, embeddings), lists, symmetric, tuple(summands), tuple(extremes), tune, mutual)
+class _Fused(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, matrix: Matrix) -> tuple[Tensor, ...]:
+        sums, shifts, where = matrix.sums()
+        ctx.matrix = matrix
+        ctx.save_for_backward(x, y, shifts)
+        ctx.mark_non_differentiable(shifts, *where)
+        return sums, shifts, *where
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise EngineError(SECOND_DERIVATIVES)
+        x, y, shifts = ctx.saved_tensors
+        matrix: Matrix = ctx.matrix
+        candidates = ctx.needs_input_grad[1] and not matrix.symmetric
+        return *matrix.gradients(x, y, grad, shifts, candidates), None
 
 
-def _factors(x: Tensor, y: Tensor, embeddings: tuple[Tensor, Tensor] | None) -> tuple[Factors, Factors]:
+@dataclass(frozen=True)
+class Rows:
+    """One side of the matrix as the kernels read it: s_ij = x_scale_i y_scale_j (x_i . y_j).
+
+    Args:
+        values: (n, d), contiguous. In half precision the encoder's output, not its normalised rows.
+        scale: (n,) in float32, or None for 1.
+    """
+
+    values: Tensor
+    scale: Tensor | None = None
+
+
+def _rows_of(x: Tensor, y: Tensor, embeddings: tuple[Tensor, Tensor] | None) -> tuple[Rows, Rows]:
     x, y = x.detach(), y.detach()
     if embeddings is None or any(each.dtype not in HALF for each in embeddings):
-        own = Factors(x.contiguous())
-        return own, own if x is y else Factors(y.contiguous())
-    own = _scaled(x, embeddings[0].detach())
-    return own, own if embeddings[1] is embeddings[0] else _scaled(y, embeddings[1].detach())
+        return Rows(x.contiguous()), Rows(y.contiguous())
+    return _scaled(x, embeddings[0].detach()), _scaled(y, embeddings[1].detach())
 
 
-def _scaled(x: Tensor, raw: Tensor) -> Factors:
+def _scaled(x: Tensor, raw: Tensor) -> Rows:
     length = torch.linalg.vector_norm(raw, dim=1, dtype=torch.float32)
     scale = torch.linalg.vector_norm(x, dim=1) / torch.where(length > 0, length, torch.inf)
-    return Factors(raw.contiguous(), scale)
+    return Rows(raw.contiguous(), scale)
+
+
+@lru_cache(maxsize=256)
+def sum_count(statistic: Statistic) -> int:
+    """Return the number of sums of a statistic."""
+    e = None if statistic.scale is None else torch.zeros(0, 0)
+    return len(as_tuple(statistic.parts(torch.zeros(0, 0), e)))
+
+
+def numbers_of(statistic: Statistic) -> tuple[float, ...]:
+    """Return what kernel functions get as `numbers`: the scale, if there is one, then the other fields in order."""
+    numbers = {each.name: float(getattr(statistic, each.name)) for each in fields(statistic)}  # type: ignore[arg-type]
+    if statistic.scale is None:
+        return tuple(numbers.values())
+    numbers.pop("scale", None)
+    return float(statistic.scale), *numbers.values()
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix of similarities and the statistics wanted of its rows; arguments as of `fused`.
+
+    `lists` are the excluded columns in int32, ascending in each row.
+    """
+
+    x: Rows
+    y: Rows
+    lists: Tensor
+    symmetric: bool
+    statistics: tuple[Statistic, ...]
+    running: tuple[bool, ...]
+    extremes: tuple[Extreme, ...]
+
+    def sums(self) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Return the sums (N, A), the shifts (S, A) and the indices (A,)."""
+        anchors = len(self.x.values)
+        splits, chunk = self._splits()
+        counts = [sum_count(each) for each in self.statistics]
+        stride, device = _aligned(anchors), self.x.values.device
+        sums = torch.empty(sum(counts), splits, stride, device=device)
+        shifts = torch.empty(len(counts), splits, stride, device=device)
+        best = torch.empty(len(self.extremes), splits, stride, device=device)
+        where = torch.empty_like(best, dtype=torch.int32)
+        blocks = INTERPRETED if interpreted() else FORWARD[self.half]
+        self._launch(
+            template.forward,
+            (triton.cdiv(anchors, blocks.rows), splits),
+            blocks,
+            chunk=chunk,
+            stride=stride,
+            shifts=shifts.unbind(),
+            sums=_nested(sums, counts),
+            best=best.unbind(),
+            where=where.unbind(),
+            VALUES=tuple(functions_of(each)[0] for each in self.statistics),
+            SIGNS=tuple(1.0 if each.largest else -1.0 for each in self.extremes),
+        )
+        return _merge(sums[..., :anchors], shifts[..., :anchors], best[..., :anchors], where[..., :anchors], counts)
+
+    def gradients(
+        self, x: Tensor, y: Tensor, grad: Tensor, shifts: Tensor, candidates: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the gradient (A, d) of x and, if `candidates`, the gradient (C, d) of y from that of the sums (N, A).
+
+        The kernel writes dL/ds of a band of rows, and two matrix products give the gradients. If the matrix is
+        symmetric, the first gradient is that of both sides.
+        """
+        anchors, columns = len(x), len(y)
+        dtype = torch.bfloat16 if self.half else torch.float32
+        most = max(256, BAND // (columns * dtype.itemsize) // 256 * 256)
+        if interpreted():
+            most = INTERPRETED.rows
+        stride = triton.cdiv(columns, 16) * 16  # rows that begin at 32 bytes are read as whole vectors
+        padding = (0, _aligned(anchors) - anchors)
+        grad, shifts = pad(grad, padding).contiguous(), pad(shifts, padding).contiguous()
+        band = torch.empty(min(most, anchors), stride, dtype=dtype, device=x.device)
+        dx, dy = torch.empty_like(x), torch.zeros_like(y) if candidates else None
+        left = x.to(dtype)
+        right = left if y is x else y.to(dtype)
+        counts = [sum_count(each) for each in self.statistics]
+        blocks = INTERPRETED if interpreted() else BACKWARD[self.half]
+        for start in range(0, anchors, most):
+            end = min(start + most, anchors)
+            self._launch(
+                template.backward,
+                (triton.cdiv(end - start, blocks.rows), triton.cdiv(columns, blocks.columns)),
+                blocks,
+                start=start,
+                end=end,
+                stride=stride,
+                shifts=shifts.unbind(),
+                grads=_nested(grad, counts),
+                out=band,
+                SLOPES=tuple(functions_of(each)[1] for each in self.statistics),
+                SYMMETRIC=self.symmetric,
+            )
+            slopes = band[: end - start, :columns]
+            dx[start:end] = _multiply(slopes, right)
+            if dy is not None:
+                dy += _multiply(slopes.T, left[start:end])
+        return dx, dy
+
+    @property
+    def half(self) -> bool:
+        return self.x.values.dtype in HALF
+
+    def _splits(self) -> tuple[int, int]:
+        """Return into how many runs the columns are split, so that few rows occupy the device, and columns of each."""
+        anchors, columns = len(self.x.values), len(self.y.values)
+        shortest, step, programs = (64, 32, 4) if interpreted() else (SHORTEST, 128, 2 * _processors(self.x.values))
+        splits = max(1, min(programs // triton.cdiv(anchors, step), columns // shortest))
+        chunk = max(step, triton.cdiv(columns, splits * step) * step)
+        return max(1, triton.cdiv(columns, chunk)), chunk
+
+    def _launch(self, kernel: Any, grid: tuple[int, int], blocks: Blocks, **arguments: Any) -> None:
+        width, listed = self.x.values.shape[1], self.lists.shape[1]
+        exponents = []
+        for statistic, running in zip(self.statistics, self.running, strict=True):
+            if statistic.scale is None:
+                exponents.append(template.NO_EXP.value)
+            else:
+                exponents.append(template.RUNNING_EXP.value if running else template.PLAIN_EXP.value)
+        piece = blocks.width
+        if not interpreted() and width <= WHOLE[self.half]:
+            piece = max(16, triton.next_power_of_2(width))
+        with torch.cuda.device_of(self.x.values):  # Triton launches on the current device, which may be another
+            kernel[grid](
+                x=self.x.values,
+                y=self.y.values,
+                x_scale=self.x.scale,
+                y_scale=self.y.scale,
+                lists=self.lists,
+                width=listed,
+                steps=listed.bit_length(),
+                A=len(self.x.values),
+                C=len(self.y.values),
+                numbers=tuple(numbers_of(each) for each in self.statistics),
+                **arguments,
+                EXPONENTS=tuple(exponents),
+                SCALED=self.x.scale is not None,
+                FEW=listed if listed <= FEW else -1,
+                D=width,
+                BM=blocks.rows,
+                BN=blocks.columns,
+                BK=piece,
+                PRECISION="tf32" if tf32_allowed() else "ieee",
+                num_warps=blocks.warps,
+                num_stages=blocks.stages,
+            )
+
+
+def _aligned(rows: int) -> int:
+    """Round up, so that each vector of a tensor (N, rows) begins at 16 bytes: other addresses need another kernel."""
+    return -(-rows // 4) * 4
+
+
+def _nested(rows: Tensor, counts: Sequence[int]) -> tuple[tuple[Tensor, ...], ...]:
+    """Return the rows of a tensor (N, ...), grouped by statistic."""
+    return tuple(group.unbind() for group in rows.split(list(counts))) if counts else ()
+
+
+def _merge(
+    sums: Tensor, shifts: Tensor, best: Tensor, where: Tensor, counts: Sequence[int]
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Merge the partial results (..., splits, A) of the runs of columns, in their order."""
+    if sums.shape[1] == 1:
+        return sums[:, 0], shifts[:, 0], list(where[:, 0].long())
+    shift = shifts.amax(1)
+    weights = (shifts - shift.unsqueeze(1)).exp()
+    each = [weights[i] for i, count in enumerate(counts) for _ in range(count)]
+    total = (sums * torch.stack(each)).sum(1) if each else sums[:, 0]
+    # Of equal extremes the first wins. A run without entries has the place -1.
+    top = best.amax(1)
+    last = torch.iinfo(where.dtype).max
+    place = torch.where((best == top.unsqueeze(1)) & (where >= 0), where, last).amin(1)
+    return total, shift, list(torch.where(top > -torch.inf, place, -1).long())
+
+
+def _multiply(slopes: Tensor, rows: Tensor) -> Tensor:
+    """Return the product of two matrices, accumulated and returned in float32."""
+    if slopes.dtype == torch.float32:
+        return slopes @ rows
+    if slopes.is_cuda:
+        return torch.mm(slopes, rows, out_dtype=torch.float32)
+    return slopes.float() @ rows.float()
+
+
+def _processors(x: Tensor) -> int:
+    return int(torch.cuda.get_device_properties(x.device).multi_processor_count)
+
+
+def interpreted() -> bool:
+    """Return whether kernels run in Triton's interpreter, on the CPU."""
+    return bool(triton.knobs.runtime.interpret)
+
+
+def tf32_allowed() -> bool:
+    """Return whether PyTorch may round float32 products to TF32."""
+    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")  # the older switches set it too
