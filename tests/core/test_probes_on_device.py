@@ -103,8 +103,7 @@ def test_sentevals_classifier_on_a_device_is_that_of_the_processor(nhid: int) ->
 
 
 @pytest.mark.parametrize(("device", "pieces"), [("cpu", 8), ("meta", 1)])
-def test_a_device_without_the_processors_cache_is_given_larger_pieces(device: str, pieces: int) -> None:
+def test_devices_get_larger_pieces_than_the_processors_cache(device: str, pieces: int) -> None:
     columns = 64
-    solver = object.__new__(logistic._Solver)
-    solver.x = torch.empty(8 * logistic.IN_CACHE // columns, 1, device=device)
-    assert len(list(solver._pieces(columns))) == pieces
+    found = list(logistic.row_pieces(8 * logistic.IN_CACHE // columns, columns, torch.device(device)))
+    assert len(found) == pieces

@@ -42,8 +42,8 @@ def test_all_problems_at_once_equal_scikit_learn_one_by_one(classes):
 
 @pytest.mark.parametrize("scale", [0.05, 1.0, 30.0])
 @pytest.mark.parametrize("rank", [12, 4])
-def test_values_of_c_that_are_solved_together_each_reach_their_own_optimum(scale, rank):
-    """Folds start from the mean fold and share factors where the ridge is small: both must leave no trace."""
+def test_each_value_of_c_reaches_its_own_optimum(scale, rank):
+    """Starting from the mean fold and from the value of C before must not show in the result."""
     x, y = blobs(300, 12, 2, seed=3)
     draw = np.random.default_rng(4)
     x = scale * np.concatenate([x[:, :rank], x[:, :rank] @ draw.normal(size=(rank, 12 - rank))], 1)
@@ -59,8 +59,7 @@ def test_values_of_c_that_are_solved_together_each_reach_their_own_optimum(scale
             assert np.mean(found[i, :, p] == model.predict(x - centre)) >= 0.9966  # one point on the border may tip
 
 
-def test_larger_values_of_c_reach_their_optimum_with_factors_of_a_smaller_one():
-    """Labels that features say nothing of take many steps, for which dearer factors are made and handed on."""
+def test_uninformative_features_of_many_scales_reach_the_optimum():
     draw = np.random.default_rng(0)
     x, y = draw.normal(size=(400, 150)) * np.geomspace(9, 0.15, 150), draw.integers(6, size=400)
     subsets = np.arange(400)[:, None] % 5 != np.arange(6)
@@ -87,7 +86,6 @@ def test_a_subset_that_is_given_twice_is_answered_twice(classes):
 
 
 def test_hundreds_of_classes_reach_the_optimum_that_scikit_learn_finds():
-    """Their start and preconditioner are of their own, and the values of C start from each other."""
     x, y = blobs(700, 10, 310, seed=8)
     subsets = np.ones((700, 1), dtype=bool)
     found = solve_subsets(x, y, subsets, [0.25, 4.0], tolerance=1e-4)

@@ -12,7 +12,7 @@ from sklearn.metrics import f1_score
 from sklearn.model_selection import KFold, StratifiedKFold
 from sklearn.utils import shuffle as sklearn_shuffle
 
-from dipole.core.evaluation.logistic import LARGEST, NotConverged, predictions, size_of
+from dipole.core.evaluation.logistic import LARGEST, NotConverged, predictions, largest_value
 from dipole.core.evaluation.probes import measuring_device
 from dipole.core.train.launch import pick_device
 from dipole.core.utils.errors import ConfigError, DataError, OptionError, nearest
@@ -147,7 +147,7 @@ def classify(
 ) -> Probe:
     """Probe the features (N, d) of every split by the protocol; `note` is told what is being done."""
     x = np.concatenate([features[name] for name in splits])
-    largest = size_of(x)
+    largest = largest_value(x)
     if not np.isfinite(largest):
         wrong = int((~np.isfinite(x)).any(1).sum())
         raise DataError(
