@@ -12,7 +12,7 @@ from sklearn.metrics import f1_score
 from sklearn.model_selection import KFold, StratifiedKFold
 from sklearn.utils import shuffle as sklearn_shuffle
 
-from dipole.core.evaluation.logistic import LARGEST, NotConverged, predictions, largest_value
+from dipole.core.evaluation.logistic import LARGEST, NotConverged, largest_value, predictions
 from dipole.core.evaluation.probes import measuring_device
 from dipole.core.train.launch import pick_device
 from dipole.core.utils.errors import ConfigError, DataError, OptionError, nearest
