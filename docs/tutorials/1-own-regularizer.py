@@ -13,8 +13,8 @@
 # %% [markdown]
 # # Your own regularizer, in all three domains
 #
-# Forty lines make a name that can be written behind any objective. The conformance kit checks it, and it trains
-# images, sentences and an agent without a line for any of them.
+# You write a regularizer in forty lines and add its name to any objective. The conformance kit checks it. It then
+# trains an image encoder, a sentence encoder and an agent without further code.
 #
 # Time on one core: 30 s with `DIPOLE_TUTORIAL=small`, 2.5 min without. Nothing is downloaded.
 
@@ -34,8 +34,9 @@ if importlib.util.find_spec("dipole") is None:  # on Colab, and in any environme
 # %% [markdown]
 # ## The regularizer
 #
-# It says what it needs of each row of similarities (`statistics`), and what it makes of that (`loss`). Here: different
-# instances should be no more alike than a ceiling. `reference` is the formula once more as loops, for the check.
+# `statistics` declares what the term needs from each row of the similarity matrix. `loss` combines these values. This
+# regularizer penalises cosines of different instances above a ceiling. `reference` repeats the formula as plain loops
+# for the check.
 
 # %%
 from typing import Annotated
@@ -72,7 +73,7 @@ class Apart(Objective):
 
 
 # %% [markdown]
-# From here on `apart` is a name like any other. An objective gives its loss, and its terms one by one:
+# You can now use `apart` like any other name. An objective returns its loss and the value of each term:
 
 # %%
 torch.manual_seed(0)
@@ -81,10 +82,10 @@ outcome = dipole.objective("infonce(temperature=0.2) + 0.5*apart(ceiling=0.2)")(
 print({name: round(float(term), 4) for name, term in outcome.terms.items()})
 
 # %% [markdown]
-# ## Checked
+# ## Check it
 #
-# Value and gradient against the loop in float64 on every layout of pairs, half precision, edges, permutations, and
-# more.
+# The kit compares value and gradient with the float64 loop on every layout of pairs. It also tests half precision,
+# edge cases and permutations.
 
 # %%
 report = dipole.check_objective("apart(ceiling=0.2)")
@@ -92,21 +93,22 @@ print(report.table())
 assert report.ok
 
 # %% [markdown]
-# A `-` is a check that does not apply. That of the last line, `ranks`, does: it compares two processes with one, which
-# cannot find what a notebook or a script defines for itself. Put the cell of the class into a file, in a notebook with
-# `%%writefile apart.py` as its first line, and the check from the command line is complete:
+# A `-` means that a check does not apply. The last check, `ranks`, compares two processes with one. Other processes
+# cannot import a class that a notebook or script defines. To run this check, write the class to a file (in a notebook,
+# put `%%writefile apart.py` in the first line of its cell) and use the command line:
 #
 # ```
 # dipole check apart:Apart
 # ```
 #
-# Training with several processes asks for the same: a module that each of them imports.
+# Training with several processes also needs a module that each process can import.
 
 # %% [markdown]
 # ## In three domains
 #
-# One text for all: images of digits, the sentences of Python's own documentation, and an agent that moves a dot.
-# Beside the score of each domain stands the uniformity of the last training batch (lower is farther apart).
+# The same objective trains on images of digits, on the sentences of Python's documentation, and in an agent that moves
+# a dot. The table shows the score of each domain and the uniformity of the last training batch (lower is farther
+# apart).
 
 # %%
 import os
@@ -138,14 +140,15 @@ for recipe in RECIPES:
     assert spread[recipe, "infonce + 0.3*apart"] < spread[recipe, "infonce"], recipe
 
 # %% [markdown]
-# In each domain the batch is more spread with it, which is all that it asks for. Whether that helps a score is another
-# question, which takes seeds and a test: [from a paper's table to a verdict](4-table-to-verdict.md) shows how.
+# In each domain the regularizer spreads the batch, as intended. Whether this improves a score needs several seeds and a
+# test: see [from a paper's table to a verdict](4-table-to-verdict.md).
 
 # %% [markdown]
 # ## What it does to similarities
 #
-# 64 points on one side of a sphere, each with a second view, for 200 steps: without it, with it. `infonce` alone
-# spreads them as well; with the regularizer pairs pile up just below the ceiling, and about half as many are above it.
+# We train 64 points on one side of a sphere for 200 steps, with and without the regularizer. Each point has a second
+# view. `infonce` alone also spreads them. With the regularizer, pairs gather just below the ceiling, and about half as
+# many are above it.
 
 # %% alt="Cosines of different points, with a line at the ceiling. With the regularizer the pairs pile up left of it."
 import matplotlib.pyplot as plt
@@ -180,5 +183,5 @@ alone, with_it = above.values()
 assert 0.3 < with_it / alone < 0.7
 
 # %% [markdown]
-# To share it, `dipole new my-objectives` begins a package with tests and continuous integration; [A loss of one's
-# own](../own-losses.md) has every hook.
+# To share it, `dipole new my-objectives` creates a package with tests and continuous integration.
+# [Own losses](../own-losses.md) describes every hook.

@@ -11,13 +11,13 @@
 # ---
 
 # %% [markdown]
-# # Fine-tune a sentence encoder; its SentEval and MTEB numbers
+# # Fine-tune a sentence encoder and score it with SentEval and MTEB
 #
-# A model of sentence-transformers, its own trainer, and an objective as its loss; and the two protocols by which such
-# encoders are compared, before and after.
+# You fine-tune a sentence-transformers model with its own trainer and a dipole objective as the loss. SentEval and MTEB
+# score the model before and after.
 #
-# Time on one core: 30 s with `DIPOLE_TUTORIAL=small`, which downloads nothing. Without it a published model and two
-# tasks of MTEB are fetched, and it takes what the network and a larger model take.
+# Time on one core: 30 s with `DIPOLE_TUTORIAL=small`, which downloads nothing. Without it, the tutorial downloads a
+# published model and two MTEB tasks, and takes longer.
 
 # %%
 import importlib.util
@@ -35,8 +35,8 @@ if importlib.util.find_spec("dipole") is None:  # on Colab, and in any environme
 # %% [markdown]
 # ## Sentences
 #
-# Python's own documentation: sentences that follow each other are pairs to learn from. A quarter of six long topics is
-# kept out of these, and is what encoders are tested on: which topic is a sentence of?
+# The text is Python's own documentation. Consecutive sentences are training pairs. A quarter of six long topics is held
+# out. The test asks which topic a held-out sentence belongs to.
 
 # %%
 import itertools
@@ -71,7 +71,7 @@ assert not tested.keys() & {sentence for pair in pairs for sentence in pair}
 # %% [markdown]
 # ## A model
 #
-# A published checkpoint. The small setting makes a tiny BERT with random weights in its place.
+# This is a published checkpoint. The small setting uses a tiny BERT with random weights instead.
 
 # %%
 from sentence_transformers import SentenceTransformer
@@ -114,10 +114,10 @@ model = tiny("tiny", [text for pair in pairs for text in pair]) if SMALL else pu
 # %% [markdown]
 # ## SentEval
 #
-# With its own files where you have them: in the folder that `SENTEVAL` names, or in `data/senteval`, where `dipole
-# data get senteval` puts them. Else its protocol on the sentences above, which take the place of TREC's six classes of
-# questions: a classifier is fitted on the first part, its strength chosen by cross-validation, and tested once on the
-# second. (Hence the warning that these are not TREC's files, which is expected and silenced here.)
+# If you have SentEval's files, put them into `data/senteval` (`dipole data get senteval` does this), or set `SENTEVAL` to
+# their folder. Otherwise this cell runs SentEval's protocol on the sentences above, in place of TREC's six classes of
+# questions. A classifier is fitted on the first part. Cross-validation chooses its regularization. It is tested once on
+# the second part. SentEval warns that these are not TREC's files. The warning is expected and silenced here.
 
 # %%
 from dipole.text import senteval
@@ -147,8 +147,8 @@ def senteval_numbers() -> dict[str, float]:
 # %% [markdown]
 # ## MTEB
 #
-# MTEB takes the model as it is, and tasks of its own by name. A task of yours is a class with its data: here the same
-# sentences once more, by MTEB's protocol of classification: fitted on eight sentences of each class, five times.
+# MTEB takes the model without changes, and its own tasks by name. Your own task is a class with its data. Here we use
+# the same sentences with MTEB's classification protocol: fit on eight sentences of each class, five times.
 
 # %%
 import mteb
@@ -200,8 +200,8 @@ before = senteval_numbers() | mteb_numbers()
 # %% [markdown]
 # ## Fine-tuning
 #
-# The one line is the loss. `CachedContrastiveLoss` holds the activations of `mini_batch_size` sentences at a time,
-# while the objective sees the whole batch.
+# The only new line is the loss. `CachedContrastiveLoss` stores the activations of `mini_batch_size` sentences at a time.
+# The objective still sees the whole batch.
 
 # %%
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
@@ -258,12 +258,11 @@ if SMALL and own:
     assert all(after[name] > before[name] + 5 for name in before)
 
 # %% [markdown]
-# What they say: an encoder that knows nothing learns from neighbouring sentences alone what separates topics, and
-# gains on sentences that it has not seen, by either protocol. MTEB's number is the lower one, because its classifier
-# is fitted on eight sentences of a class and SentEval's on all. Of a published checkpoint, which knows far more
-# English than these pages teach, expect less: two epochs on one document may well cost what other tasks ask for, and
-# that is what a table of several tasks before *and* after is for. One run is one seed; a comparison of two objectives
+# An untrained encoder learns from neighbouring sentences what separates topics. Both scores rise on unseen sentences.
+# MTEB's score is lower, because its classifier is fitted on eight sentences of a class and SentEval's on all. Expect
+# less from a published checkpoint, which already knows more English than these pages teach. Two epochs on one document
+# can lower other tasks, so compare several tasks before and after. One run is one seed. A comparison of two objectives
 # needs several.
 #
-# [Trainers](../trainers.md) has hard negatives, several processes and terms with parameters; [text](../text.md) the
-# protocols of SentEval and how their numbers compare with published ones.
+# [Trainers](../trainers.md) covers hard negatives, several processes and terms with parameters. [Text](../text.md)
+# describes SentEval's protocols and compares our numbers with published ones.

@@ -13,9 +13,9 @@
 # %% [markdown]
 # # From a paper's table to a verdict
 #
-# A paper prints a table and says what follows from it. A suite of the same name makes the numbers again, sets them
-# beside the printed ones, and tests each sentence on them. Here: do larger blocks of similar sentences help, as Table
-# 2 of Arora et al. has it?
+# A paper prints a table and draws conclusions. A suite of the same name reproduces the numbers, compares them with the
+# printed ones, and tests each conclusion. Here: do larger blocks of similar sentences help, as Table 2 of Arora et al.
+# says?
 #
 # Time on one core: 50 s with `DIPOLE_TUTORIAL=small`, 2 min without. Nothing is downloaded.
 
@@ -33,7 +33,7 @@ if importlib.util.find_spec("dipole") is None:  # on Colab, and in any environme
         raise RuntimeError("There is no release on the index yet. Set DIPOLE_SOURCE, and run this cell again.")
 
 # %% [markdown]
-# ## What is printed, and what it is to show
+# ## The printed table and its claims
 
 # %%
 from dipole.benchmarks.report import published
@@ -46,11 +46,11 @@ print({name: cell.mean for name, cell in table.find("CURL / Wiki-3029").cells.it
 print(f"{claim.id} ({claim.where}): {claim.statement}")
 
 # %% [markdown]
-# ## Running it
+# ## Run the suite
 #
-# The suite's small scale replaces Wiki-3029 by the topics of Python's own documentation, which come with Python. Three
-# seeds of it come with dipole as results (`--known shipped`): they are not run again, and every further seed is yours.
-# One line is printed for each run that ends; then come the tables.
+# The suite's small scale replaces Wiki-3029 by the topics of Python's documentation. Results of three seeds come with
+# dipole (`--known shipped`), so they do not run again. Additional seeds run here. The command prints one line for each
+# finished run, and then the tables.
 
 # %%
 import os
@@ -77,15 +77,14 @@ def dipole(*words: str) -> None:
 dipole("bench", TABLE, "--known", "shipped", "--seeds", "4" if SMALL else "6")
 
 # %% [markdown]
-# `other protocol` stands where a verdict would: the numbers are of other data and another encoder, so that agreeing
-# with the printed ones, or not, would tell nothing of the paper. The three differences are in the first line of the
-# results. What can be compared is whether the *sentence* is true here.
+# The table shows `other protocol` instead of a verdict on the numbers. Data and encoder differ from the paper's, so the
+# numbers cannot be compared. The first line of the results lists the three differences. You can still test whether the
+# *claim* is true here.
 
 # %% [markdown]
-# ## A look at it
+# ## The results in Python
 #
-# The same results in Python: the suite as it was run, and the records of this folder and of those that come with
-# dipole.
+# This cell loads the suite, the records of this folder and the records that come with dipole.
 
 # %% alt="Accuracy over block sizes 2, 5, 10. Printed: it rises. Ours, a dot a seed: 86, 87, then 84.5."
 from pathlib import Path
@@ -117,7 +116,8 @@ plt.show()
 # %% [markdown]
 # ## The verdict
 #
-# A claim agrees, differs, or cannot be decided at this number of seeds; then it says how many would decide it.
+# A claim agrees, differs, or is undecided with this number of seeds. If it is undecided, the verdict says how many seeds
+# it needs.
 
 # %%
 for claimed in results.claims():
@@ -129,19 +129,19 @@ assert verdicts == {"arora-c06": "differs", "arora-c07": "no data"}
 assert [len(cell.samples) for cell in results.cells] == [4 if SMALL else 6] * 3
 
 # %% [markdown]
-# The sentence says that each step to a larger block gains. Here the two steps lose together, with an interval that
-# does not hold 0: decided, and against the sentence, *of this setting*. A reason is among the differences: topics with
-# fewer sentences than a block are left out of training, and many are short, so that larger blocks learn from less. The
-# other claim is about IMDb reviews, which nobody ran here: no data.
+# The paper claims that each larger block size gains. Here the two steps together lose, and the interval excludes 0. The
+# verdict is *differs*, for this setting. The listed differences name a reason: topics with fewer sentences than a block
+# are not used in training. Many topics are short, so larger blocks learn from less text. The other claim is about IMDb
+# reviews, which were not run: no data.
 #
-# `--scale paper` is the paper's own protocol. It needs the corpus, and its verdict would be one of the paper.
+# `--scale paper` runs the paper's own protocol. It needs the corpus, and only its verdict is about the paper.
 
 # %% [markdown]
 # ## Another suite
 #
-# Every table of the papers with numbers to compare is such a suite (`dipole list`, [papers](../papers.md)). Of LMCL's
-# Table 1 all runs come with dipole, so that it only has to be read. It ends undecided, and with the number of seeds
-# that would tell:
+# Every table of the papers with comparable numbers is a suite (`dipole list`, [papers](../papers.md)). All runs of LMCL's
+# Table 1 come with dipole, so you only read them. The claim is undecided, and the verdict names the number of seeds that
+# it needs:
 
 # %%
 shipped = gather([SHIPPED])
@@ -151,11 +151,11 @@ for claimed in SuiteResults(manifest, shipped.collection.records).claims():
     assert claimed.verdict_alone.startswith("cannot be decided")
 
 # %% [markdown]
-# From the command line, with its table, and everything on one page, yours and what comes with dipole:
+# On the command line, the first command prints the table. The second writes a report of your runs and the shipped ones:
 #
 # ```
 # dipole bench lmcl-table1 --known shipped
 # dipole report runs shipped -o report.html
 # ```
 #
-# [benchmarks](../benchmarks.md) says how verdicts are reached.
+# [Benchmarks](../benchmarks.md) explains the verdicts.

@@ -13,8 +13,8 @@
 # %% [markdown]
 # # Reading the geometry of embeddings
 #
-# A probe's accuracy tells little about what an objective did to the embeddings. Distances, directions in use, and what
-# lies where tell more, collapse among them. Three objectives on digits, looked at in four ways.
+# A probe's accuracy shows little of what an objective does to the embeddings. Distances, the number of directions in use
+# and a plot show more, for example a collapse. We look at three objectives on digits in four ways.
 #
 # Time on one core: 40 s with `DIPOLE_TUTORIAL=small`, 2 min without. Nothing is downloaded.
 
@@ -34,11 +34,10 @@ if importlib.util.find_spec("dipole") is None:  # on Colab, and in any environme
 # %% [markdown]
 # ## Three runs
 #
-# `infonce` alone, with a little distance polarization, and with far too much. (`reduction=mean` averages over pairs;
-# the default adds up over the batch, as LMCL's Eq. 10 has it, so that there the same weight grows with the batch.)
+# We train `infonce` alone, with a little distance polarization, and with far too much. (`reduction=mean` averages over
+# pairs. The default sums over the batch as in LMCL's Eq. 10, so the same weight has more effect in a larger batch.)
 #
-# A finished run has all that is needed to use its model: `load_run` gives the record, the adapter (data and encoder)
-# and the objective.
+# A finished run is self-contained. `load_run` returns the record, the adapter (data and encoder) and the objective.
 
 # %%
 import os
@@ -70,15 +69,15 @@ for name, text in OBJECTIVES.items():
     print(f"{name:9} {text:33} five labels per class: {accuracy[name]:.3f}")
 
 # %% [markdown]
-# Accuracy is measured on the encoder's features, in front of the projector; `adapter.features` returns the embeddings
-# behind it, which are what the objective sees. So what has happened to the embeddings shows in the accuracy muffled,
-# if at all: the last run is behind by some points, and nothing says why.
+# Accuracy is measured on the encoder's features, before the projector. `adapter.features` returns the embeddings after
+# the projector, which the objective sees. Accuracy therefore shows changes of the embeddings only weakly. The last run is
+# some points lower, and accuracy does not say why.
 
 # %% [markdown]
 # ## Distances
 #
-# D = (1 - cos) / 2 of pairs of one class and of two. Distance polarization (`dp`) empties the interval between its
-# ends, 0.1 and 0.5, which is grey here.
+# The plot shows D = (1 - cos) / 2 of pairs of the same class and of different classes. Distance polarization (`dp`)
+# empties its margin from 0.1 to 0.5, shown in grey.
 
 # %% alt="Distances of pairs. Alone and gentle: spread from 0 to 1. Too much: all of them between 0 and 0.1."
 import matplotlib.pyplot as plt
@@ -98,15 +97,15 @@ figure.legend(lines, ["same class", "different classes"], loc="outside upper cen
 plt.show()
 
 # %% [markdown]
-# The first two spread over the whole range, and pairs of one class are nearer. In the third every pair lies left of
-# the margin, of one class as of two: all embeddings have moved together. Its margin is empty as well, emptier than
-# that of the gentle one. That is no success: where everything is in one place, there is nothing to tell apart.
+# The first two spread over the whole range, and pairs of the same class are closer. In the third, every pair is left of
+# the margin, of the same class or not: all embeddings have collapsed. Its margin is even emptier than that of the gentle
+# run. This is no success, because the classes cannot be separated.
 
 # %% [markdown]
 # ## Numbers
 #
-# Uniformity (lower is farther apart, 0 is one point), the number of directions in use, and the share of pairs inside
-# the margin.
+# The table shows uniformity (lower is farther apart, 0 is one point), the number of directions in use, and the share of
+# pairs inside the margin.
 
 # %%
 from dipole.core.evaluation.diagnostics import margin_occupancy, uniformity
@@ -126,19 +125,19 @@ assert found["too much"][2] < 0.05
 assert found["too much"][0] > -0.5
 
 # %% [markdown]
-# How to read them together:
+# Read the numbers together:
 #
-# * the margin emptier and uniformity nearly as low: `dp` does what it says (gentle);
-# * **the margin at 0 and uniformity near 0: a collapse** (too much). One of the two numbers alone does not tell; few
-#   directions and a mean distance near 0 (`diagnostics` in the record) say the same.
+# * If the margin is emptier and uniformity stays low, `dp` works as intended (gentle).
+# * **If the margin is at 0 and uniformity is near 0, the embeddings have collapsed** (too much). One number alone does not
+#   show it. Few directions and a mean distance near 0 (`diagnostics` in the record) confirm it.
 #
-# The cure is a smaller weight, here by a factor of forty.
+# To fix a collapse, use a smaller weight, here forty times smaller.
 
 # %% [markdown]
 # ## Directions
 #
-# The singular values of the embeddings around their mean, the largest first: where they fall early, few directions
-# carry everything. What is below a millionth of the largest is rounding, and left out.
+# The plot shows the singular values of the centred embeddings in descending order. If they fall early, few directions
+# carry the information. Values below a millionth of the largest are rounding errors and are not shown.
 
 # %% alt="Singular values over their number. Alone and gentle: two slow falls. Too much: steep from the start."
 figure, axes = plt.subplots(figsize=(7, 3), layout="constrained")
@@ -153,10 +152,10 @@ figure.legend(loc="outside right upper", frameon=False)
 plt.show()
 
 # %% [markdown]
-# ## A look from two sides
+# ## A projection
 #
-# The plane of the two longest directions, coloured by digit, on the same axes everywhere. It hides all other
-# directions: read it beside the numbers above.
+# The plot projects the embeddings on the two longest directions, with the same axes for each run and one colour per
+# digit. It hides all other directions, so read it together with the numbers above.
 
 # %% alt="Embeddings in a plane, coloured by digit. Alone and gentle: groups in a disc. Too much: a small heap."
 figure, panels = plt.subplots(1, 3, figsize=(10, 3.6), sharex=True, sharey=True, layout="constrained")
@@ -171,9 +170,9 @@ figure.legend(*points.legend_elements(), loc="outside right center", frameon=Fal
 plt.show()
 
 # %% [markdown]
-# ## On with these runs
+# ## Use these runs
 #
-# They lie in the folder `runs`, and everything that works on a run works on them:
+# The runs are in the folder `runs`. Every command for runs works on them:
 
 # %%
 for name, text in OBJECTIVES.items():
@@ -182,6 +181,6 @@ print(f"dipole compare {hashes['alone']} {hashes['gentle']}")
 print("dipole report runs -o report.html")
 
 # %% [markdown]
-# `dipole theory` evaluates the papers' inequalities on the same features ([theory](../theory.md)), `compare` says in
-# what two runs differ, and the report has these pictures for every run of the folder. What CLLR's projection does to
-# directions is in [CLLR](../cllr.md); which numbers a record keeps, in [runs](../runs.md).
+# `dipole theory` evaluates the papers' inequalities on the same features ([theory](../theory.md)). `dipole compare` lists
+# the differences of two runs. The report contains these plots for every run of the folder. [CLLR](../cllr.md) describes
+# the effect of its projection on the directions, and [runs](../runs.md) the numbers in a record.
