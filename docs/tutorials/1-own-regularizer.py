@@ -140,8 +140,8 @@ for recipe in RECIPES:
     assert spread[recipe, "infonce + 0.3*apart"] < spread[recipe, "infonce"], recipe
 
 # %% [markdown]
-# In each domain the regularizer spreads the batch, as intended. Whether this improves a score needs several seeds and a
-# test: see [from a paper's table to a verdict](4-table-to-verdict.md).
+# In each domain the regularizer spreads the batch, as intended. Whether this improves a score needs several seeds and
+# a test: see [from a paper's table to a verdict](4-table-to-verdict.md).
 
 # %% [markdown]
 # ## What it does to similarities

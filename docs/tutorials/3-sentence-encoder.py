@@ -13,8 +13,8 @@
 # %% [markdown]
 # # Fine-tune a sentence encoder and score it with SentEval and MTEB
 #
-# You fine-tune a sentence-transformers model with its own trainer and a dipole objective as the loss. SentEval and MTEB
-# score the model before and after.
+# You fine-tune a sentence-transformers model with its own trainer and a dipole objective as the loss. SentEval and
+# MTEB score the model before and after.
 #
 # Time on one core: 30 s with `DIPOLE_TUTORIAL=small`, which downloads nothing. Without it, the tutorial downloads a
 # published model and two MTEB tasks, and takes longer.
@@ -35,8 +35,8 @@ if importlib.util.find_spec("dipole") is None:  # on Colab, and in any environme
 # %% [markdown]
 # ## Sentences
 #
-# The text is Python's own documentation. Consecutive sentences are training pairs. A quarter of six long topics is held
-# out. The test asks which topic a held-out sentence belongs to.
+# The text is Python's own documentation. Consecutive sentences are training pairs. A quarter of six long topics is
+# held out. The test asks which topic a held-out sentence belongs to.
 
 # %%
 import itertools
@@ -114,10 +114,11 @@ model = tiny("tiny", [text for pair in pairs for text in pair]) if SMALL else pu
 # %% [markdown]
 # ## SentEval
 #
-# If you have SentEval's files, put them into `data/senteval` (`dipole data get senteval` does this), or set `SENTEVAL` to
-# their folder. Otherwise this cell runs SentEval's protocol on the sentences above, in place of TREC's six classes of
-# questions. A classifier is fitted on the first part. Cross-validation chooses its regularization. It is tested once on
-# the second part. SentEval warns that these are not TREC's files. The warning is expected and silenced here.
+# If you have SentEval's files, put them into `data/senteval` (`dipole data get senteval` does this), or set
+# `SENTEVAL` to their folder. Otherwise this cell runs SentEval's protocol on the sentences above, in place of TREC's
+# six classes of questions. A classifier is fitted on the first part. Cross-validation chooses its regularization. It
+# is tested once on the second part. SentEval warns that these are not TREC's files. The warning is expected and
+# silenced here.
 
 # %%
 from dipole.text import senteval
@@ -200,8 +201,8 @@ before = senteval_numbers() | mteb_numbers()
 # %% [markdown]
 # ## Fine-tuning
 #
-# The only new line is the loss. `CachedContrastiveLoss` stores the activations of `mini_batch_size` sentences at a time.
-# The objective still sees the whole batch.
+# The only new line is the loss. `CachedContrastiveLoss` stores the activations of `mini_batch_size` sentences at a
+# time. The objective still sees the whole batch.
 
 # %%
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments

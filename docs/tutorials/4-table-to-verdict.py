@@ -77,9 +77,9 @@ def dipole(*words: str) -> None:
 dipole("bench", TABLE, "--known", "shipped", "--seeds", "4" if SMALL else "6")
 
 # %% [markdown]
-# The table shows `other protocol` instead of a verdict on the numbers. Data and encoder differ from the paper's, so the
-# numbers cannot be compared. The first line of the results lists the three differences. You can still test whether the
-# *claim* is true here.
+# The table shows `other protocol` instead of a verdict on the numbers. Data and encoder differ from the paper's, so
+# the numbers cannot be compared. The first line of the results lists the three differences. You can still test
+# whether the *claim* is true here.
 
 # %% [markdown]
 # ## The results in Python
@@ -116,8 +116,8 @@ plt.show()
 # %% [markdown]
 # ## The verdict
 #
-# A claim agrees, differs, or is undecided with this number of seeds. If it is undecided, the verdict says how many seeds
-# it needs.
+# A claim agrees, differs, or is undecided with this number of seeds. If it is undecided, the verdict says how many
+# seeds it needs.
 
 # %%
 for claimed in results.claims():
@@ -129,19 +129,19 @@ assert verdicts == {"arora-c06": "differs", "arora-c07": "no data"}
 assert [len(cell.samples) for cell in results.cells] == [4 if SMALL else 6] * 3
 
 # %% [markdown]
-# The paper claims that each larger block size gains. Here the two steps together lose, and the interval excludes 0. The
-# verdict is *differs*, for this setting. The listed differences name a reason: topics with fewer sentences than a block
-# are not used in training. Many topics are short, so larger blocks learn from less text. The other claim is about IMDb
-# reviews, which were not run: no data.
+# The paper claims that each larger block size gains. Here the two steps together lose, and the interval excludes 0.
+# The verdict is *differs*, for this setting. The listed differences name a reason: topics with fewer sentences than a
+# block are not used in training. Many topics are short, so larger blocks learn from less text. The other claim is
+# about IMDb reviews, which were not run: no data.
 #
 # `--scale paper` runs the paper's own protocol. It needs the corpus, and only its verdict is about the paper.
 
 # %% [markdown]
 # ## Another suite
 #
-# Every table of the papers with comparable numbers is a suite (`dipole list`, [papers](../papers.md)). All runs of LMCL's
-# Table 1 come with dipole, so you only read them. The claim is undecided, and the verdict names the number of seeds that
-# it needs:
+# Every table of the papers with comparable numbers is a suite (`dipole list`, [papers](../papers.md)). All runs of
+# LMCL's Table 1 come with dipole, so you only read them. The claim is undecided, and the verdict names the number of
+# seeds that it needs:
 
 # %%
 shipped = gather([SHIPPED])
@@ -151,7 +151,8 @@ for claimed in SuiteResults(manifest, shipped.collection.records).claims():
     assert claimed.verdict_alone.startswith("cannot be decided")
 
 # %% [markdown]
-# On the command line, the first command prints the table. The second writes a report of your runs and the shipped ones:
+# On the command line, the first command prints the table. The second writes a report of your runs and the shipped
+# ones:
 #
 # ```
 # dipole bench lmcl-table1 --known shipped

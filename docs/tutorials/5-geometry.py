@@ -13,8 +13,8 @@
 # %% [markdown]
 # # Reading the geometry of embeddings
 #
-# A probe's accuracy shows little of what an objective does to the embeddings. Distances, the number of directions in use
-# and a plot show more, for example a collapse. We look at three objectives on digits in four ways.
+# A probe's accuracy shows little of what an objective does to the embeddings. Distances, the number of directions in
+# use and a plot show more, for example a collapse. We look at three objectives on digits in four ways.
 #
 # Time on one core: 40 s with `DIPOLE_TUTORIAL=small`, 2 min without. Nothing is downloaded.
 
@@ -69,9 +69,9 @@ for name, text in OBJECTIVES.items():
     print(f"{name:9} {text:33} five labels per class: {accuracy[name]:.3f}")
 
 # %% [markdown]
-# Accuracy is measured on the encoder's features, before the projector. `adapter.features` returns the embeddings after
-# the projector, which the objective sees. Accuracy therefore shows changes of the embeddings only weakly. The last run is
-# some points lower, and accuracy does not say why.
+# Accuracy is measured on the encoder's features, before the projector. `adapter.features` returns the embeddings
+# after the projector, which the objective sees. Accuracy therefore shows changes of the embeddings only weakly. The
+# last run is some points lower, and accuracy does not say why.
 
 # %% [markdown]
 # ## Distances
@@ -97,15 +97,15 @@ figure.legend(lines, ["same class", "different classes"], loc="outside upper cen
 plt.show()
 
 # %% [markdown]
-# The first two spread over the whole range, and pairs of the same class are closer. In the third, every pair is left of
-# the margin, of the same class or not: all embeddings have collapsed. Its margin is even emptier than that of the gentle
-# run. This is no success, because the classes cannot be separated.
+# The first two spread over the whole range, and pairs of the same class are closer. In the third, every pair is left
+# of the margin, of the same class or not: all embeddings have collapsed. Its margin is even emptier than that of the
+# gentle run. This is no success, because the classes cannot be separated.
 
 # %% [markdown]
 # ## Numbers
 #
-# The table shows uniformity (lower is farther apart, 0 is one point), the number of directions in use, and the share of
-# pairs inside the margin.
+# The table shows uniformity (lower is farther apart, 0 is one point), the number of directions in use, and the share
+# of pairs inside the margin.
 
 # %%
 from dipole.core.evaluation.diagnostics import margin_occupancy, uniformity
@@ -128,8 +128,8 @@ assert found["too much"][0] > -0.5
 # Read the numbers together:
 #
 # * If the margin is emptier and uniformity stays low, `dp` works as intended (gentle).
-# * **If the margin is at 0 and uniformity is near 0, the embeddings have collapsed** (too much). One number alone does not
-#   show it. Few directions and a mean distance near 0 (`diagnostics` in the record) confirm it.
+# * **If the margin is at 0 and uniformity is near 0, the embeddings have collapsed** (too much). One number alone
+#   does not show it. Few directions and a mean distance near 0 (`diagnostics` in the record) confirm it.
 #
 # To fix a collapse, use a smaller weight, here forty times smaller.
 
@@ -181,6 +181,6 @@ print(f"dipole compare {hashes['alone']} {hashes['gentle']}")
 print("dipole report runs -o report.html")
 
 # %% [markdown]
-# `dipole theory` evaluates the papers' inequalities on the same features ([theory](../theory.md)). `dipole compare` lists
-# the differences of two runs. The report contains these plots for every run of the folder. [CLLR](../cllr.md) describes
-# the effect of its projection on the directions, and [runs](../runs.md) the numbers in a record.
+# `dipole theory` evaluates the papers' inequalities on the same features ([theory](../theory.md)). `dipole compare`
+# lists the differences of two runs. The report contains these plots for every run of the folder. [CLLR](../cllr.md)
+# describes the effect of its projection on the directions, and [runs](../runs.md) the numbers in a record.
