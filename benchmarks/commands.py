@@ -227,7 +227,7 @@ def _bench(arguments: argparse.Namespace) -> int:
 
 
 def _bench_all(arguments: argparse.Namespace) -> int:
-    from dipole.benchmarks.run.every import bench_all
+    from dipole.benchmarks.run.bench import bench_all
 
     a = arguments
     with answering(a.json) as answer:

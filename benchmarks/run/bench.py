@@ -1,6 +1,8 @@
-"""`dipole bench`: expand a suite, run what is missing, show progress and time left, sum up."""
+"""`dipole bench`: expand a suite, run what is missing, show progress and the time left, print the results."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from shlex import quote
 from typing import Any, Literal
@@ -14,7 +16,8 @@ from dipole.benchmarks.kept import SHIPPED_NAME, kept_of, kept_overrides, known_
 from dipole.benchmarks.manifest import Manifest, manifest, write_manifest
 from dipole.benchmarks.plan import Estimator, Time, faults, make_plan
 from dipole.benchmarks.report.results import SuiteResults
-from dipole.benchmarks.run.engines import Engine, LocalEngine, PoolEngine
+from dipole.benchmarks.run.engine import Engine
+from dipole.benchmarks.run.local_engine import LocalEngine, PoolEngine
 from dipole.benchmarks.run.tasks import Result, Task
 from dipole.benchmarks.run.terminal import (
     Summary,
@@ -29,7 +32,6 @@ from dipole.benchmarks.run.terminal import (
 from dipole.benchmarks.run_records import read_records
 from dipole.benchmarks.suite import Job, ScaleName, Sized, read_suite, suites
 from dipole.core.record import RunRecord, read_record
-from dipole.core.train.config import RunConfig
 from dipole.core.utils.errors import ConfigError, TrainingError
 from dipole.core.utils.files import why
 from dipole.core.utils.progress import duration
@@ -55,65 +57,76 @@ def bench(
     known: Sequence[Path] = (),
     tells_kept: bool = True,
 ) -> int:
-    """Run what is missing of a suite; the exit code is 1 if a job failed, or could not be built where only planned.
+    """Run what is missing of a suite and return the exit code: 1 if a job failed or, with `plan_only`, cannot be built.
 
     Args:
         name: a shipped suite or the path of a suite file.
         scale: "small" (minutes to hours on two cores) or "paper" (the paper's settings).
         runs: folder of runs; it is created.
         engine: "local" processes, a "ray" cluster, or jobs of "slurm".
-        jobs, threads: jobs at a time and threads per job; default what the machine has.
+        jobs, threads: jobs at a time and threads per job; the default depends on the machine.
         plan_only: print the number of jobs, the estimated time, the seeds needed and what cannot be built, and stop.
-        effect: the difference that the plan's number of seeds is to show, in units of the columns.
-        overrides: settings over those of every run, such as where data lie.
+        effect: the difference that the plan's number of seeds has to show, in units of the columns.
+        overrides: settings over those of every run, such as the place of the data.
         seeds: number of seeds in place of the scale's own.
         slurm: options of sbatch, for the engine "slurm".
         answer: filled with what `--json` prints.
-        known: results files, or folders of them, whose runs are not made again.
-        tells_kept: whether it says that results of the suite come with dipole, where `known` has none.
+        known: results files, or folders of them, whose runs are not repeated.
+        tells_kept: whether to mention shipped results of this suite.
     """
     answer = {} if answer is None else answer
-    console, aside = consoles(console)
+    console, stderr = consoles(console)
     sized = read_suite(name).at(scale, overrides, seeds)
     wanted = sized.jobs()
     elsewhere = known_runs(known)
     records = elsewhere | finished(runs)
-    shared = sized.scale.shared_process
-    chosen = make_engine(engine, jobs, threads, shared, slurm) if not plan_only or engine == "local" else None
-    slots = chosen.slots if chosen else jobs or 1
+    answer |= {"suite": name, "scale": scale}
     if plan_only:
-        plan = make_plan(sized, wanted, records, slots, effect)
-        print_plan(console, sized, plan)
-        found = faults(wanted, sized.scale.processes)
-        answer |= {"suite": name, "scale": scale, **plan.as_dict(), "faults": [str(fault) for fault in found]}
-        answer["cells"] = [
-            {"row": c.row, "column": c.column, "seed": c.seed, "run": job.hash, "command": job.command}
-            for job in wanted
-            for c in job.cells
-        ]
-        for fault in found:
-            say(console, f"cannot run: {fault}")
-        return 1 if found else 0
-    assert chosen is not None
-    if (
-        tells_kept
-        and not known
-        and (count := len(kept_of(sized) & {job.hash for job in wanted if job.hash not in records}))
-    ):
-        say(
-            aside,
-            f"{count} of {len(wanted)} runs {'comes' if count == 1 else 'come'} with dipole as results: --known "
-            f"{SHIPPED_NAME}.",
-        )
+        # A plan for a cluster needs no cluster.
+        slots = make_engine(engine, jobs, threads, slurm=slurm).slots if engine == "local" else jobs or 1
+        return _print_plan(sized, wanted, records, slots, effect, console, answer)
+    chosen = make_engine(engine, jobs, threads, sized.scale.shared_process, slurm)
+    if tells_kept and not known:
+        _mention_shipped(sized, wanted, records, stderr)
     if not overrides and (kept := kept_overrides(known).get((sized.suite.name, scale))):
         settings = " ".join(f"--set {quote(each)}" for each in kept)
-        say(aside, f"The results that are known were made with {settings}: give that, or all is run anew.")
+        say(stderr, f"The known results were made with {settings}. Add this, or all runs are repeated.")
     described = manifest(sized, wanted)
-    summary = run_suite(sized, wanted, described, records, runs, chosen, aside)
+    summary = run_suite(sized, wanted, described, records, runs, chosen, stderr)
     print_results(console, SuiteResults(described, elsewhere | read_records(runs).records))
     print_summary(console, sized, summary, runs)
-    answer |= {"suite": name, "scale": scale, "runs": str(runs), **summed_up(summary)}
+    answer |= {"runs": str(runs), **as_dict(summary)}
     return 1 if summary.failed else 0
+
+
+def _print_plan(
+    sized: Sized,
+    wanted: list[Job],
+    records: dict[str, RunRecord],
+    slots: int,
+    effect: float | None,
+    console: Console,
+    answer: dict[str, Any],
+) -> int:
+    plan = make_plan(sized, wanted, records, slots, effect)
+    print_plan(console, sized, plan)
+    found = faults(wanted, sized.scale.processes)
+    cells = [
+        {"row": cell.row, "column": cell.column, "seed": cell.seed, "run": job.hash, "command": job.command}
+        for job in wanted
+        for cell in job.cells
+    ]
+    answer |= {**plan.as_dict(), "faults": [str(fault) for fault in found], "cells": cells}
+    for fault in found:
+        say(console, f"cannot run: {fault}")
+    return 1 if found else 0
+
+
+def _mention_shipped(sized: Sized, wanted: Sequence[Job], records: Mapping[str, RunRecord], console: Console) -> None:
+    missing = {job.hash for job in wanted if job.hash not in records}
+    if count := len(kept_of(sized) & missing):
+        verb = "comes" if count == 1 else "come"
+        say(console, f"{count} of {len(wanted)} runs {verb} with dipole as results: --known {SHIPPED_NAME}.")
 
 
 def run_suite(
@@ -134,8 +147,8 @@ def run_suite(
     return run_jobs(wanted, records, runs, engine, console, sized.scale.processes)
 
 
-def summed_up(summary: Summary) -> dict[str, Any]:
-    """How a suite ended, for `--json`."""
+def as_dict(summary: Summary) -> dict[str, Any]:
+    """Return how a suite ended, for `--json`."""
     failed = [
         {"run": each.task.hash, "label": each.task.label, "message": each.message, "log": str(each.log)}
         for each in summary.failed
@@ -144,8 +157,32 @@ def summed_up(summary: Summary) -> dict[str, Any]:
 
 
 def finished(runs: Path) -> dict[str, RunRecord]:
-    """The finished runs of a folder, those of results files in it included; none where it is not there yet."""
+    """Return the finished runs of a folder, those of its results files included; none if there is no folder yet."""
     return gather([runs]).collection.done if runs.is_dir() else {}
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A shipped suite with its jobs and the time that the missing ones take."""
+
+    sized: Sized
+    jobs: list[Job]
+    time: Time
+
+
+def _plan_shipped(
+    scale: ScaleName, records: Mapping[str, RunRecord], known: Sequence[Path], estimator: Estimator, slots: int
+) -> list[_Planned]:
+    """Plan every shipped suite of a scale, with the settings its known results were made with."""
+    changed, found = kept_overrides(known), []
+    for name in suites():
+        suite = read_suite(name)
+        if scale in suite.scale:
+            sized = suite.at(scale, changed.get((name, scale), ()))
+            wanted = sized.jobs()
+            missing = [job.config for job in wanted if job.hash not in records]
+            found.append(_Planned(sized, wanted, estimator.total(missing, slots)))
+    return found
 
 
 def plan_all(
@@ -157,53 +194,97 @@ def plan_all(
     answer: dict[str, Any] | None = None,
     known: Sequence[Path] = (),
 ) -> int:
-    """Print a line per shipped suite: runs, how many of them are finished, estimated time; then what cannot be built.
+    """Print a line per shipped suite: runs, finished runs, estimated time. Then print what cannot be built.
 
-    The exit code is 1 if there is anything of that kind.
+    The exit code is 1 if something cannot be built.
     """
     console, _ = consoles(console)
-    records, kept = known_runs(known) | finished(runs), kept_overrides(known)
+    records = known_runs(known) | finished(runs)
     estimator, slots = Estimator(records.values()), LocalEngine(jobs, threads).slots
-    notes: list[str] = []
-    table = Table(title=f"Shipped suites at scale {scale}, {counted(slots, 'run')} at a time", title_justify="left",
-                  box=box.SIMPLE_HEAD, pad_edge=False)  # fmt: skip
+    planned = _plan_shipped(scale, records, known, estimator, slots)
+    title = f"Shipped suites at scale {scale}, {counted(slots, 'run')} at a time"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("suite", "runs", "finished", "estimated time"):
         table.add_column(name, justify="left" if name == "suite" else "right")
-    every: dict[str, RunConfig] = {}
-    problems: list[str] = []
-    lines: list[dict[str, Any]] = []
-    for name in suites():
-        suite = read_suite(name)
-        if scale in suite.scale:
-            changed = kept.get((name, scale), [])
-            planned = suite.at(scale, changed).jobs()
-            notes += [f"{name}: as its results are kept, with --set {' '.join(changed)}"] if changed else []
-            problems += [f"{name}: {fault}" for fault in faults(planned, suite.scale[scale].processes)]
-            wanted = {job.hash: job.config for job in planned}
-            every |= wanted
-            line = _plan_line(wanted, records, estimator, slots)
-            lines.append({"suite": name, "runs": len(wanted), "seconds": line.seconds, "within": line.within})
-            table.add_row(name, *_line_cells(wanted, records, line))
+    for each in planned:
+        names = {job.hash for job in each.jobs}
+        table.add_row(each.sized.suite.name, str(len(names)), str(len(names & records.keys())), str(each.time))
+    every = {job.hash: job.config for each in planned for job in each.jobs}
+    total = estimator.total([config for name, config in every.items() if name not in records], slots)
     table.add_section()
-    whole = _plan_line(every, records, estimator, slots)
-    table.add_row("all (shared runs once)", *_line_cells(every, records, whole))
-    if answer is not None:
-        answer |= {"scale": scale, "suites": lines, "seconds": whole.seconds, "faults": problems}
+    table.add_row("all (shared runs once)", str(len(every)), str(len(every.keys() & records.keys())), str(total))
     console.print(table)
     say(console, reckoning())
-    for note in notes:
-        say(console, note)
+    for each in planned:
+        if each.sized.overrides:
+            settings = " ".join(each.sized.overrides)
+            say(console, f"{each.sized.suite.name}: as its results are kept, with --set {settings}")
+    problems = [
+        f"{each.sized.suite.name}: {fault}"
+        for each in planned
+        for fault in faults(each.jobs, each.sized.scale.processes)
+    ]
     for problem in problems:
         say(console, f"cannot run: {problem}")
+    if answer is not None:
+        lines = [
+            {
+                "suite": each.sized.suite.name,
+                "runs": len(each.jobs),
+                "seconds": each.time.seconds,
+                "within": each.time.within,
+            }
+            for each in planned
+        ]
+        answer |= {"scale": scale, "suites": lines, "seconds": total.seconds, "faults": problems}
     return 1 if problems else 0
 
 
-def _plan_line(wanted: dict[str, RunConfig], records: dict[str, RunRecord], estimator: Estimator, slots: int) -> Time:
-    return estimator.total([config for name, config in wanted.items() if name not in records], slots)
+def bench_all(
+    scale: ScaleName = "small",
+    runs: Path = Path("runs"),
+    jobs: int | None = None,
+    threads: int | None = None,
+    within: float = inf,
+    known: Sequence[Path] = (),
+    console: Console | None = None,
+    answer: dict[str, Any] | None = None,
+) -> int:
+    """Run what is missing of every shipped suite, the shortest first; the exit code is 1 if a job failed.
 
+    It may be stopped at any time, and continues when it is started again. Runs share processes, as starting a process
+    takes longer than many of them.
 
-def _line_cells(wanted: dict[str, RunConfig], records: dict[str, RunRecord], time: Time) -> tuple[str, str, str]:
-    return str(len(wanted)), str(len(wanted.keys() & records.keys())), str(time)
+    Args:
+        scale, runs, jobs, threads, known: as for `bench`.
+        within: hours; a suite that takes longer by the plan is left out.
+        answer: filled with what `--json` prints.
+    """
+    answer = {} if answer is None else answer
+    console, stderr = consoles(console)
+    elsewhere = known_runs(known)
+    say(stderr, f"Times are reckoned {reckoning()}")
+    records = elsewhere | finished(runs)
+    estimator, slots = Estimator(records.values()), make_engine("local", jobs, threads).slots
+    summaries = []
+    planned = _plan_shipped(scale, records, known, estimator, slots)
+    for each in sorted(planned, key=lambda each: each.time.seconds):
+        name = f"{each.sized.suite.name} ({scale})"
+        if each.time.seconds > 3600 * within:
+            say(stderr, f"{name} is left out: {each.time}.")
+            continue
+        records = elsewhere | finished(runs)
+        count = len(each.jobs)
+        if all(job.hash in records for job in each.jobs):
+            say(stderr, f"{name}: all of its {counted(count, 'run')} {are(count)} finished.")
+            continue
+        say(stderr, f"{name}: {each.time}.")
+        engine = make_engine("local", jobs, threads, shared_process=each.sized.scale.processes == 1)
+        summary = run_suite(each.sized, each.jobs, manifest(each.sized, each.jobs), records, runs, engine, stderr)
+        print_summary(console, each.sized, summary, runs)
+        summaries.append({"suite": each.sized.suite.name, **as_dict(summary)})
+    answer |= {"scale": scale, "runs": str(runs), "suites": summaries}
+    return 1 if any(each["failed"] for each in summaries) else 0
 
 
 def make_engine(
@@ -213,10 +294,10 @@ def make_engine(
     shared_process: bool = False,
     slurm: Mapping[str, str] | None = None,
 ) -> Engine:
-    """Where jobs run; `shared_process`: many in one process, where the engine is this machine.
+    """Return the engine of a name; with `shared_process` a local process runs many jobs.
 
     Raises:
-        ConfigError: for options of sbatch where it is not asked.
+        ConfigError: options of sbatch are given for another engine.
     """
     if slurm and engine != "slurm":
         raise ConfigError(f"--slurm {' '.join(f'{k}={v}' for k, v in slurm.items())} belongs to --engine slurm.")
@@ -239,7 +320,7 @@ def run_jobs(
     console: Console,
     processes: int = 1,
 ) -> Summary:
-    """Run the jobs without a finished record, through failures to the end."""
+    """Run the jobs without a finished record; a failed job does not stop the others."""
     missing = {job.hash: job for job in jobs if job.hash not in records}
     skipped = len(jobs) - len(missing)
     tasks = [Task(job.hash, label(job), job.command, processes) for job in missing.values()]

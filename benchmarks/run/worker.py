@@ -1,8 +1,9 @@
-"""One job in a process of its own: claim it, train it as `dipole train` would, give the claim back.
+"""One job in a process of its own: claim it, train it as `dipole train` does, give the claim back.
 
     python -m dipole.benchmarks.run.worker RUNS HASH PROCESSES PARENT -- train RECIPE --set ...
+    python -m dipole.benchmarks.run.worker --rank train RECIPE --set ...    one rank, started by torchrun
 
-Exit codes are those of `dipole train`, and `TAKEN` where another living process has the job.
+Exit codes are those of `dipole train`, and `TAKEN` if another living process has the job.
 """
 
 import ctypes
@@ -29,6 +30,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(argv: list[str]) -> int:
+    if argv[0] == "--rank":
+        # torchrun gives every rank a session of its own, which a kill of the runner's process group does not reach.
+        follow(os.getppid())
+        return _train(argv[1:])
     runs, name, processes, parent = Path(argv[0]), argv[1], int(argv[2]), int(argv[3])
     command = argv[argv.index("--") + 1 :]
     follow(parent)
@@ -108,7 +113,7 @@ def _train(command: list[str]) -> int:
 def _torchrun(command: list[str], processes: int) -> int:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     before = _die_with_parent if sys.platform == "linux" else None
-    child = subprocess.Popen([*launch, "-m", "dipole.benchmarks.run.one_rank", *command], preexec_fn=before)
+    child = subprocess.Popen([*launch, "-m", "dipole.benchmarks.run.worker", "--rank", *command], preexec_fn=before)
     try:
         return child.wait()
     finally:

@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from dipole.benchmarks.run.bench import EngineName, make_engine, run_jobs
-from dipole.benchmarks.run.engines import Engine
+from dipole.benchmarks.run.engine import Engine
 from dipole.benchmarks.run.tasks import Result, Task
 from dipole.benchmarks.run.terminal import consoles, say
 from dipole.benchmarks.run.worker import ask_to_stop
@@ -148,8 +148,7 @@ def sweep(
 def _single(engine: EngineName, threads: int | None, place: int, slots: int, slurm: Mapping[str, str] | None) -> Engine:
     """An engine that runs one trial at a time, in its own part of the machine."""
     if engine == "local":
-        from dipole.benchmarks.run.engines import LocalEngine
-        from dipole.benchmarks.run.machine import visible_gpus
+        from dipole.benchmarks.run.local_engine import LocalEngine, visible_gpus
         from dipole.core.utils.machine import processors
 
         gpus = visible_gpus()

@@ -1,6 +1,5 @@
-"""The Ray engine on a local cluster of two nodes, one of which is killed while it works: skipped without Ray."""
+"""The Ray engine on a local cluster of two nodes, one of which is killed while it works."""
 
-import json
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -8,11 +7,31 @@ from pathlib import Path
 
 import pytest
 
-from dipole.benchmarks.run.ray_engine import pack, unpack
+from dipole.benchmarks.run.ray_engine import RayEngine, on_node, pack, unpack
+from dipole.benchmarks.run.tasks import Task, log_of
 from dipole.benchmarks.run_records import BENCH, read_records
+from dipole.core.record import read_record
+from dipole.core.train.recipe import load
+from dipole.core.train.run import train
+
+SHORT = (
+    "train.epochs=", "train.steps=2", "train.warmup=0", "train.batch_size=32", "vision.data.limit=64",
+    "vision.probe.probes=['knn']", "vision.probe.baselines=false",
+)  # fmt: skip
 
 
-def test_a_run_travels_whole_and_without_checkpoints(runs_folder, tmp_path):
+def config(seed):
+    return load("digits-simclr", [*SHORT, f"seed={seed}"]).config
+
+
+def task(seed):
+    command = ["train", "digits-simclr"]
+    for text in (*SHORT, f"seed={seed}"):
+        command += ["--set", text]
+    return Task(config(seed).hash, f"seed {seed}", command)
+
+
+def test_packs_a_run_without_its_checkpoints(runs_folder, tmp_path):
     run = runs_folder.record()
     checkpoints = runs_folder.path / run / "checkpoints"
     checkpoints.mkdir()
@@ -31,33 +50,15 @@ def test_a_run_travels_whole_and_without_checkpoints(runs_folder, tmp_path):
     assert [p.name for p in (there / BENCH).iterdir()] == ["logs"]
 
 
-SUITE = """
-name = "tiny"
-title = "tiny"
-[[columns]]
-name = "knn"
-metric = "knn/accuracy"
-[[rows]]
-method = "infonce"
-objective = "infonce"
-[[rows]]
-method = "dcl"
-objective = "dcl"
-[scale.small]
-recipe = "digits-simclr"
-seeds = [0]
-set = ["train.epochs=2", "vision.probe.baselines=false", "vision.probe.probes=['knn']"]
-"""
-
-
 @pytest.fixture
-def two_nodes():
+def two_nodes(monkeypatch):
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
-    os.environ["RAY_DISABLE_MEMORY_MONITOR"] = "1"
-    small = {"object_store_memory": 80 * 2**20, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, **small})
+    monkeypatch.setenv("RAY_DISABLE_MEMORY_MONITOR", "1")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    node = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=node)
     second = cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20)
     cluster.wait_for_nodes()
     ray.init(address=cluster.address, log_to_driver=False)
@@ -66,59 +67,51 @@ def two_nodes():
     cluster.shutdown()
 
 
-@pytest.mark.slow
-def test_a_lost_node_loses_no_job_and_the_results_are_those_of_the_local_engine(two_nodes, tmp_path):
-    from dipole.benchmarks.run.bench import label
-    from dipole.benchmarks.run.engines import LocalEngine
-    from dipole.benchmarks.run.ray_engine import RayEngine
-    from dipole.benchmarks.run.tasks import Task
-    from dipole.benchmarks.suite import read_suite
-
+def test_restarts_the_job_of_a_lost_node_and_trains_as_one_process_does(two_nodes, tmp_path):
     cluster, second = two_nodes
-    (tmp_path / "tiny.toml").write_text(SUITE)
-    jobs = read_suite(tmp_path / "tiny.toml").at("small").jobs()
-    tasks = [Task(job.hash, label(job), job.command) for job in jobs]
-    runs, local = tmp_path / "ray", tmp_path / "local"
+    tasks, runs, ended = [task(0), task(1)], tmp_path / "runs", tmp_path / "go-on"
     runs.mkdir()
-    local.mkdir()
-    engine = RayEngine()
+    started = tmp_path / "started"
+    started.mkdir()
+
+    def held(task, runs, token, threads):
+        """Wait before the run, so that the node is lost in the middle of its job on a fast machine as well."""
+        (started / f"{task.hash}-{os.getpid()}").touch()
+        while not ended.exists():
+            time.sleep(0.05)
+        return on_node(task, runs, token, threads)
+
+    engine = RayEngine(threads=1)
     assert engine.slots == 2
+    engine.on_node = held
     with ThreadPoolExecutor(1) as pool:
-        ended = pool.submit(lambda: list(engine.run(tasks, runs)))
-        claims = runs / BENCH / "claims"
-        deadline = time.monotonic() + 300
-        while len(list(claims.glob("*.json"))) < 2:
+        results = pool.submit(lambda: list(engine.run(tasks, runs)))
+        deadline = time.monotonic() + 120
+        while len(list(started.iterdir())) < 2:
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        # Both jobs are at work, one on each node.
         cluster.remove_node(second, allow_graceful=False)
-        ended = ended.result()
-    assert sorted(r.task.hash for r in ended) == sorted(task.hash for task in tasks)
-    assert {r.status for r in ended} == {"done"}
+        ended.touch()
+        results = results.result(300)
+    assert sorted(result.task.hash for result in results) == sorted(task.hash for task in tasks)
+    assert {(result.status, result.message) for result in results} == {("done", "")}
+    assert all(result.log == log_of(result.task, runs) for result in results)
+    assert len(list(started.iterdir())) == 3
     assert not list((runs / BENCH).glob("shared-*"))
-
-    # The lost one was started twice.
-    assert sum(log.read_text().count("== ") for log in (runs / BENCH / "logs").glob("*.log")) == 3
-    assert {r.status for r in LocalEngine(jobs=1, threads=1).run(tasks, local)} == {"done"}
-    there, here = read_records(runs).done, read_records(local).done
-    assert len(there) == len(here) == 2
-    for name in here:
-        assert there[name].results == here[name].results
-        assert there[name].diagnostics == here[name].diagnostics
+    records = read_records(runs).done
+    for seed in (0, 1):
+        alone = train(config(seed), tmp_path / "alone", quiet=True)
+        record = records[config(seed).hash]
+        assert record.results == alone.results
+        assert record.diagnostics == alone.diagnostics
 
 
-@pytest.mark.slow
-def test_a_node_without_the_folder_sends_the_run_back(two_nodes, tmp_path):
-    from dipole.benchmarks.run.ray_engine import _on_node
-    from dipole.benchmarks.run.tasks import Task
-    from dipole.benchmarks.suite import read_suite
-
-    (tmp_path / "tiny.toml").write_text(SUITE)
-    job = read_suite(tmp_path / "tiny.toml").at("small").jobs()[0]
-    task = Task(job.hash, "one", job.command)
-    status, _, message, archive = _on_node(task, str(tmp_path / "not-here"), "no-such-token", 1)
-    assert (status, message) == ("done", "")
+def test_sends_a_run_back_from_a_node_without_the_runs_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    one = task(2)
+    result, archive = on_node(one, str(tmp_path / "not-here"), "no-such-token", 1)
+    assert (result.status, result.message) == ("done", "")
     runs = tmp_path / "runs"
     (runs / BENCH).mkdir(parents=True)
-    unpack(archive, runs, job.hash)
-    assert json.loads((Path(runs) / job.hash / "record.json").read_text())["status"] == "done"
+    unpack(archive, runs, one.hash)
+    assert read_record(Path(runs) / one.hash / "record.json").status == "done"

@@ -162,7 +162,7 @@ def test_a_run_that_is_asked_to_stop_saves_and_ends(tmp_path):
     overrides = [*SHORT, "train.steps=4000", "train.evaluate_every=4000", "train.batch_size=16"]
     import threading
 
-    from dipole.benchmarks.run.engines import LocalEngine
+    from dipole.benchmarks.run.local_engine import LocalEngine
     from dipole.benchmarks.run.tasks import Task
     from dipole.benchmarks.suite import Job
     from dipole.core.train.recipe import load
