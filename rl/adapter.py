@@ -134,8 +134,7 @@ class RLAdapter(Adapter):
 
     def _environments(self) -> VecEnv:
         make = [partial(find(self.config.task).make, **self.config.environment()) for _ in range(self.config.envs)]
-        apart = self.config.workers or self.config.overlap
-        return WorkerVecEnv(make) if apart else DummyVecEnv(make)  # type: ignore[arg-type]
+        return WorkerVecEnv(make) if self.config.workers else DummyVecEnv(make)  # type: ignore[arg-type]
 
     def fit(self, run: "Run") -> None:
         """SB3's loop until the environment steps of the recipe are taken."""
@@ -151,12 +150,10 @@ class RLAdapter(Adapter):
         callback = _Report(run, self)
         repeat = getattr(self._evaluation_env.unwrapped, "action_repeat", 1)
         first = agent.num_timesteps == 0
-        agent.completes = False  # where a call of `learn` ends is nothing that a result may depend on
         while agent.environment_steps < run.total_steps:
             rest = -(-(run.total_steps - agent.environment_steps) // repeat)
             agent.learn(rest, callback=callback, log_interval=None, reset_num_timesteps=first)
             first = False
-        agent.catch_up()
         agent.settle()
         callback.report()
 

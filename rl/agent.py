@@ -91,14 +91,6 @@ class ContrastiveSAC(PixelAgent, SAC):
         self.policy.actor.noise_is_new = False
         super()._store_transition(*step)
 
-    def catch_up(self) -> None:
-        # The rollout that is under way keeps its noise, though every update draws some of its own.
-        distribution: Any = self.policy.actor.action_dist
-        drawn = {name: getattr(distribution, name) for name in _DRAWN} if self.use_sde else {}
-        super().catch_up()
-        for name, noise in drawn.items():
-            setattr(distribution, name, noise)
-
     def exploration_state(self) -> dict[str, Any] | None:
         """What gSDE has drawn, for a checkpoint; None without it."""
         if not self.use_sde:

@@ -48,7 +48,7 @@ class RLConfig(AgentTable):
     backgrounds: str | None = Field(None, description="distracting: a folder of pictures, or of videos as such folders")
     dynamic: bool = Field(False, description="distracting: whether backgrounds move")
     envs: int = Field(1, ge=1, description="environments that are stepped together")
-    workers: bool = Field(False, description="each environment in a process of its own; so with overlap")
+    workers: bool = Field(False, description="each environment in a process of its own")
     augmentation: Literal["crop", "shift", "bilinear", "none"] = "crop"
     storage: Storage = Field(
         "auto", description="where replay keeps its frames; auto: on a GPU where they fit; disk: in TMPDIR"

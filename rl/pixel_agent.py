@@ -44,7 +44,6 @@ from dipole.rl.envs.running.admission import (
     require_observation,
     rows_of,
 )
-from dipole.rl.envs.running.beside import Beside, steps_elsewhere
 from dipole.rl.envs.running.faults import describe, fault_message, guarded
 from dipole.rl.inputs import require_image, require_kinds, require_part, require_policy, seen_by, shown_to
 from dipole.rl.noise import noise_state, set_noise_state
@@ -148,10 +147,6 @@ class PixelAgent(OffPolicyAlgorithm):
         self.faults: list[dict[str, Any]] = []
         self.outcome: Outcome | None = None
         self._is_guarded = False
-        self.owed = 0  # updates that the last rollout has earned, for the first step of the next (settings.overlap)
-        # Whether `learn` ends with every update done. Who calls it again and again calls `catch_up` at the end instead.
-        self.completes = True
-        self._beside: Beside | None = None
         self._watched: list[Watched] = []
         self._bad: Tensor | None = None
         self._unread: Unread | None = None
@@ -386,7 +381,6 @@ class PixelAgent(OffPolicyAlgorithm):
                 self._count_fault(int(index), describe(error, self.num_timesteps, self._episode_num, self.seed))
         self._look_at(new_obs)
         super()._store_transition(replay, action, new_obs, reward, dones, infos)
-        self._raise_failed()
 
     def _look_at(self, observations: Any, closely: bool = False) -> None:
         """Refuse observations of a VecEnv of the user's own that are not in their space; nobody else has looked."""
@@ -418,57 +412,17 @@ class PixelAgent(OffPolicyAlgorithm):
         assert self.env is not None
         self._is_guarded = self.env.has_attr("wrapper_names")
         self._look_at(self._last_obs, closely=True)
-        if self.settings.overlap:
-            self._beside = Beside(self.env, self.catch_up)
-            if not steps_elsewhere(self.env):
-                warnings.warn(
-                    "overlap=True gains nothing here: these environments step in this process, after the update. Give "
-                    "WorkerVecEnv([make, ...]), or rl.workers = true.",
-                    RuntimeWarning,
-                    stacklevel=4,
-                )
         return prepared
-
-    def collect_rollouts(self, env: VecEnv, *arguments: Any, **settings: Any) -> Any:
-        """As SB3; with `overlap`, updates that are owed run while the environments take the first step.
-
-        Args:
-            env: as in SB3.
-            arguments: as in SB3.
-            settings: as in SB3.
-        """
-        if self._beside is not None and self._beside.venv is env:
-            env = self._beside
-        rollout = super().collect_rollouts(env, *arguments, **settings)
-        self._raise_failed()  # a callback that stops has the last step not stored
-        return rollout
-
-    def _raise_failed(self) -> None:
-        if self._beside is not None and self._beside.failed is not None:
-            raise self._beside.failed
 
     # Learning ---------------------------------------------------------------------------------------------------------
 
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:
-        """Sample and update (SB3 calls it); with `overlap`, beside the next step of `learn`.
+        """Sample and update; SB3 calls it after each rollout.
 
         Args:
             gradient_steps: how many updates, >= 1.
             batch_size: transitions of each, >= 1.
         """
-        if self._beside is not None and not (self.completes and self.num_timesteps >= self._total_timesteps):
-            self.owed += gradient_steps
-        else:
-            self._train(gradient_steps, batch_size)
-
-    def catch_up(self) -> None:
-        """Do the updates that are owed, if there are any."""
-        count, self.owed = self.owed, 0
-        if count:
-            self._train(count, self.batch_size)
-            self.policy.set_training_mode(False)  # SB3 sets it at the beginning of a rollout, which this is inside of
-
-    def _train(self, gradient_steps: int, batch_size: int) -> None:
         self.policy.set_training_mode(True)
         self._set_learning_rates()
         values: dict[str, list[float | Tensor]] = {}
@@ -537,10 +491,7 @@ class PixelAgent(OffPolicyAlgorithm):
                 its space.
             TrainingError: a loss, gradient, reward or observation is not finite.
         """
-        try:
-            super().learn(*arguments, **settings)
-        finally:
-            self._beside = None
+        super().learn(*arguments, **settings)
         self.settle()
         return self
 
@@ -757,7 +708,7 @@ class PixelAgent(OffPolicyAlgorithm):
 
     def _excluded_save_params(self) -> list[str]:
         own = ("_augment", "_given", "seen", "outcome", "encoder_optimizer", "contrast_optimizer")
-        unread = ("_watched", "_bad", "_unread", "_logged", "_is_guarded", "_beside", "owed", "completes")
+        unread = ("_watched", "_bad", "_unread", "_logged", "_is_guarded")
         return [*super()._excluded_save_params(), *own, *unread]
 
     @classmethod

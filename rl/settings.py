@@ -167,9 +167,6 @@ class AgentTable(Table):
         description="updates at a time; -1: one for each transition since the last",
         json_schema_extra={"allowed": "an integer >= 0, or -1 (one for each transition)"},
     )
-    overlap: bool = Field(
-        False, description="update while the environments take the next step, whose action is chosen before"
-    )
     gamma: Share = Field(0.99, description="discount")
     encoder_learning_rate: float | None = Field(
         None, ge=0, le=10, description="of the contrastive steps; default the critic's"

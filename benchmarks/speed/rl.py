@@ -1,6 +1,6 @@
 """What reinforcement learning from pixels costs: updates by part, sampling, environment steps, memory.
 
-    python -m dipole.benchmarks.speed.rl [--peer DIR] [--parts update,parts,sampling,rendering,memory,overlap]
+    python -m dipole.benchmarks.speed.rl [--peer DIR] [--parts update,parts,sampling,rendering,memory]
                                          [--batches 128,512] [--rounds 5] [--threads 1] [--allocator kept] [--out FILE]
 
 One process, float32 unless the row says bf16, random frames, 84 of 100 pixels, 6 actions, MLPs of 1024. Subjects
@@ -8,7 +8,6 @@ alternate round by round; processor time, the median over rounds. An update is o
 halved. `--peer DIR` is a checkout of MishaLaskin/curl; its own agent and buffer are imported from there and run as they
 are, with stand-ins for two packages they import but whose parts they hardly use (gym, skimage). SB3's SAC with
 CnnPolicy, the stock agent, runs beside. `--parts` measures some of it and keeps what the file holds of the rest.
-Overlap, of environments in processes of their own, is wall time: it says little where other work has the processors.
 
 All subjects share one allocator. `--allocator kept`, the default, lets none of them pay for pages that it gives back
 and gets again; `--allocator system` is glibc as it comes, whose blocks above 32 MB cost the peer up to half of its time
@@ -17,7 +16,6 @@ at batch 512, and the agent nothing, as it goes in chunks.
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import time
@@ -315,39 +313,7 @@ def resident(name: str, transitions: int) -> int:
     return int(psutil.Process().memory_info().rss - before)
 
 
-def overlap(count: int, rounds: int, steps: int = 8) -> dict[str, float]:
-    """Environment steps per second of wall time of cheetah-run, updates after and beside the environments' steps.
-
-    So many environments in processes of their own, the small preset, one update for each transition. Medians over
-    rounds that alternate; `ratio` is the median of the rounds' own ratios.
-    """
-    from functools import partial
-
-    from dipole.rl import ContrastiveSAC, WorkerVecEnv, make_env
-
-    agents: dict[bool, Any] = {}
-    rates: dict[bool, list[float]] = {False: [], True: []}
-    for beside in rates:
-        env = WorkerVecEnv([partial(make_env, "cheetah-run", size=RENDERED)] * count)
-        agents[beside] = ContrastiveSAC(
-            "CnnPolicy", env, preset="small", overlap=beside, learning_starts=20, device="cpu", seed=0
-        ).learn(24)
-    for _ in range(rounds):
-        for beside, agent in agents.items():
-            before, began = agent.environment_steps, time.monotonic()
-            agent.learn(steps * count, reset_num_timesteps=False)
-            rates[beside].append((agent.environment_steps - before) / (time.monotonic() - began))
-    for agent in agents.values():
-        agent.env.close()
-    return {
-        "updates after the steps": statistics.median(rates[False]),
-        "updates beside the steps": statistics.median(rates[True]),
-        "ratio": statistics.median(b / a for a, b in zip(rates[False], rates[True], strict=True)),
-        "load": os.getloadavg()[0],
-    }
-
-
-MEASURES = ("update", "parts", "sampling", "rendering", "memory", "overlap")
+MEASURES = ("update", "parts", "sampling", "rendering", "memory")
 
 
 def main() -> int:
@@ -398,10 +364,6 @@ def main() -> int:
     if "memory" in chosen:
         report["memory"] = memory()
         show("bytes of 100,000 transitions", {name: float(value) for name, value in report["memory"].items()})
-    for count in (1, 2) if "overlap" in chosen else ():
-        report.setdefault("overlap", {})[str(count)] = found = overlap(count, arguments.rounds)
-        show(f"environment steps/s of wall time, environments: {count}", found)
-        write(arguments.out, report)
     write(arguments.out, report)
     return 0
 

@@ -1,7 +1,6 @@
 """Environments of tests that run in processes of their own: a module that is imported there in no time."""
 
 import os
-import time
 
 import gymnasium
 
@@ -29,16 +28,6 @@ class Failing(gymnasium.Wrapper):
         if self.count == 3 and self.fails:
             raise OSError("lost")
         return self.env.step(action)
-
-
-class Told(DotEnv):
-    """A step takes its time; its info says when it began and ended."""
-
-    def step(self, action):
-        began = time.monotonic()
-        time.sleep(0.05)
-        *result, info = super().step(action)
-        return *result, {**info, "span": (began, time.monotonic())}
 
 
 class Dying(DotEnv):

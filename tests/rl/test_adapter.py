@@ -78,7 +78,7 @@ def test_weights_and_options_are_scheduled_as_in_other_domains(tmp_path):
         short("train.schedule=cosine")
 
 
-@pytest.mark.parametrize("workers", [(), ("rl.envs=2", "rl.workers=true"), ("rl.overlap=true",)])
+@pytest.mark.parametrize("workers", [(), ("rl.envs=2", "rl.workers=true")])
 def test_an_interrupted_run_continues_bit_for_bit(tmp_path, monkeypatch, workers):
     config = short("objective=infonce(similarity=bilinear)", *workers)
     straight = train(config, tmp_path / "straight", quiet=True)

@@ -56,7 +56,6 @@ CHANGED = {
     "channels_last": False,
     "chunk": 0,
     "compile": True,
-    "overlap": True,
 }
 # Those that one algorithm alone has.
 OWN = {
