@@ -154,7 +154,6 @@ class RLAdapter(Adapter):
             rest = -(-(run.total_steps - agent.environment_steps) // repeat)
             agent.learn(rest, callback=callback, log_interval=None, reset_num_timesteps=first)
             first = False
-        agent.settle()
         callback.report()
 
     @property

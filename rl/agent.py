@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dipole.rl import settings as presets
 from dipole.rl.encoder import Maps, detached
-from dipole.rl.pixel_agent import Logs, PixelAgent, bf16_is_native, duplicates
+from dipole.rl.pixel_agent import Logs, PixelAgent, bf16_is_native, duplicates, losses
 from dipole.rl.policy import ContrastivePolicy, q_values, sample_action
 from dipole.rl.replay import FrameBatch
 from dipole.rl.seen import joined
@@ -188,7 +188,8 @@ class ContrastiveSAC(PixelAgent, SAC):
         with torch.set_grad_enabled(not self.settings.detach_encoder):
             convolved = encoder.convolve(observations)
         loss = self._critic_loss(encoder.head(convolved), batch, target)
-        logs["critic_loss"] = self._descend("critic", loss, [self.critic.optimizer])
+        self._descend({"critic": loss}, loss, [self.critic.optimizer])
+        logs["critic_loss"] = loss.detach()
 
     def _actor_step(self, convolved: Maps, features: Tensor, states: Tensor | None, logs: Logs) -> None:
         assert self.log_ent_coef is not None
@@ -200,20 +201,22 @@ class ContrastiveSAC(PixelAgent, SAC):
         alpha = self.log_ent_coef.detach().exp()
         q = q_values(self.critic, joined(features, states), action).min(1, keepdim=True).values
         loss = (alpha * log_density - q).mean()
-        logs["actor_loss"] = self._descend("actor", loss, [actor.optimizer])
+        self._descend({"actor": loss}, loss, [actor.optimizer])
+        logs["actor_loss"] = loss.detach()
         if self.settings.ent_coef == "auto":
             temperature = (self.log_ent_coef.exp() * (-log_density - self.target_entropy).detach()).mean()
-            logs["ent_coef_loss"] = self._descend("temperature", temperature, [self.ent_coef_optimizer])
-        logs["ent_coef"], logs["entropy"] = self._read(alpha), -self._read(log_density.detach().mean())
+            self._descend({"temperature": temperature}, temperature, [self.ent_coef_optimizer])
+            logs["ent_coef_loss"] = temperature.detach()
+        logs["ent_coef"], logs["entropy"] = alpha.squeeze(), -log_density.detach().mean()
 
     def _contrast_step(self, batch: FrameBatch, anchors: Tensor, logs: Logs) -> None:
         pairs = self._pairs(batch, anchors)
         outcome = self._outcome(pairs, logs)
         optimizers = [each for each in (self.encoder_optimizer, self.contrast_optimizer) if each is not None]
-        self._descend("contrastive", outcome.loss, optimizers, pairs)
+        self._descend(losses(outcome), outcome.loss, optimizers, pairs)
         gradients = [p.grad for o in optimizers for g in o.param_groups for p in g["params"] if p.grad is not None]
         norms = torch.stack(torch._foreach_norm(gradients))
-        logs["contrast_grad_norm_squared"] = self._read(norms.square().sum())
+        logs["contrast_grad_norm_squared"] = norms.square().sum()
         self._after_contrast()
 
     def _joint_step(self, batch: FrameBatch, observations: Maps, target: Tensor, contrasting: bool, logs: Logs) -> Maps:

@@ -155,7 +155,7 @@ class ContrastiveDrQ(PixelAgent, TD3):
             self._actor_step(first_rows(detached(convolved), size), batch.states, logs)
         if number % chosen.target_every == 0:
             self._follow()
-        logs["noise"] = self._read(torch.tensor(self.noise, device=self.device))
+        logs["noise"] = torch.tensor(self.noise, device=self.device)
 
     @torch.no_grad()
     def _target(self, batch: FrameBatch) -> Tensor:
@@ -183,7 +183,8 @@ class ContrastiveDrQ(PixelAgent, TD3):
         with torch.no_grad():
             features = joined(self.policy.encoder.head(convolved), states)
         loss = -q_values(self.critic, features, action).min(1).values.mean()
-        logs["actor_loss"] = self._descend("actor", loss, [self.policy.actor.optimizer])
+        self._descend({"actor": loss}, loss, [self.policy.actor.optimizer])
+        logs["actor_loss"] = loss.detach()
 
     def _follow(self) -> None:
         """Momentum copies: Qbar and its head with tau, the convolutions of the key encoder with encoder_tau."""

@@ -6,9 +6,8 @@ algorithm adds its networks (`policy_aliases`) and its steps (`_steps`).
 
 import pathlib
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import gymnasium
@@ -27,11 +26,10 @@ from dipole.core.objectives.objective import Composite, Objective, Outcome
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.train import compiling
 from dipole.core.train.nonfinite import terms_with_bad_gradient
-from dipole.core.train.optimizer import skip_if
 from dipole.core.utils.errors import ConfigError, TrainingError
 from dipole.core.utils.files import replacing
 from dipole.core.utils.memory import check_fits
-from dipole.core.utils.transfer import AsyncHostCopy, prefetched, to_device
+from dipole.core.utils.transfer import prefetched, sent
 from dipole.rl import description
 from dipole.rl import settings as presets
 from dipole.rl.arguments import check_seed, check_whole, plain
@@ -50,7 +48,8 @@ from dipole.rl.noise import noise_state, set_noise_state
 from dipole.rl.replay import FrameBatch, FrameReplayBuffer
 from dipole.rl.sb3_names import without_sb3_names
 
-Logs = dict[str, float | Tensor]
+Logs = dict[str, Tensor]
+"""What an update logs: name -> a detached scalar on the device."""
 
 
 def _without_other_episodes(info: dict[str, Any]) -> dict[str, Any]:
@@ -59,25 +58,6 @@ def _without_other_episodes(info: dict[str, Any]) -> dict[str, Any]:
     if not episode or (isinstance(episode, dict) and {"r", "l"} <= episode.keys()):
         return info
     return {key: value for key, value in info.items() if key != "episode"}
-
-
-@dataclass(frozen=True)
-class Watched:
-    """What must be finite: a loss (), or norms (n,) of the gradients of parameters, and the pairs they come from."""
-
-    name: str
-    values: Tensor
-    parameters: list[Tensor] | None = None
-    pairs: Pairs | None = None
-
-
-@dataclass(frozen=True)
-class Unread:
-    """An update whose numbers are on their way to the host: whether any is bad, then the largest of each watched."""
-
-    where: str
-    watched: list[Watched]
-    found: AsyncHostCopy
 
 
 class PixelAgent(OffPolicyAlgorithm):
@@ -147,10 +127,6 @@ class PixelAgent(OffPolicyAlgorithm):
         self.faults: list[dict[str, Any]] = []
         self.outcome: Outcome | None = None
         self._is_guarded = False
-        self._watched: list[Watched] = []
-        self._bad: Tensor | None = None
-        self._unread: Unread | None = None
-        self._logged: tuple[list[str], AsyncHostCopy] | None = None
         self.encoder_optimizer: torch.optim.Adam | None = None
         self.contrast_optimizer: torch.optim.Adam | None = None
         if env is not None or _init_setup_model:
@@ -425,22 +401,14 @@ class PixelAgent(OffPolicyAlgorithm):
         """
         self.policy.set_training_mode(True)
         self._set_learning_rates()
-        values: dict[str, list[float | Tensor]] = {}
+        values: dict[str, list[Tensor]] = {}
         batches = (self._sample(batch_size) for _ in range(gradient_steps))
         for batch in prefetched(batches, self.device) if self._draws_ahead and gradient_steps > 1 else batches:
             for name, value in self.update(batch).items():
                 values.setdefault(name, []).append(value)
-        if not self._reads_late:
-            for name, each in values.items():
-                self.logger.record(f"train/{name}", float(np.mean(each)))  # type: ignore[arg-type]
-        elif values:
-            # Those of the call before: they have arrived by now.
-            for name, value in (
-                zip(self._logged[0], self._logged[1].read().tolist(), strict=True) if self._logged else ()
-            ):
-                self.logger.record(f"train/{name}", value)
-            means = [torch.stack(each).mean() for each in values.values()]  # type: ignore[arg-type]
-            self._logged = list(values), AsyncHostCopy(torch.stack(means))
+        means = torch.stack([torch.stack(each).mean() for each in values.values()]) if values else torch.empty(0)
+        for name, value in zip(values, means.tolist(), strict=True):
+            self.logger.record(f"train/{name}", value)
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
 
     def _sample(self, batch_size: int) -> FrameBatch:
@@ -492,49 +460,25 @@ class PixelAgent(OffPolicyAlgorithm):
             TrainingError: a loss, gradient, reward or observation is not finite.
         """
         super().learn(*arguments, **settings)
-        self.settle()
         return self
 
-    @property
-    def _reads_late(self) -> bool:
-        """Whether losses stay on the device, and what is not finite is told an update late."""
-        return self.device.type in ("cuda", "meta")
-
-    def settle(self) -> None:
-        """Look at the last update now, where updates tell nothing themselves.
-
-        Raises:
-            TrainingError: it has left a step out, as a loss or gradient was not finite.
-        """
-        unread, self._unread = self._unread, None
-        if unread is None:
-            return
-        bad, *norms = unread.found.read().tolist()
-        if bad:
-            for each, worst in zip(unread.watched, norms, strict=True):
-                if not np.isfinite(worst):
-                    raise TrainingError(self._trouble(each, unread.where))
-
-    def update(self, batch: FrameBatch) -> dict[str, float | Tensor]:
-        """One update on a batch, and what it logs: numbers by name, on a GPU tensors, (), that nobody has waited for.
+    def update(self, batch: FrameBatch) -> Logs:
+        """One update on a batch, and what it logs.
 
         Args:
             batch: drawn by replay.
 
+        Returns:
+            Name -> a scalar tensor on the device.
+
         Raises:
-            TrainingError: if a loss or gradient is not finite; raised before the step it would have spoilt. On a GPU
-                such a step is left out there, and the next update raises before its first step (or `settle` does).
+            TrainingError: if a loss or gradient is not finite, before the step that it would have spoilt.
         """
         self._mark_step()
-        self._watched, self._bad = [], None
         contrasting = self.policy.contrast is not None and self._n_updates % self.settings.contrast_every == 0
         logs: Logs = {}
         with self._autocast():
             self._steps(batch, contrasting, logs)
-        if self._bad is not None:
-            worst = [each.values.abs().amax().float() for each in self._watched]
-            found = AsyncHostCopy(torch.stack([self._bad.float(), *worst]))
-            self._unread = Unread(self._where(), self._watched, found)
         self._n_updates += 1
         return logs
 
@@ -578,16 +522,14 @@ class PixelAgent(OffPolicyAlgorithm):
             # Pairs may outlive the update (`Watched`), what a CUDA graph returns does not.
             anchors, keys = anchors.clone(), keys.clone()
         dropped = duplicates(batch.stacks, count) if self.settings.exclude_duplicates else None
-        return Pairs.cross(anchors, keys, dropped=None if dropped is None else to_device(dropped, anchors.device))
+        return Pairs.cross(anchors, keys, dropped=None if dropped is None else sent(dropped, anchors.device))
 
     def _outcome(self, pairs: Pairs, logs: Logs) -> Outcome:
         assert self.policy.contrast is not None
         with without_autocast(self.device.type):
             outcome: Outcome = self.policy.contrast(pairs)
-        for name, term in outcome.terms.items():
-            self._check_loss(name, term.value)
-            logs[f"contrast/{name}"] = self._read(term.value)
-        logs["contrast_loss"] = self._check_loss("contrastive", outcome.loss.detach())
+        logs |= {f"contrast/{name}": term.value.detach() for name, term in outcome.terms.items()}
+        logs["contrast_loss"] = outcome.loss.detach()
         self.outcome = Outcome(outcome.loss.detach(), outcome.terms)
         return outcome
 
@@ -607,16 +549,15 @@ class PixelAgent(OffPolicyAlgorithm):
         logs: Logs,
     ) -> None:
         """One backward pass and one step of the encoder for the algorithm's own loss and the contrast."""
-        logs[f"{name}_loss"] = self._read(loss.detach())
-        pairs = None
-        if contrasting:
-            self._check_loss(name, loss.detach())
-            pairs = self._pairs(batch, anchors)
-            loss = loss + self._outcome(pairs, logs).loss
-            optimizers = [*optimizers, *([self.contrast_optimizer] if self.contrast_optimizer is not None else [])]
-        self._descend(f"{name} and contrastive" if contrasting else name, loss, optimizers, pairs)
-        if contrasting:
-            self._after_contrast()
+        logs[f"{name}_loss"] = loss.detach()
+        if not contrasting:
+            self._descend({name: loss}, loss, optimizers)
+            return
+        pairs = self._pairs(batch, anchors)
+        outcome = self._outcome(pairs, logs)
+        optimizers = [*optimizers, *([self.contrast_optimizer] if self.contrast_optimizer is not None else [])]
+        self._descend({name: loss, **losses(outcome)}, loss + outcome.loss, optimizers, pairs)
+        self._after_contrast()
 
     @staticmethod
     @torch.no_grad()
@@ -628,75 +569,58 @@ class PixelAgent(OffPolicyAlgorithm):
             torch._foreach_lerp_([q for _, q in parameters], [p for p, _ in parameters], tau)
 
     def _descend(
-        self, name: str, loss: Tensor, optimizers: Sequence[torch.optim.Optimizer], pairs: Pairs | None = None
-    ) -> float | Tensor:
-        """Backward and step, unless loss or gradient is not finite."""
-        value = self._check_loss(name, loss.detach())
+        self,
+        losses: Mapping[str, Tensor],
+        loss: Tensor,
+        optimizers: Sequence[torch.optim.Optimizer],
+        pairs: Pairs | None = None,
+    ) -> None:
+        """Backward and step; TrainingError before the step if a loss or gradient is not finite.
+
+        Args:
+            losses: the parts of the loss by name, for the message.
+            loss: what is minimised.
+            optimizers: whose parameters get the gradient.
+            pairs: what a contrastive loss was computed from.
+        """
         parameters = list({id(p): p for o in optimizers for g in o.param_groups for p in g["params"]}.values())
         for parameter in parameters:
             parameter.grad = None
         # Only these are asked for: the actor's loss costs no gradient of the critic.
         wanted = [parameter for parameter in parameters if parameter.requires_grad]
         loss.backward(inputs=wanted)
-        self._check_gradient(name, wanted, pairs)
+        wanted = [parameter for parameter in wanted if parameter.grad is not None]
+        norms = largest([parameter.grad for parameter in wanted if parameter.grad is not None])
+        if not bool(torch.cat([loss.detach().reshape(1), norms]).isfinite().all()):
+            raise TrainingError(self._trouble(losses, wanted, norms, pairs))
         if self.largest_gradient:
             nn.utils.clip_grad_norm_(wanted, self.largest_gradient)
-        self.settle()  # the update before, ahead of the first step of this one
         for optimizer in optimizers:
-            if self._bad is not None:
-                skip_if(optimizer, self._bad)
             optimizer.step()
-        return value
 
-    def _where(self) -> str:
-        return f"at update {self._n_updates} ({self.environment_steps} environment steps)"
-
-    def _read(self, value: Tensor) -> float | Tensor:
-        """The number, or on a GPU the tensor that nobody waits for."""
-        return value.detach() if self._reads_late else float(value)
-
-    def _watch(self, watched: Watched) -> None:
-        """Raise if it is not finite; on a GPU let every step from here on leave itself out."""
-        fine = watched.values.isfinite().all()
-        if self._reads_late:
-            self._watched.append(watched)
-            self._bad = ~fine if self._bad is None else self._bad | ~fine
-        elif not bool(fine):
-            raise TrainingError(self._trouble(watched, self._where()))
-
-    def _check_loss(self, name: str, loss: Tensor) -> float | Tensor:
-        value = self._read(loss)
-        if isinstance(value, Tensor) or not np.isfinite(value):
-            self._watch(Watched(name, loss.detach()))
-        return value
-
-    def _check_gradient(self, name: str, parameters: list[Tensor], pairs: Pairs | None) -> None:
-        having = [parameter for parameter in parameters if parameter.grad is not None]
-        gradients = [parameter.grad for parameter in having if parameter.grad is not None]
-        norms = largest(gradients)
-        self._watch(Watched(name, norms, having, pairs))
-
-    def _trouble(self, watched: Watched, where: str) -> str:
-        """What is not finite, where it comes from, and what helps; this runs once, so it may read."""
-        if watched.parameters is None:
-            return (
-                f"the {watched.name} loss is {float(watched.values)} {where}; the step was not taken. Lower the "
-                "learning rate, or look at the rewards and observations of the environment."
-            )
+    def _trouble(
+        self, losses: Mapping[str, Tensor], parameters: list[Tensor], norms: Tensor, pairs: Pairs | None
+    ) -> str:
+        """Say what is not finite, where it comes from, and what helps."""
+        where = f"at update {self._n_updates} ({self.environment_steps} environment steps)"
+        for name, value in losses.items():
+            if not bool(value.isfinite()):
+                return (
+                    f"the {name} loss is {float(value)} {where}; the step was not taken. Lower the learning rate, or "
+                    "look at the rewards and observations of the environment."
+                )
         names = {id(parameter): label for label, parameter in self.policy.named_parameters()}
-        fine = watched.values.isfinite().tolist()
-        guilty = [
-            names.get(id(p), "the temperature") for p, good in zip(watched.parameters, fine, strict=True) if not good
-        ]
-        terms: list[str] = []
-        if self.policy.contrast is not None and watched.pairs is not None:
-            terms = list(terms_with_bad_gradient(relate(watched.pairs), self.policy.contrast))
-        source = f" It comes from the term {', '.join(terms)}." if terms else ""
-        for parameter in watched.parameters:
+        first = parameters[norms.isfinite().tolist().index(False)]
+        source = ""
+        if self.policy.contrast is not None and pairs is not None:
+            terms = ", ".join(terms_with_bad_gradient(relate(pairs), self.policy.contrast))
+            source = f" It comes from the term {terms}." if terms else ""
+        for parameter in parameters:
             parameter.grad = None
         return (
-            f"the gradient of the {watched.name} loss is not finite {where}, first in {guilty[0]}; the step was not "
-            f"taken.{source} Lower the learning rate, or use precision='float32'."
+            f"the gradient of the {' and '.join(losses)} loss is not finite {where}, first in "
+            f"{names.get(id(first), 'the temperature')}; the step was not taken.{source} Lower the learning rate, or "
+            "use precision='float32'."
         )
 
     # Saving -----------------------------------------------------------------------------------------------------------
@@ -708,8 +632,7 @@ class PixelAgent(OffPolicyAlgorithm):
 
     def _excluded_save_params(self) -> list[str]:
         own = ("_augment", "_given", "seen", "outcome", "encoder_optimizer", "contrast_optimizer")
-        unread = ("_watched", "_bad", "_unread", "_logged", "_is_guarded")
-        return [*super()._excluded_save_params(), *own, *unread]
+        return [*super()._excluded_save_params(), *own, "_is_guarded"]
 
     @classmethod
     def load(cls, path: Any, *arguments: Any, objective: Objective | Composite | None = None, **settings: Any) -> Self:
@@ -743,11 +666,7 @@ class PixelAgent(OffPolicyAlgorithm):
             path: NAME.zip, or an open file.
             exclude: as in SB3.
             include: as in SB3.
-
-        Raises:
-            TrainingError: the last update has left a step out (`settle`).
         """
-        self.settle()
         if not isinstance(path, (str, pathlib.Path)):
             super().save(path, exclude, include)
             return
@@ -770,6 +689,11 @@ class PixelAgent(OffPolicyAlgorithm):
         final = final if final.suffix else final.with_suffix(".pkl")
         with replacing(final) as temporary:
             super().save_replay_buffer(temporary)
+
+
+def losses(outcome: Outcome) -> dict[str, Tensor]:
+    """The terms of an objective, and their sum."""
+    return {**{name: term.value for name, term in outcome.terms.items()}, "contrastive": outcome.loss}
 
 
 def duplicates(stacks: Any, positives: int) -> Tensor | None:

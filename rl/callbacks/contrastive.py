@@ -4,7 +4,6 @@ import copy
 import hashlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,14 +17,13 @@ from stable_baselines3.common.utils import obs_as_tensor
 from torch import Tensor, nn
 
 from dipole.core.objectives.gather import relate
-from dipole.core.objectives.objective import Composite, Objective
+from dipole.core.objectives.objective import Composite, Objective, Outcome
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.nonfinite import terms_with_bad_gradient
-from dipole.core.train.optimizer import skip_if
 from dipole.core.utils.errors import ConfigError, DipoleError, TrainingError
 from dipole.core.utils.memory import check_fits
 from dipole.core.utils.seeding import isolated
-from dipole.core.utils.transfer import AsyncHostCopy, to_device
+from dipole.core.utils.transfer import sent
 from dipole.rl.arguments import check_number, check_whole
 from dipole.rl.augmentation import SHIFT, shift
 from dipole.rl.contrast import as_composite, largest, require_unlabelled
@@ -80,8 +78,7 @@ class ContrastiveCallback(BaseCallback):
         ConfigError: for an argument out of range, an agent without images or without an encoder of them, an objective
             that needs labels, a second agent.
         OptionError: from training, a batch of images would not fit into memory.
-        TrainingError: if loss or gradient is not finite, before the step; on a GPU the step is left out there, and the
-            next one raises (or the end of training).
+        TrainingError: if loss or gradient is not finite, before the step.
     """
 
     def __init__(
@@ -115,8 +112,6 @@ class ContrastiveCallback(BaseCallback):
         self.tau = tau
         self.contrast: Composite | None = None
         self._owner: BaseAlgorithm | None = None
-        self._unread: _Unread | None = None
-        self._logged: AsyncHostCopy | None = None
         self._rollout: dict[str, NDArray[Any]] | None = None  # (N, ...), every observation once
 
     def _init_callback(self) -> None:
@@ -150,8 +145,6 @@ class ContrastiveCallback(BaseCallback):
         self.optimizer = torch.optim.Adam(
             [*self.encoder.parameters(), *self.contrast.parameters()],
             lr=self.learning_rate,
-            # Only the fused form can leave a step out without the host knowing.
-            fused=True if self._reads_late else None,
         )
         saved = getattr(self.model, LEARNED, None)
         learned = Learned(self.contrast, self.keys, self.optimizer)
@@ -212,7 +205,6 @@ class ContrastiveCallback(BaseCallback):
 
     def _on_training_end(self) -> None:
         self._learn_from_rollout()
-        self.settle()
 
     def _learn_from_rollout(self) -> None:
         """The steps of an on-policy agent, whose own update on the same rollout is done."""
@@ -221,25 +213,11 @@ class ContrastiveCallback(BaseCallback):
             self._rollout = None
 
     def _learn(self, draw: Callable[[], Seen | None]) -> None:
-        loss: float | Tensor | None = None
         for _ in range(self.updates):
             seen = draw()
             if seen is None:
-                break
-            loss = self._step(seen)
-        if loss is None:
-            return
-        if not isinstance(loss, Tensor):
-            self.logger.record("train/contrast_loss", loss)
-            return
-        if self._logged is not None:  # of the rollout before: it has arrived by now
-            self.logger.record("train/contrast_loss", float(self._logged.read()))
-        self._logged = AsyncHostCopy(loss)
-
-    @property
-    def _reads_late(self) -> bool:
-        """Whether numbers stay on the device, and what is not finite is told a step late."""
-        return self.model.device.type in ("cuda", "meta")
+                return
+            self.logger.record("train/contrast_loss", self._step(seen))
 
     def _replayed(self) -> Seen | None:
         """A batch of the replay buffer; None while there are too few."""
@@ -257,7 +235,7 @@ class ContrastiveCallback(BaseCallback):
         if count < 2:
             return None
         rows = np.random.permutation(count)[: self.batch_size]
-        taken = {key: to_device(torch.from_numpy(each[rows]), self.model.device) for key, each in self._rollout.items()}
+        taken = {key: sent(torch.from_numpy(each[rows]), self.model.device) for key, each in self._rollout.items()}
         return taken.get("", taken)
 
     def _augmented(self, seen: Seen) -> Seen:
@@ -269,7 +247,8 @@ class ContrastiveCallback(BaseCallback):
         normalise = getattr(self.model.policy, "normalize_images", True)
         return encoder(preprocess_obs(seen, self.model.observation_space, normalize_images=normalise))
 
-    def _step(self, seen: Seen) -> float | Tensor:
+    def _step(self, seen: Seen) -> float:
+        """One step of the encoder and the objective; returns the loss."""
         assert self.contrast is not None
         anchors = self._features(self.encoder, self._augmented(seen))
         with torch.no_grad():
@@ -280,50 +259,24 @@ class ContrastiveCallback(BaseCallback):
         outcome.loss.backward()
         gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         norm = largest(gradients).amax()
-        values = torch.stack([*(term.value.detach() for term in outcome.terms.values()), outcome.loss.detach(), norm])
-        self.settle()  # the step before, ahead of this one
-        unread = _Unread(list(outcome.terms), pairs, self.num_timesteps, AsyncHostCopy(values))
-        if self._reads_late:
-            self._unread = unread
-            skip_if(self.optimizer, ~values.isfinite().all())
-        else:
-            self._require_finite(unread)
+        self._require_finite(outcome, norm, pairs)
         self.optimizer.step()
         self.contrast.after_step(self.learning_rate)
         with torch.no_grad():
             torch._foreach_lerp_(list(self.keys.parameters()), list(self.encoder.parameters()), self.tau)
-        return outcome.loss.detach() if self._reads_late else float(outcome.loss.detach())
+        return float(outcome.loss.detach())
 
-    def settle(self) -> None:
-        """Look at the last step now, where steps tell nothing themselves.
-
-        Raises:
-            TrainingError: it was left out, as loss or gradient was not finite.
-        """
-        unread, self._unread = self._unread, None
-        if unread is not None:
-            self._require_finite(unread)
-
-    def _require_finite(self, unread: "_Unread") -> None:
+    def _require_finite(self, outcome: Outcome, norm: Tensor, pairs: Pairs) -> None:
         assert self.contrast is not None
-        *values, norm = unread.found.read().tolist()
-        where = f"at agent step {unread.step}; no step was taken."
-        for name, value in zip([*unread.terms, str(self.contrast)], values, strict=True):
+        found = {name: term.value for name, term in outcome.terms.items()} | {str(self.contrast): outcome.loss}
+        *values, largest_gradient = torch.stack([*(each.detach() for each in found.values()), norm]).tolist()
+        where = f"at agent step {self.num_timesteps}; no step was taken."
+        for name, value in zip(found, values, strict=True):
             if not math.isfinite(value):
                 raise TrainingError(f"the term {name} is {value} {where}")
-        if not math.isfinite(norm):
-            terms = ", ".join(terms_with_bad_gradient(relate(unread.pairs), self.contrast)) or str(self.contrast)
+        if not math.isfinite(largest_gradient):
+            terms = ", ".join(terms_with_bad_gradient(relate(pairs), self.contrast)) or str(self.contrast)
             raise TrainingError(f"the gradient of {terms} is not finite {where}")
-
-
-@dataclass(frozen=True)
-class _Unread:
-    """A step whose numbers are on their way to the host: those of each term, of the loss, the largest gradient."""
-
-    terms: list[str]
-    pairs: Pairs
-    step: int
-    found: AsyncHostCopy
 
 
 LEARNED = "contrastive"
@@ -410,7 +363,7 @@ def equal(seen: Seen, positives: int) -> Tensor:
     for part in parts:
         content = part.contiguous().view(size, -1).view(torch.uint8)
         weights = torch.from_numpy(np.random.default_rng(content.shape[1]).integers(2**62, size=content.shape[1]))
-        name = name * 31 + (content.long() * to_device(weights, device)).sum(1)
+        name = name * 31 + (content.long() * sent(weights, device)).sum(1)
     candidates = torch.arange(size * positives, device=device)
     others = (name[:, None] == name.repeat(positives)) & (
         candidates % size != torch.arange(size, device=device)[:, None]

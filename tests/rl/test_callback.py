@@ -244,37 +244,6 @@ def test_float_images_are_learned_from():
     assert losses
 
 
-@pytest.fixture
-def late(monkeypatch):
-    monkeypatch.setattr(ContrastiveCallback, "_reads_late", property(lambda self: True))
-
-
-def test_read_late_the_encoder_is_the_same(late):
-    """As on a GPU: nothing is read before the next step, and the steps are those of steps that are read at once."""
-    weights = {}
-    for name in ("late", "at once"):
-        agent, callback = sac(), ContrastiveCallback("infonce + dp", batch_size=8)
-        if name == "at once":
-            type(callback)._reads_late = property(lambda self: False)
-        agent.learn(16, callback=callback)
-        weights[name] = [p.detach().clone() for p in callback.encoder.parameters()]
-    for one, two in zip(*weights.values(), strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)  # Adam in its fused form and in the other
-
-
-def test_a_bad_step_is_left_out_and_told_before_the_next(late):
-    agent, callback = sac(), ContrastiveCallback("infonce", batch_size=16)
-    agent.learn(20, callback=callback)
-    seen = agent.replay_buffer.sample(16).observations
-    before = [p.detach().clone() for p in callback.encoder.parameters()]
-    callback.augmentation = lambda images: images.float() * torch.nan
-    assert isinstance(callback._step(seen), torch.Tensor)
-    assert all(map(torch.equal, before, callback.encoder.parameters()))
-    with pytest.raises(TrainingError, match="the term infonce is nan at agent step 20; no step was taken"):
-        callback._step(seen)
-    assert all(map(torch.equal, before, callback.encoder.parameters()))
-
-
 def test_an_on_policy_agent_is_left_alone_between_its_rollout_and_its_update():
     """With one whole-batch epoch the policy of the update is that of the rollout: its KL to itself is 0."""
     agent = PPO("CnnPolicy", DotEnv(size=36), n_steps=16, batch_size=16, n_epochs=1, device="cpu", seed=0)
