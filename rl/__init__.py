@@ -11,7 +11,6 @@ from dipole.core.utils.extras import lazy
 _HOME = {
     "CheckpointCallback": "dipole.rl.callbacks.checkpointing",
     "ContrastiveCallback": "dipole.rl.callbacks.contrastive",
-    "ContrastiveDQN": "dipole.rl.dqn",
     "ContrastiveDrQ": "dipole.rl.drq",
     "ContrastiveSAC": "dipole.rl.agent",
     "ControlEnv": "dipole.rl.envs.control",

@@ -31,7 +31,6 @@ from dipole.core.utils.files import remove_scratch
 from dipole.rl import algorithms, augmentation, kept, snapshots
 from dipole.rl.config import RLConfig
 from dipole.rl.contrast import bilinear_terms, start_bilinear
-from dipole.rl.dqn import BranchEncoder
 from dipole.rl.encoder import PixelEncoder
 from dipole.rl.envs.registry import find, make_env
 from dipole.rl.envs.running.admission import stack
@@ -124,8 +123,6 @@ class RLAdapter(Adapter):
                 channels,
                 rendered,
                 seen.size,
-                config.algorithm,
-                config.architecture,
                 config.features,
                 config.layers,
                 config.filters,
@@ -202,7 +199,6 @@ class RLAdapter(Adapter):
             "return/iqm": interquartile_mean(returns),
             "return/min": min(returns),
             "return/max": max(returns),
-            **self._normalised(float(np.mean(returns))),
             **{f"score/{name}": value for name, value in scores(self.history).items()},
         }
 
@@ -217,11 +213,6 @@ class RLAdapter(Adapter):
             count = min(config.evaluation_workers, config.episodes)
             self._players = WorkerVecEnv([partial(find(config.task).make, **config.environment())] * count)
         return evaluate_each(self.agent, self._players, config.episodes, seed, observations)
-
-    def _normalised(self, score: float) -> dict[str, float]:
-        """(return - random) / (human - random), where the environment knows both."""
-        known = getattr(self._evaluation_env.unwrapped, "reference", None)
-        return {} if known is None else {"return/human_normalized": (score - known[0]) / (known[1] - known[0])}
 
     @torch.no_grad()
     def diagnostic_pairs(self) -> Pairs | None:
@@ -313,18 +304,13 @@ def _build_encoder(
     channels: int,
     rendered: int,
     seen: int,
-    algorithm: str,
-    architecture: str,
     features: int,
     layers: int,
     filters: int,
 ) -> None:
     space = gymnasium.spaces.Box(0, 255, (channels, rendered, rendered), np.uint8)
     with torch.device("meta"):
-        if algorithm == "dqn":
-            BranchEncoder(space, features, seen, architecture, layers, filters)
-        else:
-            PixelEncoder(space, features, seen, layers, filters)
+        PixelEncoder(space, features, seen, layers, filters)
 
 
 def _example(objective: Composite, dim: int, count: int, positives: int | None) -> Pairs:

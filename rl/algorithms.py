@@ -9,7 +9,6 @@ if TYPE_CHECKING:
 _HOME = {
     "sac": "dipole.rl.agent:ContrastiveSAC",
     "drq": "dipole.rl.drq:ContrastiveDrQ",
-    "dqn": "dipole.rl.dqn:ContrastiveDQN",
 }
 
 

@@ -4,7 +4,7 @@ from dipole.core.train.domains import Domain
 
 RL = Domain(
     name="rl",
-    summary="agents that see pixels: SAC (CURL), DrQ-v2 or DQN with a contrastive objective",
+    summary="agents that see pixels: SAC (CURL) or DrQ-v2 with a contrastive objective",
     adapter="dipole.rl.adapter:RLAdapter",
     extra="rl",
     exported="dipole.rl.exported:open_folder",

@@ -1,7 +1,7 @@
 """A trained agent as zips of stable-baselines3.
 
 agent.zip holds all of it, for `load` of its class in dipole.rl, which goes on learning as the run did. sac.zip (td3.zip
-of DrQ-v2, dqn.zip of a DQN) is for `stable_baselines3.SAC.load` and needs no dipole: it acts alike and learns on as
+of DrQ-v2) is for `stable_baselines3.SAC.load` and needs no dipole: it acts alike and learns on as
 SB3's own algorithm. The classes of its networks are in it, and in networks.py for versions of Python that cannot read
 them.
 """
@@ -15,13 +15,12 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import torch
-from stable_baselines3 import DQN, SAC, TD3
+from stable_baselines3 import SAC, TD3
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
 from dipole.core.train.card import Card, write_card
 from dipole.core.utils.errors import TrainingError
-from dipole.rl import networks, rainbow, seen
-from dipole.rl.dqn import policy_keywords
+from dipole.rl import networks, seen
 from dipole.rl.envs.running.admission import stack
 from dipole.rl.exported import AGENT
 from dipole.rl.inputs import named
@@ -56,7 +55,6 @@ class Form:
 FORMS = {
     "sac": Form(SAC, "PixelPolicy", networks, "soft actor-critic"),
     "drq": Form(TD3, "DrQPolicy", networks, "TD3"),
-    "dqn": Form(DQN, "RainbowPolicy", rainbow, "DQN"),
 }
 
 _USAGE = """from stable_baselines3 import {base}
@@ -87,7 +85,7 @@ agent = {base}.load("FOLDER/{file}", custom_objects={{"policy_class": {policy}}}
 
 
 def export_sb3(agent: PixelAgent, folder: Path, record: Any, data: dict[str, Any]) -> None:
-    """Write agent.zip, SB3's own zip (sac.zip, td3.zip, dqn.zip), networks.py, seen.py and README.md into a folder.
+    """Write agent.zip, SB3's own zip (sac.zip or td3.zip), networks.py, seen.py and README.md into a folder.
 
     Raises:
         TrainingError: SB3's own zip would not act as the agent does.
@@ -146,10 +144,6 @@ def plain(agent: PixelAgent) -> OffPolicyAlgorithm:
 def _keywords(agent: PixelAgent) -> tuple[dict[str, Any], dict[str, Any]]:
     """What SB3's policy and what its algorithm are made with."""
     chosen, size = agent.settings, agent.policy.encoder.image_size
-    if agent.algorithm == "dqn":
-        explore = {"exploration_initial_eps": agent.exploration_rate, "exploration_final_eps": agent.exploration_rate}  # type: ignore[attr-defined]
-        targets = {"target_update_interval": chosen.target_every, "max_grad_norm": chosen.gradient_clip}
-        return policy_keywords(chosen, size), sb3_keywords(chosen) | explore | targets
     policy = {"encoder": encoder_keywords(chosen, size), **head_keywords(chosen)}
     if agent.algorithm == "drq":
         return policy, sb3_keywords(chosen) | {"policy_delay": chosen.actor_every}
@@ -199,4 +193,4 @@ def _card(agent: PixelAgent) -> Card:
     )
 
 
-_WHAT = {"sac": "soft actor-critic (CURL)", "drq": "DrQ-v2", "dqn": "a Rainbow-like DQN"}
+_WHAT = {"sac": "soft actor-critic (CURL)", "drq": "DrQ-v2"}

@@ -29,7 +29,7 @@ from dipole.core.train.nonfinite import terms_with_bad_gradient
 from dipole.core.utils.errors import ConfigError, TrainingError
 from dipole.core.utils.files import replacing
 from dipole.core.utils.memory import check_fits
-from dipole.core.utils.transfer import prefetched, sent
+from dipole.core.utils.transfer import prefetched, to_device
 from dipole.rl import description
 from dipole.rl import settings as presets
 from dipole.rl.arguments import check_seed, check_whole, plain
@@ -88,8 +88,6 @@ class PixelAgent(OffPolicyAlgorithm):
         "action_noise", "replay_buffer_class", "replay_buffer_kwargs", "stats_window_size", "tensorboard_log",
         "verbose", "seed", "device",
     )  # fmt: skip
-    # What a checkpoint holds besides what every agent counts.
-    counted: ClassVar[tuple[str, ...]] = ()
     policy: Any
     replay_buffer: FrameReplayBuffer
     settings: presets.Settings
@@ -115,7 +113,7 @@ class PixelAgent(OffPolicyAlgorithm):
         self.own_terms = unregistered(self._given) if self._given is not None else ()
         if objective is not None:
             settings["objective"] = objective if isinstance(objective, str) else str(self._given)
-        settings = without_sb3_names(settings, self.algorithm)
+        settings = without_sb3_names(settings)
         preset = presets.DEFAULT[self.algorithm] if preset is None else preset
         self.settings = chosen = presets.resolve(
             preset, {**settings, "algorithm": self.algorithm}, (*self.passed_on, "augmentation", "storage")
@@ -282,11 +280,6 @@ class PixelAgent(OffPolicyAlgorithm):
         self._setup_model()
         self.buffer_size = self.settings.buffer_size
 
-    @property
-    def largest_gradient(self) -> float:
-        """Gradients are scaled down to this norm; 0: as they are."""
-        return 0.0
-
     def parts(self) -> dict[str, nn.Module]:
         """The modules that a run saves."""
         raise NotImplementedError
@@ -424,7 +417,6 @@ class PixelAgent(OffPolicyAlgorithm):
             self.device.type == "cuda"
             and self.replay_buffer.storage != "device"
             and self.has_own_replay
-            and not self.replay_buffer.follows_errors
             and not isinstance(self._augment, Custom)
         )
 
@@ -522,7 +514,7 @@ class PixelAgent(OffPolicyAlgorithm):
             # Pairs may outlive the update (`Watched`), what a CUDA graph returns does not.
             anchors, keys = anchors.clone(), keys.clone()
         dropped = duplicates(batch.stacks, count) if self.settings.exclude_duplicates else None
-        return Pairs.cross(anchors, keys, dropped=None if dropped is None else sent(dropped, anchors.device))
+        return Pairs.cross(anchors, keys, dropped=None if dropped is None else to_device(dropped, anchors.device))
 
     def _outcome(self, pairs: Pairs, logs: Logs) -> Outcome:
         assert self.policy.contrast is not None
@@ -593,8 +585,6 @@ class PixelAgent(OffPolicyAlgorithm):
         norms = largest([parameter.grad for parameter in wanted if parameter.grad is not None])
         if not bool(torch.cat([loss.detach().reshape(1), norms]).isfinite().all()):
             raise TrainingError(self._trouble(losses, wanted, norms, pairs))
-        if self.largest_gradient:
-            nn.utils.clip_grad_norm_(wanted, self.largest_gradient)
         for optimizer in optimizers:
             optimizer.step()
 

@@ -10,7 +10,7 @@ import tempfile
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import torch
@@ -55,8 +55,6 @@ class FrameBatch:
         dones: (B, 1) float, without time limits.
         stacks: (B, C) digests of the observation's channels; equal rows are exact duplicates, pixel for pixel.
         discounts: (B, 1) of the value of the next observation, where returns are of several steps; else None.
-        weights: (B, 1) importance weights, where replay is prioritised; else None.
-        drawn: (B, 2) environment and slot in replay.
         states: (B, S) vectors of the observations beside their images, where they have such; else None.
         next_states: (B, S) likewise.
     """
@@ -69,8 +67,6 @@ class FrameBatch:
     dones: Tensor
     stacks: NDArray[Any]
     discounts: Tensor | None = None
-    weights: Tensor | None = None
-    drawn: NDArray[Any] | None = None
     states: Tensor | None = None
     next_states: Tensor | None = None
 
@@ -110,8 +106,6 @@ class FrameReplayBuffer(ReplayBuffer):
     """
 
     _device: torch.device
-    # Whether what is drawn depends on what updates have told of earlier draws.
-    follows_errors: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -256,7 +250,7 @@ class FrameReplayBuffer(ReplayBuffer):
             action: (n_envs, A).
             reward: (n_envs,).
             done: (n_envs,).
-            infos: of each environment; `TimeLimit.truncated`, `life_lost` and `fault` count.
+            infos: of each environment; `TimeLimit.truncated` and `fault` count.
         """
         action = np.asarray(action).reshape(self.n_envs, self.action_dim)
         if self.layout.width:
@@ -264,10 +258,9 @@ class FrameReplayBuffer(ReplayBuffer):
         obs, next_obs = self.layout.pixels(obs), self.layout.pixels(next_obs)
         for env, info in enumerate(infos):
             timeout = self.handle_timeout_termination and info.get("TimeLimit.truncated", False)
-            lost = bool(info.get("life_lost", False))  # an end for what is learned, though the game goes on
             self._append(
                 env, np.asarray(obs[env]), np.asarray(next_obs[env]), action[env], float(reward[env]),
-                (bool(done[env]) and not timeout) or lost, bool(done[env]) or lost, "fault" not in info,
+                bool(done[env]) and not timeout, bool(done[env]), "fault" not in info,
             )  # fmt: skip
         if self._head[0] == max(self.buffer_size // 100, _MEMORY):
             self._grow()  # while there is little to move
@@ -479,7 +472,6 @@ class FrameReplayBuffer(ReplayBuffer):
         positives: int = 1,
         env: VecNormalize | None = None,
         times: tuple[int, int] = (1, 1),
-        shown: Augmentation | None = None,
     ) -> FrameBatch:
         """Draw transitions with augmented observations and further views of each.
 
@@ -492,7 +484,6 @@ class FrameReplayBuffer(ReplayBuffer):
             env: as in `sample`.
             times: M and N >= 1 views of each observation and next observation, one after the other: (M B, C, h, w), (N
                 B, C, h, w).
-            shown: another augmentation for these; None: `augmentation`.
 
         Returns:
             The batch; its `positives` are (B, K, C, h, w), None for K = 0.
@@ -504,7 +495,7 @@ class FrameReplayBuffer(ReplayBuffer):
         rewards, last, discounts = self._outcomes(which, slot, env)
         before, after = self.stacks[which, slot, 0] % self._ring, self.stacks[which, last, 1] % self._ring
         observations, next_observations = (
-            torch.cat([(shown or augmentation).draw(self.frames, which, stacks, self.rng) for _ in range(count)])
+            torch.cat([augmentation.draw(self.frames, which, stacks, self.rng) for _ in range(count)])
             for stacks, count in zip((before, after), times, strict=True)
         )
         views = [augmentation.draw(self.frames, which, before, self.rng) for _ in range(positives)]
@@ -518,8 +509,6 @@ class FrameReplayBuffer(ReplayBuffer):
             self._tensor(self.dones[which, last][:, None]),
             self.digests[which[:, None], before],
             discounts,
-            self.weights(which, slot),
-            np.stack([which, slot], 1),
             states,
             next_states,
         )
@@ -536,15 +525,6 @@ class FrameReplayBuffer(ReplayBuffer):
             parts = (normalizer.normalize_obs(self.layout.observation(pixels, each)) for each in found)
             found = tuple(self.layout.state(each).astype(np.float32) for each in parts)
         return self._tensor(found[0]), self._tensor(found[1])
-
-    def weights(self, env: NDArray[Any], slot: NDArray[Any]) -> Tensor | None:
-        """Importance weights of drawn transitions, (B, 1); None where all are drawn alike.
-
-        Args:
-            env: (B,) of `draw`.
-            slot: (B,) of `draw`.
-        """
-        return None
 
     def _tensor(self, array: NDArray[Any]) -> Tensor:
         return to_device(torch.from_numpy(np.ascontiguousarray(array)), self.device)

@@ -7,11 +7,8 @@ from dipole.core.utils.errors import ConfigError
 
 # SB3's name -> the setting that says the same.
 RENAMED = {
-    "exploration_initial_eps": "exploration_start",
-    "exploration_final_eps": "exploration_end",
     "target_update_interval": "target_every",
     "policy_delay": "actor_every",
-    "max_grad_norm": "gradient_clip",
 }
 # Keywords that say nothing here, whatever they are.
 _IDLE = ("optimize_memory_usage",)  # replay stores every frame once
@@ -34,12 +31,11 @@ _NOT_OF_POLICY = {
 }
 
 
-def without_sb3_names(given: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
+def without_sb3_names(given: Mapping[str, Any]) -> dict[str, Any]:
     """Keywords of an agent with settings' names in place of SB3's.
 
     Args:
-        given: keywords of SB3's SAC, TD3 or DQN, and settings.
-        algorithm: of the agent.
+        given: keywords of SB3's SAC or TD3, and settings.
 
     Raises:
         ConfigError: for one that has no meaning for this agent, with what takes its place; for a setting that is given
@@ -49,11 +45,6 @@ def without_sb3_names(given: Mapping[str, Any], algorithm: str) -> dict[str, Any
     for name, cure in _OTHERS.items():
         if name in rest:
             raise ConfigError(f"{name} is no setting here: {cure}.")
-    if algorithm == "dqn" and "target_update_interval" in rest:
-        raise ConfigError(
-            "target_update_interval counts agent steps in SB3's DQN: give target_every, in updates "
-            "(target_update_interval * gradient_steps / train_freq)."
-        )
     for old, new in RENAMED.items():
         if old in rest:
             _give(rest, new, rest.pop(old), old)

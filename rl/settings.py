@@ -23,15 +23,15 @@ Rate = Annotated[float, Field(ge=0, le=10)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Period = Annotated[int, Field(ge=1)]
 Beta = Annotated[float, Field(ge=0, le=0.999999)]
-AlgorithmName = Literal["sac", "drq", "dqn"]
-Preset = Literal["curl", "paper", "small", "sb3", "drqv2", "rainbow"]
+AlgorithmName = Literal["sac", "drq"]
+Preset = Literal["curl", "paper", "small", "sb3", "drqv2"]
 Storage = Literal["auto", "host", "device", "disk"]
 """Where replay keeps its frames."""
 Inputs = Literal["auto", "pixels", "state", "both"]
 """What of an observation an agent sees."""
 
 # The preset of an algorithm where none is given.
-DEFAULT: dict[str, Preset] = {"sac": "curl", "drq": "drqv2", "dqn": "rainbow"}
+DEFAULT: dict[str, Preset] = {"sac": "curl", "drq": "drqv2"}
 
 # What a preset changes of the defaults, which are those of the CURL repository (MishaLaskin/curl, 8416d6e).
 _PRESETS: dict[str, dict[str, Any]] = {
@@ -84,23 +84,6 @@ _PRESETS: dict[str, dict[str, Any]] = {
         "n_steps": 3,
         "tanh": True,
     },
-    # The data-efficient Rainbow (van Hasselt et al. 2019) that CURL's table of 26 games stands on (Laskin et al. 2020,
-    # App. E): returns of twenty steps, an update each step, targets copied every 2000.
-    "rainbow": {
-        "algorithm": "dqn",
-        "augmentation": "shift",
-        "batch_size": 32,
-        "learning_rate": 1e-4,
-        "learning_starts": 1600,
-        "gradient_steps": 1,
-        "target_every": 2000,
-        "tau": 1.0,
-        "encoder_tau": 0.001,
-        "n_steps": 20,
-        "hidden": (256,),
-        "features": 128,
-        "layers": 2,
-    },
 }
 
 _OF_SDE = ("sde_sample_freq", "use_sde_at_warmup", "log_std_init", "use_expln", "clip_mean")
@@ -118,27 +101,13 @@ USERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ("target_views", "value_views", "noise_start", "noise_end", "noise_steps", "noise_clip"), ("drq",)
     ),
-    **dict.fromkeys(
-        (
-            "architecture", "double", "dueling", "noisy", "distribution", "atoms", "v_min", "v_max", "prioritized",
-            "priority_exponent", "importance_start", "adam_epsilon", "gradient_clip", "exploration_fraction",
-            "exploration_start", "exploration_end", "reward_clip",
-        ),
-        ("dqn",),
-    ),
-    "actor_every": ("sac", "drq"),
-    "critic_hidden": ("sac", "drq"),
-    "n_critics": ("sac", "drq"),
-    "tanh": ("sac", "drq"),
 }  # fmt: skip
 
 
 class AgentTable(Table):
     """The settings that an agent has wherever it is made; those that are left out come from the preset."""
 
-    algorithm: AlgorithmName = Field(
-        "sac", description="sac (CURL), drq (DrQ-v2), or dqn (Rainbow, for discrete actions); its presets follow it"
-    )
+    algorithm: AlgorithmName = Field("sac", description="sac (CURL) or drq (DrQ-v2); its presets follow it")
     preset: Preset = Field("curl", description="where settings that are left out come from")
     inputs: Inputs = Field(
         "auto", description="what is learned from: the image, the vectors of numbers, or both; auto: all there is"
@@ -241,28 +210,6 @@ class AgentTable(Table):
     noise_end: float = Field(0.1, ge=0, le=10, description="drq: the same at last")
     noise_steps: int = Field(500_000, ge=1, description="drq: agent steps from first to last, linearly")
     noise_clip: float = Field(0.3, ge=0, le=10, description="drq: largest noise in targets and in the actor's loss")
-    architecture: Literal["data-efficient", "nature", "uniform"] = Field(
-        "data-efficient",
-        description="dqn: convolutions 5x5/5 of 32 and 64 filters, those of Mnih et al. 2015, or `layers` of 3x3",
-    )
-    double: bool = Field(True, description="dqn: the online network chooses the action of a target")
-    dueling: bool = Field(True, description="dqn: state value and advantages")
-    noisy: bool = Field(True, description="dqn: noisy layers explore, instead of random actions")
-    distribution: Literal["none", "c51", "quantile"] = Field(
-        "c51", description="dqn: values as expectations, as categories on fixed atoms, or as quantiles"
-    )
-    atoms: int = Field(51, ge=2, le=1000, description="dqn: atoms or quantiles of a value")
-    v_min: float = Field(-10.0, ge=-1e9, le=1e9, description="dqn, c51: the lowest atom")
-    v_max: float = Field(10.0, ge=-1e9, le=1e9, description="dqn, c51: the highest atom")
-    prioritized: bool = Field(True, description="dqn: draw transitions by their last error")
-    priority_exponent: Share = Field(0.5, description="dqn: how far priorities count (0: not at all)")
-    importance_start: Share = Field(0.4, description="dqn: exponent of the importance weights at first; 1 at last")
-    adam_epsilon: float = Field(1.5e-4, ge=1e-12, le=1, description="dqn: Adam's epsilon")
-    gradient_clip: float = Field(10.0, ge=0, le=1e9, description="dqn: largest norm of a gradient")
-    reward_clip: float = Field(0.0, ge=0, le=1e9, description="dqn: rewards are cut to +- this in updates (0: not)")
-    exploration_fraction: Share = Field(0.1, description="dqn, without noisy layers: share of training that anneals")
-    exploration_start: Share = Field(1.0, description="dqn, without noisy layers: share of random actions at first")
-    exploration_end: Share = Field(0.05, description="dqn, without noisy layers: the same at last")
     channels_last: bool = Field(True, description="memory layout of the convolutions")
     compile: bool | compiling.CompileMode = Field(
         False,
@@ -296,8 +243,6 @@ class AgentTable(Table):
         for name in idle:
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} has no effect with use_sde={self.use_sde}.")
-        if self.v_min >= self.v_max:
-            raise ValueError(f"v_min must be below v_max, got {self.v_min:g} and {self.v_max:g}.")
         return self
 
     @field_validator(

@@ -138,7 +138,7 @@ def _readable(folder: Path) -> Iterator[None]:
 
 
 def _take(agent: PixelAgent, state: dict[str, Any]) -> None:
-    for name in (*_COUNTERS, *agent.counted):
+    for name in _COUNTERS:
         setattr(agent, name, state["counters"][name])
     agent._last_obs, agent._last_original_obs = state["last_obs"], state["last_original_obs"]
     agent.action_space.np_random.bit_generator.state = state["action_space"]
@@ -192,7 +192,7 @@ def _state(agent: PixelAgent) -> dict[str, Any]:
     assert agent.env is not None
     innermost = _innermost(agent.env)
     return {
-        "counters": {name: getattr(agent, name) for name in (*_COUNTERS, *agent.counted)},
+        "counters": {name: getattr(agent, name) for name in _COUNTERS},
         "last_obs": agent._last_obs,
         "last_original_obs": agent._last_original_obs,
         "action_space": agent.action_space.np_random.bit_generator.state,

@@ -50,7 +50,6 @@ NAMES = (
     "dipole.core.train.theory.theory_of_run",
     "dipole.rl.envs.suite.rendering.RenderingError",
     "dipole.rl.pixel_agent.PixelAgent",
-    "dipole.rl.prioritized.PrioritizedFrameReplayBuffer",
     "dipole.rl.settings.Settings",
     "dipole.rl.snapshots.save",
     "dipole.vision.modeling_dipole_vision.DipoleVisionModel",

@@ -23,7 +23,7 @@ from dipole.core.train.nonfinite import terms_with_bad_gradient
 from dipole.core.utils.errors import ConfigError, DipoleError, TrainingError
 from dipole.core.utils.memory import check_fits
 from dipole.core.utils.seeding import isolated
-from dipole.core.utils.transfer import sent
+from dipole.core.utils.transfer import to_device
 from dipole.rl.arguments import check_number, check_whole
 from dipole.rl.augmentation import SHIFT, shift
 from dipole.rl.contrast import as_composite, largest, require_unlabelled
@@ -235,7 +235,7 @@ class ContrastiveCallback(BaseCallback):
         if count < 2:
             return None
         rows = np.random.permutation(count)[: self.batch_size]
-        taken = {key: sent(torch.from_numpy(each[rows]), self.model.device) for key, each in self._rollout.items()}
+        taken = {key: to_device(torch.from_numpy(each[rows]), self.model.device) for key, each in self._rollout.items()}
         return taken.get("", taken)
 
     def _augmented(self, seen: Seen) -> Seen:
@@ -363,7 +363,7 @@ def equal(seen: Seen, positives: int) -> Tensor:
     for part in parts:
         content = part.contiguous().view(size, -1).view(torch.uint8)
         weights = torch.from_numpy(np.random.default_rng(content.shape[1]).integers(2**62, size=content.shape[1]))
-        name = name * 31 + (content.long() * sent(weights, device)).sum(1)
+        name = name * 31 + (content.long() * to_device(weights, device)).sum(1)
     candidates = torch.arange(size * positives, device=device)
     others = (name[:, None] == name.repeat(positives)) & (
         candidates % size != torch.arange(size, device=device)[:, None]

@@ -161,7 +161,7 @@ def names() -> list[str]:
 def make_env(task: str, **settings: Any) -> gymnasium.Env[Any, Any]:
     """The environment of a task: "dot", one of the suite ("cheetah-run"), or an id of gymnasium ("CartPole-v1").
 
-    A family stands before a colon: "atari:pong", "distracting:walker-walk".
+    A family stands before a colon: "distracting:walker-walk".
 
     Args:
         task: its name.

@@ -23,7 +23,6 @@ SHIPPED = {
     "arora-table1-wiki3029": (144, "ee221f485f9f"),
     "arora-table2-cifar100": (18, "d96e42729be8"),
     "arora-table2-text": (36, "1e1a8b26b256"),
-    "atari-100k": (417, "96f711ca5901"),
     "cacr-figure10": (72, "29605b1e872f"),
     "cacr-figure3": (72, "4a88244f7d46"),
     "cacr-figure4": (72, "e9f53b6f0f20"),

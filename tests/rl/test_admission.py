@@ -8,7 +8,7 @@ import pytest
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from dipole.core.utils.errors import ConfigError, OptionError, TrainingError
-from dipole.rl import ContrastiveDQN, ContrastiveSAC, DotEnv, WorkerVecEnv, make_env
+from dipole.rl import ContrastiveDrQ, ContrastiveSAC, DotEnv, WorkerVecEnv, make_env
 from dipole.rl.envs import registry
 from dipole.rl.episodes.play import evaluate
 
@@ -134,7 +134,7 @@ class Spaces(gymnasium.Env):
         (ContrastiveSAC, BOX(-1, 1, (0,)), "needs continuous actions with finite bounds"),
         (ContrastiveSAC, BOX(1, 1, (2,)), "low below high"),
         (ContrastiveSAC, BOX(0, 5, (2,), np.int32), "a Box of floats"),
-        (ContrastiveDQN, gymnasium.spaces.Discrete(3, start=-1), "counted from 0, got Discrete"),
+        (ContrastiveDrQ, gymnasium.spaces.Discrete(3), "needs continuous actions with finite bounds"),
     ],
 )
 def test_actions_that_nothing_can_be_chosen_from_are_refused(kind, space, said):

@@ -9,21 +9,10 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.callbacks import CallbackList as BaseCallbackList
 
 from dipole.core.utils.errors import ConfigError, DipoleError, TrainingError
-from dipole.rl import ContrastiveCallback, DotEnv
+from dipole.rl import ContrastiveCallback, DotEnv, make_env
 from dipole.rl.callbacks.contrastive import distinct, equal
 
 NET = {"net_arch": [8]}
-
-
-class SwitchedDot(gymnasium.ActionWrapper):
-    """The dot task with two actions, up and down."""
-
-    def __init__(self):
-        super().__init__(DotEnv(size=36))
-        self.action_space = gymnasium.spaces.Discrete(2)
-
-    def action(self, action):
-        return self.env.action_space.high * (2 * int(action) - 1)
 
 
 def sac(**settings):
@@ -92,7 +81,7 @@ def test_several_positives_are_several_views():
 @pytest.mark.parametrize("algorithm", [TD3, DQN, A2C])
 def test_other_agents_gain_an_objective(algorithm):
     settings = {"n_steps": 16} if algorithm is A2C else {"buffer_size": 100, "learning_starts": 16, "train_freq": 8}
-    env = SwitchedDot() if algorithm is DQN else DotEnv(size=36)
+    env = make_env("dot-discrete", size=36) if algorithm is DQN else DotEnv(size=36)
     agent = algorithm("CnnPolicy", env, device="cpu", seed=0, policy_kwargs=dict(NET), **settings)
     callback = ContrastiveCallback("infonce", batch_size=8)
     losses = record_losses(callback)

@@ -103,5 +103,5 @@ def test_what_is_on_the_hub_is_loaded_as_any_agent_is(folder, tmp_path, monkeypa
 
 def test_names_are_those_of_huggingface_sb3():
     assert name_of("sac", "cheetah-run") == "sac-cheetah-run"
-    assert name_of("dqn", "dipole/dot-v0") == "dqn-dipole-dot-v0"
+    assert name_of("td3", "dipole/dot-v0") == "td3-dipole-dot-v0"
     assert name_of("sac", "distracting:walker-walk") == "sac-distracting-walker-walk"

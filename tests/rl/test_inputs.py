@@ -1,5 +1,6 @@
 """Agents that see vectors, alone or beside an image: networks, replay, checkpoints, exports, recipes, errors."""
 
+import copy
 import json
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from dipole.core.train.run import train
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.trained_run import evaluate_run
 from dipole.core.utils.errors import ConfigError
-from dipole.rl import ContrastiveDQN, ContrastiveDrQ, ContrastiveSAC, DotEnv, FrameReplayBuffer, make_env, resume
+from dipole.rl import ContrastiveDrQ, ContrastiveSAC, DotEnv, FrameReplayBuffer, make_env, resume
 from dipole.rl import snapshots as checkpoints
 from dipole.rl.description import open_agent
 from dipole.rl.envs.running.admission import stack
@@ -28,17 +29,14 @@ from dipole.rl.replay import FrameBatch
 
 SMALL = {"hidden": (16,), "batch_size": 8, "learning_starts": 10, "buffer_size": 300, "seed": 0, "device": "cpu"}
 SEEING = {"image_size": 24, "filters": 4, "layers": 2, **SMALL}
-KINDS = {"sac": ContrastiveSAC, "drq": ContrastiveDrQ, "dqn": ContrastiveDQN}
+KINDS = {"sac": ContrastiveSAC, "drq": ContrastiveDrQ}
 
 
 def made(kind="sac", inputs="both", env=None, **settings):
-    task = "dot-discrete" if kind == "dqn" else "dot"
     given = {**(SMALL if inputs == "state" else SEEING), **settings}
-    if kind == "dqn":
-        given = {"architecture": "uniform", **given}
     if inputs == "state":
         given = {"objective": "none", **given}
-    return KINDS[kind]("CnnPolicy", env if env is not None else make_env(task, inputs=inputs), **given)
+    return KINDS[kind]("CnnPolicy", env if env is not None else make_env("dot", inputs=inputs), **given)
 
 
 def weights(agent):
@@ -140,15 +138,14 @@ def test_a_resumed_agent_is_the_undisturbed_one(kind, inputs, tmp_path):
     agent = made(kind, inputs).learn(20)
     checkpoints.save(agent, tmp_path / "saved")
     agent.learn(8, reset_num_timesteps=False)
-    task = "dot-discrete" if kind == "dqn" else "dot"
-    again = resume(tmp_path / "saved", make_env(task, inputs=inputs), device="cpu")
+    again = resume(tmp_path / "saved", make_env("dot", inputs=inputs), device="cpu")
     again.learn(8, reset_num_timesteps=False)
     assert same(weights(agent), weights(again))
     agent.save(tmp_path / "agent.zip")
     played = open_agent(tmp_path / "agent.zip", device="cpu")
-    env = make_env(task, inputs=inputs)
+    env = make_env("dot", inputs=inputs)
     assert evaluate(played, env, 1, seed=3) == evaluate(again, env, 1, seed=3)
-    loaded = KINDS[kind].load(tmp_path / "agent.zip", env=make_env(task, inputs=inputs), device="cpu")
+    loaded = KINDS[kind].load(tmp_path / "agent.zip", env=make_env("dot", inputs=inputs), device="cpu")
     assert same(weights(loaded), weights(agent))
 
 
@@ -206,8 +203,8 @@ def test_normalised_vectors_are_learned_from_as_they_are_acted_on():
     agent = made(env=env).learn(30)
     raw = agent.replay_buffer.states[0, :30, 0]
     assert ((raw >= 0) & (raw <= 1)).all()  # stored as it came
+    rows = copy.deepcopy(agent.replay_buffer).draw(200)[1]
     batch = agent._sample(200)
-    rows = batch.drawn[:, 1]
     scale = np.sqrt(env.obs_rms["state"].var + env.epsilon)
     expected = np.clip((raw[rows] - env.obs_rms["state"].mean) / scale, -env.clip_obs, env.clip_obs)
     np.testing.assert_allclose(batch.states, expected, rtol=1e-5, atol=1e-6)
@@ -218,17 +215,17 @@ import json, sys
 import numpy as np
 sys.modules["dipole"] = None
 from networks import PixelPolicy
-from stable_baselines3 import DQN, SAC
+from stable_baselines3 import SAC, TD3
 sac = SAC.load("sac.zip", device="cpu", custom_objects={"policy_class": PixelPolicy})
-dqn = DQN.load("dqn.zip", device="cpu")
+td3 = TD3.load("td3.zip", device="cpu")
 shown = dict(np.load("shown.npz"))
-print(json.dumps([agent.predict(shown, deterministic=True)[0].tolist() for agent in (sac, dqn)]))
+print(json.dumps([agent.predict(shown, deterministic=True)[0].tolist() for agent in (sac, td3)]))
 """
 
 
 def test_exports_act_alike_without_dipole(tmp_path):
     """By the code in the folder, and by that in the zip itself."""
-    agents = made("dqn").learn(20), made("sac").learn(20)
+    agents = made("drq").learn(20), made("sac").learn(20)
     for agent in agents:
         save_plain(agent, tmp_path)  # networks.py is the last one's
     shown = stack([agents[0].observation_space.sample() for _ in range(3)])

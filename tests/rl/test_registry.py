@@ -11,7 +11,6 @@ from dipole.core.utils.errors import ConfigError, RegistryError
 from dipole.rl import DotEnv, environment, make_env
 from dipole.rl.config import RLConfig
 from dipole.rl.envs import registry
-from dipole.rl.envs.atari import GAMES
 from dipole.rl.envs.suite import tasks
 
 MINE = """
@@ -53,8 +52,7 @@ def test_a_file_in_the_folder_is_enough(tmp_path):
 
 def test_all_environments_are_listed():
     distracted = {f"distracting:{task}" for task in tasks.names()}
-    games = {f"atari:{game.replace('_', '-')}" for game in GAMES}
-    assert set(registry.names()) == {*tasks.names(), *distracted, *games, "dot", "dot-discrete"}
+    assert set(registry.names()) == {*tasks.names(), *distracted, "dot", "dot-discrete"}
     for spelling in ("ball-in-cup-catch", "ball_in_cup/catch", "Ball_In_Cup-Catch"):
         assert registry.find(spelling).name == "ball_in_cup-catch"
 

@@ -9,7 +9,7 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from torch import nn
 
 from dipole.core.utils.errors import ConfigError
-from dipole.rl import CheckpointCallback, ContrastiveDQN, ContrastiveSAC, make_env, resume
+from dipole.rl import CheckpointCallback, ContrastiveSAC, make_env, resume
 from dipole.rl import snapshots as checkpoints
 from dipole.rl.replay import FrameBatch
 
@@ -130,22 +130,3 @@ def test_architectures_are_sb3s():
 def test_what_has_no_meaning_is_refused_by_name(given, said):
     with pytest.raises(ConfigError, match=said):
         state_agent(**given)
-
-
-def test_names_of_sb3s_dqn_are_taken_or_explained():
-    settings = {
-        "hidden": (8,), "architecture": "uniform", "filters": 4, "batch_size": 8, "buffer_size": 50, "device": "cpu",
-    }  # fmt: skip
-    agent = ContrastiveDQN(
-        "CnnPolicy", "dot-discrete", noisy=False, exploration_initial_eps=0.9, exploration_final_eps=0.1,
-        max_grad_norm=3, optimize_memory_usage=True, **settings,
-    )  # fmt: skip
-    assert agent.exploration_schedule(1.0) == 0.9
-    assert agent.settings.exploration_end == 0.1
-    assert agent.largest_gradient == 3
-    with pytest.raises(ConfigError, match="counts agent steps in SB3's DQN: give target_every"):
-        ContrastiveDQN("CnnPolicy", "dot-discrete", target_update_interval=100, **settings)
-    with pytest.raises(ConfigError, match="n_critics has no effect on the algorithm 'dqn'"):
-        ContrastiveDQN("CnnPolicy", "dot-discrete", policy_kwargs={"n_critics": 3}, **settings)
-    with pytest.raises(ConfigError, match="use_sde has no effect on the algorithm 'dqn'"):
-        ContrastiveDQN("CnnPolicy", "dot-discrete", use_sde=True, **settings)

@@ -68,27 +68,8 @@ OWN = {
         "noise_steps": 1000,
         "noise_clip": 0.2,
     },
-    "dqn": {
-        "architecture": "uniform",
-        "double": False,
-        "dueling": False,
-        "noisy": False,
-        "distribution": "quantile",
-        "atoms": 11,
-        "v_min": -1.0,
-        "v_max": 1.0,
-        "prioritized": False,
-        "priority_exponent": 0.6,
-        "importance_start": 0.5,
-        "adam_epsilon": 1e-8,
-        "gradient_clip": 1.0,
-        "reward_clip": 1.0,
-        "exploration_fraction": 0.2,
-        "exploration_start": 0.9,
-        "exploration_end": 0.1,
-    },
 }
-OTHERWISE = {"drq": {"actor_every": 2, "n_steps": 2, "tanh": False, "train_freq": 1, "gradient_steps": 2}, "dqn": {}}
+OTHERWISE = {"drq": {"actor_every": 2, "n_steps": 2, "tanh": False, "train_freq": 1, "gradient_steps": 2}}
 RECIPE = {"domain": "rl", "objective": "infonce", "train": {"steps": 100}}
 
 
@@ -127,9 +108,7 @@ def test_the_range_of_the_deviation_can_be_set_in_both_doors():
     [
         ("drq", {"ent_coef": 0.1}, "ent_coef has no effect on the algorithm 'drq': it is a setting of sac"),
         ("sac", {"noise_clip": 0.1}, "noise_clip has no effect on the algorithm 'sac': it is a setting of drq"),
-        ("sac", {"atoms": 3}, "atoms has no effect"),
         ("drq", {"preset": "curl"}, "the preset 'curl' is none of 'drq', whose are drqv2"),
-        ("dqn", {"v_min": 3, "v_max": 2}, "v_min must be below v_max, got 3 and 2"),
     ],
 )
 def test_settings_of_another_algorithm_are_refused(algorithm, given, said):
