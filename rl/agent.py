@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dipole.rl import settings as presets
 from dipole.rl.encoder import Maps, detached
-from dipole.rl.pixel_agent import Logs, PixelAgent, bf16_is_native, duplicates, losses
+from dipole.rl.pixel_agent import Logs, PixelAgent, bf16_is_native, duplicates
 from dipole.rl.policy import ContrastivePolicy, q_values, sample_action
 from dipole.rl.replay import FrameBatch
 from dipole.rl.seen import joined
@@ -213,7 +213,7 @@ class ContrastiveSAC(PixelAgent, SAC):
         pairs = self._pairs(batch, anchors)
         outcome = self._outcome(pairs, logs)
         optimizers = [each for each in (self.encoder_optimizer, self.contrast_optimizer) if each is not None]
-        self._descend(losses(outcome), outcome.loss, optimizers, pairs)
+        self._descend({"contrastive": outcome.loss}, outcome.loss, optimizers, pairs)
         gradients = [p.grad for o in optimizers for g in o.param_groups for p in g["params"] if p.grad is not None]
         norms = torch.stack(torch._foreach_norm(gradients))
         logs["contrast_grad_norm_squared"] = norms.square().sum()

@@ -548,7 +548,7 @@ class PixelAgent(OffPolicyAlgorithm):
         pairs = self._pairs(batch, anchors)
         outcome = self._outcome(pairs, logs)
         optimizers = [*optimizers, *([self.contrast_optimizer] if self.contrast_optimizer is not None else [])]
-        self._descend({name: loss, **losses(outcome)}, loss + outcome.loss, optimizers, pairs)
+        self._descend({name: loss, "contrastive": outcome.loss}, loss + outcome.loss, optimizers, pairs)
         self._after_contrast()
 
     @staticmethod
@@ -593,7 +593,8 @@ class PixelAgent(OffPolicyAlgorithm):
     ) -> str:
         """Say what is not finite, where it comes from, and what helps."""
         where = f"at update {self._n_updates} ({self.environment_steps} environment steps)"
-        for name, value in losses.items():
+        terms = self.outcome.terms if self.outcome is not None and "contrastive" in losses else {}
+        for name, value in ({name: term.value for name, term in terms.items()} | dict(losses)).items():
             if not bool(value.isfinite()):
                 return (
                     f"the {name} loss is {float(value)} {where}; the step was not taken. Lower the learning rate, or "
@@ -603,8 +604,8 @@ class PixelAgent(OffPolicyAlgorithm):
         first = parameters[norms.isfinite().tolist().index(False)]
         source = ""
         if self.policy.contrast is not None and pairs is not None:
-            terms = ", ".join(terms_with_bad_gradient(relate(pairs), self.policy.contrast))
-            source = f" It comes from the term {terms}." if terms else ""
+            guilty = ", ".join(terms_with_bad_gradient(relate(pairs), self.policy.contrast))
+            source = f" It comes from the term {guilty}." if guilty else ""
         for parameter in parameters:
             parameter.grad = None
         return (
@@ -679,11 +680,6 @@ class PixelAgent(OffPolicyAlgorithm):
         final = final if final.suffix else final.with_suffix(".pkl")
         with replacing(final) as temporary:
             super().save_replay_buffer(temporary)
-
-
-def losses(outcome: Outcome) -> dict[str, Tensor]:
-    """The terms of an objective, and their sum."""
-    return {**{name: term.value for name, term in outcome.terms.items()}, "contrastive": outcome.loss}
 
 
 def duplicates(stacks: Any, positives: int) -> Tensor | None:
