@@ -1,4 +1,4 @@
-"""The results that are committed (benchmarks/results/suites), as the tables of a page and as the whole report."""
+"""Tables and the report of the committed results (benchmarks/results/suites)."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from dipole.core.utils.text import counted
 
 PAGE = "report.html"
 SHOWN = ("-ranking", "-results", "-claims")
-"""Tables of a suite that stand on the page; the others are in the report."""
+"""Tables of a suite on the page. The others are in the report only."""
 TERM = re.compile(r"(?:^|[+*])\s*([A-Za-z_][\w-]*)")
 
 
 def ranking(suite: str) -> str:
-    """Markdown: the ranking and the results of one study.
+    """Return ranking and results of one study as Markdown.
 
     Raises:
-        StopIteration: if it is not among them.
+        StopIteration: there are no results of this study.
     """
     section = next(each for each in report().sections if each.id == suite)
     shown = [found for found in section.tables if found.name.endswith(SHOWN[:2])]
@@ -36,36 +36,36 @@ def ranking(suite: str) -> str:
 
 
 def terms(objective: str) -> set[str]:
-    """Names in an objective's text."""
+    """Return the names in an objective's text."""
     return {each.replace("-", "_") for each in TERM.findall(objective)}
 
 
 @cache
 def report() -> Report:
-    """The report of all of them."""
+    """Return the report of all committed results."""
     return make_report(SHIPPED)
 
 
 @cache
 def suites() -> list[SuiteResults]:
-    """Every suite of them, by its name."""
+    """Return all suites sorted by name."""
     gathered = gather([SHIPPED])
     found = [SuiteResults(manifest, gathered.collection.records) for manifest in gathered.manifests]
     return sorted(found, key=lambda each: each.manifest.name)
 
 
 def page() -> bytes:
-    """The report as one file, which the site holds beside its pages."""
+    """Return the report as one HTML file for the site."""
     return to_html(report()).encode()
 
 
 def in_short() -> str:
-    """Markdown: how much of all of it is decided."""
+    """Return one sentence: how many comparisons and claims have a verdict."""
     return report().summary
 
 
 def overview() -> str:
-    """Markdown: what is decided of the papers' claims, each suite in a line, and where the whole report is."""
+    """Return the verdicts on the papers' claims, one line per suite, and a link to the report as Markdown."""
     found = next(section for section in report().sections if section.id == "overview")
     shown = {section.id for section in _shown()}
     parts = [report().summary, f"[The whole report]({PAGE}), with every number, chart, run and command, is one file."]
@@ -77,7 +77,7 @@ def overview() -> str:
 
 
 def sections() -> str:
-    """Markdown: what each suite found, its table beside the paper's, and its claims."""
+    """Return findings, tables and claims of each suite as Markdown."""
     parts = []
     for section in _shown():
         parts += [f"### {section.title} {{ #{section.id} }}", section.subtitle + ".", " ".join(section.findings)]
@@ -89,7 +89,7 @@ def sections() -> str:
 
 
 def _shown() -> list[Section]:
-    """Sections of suites that found something that stands in a table."""
+    """Return the sections with findings and a table."""
     return [
         section
         for section in report().sections
@@ -98,16 +98,16 @@ def _shown() -> list[Section]:
 
 
 def _linked(cell: Cell, shown: Collection[str]) -> str:
-    """A cell that leads to its suite: on the page, or in the report where the page does not have it."""
+    """Link a cell to its suite on the page, or in the report."""
     text = f"{plain(cell.text)}<br>{plain(cell.sub)}" if cell.sub else plain(cell.text)
     return f"[{text}]({'' if cell.link in shown else PAGE}#{cell.link})" if cell.link else text
 
 
 def of_objective(names: Collection[str]) -> str:
-    """Markdown: what every suite found of the rows that have an objective as a term; "" where none has one.
+    """Return what the suites found for an objective as Markdown, or "" if no suite uses it.
 
     Args:
-        names: of the objective, with its aliases.
+        names: the objective and its aliases.
     """
     of = {each: [row for row in each.rows if terms(row.objective) & set(names)] for each in suites()}
     of = {each: rows for each, rows in of.items() if rows}
@@ -119,20 +119,20 @@ def of_objective(names: Collection[str]) -> str:
         for cell in suite.cells
         if cell.against_base is not None and cell.row in rows and _adds(cell.row, suite, names)
     ]
-    decided: dict[str, list[str]] = {}  # the same runs may stand in several suites
+    decided: dict[str, list[str]] = {}  # several suites can share runs
     for suite, cell in tested:
         if cell.p_holm < LEVEL:
             other = ", another protocol than the paper's" if suite.manifest.protocol else ""
             decided.setdefault(_difference(cell), []).append(f"`{suite.manifest.suite}`{other}")
     lines = [
-        f"Rows with it stand in {counted(len(of), 'kept suite')}, run to the end at small scale; beside the papers' "
-        "numbers: [results](../results.md). Mean and standard deviation over seeds."
+        f"{counted(len(of), 'committed suite')} at small scale use it. [Results](../results.md) compares them "
+        "with the papers' numbers. The tables show mean and standard deviation over seeds."
     ]
     if tested:
         found = [f"- {text}; {', '.join(where)}" for text, where in decided.items()]
         lines.append(
-            f"Tested were {counted(len(tested), 'difference')} from a base without it, each among the tests of its "
-            f"suite (Holm). {'Decided:' if found else 'None is decided.'}"
+            f"We tested {counted(len(tested), 'difference')} from a baseline without it, corrected by Holm within each "
+            f"suite. {'Significant:' if found else 'None is significant.'}"
         )
         lines += ["\n".join(found)] if found else []
     return "\n\n".join([*lines, *(_folded(suite, rows) for suite, rows in of.items())])

@@ -1,4 +1,4 @@
-"""What a public docstring must say: each rule names what breaks it, and where one is broken no site is built."""
+"""Check public docstrings. Each rule reports its violations, and `make docs` fails if there are any."""
 
 from __future__ import annotations
 
@@ -19,57 +19,57 @@ ITEM = r"[\w.+*/<>= -]+"
 SHAPE = re.compile(rf"(?<![\w`])\((?:|\.\.\.|{ITEM},(?:{ITEM},)*(?:{ITEM})?)\)")
 """(), (A,), (A, K), (n >= 2, d), (B, ...)."""
 REFERENCE = re.compile(r"(as (in|of|there)|likewise)\b")
-"""What the line of an argument begins with that is explained elsewhere."""
+"""Starts of argument lines that refer to another place."""
 ARRAY = re.compile(r"\b(Tensor|NDArray|ndarray|Array)\b")
 DOES = re.compile(
     r"(Add|Apply|Begin|Build|Call(ed)?|Choose|Combine|Compare|Compute|Continue|Create|Cut|Decorate|Draw|Drop|Embed"
     r"|Encode|Evaluate|Fill|Find|Give|Go|Join|Judge|Keep|Load|Look|Make|Measure|Open|Pair|Play|Put|Raise|Read|Rebuild"
     r"|Register|Return|Run|Say|Score|Set|Start|Store|Take|Train|Turn|Unpack|Update|Work|Write|Yield)\b"
 )
-"""What a sentence begins with that says what is done, and not what is returned."""
+"""Starts of sentences that describe an action and no result."""
 SILENT = ("None", "NoReturn", "Never", "inspect._empty")
 
 
 def problems() -> list[str]:
-    """What is wrong with the docstrings of all that is public, a line each."""
+    """Return one line for each violation in a public docstring."""
     return [f"{entry.name}: {said}" for entry in public.entries() for said in broken(entry)]
 
 
 def broken(entry: Entry) -> Iterator[str]:
-    """What is wrong with one of them; nothing where an override does what its base says, to which the page sends."""
+    """Return the violations of one docstring. An override may rely on the docstring of its base class."""
     if entry.doc or documented_at(entry) is None:
         yield from (said for said in (rule(entry) for rule in RULES) if said)
 
 
 def documented_at(entry: Entry) -> type | None:
-    """The base class that says what a method without a docstring does; None where there is none."""
+    """Return the base class that documents a method without a docstring, or None."""
     name = entry.name.rpartition(".")[2]
     bases = entry.owner.__mro__[1:-1] if entry.owner is not None else ()
     return next((base for base in bases if getattr(vars(base).get(name), "__doc__", None)), None)
 
 
-# What a docstring says -----------------------------------------------------------------------------------------------
+# Parts of a docstring -------------------------------------------------------------------------------------------------
 
 
 def section(doc: str, title: str) -> str | None:
-    """What is indented under "Title:"; None where there is no such section."""
+    """Return the text under "Title:", or None without such a section."""
     found = re.search(rf"^{title}:[ \t]*\n((?:[ \t]+.*\n?|\n(?=[ \t]))+)", doc + "\n", re.MULTILINE)
     return dedent(found.group(1)).strip("\n") if found else None
 
 
 def explained(doc: str) -> dict[str, str]:
-    """What the entries of Args and Attributes say."""
+    """Return the entries of Args and Attributes."""
     text = "\n".join(filter(None, (section(doc, "Args"), section(doc, "Attributes"))))
     return dict(re.findall(r"^(\w+): (.*(?:\n[ \t]+.*)*)", text, re.MULTILINE))
 
 
 def raises(doc: str) -> list[str]:
-    """The entries of Raises."""
+    """Return the entries of Raises."""
     return re.findall(r"^\S.*(?:\n[ \t]+.*)*", section(doc, "Raises") or "", re.MULTILINE)
 
 
 def arguments(entry: Entry) -> dict[str, str]:
-    """Name and annotation of what a caller gives, or of the fields of a class of data."""
+    """Return names and annotations of the arguments, or of the fields of a dataclass."""
     if inspect.isclass(entry.value) and (issubclass(entry.value, BaseModel | tuple) or is_typeddict(entry.value)):
         owners = [each for each in public.bases(entry.value) if "__annotations__" in vars(each)]
         return {name: hint(each.__annotations__[name]) for each in owners for name in public.fields(each)}
@@ -83,7 +83,7 @@ def arguments(entry: Entry) -> dict[str, str]:
 
 
 def result(entry: Entry) -> str:
-    """The annotation of what is returned; empty where nothing is."""
+    """Return the annotation of the result, or "" without one."""
     if entry.function is None or inspect.isclass(entry.value):
         return ""
     annotation = hint(inspect.signature(entry.function).return_annotation)
@@ -94,14 +94,14 @@ def result(entry: Entry) -> str:
 
 
 def no_sentence(entry: Entry) -> str | None:
-    """It begins with a sentence; without one of its own the page leaves it out."""
+    """Require a first sentence. The page omits names without one."""
     first = entry.doc.partition("\n\n")[0].strip()
     is_sentence = re.search(r"\w{2,}.*[.:]$", first, re.DOTALL)
     return None if is_sentence else "it has no docstring of its own that begins with a sentence"
 
 
 def unexplained(entry: Entry) -> str | None:
-    """Every argument has its line in Args, or every setting of a table its description."""
+    """Require a line in Args for each argument, or a description for each setting."""
     told = explained(entry.doc).keys()
     if inspect.isclass(entry.value) and issubclass(entry.value, BaseModel):
         told |= {name for name, field in entry.value.model_fields.items() if field.description}
@@ -110,7 +110,7 @@ def unexplained(entry: Entry) -> str | None:
 
 
 def shapeless_arguments(entry: Entry) -> str | None:
-    """The line of a tensor or array has its shape."""
+    """Require a shape in the line of each tensor or array."""
     told = explained(entry.doc)
     arrays = [name for name, kind in arguments(entry).items() if ARRAY.search(kind.partition("Callable")[0])]
     lines = {name: told[name] for name in arrays if name in told}
@@ -119,20 +119,20 @@ def shapeless_arguments(entry: Entry) -> str | None:
 
 
 def shapeless_results(entry: Entry) -> str | None:
-    """A tensor or array that is returned has its shape in Returns, or in the first paragraph."""
+    """Require the shape of a returned tensor or array in Returns or in the first paragraph."""
     said = section(entry.doc, "Returns") or section(entry.doc, "Yields") or entry.doc.partition("\n\n")[0]
     missing = ARRAY.search(result(entry)) and not SHAPE.search(said)
     return f"it says no shape of what it returns, {result(entry)}" if missing else None
 
 
 def unsaid_results(entry: Entry) -> str | None:
-    """What is returned stands in Returns or Yields, or is what the first sentence names."""
+    """Require the result in Returns, in Yields or in the first sentence."""
     silent = not section(entry.doc, "Returns") and not section(entry.doc, "Yields") and DOES.match(entry.doc)
     return f"it says nothing of what it returns, {result(entry)}" if result(entry) and silent else None
 
 
 def unraised(entry: Entry) -> str | None:
-    """Every error that its own body raises stands in Raises, its own or, of a method, that of its class."""
+    """Require every raised error in Raises, of the function or of its class."""
     owner = "" if entry.owner is None else Entry("", entry.owner, vars(entry.owner).get("__init__")).doc
     said = " ".join(raises(entry.doc) + raises(owner))
     missing = [each for each in _raised(entry.function) if not re.search(rf"\b{each}\b", said)]
@@ -140,21 +140,21 @@ def unraised(entry: Entry) -> str | None:
 
 
 def crowded_raises(entry: Entry) -> str | None:
-    """Raises has an error a line: of two the page shows the second in the text of the first."""
+    """Require one error per line of Raises."""
     beside = r"(?:[.;] |^[^:]*, |^[^:]* or )(\w+Error)\b(?=[:, ])"
     found = [name for each in raises(entry.doc) for name in re.findall(beside, each)]
     return f"Raises has {', '.join(found)} in the line of another error" if found else None
 
 
 def unknown_errors(entry: Entry) -> str | None:
-    """An error that Raises names is public, Python's own, or named with its package."""
+    """Require that errors in Raises are public, builtin, or named with their package."""
     named = [re.split(r"[^\w.]", each, maxsplit=1)[0] for each in raises(entry.doc)]
     missing = [each for each in named if "." not in each and each not in _errors() and not hasattr(builtins, each)]
     return f"Raises names {', '.join(missing)}, which no page has" if missing else None
 
 
 def sourceless(entry: Entry) -> str | None:
-    """Beside "Formula" stands the year of its paper, an equation, a section, an appendix or an algorithm."""
+    """Require a year, equation, section, appendix or algorithm with each "Formula"."""
     heads = [line for line in entry.doc.splitlines() if line.startswith("Formula")]
     bare = [line for line in heads if not re.search(r"\b\d{4}\b|\b(Eqs?|Secs?|App|Thms?|Alg)\b", line)]
     return f"it says no paper and equation at {bare[0]!r}" if bare else None
@@ -167,7 +167,7 @@ RULES = (
 
 
 def _raised(function: Any) -> list[str]:
-    """Names of the errors that a function raises, or that a function within does which it returns (a decorator)."""
+    """Return names of the errors that a function raises, or that its returned inner function raises."""
     try:
         tree = ast.parse(dedent(inspect.getsource(inspect.unwrap(function)))).body[0]
     except (OSError, TypeError, SyntaxError):

@@ -1,4 +1,4 @@
-"""Pictures of the site: typeset formulas, and the weight that an objective's gradient gives a negative."""
+"""Draw the pictures of the site: typeset formulas, and the gradient of a negative."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NEGATIVES, WIDTH = 81, 128
 
 
 def svg(figure: Figure) -> bytes:
-    """A figure as the bytes of an SVG file, the same each time."""
+    """Return a figure as a reproducible SVG file."""
     written = io.BytesIO()
     figure.savefig(
         written, format="svg", bbox_inches="tight", pad_inches=0.05, transparent=True, metadata={"Date": None}
@@ -28,7 +28,7 @@ def svg(figure: Figure) -> bytes:
 
 
 def formula(lines: Sequence[str]) -> bytes:
-    """Lines of TeX, below each other."""
+    """Return lines of TeX as one SVG file."""
     figure = Figure(figsize=(0.1, 0.1))
     for number, line in enumerate(lines):
         figure.text(0, -7.5 * number, f"${line}$", fontsize=17)

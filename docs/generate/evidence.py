@@ -20,23 +20,23 @@ EVERYWHERE = {
 
 
 def results(name: str) -> Any:
-    """One file of benchmarks/results."""
+    """Read one file of benchmarks/results."""
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
 
 
 def spread(values: Sequence[float], digits: int = 1) -> str:
-    """Mean, and the standard deviation over seeds where there are several."""
+    """Return the mean, with the standard deviation if there are several seeds."""
     middle = f"{mean(values):.{digits}f}"
     return f"{middle} +- {stdev(values):.{digits}f}" if len(values) > 1 else middle
 
 
 def everywhere() -> str:
-    """Every objective in three domains, beside the untrained encoder."""
+    """Return the table of every objective in three domains, with the untrained encoder."""
     found = results("learning-everywhere")
     first = next(iter(found["simclr"]))
     cells: dict[str, list[str]] = {"untrained": [f"{found[layout][first]['0'][0]:.2f}" for layout in EVERYWHERE]}
@@ -49,7 +49,7 @@ def everywhere() -> str:
 
 
 def text() -> str:
-    """SentEval, small: means over seeds."""
+    """Return the table of small SentEval runs: means over seeds."""
     runs = results("text-learning")["runs"]
     methods = list(dict.fromkeys(name.rpartition("/")[0] for name in runs))
     tasks = [task for task in next(iter(runs.values())) if task != "seconds"]
@@ -59,7 +59,7 @@ def text() -> str:
 
 
 def agents() -> str:
-    """Cartpole balance, small: the return of the last evaluation."""
+    """Return the table of cartpole balance: the return of the last evaluation."""
     runs = results("rl-balance")["runs"]
     rows = []
     for method in dict.fromkeys(name.rpartition(",")[0] for name in runs):
@@ -70,7 +70,7 @@ def agents() -> str:
 
 
 def of_objective(name: str) -> str:
-    """What the objective learnt in the layouts of three domains, beside the untrained encoder; "" if it was not run."""
+    """Return the results of one objective in three domains, or "" if it was not run."""
     found = results("learning-everywhere")
     lines = []
     for layout, title in EVERYWHERE.items():
@@ -83,11 +83,11 @@ def of_objective(name: str) -> str:
                 lines.append(f"- {title}: refused")
     if not lines:
         return ""
-    return "Default options, 50 to 200 steps, one seed ([all of them](../choosing.md)):\n\n" + "\n".join(lines)
+    return "Default options, 50 to 200 steps, one seed ([all objectives](../choosing.md)):\n\n" + "\n".join(lines)
 
 
 def of_study(name: str) -> str:
-    """What the study of polarization has decided of it; "" of any other."""
+    """Return the result of the polarization study for `dp`, or "" for another objective."""
     from dipole.benchmarks.studies import polarization as study
 
     if name != study.TERM:
@@ -99,14 +99,14 @@ def of_study(name: str) -> str:
         signs = [test.difference > 0 for _, test, p in tests if p < 0.05]
         lines.append(f"- {study.TITLES[domain]}: {sum(signs)} above InfoNCE, {len(signs) - sum(signs)} below it")
     return (
-        f"Reduction, lambda, margin and number of negatives beside InfoNCE, {len(tests)} settings in a domain, five "
-        "seeds; how many are decided (p of Holm below 0.05; [the case of polarization](../polarization.md)):\n\n"
+        f"We compared {len(tests)} settings of reduction, lambda, margin and number of negatives with InfoNCE in each "
+        "domain, five seeds. Significant differences (Holm, p < 0.05; [the case of polarization](../polarization.md)):\n\n"
         + "\n".join(lines)
     )
 
 
 def polarization() -> str:
-    """Polarization beside InfoNCE, in each domain that was studied."""
+    """Return the tables of polarization against InfoNCE, one per domain."""
     from dipole.benchmarks.studies import polarization as study
 
     found, _ = study.kept(RESULTS / "polarization.json")

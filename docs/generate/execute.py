@@ -2,8 +2,9 @@
 
     python docs/generate/execute.py docs/tutorials/NAME.py FOLDER
 
-FOLDER then has cells.json, a list with `source`, `kind`, `alt`, `output` and `pictures` of each cell, and the pictures:
-NAME-CELL-FIGURE.svg for a page, and the same as .png for a notebook. What a tutorial writes lies in FOLDER/work.
+FOLDER then contains cells.json and the pictures. cells.json is a list with `source`, `kind`, `alt`, `output` and
+`pictures` of each cell. Pictures are NAME-CELL-FIGURE.svg for a page and .png for a notebook. Files that the tutorial
+writes are in FOLDER/work.
 """
 
 from __future__ import annotations

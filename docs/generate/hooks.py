@@ -1,4 +1,4 @@
-"""What mkdocs calls: pages that are generated, links that lead out of docs/, and what fails the build."""
+"""Hooks of mkdocs: add generated pages, rewrite links out of docs/, fail on undocumented names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MEMBERS = "    options:\n      heading: {name}\n      toc_label: {short}\n"
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Put the generated pages where the navigation names their folder."""
+    """Add the generated pages to the navigation."""
     pages = {
         "tutorials/": ["tutorials/index.md", *(f"tutorials/{script.stem}.md" for script in tutorials.scripts())],
         "objectives/": ["objectives/index.md", *(f"objectives/{entry.name}.md" for entry in objectives.entries())],
@@ -43,7 +43,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add what is generated; refuse to build where something public says nothing of itself."""
+    """Add the generated files. Fail if a public name is undocumented."""
     if wrong := docstrings.problems() + objectives.problems():
         raise PluginError("\n".join(wrong))
 
@@ -74,14 +74,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn links that lead out of docs/."""
+    """Rewrite links out of docs/."""
     if page.file.generated_by:
         return markdown
     return links.rewritten(markdown, f"docs/{page.file.src_uri}", page.file.src_uri)
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Let the names of classes in the reference lead to where these are explained."""
+    """Link class names in the reference to their documentation."""
     places = classes() if page.file.src_uri.startswith(("reference/", "objectives/")) else {}
 
     def linked(match: re.Match[str]) -> str:
@@ -93,7 +93,7 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 
 @cache
 def classes() -> dict[str, str]:
-    """Name -> where it is defined, of public classes whose name is their own alone."""
+    """Map public classes with a unique name to their definition."""
     found: dict[str, set[str]] = defaultdict(set)
     for place, value in public.public_names().values():
         if inspect.isclass(value):
@@ -102,7 +102,7 @@ def classes() -> dict[str, str]:
 
 
 def brought() -> list[str]:
-    """Files and folders of the repository that pages link to, and those that these link to."""
+    """Return files and folders of the repository that pages link to, directly or indirectly."""
     docs = sorted((links.ROOT / "docs").glob("*.md"))
     waiting = [f"docs/{path.name}" for path in docs]
     found: list[str] = []
@@ -117,7 +117,7 @@ def brought() -> list[str]:
 
 
 def rooms() -> dict[str, list[str]]:
-    """Pages of the reference: a package each, of core and of the benchmarks at most three names deep."""
+    """Return the pages of the reference: one per package, at most three names deep."""
     found: dict[str, list[str]] = defaultdict(list)
     for name, (_, value) in public.public_names().items():
         parts = name.split(".")[: None if inspect.ismodule(value) else -1][:3]
@@ -127,7 +127,7 @@ def rooms() -> dict[str, list[str]]:
 
 
 def reference(room: str, names: list[str]) -> str:
-    """One page of the reference."""
+    """Return one page of the reference."""
     homes = public.public_names()
     parts = [f"# {room}"]
     for name in names:
@@ -143,7 +143,7 @@ def reference(room: str, names: list[str]) -> str:
 
 
 def settings(value: Any) -> str:
-    """What the table of a recipe takes, or a record holds, beside what its docstring explains."""
+    """Return a table of the settings or fields that the class's docstring does not explain."""
     if not (inspect.isclass(value) and issubclass(value, BaseModel)):
         return ""
     told = docstrings.explained(inspect.getdoc(value) or "")
@@ -159,7 +159,7 @@ def settings(value: Any) -> str:
 
 
 def elsewhere(value: Any) -> str:
-    """Where the methods are documented that have no docstring of their own, as they do what a base says."""
+    """List methods without a docstring and the base class that documents each."""
     found: dict[str, list[str]] = defaultdict(list)
     for entry in public.members(public.Entry("", value, None)):
         base = docstrings.documented_at(entry) if not entry.doc else None

@@ -1,4 +1,4 @@
-"""Links of docs/*.md that lead out of docs/: what they name is brought into the site."""
+"""Bring the targets of links out of docs/ into the site."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LINK = re.compile(r"(\]\()([^)\s#:]+)(#[^)\s]*)?(\))")
 
 
 def place(path: str) -> str:
-    """Where a file or folder of the repository, seen from its root, lies in the site; "" where there is none."""
+    """Return the place of a repository path in the site, or "" if it does not exist."""
     found = ROOT / path
     if path.startswith("docs/"):
         return path.removeprefix("docs/")
@@ -23,7 +23,7 @@ def place(path: str) -> str:
 
 
 def outside(markdown: str, page: str) -> dict[str, str]:
-    """Links of a page, which is named from the root of the repository, out of docs/: link -> path from there."""
+    """Map a page's links out of docs/ to paths from the repository root."""
     folder = Path(page).parent
     found = {}
     for _, target, _, _ in LINK.findall(markdown):
@@ -34,7 +34,7 @@ def outside(markdown: str, page: str) -> dict[str, str]:
 
 
 def rewritten(markdown: str, page: str, site_page: str) -> str:
-    """The page with such links leading to their places in the site, from where the page itself lies there."""
+    """Rewrite such links to their places in the site."""
     targets = outside(markdown, page)
 
     def moved(match: re.Match[str]) -> str:
@@ -47,7 +47,7 @@ def rewritten(markdown: str, page: str, site_page: str) -> str:
 
 
 def shown(path: str) -> bytes:
-    """What stands in the site for a file or folder of the repository."""
+    """Return the site's content for a file or folder of the repository."""
     found = ROOT / path
     if found.is_dir():
         parts = [f"# {path}/\n"]

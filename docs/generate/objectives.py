@@ -1,4 +1,4 @@
-"""A page for each objective and regularizer, from its registry entry."""
+"""Build one page for each objective and regularizer from its registry entry."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ TOLD = {
 
 
 def entries() -> list[Entry]:
-    """Dipole's own objectives, then its regularizers, by name."""
+    """Return dipole's objectives, then its regularizers, sorted by name."""
     own = [entry for entry in registry.entries() if entry.kind != "diagnostic" and entry.package == "dipole"]
     return sorted(own, key=lambda entry: (entry.kind, entry.name))
 
 
 def problems() -> list[str]:
-    """Entries whose formula has no typeset form, or another one than the registry says, and what else a page lacks."""
+    """Return problems of entries: no typeset formula, one that differs from the registry, or missing parts."""
     found = []
     for entry in entries():
         if entry.name not in ADDED:
@@ -49,7 +49,7 @@ def problems() -> list[str]:
 
 
 def page(entry: Entry) -> str:
-    """The Markdown of one entry."""
+    """Return the Markdown page of one entry."""
     added: dict[str, Any] = ADDED[entry.name]
     parts = [f"# `{entry.name}`", f"{entry.summary}", f"![{entry.formula}]({entry.name}-formula.svg)"]
     facts = [("kind", entry.kind), ("source", entry.source), ("cost", entry.cost)]
@@ -74,10 +74,10 @@ def page(entry: Entry) -> str:
     if "option" in added:
         parts += [
             f"## What `{added['option']}` does",
-            "What weight the gradient gives a negative, by how alike it and the anchor are: dL / ds of an anchor's "
-            "loss, with a positive at cosine 0.8 and 81 negatives from -1 to 1"
+            "The plot shows the gradient of a negative over its cosine: dL / ds of one anchor, with a positive at "
+            "cosine 0.8 and 81 negatives from -1 to 1"
             + (f", and `{added['fixed']}`" if "fixed" in added else "")
-            + ". Where it is above 0 the negative is pushed away, below 0 drawn near.",
+            + ". Above 0 the negative is pushed away, below 0 it is attracted.",
             f"![Weight of a negative over its cosine]({entry.name}-weights.svg)",
         ]
     else:
@@ -89,19 +89,19 @@ def page(entry: Entry) -> str:
         f"![The points in the plane, a panel for each setting]({entry.name}-toy.svg)",
     ]
     parts += ["## Relations", _relations(entry)]
-    parts.append("## Where it differs from its papers, or decides")
+    parts.append("## Differences from the papers, and open points")
     for paper, lines in entry.deviations.items():
-        parts += [f"**{paper}**", *([f"- {line}" for line in lines] or ["- nothing differs"])]
+        parts += [f"**{paper}**", *([f"- {line}" for line in lines] or ["- no differences"])]
     if not entry.deviations:
         parts.append("Nothing is noted.")
     suites = suites_of(entry)
     parts.append("## Suites that use it")
     parts.append("\n".join(f"- `dipole bench {name}`: {title}" for name, title in suites) or "None.")
-    parts.append("What of them has been run, and its verdicts: [results](../results.md), [papers](../papers.md).")
+    parts.append("[Results](../results.md) has the committed runs and verdicts, [papers](../papers.md) the tables.")
     ran = [evidence.of_objective(entry.name), evidence.of_study(entry.name)]
     ran += [committed.of_objective({entry.name, *entry.aliases})]
-    parts.append("## Results of ours")
-    parts += [each for each in ran if each] or ["No suite or study of ours that was run to its end has it."]
+    parts.append("## Our results")
+    parts += [each for each in ran if each] or ["No committed suite or study uses it."]
     parts += [
         "## In code",
         f"::: {entry.target.__module__}.{entry.target.__qualname__}\n"
@@ -111,7 +111,7 @@ def page(entry: Entry) -> str:
 
 
 def toys(name: str) -> list[tuple[str, str]]:
-    """Title and text of each objective that is drawn on the toy set."""
+    """Return title and text of each objective in the toy picture."""
     added = ADDED[name]
     if "toy" in added:
         return [(text, text) for text in added["toy"]]
@@ -120,7 +120,7 @@ def toys(name: str) -> list[tuple[str, str]]:
 
 
 def overview() -> str:
-    """The table of all of them."""
+    """Return the overview table."""
     parts = ["# Objectives and regularizers", "A page each, from the registry that `dipole show NAME` prints."]
     for kind in ("objective", "regularizer"):
         rows = [(f"[`{e.name}`]({e.name}.md)", e.summary) for e in entries() if e.kind == kind]
@@ -129,7 +129,7 @@ def overview() -> str:
 
 
 def suites_of(entry: Entry) -> list[tuple[str, str]]:
-    """Name and title of the shipped suites of which a row has the entry as a term."""
+    """Return names and titles of the shipped suites that use the entry."""
     names = {entry.name, *entry.aliases}
     found = []
     for path in sorted((ROOT / "benchmarks" / "suites").glob("*.toml")):

@@ -1,4 +1,4 @@
-"""What is public: what packages export, what documentation imports, and what these return."""
+"""List the public names: exports of packages, imports in the documentation, and the types that these return."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dipole.core.objectives.registry import registry
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("dipole", "dipole.text", "dipole.vision", "dipole.rl")
-"""What they export goes by these names."""
+"""Packages whose exports have these names."""
 PARTS = (
     "dipole.benchmarks.statistics",
     "dipole.core.objectives.statistics",
@@ -38,7 +38,7 @@ PARTS = (
     "dipole.vision.frameworks.base",
     "dipole.vision.sources.base",
 )
-"""Modules that guides send to: what is in their `__all__`, or all they define."""
+"""Modules that guides refer to: their `__all__`, or everything that they define."""
 NAMES = (
     "dipole.core.cli.main",
     "dipole.core.conformance.subjects.Subject",
@@ -54,23 +54,23 @@ NAMES = (
     "dipole.rl.snapshots.save",
     "dipole.vision.modeling_dipole_vision.DipoleVisionModel",
 )
-"""The one name of its module that they send to."""
+"""Single names that guides refer to."""
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 CODE = ("examples/*.py", "docs/tutorials/*.py", "tests/plugin/example/**/*.py", "core/cli/template/*.py.in")
 PROPERTIES = (property, cached_property)
 HIDDEN = ("reference", "extra_repr")
-"""Methods that no page shows (mkdocs.yml, filters)."""
+"""Methods that pages omit (mkdocs.yml, filters)."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One thing that a page shows: a class, a function, or a method or property of a class.
+    """An item of a page: a class, a function, or a method or property of a class.
 
     Args:
-        name: as pages call it.
-        value: what it is.
-        function: what is called: of a class its own constructor, of a property its getter; None where there is none.
-        owner: class that a method or property stands in.
+        name: dotted name on the page.
+        value: the object.
+        function: the constructor of a class, the getter of a property, or None.
+        owner: class of a method or property.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Entry:
 
     @property
     def doc(self) -> str:
-        """Its own docstring, which alone a page shows; of a class with its constructor's."""
+        """Return the item's own docstring, for a class with that of its constructor."""
         own = [vars(self.value).get("__doc__") if inspect.isclass(self.value) else self.value.__doc__]
         own += [getattr(self.function, "__doc__", None)] if inspect.isclass(self.value) else []
         return "\n\n".join(inspect.cleandoc(text) for text in own if text)
@@ -88,7 +88,7 @@ class Entry:
 
 @cache
 def public_names() -> dict[str, tuple[str, Any]]:
-    """Dotted name -> (where it is defined, what it is), of everything that is public."""
+    """Map each public name to the place of its definition and its value."""
     names = [f"{room}.{name}" for room in ROOMS for name in getattr(import_module(room), "__all__", ())]
     names += [f"{part}.{name}" for part in PARTS for name in exports(import_module(part))]
     names += [*NAMES, *sorted(set(documented_imports()))]
@@ -109,7 +109,7 @@ def public_names() -> dict[str, tuple[str, Any]]:
 
 
 def entries() -> list[Entry]:
-    """Everything that pages show, with methods and properties of classes, and registered objectives."""
+    """Return all items of pages, with methods and properties of classes, and registered objectives."""
     pairs = [(name, value) for name, (_, value) in public_names().items()]
     pairs += [pair for _, value in public_names().values() for pair in inside(value)]
     found = {id(each.value): each for name, value in pairs for each in _entry(name, value)}
@@ -127,7 +127,7 @@ def _entry(name: str, value: Any) -> list[Entry]:
 
 
 def members(entry: Entry) -> Iterator[Entry]:
-    """Methods and properties of a class, those of its private bases included, which stand on its page."""
+    """Yield methods and properties of a class, those of its private bases included."""
     seen: set[str] = set()
     for owner in bases(entry.value):
         for name, value in vars(owner).items():
@@ -139,7 +139,7 @@ def members(entry: Entry) -> Iterator[Entry]:
 
 
 def bases(value: Any) -> list[type]:
-    """A class of dipole's and those of its bases that have no page of their own, up to one that has."""
+    """Return a class of dipole and its bases without a page, up to the first base with a page."""
     if not inspect.isclass(value):
         return []
     of_pages = {place for place, _ in public_names().values()}
@@ -151,12 +151,12 @@ def bases(value: Any) -> list[type]:
 
 
 def is_own(function: Any, owner: type) -> TypeGuard[FunctionType]:
-    """Whether it is a function that the class defines itself, and that nobody made for it."""
+    """Return whether the class itself defines the function."""
     return isinstance(function, FunctionType) and function.__qualname__.startswith(f"{owner.__qualname__}.")
 
 
 def called(value: Any) -> Any:
-    """The function of what stands in a class."""
+    """Return the function of a class attribute."""
     if isinstance(value, property):
         return value.fget
     if isinstance(value, cached_property):
@@ -165,7 +165,7 @@ def called(value: Any) -> Any:
 
 
 def exports(module: ModuleType) -> list[str]:
-    """What a module has to offer: its `__all__`, or all that it defines."""
+    """Return a module's `__all__`, or all names that it defines."""
     own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
     names = getattr(module, "__all__", None) or [name for name in own if not name.startswith("_")]
     # A number that another module hands on at its first use has no place that could be shown.
@@ -173,13 +173,13 @@ def exports(module: ModuleType) -> list[str]:
 
 
 def inside(module: Any) -> list[tuple[str, Any]]:
-    """Dotted name and value of what a module has to offer; nothing of what is no module."""
+    """Return dotted names and values of a module's exports, or nothing for other values."""
     names = exports(module) if isinstance(module, ModuleType) else []
     return [(f"{module.__name__}.{name}", getattr(module, name)) for name in names]
 
 
 def results(value: Any) -> list[tuple[str, type]]:
-    """Name and class of what something returns, or has as its fields, where that is dipole's own."""
+    """Return names and classes of dipole that a function returns or a class has as fields."""
     functions = [value] if inspect.isroutine(value) else []
     found: list[type] = []
     if inspect.isclass(value) and value.__module__.startswith("dipole"):
@@ -194,19 +194,19 @@ def results(value: Any) -> list[tuple[str, type]]:
 
 
 def fields(value: type) -> list[str]:
-    """Fields that a class of data defines itself."""
+    """Return the fields that a dataclass defines itself."""
     of_data = hasattr(value, "__dataclass_fields__") or issubclass(value, BaseModel | tuple) or is_typeddict(value)
     own = vars(value).get("__annotations__", {}) if of_data else {}
     return [name for name, annotation in own.items() if name[0] != "_" and "ClassVar" not in hint(annotation)]
 
 
 def hint(annotation: Any) -> str:
-    """An annotation as it is written."""
+    """Return an annotation as text."""
     return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
 
 
 def classes(annotation: str, module: str) -> Iterator[type]:
-    """Dipole's own classes that an annotation names, as its module knows them."""
+    """Return the classes of dipole in an annotation."""
     for word in dict.fromkeys(re.findall(r"[A-Za-z_][\w.]*", annotation)):
         dotted = word if word.startswith("dipole.") else _imports(module).get(word, "")
         value = resolve(dotted) if dotted.startswith("dipole.") else None
@@ -216,7 +216,7 @@ def classes(annotation: str, module: str) -> Iterator[type]:
 
 @cache
 def _imports(module: str) -> dict[str, str]:
-    """Name -> dotted name of what a module imports or defines, imports for type checkers included."""
+    """Map names in a module to dotted names, imports for type checkers included."""
     found: dict[str, str] = {}
     for node in ast.walk(ast.parse(inspect.getsource(sys.modules[module]))):
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -227,7 +227,7 @@ def _imports(module: str) -> dict[str, str]:
 
 
 def documented_imports() -> Iterator[str]:
-    """Every `from dipole... import name` of the code in docs, README, examples and templates."""
+    """Yield every `from dipole... import name` in docs, README, examples and templates."""
     texts = [block for page in pages() for block in BLOCK.findall(page.read_text(encoding="utf-8"))]
     texts += [path.read_text(encoding="utf-8") for pattern in CODE for path in sorted(ROOT.glob(pattern))]
     for text in texts:
@@ -241,12 +241,12 @@ def documented_imports() -> Iterator[str]:
 
 
 def pages() -> list[Path]:
-    """The Markdown that is written by hand."""
+    """Return the Markdown files that are not generated."""
     return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def resolve(name: str) -> Any:
-    """What a dotted name is."""
+    """Import a dotted name."""
     module, _, attribute = name.rpartition(".")
     try:
         return getattr(import_module(module), attribute)
@@ -255,7 +255,7 @@ def resolve(name: str) -> Any:
 
 
 def home(name: str, value: Any) -> str:
-    """The dotted name under which something is defined, which is where its docstring is read."""
+    """Return the dotted name of the definition, which has the docstring."""
     if isinstance(value, ModuleType):
         return value.__name__
     module, qualified = getattr(value, "__module__", None), getattr(value, "__qualname__", None)

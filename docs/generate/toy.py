@@ -1,4 +1,4 @@
-"""Pictures of a toy set: where an objective leaves three clouds of points in the plane, as an option moves."""
+"""Draw three clouds of points in the plane after training with an objective, for several values of an option."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages and notebooks of the tutorials, which are scripts with cells.
+"""Build pages and notebooks from the tutorials, which are scripts with cells.
 
 python docs/generate/tutorials.py      # writes the first code cell of every script anew, from INSTALL and PACKAGES
 """
@@ -24,9 +24,9 @@ import nbformat
 FOLDER = Path(__file__).resolve().parents[1] / "tutorials"
 
 SOURCE = ""
-"""Where first cells install dipole from, as pip writes it behind the `@` (git+URL); empty: the package index.
+"""The source from which first cells install dipole (git+URL). An empty text means the package index.
 
-There is no release on the index yet. Where mkdocs.yml has a `repo_url`, the site's notebooks install from there.
+There is no release yet. If mkdocs.yml has a `repo_url`, the notebooks of the site install from there.
 """
 
 PACKAGES = {
@@ -36,7 +36,7 @@ PACKAGES = {
     "4-table-to-verdict": ("dipole[vision,text,report]",),
     "5-geometry": ("dipole[vision]",),
 }
-"""What pip has to bring for each; dipole comes first."""
+"""Requirements of each tutorial. dipole is first."""
 
 INSTALL = """\
 import importlib.util
@@ -59,17 +59,17 @@ PROGRESS = re.compile(
     r"|.*: return \d+\.\d$"
     r"|\w+ +acc \d+\.\d+ "
 )
-"""Lines of stderr that a page leaves out."""
+"""Lines of stderr that pages omit."""
 
 FOREIGN = ("get_sentence_embedding_dimension",)
-"""Warnings that no tutorial can help: mteb asks models of sentence-transformers by a name of earlier versions."""
+"""Expected warnings: mteb calls sentence-transformers by a deprecated name."""
 
 LINK = re.compile(r"\]\((?!\w+:)([^)\s#]+)\.md(#[^)\s]*)?\)")
 
 
 @dataclass(frozen=True)
 class Site:
-    """What is known of where the site will stand: nothing, where it is opened from a folder.
+    """The address of the site. It is unknown if the site is opened from a folder.
 
     Attributes:
         url: its address, with a slash at the end.
@@ -83,7 +83,7 @@ class Site:
 
     @classmethod
     def of(cls, url: str | None, repository: str | None, colab: str | None) -> Site:
-        """From mkdocs' `site_url`, `repo_url` and `extra.colab`; without the last, notebooks are those of gh-pages."""
+        """Read the addresses from mkdocs. Without `extra.colab`, use the notebooks of gh-pages."""
         repository = (repository or "").rstrip("/")
         owner = repository.removeprefix("https://github.com/")
         if not colab and owner != repository:
@@ -92,17 +92,17 @@ class Site:
 
 
 def scripts() -> list[Path]:
-    """All of them, in their order."""
+    """Return all tutorials in order."""
     return sorted(FOLDER.glob("*.py"))
 
 
 def title(script: Path) -> str:
-    """The first heading."""
+    """Return the first heading."""
     return _head(script)[0].removeprefix("# ")
 
 
 def index() -> str:
-    """The page that lists them: what each is about, how long it takes, what it needs."""
+    """Return the index page: topic, duration and requirements of each tutorial."""
     parts = [
         "# Tutorials\n\nScripts with cells: they run as they are, open as notebooks, and are among the tests. Their "
         "pages show the small setting."
@@ -115,7 +115,7 @@ def index() -> str:
 
 
 def install_cell(name: str, source: str = SOURCE) -> str:
-    """The first code cell of a tutorial.
+    """Return the first code cell of a tutorial.
 
     Args:
         name: of its script, without ending.
@@ -126,7 +126,7 @@ def install_cell(name: str, source: str = SOURCE) -> str:
 
 
 def files(script: Path, run: bool, site: Site) -> Iterator[tuple[str, bytes]]:
-    """Name and content of the page, the notebook and the pictures of one.
+    """Return names and contents of a tutorial's page, notebook and pictures.
 
     Args:
         script: the tutorial.
@@ -150,7 +150,7 @@ def files(script: Path, run: bool, site: Site) -> Iterator[tuple[str, bytes]]:
 
 
 def problems(cells: list[dict[str, Any]]) -> str:
-    """What is wrong with the outputs of a tutorial; "" where nothing is."""
+    """Return the problem with a tutorial's outputs, or ""."""
     places = (tempfile.gettempdir(), str(Path.home()), sys.prefix, str(FOLDER.parents[1]))
     for cell in cells:
         if found := [place for place in places if len(place) > 1 and place in cell["output"]]:
@@ -163,14 +163,14 @@ def problems(cells: list[dict[str, Any]]) -> str:
 
 
 def unexpected(stderr: str) -> str:
-    """What a tutorial says on stderr beside its progress: warnings, which nobody would see."""
+    """Return a tutorial's stderr without progress lines, i.e. its warnings."""
     lines = re.split(r"[\r\n]+", stderr)
     lines = [line for line in lines if not PROGRESS.match(line)]
     return "\n".join(line for line in lines if not any(known in line for known in FOREIGN))
 
 
 def _head(script: Path) -> list[str]:
-    """Paragraphs of the first cell: heading, what it is about, how long it takes."""
+    """Return the paragraphs of the first cell: heading, topic, duration."""
     return jupytext.read(script).cells[0].source.split("\n\n")
 
 
@@ -191,13 +191,13 @@ def _run(script: Path, folder: Path) -> list[dict[str, Any]]:
 
 
 def page(script: Path, cells: list[dict[str, Any]], site: Site) -> str:
-    """Markdown of a tutorial with its outputs."""
+    """Return the Markdown of a tutorial with its outputs."""
     opened = [f"[Download it as a notebook]({script.stem}.ipynb){{ download }}"]
     if site.colab:
         opened.append(f"[open it on Colab]({urljoin(site.colab, f'{script.stem}.ipynb')})")
     head = (
-        f"{' or '.join(opened)}. What stands here is its small setting: `DIPOLE_TUTORIAL=small` in the environment, or "
-        "`%env DIPOLE_TUTORIAL=small` in a cell of a notebook in front of all others."
+        f"{' or '.join(opened)}. This page shows the small setting: `DIPOLE_TUTORIAL=small` in the environment, or "
+        "`%env DIPOLE_TUTORIAL=small` in the first cell of a notebook."
     )
     parts = [cells[0]["source"], head]
     installs = next(cell for cell in cells if cell["kind"] == "code")
@@ -216,7 +216,7 @@ def page(script: Path, cells: list[dict[str, Any]], site: Site) -> str:
 
 
 def notebook(cells: list[dict[str, Any]], site: Site, content: Callable[[str], bytes]) -> str:
-    """The notebook of a tutorial with its outputs.
+    """Return the notebook of a tutorial with its outputs.
 
     Args:
         cells: with their outputs.
@@ -238,7 +238,7 @@ def notebook(cells: list[dict[str, Any]], site: Site, content: Callable[[str], b
 
 
 def _linked(markdown: str, url: str) -> str:
-    """Links to pages as a notebook needs them: to the site, or to the page that lies beside it in the site's folder."""
+    """Rewrite links for a notebook: to the site, or to the page in the same folder."""
 
     def link(match: re.Match[str]) -> str:
         page, anchor = match.groups()
@@ -248,7 +248,7 @@ def _linked(markdown: str, url: str) -> str:
 
 
 def write_install_cells() -> None:
-    """Put what `install_cell` says into the scripts."""
+    """Write `install_cell` into the scripts."""
     for script in scripts():
         text = script.read_text(encoding="utf-8")
         marker = "# %%\n"
