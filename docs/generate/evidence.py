@@ -100,7 +100,8 @@ def of_study(name: str) -> str:
         lines.append(f"- {study.TITLES[domain]}: {sum(signs)} above InfoNCE, {len(signs) - sum(signs)} below it")
     return (
         f"We compared {len(tests)} settings of reduction, lambda, margin and number of negatives with InfoNCE in each "
-        "domain, five seeds. Significant differences (Holm, p < 0.05; [the case of polarization](../polarization.md)):\n\n"
+        "domain, five seeds. Significant differences (Holm, p < 0.05, [the case of polarization](../polarization.md)):"
+        + "\n\n"
         + "\n".join(lines)
     )
 
