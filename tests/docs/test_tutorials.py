@@ -80,15 +80,18 @@ def run(*command: str | Path, folder: Path, **more: str) -> subprocess.Completed
     return subprocess.run([sys.executable, *command], env=environment, cwd=folder, capture_output=True, text=True)
 
 
-def test_all_five_are_here() -> None:
+def test_there_are_five_tutorials() -> None:
     assert [name[0] for name in NAMES] == ["1", "2", "3", "4", "5"]
 
 
 # What they do -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_it_runs_and_says_what_its_text_speaks_of(name: str, tmp_path: Path) -> None:
+QUICK = ("1-own-regularizer", "2-agent-you-have")  # `make docs` runs all of them
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in NAMES])
+def test_tutorial_runs_and_prints_what_its_text_describes(name: str, tmp_path: Path) -> None:
     for package in ("matplotlib", *NEEDS.get(name, ())):
         pytest.importorskip(package)
     done = run(FOLDER / f"{name}.py", folder=tmp_path)
@@ -102,7 +105,7 @@ def test_it_runs_and_says_what_its_text_speaks_of(name: str, tmp_path: Path) -> 
         assert again.returncode == 0, again.stderr
 
 
-def test_the_class_of_the_first_is_compared_on_two_ranks_from_a_file(tmp_path: Path) -> None:
+def test_first_tutorial_passes_the_rank_check_from_a_file(tmp_path: Path) -> None:
     (cell,) = (each.source for each in cells("1-own-regularizer") if "class Apart" in each.source)
     (tmp_path / "apart.py").write_text(cell)
     done = run("-m", "dipole.core.cli", "check", "apart:Apart", "--only", "ranks", folder=tmp_path)
@@ -110,7 +113,7 @@ def test_the_class_of_the_first_is_compared_on_two_ranks_from_a_file(tmp_path: P
     assert re.search(r"^  ok    ranks ", done.stdout, re.MULTILINE)
 
 
-def test_without_a_network_the_third_names_the_small_setting(tmp_path: Path) -> None:
+def test_third_tutorial_offline_names_the_small_setting(tmp_path: Path) -> None:
     pytest.importorskip("sentence_transformers")
     (cell,) = (each.source for each in cells("3-sentence-encoder") if "def published" in each.source)
     program = f"import re, torch\nSMALL, pairs = False, []\n{cell}"
@@ -186,14 +189,14 @@ def test_cells_run_in_a_kernel_and_once_more(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_head_says_how_long_it_takes(name: str) -> None:
+def test_tutorial_states_its_duration(name: str) -> None:
     head = cells(name)[0].source
     assert head.startswith("# ")
     assert re.search(r"Time on one core: \d+ s with `DIPOLE_TUTORIAL=small`, ", head.replace("\n", " "))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_picture_is_described(name: str) -> None:
+def test_every_picture_has_alt_text(name: str) -> None:
     drawn = [cell for cell in cells(name) if "plt.show()" in cell.source]
     assert drawn
     assert all(len(cell.metadata.get("alt", "")) > 20 for cell in drawn)
@@ -206,7 +209,7 @@ def test_the_first_cell_installs_from_the_one_place(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_imported_is_what_the_first_cell_installs(name: str) -> None:
+def test_first_cell_installs_every_import(name: str) -> None:
     brought, waiting = set(), [Requirement(each) for each in tutorials.PACKAGES[name]]
     asked = set()
     while waiting:
@@ -237,7 +240,7 @@ def test_what_is_imported_is_what_the_first_cell_installs(name: str) -> None:
     [("", "dipole[rl]"), ("git+https://host/repository", "dipole[rl] @ git+https://host/repository")],
 )
 @pytest.mark.parametrize("found", [True, False])
-def test_the_first_cell_asks_pip_and_says_what_to_do(place: str, wanted: str, found: bool, tmp_path: Path) -> None:
+def test_first_cell_calls_pip_and_names_the_fix(place: str, wanted: str, found: bool, tmp_path: Path) -> None:
     """In an environment without dipole, whose pip is one that writes down what it is asked for."""
     (tmp_path / "pip").mkdir()
     (tmp_path / "pip" / "__init__.py").touch()
@@ -251,7 +254,7 @@ def test_the_first_cell_asks_pip_and_says_what_to_do(place: str, wanted: str, fo
         assert "Set DIPOLE_SOURCE" in done.stderr.splitlines()[-1]
 
 
-def test_where_dipole_is_installed_the_first_cell_does_nothing(tmp_path: Path) -> None:
+def test_first_cell_does_nothing_if_dipole_is_installed(tmp_path: Path) -> None:
     program = tutorials.install_cell("1-own-regularizer").replace("subprocess.run(", "print(")
     (tmp_path / "cell.py").write_text(program)
     done = run("cell.py", folder=tmp_path)
@@ -275,7 +278,7 @@ NOWHERE = tutorials.Site.of(None, None, None)
 SOMEWHERE = tutorials.Site.of("https://host/docs/", "https://github.com/owner/repository", None)
 
 
-def test_a_page_shows_outputs_and_what_pictures_show() -> None:
+def test_page_shows_outputs_and_alt_text() -> None:
     page = tutorials.page(Path("1-a.py"), CELLS, NOWHERE)
     assert page.startswith(
         "# A title\n\nAbout.\n\n[Download it as a notebook](1-a.ipynb){ download }. What stands here"
@@ -309,7 +312,7 @@ def test_a_notebook_has_outputs_and_links_that_lead_to_the_site() -> None:
     assert "[next](https://host/docs/tutorials/2-b.html)" in online.cells[2].source
 
 
-def test_the_index_says_what_each_is_and_needs() -> None:
+def test_index_lists_topic_duration_and_requirements() -> None:
     index = tutorials.index()
     for name in NAMES:
         assert f"]({name}.md)" in index
@@ -326,13 +329,13 @@ def test_the_index_says_what_each_is_and_needs() -> None:
         ("fine", "", "does not say what it shows"),
     ],
 )
-def test_what_does_not_belong_on_a_page_is_noticed(output: str, alt: str, said: str) -> None:
+def test_rejects_unexpected_outputs(output: str, alt: str, said: str) -> None:
     found = tutorials.problems([CELLS[3] | {"output": output, "alt": alt}])
     assert said in found
     assert bool(found) == bool(said)
 
 
-def test_warnings_are_told_from_progress() -> None:
+def test_separates_warnings_from_progress() -> None:
     progress = "step 3/9  loss 2  about 1s left\r\r 10%|#   | 1/10 [00:01]\n\nTREC   acc 61.11 +- 2  dev 60\n"
     assert tutorials.unexpected(progress) == ""
     assert (
@@ -340,7 +343,7 @@ def test_warnings_are_told_from_progress() -> None:
     )
 
 
-def test_execution_keeps_what_cells_print_and_draw_and_names_lines(tmp_path: Path) -> None:
+def test_execution_keeps_output_and_figures_and_names_lines(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     script = tmp_path / "9-some.py"
     script.write_text(
