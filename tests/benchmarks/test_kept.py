@@ -11,7 +11,7 @@ from dipole.benchmarks.keeping import add, contents
 from dipole.benchmarks.manifest import manifest, read_manifests, write_manifest
 from dipole.benchmarks.report import published
 from dipole.benchmarks.report.document import make_report
-from dipole.benchmarks.run import every
+from dipole.benchmarks.run import bench as every
 from dipole.benchmarks.run.bench import bench
 from dipole.benchmarks.suite import read_suite
 from dipole.core.cli import main

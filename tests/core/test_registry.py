@@ -9,7 +9,7 @@ from typing import Annotated
 import pytest
 
 import dipole
-from dipole.core.objectives import objectives, regularizers
+from dipole.core.objectives import losses, regularizers
 from dipole.core.objectives.objective import Objective
 from dipole.core.objectives.options import Range
 from dipole.core.objectives.registry import Registry, registry
@@ -86,7 +86,7 @@ def test_one_file_and_one_decorator_are_enough():
         dipole.objective("margin_mean")
 
 
-@pytest.mark.parametrize(("package", "kind"), [(objectives, "objective"), (regularizers, "regularizer")])
+@pytest.mark.parametrize(("package", "kind"), [(losses, "objective"), (regularizers, "regularizer")])
 def test_every_file_of_the_folder_is_found(package, kind):
     files = {path.stem for path in Path(package.__file__).parent.glob("*.py")} - {"__init__"}
     homes = {

@@ -11,8 +11,8 @@ from PIL import Image
 
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.seeding import Seeds
+from dipole.core.utils.transfer import prefetched
 from dipole.vision.data import DataConfig, ImageSet, expected, load, read_classes, unbalance
-from dipole.vision.decoding import prefetched
 from dipole.vision.sources import Decoding, open_source, seen
 from dipole.vision.sources.digits import digits
 from tests.systems import posix
