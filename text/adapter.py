@@ -26,14 +26,12 @@ from dipole.core.utils.text import counted
 from dipole.core.utils.transfer import prefetched, to_device
 from dipole.text import encoders, pairing, senteval
 from dipole.text.batching import make_batch
-from dipole.text.columns import read_pairs
+from dipole.text.cache import corpus_folder, file_stamps, reading_progress, table_folder
 from dipole.text.config import TextSettings
-from dipole.text.corpus import Piece, labelled_documents, read_pieces
-from dipole.text.corpus_place import place_of, place_of_table, stamp_of, telling
-from dipole.text.document_classification import check_parts, document_accuracy, held_back
+from dipole.text.corpus import Piece, read_pieces
+from dipole.text.document_classification import check_parts, document_accuracy, held_back, labelled_documents
 from dipole.text.embed import SentenceEmbedder
 from dipole.text.encode import SentenceEncoder
-from dipole.text.encoded import Sentences, encode_pieces
 from dipole.text.encoders.head import evaluated
 from dipole.text.kept import READ_BY, Kept, Probes, keep
 from dipole.text.model import build_model, clip_each, expanded, fixed_table, limit_of, never_differs, positions_of
@@ -41,10 +39,11 @@ from dipole.text.neighbours import nearest_sentences, neighbour_histogram, next_
 from dipole.text.pair_batches import PairBatches
 from dipole.text.pair_table import PairTable
 from dipole.text.partners import find_partners
+from dipole.text.read_pairs import read_pairs
+from dipole.text.sentences import Cut, Sentences, encode_pieces
 from dipole.text.senteval.numbers import numbers_of
 from dipole.text.senteval.rows import task_names
 from dipole.text.senteval.tables import written_tables
-from dipole.text.shards import Numbering
 from dipole.text.vocabulary import Tokens, load_tokens
 
 TOGETHER = 10_000  # texts of a table that are numbered together
@@ -204,11 +203,11 @@ class TextAdapter(Adapter):
         with warnings.catch_warnings():
             if self.rank:  # all ranks read the same table, and one of them says what it lacks
                 warnings.simplefilter("ignore")
-            before = stamp_of(c)
-            with telling(c, mute=self.rank > 0) as tell:
+            before = file_stamps(c)
+            with reading_progress(c, mute=self.rank > 0) as tell:
                 return read_pairs(
-                    c.corpus, c.columns, split=c.split, encoding=c.encoding, limit=c.limit, folder=place_of_table(c),
-                    tell=tell, same=lambda: stamp_of(c) == before,
+                    c.corpus, c.columns, split=c.split, encoding=c.encoding, limit=c.limit, folder=table_folder(c),
+                    tell=tell, unchanged=lambda: file_stamps(c) == before,
                 )  # fmt: skip
 
     def _pieces(self) -> Iterator[Piece]:
@@ -216,7 +215,7 @@ class TextAdapter(Adapter):
         if self.table is not None:
             texts = self.table.texts
             for start in range(0, len(texts), TOGETHER):
-                yield Piece("texts", not start, list(texts[start : start + TOGETHER]))
+                yield Piece("texts", not start, "\n".join(texts[start : start + TOGETHER]), is_lines=True)
             return
         with warnings.catch_warnings():
             if self.rank:  # all ranks read the same corpus, and one of them says what it lacks
@@ -244,18 +243,18 @@ class TextAdapter(Adapter):
         c = self.config
         if self._cut_short():  # what is kept for later runs is named by where it was cut
             c = c.model_copy(update={"max_length": self.positions})
-        texts = None if self.table is None else self.table.texts_hash
-        before = stamp_of(c) if texts is None else []  # of a table the texts themselves were looked at
-        with telling(c, mute=self.rank > 0) as tell:
+        texts_hash = None if self.table is None else self.table.texts_hash
+        before = file_stamps(c)
+        with reading_progress(c, mute=self.rank > 0) as tell:
             return encode_pieces(
                 self._pieces(),
-                Numbering(c.max_length, c.lower, tokens, verbatim=texts is not None),
+                Cut(c.max_length, c.lower, tokens),
                 vocabulary_size=c.vocabulary_size,
-                limit=None if texts is not None else c.limit,
-                folder=place_of(c, texts, tokens),
+                limit=None if texts_hash is not None else c.limit,
+                folder=corpus_folder(c, None if tokens is None else tokens.fingerprint, texts_hash),
                 processes=c.processes or processors(),
                 tell=tell,
-                same=lambda: texts is not None or stamp_of(c) == before,
+                unchanged=lambda: texts_hash is not None or file_stamps(c) == before,
             )
 
     def _split(self, part: EvaluatedPart) -> tuple[np.ndarray, np.ndarray]:

@@ -1,5 +1,6 @@
 """The [text] table of a recipe."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -10,7 +11,15 @@ from dipole.core.train.config import Settings
 from dipole.core.train.finetuning import FREEZE_HELP, LORA_HELP, WEIGHTS_HELP, FreezeSetting, LoraTable
 from dipole.core.utils.backbone import Source, Weights
 from dipole.core.utils.errors import ConfigError
-from dipole.text.columns import check_columns
+
+
+def check_columns(columns: Sequence[str]) -> None:
+    """Raise ConfigError if the names cannot be those of a table of pairs."""
+    if len(columns) < 2 or len(set(columns)) < len(columns) or not all(columns):
+        raise ConfigError(
+            f"columns must name an anchor, a positive and any negatives, each once, got {list(columns)}; for example "
+            f'["anchor", "positive", "negative"]'
+        )
 
 
 class TextSettings(Settings):

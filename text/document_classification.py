@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,9 +11,58 @@ from torch import Tensor
 
 from dipole.core.evaluation.probes import linear_probe
 from dipole.core.utils.errors import DataError
-from dipole.text.corpus import Document
+from dipole.core.utils.rows import JSON, PARQUET, hub_rows, json_rows, parquet_rows
+from dipole.text.corpus import Document, as_lines, cell_text
+from dipole.text.splitting import READER, split_sentences
 
 CHUNK = 1000  # documents whose sentences are encoded together
+
+
+def labelled_documents(source: str, column: str | None = None) -> Iterator[tuple[Document, str, bool]]:
+    """Yield documents with their class, and whether they are for testing.
+
+    Args:
+        source: a .jsonl, .jsonl.gz or .parquet file with a column `label` beside the text, or "hub:NAME" with the
+            splits train and test. A row of a file can have a `split`, train or test. Otherwise every fifth document of
+            a class is for testing.
+        column: column that holds the text, as in `read_documents`.
+
+    Raises:
+        DataError: as `read_documents`, or for a row without a label. The message names the row.
+    """
+    seen: dict[str, int] = {}
+    for part, rows in _labelled_rows(source):
+        for number, row in enumerate(rows, 1):
+            where = f"{source}, split {part}, row {number}" if part else f"{source}, row {number}"
+            if not isinstance(row, dict) or row.get("label") is None:
+                has = ", ".join(map(str, row)) if isinstance(row, dict) else type(row).__name__
+                raise DataError(f"{where}: no column 'label'; it has {has}.")
+            split = part or row.get("split")
+            if split not in ("train", "test", None):
+                raise DataError(f"{where}: split must be train or test, got {split!r}.")
+            label = str(row["label"])
+            seen[label] = seen.get(label, 0) + 1
+            value = cell_text(row, where, column)
+            sentences = split_sentences(value) if isinstance(value, str) else as_lines(value).split("\n")
+            sentences = [sentence for sentence in sentences if sentence]
+            if sentences:
+                is_test = seen[label] % 5 == 0 if split is None else split == "test"
+                yield Document(str(row.get("id", number)), sentences), label, is_test
+
+
+def _labelled_rows(source: str) -> Iterator[tuple[str, Iterable[Any]]]:
+    """Yield the rows of each split, or of a file with the split ""."""
+    if source.startswith("hub:"):
+        for split in ("train", "test"):
+            yield split, hub_rows(source.removeprefix("hub:"), split, READER)
+        return
+    path = Path(source)
+    if not path.is_file() or not path.name.endswith(JSON + PARQUET):
+        raise DataError(f"no labelled documents at {path}. Give a {', '.join(JSON[:2] + PARQUET)} file, or hub:NAME.")
+    if path.name.endswith(PARQUET):
+        yield "", parquet_rows(path, READER)
+    else:
+        yield "", (row for _, row in json_rows(path))
 
 
 def document_vectors(encode: Callable[[list[str]], np.ndarray], documents: Iterable[Document]) -> Tensor:
@@ -62,7 +113,7 @@ def document_accuracy(
     """Test accuracy of a linear classifier on document vectors, "labelled/accuracy".
 
     Args:
-        documents: each with its class and whether it is for testing; see `corpus.labelled_documents`.
+        documents: each with its class and whether it is for testing; see `labelled_documents`.
         where: names the source in messages.
         device: where the classifier is trained.
 

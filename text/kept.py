@@ -20,11 +20,11 @@ from dipole.core.utils.errors import CheckpointError
 from dipole.core.utils.received import read_json
 from dipole.text import encoders
 from dipole.text.config import TextSettings
-from dipole.text.encoded import Sentences
 from dipole.text.encoders.head import with_head
 from dipole.text.encoders.tail import Pooled
 from dipole.text.model import build_model
 from dipole.text.pair_table import PairTable
+from dipole.text.sentences import Sentences
 from dipole.text.vocabulary import Tokens, load_tokens
 
 READ_BY = ("corpus", "unit", "column", "split", "encoding", "limit", "held_out", "development", "max_length", "columns")

@@ -88,7 +88,6 @@ class PairBatches:
 
     def epoch(self, number: int) -> np.ndarray:
         """(count, size) row numbers of the table, batch after batch."""
-        self._table.check()
         found, filled = np.empty((self.count, self._size), np.int64), 0
         for tried in range(TRIES * max(1, self.count)):
             for batch in self._cut(number, tried):

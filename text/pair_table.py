@@ -1,40 +1,45 @@
-"""A table of pairs as numbers of texts, in files that are mapped or in memory."""
+"""A table of pairs: each row is an anchor, a positive and negatives, as numbers of distinct texts."""
 
 import hashlib
-import json
-import shutil
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
-from dipole.core.utils.cache import sum_of
-from dipole.core.utils.files import atomic_file, atomic_write, remove_scratch
-from dipole.text.filled_folder import INDEX, index_of, is_summed
-from dipole.text.spool import Spool, Texts
-from dipole.text.watch import Watch
+from dipole.core.utils.files import atomic_file, remove_scratch
+from dipole.text.cache import read_index, write_index
+from dipole.text.splitting import READER
 
-ARRAYS = ("anchor", "positive", "negatives", "offsets")
-PARTS = "parts"  # what is there only while a folder is filled
-READ = 1 << 18  # numbers that are looked at together
+ARRAYS = ("anchor", "positive", "negatives")
+TEXTS, SCRATCH = "texts.arrow", "rows.arrow.tmp"
+TOGETHER = 10_000  # rows that are read together
+
+
+class Counts(TypedDict):
+    """What was read; see `PairTable`."""
+
+    columns: tuple[str, ...]
+    read: int
+    incomplete: int
+    fewer: int
 
 
 @dataclass(frozen=True)
 class PairTable:
-    """Rows of texts that belong together, as numbers of distinct texts.
+    """Rows of texts that belong together, as numbers of distinct texts. Arrays can be memory maps.
 
     Args:
-        texts: each text once, in the order in which it comes first.
+        texts: the distinct texts, in the order of their first occurrence.
         anchor, positive: (n,) numbers of texts.
-        negatives: (n, m) the same, -1 behind those of a row with fewer; m may be 0.
+        negatives: (n, m) the same, filled with -1 on the right; m can be 0.
         columns: names of the columns that were read.
         read: rows that were read.
-        incomplete: rows left out because the anchor or the positive is missing.
-        fewer: rows kept although a cell of a negative is missing.
-        texts_hash: of the texts alone, where they were read.
+        incomplete: rows without anchor or positive, which were skipped.
+        fewer: rows with a missing negative, which were used.
+        known: values that were computed when the files were written.
     """
 
     texts: Sequence[str]
@@ -45,171 +50,175 @@ class PairTable:
     read: int = 0
     incomplete: int = 0
     fewer: int = 0
-    texts_hash: str = ""
-    known: str | None = field(default=None, repr=False)
-    """The fingerprint, where it was worked out earlier."""
-    watch: Watch | None = field(default=None, compare=False, repr=False)
-    """Looks whether the files are intact."""
+    known: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.anchor)
 
     @property
     def fingerprint(self) -> str:
-        """Content hash of which text stands where; the texts have their own."""
-        if self.known is not None:
-            return self.known
-        digest = hashlib.sha256()
-        for numbers in (self.anchor, self.positive, self.negatives):
-            step = max(1, READ // max(1, numbers[:1].size))
-            for start in range(0, len(numbers), step):
-                digest.update(np.ascontiguousarray(numbers[start : start + step]).tobytes())
-        return digest.hexdigest()[:16]
+        """Content hash of the numbers; the texts have their own."""
+        if "fingerprint" not in self.known:
+            digest = hashlib.sha256()
+            for numbers in (self.anchor, self.positive, self.negatives):
+                digest.update(np.ascontiguousarray(numbers).data)
+            self.known["fingerprint"] = digest.hexdigest()[:16]
+        return self.known["fingerprint"]
 
-    def held(self) -> "PairTable":
-        """The same in memory, whatever becomes of the files."""
-        anchor, positive, negatives = (np.array(each) for each in (self.anchor, self.positive, self.negatives))
-        return replace(self, texts=list(self.texts), anchor=anchor, positive=positive, negatives=negatives, watch=None)
-
-    def check(self) -> None:
-        """Raise DataError where files were found to be damaged."""
-        if self.watch is not None:
-            self.watch.check()
+    @property
+    def texts_hash(self) -> str:
+        """Content hash of the texts."""
+        if "texts_hash" not in self.known:
+            digest = hashlib.sha256()
+            for start in range(0, len(self.texts), TOGETHER):
+                digest.update("\n".join(self.texts[start : start + TOGETHER]).encode())
+            self.known["texts_hash"] = digest.hexdigest()
+        return self.known["texts_hash"]
 
     def take(self, rows: np.ndarray) -> tuple["PairTable", np.ndarray]:
-        """Some rows alone, and the numbers that their texts had; the texts themselves stay behind."""
-        whole = self.numbers_of(rows)
-        texts = np.unique(whole[whole >= 0])
-        numbers = np.where(whole < 0, -1, np.searchsorted(texts, whole))
-        return PairTable([], numbers[:, 0], numbers[:, 1], numbers[:, 2:], self.columns), texts
+        """Return some rows as a table without texts, and the numbers that their texts had."""
+        numbers = self.numbers_of(rows)
+        texts = np.unique(numbers[numbers >= 0])
+        renumbered = np.where(numbers < 0, -1, np.searchsorted(texts, numbers))
+        return PairTable([], renumbered[:, 0], renumbered[:, 1], renumbered[:, 2:], self.columns), texts
 
     def numbers_of(self, rows: np.ndarray) -> np.ndarray:
-        """(r, 2 + m) the anchor, the positive and the negatives of each row."""
+        """Return the anchor, the positive and the negatives of each row, (r, 2 + m)."""
         return np.column_stack([self.anchor[rows], self.positive[rows], self.negatives[rows]])
 
     def texts_of(self, rows: np.ndarray) -> list[tuple[int, ...]]:
-        """The different texts of each row."""
-        whole = self.numbers_of(rows)
-        if (whole < 0).any():
-            return [tuple(dict.fromkeys(text for text in row if text >= 0)) for row in whole.tolist()]
-        return [tuple(dict.fromkeys(row)) for row in whole.tolist()]
+        """Return the distinct texts of each row."""
+        return [tuple(dict.fromkeys(text for text in row if text >= 0)) for row in self.numbers_of(rows).tolist()]
 
 
 class PairWriter:
-    """Writes the files of a table, row by row; a folder is full once it is finished.
+    """Collects rows and numbers their texts. The texts lie on the disk if there is a folder.
+
+    Equal texts are found by digests (128 bits of SHA-256): 16 bytes of memory for each text that is added.
 
     Args:
-        folder: held by nobody else.
+        folder: for the files of the table, locked by the caller; None: all in memory.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._parts = folder, folder / PARTS
-        shutil.rmtree(self._parts, ignore_errors=True)
-        self._parts.mkdir(parents=True)
-        remove_scratch(folder)  # of a process that was killed
-        self._spool = Spool(self._parts)
-        self._rows, self._pending, self._most = (self._parts / "rows.all").open("wb"), array("q"), 0
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._digests = bytearray()
+        self._rows = array("q")  # of each row: its first text, its positives, its negatives
+        self._count = 0
+        self._held: list[str] = []
+        self._writer: Any = None
+        if folder is not None:
+            remove_scratch(folder)  # of a killed process
+            self._writer = _text_writer(folder / SCRATCH)
 
-    def __enter__(self) -> "PairWriter":
-        return self
+    def add(self, anchor: str, positives: Sequence[str], negatives: Sequence[str]) -> None:
+        """Add a row for each positive, all with the same anchor and negatives."""
+        texts = [anchor, *positives, *negatives]
+        self._rows.extend((self._count, len(positives), len(negatives)))
+        for text in texts:
+            self._digests += hashlib.sha256(text.encode()).digest()[:16]
+            if self._writer is None:
+                self._held.append(text)
+            else:
+                self._writer.write({"text": text})
+        self._count += len(texts)
 
-    def __exit__(self, *_: object) -> None:
-        self._rows.close()
-        self._spool.close()
-        shutil.rmtree(self._parts, ignore_errors=True)
+    def table(self, **counts: Unpack[Counts]) -> PairTable:
+        """Return the table in memory."""
+        rows, numbers, is_first = self._finished()
+        texts = [text for text, first in zip(self._held, is_first.tolist(), strict=True) if first]
+        return PairTable(texts, *_table_arrays(rows, numbers), **counts)
 
-    def add(self, cells: Sequence[Sequence[str]]) -> int:
-        """Add a row for each positive: the anchor alone, its positives, and cells of negatives.
-
-        Returns:
-            the characters of its texts.
-        """
-        add, (anchors, positives, *negatives) = self._spool.add, cells
-        anchor, beside = add(anchors[0]), [add(text) for text in positives]
-        first = len(self._spool)
-        for cell in negatives:
-            for text in cell:
-                add(text)
-        count = len(self._spool) - first
-        self._most = max(self._most, count)
-        for positive in beside:
-            self._pending.extend((anchor, positive, first, count))
-        if len(self._pending) >= READ:
-            self._write()
-        return sum(len(text) for cell in cells for text in cell)
-
-    def _write(self) -> None:
-        self._rows.write(self._pending.tobytes())
-        self._pending = array("q")
-
-    def finish(self, told: Mapping[str, Any]) -> None:
-        """Number the texts and write what `load_table` reads, with what is told beside it."""
-        self._write()
-        self._rows.close()
+    def write(self, **counts: Unpack[Counts]) -> None:
+        """Write the files of the table."""
+        assert self._folder is not None
         folder = self._folder
-        with atomic_file(folder / "texts.bin") as texts, atomic_file(folder / "offsets.bin") as offsets:
-            numbers, texts_hash = self._spool.distinct(texts, offsets)
-        with (
-            atomic_file(folder / "anchor.bin") as anchor,
-            atomic_file(folder / "positive.bin") as positive,
-            atomic_file(folder / "negatives.bin") as negatives,
-        ):
-            for rows in self._read():
-                anchor.write(numbers[rows[:, 0]].tobytes())
-                positive.write(numbers[rows[:, 1]].tobytes())
-                there = np.arange(self._most) < rows[:, 3:]
-                wide = np.full(there.shape, -1, np.int64)
-                wide[there] = numbers[(rows[:, 2:3] + np.arange(self._most))[there]]
-                negatives.write(wide.tobytes())
-        del numbers  # a file that is mapped is not removed everywhere
-        files = {name: sum_of(folder / name) for name in (*(f"{name}.bin" for name in ARRAYS), "texts.bin")}
-        index = {**told, "most": self._most, "texts_hash": texts_hash, "files": files}
-        index["fingerprint"] = _mapped(folder, index).fingerprint
-        atomic_write(folder / INDEX, json.dumps(index))
+        self._writer.finalize()
+        rows, numbers, is_first = self._finished()
+        with atomic_file(folder / TEXTS) as file:
+            writer = _text_writer(file)
+            for text in _selected(folder / SCRATCH, is_first):
+                writer.write({"text": text})
+            writer.finalize()
+        for name, values in zip(ARRAYS, _table_arrays(rows, numbers), strict=True):
+            with atomic_file(folder / f"{name}.npy") as file:
+                np.save(file, values)
+        table = _opened(folder, counts, {})
+        known = {"fingerprint": table.fingerprint, "texts_hash": table.texts_hash}
+        files = [TEXTS, *(f"{name}.npy" for name in ARRAYS)]
+        write_index(folder, {"counts": counts, "known": known}, files)
 
-    def _read(self) -> Iterator[np.ndarray]:
-        """(r, 4) of some rows: numbers of the anchor, the positive and the first negative, and how many there are."""
-        step = max(1, READ // (4 + self._most))
-        with open(self._parts / "rows.all", "rb") as file:
-            while data := file.read(32 * step):
-                yield np.frombuffer(data, np.int64).reshape(-1, 4)
+    def close(self) -> None:
+        """Remove the scratch file."""
+        if self._folder is not None:
+            self._writer.close()
+            (self._folder / SCRATCH).unlink(missing_ok=True)
+
+    def _finished(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        digests = np.frombuffer(bytes(self._digests), np.uint64).reshape(-1, 2)
+        return np.array(self._rows, np.int64).reshape(-1, 3), *_numbered(digests)
 
 
-def load_table(folder: Path) -> PairTable:
-    """The table of a full folder.
-
-    Raises:
-        ValueError: it is not full; where it is damaged any of a number of exceptions (`cache.found`).
-    """
-    index = index_of(folder)
+def load_table(folder: Path) -> PairTable | None:
+    """Open the table of a complete folder; None, or an exception, if it is incomplete or damaged."""
+    index = read_index(folder)
     if index is None:
-        raise ValueError(f"{folder} holds no table of pairs")
-    return _mapped(folder, index)
+        return None
+    return _opened(folder, index["counts"], index["known"])
 
 
-def _mapped(folder: Path, index: Mapping[str, Any]) -> PairTable:
-    arrays = {name: _array(folder / f"{name}.bin", np.int64) for name in ARRAYS}
-    data = _array(folder / "texts.bin", np.uint8)
-    watch = None
-    if not is_summed(dict(index)):
-        sums = {name: check for name, (_, check) in index["files"].items()}
-        every = {name: (array, sums[f"{name}.bin"]) for name, array in (arrays | {"texts": data}).items()}
-        watch = Watch(folder / INDEX, every)
-    return PairTable(
-        Texts(data, arrays["offsets"]),
-        arrays["anchor"],
-        arrays["positive"],
-        arrays["negatives"].reshape(-1, index["most"]) if index["most"] else np.zeros((len(arrays["anchor"]), 0), int),
-        tuple(index["columns"]),
-        index["read"],
-        index["incomplete"],
-        index["fewer"],
-        index["texts_hash"],
-        index.get("fingerprint"),
-        watch,
-    )
+def _opened(folder: Path, counts: Counts, known: dict[str, str]) -> PairTable:
+    texts = READER.package("datasets").Dataset.from_file(str(folder / TEXTS))["text"]
+    # Slices of plain arrays are made several times as fast as slices of memory maps.
+    anchor, positive, negatives = (np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in ARRAYS)
+    counts = {**counts, "columns": tuple(counts["columns"])}
+    return PairTable(texts, anchor, positive, negatives, **counts, known=dict(known))
 
 
-def _array(file: Path, kind: type) -> np.ndarray:
-    # A view of a plain array: those of a memory map are made several times as slowly.
-    return np.asarray(np.memmap(file, kind, mode="r")) if file.stat().st_size else np.zeros(0, kind)
+def _text_writer(to: Any) -> Any:
+    datasets = READER.package("datasets")
+    target = {"path": str(to)} if isinstance(to, Path) else {"stream": to}
+    features = datasets.Features({"text": datasets.Value("string")})
+    return datasets.arrow_writer.ArrowWriter(features=features, **target)
+
+
+def _selected(file: Path, mask: np.ndarray) -> Iterator[str]:
+    """Yield the texts of an Arrow file where the mask is True."""
+    texts = READER.package("datasets").Dataset.from_file(str(file))["text"]
+    for start in range(0, len(mask), TOGETHER):
+        part = mask[start : start + TOGETHER].tolist()
+        for text, wanted in zip(texts[start : start + TOGETHER], part, strict=True):
+            if wanted:
+                yield text
+
+
+def _numbered(digests: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Number equal digests alike, in the order of their first occurrence.
+
+    Args:
+        digests: (t, 2) uint64.
+
+    Returns:
+        (t,) int64 numbers, and (t,) bool, True at each first occurrence.
+    """
+    order = np.lexsort((digests[:, 1], digests[:, 0]))  # stable: equal digests stay in their order
+    in_order = digests[order]
+    heads = np.ones(len(order), bool)
+    heads[1:] = (in_order[1:] != in_order[:-1]).any(1)
+    first = np.empty(len(order), np.int64)
+    first[order] = order[heads][np.cumsum(heads) - 1]
+    is_first = first == np.arange(len(first))
+    return (np.cumsum(is_first) - 1)[first], is_first
+
+
+def _table_arrays(rows: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return anchor (n,), positive (n,) and negatives (n, m) of rows (first text, positives, negatives)."""
+    first, positives, negatives = rows.T
+    repeated = np.repeat(np.arange(len(rows)), positives)  # the row of each pair
+    nth = np.arange(len(repeated)) - np.repeat(np.cumsum(positives) - positives, positives)
+    columns = np.arange(negatives.max(initial=0))
+    present = columns < negatives[repeated, None]
+    hard = np.full(present.shape, -1, np.int64)
+    places = (first + 1 + positives)[repeated, None] + columns
+    hard[present] = numbers[places[present]]
+    return numbers[first[repeated]], numbers[first[repeated] + 1 + nth], hard

@@ -1,4 +1,4 @@
-"""Running text as sentences, whole or as it comes: a stream gives the same sentences as the text in one piece."""
+"""Cut running text into sentences, from one string or from a stream of parts."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -8,12 +8,12 @@ from typing import Any
 from dipole.core.utils.rows import Asker
 
 READER = Asker("text", "text.split", "text.encoding")
-# A longer piece of text is cut at a blank before sentences are sought in it: no sentence is that long, files are.
-PIECE = 100_000
-BLOCK = 1_000_000  # characters of a stream that are looked at together
+# Longer paragraphs are cut at a blank first. No sentence is that long, but a file without line breaks can be.
+LONGEST_PARAGRAPH = 100_000
+BLOCK = 1_000_000  # characters of a stream that are read before the next cut
 BLANK_LINE = re.compile(r"\n\s*\n")
 
-# A word of letters, its end and a word behind it: unless it is an abbreviation, Punkt always ends a sentence there.
+# A word, a full stop and another word. Punkt always ends a sentence here, unless the word is an abbreviation.
 PLAIN_END = re.compile(r"([A-Za-z]{2,})([.?!])\s+[\"'(]?[A-Za-z]")
 ABBREVIATIONS = (
     "mr mrs ms dr prof rev hon st sr jr messrs mme mlle gen col maj capt lieut lt sgt cpl gov pres sen rep "
@@ -29,7 +29,7 @@ def _punkt() -> Any:
     parameters.abbrev_types = set(ABBREVIATIONS.split())
 
     class Punkt(punkt.PunktSentenceTokenizer):  # type: ignore[name-defined]
-        """NLTK's, which looks closely only at what does not tell at once: half of its time."""
+        """NLTK's tokenizer with a shortcut for plain sentence ends, which halves its time."""
 
         def text_contains_sentbreak(self, text: str) -> bool:
             end = PLAIN_END.match(text)
@@ -41,24 +41,25 @@ def _punkt() -> Any:
 
 
 def split_sentences(text: str) -> list[str]:
-    """Cut running text into sentences with NLTK's Punkt and a fixed list of English abbreviations (no model download).
+    """Cut running text into sentences with NLTK's Punkt and a fixed list of English abbreviations.
 
-    Blank lines end a sentence; other line breaks are blanks.
+    A blank line ends a sentence. Other line breaks count as blanks. No model is downloaded.
     """
-    out = []
+    sentences = []
     for paragraph in BLANK_LINE.split(text):
-        for piece in _pieces(" ".join(paragraph.split())):
-            out += _punkt().tokenize(piece)
-    return [sentence for sentence in out if sentence]
+        for piece in _short_pieces(" ".join(paragraph.split())):
+            sentences += _punkt().tokenize(piece)
+    return [sentence for sentence in sentences if sentence]
 
 
 def stretches(chunks: Iterable[str]) -> Iterator[str]:
-    """Join and cut a stream of text so that the sentences of the parts, one after another, are those of the whole.
+    """Regroup a stream of text so that no sentence is cut: the parts have the sentences of the whole text.
 
-    A part holds whole paragraphs, or pieces of one that is longer than `PIECE`: no more than some millions of
-    characters are held, whatever the text is.
+    A part holds complete paragraphs, or pieces of one that is longer than `LONGEST_PARAGRAPH`. Memory is bounded by
+    some millions of characters.
     """
-    held, going_on = "", ""  # text that was not looked at, and the rest of a long paragraph with its blanks made single
+    held = ""  # text after the last complete paragraph
+    open_paragraph = ""  # the rest of a long paragraph, with single blanks
     waiting: list[str] = []
     size = 0
     for chunk in chunks:
@@ -69,46 +70,57 @@ def stretches(chunks: Iterable[str]) -> Iterator[str]:
         held += "".join(waiting)
         waiting = []
         head = held.rstrip()
-        *whole, last = BLANK_LINE.split(head)
+        *complete, last = BLANK_LINE.split(head)
         blanks = held[len(head) :]
-        blanks = "\n\n" if blanks.count("\n") > 1 else "\n" if "\n" in blanks else blanks[:1]
-        if going_on and whole:
-            whole[:1] = _pieces(_glued(going_on, whole[0]).rstrip())
-            going_on = ""
-        if going_on or len(last) > PIECE:
-            cuts, going_on = _settled(_glued(going_on, last))
-            whole += cuts
+        if blanks.count("\n") > 1:
+            blanks = "\n\n"
+        elif "\n" in blanks:
+            blanks = "\n"
+        else:
+            blanks = blanks[:1]
+        if open_paragraph and complete:
+            complete[:1] = _short_pieces(_joined(open_paragraph, complete[0]).rstrip())
+            open_paragraph = ""
+        if open_paragraph or len(last) > LONGEST_PARAGRAPH:
+            pieces, open_paragraph = _cut_long(_joined(open_paragraph, last))
+            complete += pieces
             held = blanks
         else:
             held = last + blanks
         size = len(held)
-        if whole:
-            yield "\n\n".join(whole)
+        if complete:
+            yield "\n\n".join(complete)
     first, *others = BLANK_LINE.split(held + "".join(waiting))
-    parts = [*(_pieces(_glued(going_on, first).rstrip()) if going_on else [first]), *others]
+    if open_paragraph:
+        parts = [*_short_pieces(_joined(open_paragraph, first).rstrip()), *others]
+    else:
+        parts = [first, *others]
     if any(part.strip() for part in parts):
         yield "\n\n".join(parts)
 
 
-def _glued(before: str, text: str) -> str:
-    """A paragraph and how it goes on, blanks made single; one at the start is where it was cut before."""
+def _joined(before: str, text: str) -> str:
+    """Append text to a paragraph with single blanks; a blank at a cut is dropped."""
     more = re.sub(r"\s+", " ", text)
-    return before + more[1 if more.startswith(" ") and (not before or before.endswith(" ")) else 0 :]
+    if more.startswith(" ") and (not before or before.endswith(" ")):
+        more = more[1:]
+    return before + more
 
 
-def _pieces(text: str) -> Iterator[str]:
-    cuts, rest = _settled(text, 0)
-    yield from cuts
+def _short_pieces(text: str) -> Iterator[str]:
+    pieces, rest = _cut_long(text, 0)
+    yield from pieces
     if rest:
         yield rest.strip()
 
 
-def _settled(text: str, margin: int = 1) -> tuple[list[str], str]:
-    """Pieces from the start of a text, and its rest; with a margin of 1 a blank at the end does not count."""
-    found, start = [], 0
-    while len(text) - start > PIECE + margin:
-        end = text.rfind(" ", start, start + PIECE)
-        end = end if end > start else start + PIECE
-        found.append(text[start:end].strip())
+def _cut_long(text: str, margin: int = 1) -> tuple[list[str], str]:
+    """Cut pieces from the start of a long text and return the rest. With a margin of 1 a final blank is free."""
+    pieces, start = [], 0
+    while len(text) - start > LONGEST_PARAGRAPH + margin:
+        end = text.rfind(" ", start, start + LONGEST_PARAGRAPH)
+        if end <= start:
+            end = start + LONGEST_PARAGRAPH
+        pieces.append(text[start:end].strip())
         start = end
-    return found, text[start:]
+    return pieces, text[start:]

@@ -43,17 +43,12 @@ def build_vocabulary(sentences: Iterable[str], size: int = 50_000, lower: bool =
     return Tokens(tokenizer)
 
 
-def counted_vocabulary(counted: Iterable[tuple[str, int]], size: int, lower: bool = False) -> "Tokens":
-    """What `build_vocabulary` makes, from words and how often each comes."""
-    tokens = words_vocabulary(most_frequent(counted, size), lower)
+def counted_vocabulary(counts: Iterable[tuple[str, int]], size: int, lower: bool = False) -> "Tokens":
+    """Build the vocabulary of `build_vocabulary` from words and their counts."""
+    best = heapq.nsmallest(size, ((-count, word) for word, count in counts))
+    tokens = words_vocabulary([word for _, word in best], lower)
     tokens.tokenizer.add_special_tokens([UNKNOWN])  # as the library's trainer does
     return tokens
-
-
-def most_frequent(counted: Iterable[tuple[str, int]], size: int) -> list[str]:
-    """The words that `build_vocabulary` takes, in its order, from words and how often each comes."""
-    best = heapq.nsmallest(size, ((-count, word) for word, count in counted))
-    return [word for _, word in best]
 
 
 @cache

@@ -39,9 +39,9 @@ from dipole.text import encoders
 from dipole.text.batching import make_batch, pad
 from dipole.text.corpus import read_documents
 from dipole.text.encode import SentenceEncoder
-from dipole.text.encoded import Sentences, encode_documents
 from dipole.text.encoders import Batch
 from dipole.text.scaling import halves_normalised
+from dipole.text.sentences import Sentences, encode_documents
 from dipole.text.senteval import protocols
 from dipole.text.senteval.protocols import Settings, arrange, classify, pair_features
 from dipole.text.senteval.tasks import load_task

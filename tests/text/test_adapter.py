@@ -553,7 +553,7 @@ def test_what_is_measured_at_the_end_is_missed_before_anything_is_trained(corpus
 
 
 def test_labelled_documents_without_splits_and_wrong_ones(corpus, labelled, tmp_path):
-    from dipole.text.corpus import labelled_documents
+    from dipole.text.document_classification import labelled_documents
 
     bare = [{key: row[key] for key in ("label", "sentences")} for row in labelled]
     found = list(labelled_documents(write(tmp_path / "bare.jsonl", bare)))

@@ -1,21 +1,23 @@
-"""Corpora: documents stay apart, damage is refused with the file's name, an interrupted encoding goes on."""
+"""Reading corpora: documents, formats, encodings; damaged and unsupported files are refused by name."""
 
 import gzip
 import json
-import multiprocessing
 import random
-import time
+import warnings
 
-import numpy as np
+import datasets
 import pytest
 
+from dipole.core.utils import progress
 from dipole.core.utils.errors import DataError
+from dipole.text import corpus as reading
 from dipole.text import splitting
-from dipole.text.corpus import Document, pydoc_documents, read_documents, split_sentences
-from dipole.text.encoded import encode_documents
-from dipole.text.filled_folder import building
-from dipole.text.shards import Numbering
-from dipole.text.vocabulary import build_vocabulary, expand, load_tokens, read_vectors, words_vocabulary
+from dipole.text.corpus import Document, pydoc_documents, read_documents, read_pieces, split_sentences
+from dipole.text.wiki3029 import build
+from tests.systems import links
+from tests.text.odd_text import text_of
+
+TEXT = "One here. Two there.\nThree caf\u00e9 now."
 
 
 def test_sentences():
@@ -30,14 +32,14 @@ def test_sentences():
     assert split_sentences(" \n\n ") == []
 
 
-def test_a_line_of_ten_megabytes_is_read():
+def test_reads_a_line_of_ten_megabytes():
     line = "word " * 2_000_000 + "end. Next one."
     found = split_sentences(line)
     assert sum(len(s.split()) for s in found) == 2_000_003
     assert found[-1] == "Next one."
 
 
-def test_sentences_are_those_of_punkt() -> None:
+def test_sentences_equal_punkt() -> None:
     from nltk.tokenize.punkt import PunktParameters, PunktSentenceTokenizer
 
     parameters = PunktParameters()
@@ -88,6 +90,19 @@ def test_sentences_are_those_of_punkt() -> None:
         assert split_sentences(text) == punkt.tokenize(text), text
 
 
+@pytest.mark.parametrize("alphabet", ["ab. \n", " \n", "a.\n\n b", "aaaaaaaab ", "a\t\x0b. \n\u2028\x1c"])
+def test_a_stream_gives_the_sentences_of_the_text(monkeypatch, alphabet):
+    draw = random.Random(alphabet)
+    monkeypatch.setattr(splitting, "LONGEST_PARAGRAPH", 40)
+    for _ in range(200):
+        monkeypatch.setattr(splitting, "BLOCK", draw.choice([1, 5, 30, 80, 200]))
+        text = "".join(draw.choice(alphabet) for _ in range(draw.randrange(400)))
+        cuts = sorted(draw.sample(range(len(text) + 1), min(len(text), draw.randrange(12))))
+        chunks = [text[a:b] for a, b in zip([0, *cuts], [*cuts, None], strict=True)]
+        found = [s for part in splitting.stretches(chunks) for s in splitting.split_sentences(part)]
+        assert found == splitting.split_sentences(text)
+
+
 def test_the_embedded_corpus_is_prose_by_topic():
     documents = list(pydoc_documents())
     assert len(documents) > 50
@@ -121,12 +136,69 @@ def test_rows_are_documents(tmp_path):
 
 
 def test_parquet(tmp_path):
-    datasets = pytest.importorskip("datasets")
     datasets.Dataset.from_dict({"text": ["One. Two.", "Three."]}).to_parquet(tmp_path / "rows.parquet")
     assert [d.sentences for d in read_documents(str(tmp_path / "rows.parquet"))] == [["One.", "Two."], ["Three."]]
     (tmp_path / "bad.parquet").write_bytes(b"no parquet at all")
     with pytest.raises(DataError, match=r"bad\.parquet"):
         list(read_documents(str(tmp_path / "bad.parquet")))
+
+
+def test_lines_of_a_file_are_sentences(tmp_path, monkeypatch):
+    monkeypatch.setattr("dipole.text.text_files.READ", 50)
+    (tmp_path / "0.txt").write_text(text_of(0, 3000), encoding="utf-8")
+    (document,) = reading.documents_of(tmp_path / "0.txt", "sentences", None, "utf-8")
+    lines = (tmp_path / "0.txt").read_text("utf-8").split("\n")
+    assert document.sentences == [" ".join(line.split()) for line in lines if line.strip()]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    ("name", "text", "column"),
+    [
+        ("a.csv", 'id,text\n1,"One. Two, with a comma."\n2,Three.\n', None),
+        ("a.tsv", "id\ttext\n1\tOne. Two, with a comma.\n2\tThree.\n", None),
+        ("a.csv", 'stars,review\n1,"One. Two, with a comma."\n2,Three.\n', None),
+        ("a.csv", 'review\n"One. Two, with a comma."\nThree.\n', None),
+        ("a.csv", 'title,review\nA,"One. Two, with a comma."\nB,Three.\n', "review"),
+    ],
+)
+def test_tables_have_a_column_of_text(tmp_path, name, text, column, packed):
+    path = tmp_path / (name + ".gz" * packed)
+    path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
+    found = [document.sentences for document in read_documents(str(path), column=column)]
+    assert found == [["One.", "Two, with a comma."], ["Three."]]
+
+
+def test_finds_the_text_column_below_empty_cells(tmp_path):
+    (tmp_path / "a.csv").write_text("n,review\n1,\n2,7\n3,One. Two.\n")
+    assert [d.sentences for d in read_documents(str(tmp_path / "a.csv"))] == [[], ["7"], ["One.", "Two."]]
+
+
+@pytest.mark.parametrize("name", ["A.TXT.GZ", "A.CSV", "A.Tsv.gz", "A.JSONL.GZ"])
+def test_suffixes_can_be_in_capitals(tmp_path, name):
+    kind = name.lower()
+    text = {"t": "One. Two.", "c": "n,review\n1,One. Two.\n", "j": '{"text": "One. Two."}\n'}[
+        "j" if "json" in kind else "c" if "sv" in kind else "t"
+    ]
+    text = text.replace(",", "\t") if "tsv" in kind else text
+    (tmp_path / name).write_bytes(gzip.compress(text.encode()) if kind.endswith(".gz") else text.encode())
+    assert [document.sentences for document in read_documents(str(tmp_path))] == [["One.", "Two."]]
+
+
+def test_reads_a_folder_saved_by_datasets(tmp_path):
+    datasets.Dataset.from_dict({"text": ["One. Two.", "Three."]}).save_to_disk(tmp_path / "saved")
+    assert [d.sentences for d in read_documents(str(tmp_path / "saved"))] == [["One.", "Two."], ["Three."]]
+    datasets.Dataset.from_dict({"text": ["One. Two.", "Three."]}).to_parquet(tmp_path / "set/rows.parquet")
+    found = [d.sentences for d in read_documents(f"hub:{tmp_path / 'set'}")]  # streamed
+    assert found == [["One.", "Two."], ["Three."]]
+
+
+def test_builds_articles_from_a_table(tmp_path):
+    rows = (f'{n},"' + " ".join(f"Word{n} of number {m} here." for m in range(4)) + '"\n' for n in range(3))
+    (tmp_path / "articles.csv").write_text("n,text\n" + "".join(rows))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert build(tmp_path, tmp_path / "out.jsonl", articles=3, sentences=4).taken == 3
 
 
 @pytest.mark.parametrize(
@@ -146,184 +218,130 @@ def test_parquet(tmp_path):
         ("a.tsv", b"text,label\nA b. C d.,1\n", r"line 1: one column, 'text,label': .* divided by ','"),
     ],
 )
-def test_damage_is_named(tmp_path, name, content, message):
+def test_rejects_damaged_files(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):
         list(read_documents(str(tmp_path / name)))
 
 
-def test_another_encoding_may_be_said(tmp_path):
-    (tmp_path / "latin.txt").write_bytes("caf\xe9 noir".encode("latin-1"))
-    assert next(read_documents(str(tmp_path / "latin.txt"), encoding="latin-1")).sentences == ["caf\xe9 noir"]
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "a.csv",
+            b"title,review\nOne,Two\n",
+            r"line 2: several columns may hold the text: title, review.*text\.column",
+        ),
+        ("a.csv", b"a,b\n1,2\n", r"no column holds text \(the file has a, b\)\. Set text\.column"),
+        ("a.zip", b"PK\x03\x04 ...", r"a\.zip is not read as text: a corpus is read from \.txt"),
+        ("a.png", b"\x89PNG", "not read as text"),
+        ("a.md", b"One. Two.", "not read as text"),
+        ("corpus", b"One. Two.", "not read as text"),
+        ("a.tar.gz", gzip.compress(b"One.", mtime=0), "not read as text"),
+        ("a.txt", gzip.compress(b"One. Two.", mtime=0), r"a\.txt holds no text: it is a gzip file"),
+        ("a.txt", b"PK\x03\x04" + bytes(range(256)), "it is a zip archive"),
+        ("a.txt", b"\x89PNG\r\n\x1a\n" + bytes(50), "it is an image"),
+        ("a.txt", random.Random(0).randbytes(3000), "it is binary data"),
+        ("a.txt.gz", gzip.compress(random.Random(0).randbytes(3000), mtime=0), "it is binary data"),
+        ("a.txt.gz", b"One. Two.", "cannot be read: Not a gzipped file"),
+        ("a.txt.gz", gzip.compress(b"One. Two." * 99, mtime=0)[:-9], "cannot be read"),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_rejects_files_that_are_no_text(tmp_path, name, content, message, encoding):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        list(read_documents(str(tmp_path / name), encoding=encoding))
 
 
-def test_a_byte_order_mark_is_no_word(tmp_path):
-    (tmp_path / "book.txt").write_bytes("\ufeffOne. Two.".encode())
-    assert next(read_documents(str(tmp_path / "book.txt"))).sentences == ["One.", "Two."]
+@pytest.mark.parametrize("start", [b"\x1f\x8b\x08", b"PK\x03\x04", b"\x89PNG\r\n", b"PAR1"])
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.txt"])
+def test_rejects_binary_files_in_every_encoding(tmp_path, name, start):
+    (tmp_path / name).write_bytes(start + bytes(range(1, 256)) * 4)
+    with pytest.raises(DataError, match="holds no text: it is a"):
+        list(read_documents(str(tmp_path / name), encoding="latin-1"))
 
 
-def test_nothing_there(tmp_path):
+def test_rejects_text_that_turns_binary(tmp_path, monkeypatch):
+    monkeypatch.setattr("dipole.text.text_files.READ", 1 << 16)
+    (tmp_path / "a.txt").write_bytes(b"A b c. " * 20_000 + random.Random(0).randbytes(1 << 17))
+    with pytest.raises(DataError, match="binary data"):
+        list(read_pieces(str(tmp_path / "a.txt"), encoding="latin-1"))
+    (tmp_path / "b.txt").write_bytes(b"A b c. " * 20_000 + b"\x00\x01 the end.")  # a stray one harms nobody
+    assert list(read_pieces(str(tmp_path / "b.txt")))
+
+
+def test_skips_other_files_of_a_folder_with_a_warning(tmp_path):
+    (tmp_path / "a.txt").write_text(TEXT)
+    (tmp_path / "cover.png").write_bytes(b"\x89PNG")
+    with pytest.warns(UserWarning, match=r"skipped \(\.png\)"):
+        assert len(list(read_documents(str(tmp_path)))) == 1
+
+
+@links
+def test_skips_broken_links_with_a_warning(tmp_path):
+    (tmp_path / "a.txt").write_text(TEXT)
+    (tmp_path / "b.txt").symlink_to(tmp_path / "b.txt")
+    (tmp_path / "c.txt").symlink_to(tmp_path / "missing.txt")
+    (tmp_path / "round").symlink_to(tmp_path)
+    with pytest.warns(UserWarning, match=r"b\.txt is a broken link and is skipped \(2 broken links"):
+        assert len(list(read_documents(str(tmp_path)))) == 1
+
+
+def test_rejects_very_long_lines_as_sentences(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "LONGEST_LINE", 1_000_000)
+    (tmp_path / "a.txt").write_text("word " * 500_000)
+    with pytest.raises(DataError, match="a line of more than 1,000,000 characters"):
+        list(read_pieces(str(tmp_path / "a.txt"), unit="sentences"))
+    assert list(read_pieces(str(tmp_path / "a.txt")))
+
+
+def test_rejects_missing_corpora(tmp_path):
     with pytest.raises(DataError, match="no corpus at"):
         list(read_documents(str(tmp_path / "absent")))
     (tmp_path / "folder").mkdir()
     with pytest.raises(DataError, match=r"holds no \.txt"):
         list(read_documents(str(tmp_path / "folder")))
-    with pytest.raises(DataError, match="no sentence"):
-        encode_documents([], words_vocabulary(["a"]), 10)
 
 
-DOCUMENTS = [Document(str(i), [f"w{i} w{i + 1} .", f"w{i}", "never seen before"][: 1 + i % 3]) for i in range(9)]
+def test_reads_another_encoding(tmp_path):
+    (tmp_path / "latin.txt").write_bytes("caf\xe9 noir".encode("latin-1"))
+    assert next(read_documents(str(tmp_path / "latin.txt"), encoding="latin-1")).sentences == ["caf\xe9 noir"]
 
 
-def test_encoded_sentences_keep_words_and_documents():
-    tokens = words_vocabulary([f"w{i}" for i in range(12)])
-    found = encode_documents(DOCUMENTS, tokens, max_length=2)
-    assert len(found) == sum(len(d.sentences) for d in DOCUMENTS)
-    assert [list(ids) for ids in found.ids([0, 1, 2])] == [[1, 2], [2, 3], [2]]
-    assert found.document.tolist()[:6] == [0, 1, 1, 2, 2, 2]
-    assert found.lengths.max() == 2
+def test_drops_a_byte_order_mark(tmp_path):
+    (tmp_path / "book.txt").write_bytes("\ufeffOne. Two.".encode())
+    assert next(read_documents(str(tmp_path / "book.txt"))).sentences == ["One.", "Two."]
 
 
-def test_shards_give_the_same_and_an_interrupted_call_goes_on(tmp_path, monkeypatch):
-    tokens = words_vocabulary([f"w{i}" for i in range(12)])
-    whole = encode_documents(DOCUMENTS, tokens, 5)
-
-    def until(stop):
-        for i, document in enumerate(DOCUMENTS):
-            if i == stop:
-                raise KeyboardInterrupt
-            yield document
-
-    with pytest.raises(KeyboardInterrupt):
-        encode_documents(until(6), tokens, 5, tmp_path, size=40)
-    shards = sorted((tmp_path / "parts").glob("*.npz"))
-    assert len(shards) >= 2
-    made, shard = [], Numbering.shard
-    monkeypatch.setattr(Numbering, "shard", lambda self, task: made.append(task.number) or shard(self, task))
-    again = encode_documents(until(99), tokens, 5, tmp_path, size=40)
-    assert made
-    assert not {int(path.stem) for path in shards} & set(made)  # a finished shard is never made again
-    assert again.fingerprint == whole.fingerprint
-    third = encode_documents(iter(()), tokens, 5, tmp_path, size=40)  # complete: nothing is read
-    assert third.fingerprint == whole.fingerprint
-    (tmp_path / "tokens.bin").write_bytes(b"broken")
-    assert encode_documents(DOCUMENTS, tokens, 5, tmp_path, size=40).fingerprint == whole.fingerprint
+def test_reads_packed_text(tmp_path):
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress("\ufeffOne.\r\nTwo. Caf\u00e9.".encode()))
+    assert next(read_documents(str(tmp_path / "a.txt.gz"))).sentences == ["One.", "Two.", "Caf\u00e9."]
 
 
-def fill(folder, barrier, number):
-    """One of several processes that meet at a cold cache; notes every document it reads."""
-    tokens = words_vocabulary([f"w{i}" for i in range(12)])
-
-    def read():
-        for i, document in enumerate(DOCUMENTS):
-            time.sleep(0.02)
-            with (folder.parent / "read.txt").open("a") as notes:
-                notes.write(f"{number} {i}\n")
-            yield document
-
-    barrier.wait(60)
-    with building(folder):
-        found = encode_documents(read(), tokens, 5, folder, size=40)
-    (folder.parent / f"{number}.txt").write_text(found.fingerprint)
+def test_names_the_place_of_a_wrong_byte(tmp_path, monkeypatch):
+    monkeypatch.setattr("dipole.text.text_files.READ", 7)
+    (tmp_path / "a.txt").write_bytes("caf\u00e9 ".encode() * 5 + b"\xe9 noir")
+    with pytest.raises(DataError, match="byte 30 is 0xe9"):
+        list(read_documents(str(tmp_path / "a.txt")))
 
 
-def test_two_processes_on_a_cold_cache_read_it_once_and_both_end_right(tmp_path):
-    context = multiprocessing.get_context("spawn")
-    barrier = context.Barrier(2)
-    folder = tmp_path / "cache"
-    processes = [context.Process(target=fill, args=(folder, barrier, number)) for number in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(120)
-        assert process.exitcode == 0
-    whole = encode_documents(DOCUMENTS, words_vocabulary([f"w{i}" for i in range(12)]), 5)
-    assert [(tmp_path / f"{number}.txt").read_text() for number in range(2)] == [whole.fingerprint] * 2
-    read = [line.split() for line in (tmp_path / "read.txt").read_text().splitlines()]
-    assert [int(i) for _, i in read] == list(range(len(DOCUMENTS)))
-    assert len({number for number, _ in read}) == 1
-    assert {path.name for path in folder.iterdir() if path.name != ".lock"} == {
-        "tokens.bin", "offsets.bin", "document.bin", "index.json"
-    }  # fmt: skip
+@pytest.mark.parametrize(("codec", "said"), [("utf-16", "utf-16"), ("utf-32", "utf-32")])
+@pytest.mark.parametrize(("name", "start"), [("a.txt", ""), ("a.csv", "text\n"), ("a.txt.gz", "")])
+def test_recognises_wide_encodings_by_their_mark(tmp_path, codec, said, name, start):
+    path = tmp_path / name
+    data = (start + TEXT.replace("\n", " ")).encode(codec)
+    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    with pytest.raises(DataError, match=f"Set text.encoding = '{said}'"):
+        list(read_documents(str(path)))
+    (document,) = read_documents(str(path), encoding=codec)
+    assert document.sentences == ["One here.", "Two there.", "Three caf\u00e9 now."]
 
 
-def test_a_cache_that_cannot_be_written_is_one_message(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="cannot be kept in"), building(tmp_path / "file" / "cache"):
-        pass
-
-
-def test_vocabulary_by_frequency():
-    tokens = build_vocabulary(["b b b a a c", "c b A"], size=2)
-    assert len(tokens) == 3
-    assert tokens.encode(["b a c zz"])[0][0] == tokens.index["b"] != 0
-    assert tokens.encode(["zz"]) == [[0]]
-    assert len(build_vocabulary(["A a"], lower=True)) == 2
-    assert build_vocabulary(["A a"]).encode(["A"]) != build_vocabulary(["A a"]).encode(["a"])
-
-
-def test_treebank_words():
-    tokens = words_vocabulary(["x"])
-    split = tokens.tokenizer.pre_tokenizer.pre_tokenize_str
-    assert [w for w, _ in split("I can't -- he's 1,000.5 self-made...")] == [
-        "I", "ca", "n't", "--", "he", "'s", "1,000.5", "self-made", "..."
-    ]  # fmt: skip
-    assert [w for w, _ in split("ca n't `` it 's ''")] == ["ca", "n't", "``", "it", "'s", "''"]
-
-
-def test_empty_sentences_become_a_full_stop():
-    tokens = words_vocabulary(["a", "."])
-    assert tokens.encode(["", "  ", "a"]) == [[2], [2], [1]]
-
-
-def test_saved_and_loaded(tmp_path):
-    tokens = build_vocabulary(["some words of text ."])
-    tokens.save(tmp_path / "tokenizer.json")
-    again = load_tokens(tmp_path)
-    assert again.encode(["words , text", ""]) == tokens.encode(["words , text", ""])
-    assert again.fingerprint == tokens.fingerprint
-    (tmp_path / "bad.json").write_text("{}")
-    with pytest.raises(DataError, match="no tokenizer at"):
-        load_tokens(tmp_path / "bad.json")
-
-
-def test_word_vectors(tmp_path):
-    path = tmp_path / "glove.txt"
-    path.write_text("the 1 2 3\n. . . 4 5 6\nodd 7 8 9\n", "utf-8")
-    words, vectors = read_vectors(path)
-    assert words == ["the", ". . .", "odd"]
-    assert vectors.tolist() == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
-    path.write_text("2 3\nthe 1 2 3\nodd 7 8 9\n")
-    assert read_vectors(path, {"odd"})[0] == ["odd"]
-    path.write_text("the 1 2 3\nodd 7 8\n")
-    with pytest.raises(DataError, match="line 2: 2 numbers"):
-        read_vectors(path)
-    path.write_text("the 1 2 3\nodd 7 x 9\n")
-    with pytest.raises(DataError, match="line 2: the vector of 'odd'"):
-        read_vectors(path)
-    with pytest.raises(DataError, match="cannot be read"):
-        read_vectors(tmp_path / "absent.txt")
-
-
-def test_expansion_is_the_linear_map_of_the_shared_words():
-    draw = np.random.default_rng(0)
-    vectors = draw.normal(size=(30, 4)).astype(np.float32)
-    matrix, shift = draw.normal(size=(4, 6)), draw.normal(size=6)
-    names = [f"w{i}" for i in range(28)] + ["a_phrase", "w0new"]
-    index = {"<unk>": 0} | {f"w{i}": i + 1 for i in range(20)}
-    table = np.zeros((21, 6), dtype=np.float32)
-    table[1:] = vectors[:20] @ matrix + shift
-    added, rows = expand(index, table, names, vectors)
-    assert added == [f"w{i}" for i in range(20, 28)] + ["w0new"]
-    assert rows == pytest.approx(vectors[[*range(20, 28), 29]] @ matrix + shift, abs=1e-4)
-    with pytest.raises(DataError, match="no word of the vector file"):
-        expand({"<unk>": 0, "other": 1}, table[:2], names, vectors)
-
-
-def test_a_full_cache_is_read_where_no_lock_can_be_taken(tmp_path):
-    tokens = build_vocabulary(["a b", "c"])
-    made = encode_documents([Document("one", ["a b", "c"])], tokens, 5, tmp_path)
-    (tmp_path / ".lock").unlink(missing_ok=True)
-    (tmp_path / ".lock").mkdir()
-    with building(tmp_path):
-        assert encode_documents([], tokens, 5, tmp_path).fingerprint == made.fingerprint
+def test_quietly_mutes_all_progress(capsys):
+    with progress.quietly():
+        inner = progress.Progress()
+        inner.note("a note")
+        inner.warn("a warning")
+    progress.Progress().note("another")
+    assert capsys.readouterr().err == "a warning\nanother\n"

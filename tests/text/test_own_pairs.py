@@ -20,10 +20,10 @@ from dipole.core.train.trained_run import load_run
 from dipole.core.utils.errors import ConfigError, DataError
 from dipole.core.utils.seeding import Seeds
 from dipole.text.adapter import TextAdapter
-from dipole.text.columns import read_pairs
 from dipole.text.config import TextSettings
 from dipole.text.pair_batches import without_duplicates
 from dipole.text.partners import find_partners
+from dipole.text.read_pairs import read_pairs
 
 TAU = 0.05
 ROWS = [
@@ -200,7 +200,7 @@ def test_lists_give_several_and_missing_cells_are_counted(tmp_path):
         {"a": None, "p": "seven"},
         {"a": "eight", "p": "nine"},
     ]
-    with pytest.warns(UserWarning, match=r"of 4 rows 2 have no 'a' or no 'p' and are left out, 1 lack a negative"):
+    with pytest.warns(UserWarning, match=r"of 4 rows 2 have no 'a' or no 'p' and are skipped, 1 lack a negative"):
         found = read_pairs(write(tmp_path / "t.jsonl", rows), ["a", "p", "n"])
     texts = [*found.texts, None]
     assert [[texts[i] for i in row] for row in np.column_stack([found.anchor, found.positive, found.negatives])] == [

@@ -12,20 +12,18 @@ import numpy as np
 import pytest
 
 from dipole.core.utils.errors import DataError
-from dipole.text import filled_folder, spool
-from dipole.text.columns import read_pairs
 from dipole.text.pair_batches import PairBatches
+from dipole.text.read_pairs import read_pairs
 from tests.systems import was_killed
 
+FILES = {"texts.arrow", "anchor.npy", "positive.npy", "negatives.npy", "index.json"}
 pytestmark = pytest.mark.filterwarnings("ignore:.*rows")
 
 
 @pytest.fixture
 def small(monkeypatch):
-    """Many blocks and shares of digests, of few texts."""
-    monkeypatch.setattr(spool, "BLOCK", 200)
-    monkeypatch.setattr(spool, "HELD", 70)
-    monkeypatch.setattr("dipole.text.pair_table.READ", 64)
+    """Read and look up few rows at a time."""
+    monkeypatch.setattr("dipole.text.pair_table.TOGETHER", 7)
     monkeypatch.setattr("dipole.text.pair_batches.TOGETHER", 7)
 
 
@@ -98,10 +96,10 @@ def draw(epoch, tried, count):
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("kept", [False, True])
-def test_numbers_and_batches_are_those_of_a_reading_that_holds_all(small, tmp_path, seed, kept):
+@pytest.mark.parametrize("cached", [False, True])
+def test_numbers_and_batches_equal_a_plain_loop(small, tmp_path, seed, cached):
     rows = rows_of(seed)
-    table = read_pairs(write(tmp_path / "t.jsonl", rows), folder=tmp_path / "kept" if kept else None)
+    table = read_pairs(write(tmp_path / "t.jsonl", rows), folder=tmp_path / "kept" if cached else None)
     texts, expected = plainly(rows)
     assert list(table.texts) == texts
     assert [table.texts[0], table.texts[-1], table.texts[3:9:2]] == [texts[0], texts[-1], texts[3:9:2]]
@@ -115,18 +113,18 @@ def test_numbers_and_batches_are_those_of_a_reading_that_holds_all(small, tmp_pa
         assert batches.epoch(epoch)[:common].tolist() == reference[:common]
 
 
-def test_a_kept_table_is_not_read_again(small, tmp_path):
+def test_a_cached_table_is_not_read_again(small, tmp_path):
     source, kept = write(tmp_path / "t.jsonl", rows_of(0)), tmp_path / "kept"
     first = read_pairs(source, folder=kept)
     (tmp_path / "t.jsonl").unlink()
-    with pytest.warns(UserWarning, match="of 300 rows .* are left out"):
+    with pytest.warns(UserWarning, match="of 300 rows .* are skipped"):
         again = read_pairs(source, folder=kept)
     held = (again.fingerprint, again.texts_hash, again.incomplete, again.fewer, list(again.texts))
     assert held == (first.fingerprint, first.texts_hash, first.incomplete, first.fewer, list(first.texts))
-    assert not (kept / "parts").exists()
+    assert {path.name for path in kept.iterdir()} == FILES | {".lock"}
 
 
-def test_formats_are_kept_alike(small, tmp_path):
+def test_formats_give_the_same_table(small, tmp_path):
     rows = [{"anchor": f"a {i % 40}", "positive": f'"p", {i}', "negative": f"n {i % 9}"} for i in range(90)]
     write(tmp_path / "a.jsonl", rows)
     with gzip.open(tmp_path / "b.tsv.gz", "wt", newline="") as file:
@@ -137,62 +135,45 @@ def test_formats_are_kept_alike(small, tmp_path):
     assert (one.fingerprint, one.texts_hash) == (other.fingerprint, other.texts_hash)
 
 
-def test_what_was_cut_off_or_changed_is_made_again(small, tmp_path, monkeypatch):
+def test_damaged_tables_are_made_again(small, tmp_path):
     source, kept = write(tmp_path / "t.jsonl", rows_of(1)), tmp_path / "kept"
-    whole = read_pairs(source, folder=kept).held()
-    for path in sorted(kept.glob("[a-z]*.*")):
-        data = path.read_bytes()
+    expected = read_pairs(source)
+    read_pairs(source, folder=kept)
+    for name in sorted(FILES):
+        data = (kept / name).read_bytes()
         flipped = bytearray(data)
         flipped[len(data) // 2] ^= 1
-        for damage in (data[: len(data) // 2], data[:-1], b"", *([bytes(flipped)] if path.suffix == ".bin" else [])):
-            path.write_bytes(damage)
+        for damage in (data[: len(data) // 2], data[:-1], b"", bytes(flipped)):
+            (kept / name).write_bytes(damage)
             table = read_pairs(source, folder=kept)
-            assert (table.fingerprint, list(table.texts)) == (whole.fingerprint, list(whole.texts))
-    # What is too large to be summed at the start is looked at meanwhile, and stops an epoch.
-    monkeypatch.setattr(filled_folder, "SUMMED", 0)
-    data = (kept / "texts.bin").read_bytes()
-    (kept / "texts.bin").write_bytes(bytes([data[0] ^ 1]) + data[1:])
-    damaged = read_pairs(source, folder=kept)
-    damaged.watch.thread.join()
-    with pytest.raises(DataError, match=r"damaged \(texts\.bin\)"):
-        PairBatches(damaged, np.arange(len(damaged)), 4, draw, apart=False).epoch(0)
-    assert read_pairs(source, folder=kept).fingerprint == whole.fingerprint
+            assert (table.fingerprint, list(table.texts)) == (expected.fingerprint, list(expected.texts))
 
 
 FILLING = """
 import psutil, sys
 from pathlib import Path
-from dipole.text import spool
-from dipole.text.columns import read_pairs
+from dipole.text import pair_table
+from dipole.text.read_pairs import read_pairs
 
-spool.BLOCK, spool.HELD = 200, 70
-share_out, count = spool.Spool._share_out, iter(range(9))
-
-def stopped(self):
-    share_out(self)
-    if next(count) == 2:
-        psutil.Process().kill()
-
-spool.Spool._share_out = stopped
+pair_table._selected = lambda *asked: psutil.Process().kill()
 read_pairs(sys.argv[1], folder=Path(sys.argv[2]))
 """
 
 
-def test_a_spool_whose_writer_was_killed_is_made_again(small, tmp_path):
+def test_a_table_whose_writer_was_killed_is_made_again(small, tmp_path):
     source, kept = write(tmp_path / "t.jsonl", rows_of(2)), tmp_path / "kept"
     program = [sys.executable, "-c", FILLING, source, str(kept)]
     assert was_killed(subprocess.run(program, timeout=300, check=False).returncode)
-    assert (kept / "parts").exists()
     assert not (kept / "index.json").exists()
     table = read_pairs(source, folder=kept)
     assert (list(table.texts), len(table)) == (plainly(rows_of(2))[0], len(plainly(rows_of(2))[1]))
-    assert not (kept / "parts").exists()
+    assert {path.name for path in kept.iterdir()} == FILES | {".lock"}
 
 
-def test_a_source_that_is_changed_while_it_is_read_is_not_kept(tmp_path):
+def test_a_source_that_changes_during_reading_is_not_cached(tmp_path):
     source = write(tmp_path / "t.jsonl", rows_of(3))
     with pytest.raises(DataError, match="was changed while it was read"):
-        read_pairs(source, folder=tmp_path / "kept", same=lambda: False)
+        read_pairs(source, folder=tmp_path / "kept", unchanged=lambda: False)
     assert {path.name for path in (tmp_path / "kept").iterdir()} <= {".lock"}
 
 
@@ -201,8 +182,8 @@ import sys
 from pathlib import Path
 import numpy as np
 from dipole.core.utils.machine import peak_memory
-from dipole.text.columns import read_pairs
 from dipole.text.pair_batches import PairBatches
+from dipole.text.read_pairs import read_pairs
 
 before = peak_memory()
 table = read_pairs(sys.argv[1], folder=Path(sys.argv[2]))

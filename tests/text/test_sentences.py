@@ -1,0 +1,380 @@
+"""Corpora as ids: equal to a plain loop, on any number of processes, after kills and damage; and their cache."""
+
+import gzip
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from dipole.core.utils import cache as core_cache
+from dipole.core.utils.errors import ConfigError, DataError
+from dipole.core.utils.seeding import Seeds
+from dipole.text import sentences as encoding
+from dipole.text import splitting
+from dipole.text.adapter import TextAdapter
+from dipole.text.cache import corpus_folder, load_or_build
+from dipole.text.config import TextSettings
+from dipole.text.corpus import Document, Piece, read_documents, read_pieces
+from dipole.text.sentences import Cut, encode_documents, encode_pieces
+from dipole.text.vocabulary import build_vocabulary, word_cutter, words_vocabulary
+from tests.systems import was_killed
+from tests.text.odd_text import text_of
+
+FILES = {"tokens.bin", "offsets.bin", "document.bin", "index.json"}
+
+
+@pytest.fixture
+def books(tmp_path):
+    """Eight books of some hundred words, one of them packed."""
+    folder = tmp_path / "books"
+    folder.mkdir()
+    for number in range(7):
+        (folder / f"{number}.txt").write_text(text_of(number, 600), encoding="utf-8")
+    with gzip.open(folder / "7.txt.gz", "wt", encoding="utf-8") as file:
+        file.write(text_of(7, 600))
+    return folder
+
+
+def plain(folder, size, max_length, lower, limit):
+    """The plain reader: whole files, a loop over sentences, a counter, a sort."""
+    files = sorted(folder.iterdir())
+    texts = [gzip.decompress(f.read_bytes()).decode() if f.suffix == ".gz" else f.read_text("utf-8") for f in files]
+    flat = [(d, s) for d, text in enumerate(texts) for s in splitting.split_sentences(text)][:limit]
+    cut, counts, parts = word_cutter(lower), Counter(), []
+    for _, sentence in flat:
+        words = []
+        for place, part in enumerate(sentence.split("<unk>")):  # the sign of the unknown word is one token
+            words += ["<unk>"] if place else []
+            words += cut(part) if part else []
+        parts.append(words)
+        counts.update(word for word in words if word != "<unk>")
+    best = sorted(counts, key=lambda word: (-counts[word], word))[:size]
+    index = {"<unk>": 0} | {word: number for number, word in enumerate(best, 1)}
+    return index, [[index.get(word, 0) for word in words][:max_length] for words in parts], [d for d, _ in flat]
+
+
+def encoded(source, folder=None, processes=1, limit=None, lower=False, size=1500, **options):
+    return encode_pieces(
+        read_pieces(str(source)), Cut(9, lower), vocabulary_size=20, limit=limit, folder=folder, processes=processes,
+        size=size, **options,
+    )  # fmt: skip
+
+
+def ids_of(sentences):
+    return [each.tolist() for each in sentences.ids(range(len(sentences)))]
+
+
+@pytest.mark.parametrize(("processes", "limit", "lower"), [(1, None, False), (3, None, True), (2, 300, False)])
+def test_equals_a_plain_loop(books, tmp_path, processes, limit, lower):
+    index, ids, owners = plain(books, 20, 9, lower, limit)
+    for folder in (None, tmp_path / "ids"):
+        tokens, sentences = encoded(books, folder, processes, limit, lower)
+        assert tokens.index == index
+        assert ids_of(sentences) == ids
+        assert sentences.document.tolist() == owners
+    assert sentences.longest == 9
+    assert sentences.unknown == sum(each.count(0) for each in ids)
+    again, mapped = encode_pieces(iter(()), Cut(9, lower), folder=folder)  # complete: nothing is read
+    assert (again.fingerprint, mapped.fingerprint) == (tokens.fingerprint, sentences.fingerprint)
+
+
+def test_vocabulary_is_that_of_the_tokenizers_library(books):
+    for book in books.glob("*.txt"):
+        book.write_text(book.read_text("utf-8").replace("<unk>", "word"), encoding="utf-8")
+    (books / "7.txt.gz").unlink()
+    texts = [sentence for document in read_documents(str(books)) for sentence in document.sentences]
+    assert encoded(books)[0].fingerprint == build_vocabulary(texts, 20).fingerprint
+
+
+def test_pieces_of_one_document_stay_together():
+    pieces = [Piece("a", True, "One. Two."), Piece("a", False, "Three .", True), Piece("b", True, "Four.")]
+    _, sentences = encode_pieces(pieces, Cut(9), size=1)
+    assert sentences.document.tolist() == [0, 0, 0, 1]
+    assert sentences.starts.tolist() == [0, 3, 4]
+
+
+DOCUMENTS = [Document(str(i), [f"w{i} w{i + 1} .", f"w{i}", "never seen before"][: 1 + i % 3]) for i in range(9)]
+
+
+def test_documents_are_encoded_by_a_given_tokenizer():
+    tokens = words_vocabulary([f"w{i}" for i in range(12)])
+    found = encode_documents(DOCUMENTS, tokens, max_length=2)
+    assert len(found) == sum(len(d.sentences) for d in DOCUMENTS)
+    assert ids_of(found)[:3] == [[1, 2], [2, 3], [2]]
+    assert found.document.tolist()[:6] == [0, 1, 1, 2, 2, 2]
+    assert found.lengths.max() == 2
+    with pytest.raises(DataError, match="no sentence"):
+        encode_documents([], tokens, 10)
+
+
+# Interrupted and damaged -----------------------------------------------------------------------------------------
+
+FILLING = """
+import sys
+from pathlib import Path
+import psutil
+from dipole.text import sentences
+from dipole.text.corpus import read_pieces
+
+sentences.PART = 2
+told = []
+
+def tell(characters, count):
+    told.append(characters)
+    if len(told) == 3:
+        psutil.Process().kill()
+
+sentences.encode_pieces(read_pieces(sys.argv[1]), sentences.Cut(9), vocabulary_size=20,
+                        folder=Path(sys.argv[2]), processes=2, size=100, tell=tell)
+"""
+
+
+def test_a_killed_process_is_continued(books, tmp_path, monkeypatch):
+    folder = tmp_path / "ids"
+    program = [sys.executable, "-c", FILLING, str(books), str(folder)]
+    assert was_killed(subprocess.run(program, timeout=300, check=False).returncode)
+    assert len({path.name[:5] for path in folder.glob("parts/0*.arrow")}) >= 3
+    damaged = sorted(folder.glob("parts/00001*.arrow"))[0]
+    damaged.write_bytes(damaged.read_bytes()[:-200])
+    monkeypatch.setattr(encoding, "PART", 2)
+    cut = []
+    monkeypatch.setattr(encoding._Worker, "__call__", lambda self, block: cut.append(block) or self.cut(block))
+    tokens, sentences = encoded(books, folder, size=100)
+    plainly = encoded(books)
+    assert (tokens.fingerprint, sentences.fingerprint) == (plainly[0].fingerprint, plainly[1].fingerprint)
+    blocks = list(encoding.blocks_of(read_pieces(str(books)), 100))
+    assert cut == blocks[2:4] + blocks[6:]  # finished parts are cut no second time, the damaged one is
+    assert {path.name for path in folder.iterdir()} == FILES | {".lock", "tokenizer.json"}
+
+
+@pytest.mark.slow
+def test_ten_kills_at_random_moments_change_nothing(books, tmp_path):
+    folder, draw = tmp_path / "ids", random.Random(1)
+    for _ in range(10):
+        program = FILLING.replace("== 3", "== 9999")
+        process = subprocess.Popen([sys.executable, "-c", program, str(books), str(folder)])
+        deadline = time.monotonic() + 300
+        while not (folder / ".lock").exists() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(draw.uniform(0, 3))
+        process.kill()
+        process.wait()
+        (folder / "index.json").unlink(missing_ok=True)  # a finished process starts again, too
+    assert encoded(books, folder, processes=2)[1].fingerprint == encoded(books)[1].fingerprint
+    assert not list(folder.rglob("*.tmp*"))
+
+
+def damages(data):
+    lengths = {0, 1, len(data) // 2, len(data) - 1} - {len(data)}
+    flipped = bytearray(data)
+    flipped[len(data) // 2] ^= 1
+    return [*(data[:length] for length in sorted(lengths)), bytes(len(data)), bytes(flipped)]
+
+
+def test_damaged_ids_are_made_again(tmp_path):
+    leaflets = tmp_path / "pages"
+    leaflets.mkdir()
+    (leaflets / "a.txt").write_text(text_of(0, 100), encoding="utf-8")
+    tokens, expected = encoded(leaflets)
+    folder = tmp_path / "ids"
+    encoded(leaflets, folder)
+    for name in sorted(FILES | {"tokenizer.json"}):
+        for damage in damages((folder / name).read_bytes()):
+            (folder / name).write_bytes(damage)
+            found, sentences = encoded(leaflets, folder)
+            assert np.array_equal(sentences.tokens, expected.tokens)
+            assert sentences.fingerprint == expected.fingerprint
+            assert found.fingerprint == tokens.fingerprint
+
+
+def test_a_corpus_that_changes_during_reading_is_not_cached(books, tmp_path):
+    with pytest.raises(DataError, match="changed while it was read"):
+        encoded(books, tmp_path / "ids", unchanged=lambda: False)
+    assert {path.name for path in (tmp_path / "ids").iterdir()} <= {".lock"}
+    assert encoded(books, tmp_path / "ids")[1].fingerprint == encoded(books)[1].fingerprint
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_file_that_disappears_during_reading_is_named(books, tmp_path, cached):
+    def pieces():
+        for number, piece in enumerate(read_pieces(str(books))):
+            if number == 1:
+                (books / "2.txt").unlink()
+            yield piece
+
+    with pytest.raises(DataError, match=r"the corpus cannot be read: .*2\.txt No such file"):
+        encode_pieces(pieces(), Cut(9), folder=tmp_path / "ids" if cached else None)
+
+
+def test_corpus_and_cache_can_be_removed_while_they_are_used(books, tmp_path):
+    expected = encoded(books)[1]
+    _, mapped = encoded(books, tmp_path / "ids")
+    shutil.rmtree(books)
+    shutil.rmtree(tmp_path / "ids")
+    assert ids_of(mapped) == ids_of(expected)
+
+
+def fill(folder, barrier, number):
+    """One of several processes that start with an empty cache; notes every document it reads."""
+    tokens = words_vocabulary([f"w{i}" for i in range(12)])
+
+    def read():
+        for i, document in enumerate(DOCUMENTS):
+            time.sleep(0.02)
+            with (folder.parent / "read.txt").open("a") as notes:
+                notes.write(f"{number} {i}\n")
+            yield document
+
+    barrier.wait(60)
+    found = encode_documents(read(), tokens, 5, folder)
+    (folder.parent / f"{number}.txt").write_text(found.fingerprint)
+
+
+def test_two_processes_read_a_corpus_once(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    barrier, folder = context.Barrier(2), tmp_path / "cache"
+    processes = [context.Process(target=fill, args=(folder, barrier, number)) for number in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+        assert process.exitcode == 0
+    expected = encode_documents(DOCUMENTS, words_vocabulary([f"w{i}" for i in range(12)]), 5)
+    assert [(tmp_path / f"{number}.txt").read_text() for number in range(2)] == [expected.fingerprint] * 2
+    read = [line.split() for line in (tmp_path / "read.txt").read_text().splitlines()]
+    assert [int(i) for _, i in read] == list(range(len(DOCUMENTS)))
+    assert len({number for number, _ in read}) == 1
+    assert {path.name for path in folder.iterdir()} == FILES | {".lock"}
+
+
+def test_rejects_a_cache_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="cannot be cached in"):
+        load_or_build(tmp_path / "file" / "cache", lambda folder: None, lambda folder: None)
+
+
+def test_a_complete_cache_is_read_without_a_lock(tmp_path):
+    tokens = build_vocabulary(["a b", "c"])
+    made = encode_documents([Document("one", ["a b", "c"])], tokens, 5, tmp_path)
+    (tmp_path / ".lock").unlink(missing_ok=True)
+    (tmp_path / ".lock").mkdir()
+    assert encode_documents([], tokens, 5, tmp_path).fingerprint == made.fingerprint
+
+
+def test_damaged_json_of_a_cache_is_made_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("DIPOLE_CACHE", str(tmp_path))
+    content = {"samples": [{"name": "a", "start": 512}], "left_out": []}
+    made = []
+
+    def make():
+        made.append(1)
+        return content
+
+    assert core_cache.kept_json("shards", "ab12", make) == core_cache.kept_json("shards", "ab12", make) == content
+    assert len(made) == 1
+    path = tmp_path / "shards/ab12.json"
+    data = path.read_bytes()
+    for damage in [*(data[:length] for length in range(0, len(data), 9)), data.replace(b"512", b"513"), b"[]", b"\xff"]:
+        path.write_bytes(damage)
+        made.clear()
+        assert core_cache.kept_json("shards", "ab12", make) == content
+        assert made
+        assert path.read_bytes() == data
+
+
+@pytest.mark.parametrize("error", [zipfile.BadZipFile, json.JSONDecodeError, KeyError, EOFError, OSError, Exception])
+def test_any_error_of_a_reader_means_no_cache(error):
+    def read():
+        raise error("x", "", 0) if error is json.JSONDecodeError else error("x")
+
+    assert core_cache.found(read) is None
+
+
+# The name of a cache ---------------------------------------------------------------------------------------------
+
+
+def make(corpus, tmp_path, batch_size=4, validation=0.0, **settings):
+    values = {"corpus": str(corpus), "hidden_size": 8, "word_size": 6} | settings
+    return TextAdapter(
+        TextSettings(**values), seed=Seeds(0), device=torch.device("cpu"), workdir=tmp_path, batch_size=batch_size,
+        validation=validation,
+    )  # fmt: skip
+
+
+def test_folders_are_named_by_content_not_by_path_and_date(books, tmp_path):
+    settings = TextSettings(corpus=str(books), cache=str(tmp_path / "cache"))
+    first = corpus_folder(settings, None)
+    moved = shutil.copytree(books, tmp_path / "moved")
+    assert corpus_folder(settings.model_copy(update={"corpus": str(moved)}), None) == first
+    book = books / "1.txt"
+    before = book.stat()
+    text = book.read_text("utf-8")
+    with book.open("r+", encoding="utf-8") as file:
+        file.write(text[1:2] + text[0:1])
+    os.utime(book, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (book.stat().st_size, book.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    assert corpus_folder(settings, None) != first
+
+
+def test_a_changed_tokenizer_at_the_same_path_is_another_one(books, tmp_path):
+    path = tmp_path / "tokenizer.json"
+    found = []
+    for words in (["the", "cat"], ["cat", "the"]):
+        words_vocabulary(words).save(path)
+        adapter = make(books, tmp_path, tokenizer=str(path), cache=str(tmp_path / "cache"))
+        found.append(adapter.sentences.fingerprint)
+        assert adapter.tokens.index["the"] == words.index("the") + 1
+    assert found[0] != found[1]
+
+
+def test_a_large_corpus_is_cached_even_if_no_folder_is_named(books, tmp_path, monkeypatch):
+    monkeypatch.setenv("DIPOLE_CACHE", str(tmp_path / "cache"))
+    small = make(books, tmp_path)
+    assert not (tmp_path / "cache").exists()
+    monkeypatch.setattr("dipole.text.cache.LARGE", 1000)
+    large = make(books, tmp_path, processes=2)
+    assert len(list((tmp_path / "cache/corpora").iterdir())) == 1
+    assert large.data_info() == small.data_info()
+    for one, other in zip(small.batches(3), large.batches(3), strict=True):
+        assert torch.equal(one.index, other.index)
+        assert all(torch.equal(a.ids, b.ids) for a, b in zip(one.batch.chunks, other.batch.chunks, strict=True))
+
+
+# Corpora that cannot be trained on -------------------------------------------------------------------------------
+
+
+def rows_of(path, documents):
+    path.write_text("\n".join(json.dumps({"sentences": sentences}) for sentences in documents))
+    return path
+
+
+def test_rejects_a_corpus_without_neighbours(tmp_path):
+    alone = rows_of(tmp_path / "alone.jsonl", [["A sentence."]] * 20)
+    with pytest.raises(DataError, match=r"no two neighbouring sentences.*text\.unit = \"sentences\".*text\.pairs"):
+        make(alone, tmp_path)
+    make(alone, tmp_path, unit="sentences")
+    make(alone, tmp_path, pairs="views", dropout=0.1, sides=1)
+    pairs = rows_of(tmp_path / "pairs.jsonl", [["One.", "Two."]] * 20)
+    make(pairs, tmp_path, held_out=0.0)
+    with pytest.raises(DataError, match="no two neighbouring sentences"):
+        make(pairs, tmp_path, held_out=0.5)
+    with pytest.raises(ConfigError, match=r"train\.batch_size 1"):
+        make(pairs, tmp_path, batch_size=1, held_out=0.0)
+
+
+def test_rejects_a_share_that_is_too_small(tmp_path):
+    corpus = rows_of(tmp_path / "a.jsonl", [["One.", "Two.", "Three."]] * 20)
+    with pytest.raises(ConfigError, match=r"validation_share 1e-09 sets no sentence .* aside"):
+        make(corpus, tmp_path, validation=1e-9)
+    with pytest.warns(UserWarning, match="no two neighbouring sentences are held out"):
+        make(corpus, tmp_path, held_out=1e-9)

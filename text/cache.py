@@ -1,0 +1,207 @@
+"""The cache of encoded corpora and pair tables: folders named by content, built by one process at a time."""
+
+import hashlib
+import json
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeVar
+
+from filelock import FileLock
+
+from dipole.core.utils.cache import cache_folder, content_of, found, sum_of
+from dipole.core.utils.errors import DataError
+from dipole.core.utils.files import atomic_write, why
+from dipole.core.utils.progress import PLAIN_SECONDS, Progress
+from dipole.core.utils.rows import hub_version, is_saved, row_files
+from dipole.text.config import TextSettings
+from dipole.text.corpus import corpus_files, pydoc_documents
+from dipole.text.splitting import READER
+
+VERSION = 2  # of the folders' format
+LARGE = 32 << 20  # bytes of a corpus that is cached even if no folder is named
+FEW = 100_000  # sentences of a Hub data set that stay in memory
+INDEX = "index.json"
+READ_BY = ("unit", "column", "limit", "max_length")
+Told = Callable[[int, int], None]
+"""Receives the characters that were read since the last call, and the number of sentences or rows so far."""
+T = TypeVar("T")
+
+
+# Folders ---------------------------------------------------------------------------------------------------------
+
+
+def corpus_folder(config: TextSettings, tokenizer: str | None, texts_hash: str | None = None) -> Path | None:
+    """Return the folder for the ids of a corpus; None: they stay in memory.
+
+    The name depends on the contents of the files, not on paths and dates.
+
+    Args:
+        tokenizer: its fingerprint; None: a vocabulary of the corpus's own words.
+        texts_hash: hash of the texts of a pair table, if these are encoded.
+
+    Raises:
+        DataError: the corpus cannot be read.
+    """
+    if not _is_cached(config):
+        return None
+    by = tokenizer or ["words", config.vocabulary_size, config.lower]
+    if texts_hash is not None:
+        return _folder(config, [VERSION, config.max_length, by, texts_hash])
+    asked = {name: getattr(config, name) for name in READ_BY}
+    return _folder(config, [VERSION, asked, by, _content(config), version("nltk")])
+
+
+def table_folder(config: TextSettings) -> Path | None:
+    """Return the folder for a pair table; None: it stays in memory.
+
+    Raises:
+        DataError: the table cannot be read.
+    """
+    if not _is_cached(config):
+        return None
+    return _folder(config, [VERSION, "table", config.columns, config.limit, _content(config)])
+
+
+def _folder(config: TextSettings, key: list[Any]) -> Path:
+    name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
+    if config.cache is not None:
+        return Path(config.cache) / name
+    return cache_folder() / "corpora" / name
+
+
+def _is_cached(config: TextSettings) -> bool:
+    return config.cache is not None or _is_large(config)
+
+
+def _is_large(config: TextSettings) -> bool:
+    if config.corpus.startswith("hub:"):
+        return config.limit is None or config.limit > FEW
+    return sum(file.stat().st_size for file in _files(config)) > LARGE
+
+
+def _files(config: TextSettings) -> list[Path]:
+    """List the files of a local corpus."""
+    path = Path(config.corpus)
+    if config.corpus == "pydoc" or config.corpus.startswith("hub:"):
+        return []
+    if is_saved(path):
+        return sorted(file for file in path.rglob("*") if file.is_file())
+    if config.pairs == "columns":
+        return row_files(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the reader warns
+        return corpus_files(config.corpus)
+
+
+def _content(config: TextSettings) -> list[str]:
+    """Identify what a corpus holds and how its bytes are decoded."""
+    if config.corpus == "pydoc":
+        text = "\n".join("\n".join(document.sentences) for document in pydoc_documents())
+        return ["pydoc", hashlib.sha256(text.encode()).hexdigest()]
+    if config.corpus.startswith("hub:"):
+        return ["hub", config.split, hub_version(config.corpus.removeprefix("hub:"), READER)]
+    files = _files(config)
+    kinds = ["".join(file.suffixes[-2:]).lower() for file in files]
+    split = config.split if is_saved(Path(config.corpus)) else ""
+    with _readable(config):
+        return [content_of(files), config.encoding, split, *kinds]
+
+
+@contextmanager
+def _readable(config: TextSettings) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"the corpus {config.corpus} cannot be read: {why(error)}") from error
+
+
+def file_stamps(config: TextSettings) -> list[tuple[str, int, int]]:
+    """Return path, size and date of each file, to detect changes during reading."""
+    stamps = []
+    with _readable(config):
+        for file in _files(config):
+            status = file.stat()
+            stamps.append((str(file), status.st_size, status.st_mtime_ns))
+    return stamps
+
+
+# Building --------------------------------------------------------------------------------------------------------
+
+
+def load_or_build(folder: Path, load: Callable[[Path], T | None], build: Callable[[Path], None]) -> T:
+    """Load a folder, or build it first if it is missing or damaged; other processes wait meanwhile.
+
+    A complete folder is read without a lock, so it can be read-only.
+
+    Args:
+        load: returns None, or raises any exception, if the folder is incomplete or damaged.
+
+    Raises:
+        DataError: the folder cannot be written.
+    """
+    content = found(partial(load, folder))
+    if content is not None:
+        return content
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".lock"):
+            content = found(partial(load, folder))
+            if content is None:
+                build(folder)
+                content = load(folder)
+    except OSError as error:
+        raise DataError(
+            f"the corpus cannot be cached in {folder}: {why(error)}. Free some space there, or set text.cache to a "
+            f"writable folder."
+        ) from error
+    assert content is not None  # it was just built
+    return content
+
+
+def write_index(folder: Path, values: Mapping[str, Any], files: Iterable[str]) -> None:
+    """Complete a folder: write its values, with size and check sum of each file."""
+    sums = {name: sum_of(folder / name) for name in files}
+    atomic_write(folder / INDEX, json.dumps({**values, "files": sums}))
+
+
+def read_index(folder: Path) -> dict[str, Any] | None:
+    """Return the values of a complete folder; None, or an exception, if it is incomplete or damaged."""
+    index: dict[str, Any] = json.loads((folder / INDEX).read_bytes())
+    intact = all(sum_of(folder / name) == told for name, told in index["files"].items())
+    return index if intact else None
+
+
+# Progress --------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def reading_progress(config: TextSettings, mute: bool) -> Iterator[Told]:
+    """Show the progress of reading a large corpus."""
+    progress = Progress(mute=mute or not _is_large(config))
+    files = _files(config)
+    is_packed = any(file.name.lower().endswith((".gz", ".parquet", ".arrow")) for file in files)
+    total = 0 if is_packed else sum(file.stat().st_size for file in files)
+    read = 0
+    last_note = time.monotonic()
+    if total:
+        progress.start("read the corpus", total // 1_000_000, 0, "MB")
+
+    def tell(characters: int, sentences: int) -> None:
+        nonlocal read, last_note
+        read += characters
+        progress.values({"sentences": sentences})
+        if total:
+            progress.update(min(read, total) // 1_000_000)
+        elif time.monotonic() - last_note > PLAIN_SECONDS:
+            last_note = time.monotonic()
+            progress.note(f"read {read // 1_000_000} MB of the corpus, {sentences:,} sentences")
+
+    try:
+        yield tell
+    finally:
+        progress.close()
