@@ -32,6 +32,7 @@ def test_words_are_numbered_as_the_tokenizer_cuts_them(lower):
     sentences = ["", *(" ".join(line.split()) for line in text_of(0, 3000).split("\n"))]
     numbers, lengths, words = number_words(sentences, lower)
     tokens = words_vocabulary([word for word in words if word != "<unk>"], lower)
+    tokens.tokenizer.add_special_tokens(["<unk>"])
     ids = [tokens.empty if number == EMPTY else tokens.index[words[number]] for number in numbers]
     ends = np.cumsum(lengths).tolist()
     assert [ids[start:end] for start, end in pairwise([0, *ends])] == tokens.encode(sentences)
