@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from dipole.core.objectives.objective import Composite, Objective
 from dipole.core.objectives.options import check_whole
-from dipole.core.utils.errors import OptionError, PairsError
-from dipole.core.utils.microbatch import Draws, microbatched, own_forward, patched_forward
+from dipole.core.utils.errors import PairsError
+from dipole.core.utils.microbatch import microbatched, own_forward, patched_forward
 from dipole.text.contrastive_loss import ContrastiveLoss, Direction, unwrapped
 
 SHARED = ("prompt_length",)
@@ -24,9 +24,9 @@ class CachedContrastiveLoss(ContrastiveLoss):
 
         loss = dipole.text.CachedContrastiveLoss(model, "infonce(temperature=0.05)", mini_batch_size=32)
 
-    The value and every gradient are those of ContrastiveLoss from the same seed, dropout included: sentences are
-    embedded without a graph, and again, some at a time, when their gradient is known (Gao et al. 2021, Sec. 3.2).
-    CachedMultipleNegativesRankingLoss draws other masks than the undivided batch; otherwise it is the same.
+    Sentences are embedded without a graph, and again, some at a time, when their gradient is known (Gao et al. 2021,
+    Sec. 3.2). Without dropout the value and every gradient equal those of ContrastiveLoss. With dropout each mini-batch
+    draws its own masks, as in CachedMultipleNegativesRankingLoss.
 
     Args:
         model: as in `ContrastiveLoss`.
@@ -35,11 +35,9 @@ class CachedContrastiveLoss(ContrastiveLoss):
         gather_across_devices: as there.
         directions: as there.
         partition_mode: as there.
-        draws: "batch", dropout as in the undivided batch, for which masks of the whole batch are drawn with each part;
-            "microbatch", each part draws its own.
 
     Raises:
-        OptionError: mini_batch_size, draws, directions or partition_mode are none of these.
+        OptionError: mini_batch_size, directions or partition_mode are none of these.
         SpecError: for a wrong text.
         ConfigError: as `ContrastiveLoss`.
         PairsError: as `ContrastiveLoss`; from a call, features that cannot be given some rows at a time
@@ -55,11 +53,8 @@ class CachedContrastiveLoss(ContrastiveLoss):
         gather_across_devices: bool = False,
         directions: Sequence[Direction] = ("query_to_doc",),
         partition_mode: Literal["joint", "per_direction"] = "joint",
-        draws: Draws = "batch",
     ) -> None:
         check_whole("mini_batch_size", mini_batch_size)
-        if draws not in ("batch", "microbatch"):
-            raise OptionError(f"draws must be 'batch' or 'microbatch', got {draws!r}.")
         super().__init__(
             model,
             objective,
@@ -68,7 +63,6 @@ class CachedContrastiveLoss(ContrastiveLoss):
             partition_mode=partition_mode,
         )
         self.mini_batch_size = mini_batch_size
-        self.draws: Draws = draws
 
     def embed(self, columns: list[dict[str, Tensor]]) -> list[Tensor]:
         with self._divided(unwrapped(self.model)):
@@ -91,13 +85,13 @@ class CachedContrastiveLoss(ContrastiveLoss):
                 own = {name: value.clone() for name, value in part.items()}
                 return {"sentence_embedding": forward({**shared, **own}, **kwargs)["sentence_embedding"]}
 
-            found: dict[str, Any] = microbatched(model, self.mini_batch_size, self.draws, run)(rows)
+            found: dict[str, Any] = microbatched(model, self.mini_batch_size, run)(rows)
             return found
 
         return divided
 
     def get_config_dict(self) -> dict[str, Any]:
-        return {**super().get_config_dict(), "mini_batch_size": self.mini_batch_size, "draws": self.draws}
+        return {**super().get_config_dict(), "mini_batch_size": self.mini_batch_size}
 
     @property
     def citation(self) -> str:

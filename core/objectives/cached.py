@@ -13,7 +13,7 @@ from dipole.core.objectives.objective import Composite
 from dipole.core.objectives.objective import objective as build_objective
 from dipole.core.objectives.options import check_whole
 from dipole.core.utils.errors import OptionError, PairsError
-from dipole.core.utils.microbatch import Draws, microbatched, patched_forward
+from dipole.core.utils.microbatch import microbatched, patched_forward
 
 
 class Cached(nn.Module):
@@ -24,7 +24,6 @@ class Cached(nn.Module):
         objective: a module or a function, no text.
         microbatch: as in `cached`.
         pairs: as in `cached`.
-        draws: as in `cached`.
     """
 
     def __init__(
@@ -33,14 +32,12 @@ class Cached(nn.Module):
         objective: nn.Module | Callable[..., Any],
         microbatch: int,
         pairs: Callable[..., Any] | None = None,
-        draws: Draws = "batch",
     ) -> None:
         super().__init__()
         self.encoder = encoder
         self.objective = objective
         self.microbatch = microbatch
         self._pairs = pairs
-        self._draws = draws
 
     def embed(self, view: Any) -> Any:
         """What the encoder makes of all rows of one view, `microbatch` rows at a time, such as (B, d).
@@ -53,7 +50,7 @@ class Cached(nn.Module):
         """
         # DistributedDataParallel sees one forward pass and, in the backward pass, each parameter's gradient once.
         inner = self.encoder.module if isinstance(self.encoder, DistributedDataParallel) else self.encoder
-        with patched_forward(inner, microbatched(inner, self.microbatch, self._draws)):
+        with patched_forward(inner, microbatched(inner, self.microbatch)):
             return self.encoder(view)
 
     def forward(self, *views: Any, **given: Any) -> Tensor:
@@ -96,7 +93,6 @@ def cached(
     *,
     microbatch: int,
     pairs: Callable[..., Any] | None = None,
-    draws: Draws = "batch",
 ) -> Cached:
     """Join an encoder and an objective so that memory grows with `microbatch` and the loss sees the whole batch.
 
@@ -104,8 +100,9 @@ def cached(
         loss = step(view1, view2)       # each (B, ...), B as large as the loss should see
         loss.backward()
 
-    The gradient is that of `objective(encoder(view1), encoder(view2))`: embeddings are computed without a graph, the
-    loss gives their gradient, and the encoder runs a second time on each microbatch (Gao et al. 2021, Sec. 3.2).
+    Without dropout the gradient is that of `objective(encoder(view1), encoder(view2))`. With dropout each microbatch
+    draws its own masks, the same in both passes. Embeddings are computed without a graph, the loss gives their
+    gradient, and the encoder runs a second time on each microbatch (Gao et al. 2021, Sec. 3.2).
     Buffers are updated once; batch norm takes its statistics from a microbatch. Second derivatives are refused.
 
     Args:
@@ -115,9 +112,6 @@ def cached(
         microbatch: rows that the encoder sees at a time, >= 1.
         pairs: makes of the embeddings what the objective takes, `Pairs` or `Embedded`; default the embeddings
             themselves, as views.
-        draws: "batch": dropout masks are those of the undivided batch from the same seed, for which the masks of the
-            whole batch are drawn with every microbatch. "microbatch": every microbatch draws its own, as in a loop
-            over them; cheaper from some dozens of microbatches on. Both passes draw the same either way.
 
     Returns:
         A module (`Cached`) with the parameters of both: a call gives the loss, (), `embed(view)` embeddings, (B, d).
@@ -142,7 +136,5 @@ def cached(
     if pairs is not None and not callable(pairs):
         raise OptionError(f"cached: pairs must be a function from embeddings to Pairs, got {pairs!r}.")
     check_whole("cached: microbatch", microbatch)
-    if draws not in ("batch", "microbatch"):
-        raise OptionError(f"cached: draws must be 'batch' or 'microbatch', got {draws!r}.")
     built = build_objective(objective) if isinstance(objective, str) else objective
-    return Cached(encoder, built, microbatch, pairs, draws)
+    return Cached(encoder, built, microbatch, pairs)

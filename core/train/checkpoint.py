@@ -1,31 +1,36 @@
-"""Checkpoints: atomic, verified, without code in them (core/train/state_file.py), the last two kept.
+"""Checkpoints: atomic, verified by a hash, without code in them. A run keeps the last two.
 
-A file is `step-00000120.<16 hex digits>.safetensors`; the digits are the start of the SHA-256 of its content, so that a
-truncated or damaged file is recognised before anything is loaded from it. Earlier versions wrote `.pt`, which is a
-pickle: it is read where `DIPOLE_PICKLES=restricted` allows it, and the next checkpoint is of the new form.
+A file is `step-00000120.<16 hex digits>.safetensors`. The digits are the start of the SHA-256 of its content, so a
+truncated or damaged file is recognised before anything is loaded from it.
+
+The file has the layout of safetensors (https://huggingface.co/docs/safetensors): 8 bytes of length, a header of JSON,
+the bytes of the tensors. All other values are JSON in the header's metadata. dipole writes the file itself, because
+safetensors' own writer makes two copies of everything and hides the error of a full disk.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, Protocol
 
+import torch
 from torch import Tensor
 
-from dipole.core.train.state_file import read_state, write_state
 from dipole.core.utils.errors import CheckpointError, DipoleError
 from dipole.core.utils.files import digest, is_file, put_in_place, scratch, why
-from dipole.core.utils.pickles import SWITCH, allowed, read_pickle
+from dipole.core.utils.plain_values import decode, encode
+from dipole.core.utils.received import parse_json
 from dipole.core.utils.text import shortened
 
 KEEP = 2
 FORMAT = 1
-SUFFIX, EARLIER = ".safetensors", ".pt"
-_NAME = re.compile(r"step-(\d+)\.([0-9a-f]{16})\.(safetensors|pt)")
+SUFFIX = ".safetensors"
+_NAME = re.compile(r"step-(\d+)\.([0-9a-f]{16})\.safetensors")
 
 
 class _HashingFile:
@@ -39,10 +44,6 @@ class _HashingFile:
         written = self._file.write(data)
         self.hash.update(data)
         return written
-
-
-class EarlierCheckpointError(CheckpointError):
-    """A checkpoint is a pickle of an earlier version, which nobody has allowed to be read."""
 
 
 def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
@@ -84,8 +85,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     """Read and verify one checkpoint; tensors come to the CPU.
 
     Raises:
-        CheckpointError: the file is missing, truncated, damaged, or no checkpoint. EarlierCheckpointError: it is a
-            pickle, and these are not allowed.
+        CheckpointError: the file is missing, truncated, damaged, or no checkpoint.
     """
     match = _NAME.fullmatch(path.name)
     if not is_file(path):
@@ -94,19 +94,13 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         )
     if match is None:
         raise CheckpointError(f"{path} is no checkpoint of a run: its name must be step-<number>.<hash>.safetensors.")
-    if path.suffix == EARLIER and not allowed():
-        raise EarlierCheckpointError(
-            f"the checkpoint {path} is of an earlier version, which wrote pickles; these are not read unasked. If "
-            f"nobody else has written it, repeat the command with {SWITCH}=restricted in the environment: PyTorch's "
-            "restricted reader reads it, and the next checkpoint is safetensors. Or start again with --resume never."
-        )
     try:
         if not digest(path).startswith(match[2]):
             raise CheckpointError(
                 f"the checkpoint {path} is truncated or damaged ({path.stat().st_size} bytes do not match the hash in "
                 "its name). Delete it; --resume auto takes the one before it."
             )
-        state = read_pickle(path) if path.suffix == EARLIER else read_state(path)
+        state = read_state(path)
     except OSError as error:
         raise CheckpointError(f"the checkpoint {path} cannot be read: {why(error)}") from error
     except CheckpointError:
@@ -119,30 +113,24 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def newest_checkpoint(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
-    """Return the newest readable checkpoint of a folder (None if there is none) and what was wrong with newer ones.
-
-    Raises:
-        EarlierCheckpointError: it is a pickle. It is not passed over: what it has would be lost.
-    """
+    """Return the newest readable checkpoint of a folder (None if there is none) and what was wrong with newer ones."""
     problems: list[str] = []
     for path in reversed(list_checkpoints(folder)):
         try:
             return load_checkpoint(path), problems
-        except EarlierCheckpointError:
-            raise
         except CheckpointError as error:
             problems.append(str(error))
     return None, problems
 
 
 def starting_state(
-    folder: Path, names: Container[str], resume: Literal["auto", "never"] | Path, warn: Callable[[str], None]
+    folder: Path, run_id: str, resume: Literal["auto", "never"] | Path, warn: Callable[[str], None]
 ) -> dict[str, Any] | None:
     """Return the checkpoint that a run continues from, or None to begin.
 
     Args:
         folder: the run's checkpoints.
-        names: hashes that the run goes by.
+        run_id: of the run.
         resume: "auto" takes the newest readable one, "never" none, a path that one.
         warn: is told what is wrong with those that are passed over.
 
@@ -165,7 +153,7 @@ def starting_state(
     name = state.get("hash")
     # The kinds first: a tensor compared is a tensor.
     is_ours = type(state.get("format")) is int and state["format"] == FORMAT
-    if not is_ours or not isinstance(name, str) or name not in names:
+    if not is_ours or name != run_id:
         raise CheckpointError(
             f"the checkpoint belongs to another run ({shortened(str(name), 80)}), this configuration is "
             f"{folder.parent.name}. Use the configuration it was written with, or --resume never."
@@ -195,10 +183,8 @@ def fitting() -> Iterator[None]:
 
 def _check(state: Mapping[str, Any]) -> None:
     """ValueError for a state whose own parts are not of their kinds; what modules hold they check themselves."""
-    if odd := [name for name in ("best", "notes", "scaler") if not isinstance(state.get(name, {}), dict)]:
-        raise ValueError(f"{odd[0]!r} is not what a run writes")
-    for name, is_right in {**PARTS, **LATER}.items():
-        if (name in state or name in PARTS) and not is_right(state[name]):
+    for name, is_right in PARTS.items():
+        if not is_right(state[name]):
             raise ValueError(f"{name!r} is not what a run writes: {shortened(repr(state[name]), 80)}")
 
 
@@ -210,6 +196,10 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 10**15
 
 
+def _is_dict(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
 def _is_meter(value: Any) -> bool:
     sums, counts = value["sums"], value["counts"]
     scalar = [isinstance(each, float | int) or (isinstance(each, Tensor) and each.dim() == 0) for each in sums.values()]
@@ -219,14 +209,96 @@ def _is_meter(value: Any) -> bool:
 PARTS: Mapping[str, Callable[[Any], bool]] = {
     "step": _is_count,
     "elapsed": _is_amount,
+    "training_seconds": _is_amount,
     "metrics_bytes": _is_count,
     "negatives": lambda value: value is None or _is_amount(value),
-    "module": lambda value: isinstance(value, dict),
-    "objective": lambda value: isinstance(value, dict),
-    "optimizer": lambda value: isinstance(value, dict),
+    **dict.fromkeys(("module", "objective", "optimizer", "scaler", "notes", "best"), _is_dict),
     "meter": _is_meter,
     "ranks": lambda value: isinstance(value, list) and bool(value) and all(isinstance(each, dict) for each in value),
 }
 """The parts of every checkpoint that the loop itself reads, and what they are."""
-LATER: Mapping[str, Callable[[Any], bool]] = {"training_seconds": _is_amount}
-"""The same of parts that checkpoints of earlier versions lack."""
+
+
+# The file ------------------------------------------------------------------------------------------------------------
+
+STATE = "state"
+"""The entry of the header's metadata that holds the values."""
+_NAMES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.complex64: "C64",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint64: "U64",
+    torch.uint32: "U32", torch.uint16: "U16", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+_ALIGNED = 8  # bytes, as safetensors' own writer does
+
+
+class Sink(Protocol):
+    """What is written to."""
+
+    def write(self, data: bytes | memoryview, /) -> int: ...
+
+
+def write_state(sink: Sink, state: Any) -> None:
+    """Write nested values (core/utils/plain_values.py); tensors that are one tensor are written once.
+
+    Raises:
+        CheckpointError: something in it is neither data nor a tensor that safetensors know. OSError: the disk refused.
+    """
+    tensors: list[Tensor] = []
+    known: dict[Any, int] = {}
+
+    def keep(value: Any) -> int:
+        tensor = value if isinstance(value, Tensor) else torch.from_numpy(value)
+        if tensor.layout != torch.strided or tensor.dtype not in _NAMES:
+            raise CheckpointError(f"cannot save a tensor of {tensor.layout} and {tensor.dtype} in a checkpoint.")
+        same = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        if tensor.numel() == 0 or same not in known:
+            known[same] = len(tensors)
+            tensors.append(tensor)
+        return known[same]
+
+    told = encode(state, keep, "state")
+    # The larger elements first: then each tensor begins where its elements may.
+    order = sorted(range(len(tensors)), key=lambda index: (-tensors[index].element_size(), index))
+    header: dict[str, Any] = {"__metadata__": {STATE: json.dumps(told, allow_nan=False)}}
+    end = 0
+    for index in order:
+        tensor, begin = tensors[index], end
+        end += tensor.numel() * tensor.element_size()
+        header[str(index)] = {
+            "dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]
+        }  # fmt: skip
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNED)
+    sink.write(len(text).to_bytes(8, "little") + text)
+    for index in order:
+        flat = tensors[index].cpu().contiguous().reshape(-1)
+        if flat.numel():
+            sink.write(flat.view(torch.uint8).numpy().data)
+
+
+def read_state(path: Path) -> Any:
+    """Read what `write_state` wrote; an error of safetensors' or Python's where it is damaged."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        told = parse_json((file.metadata() or {})[STATE])
+        return decode(told, _Tensors(file))
+
+
+class _Tensors(Mapping[str, Tensor]):
+    """The tensors of an open file, each read once: copies, as the file is mapped and may go."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._read: dict[str, Tensor] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._read:
+            self._read[name] = self._file.get_tensor(name).clone()
+        return self._read[name]
+
+    def __iter__(self) -> Any:
+        return iter(self._file.keys())
+
+    def __len__(self) -> int:
+        return len(self._file.keys())

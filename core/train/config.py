@@ -313,31 +313,23 @@ class RunConfig(Settings):
 
     def determining(self) -> dict[str, Any]:
         """What identifies the run (`core/train/identity.py`)."""
-        objective = None if self.objective == "none" else _build(self.objective)
         found = super().determining()
+        code: list[Any] = [type(self.settings), *self.settings.named_code()]
+        if self.domain_class is not None:
+            code.append(self.domain_class)
+        terms: Any = "none"
+        if self.objective != "none":
+            objective = _build(self.objective)
+            code += [type(term) for _, _, term in objective]
+            terms = identity.written_out(objective)
         if self.train.part != self.train.evaluate_on and getattr(self.domain_class, "sets_aside", False):
             found["train"]["curves_on"] = "validation"
-        return found | {
-            "schema": identity.SCHEMA,
-            "objective": "none" if objective is None else identity.written_out(objective),
-            "sources": {source.name: source.stamp for source in self._foreign_sources(objective)},
-        }
+        return found | {"schema": identity.SCHEMA, "objective": terms, "sources": identity.foreign_sources(code)}
 
     @property
     def hash(self) -> str:
         """Twelve hex digits that name the run."""
         return identity.digest(self.determining())
-
-    @property
-    def sources_changed(self) -> float:
-        """When code from outside dipole that this run goes through was last changed; 0 where there is none."""
-        objective = None if self.objective == "none" else _build(self.objective)
-        return max((source.changed for source in self._foreign_sources(objective)), default=0.0)
-
-    def _foreign_sources(self, objective: Any) -> Iterable[identity.Source]:
-        terms = [] if objective is None else [type(term) for _, _, term in objective]
-        domain = [] if self.domain_class is None else [self.domain_class]
-        return identity.foreign_sources([*domain, type(self.settings), *self.settings.named_code(), *terms]).values()
 
     def to_toml(self, origins: Mapping[str, str] | None = None) -> str:
         """The complete configuration as text; `recipe.resolve` reads it back to an equal one.

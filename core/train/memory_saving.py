@@ -16,8 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from dipole.core.train.compiling import GRAPHED, CompileMode, inductor_options, mode_of
 from dipole.core.train.config import TrainConfig
 from dipole.core.utils.errors import ConfigError
-from dipole.core.utils.microbatch import microbatched, own_forward, patched_forward
-from dipole.core.utils.replay import RngAndBuffers
+from dipole.core.utils.microbatch import RngAndBuffers, microbatched, own_forward, patched_forward
 
 Forward = Callable[..., Any]
 
@@ -54,8 +53,7 @@ class Encoding:
             else:
                 forward = translate(forward)
             if config.microbatch is not None:
-                # What is compiled cannot be watched while it draws.
-                forward = microbatched(encoder, config.microbatch, "microbatch" if compiles else "batch", forward)
+                forward = microbatched(encoder, config.microbatch, forward)
             self._forwards.append((encoder, self._noting(forward)))
 
     @contextmanager
@@ -172,7 +170,7 @@ def _recomputed(module: nn.Module, forward: Forward, translate: Callable[[Forwar
             *args,
             use_reentrant=False,
             preserve_rng_state=False,
-            context_fn=lambda: (nullcontext(), began.again()),
+            context_fn=lambda: (nullcontext(), began.replay()),
             **kwargs,
         )
 

@@ -23,7 +23,7 @@ def unsupported_reason(ranks: Sequence[dict[str, Any]], module: nn.Module, synch
         module: what is trained.
         synchronized: whether batch norm sees the rows of all ranks.
     """
-    if any(rank.get("drew", True) for rank in ranks):
+    if any(rank["drew"] for rank in ranks):
         return "each drew random numbers of its own (dropout), which another number of ranks would draw otherwise"
     if any(not same(rank["adapter"], ranks[0]["adapter"]) for rank in ranks):
         return "each keeps something of its own (a queue of its rows)"

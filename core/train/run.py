@@ -21,7 +21,7 @@ from dipole.core.train.launch import fewer_than_asked, launch, pick_device
 from dipole.core.train.memory_saving import Encoding, compiler_problem
 from dipole.core.train.nonfinite import Unread, checks_late, explain_not_finite, overflowed
 from dipole.core.train.optimizer import build_optimizer, learning_rate, skip_if, take_over
-from dipole.core.train.run_folder import DEFAULT_RUNS, RunFolder, locate
+from dipole.core.train.run_folder import DEFAULT_RUNS, RunFolder
 from dipole.core.train.signals import Interrupted, Interrupts, RunInterruptedError
 from dipole.core.train.step import NoScatter, Step
 from dipole.core.train.trackers import check_trackers
@@ -74,7 +74,7 @@ def train(
     """
     if not isinstance(resume, Path) and resume not in ("auto", "never"):
         raise ConfigError(f"resume must be 'auto', 'never' or the Path of a checkpoint (no text), got {resume!r}.")
-    folder = RunFolder(locate(runs, config))
+    folder = RunFolder(runs / config.hash)
     record = None if overwrite else folder.read_record()
     if record is not None and record.status == "done":
         return record
@@ -106,8 +106,7 @@ def _train(
         if processes.is_main:
             folder.open(config)
         processes.wait()
-        # A folder of an earlier version goes by its own name.
-        state = starting_state(folder.checkpoints, {config.hash, folder.path.name}, resume, progress.warn)
+        state = starting_state(folder.checkpoints, config.hash, resume, progress.warn)
         if state is not None:
             progress.note(f"continuing at step {state['step']}")
         processes.wait()

@@ -1,20 +1,14 @@
 """The folder of a run: what lies where, one process at a time, and how a run is found.
 
 runs/<hash>/{config.toml, metrics.jsonl, record.json, checkpoints/, model/}
-
-The first line of config.toml, `# run <hash>`, says which run the folder holds. Folders of earlier versions have no such
-line and another hash as their name: they are found by the configuration in them.
 """
 
 from __future__ import annotations
 
 import errno
-import os
-import re
 import shutil
 from collections.abc import Iterable
 from contextlib import suppress
-from functools import lru_cache
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -23,15 +17,13 @@ from dipole.core.record import RunRecord, read_record
 from dipole.core.record.listing import CONFIG, RECORD, is_run
 from dipole.core.train.config import RunConfig
 from dipole.core.train.recipe import resolve
-from dipole.core.utils.errors import ConfigError, DipoleError, ReceivedError, RecordError, TrainingError
+from dipole.core.utils.errors import ConfigError, ReceivedError, RecordError, TrainingError
 from dipole.core.utils.files import atomic_write, check_own, is_folder, remove_scratch, why
 from dipole.core.utils.process import LONGEST_OWNER, OWNER, describe_self, pid_in
-from dipole.core.utils.received import LARGEST_TOML, read_bytes, read_start, read_text, read_toml
+from dipole.core.utils.received import read_text, read_toml
 from dipole.core.utils.text import shortened
 
 DEFAULT_RUNS = Path("runs")
-_HEAD = re.compile(rb"# run ([0-9a-f]{12})\n")
-HEAD_BYTES = 19
 LONGEST_NAME = 200
 _NO_LOCKS_HERE = {errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL}
 
@@ -155,61 +147,11 @@ class RunFolder:
         return resolve(written, overrides).config
 
 
-def locate(runs: Path, config: RunConfig, name: str | None = None) -> Path:
-    """Return the folder of a run: runs/<hash>, or the folder of another name that holds it (see `run_in`).
-
-    Where there is none, it is runs/<hash> as well: that is where the run will be. `name` is the hash where the caller
-    knows it: to write an objective out takes most of a millisecond.
-    """
-    name = name or config.hash
-    path = runs / name
-    if path.is_dir() or not runs.is_dir():
-        return path
-    for folder in _with_other_names(runs):
-        try:
-            text = read_bytes(folder / "config.toml", LARGEST_TOML)
-        except ReceivedError:
-            continue
-        # Reading a configuration takes a millisecond or more: only those that can be it are read.
-        if (_HEAD.match(text) or _may_be(text, config)) and run_in(folder) == name:
-            return folder
-    return path
-
-
-def run_in(folder: Path) -> str | None:
-    """Return the hash of the run that a folder holds; None where that cannot be told.
-
-    It is what the first line of config.toml says. Without that line an earlier version wrote the folder: then it is the
-    hash that its configuration has today, unless code from outside dipole that it names was changed since.
-    """
-    path = folder / "config.toml"
-    try:
-        head = _HEAD.match(read_start(path, HEAD_BYTES))
-        if head:
-            return head[1].decode()
-        written = path.stat().st_mtime
-        name, code_changed = _identity_today(path, written)
-    except (OSError, DipoleError):
-        return None
-    return name if code_changed <= written else None
-
-
-@lru_cache(maxsize=10_000)
-def _identity_today(path: Path, written: float) -> tuple[str, float]:
-    """Hash of a config.toml of an earlier version, and when code from outside dipole that it names was changed.
-
-    Kept for the time of writing: a suite asks for the same folders for each of its runs.
-    """
-    config = RunFolder(path.parent).read_config()
-    return config.hash, config.sources_changed
-
-
 def find_run(text: str, runs: Path) -> RunFolder:
     """The folder of a run, by its path or by the first digits of its hash.
 
     Args:
-        text: the path of a run's folder; or the first hexadecimal digits, lower case, of its hash or of its folder's
-            name.
+        text: the path of a run's folder, or the first hexadecimal digits of its id, in lower case.
         runs: the folder of runs; it need not exist.
 
     Raises:
@@ -221,8 +163,6 @@ def find_run(text: str, runs: Path) -> RunFolder:
     fits: list[Path] = []
     if _is_hash(text) and len(text) < LONGEST_NAME:
         fits = sorted(each for each in runs.glob(f"{text}*") if is_run(each))
-        if not fits and runs.is_dir():
-            fits = [each for each in _with_other_names(runs) if (run_in(each) or "").startswith(text)]
     if len(fits) == 1:
         return RunFolder(fits[0])
     if fits:
@@ -239,30 +179,3 @@ def find_run(text: str, runs: Path) -> RunFolder:
 
 def _is_hash(text: str) -> bool:
     return bool(text) and all(char in "0123456789abcdef" for char in text)
-
-
-_own_name: set[str] = set()
-"""Folders known to hold the run of their name: they hold no other, and are read once per process."""
-
-
-def _with_other_names(runs: Path) -> list[Path]:
-    """Return the folders that hold, or may hold, a run of another hash than their name, by name."""
-    root, found = os.path.abspath(runs), []
-    for name in sorted(os.listdir(root)):
-        path = f"{root}/{name}"
-        if path not in _own_name and not name.startswith("."):
-            try:
-                head = _HEAD.match(read_start(Path(path, "config.toml"), HEAD_BYTES))
-            except ReceivedError:
-                continue
-            if head and head[1].decode() == name:
-                _own_name.add(path)
-            else:
-                found.append(runs / name)
-    return found
-
-
-def _may_be(text: bytes, config: RunConfig) -> bool:
-    """Whether the TOML of an earlier version has the domain and seed of a configuration."""
-    lines = text.partition(b"\n[")[0].split(b"\n")
-    return f'domain = "{config.domain}"'.encode() in lines and f"seed = {config.seed}".encode() in lines

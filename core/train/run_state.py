@@ -142,18 +142,16 @@ class RunState:
         mine = ranks[self.processes.rank if len(ranks) == size else 0]
         self.adapter.load_state_dict(mine["adapter"])
         self._optimizer_state = state["optimizer"]
-        if state.get("scaler"):
+        if state["scaler"]:
             self._scaler.load_state_dict(state["scaler"])
         self._meter.load_state_dict(state["meter"], self.device)
-        if "notes" in state:  # not in a checkpoint of an earlier version
-            self._notes.load_state_dict(state["notes"])
-        if "best" in state:
-            self._best.load_state_dict(state["best"])
+        self._notes.load_state_dict(state["notes"])
+        self._best.load_state_dict(state["best"])
         self.step = state["step"]
         self._seconds_before = state["elapsed"]
-        self._training_seconds = state.get("training_seconds", state["elapsed"])
+        self._training_seconds = state["training_seconds"]
         self._negatives = state["negatives"]
-        if state.get("due"):
+        if state["due"]:
             self._is_due, self._of_pairs = True, (self.step, state["of_pairs"])
         if len(ranks) == size:
             set_rng_state(mine["rng"])
@@ -164,7 +162,7 @@ class RunState:
         modules: list[nn.Module] = [m for m in (self.adapter.module, self.objective) if m is not None]
         config = self.config
         return RunRecord(
-            hash=self.folder.path.name,
+            hash=config.hash,
             name=config.name,
             domain=config.domain,
             objective=config.objective,

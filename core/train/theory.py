@@ -171,7 +171,7 @@ def _facts(record: RunRecord, objective: Composite | None, lines: list[dict[str,
         elif isinstance(term, CLLR):
             found |= {"cllr_weight": weight, "alpha": term.alpha}
         elif name == "infonce":
-            logged = [line.get("train/loss.infonce", line.get("train/contrast/infonce")) for line in lines]
+            logged = [line.get("train/loss.infonce") for line in lines]
             losses = [loss for loss in logged if loss is not None]
             found |= {"nce": losses[-1]} if losses else {}
     return RunFacts(**found)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dipole.core.record import Evaluation, Number, RunRecord, library_versions, now, write_record
@@ -16,7 +15,7 @@ from dipole.core.train.launch import pick_device
 from dipole.core.train.model_files import keeps, load_weights
 from dipole.core.train.recipe import parse_override
 from dipole.core.train.run_folder import RunFolder
-from dipole.core.utils.errors import ConfigError, DataError, DipoleError, RecordError, nearest
+from dipole.core.utils.errors import CheckpointError, ConfigError, DataError, DipoleError, RecordError, nearest
 from dipole.core.utils.seeding import Seeds, set_deterministic
 
 if TYPE_CHECKING:
@@ -29,8 +28,6 @@ def load_run(
 ) -> tuple[RunRecord, Adapter, Composite | None]:
     """A finished run rebuilt with its trained weights, from its folder alone.
 
-    A run of an earlier version, which kept nothing but weights, is rebuilt from its data, with a warning.
-
     Args:
         folder: the run.
         device: where to: "auto", "cpu", "cuda", "cuda:1" or "mps"; the recipe's `device` if None.
@@ -41,8 +38,7 @@ def load_run(
 
     Raises:
         RecordError: the run is not finished, or its record cannot be read.
-        CheckpointError: the weights are missing or damaged.
-        DataError: the run kept nothing, and its data are gone or others now.
+        CheckpointError: the weights or what the domain keeps beside them are missing or damaged.
         ConfigError: a setting is of another kind, or the device is not there.
     """
     record = folder.read_record()
@@ -58,10 +54,12 @@ def load_run(
         config = folder.read_config(settings)
     set_deterministic(config.deterministic)
     place = pick_device(device or config.device)
-    if folder.kept.is_dir() or not keeps(domain):
-        adapter, objective = build(config, folder, place, kept=folder.kept if folder.kept.is_dir() else None)
-    else:
-        adapter, objective = _rebuilt(lambda: build(config, folder, place), record, folder)
+    kept = folder.kept if keeps(domain) else None
+    if kept is not None and not kept.is_dir():
+        raise CheckpointError(
+            f"the model {folder.model} is incomplete: {kept} is missing. Train again with --overwrite."
+        )
+    adapter, objective = build(config, folder, place, kept=kept)
     adapter.part = adapter.reported
     load_weights(folder.model, adapter.module, objective)
     scheduled(config.train, objective, adapter.steps_per_epoch).set(record.steps)
@@ -77,24 +75,6 @@ def _check_settings(domain: str, allowed: frozenset[str], settings: Sequence[str
                 f"--set {text}: a trained model keeps its settings; only where data lie can be said anew."
                 f"{nearest('.'.join(path), names)} Allowed: {', '.join(names) or 'nothing in this domain'}."
             )
-
-
-def _rebuilt(
-    make: Callable[[], tuple[Adapter, Composite | None]], record: RunRecord, folder: RunFolder
-) -> tuple[Adapter, Composite | None]:
-    """The adapter of a run that kept nothing beside its weights, from its data; refused where these are others now."""
-    told = f"the run {folder.path} was written by an earlier version, whose folders do not hold all of a model"
-    try:
-        adapter, objective = make()
-    except DataError as error:
-        raise DataError(f"{told}; it needs the data it was trained on: {error}") from error
-    if adapter.built_from_data and not same_data(adapter, record):
-        raise DataError(
-            f"{told}; it needs the data it was trained on, and {record.data.get('name')} has changed since (or is read "
-            "otherwise by this version). Put the old data back, or train again with --overwrite."
-        )
-    warnings.warn(f"{told}: it was rebuilt from its data.", stacklevel=3)
-    return adapter, objective
 
 
 def evaluate_run(

@@ -1,19 +1,19 @@
-"""An encoder that sees some rows at a time while the loss sees all: what GradCache does in two passes.
+"""Gradient caching: the encoder sees a few rows at a time, the loss sees all of them (Gao et al. 2021).
 
-The first pass keeps embeddings and no graph. When their gradient is known, the backward pass runs the encoder again on
-the same rows, as it was then, and carries the gradient of these rows to the parameters. All of this is one node of
-the outer graph, whose inputs are the parameters: each gets its whole gradient once, so that hooks, gradient clipping
-by tensor, DistributedDataParallel and `torch.autograd.grad` see what they see without the division.
+    dL/dtheta = sum_chunks (d encoder(x_chunk) / dtheta)^T dL/dz_chunk      (Eqs. 6 and 7)
 
-    dL/dtheta = sum_chunks (d encoder(x_chunk) / dtheta)^T dL/dz_chunk      (Gao et al. 2021, Eqs. 6 and 7)
+The first pass embeds all chunks without a graph. The loss gives the gradient of the embeddings. The backward pass then
+runs the encoder again on each chunk and carries that gradient to the parameters. Both passes draw the same random
+numbers. All of this is one node of the autograd graph, so hooks, gradient clipping and DistributedDataParallel see the
+gradient of each parameter once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,45 +21,41 @@ from torch.autograd.function import once_differentiable
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from dipole.core.utils.errors import PairsError
-from dipole.core.utils.replay import Autocast, Place, RngAndBuffers, WholeBatchDraws
 
-Draws = Literal["batch", "microbatch"]
-"""Random numbers in an encoder: those of the undivided batch, or each microbatch its own, one after another."""
+Forward = Callable[..., Any]
 
 
-def microbatched(
-    module: nn.Module, size: int, draws: Draws = "batch", run: Callable[..., Any] | None = None
-) -> Callable[..., Any]:
-    """A forward pass of `module` that computes `size` rows at a time, to stand in its place (`instead`).
+def microbatched(module: nn.Module, size: int, run: Forward | None = None) -> Forward:
+    """Return a forward pass of `module` that computes `size` rows at a time (use it with `patched_forward`).
 
     Args:
-        module: takes rows and gives a row for each: tensors, or tuples, lists and dicts of them. What it takes may
-            also be an object with `split(size)` and `len`. What has no rows is given to every call.
-        size: rows at a time, >= 1.
-        draws: "batch" has every row draw (dropout) what it draws in the undivided batch, at the price of drawing for
-            the whole batch each time; "microbatch" draws as a plain loop over microbatches would.
-        run: the forward pass of `size` rows; default the module's own.
+        module: takes rows and returns a row for each: tensors, or tuples, lists and dicts of them. Its inputs may also
+            be objects with `split(size)` and `len`. Inputs without rows are passed to every chunk.
+        size: rows of a chunk, >= 1.
+        run: the forward pass of a chunk. Default: the module's own.
 
     Raises:
-        PairsError: from the call, where what goes in or comes out has no row for each instance.
+        PairsError: from the call, if inputs or outputs do not have one row for each instance.
     """
     undivided = own_forward(module) if run is None else run
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        rows = _rows(module, (args, kwargs))
+        rows = _count_rows(module, (args, kwargs))
         if rows <= size:
             return undivided(*args, **kwargs)
-        passes = _Passes(module, undivided, (args, kwargs), rows, size, draws)
-        if not torch.is_grad_enabled() or not passes.leaves:
-            return passes.outer(passes.first())
-        return passes.outer(_Microbatched.apply(passes, *passes.leaves))  # type: ignore[no-untyped-call]
+        passes = _Passes(module, undivided, (args, kwargs), rows, size)
+        if torch.is_grad_enabled() and passes.leaves:
+            outputs = _Microbatched.apply(passes, *passes.leaves)  # type: ignore[no-untyped-call]
+        else:
+            outputs = passes.embed()
+        return passes.rebuild(outputs)
 
     return forward
 
 
 @contextmanager
-def patched_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Let calls of `module` go to another forward pass; names, weights and hooks stay as they are."""
+def patched_forward(module: nn.Module, forward: Forward) -> Iterator[None]:
+    """Replace the forward pass of `module` inside the block. Names, weights and hooks stay."""
     had, compiled = module.__dict__.get("forward"), module._compiled_call_impl
     module.__dict__["forward"] = forward
     module._compiled_call_impl = None
@@ -73,8 +69,8 @@ def patched_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[
             module.__dict__["forward"] = had
 
 
-def own_forward(module: nn.Module) -> Callable[..., Any]:
-    """The forward pass of a module as it is now, compiled if it is."""
+def own_forward(module: nn.Module) -> Forward:
+    """Return the current forward pass of a module, compiled if the module is."""
     forward, compiled = module.forward, module._compiled_call_impl
     if compiled is None:
         return forward
@@ -86,96 +82,136 @@ def own_forward(module: nn.Module) -> Callable[..., Any]:
     return run
 
 
-class _Passes:
-    """The passes of one call: what it was given and how that is cut, and how things stood when it began."""
+class RngAndBuffers:
+    """A copy of the random generators and of a module's buffers, so that a forward pass can be repeated exactly.
 
-    def __init__(
-        self, module: nn.Module, run: Callable[..., Any], given: Any, rows: int, size: int, draws: Draws
-    ) -> None:
-        self._module, self._run, self._given, self._size = module, run, given, size
-        self._cuts = list(pairwise([*range(0, rows, size), rows]))
-        given_leaves = list(_leaves(given))
-        self._wanted = [n for n, each in enumerate(given_leaves) if isinstance(each, Tensor) and each.requires_grad]
-        self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        self.leaves = [*self._parameters, *(given_leaves[n] for n in self._wanted)]
-        like = [*module.parameters(), *(each for each in given_leaves if isinstance(each, Tensor)), torch.empty(0)]
-        self._device = like[0].device
-        self._autocast = Autocast(self._device)
-        self._began = RngAndBuffers(module, self._device)
-        self._whole = draws == "batch"
-        self._places: list[Place | None] = []
-        self._spec: TreeSpec | None = None
+    Buffers are what a forward pass changes: running statistics of batch norm, vectors of spectral norm.
+    """
 
-    def first(self) -> tuple[Tensor, ...]:
-        """All rows of every output, without a graph."""
-        found: list[tuple[Tensor, ...]] = []
-        self._places = []
-        for number, part in enumerate(self._parts()):
-            with torch.no_grad(), self._as_then(number):
-                found.append(self._call(number, part))
-            # Whether anything is random shows in the first part.
-            if number == 0 and self._began.nothing_drawn():
-                self._whole = False
-        return tuple(map(torch.cat, zip(*found, strict=True)))
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
+        self._module, self._device = module, device
+        self._cpu_rng = torch.get_rng_state()
+        self._device_rng: Tensor | None = None
+        if device.type not in ("cpu", "meta"):
+            self._device_rng = torch.get_device_module(device).get_rng_state(*self._place)
+        self._buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
 
-    def again(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Gradients of `leaves`, given those of the outputs."""
-        learnt: list[Tensor | None] = [None] * len(self._parameters)
-        inputs: list[list[Tensor]] = [[] for _ in self._wanted]
-        self._places = []  # a segment that is computed again inside of this pass draws as well
-        with self._began.again():
-            for number, part in enumerate(self._parts()):
-                for place in self._wanted:
-                    part[place] = part[place].detach().requires_grad_()
-                own = [part[place] for place in self._wanted]
-                found = self._backward(number, part, [*self._parameters, *own], grads)
-                learnt = [_sum(before, grad) for before, grad in zip(learnt, found[: len(learnt)], strict=True)]
-                for parts, x, grad in zip(inputs, own, found[len(learnt) :], strict=True):
-                    parts.append(torch.zeros_like(x) if grad is None else grad)
-        return [*learnt, *map(torch.cat, inputs)]
+    @property
+    def _place(self) -> tuple[torch.device, ...]:
+        return () if self._device.type == "mps" else (self._device,)
 
-    def outer(self, outputs: tuple[Tensor, ...]) -> Any:
-        """Outputs as the module returns them."""
-        assert self._spec is not None  # the first pass has seen it
-        return tree_unflatten(outputs, self._spec)
-
-    def _backward(
-        self, number: int, part: list[Any], leaves: list[Tensor], grads: Sequence[Tensor | None]
-    ) -> Sequence[Tensor | None]:
-        start, stop = self._cuts[number]
-        with self._as_then(number):
-            with torch.enable_grad():
-                outputs = self._call(number, part)
-            with_grad = [
-                (output, grad[start:stop])
-                for output, grad in zip(outputs, grads, strict=True)
-                if grad is not None and output.requires_grad
-            ]
-            if not with_grad:
-                return [None] * len(leaves)
-            heads, injected = zip(*with_grad, strict=True)
-            return torch.autograd.grad(heads, leaves, injected, allow_unused=True)
-
-    def _parts(self) -> Iterator[list[Any]]:
-        """The leaves of what is given, `size` rows at a time."""
-        cut = [each.split(self._size) if _has_rows(each) else None for each in _leaves(self._given)]
-        for number in range(len(self._cuts)):
-            yield [
-                each if parts is None else parts[number] for each, parts in zip(_leaves(self._given), cut, strict=True)
-            ]
+    def restore(self) -> None:
+        """Go back to the copied state. No graph reads a buffer that a forward pass changes, so autograd is not told."""
+        torch.set_rng_state(self._cpu_rng)
+        if self._device_rng is not None:
+            torch.get_device_module(self._device).set_rng_state(self._device_rng, *self._place)
+        for buffer, copy in self._buffers:
+            buffer.data.copy_(copy)
 
     @contextmanager
-    def _as_then(self, number: int) -> Iterator[None]:
-        """Autocast as at the call, and random numbers as part `number` draws them."""
-        start, stop = self._cuts[number]
-        if self._whole and number:
-            self._began.rewind_random()
-        draws = WholeBatchDraws(start, stop, self._cuts[-1][1], self._places) if self._whole else nullcontext()
-        with self._autocast.again(), draws:
+    def replay(self) -> Iterator[None]:
+        """Run a block from the copied state and restore today's state afterwards."""
+        now = RngAndBuffers(self._module, self._device)
+        self.restore()
+        try:
+            yield
+        finally:
+            now.restore()
+
+
+class _Autocast:
+    """The autocast settings at the time of construction; entering `replay` applies them again.
+
+    Casts are not cached: a cast made without a graph would cut the gradient of the second pass.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        kinds = {kind for kind in ("cpu", device.type) if torch.amp.is_autocast_available(kind)}
+        self._settings = [(k, torch.get_autocast_dtype(k), torch.is_autocast_enabled(k)) for k in sorted(kinds)]
+
+    @contextmanager
+    def replay(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for kind, dtype, enabled in self._settings:
+                if enabled or torch.is_autocast_enabled(kind):
+                    stack.enter_context(torch.autocast(kind, dtype, enabled, cache_enabled=False))
             yield
 
+
+class _Passes:
+    """Both passes of one call."""
+
+    def __init__(self, module: nn.Module, run: Forward, inputs: Any, rows: int, size: int) -> None:
+        self._module, self._run, self._inputs, self._size = module, run, inputs, size
+        self._cuts = list(pairwise([*range(0, rows, size), rows]))
+        tensors = [each for each in _leaves(inputs) if isinstance(each, Tensor)]
+        # Places of the inputs that need a gradient.
+        self._wanted = [n for n, each in enumerate(_leaves(inputs)) if isinstance(each, Tensor) and each.requires_grad]
+        self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self.leaves = [*self._parameters, *(each for each in tensors if each.requires_grad)]
+        device = next((each.device for each in [*module.parameters(), *tensors]), torch.device("cpu"))
+        self._autocast = _Autocast(device)
+        self._start = RngAndBuffers(module, device)
+        self._spec: TreeSpec | None = None
+
+    def embed(self) -> tuple[Tensor, ...]:
+        """Return all rows of every output, without a graph."""
+        chunks = []
+        with torch.no_grad(), self._autocast.replay():
+            for number, part in enumerate(self._chunks()):
+                chunks.append(self._call(number, part))
+        return tuple(map(torch.cat, zip(*chunks, strict=True)))
+
+    def rebuild(self, outputs: tuple[Tensor, ...]) -> Any:
+        """Return outputs in the containers that the module returns."""
+        assert self._spec is not None
+        return tree_unflatten(outputs, self._spec)
+
+    def gradients(self, output_grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Return the gradients of `leaves`, given those of the outputs."""
+        of_parameters: list[Tensor | None] = [None] * len(self._parameters)
+        of_inputs: list[list[Tensor]] = [[] for _ in self._wanted]
+        with self._start.replay(), self._autocast.replay():
+            for number, part in enumerate(self._chunks()):
+                for place in self._wanted:
+                    part[place] = part[place].detach().requires_grad_()
+                inputs = [part[place] for place in self._wanted]
+                found = self._backward(number, part, [*self._parameters, *inputs], output_grads)
+                for index, grad in enumerate(found[: len(of_parameters)]):
+                    # Never in place: autograd may return one tensor for two parameters.
+                    before = of_parameters[index]
+                    if before is not None and grad is not None:
+                        of_parameters[index] = before + grad
+                    elif grad is not None:
+                        of_parameters[index] = grad
+                for parts, x, grad in zip(of_inputs, inputs, found[len(of_parameters) :], strict=True):
+                    parts.append(torch.zeros_like(x) if grad is None else grad)
+        return [*of_parameters, *map(torch.cat, of_inputs)]
+
+    def _backward(
+        self, number: int, part: list[Any], leaves: list[Tensor], output_grads: Sequence[Tensor | None]
+    ) -> Sequence[Tensor | None]:
+        start, stop = self._cuts[number]
+        with torch.enable_grad():
+            outputs = self._call(number, part)
+        heads, grads = [], []
+        for output, grad in zip(outputs, output_grads, strict=True):
+            if grad is not None and output.requires_grad:
+                heads.append(output)
+                grads.append(grad[start:stop])
+        if not heads:
+            return [None] * len(leaves)
+        return torch.autograd.grad(heads, leaves, grads, allow_unused=True)
+
+    def _chunks(self) -> Iterator[list[Any]]:
+        """Yield the leaves of the inputs, `size` rows at a time."""
+        leaves = list(_leaves(self._inputs))
+        split = [each.split(self._size) if _has_rows(each) else [each] * len(self._cuts) for each in leaves]
+        for number in range(len(self._cuts)):
+            yield [parts[number] for parts in split]
+
     def _call(self, number: int, part: list[Any]) -> tuple[Tensor, ...]:
-        args, kwargs = _rebuilt(self._given, iter(part))
+        args, kwargs = _rebuild(self._inputs, iter(part))
         outputs, self._spec = tree_flatten(self._run(*args, **kwargs))
         start, stop = self._cuts[number]
         wrong = [each for each in outputs if not isinstance(each, Tensor) or not each.ndim or len(each) != stop - start]
@@ -183,7 +219,7 @@ class _Passes:
             shown = [f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__ for x in wrong]
             raise PairsError(
                 f"{type(self._module).__name__} was given {stop - start} rows and must return tensors with a row for "
-                f"each; got {', '.join(shown) or 'nothing'}. Wrap it in a module that returns the embeddings alone."
+                f"each; got {', '.join(shown) or 'nothing'}. Wrap it in a module that returns only the embeddings."
             )
         return tuple(outputs)
 
@@ -193,65 +229,58 @@ class _Microbatched(torch.autograd.Function):
     def forward(ctx: Any, passes: _Passes, *leaves: Tensor) -> tuple[Tensor, ...]:
         ctx.passes = passes
         ctx.set_materialize_grads(False)
-        outputs = passes.first()
+        outputs = passes.embed()
         ctx.mark_non_differentiable(*(each for each in outputs if not each.is_floating_point()))
         return outputs
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        return (None, *ctx.passes.again(grads))
+        return (None, *ctx.passes.gradients(grads))
 
 
-def _sum(before: Tensor | None, grad: Tensor | None) -> Tensor | None:
-    """Never in place: autograd may hand out one tensor for two parameters."""
-    return before if grad is None else grad if before is None else before + grad
+# Nested inputs -------------------------------------------------------------------------------------------------------
 
 
-# What has rows -------------------------------------------------------------------------------------------------------
-
-
-def _inner(value: Any) -> Sequence[Any] | None:
-    """What a container holds; None of what is no container."""
+def _children(value: Any) -> Sequence[Any] | None:
+    """Return what a container holds, or None for anything else."""
     if isinstance(value, Mapping):
         return list(value.values())
     return value if isinstance(value, list | tuple) else None
 
 
-def _with_inner(value: Any, inner: Sequence[Any]) -> Any:
-    """The same container around other things; mappings become dicts."""
+def _leaves(value: Any) -> Iterator[Any]:
+    children = _children(value)
+    if children is None:
+        yield value
+        return
+    for each in children:
+        yield from _leaves(each)
+
+
+def _rebuild(value: Any, leaves: Iterator[Any]) -> Any:
+    """Return the same containers with other leaves. Mappings become dicts."""
+    children = _children(value)
+    if children is None:
+        return next(leaves)
+    rebuilt = [_rebuild(each, leaves) for each in children]
     if isinstance(value, Mapping):
-        return dict(zip(value, inner, strict=True))
-    return type(value)(*inner) if hasattr(value, "_fields") else type(value)(inner)
+        return dict(zip(value, rebuilt, strict=True))
+    return type(value)(*rebuilt) if hasattr(value, "_fields") else type(value)(rebuilt)
 
 
 def _has_rows(value: Any) -> bool:
-    return (
-        value.ndim > 0 if isinstance(value, Tensor) else hasattr(value, "split") and not isinstance(value, str | bytes)
-    )
+    if isinstance(value, Tensor):
+        return value.ndim > 0
+    return hasattr(value, "split") and not isinstance(value, str | bytes)
 
 
-def _leaves(value: Any) -> Iterator[Any]:
-    inner = _inner(value)
-    if inner is None:
-        yield value
-    else:
-        for each in inner:
-            yield from _leaves(each)
-
-
-def _rows(module: nn.Module, given: Any) -> int:
-    """Rows of what a module is given; all that has rows must have as many."""
-    counts = {len(each) for each in _leaves(given) if _has_rows(each)}
+def _count_rows(module: nn.Module, inputs: Any) -> int:
+    counts = {len(each) for each in _leaves(inputs) if _has_rows(each)}
     if len(counts) != 1:
         found = f"{', '.join(map(str, sorted(counts)))} rows" if counts else "nothing that has rows"
         raise PairsError(
-            f"{type(module).__name__} cannot be given some rows at a time: what it takes must have one number of rows, "
-            f"the instances, along the first dimension, got {found}. Wrap it in a module that adds the rest by itself."
+            f"{type(module).__name__} cannot be called in microbatches: all its inputs must have one number of rows, "
+            f"the instances, along the first dimension; got {found}. Wrap it in a module that adds the other inputs."
         )
     return counts.pop()
-
-
-def _rebuilt(value: Any, leaves: Iterator[Any]) -> Any:
-    inner = _inner(value)
-    return next(leaves) if inner is None else _with_inner(value, [_rebuilt(each, leaves) for each in inner])

@@ -77,8 +77,7 @@ def _read(text: str) -> dict[str, Any]:
         found = parse_json(text)
     except ValueError:
         return {}
-    # Earlier versions wrote the number alone.
-    return found if isinstance(found, dict) else {"pid": found}
+    return found if isinstance(found, dict) else {}
 
 
 def _where() -> dict[str, str]:
@@ -130,5 +129,5 @@ def _same_beginning(began: str, told: object) -> bool:
         return began == told or not began  # ticks, or nothing known
     try:
         return abs(float(began) - float(str(told))) < CLOCK_SET
-    except ValueError:  # of an earlier version, which told nothing there
+    except ValueError:  # the system did not tell
         return True

@@ -8,8 +8,7 @@ import torch
 
 import dipole
 from dipole.core.conformance.reference import Case, block_draw, blocks
-from dipole.core.objectives.draws import distinct, scrambled
-from dipole.core.objectives.losses.blocks import drawn_blocks
+from dipole.core.objectives.losses.blocks import distinct, drawn_blocks, scrambled
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.sampling import ClassBlocks
 from dipole.core.utils.errors import PairsError

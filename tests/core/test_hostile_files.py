@@ -17,12 +17,11 @@ from hypothesis import given
 
 from dipole.core.record import read_record
 from dipole.core.record.additions import read_additions
-from dipole.core.train.checkpoint import list_checkpoints, load_checkpoint, starting_state
+from dipole.core.train.checkpoint import list_checkpoints, load_checkpoint, starting_state, write_state
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load, read_recipe
 from dipole.core.train.run import RunInterruptedError, train
-from dipole.core.train.run_folder import RunFolder, find_run, locate, run_in
-from dipole.core.train.state_file import write_state
+from dipole.core.train.run_folder import RunFolder, find_run
 from dipole.core.utils.errors import CheckpointError, DipoleError, ReceivedError, TrainingError
 from dipole.core.utils.received import parse_json, parse_toml, read_json
 
@@ -52,9 +51,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path, name: str, kind: str)
         lambda: RunFolder(run).read_config(),
         lambda: read_additions(run),
         lambda: load(run / "config.toml"),
-        lambda: run_in(run),
         lambda: find_run("0123", tmp_path),
-        lambda: locate(tmp_path, config),
     ):
         answered(call)
 
@@ -187,7 +184,7 @@ def stopped(blobs: Path, runs: Path) -> tuple[Any, RunFolder, dict[str, Any]]:
         patch.setattr(blobs_domain.BlobsAdapter, "on_batch", staticmethod(stop))
         with pytest.raises(RunInterruptedError):
             train(config, runs, quiet=True)
-    folder = RunFolder(locate(runs, config))
+    folder = RunFolder(runs / config.hash)
     return config, folder, load_checkpoint(list_checkpoints(folder.checkpoints)[-1])
 
 

@@ -1,12 +1,9 @@
-"""What identifies a run, and how folders of earlier versions are found."""
+"""What identifies a run."""
 
-import hashlib
 import importlib.util
 import json
 import linecache
-import os
 import shutil
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,11 +16,9 @@ from pydantic import create_model
 from dipole.core.objectives.objective import Objective
 from dipole.core.objectives.registry import registry
 from dipole.core.record import read_record
-from dipole.core.train.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
 from dipole.core.train.config import RunConfig, Settings, TrainConfig
 from dipole.core.train.recipe import load, resolve, run_model
-from dipole.core.train.run import RunInterruptedError, train
-from dipole.core.train.run_folder import RunFolder, find_run, locate, run_in
+from dipole.core.train.run import train
 
 
 def table(base: type[Settings] = Settings, **fields: Any) -> type[Settings]:
@@ -245,27 +240,6 @@ def test_a_plugin_enters_with_its_version_and_source(plugin: Path) -> None:
     assert config.hash != first
 
 
-def test_what_a_plugin_imports_beside_its_package_enters_as_well(plugin: Path) -> None:
-    """A second module of the distribution, imported at the top or where it is used; not what others installed."""
-    site = plugin.parent
-    (site / "planets-1.0.dist-info" / "top_level.txt").write_text("planets\ngravity\nmoons\n")
-    (plugin / "pull.py").write_text(
-        "import numpy\nfrom gravity import FACTOR\n\n\ndef late():\n    import moons.near\n"
-    )
-    (site / "gravity.py").write_text("FACTOR = 1\n")
-    (site / "moons").mkdir()
-    (site / "moons" / "__init__.py").write_text("")
-    (site / "moons" / "near.py").write_text("")
-    config = configure("scaled")
-    first = config.hash
-    assert config.determining()["sources"].keys() == {"planets", "gravity", "moons"}
-    (site / "gravity.py").write_text("FACTOR = 1000\n")
-    assert config.hash != first
-    (site / "gravity.py").write_text("FACTOR = 1\n")
-    (site / "moons" / "near.py").write_text("NEAR = 1\n")
-    assert config.hash != first
-
-
 def test_where_a_plugin_is_installed_does_not_matter(plugin: Path, tmp_path: Path) -> None:
     first = configure("scaled").hash
     moved = tmp_path / "elsewhere" / "planets"
@@ -322,122 +296,9 @@ def test_a_class_of_a_notebook_enters_with_its_own_lines(monkeypatch: pytest.Mon
     assert hash_of(2, "", "1000") != first
 
 
-# Folders of earlier versions -----------------------------------------------------------------------------------------
-
-
-def old_hash(config: RunConfig) -> str:
-    """The name that earlier versions gave: the hash of every value but name and description."""
-    # Settings that those versions did not have.
-    later = {
-        "microbatch", "activation_checkpointing", "compile", "evaluate_on", "validation_share", "best_by",
-        "sync_batch_norm", "curves_on",
-    }  # fmt: skip
-    values = config.model_dump(mode="json", exclude={"name": True, "description": True, "train": later})
-    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def as_an_earlier_version_wrote_it(config: RunConfig, runs: Path) -> Path:
-    """Give the folder of a run the name and the content it would have had."""
-    folder = RunFolder(runs / config.hash)
-    name = old_hash(config)
-    folder.config.write_text(config.to_toml())
-    record = json.loads(folder.record.read_text()) | {"hash": name}
-    folder.record.write_text(json.dumps({key: record[key] for key in record.keys() - {"identity", "notes"}}))
-    for path in list_checkpoints(folder.checkpoints):
-        state = load_checkpoint(path) | {"hash": name}
-        path.unlink()
-        save_checkpoint(folder.checkpoints, state["step"], {key: state[key] for key in state.keys() - {"notes"}})
-    return folder.path.rename(runs / name)
-
-
-def test_the_earlier_rule() -> None:
-    import blobs_domain
-
-    model = run_model("blobs", blobs_domain.BlobsConfig)
-    assert old_hash(model.model_validate_json('{"domain": "blobs", "train": {"steps": 3}}')) == "f0faf3c0b8db"
-
-
-def test_a_finished_run_of_an_earlier_version_is_found(
-    blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import blobs_domain
-
-    runs, config = tmp_path / "runs", load(blobs).config
-    train(load(blobs, ["seed=1"]).config, runs, quiet=True)
-    train(config, runs, quiet=True)
-    folder = as_an_earlier_version_wrote_it(config, runs)
-    before = read_record(folder / "record.json")
-    assert locate(runs, config) == folder
-    assert run_in(folder) == config.hash
-    assert find_run(config.hash[:6], runs).path == folder
-    assert find_run(folder.name[:6], runs).path == folder
-    assert locate(runs, load(blobs, ["blobs.noise=0.1"]).config).name not in os.listdir(runs)
-
-    def never(index: int) -> None:
-        raise AssertionError("trained again")
-
-    monkeypatch.setattr(blobs_domain.BlobsAdapter, "on_batch", staticmethod(never))
-    for same in ([], ["objective=infonce(temperature=0.5)"], ["train.log_every=7"]):
-        assert train(load(blobs, same).config, runs, quiet=True) == before
-    with pytest.raises(AssertionError, match="trained again"):
-        train(load(blobs, ["seed=2"]).config, runs, quiet=True)
-
-
-def test_an_unfinished_run_of_an_earlier_version_continues(
-    blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import blobs_domain
-
-    config = load(blobs).config
-    whole = train(config, tmp_path / "whole", quiet=True)
-    runs = tmp_path / "runs"
-
-    def stop(index: int) -> None:
-        if index == 2:
-            signal.raise_signal(signal.SIGINT)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(blobs_domain.BlobsAdapter, "on_batch", staticmethod(stop))
-        with pytest.raises(RunInterruptedError, match="after step 3"):
-            train(config, runs, quiet=True)
-    folder = as_an_earlier_version_wrote_it(config, runs)
-    started = read_record(folder / "record.json").started
-    seen: list[int] = []
-    monkeypatch.setattr(blobs_domain.BlobsAdapter, "on_batch", staticmethod(seen.append))
-    record = train(config, runs, quiet=True)
-    assert len(seen) == 7
-    assert (record.status, record.hash, record.started) == ("done", folder.name, started)
-    assert record.results == whole.results
-    assert [each.name for each in runs.iterdir()] == [folder.name]
-    # The folder says now which run it holds.
-    assert (folder / "config.toml").read_text().startswith(f"# run {config.hash}\n")
-    assert locate(runs, config) == folder
-
-
-def test_code_that_was_changed_since_does_not_answer_for_an_old_run(blobs: Path, tmp_path: Path) -> None:
-    runs, config = tmp_path / "runs", load(blobs).config
-    train(config, runs, quiet=True)
-    folder = as_an_earlier_version_wrote_it(config, runs)
-    os.utime(folder / "config.toml", (0, 0))  # before blobs_domain.py was written
-    assert run_in(folder) is None
-    assert locate(runs, config) == runs / config.hash
-
-
-def test_a_run_named_under_other_defaults_is_not_taken_for_todays(tmp_path: Path) -> None:
-    """Its configuration says "infonce" as today's does, but it was run with another default."""
-    config = resolve({"domain": "toy", "objective": "infonce", "train": {"steps": 3}}).config
-    folder = tmp_path / "0123456789ab"
-    folder.mkdir()
-    (folder / "config.toml").write_text(f"# run {folder.name}\n{config.to_toml()}")
-    assert locate(tmp_path, config) == tmp_path / config.hash
-
-
-def test_folders_that_are_no_runs_are_passed_over(tmp_path: Path) -> None:
-    config = resolve({"domain": "toy", "train": {"steps": 3}}).config
-    assert locate(tmp_path / "absent", config) == tmp_path / "absent" / config.hash
-    (tmp_path / "notes.txt").write_text("x")
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "damaged").mkdir()
-    (tmp_path / "damaged" / "config.toml").write_text('domain = "toy"\nseed = 0\n[train')
-    assert locate(tmp_path, config) == tmp_path / config.hash
+def test_an_edited_loss_is_another_run(plugin: Path, tmp_path: Path) -> None:
+    config = resolve({"domain": "toy", "objective": "infonce + scaled", "train": {"steps": 2}}).config
+    first = train(config, tmp_path / "runs", quiet=True)
+    assert read_record(tmp_path / "runs" / config.hash / "record.json") == first
+    (plugin / "terms.py").write_text(TERM.format(more="", factor="1000"))
+    assert config.hash != first.hash

@@ -67,7 +67,7 @@ def test_a_number_that_another_process_has_now_is_told_without_proc(tmp_path, mo
     assert not process.is_gone(json.dumps(own))
     assert not process.is_gone(json.dumps(own | {"began": f"{float(own['began']) + 5:.2f}"}))  # the clock was set
     assert process.is_gone(json.dumps(own | {"began": f"{float(own['began']) - 3600:.2f}"}))
-    assert not process.is_gone(json.dumps(own | {"began": ""}))  # of an earlier version: it may be
+    assert not process.is_gone(json.dumps(own | {"began": ""}))  # the system did not tell: it may be
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
         told = json.dumps(own | {"pid": other.pid, "began": f"{psutil.Process(other.pid).create_time():.2f}"})
         assert not process.is_gone(told)

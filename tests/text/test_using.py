@@ -17,7 +17,7 @@ from dipole.core.train.recipe import load
 from dipole.core.train.run import train
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.trained_run import evaluate_run, load_run
-from dipole.core.utils.errors import ConfigError, DataError, DipoleError, OptionError
+from dipole.core.utils.errors import CheckpointError, ConfigError, DataError, DipoleError, OptionError
 from dipole.text import encoders
 from dipole.text.embed import SentenceEmbedder, read_sentences
 from dipole.text.encode import SentenceEncoder
@@ -140,17 +140,10 @@ def test_what_evaluation_needs_is_said_and_can_be_given(tmp_path):
         load_run(RunFolder(run), "cpu", ["text.word_size=9"])
 
 
-def test_folders_of_earlier_versions_are_rebuilt_from_the_same_corpus_alone(tmp_path):
+def test_a_model_without_its_kept_files_is_refused(tmp_path):
     run = trained(tmp_path / "there")
-    before = vectors(run)
     shutil.rmtree(RunFolder(run).kept)
-    with pytest.warns(UserWarning, match="rebuilt from its data"):
-        assert np.array_equal(vectors(run), before)
-    write_corpus(tmp_path / "there" / "corpus.jsonl", seed=7)
-    with pytest.raises(DataError, match="has changed since"):
-        vectors(run)
-    (tmp_path / "there" / "corpus.jsonl").unlink()
-    with pytest.raises(DataError, match=r"earlier version.*no corpus at"):
+    with pytest.raises(CheckpointError, match=r"the model is incomplete: .*kept is missing\. Train again with"):
         vectors(run)
 
 

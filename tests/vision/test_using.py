@@ -156,14 +156,10 @@ def test_a_damaged_folder_is_said_to_be(tmp_path):
         load_run(RunFolder(run), "cpu")
 
 
-def test_folders_of_earlier_versions_are_rebuilt_from_their_images(tmp_path):
+def test_a_model_without_its_kept_files_is_refused(tmp_path):
     run = trained(tmp_path)
-    features, _, _ = probed(run)
     shutil.rmtree(RunFolder(run).kept)
-    with pytest.warns(UserWarning, match="rebuilt from its data"):
-        assert torch.equal(probed(run)[0], features)
-    shutil.rmtree(tmp_path / "images")
-    with pytest.raises(DataError, match="earlier version"):
+    with pytest.raises(CheckpointError, match=r"the model is incomplete: .*kept is missing"):
         load_run(RunFolder(run), "cpu")
 
 

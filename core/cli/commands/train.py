@@ -59,10 +59,10 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     from dipole.core.train.launch import leave
     from dipole.core.train.run import train
-    from dipole.core.train.run_folder import RunFolder, locate
+    from dipole.core.train.run_folder import RunFolder
     from dipole.core.utils.text import results_table
 
-    folder = RunFolder(locate(arguments.runs, config))
+    folder = RunFolder(arguments.runs / config.hash)
     already = not arguments.overwrite and folder.finished()
     with aside(arguments.json):
         record = train(
