@@ -56,9 +56,7 @@ def load_run(
     place = pick_device(device or config.device)
     kept = folder.kept if keeps(domain) else None
     if kept is not None and not kept.is_dir():
-        raise CheckpointError(
-            f"the model {folder.model} is incomplete: {kept} is missing. Train again with --overwrite."
-        )
+        raise CheckpointError(f"the model is incomplete: {kept} is missing. Train again with --overwrite.")
     adapter, objective = build(config, folder, place, kept=kept)
     adapter.part = adapter.reported
     load_weights(folder.model, adapter.module, objective)

@@ -44,7 +44,6 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path, name: str, kind: str)
     (run / "record.json").write_text(json.dumps(RECORD | {"status": "running"}))
     (run / name).unlink(missing_ok=True)
     NO_FILES[kind](run / name)
-    config = load("digits-simclr").config
     for call in (
         lambda: read_record(run / "record.json"),
         lambda: read_metrics(run / "metrics.jsonl"),
