@@ -19,9 +19,9 @@ from dipole.benchmarks.speed.eager import counted
 from dipole.benchmarks.speed.fused import Matrix, Summand, fused
 from dipole.benchmarks.speed.work import Work, milliseconds, totals
 from dipole.core.objectives.dense import SAFE_EXPONENT, fits, parts_of
+from dipole.core.objectives.engine import row_statistics
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.statistics import AnyStatistic, Statistic
-from dipole.core.objectives.sweep import row_statistics
 from dipole.core.utils.errors import DipoleError
 
 DTYPES = {"bf16": torch.bfloat16, "float32": torch.float32}

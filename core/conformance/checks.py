@@ -18,7 +18,7 @@ from torch.autograd.gradcheck import GradcheckError, gradcheck
 from dipole.core.conformance.held import Stops
 from dipole.core.conformance.layouts import VIEWS, Layout, Leaves, hard_pairs, in_order, two_views
 from dipole.core.conformance.subjects import Result, Subject, parameters_of
-from dipole.core.objectives import dense, engine, sweep
+from dipole.core.objectives import dense, engine, tiles
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.utils.errors import DipoleError
 from dipole.core.utils.text import counted
@@ -310,7 +310,7 @@ def survives_bfloat16(subject: Subject) -> str:
 @check("kernels")
 def kernels_match(subject: Subject) -> str:
     """With the triton engine: float32 and bfloat16 on every layout, computed by kernels, are close to float64."""
-    if engine.wanted() != "triton":
+    if engine.requested() != "triton":
         raise Skipped("tiles serve; the engine triton runs its kernels")
     if not subject.takes_pairs:
         raise Skipped("a loss of its own does not ask for row statistics")
@@ -502,11 +502,11 @@ def tiles_equal_dense(subject: Subject) -> str:
             whole = subject.result(instance, layout, leaves)
         except DipoleError:
             continue
-        for cache in (0, sweep.CACHE_BYTES):
+        for cache in (0, tiles.CACHE_BYTES):
             with (
                 mock.patch.object(dense, "LARGEST", 0),
-                mock.patch.object(sweep, "TILE", 3),
-                mock.patch.object(sweep, "CACHE_BYTES", cache),
+                mock.patch.object(tiles, "TILE", 3),
+                mock.patch.object(tiles, "CACHE_BYTES", cache),
             ):
                 tiled = subject.result(instance, layout, leaves)
             off = max(value_error(tiled, whole), gradient_error(tiled, whole))

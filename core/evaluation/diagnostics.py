@@ -8,6 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from dipole.core.objectives.engine import row_statistics
 from dipole.core.objectives.losses.align_uniform import align, log_mean_kernel
 from dipole.core.objectives.options import Range, in_range
 from dipole.core.objectives.pairs import Pairs
@@ -16,7 +17,7 @@ from dipole.core.objectives.regularizers.dp import Distance, check_margin
 from dipole.core.objectives.similarity import full_precision, normalize, paired
 from dipole.core.objectives.spectrum import converged, effective_rank
 from dipole.core.objectives.statistics import AnyStatistic, Count, LogSumExp, SoftmaxMean
-from dipole.core.objectives.sweep import TILE, row_statistics
+from dipole.core.objectives.tiles import TILE
 from dipole.core.utils.errors import PairsError
 
 __all__ = [

@@ -1,12 +1,13 @@
-"""Which engine serves a sweep: eager tiles in PyTorch, or fused kernels in Triton.
+"""Compute the row statistics of a similarity matrix in one of three ways: dense, tiles or kernels.
 
-`DIPOLE_ENGINE` decides by hand. By itself a GPU gets the kernels, after they have computed a small case as the tiles
-do; everything else, float64 and a statistic that no kernel can be made of are served by the tiles.
+Small matrices are dense. Larger ones run in fused Triton kernels on a GPU, after a self-check, and in tiles elsewhere.
+Tiles also serve float64 and statistics without kernel functions. `DIPOLE_ENGINE` overrides the choice.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 import warnings
@@ -18,79 +19,237 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from dipole.core.objectives.statistics import AnyStatistic, Extreme, Statistic
+from dipole.core.objectives.dense import dense, fits
+from dipole.core.objectives.similarity import paired
+from dipole.core.objectives.statistics import AnyStatistic, Extreme, Statistic, needs_maximum, part_count
+from dipole.core.objectives.tiles import tiled
 from dipole.core.utils.errors import EngineError
+from dipole.core.utils.uncompiled import uncompiled
 
 VARIABLE = "DIPOLE_ENGINE"
 INTERPRET = "TRITON_INTERPRET"
-ENGINES = ("eager", "triton")
+ENGINES = ("dense", "eager", "triton")
 ALIASES = {"tiles": "eager"}
 
 log = logging.getLogger("dipole")
 
-_by_hand: list[str] = []
-# Why each kernel that was tried is not trusted, by what tells it from others; "" for one that is.
+_requested: list[str] = []
+# Why each kernel that was tried is not used; "" for one that passed its self-check.
 _verdicts: dict[tuple[object, ...], str] = {}
 _warned: set[torch.device] = set()
 _logged: set[str] = set()
 _served = 0
 
 
-def wanted() -> str | None:
-    """The engine that was asked for; None if nobody asked.
+# The three ways ----------------------------------------------------------------------------------------------------
+
+
+def similarities(
+    x: Tensor,
+    y: Tensor,
+    positives: Tensor,
+    excluded: Tensor,
+    statistics: Sequence[AnyStatistic],
+    *,
+    counts: Tensor,
+    bound: float | None,
+    symmetric: bool,
+    padded: bool = True,
+    first: int = 0,
+    embeddings: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, dict[AnyStatistic, Tensor]]:
+    """Return the similarities of the positives, (A, K), and the statistics of the rows of x y^T, (A,) each.
+
+    Args:
+        x: (A, d).
+        y: (C, d); the same tensor if `symmetric`.
+        positives: (A, K) columns. Padding (-1) is read as column 0.
+        excluded: (A, E) columns that take no part in a row; -1 pads.
+        statistics: what to compute.
+        counts: (A,) number of columns that take part in each row.
+        bound: largest |x_i . y_j| that can occur; None if unknown.
+        symmetric: x is y, and j is excluded for i exactly if i is for j.
+        padded: -1 may occur in `positives` and `excluded`, or a column may be listed twice.
+        first: columns before it take part in no row.
+        embeddings: rows that x and y are multiples of, in the encoder's dtype. Kernels multiply these if they are in
+            half precision.
+    """
+    wanted = list(dict.fromkeys(statistics))
+    if not wanted:
+        return paired(x, y, positives), {}
+    name = requested()
+    if name == "dense" or (name != "triton" and fits(x.shape[0], y.shape[0])):
+        return dense(x, y, positives, excluded, wanted, counts=counts, bound=bound, padded=padded, first=first)
+    found = row_statistics(
+        x, y, excluded, wanted, counts=counts, bound=bound, symmetric=symmetric, first=first, embeddings=embeddings
+    )
+    return paired(x, y, positives), found
+
+
+@uncompiled
+def row_statistics(
+    x: Tensor,
+    y: Tensor,
+    excluded: Tensor,
+    statistics: Sequence[AnyStatistic],
+    *,
+    counts: Tensor,
+    bound: float | None = None,
+    symmetric: bool = False,
+    tile: int | None = None,
+    first: int = 0,
+    embeddings: tuple[Tensor, Tensor] | None = None,
+) -> dict[AnyStatistic, Tensor]:
+    """Return all statistics of the rows of x y^T, in kernels or tiles. Arguments as in `similarities`.
+
+    Args:
+        tile: rows and columns of a tile. If it is given, kernels are not used.
+
+    Returns:
+        A tensor (A,) for each statistic; indices for `Extreme`.
+    """
+    if first:
+        y, excluded = y[first:], excluded - first
+        if embeddings is not None:
+            embeddings = embeddings[0], embeddings[1][first:]
+    if bound is None:
+        bound = math.inf
+        if x.device.type == "cpu" and len(y):
+            bound = float(_longest(x) * _longest(y))
+    wanted = list(dict.fromkeys(statistics))
+    results: dict[AnyStatistic, Tensor] = {}
+    in_kernels = supported(wanted, x) if tile is None else []
+    if in_kernels:
+        sums, running, extremes = _split(in_kernels, bound)
+        found = _in_kernels(x, y, excluded, sums, running, extremes, symmetric, embeddings)
+        if found is not None:
+            results = _finish(found, sums, extremes, counts, first)
+    rest = [each for each in wanted if each not in results]
+    if rest:
+        sums, running, extremes = _split(rest, bound)
+        found = tiled(x, y, excluded, sums, running, extremes, symmetric, tile)
+        results |= _finish(found, sums, extremes, counts, first)
+    return results
+
+
+def _longest(x: Tensor) -> Tensor:
+    length: Tensor = torch.linalg.vector_norm(x.detach(), dim=1).max()
+    return length
+
+
+def _split(statistics: Sequence[AnyStatistic], bound: float) -> tuple[list[Statistic], list[bool], list[Extreme]]:
+    """Return the statistics with a sum, whether each needs a running maximum, and those with an index."""
+    sums = [each for each in statistics if isinstance(each, Statistic)]
+    extremes = [each for each in statistics if isinstance(each, Extreme)]
+    return sums, [needs_maximum(each, bound) for each in sums], extremes
+
+
+def _finish(
+    found: Sequence[Tensor], statistics: Sequence[Statistic], extremes: Sequence[Extreme], counts: Tensor, first: int
+) -> dict[AnyStatistic, Tensor]:
+    """Return the statistics from sums, shifts and indices."""
+    sums, shifts, *where = found
+    results: dict[AnyStatistic, Tensor] = {}
+    for extreme, index in zip(extremes, where, strict=True):
+        results[extreme] = torch.where(index < 0, index, index + first)
+    stop = 0
+    for number, statistic in enumerate(statistics):
+        start, stop = stop, stop + part_count(statistic)
+        results[statistic] = statistic.finish(tuple(sums[start:stop]), shifts[number], counts)
+    return results
+
+
+def _in_kernels(
+    x: Tensor,
+    y: Tensor,
+    excluded: Tensor,
+    statistics: Sequence[Statistic],
+    running: Sequence[bool],
+    extremes: Sequence[Extreme],
+    symmetric: bool,
+    embeddings: tuple[Tensor, Tensor] | None,
+) -> tuple[Tensor, ...] | None:
+    """Return (sums (N, A), shifts (S, A), indices (A,) ...) by kernels; None if their self-check failed."""
+    global _served
+    from dipole.core.objectives.kernels.fused import fused
+    from dipole.core.objectives.kernels.selfcheck import key_of, verdict
+
+    key = key_of(x, excluded, statistics, running, extremes, symmetric, embeddings)
+    if key not in _verdicts:
+        _verdicts[key] = verdict(x, excluded, statistics, running, extremes, symmetric, embeddings)
+        if _verdicts[key] and x.device not in _warned:
+            _warned.add(x.device)
+            names = ", ".join(str(each) for each in [*statistics, *extremes])
+            warnings.warn(
+                f"the triton engine failed its self-check on {x.device} ({_verdicts[key]}); eager tiles compute "
+                f"{names} instead, which is slower. Later failures on this device give no warning. "
+                f"{VARIABLE}=eager silences this one.",
+                stacklevel=2,
+            )
+    if _verdicts[key]:
+        return None
+    _served += 1
+    return fused(x, y, excluded, statistics, running, extremes, symmetric, embeddings)
+
+
+# The choice --------------------------------------------------------------------------------------------------------
+
+
+def requested() -> str | None:
+    """Return the engine that `using` or the environment asks for; None to let dipole choose.
 
     Raises:
-        EngineError: if the variable names no engine.
+        EngineError: the variable names no engine.
     """
-    name = _by_hand[-1] if _by_hand else os.environ.get(VARIABLE, "")
-    if not name:
+    given = _requested[-1] if _requested else os.environ.get(VARIABLE, "")
+    if not given:
         return None
-    name = name.strip().lower()
+    name = given.strip().lower()
     name = ALIASES.get(name, name)
     if name and name not in ENGINES:
         known = f"there are {', '.join(ENGINES)} ({', '.join(f'{a} is {b}' for a, b in ALIASES.items())})"
-        if _by_hand:
-            raise EngineError(f"{name!r} names no engine; {known}. Leave it out to let the device decide.")
-        raise EngineError(f"{VARIABLE}={name!r} names no engine; {known}. Unset it to let the device decide.")
+        if _requested:
+            raise EngineError(f"{given!r} names no engine; {known}. Leave it out to let dipole choose.")
+        raise EngineError(f"{VARIABLE}={given!r} names no engine; {known}. Unset it to let dipole choose.")
     return name or None
 
 
 @contextmanager
 def using(name: str | None) -> Iterator[None]:
-    """Inside, sweeps are served by this engine whatever the environment says; None leaves it at that.
+    """Use this engine inside the block, whatever the environment says. None changes nothing.
 
-    Kernels that are asked for where there is no GPU run in Triton's interpreter.
+    Without a GPU the kernels run in Triton's interpreter.
 
     Raises:
-        EngineError: if there is no such engine, or it cannot run here.
+        EngineError: there is no such engine, or it cannot run here.
     """
     if name is None:
         yield
         return
     before = os.environ.get(INTERPRET)
     alone = False
-    _by_hand.append(name)
+    _requested.append(name)
     try:
-        alone = wanted() == "triton" and not torch.cuda.is_available() and "triton" not in sys.modules
+        alone = requested() == "triton" and not torch.cuda.is_available() and "triton" not in sys.modules
         if alone:  # Triton reads it once, when it is imported
             os.environ[INTERPRET] = "1"
         reason_against(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         yield
     finally:
-        _by_hand.pop()
+        _requested.pop()
         if alone and before is None:
             del os.environ[INTERPRET]
 
 
 def reason_against(device: torch.device, dtype: torch.dtype = torch.float32) -> str:
-    """Why kernels cannot serve tensors of this device and dtype; an empty string if they can.
+    """Return why kernels cannot compute on tensors of this device and dtype; an empty string if they can.
 
     Raises:
-        EngineError: if kernels were asked for by hand and nothing here could run them.
+        EngineError: kernels were asked for, and nothing here can run them.
     """
-    name = wanted()
-    if name == "eager":
-        return f"{VARIABLE}=eager" if not _by_hand else "eager was asked for"
+    name = requested()
+    if name in ("eager", "dense"):
+        return f"{name} was asked for" if _requested else f"{VARIABLE}={name}"
     if device.type == "cuda":
         if find_spec("triton") is None:
             if name == "triton":
@@ -98,17 +257,21 @@ def reason_against(device: torch.device, dtype: torch.dtype = torch.float32) -> 
             return "Triton is not installed"
         if torch.version.cuda is not None and torch.cuda.get_device_capability(device) < (8, 0):
             return "the GPU is older than compute capability 8.0"
-    elif device.type != "cpu" or name != "triton":
-        return "a processor is served by tiles" if device.type == "cpu" else f"no kernels for the device {device.type}"
+    elif device.type != "cpu":
+        return f"no kernels for the device {device.type}"
+    elif name != "triton":
+        return "a processor runs tiles"
     elif not interpreter():
         if torch.cuda.is_available():
-            return "tensors on the processor are served by tiles"
-        raise EngineError(cure_without_gpu())
-    return "" if dtype == torch.float32 else f"kernels compute in float32, not {str(dtype).removeprefix('torch.')}"
+            return "tensors on the processor run in tiles"
+        raise EngineError(fix_without_gpu())
+    if dtype != torch.float32:
+        return f"kernels compute in float32, not {str(dtype).removeprefix('torch.')}"
+    return ""
 
 
 def interpreter() -> bool:
-    """Whether Triton is here and runs kernels in its interpreter, on a processor."""
+    """Return whether Triton is installed and runs kernels in its interpreter, on a processor."""
     if find_spec("triton") is None:
         return False
     from dipole.core.objectives.kernels.fused import interpreted
@@ -116,8 +279,8 @@ def interpreter() -> bool:
     return interpreted()
 
 
-def cure_without_gpu() -> str:
-    """What to do where kernels are asked for and there is no GPU."""
+def fix_without_gpu() -> str:
+    """Return what to do if kernels are asked for and there is no GPU."""
     if find_spec("triton") is None:
         return f"{VARIABLE}=triton, but there is no GPU and Triton is not installed: unset it, or {VARIABLE}=eager."
     return (
@@ -153,57 +316,13 @@ def supported(statistics: Sequence[AnyStatistic], x: Tensor) -> list[AnyStatisti
     return found
 
 
-def sums(
-    x: Tensor,
-    y: Tensor,
-    excluded: Tensor,
-    statistics: Sequence[Statistic],
-    running: Sequence[bool],
-    extremes: Sequence[Extreme],
-    symmetric: bool,
-    embeddings: tuple[Tensor, Tensor] | None = None,
-) -> tuple[Tensor, ...] | None:
-    """Return (sums (N, A), shifts (S, A), indices (A,) ...) by kernels; None where tiles have to compute them.
-
-    Args:
-        x: (A, d) and
-        y: (C, d).
-        excluded: (A, E) columns that take no part in a row.
-        statistics: those with a sum. Each can run in the kernels.
-        running: for each, whether its exponent needs a running maximum.
-        extremes: those with an index.
-        symmetric: x is y, and exclusion is mutual.
-        embeddings: rows that x and y are multiples of, in the encoder's dtype.
-    """
-    global _served
-    from dipole.core.objectives.kernels.fused import fused
-    from dipole.core.objectives.kernels.selfcheck import key_of, verdict
-
-    key = key_of(x, excluded, statistics, running, extremes, symmetric, embeddings)
-    if key not in _verdicts:
-        _verdicts[key] = verdict(x, excluded, statistics, running, extremes, symmetric, embeddings)
-        if _verdicts[key] and x.device not in _warned:
-            _warned.add(x.device)
-            names = ", ".join(str(each) for each in [*statistics, *extremes])
-            warnings.warn(
-                f"the triton engine failed its self-check on {x.device} ({_verdicts[key]}); eager tiles compute "
-                f"{names} instead, which is slower. Later failures on this device give no warning. "
-                f"{VARIABLE}=eager silences this one.",
-                stacklevel=2,
-            )
-    if _verdicts[key]:
-        return None
-    _served += 1
-    return fused(x, y, excluded, statistics, running, extremes, symmetric, embeddings)
-
-
 def served() -> int:
-    """How many sweeps kernels have served in this process."""
+    """Return how many matrices kernels have computed in this process."""
     return _served
 
 
 def failures() -> list[str]:
-    """What was wrong with the kernels that are not trusted."""
+    """Return what was wrong with the kernels that failed their self-check."""
     return [verdict for verdict in _verdicts.values() if verdict]
 
 
@@ -221,7 +340,7 @@ def outlook(statistics: Iterable[AnyStatistic]) -> str:
 
 
 def triton_version() -> str:
-    """The version of Triton; an empty string where it is not installed."""
+    """Return the version of Triton; an empty string if it is not installed."""
     try:
         return version("triton")
     except PackageNotFoundError:

@@ -1,65 +1,50 @@
-"""The value of several terms on the pairs of a batch: one sweep for all that look at the same similarities."""
+"""Evaluate several terms on the pairs of a batch. Terms that use the same similarities share one pass."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
-from dipole.core.objectives import dense, engine
+from dipole.core.objectives.engine import similarities
 from dipole.core.objectives.gather import Related
 from dipole.core.objectives.pairs import Pairs
-from dipole.core.objectives.similarity import full_precision, normalize, paired
+from dipole.core.objectives.similarity import full_precision, paired
 from dipole.core.objectives.statistics import AnyStatistic
-from dipole.core.objectives.sweep import row_statistics
 from dipole.core.utils.distributed import all_sum, world_size
-
-if TYPE_CHECKING:
-    from dipole.core.objectives.objective import Objective
-
 
 NO_NEGATIVES = "0: no anchor has a negative (every candidate is a positive or dropped)"
 
 
 class Rows:
-    """Row statistics of one term by the names it gave them, and what else it may ask about its pairs.
+    """What `Objective.loss` can ask about the rows of the similarity matrix.
 
-    A statistic is an attribute, `rows.NAME`, (A,). `Objective.loss` is handed one; nobody else makes any.
+    A statistic that `Objective.statistics` names is an attribute, `rows.NAME`, (A,).
 
     Attributes:
         pairs: this rank's anchors (A, d), and the candidates (C, d) of all ranks.
-        further: the rows of the pairs that `Objective.further` asked for.
+        x: (A, h) the anchors as the similarities use them: at length 1 for cosines, a_i^T W for bilinear ones.
+        y: (C, h) the candidates likewise.
+        further: the rows of the pairs that `Objective.further` returned.
 
     Args:
-        matrix: the similarities that they are of.
+        matrix: the similarities.
         values: (A,) each, by name.
         further: rows of other pairs.
 
     Raises:
-        AttributeError: for a statistic that was not asked for; the message has those that were.
+        AttributeError: the statistic was not declared; the message lists those that were.
     """
 
     def __init__(self, matrix: _Matrix, values: dict[str, Tensor], further: tuple[Rows, ...] = ()) -> None:
-        self.pairs = matrix.pairs
+        self.pairs, self.x, self.y = matrix.pairs, matrix.x, matrix.y
         self.further = further
         self.notes: list[str] = []
-        self._matrix = matrix
         self._values = values
-
-    @property
-    def x(self) -> Tensor:
-        """(A, h) the anchors as the similarities see them: at length 1 for cosines, a_i^T W for bilinear ones."""
-        return self._matrix.x
-
-    @property
-    def y(self) -> Tensor:
-        """(C, h) the candidates likewise."""
-        return self._matrix.y
 
     def __getattr__(self, name: str) -> Tensor:
         try:
@@ -68,26 +53,26 @@ class Rows:
             raise AttributeError(f"no row statistic {name!r}; declared: {', '.join(self._values) or 'none'}") from None
 
     def note(self, reason: str) -> None:
-        """Say why the value that `loss` returns is 0 without being learnt, as `TermValue.note` shows it.
+        """Say why the value that `loss` returns is 0 without being learned. `TermValue.note` shows it.
 
-        What a run has been told at every step is said on the terminal and in its record. The reason is text made of
-        sizes: to ask tensors for their values would wait for the device.
+        The terminal and the record of a run repeat a note that every step gave. Make it of sizes: reading a tensor
+        would wait for the device.
 
         Args:
-            reason: the text, without "0: ", which is put before it.
+            reason: the text. "0: " is put before it.
         """
         self.notes.append(f"0: {reason}")
 
     @property
     def count(self) -> Tensor:
         """(A,) number of negatives of each anchor, in the embeddings' dtype."""
-        return self.pairs.negative_counts.to(self._matrix.dtype)
+        return self.pairs.negative_counts.to(self.x.dtype)
 
     def similarity(self, index: Tensor) -> Tensor:
-        """Similarities (A, n) with the listed candidates, with gradient.
+        """Return the similarities (A, n) with the listed candidates, with gradient.
 
         Args:
-            index: (A, n) torch.long, indices of candidates; -1 is read as candidate 0.
+            index: (A, n) torch.long, indices of candidates. -1 is read as candidate 0.
         """
         return paired(self.x, self.y, index)
 
@@ -169,22 +154,43 @@ class Outcome:
     terms: dict[str, TermValue]
 
 
-def evaluate(terms: Mapping[str, tuple[float, Objective]], related: Related) -> Outcome:
-    """Weighted sum of terms, the mean over all Pairs of a batch and over all ranks' anchors.
+class Term(Protocol):
+    """What `evaluate` needs of an objective. `Objective` documents each."""
+
+    needs_negatives: ClassVar[bool]
+    similarity: str | None
+
+    def prepare(self, pairs: Pairs) -> Pairs: ...
+    def further(self, pairs: Pairs) -> tuple[Pairs, ...]: ...
+    def statistics(self) -> dict[str, AnyStatistic]: ...
+    def loss(self, positive: Tensor, rows: Rows) -> Tensor: ...
+    def idle(self, pairs: Pairs) -> str: ...
+    def project(self, pairs: Pairs) -> tuple[Tensor, Tensor, float | None]: ...
+    def projection(self) -> object: ...
+    def build_for(self, embeddings: Tensor) -> None: ...
+    def is_base(self) -> bool: ...
+    @property
+    def keeps_directions(self) -> bool: ...
+
+
+def evaluate(terms: Mapping[str, tuple[float, Term]], related: Related) -> Outcome:
+    """Return the weighted sum of the terms, averaged over all Pairs of a batch and over all ranks' anchors.
 
     Args:
         terms: weight and term by name.
         related: the pairs of all ranks.
 
     Raises:
-        PairsError: if the pairs cannot carry a term.
+        PairsError: the pairs cannot carry a term.
     """
-    # Whoever calls under autocast wants half precision in the encoder: a loss keeps the precision of its formula.
+    # Autocast is meant for the encoder. A loss keeps the precision of its formula.
     with without_autocast(related.pairs[0].anchors.device.type):
         found = []
         for pairs in related.pairs:  # no comprehension: torch.compile cannot resume in one that walks over a tuple
             found.append(_on_pairs(terms, pairs, related))
-    values = found[0] if len(found) == 1 else {name: _mean([each[name] for each in found]) for name in terms}
+    values = found[0]
+    if len(found) > 1:
+        values = {name: _mean([each[name] for each in found]) for name in terms}
     weighted = [v.value if v.weight == 1 else v.weight * v.value for v in values.values()]
     return Outcome(
         sum(weighted[1:], weighted[0]),
@@ -193,177 +199,165 @@ def evaluate(terms: Mapping[str, tuple[float, Objective]], related: Related) -> 
 
 
 def autocast_enabled(device: str) -> bool:
-    """Whether operations on a kind of device run in lower precision; False where it knows no autocast (meta)."""
+    """Return whether operations on this kind of device run in lower precision; False if it has no autocast (meta)."""
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
 def without_autocast(device: str) -> AbstractContextManager[Any]:
-    """Compute in the precision of the tensors, whoever calls."""
-    return torch.autocast(device, enabled=False) if autocast_enabled(device) else nullcontext()
+    """Compute in the precision of the tensors inside the block."""
+    if autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return nullcontext()
 
 
-def _on_pairs(terms: Mapping[str, tuple[float, Objective]], pairs: Pairs, related: Related) -> dict[str, TermValue]:
-    # The pairs a term looks at, those of its own anchors first.
-    prepared: dict[str, tuple[Pairs, ...]] = {}
-    # Terms that look at the same pairs look at the same narrowed pairs.
-    local: dict[int, Pairs] = {}
+@dataclass
+class _Matrix:
+    """One similarity matrix x y^T and the statistics that all terms ask of it.
+
+    Args:
+        pairs: this rank's anchors.
+        x: (A, h) the anchors.
+        y: (C, h) the candidates.
+        bound: largest |x_i . y_j| that can occur; None if unknown.
+        embeddings: rows that x and y are multiples of; None if there are none.
+        wanted: the statistics.
+        needed: whether a term uses similarities of it.
+    """
+
+    pairs: Pairs
+    x: Tensor
+    y: Tensor
+    bound: float | None = None
+    embeddings: tuple[Tensor, Tensor] | None = None
+    wanted: list[AnyStatistic] = field(default_factory=list)
+    needed: bool = False
+
+    def compute(self) -> None:
+        """Set `positive`, (A, K), and the statistics."""
+        pairs = self.pairs
+        self.positive, self._found = similarities(
+            self.x,
+            self.y,
+            pairs.positives,
+            pairs.excluded,
+            self.wanted,
+            counts=pairs.negative_counts,
+            bound=self.bound,
+            symmetric=pairs.mutual and self.x is self.y,
+            padded=pairs.known.padded,
+            first=pairs.first_negative,
+            embeddings=self.embeddings,
+        )
+
+    def rows(self, asked: Mapping[str, AnyStatistic], further: tuple[Rows, ...] = ()) -> Rows:
+        return Rows(self, {name: self._found[statistic] for name, statistic in asked.items()}, further)
+
+
+def _on_pairs(terms: Mapping[str, tuple[float, Term]], pairs: Pairs, related: Related) -> dict[str, TermValue]:
+    prepared: dict[str, tuple[Pairs, ...]] = {}  # its own pairs and further ones, of all ranks
+    local: dict[int, Pairs] = {}  # the same with this rank's anchors; terms with equal pairs share them
     for name, (_, term) in terms.items():
         several = prepared[name] = term.prepare(pairs), *term.further(pairs)
         for each in several[1:]:
             local.setdefault(id(each), _share(related, each))
     for several in prepared.values():
         local[id(several[0])] = related.local(several[0])
-    matrices: dict[object, _Matrix] = {}
-    seen_by: dict[str, list[_Matrix]] = {}
+    matrices: dict[tuple[int, object], _Matrix] = {}
+    used: dict[str, list[_Matrix]] = {}
     asked: dict[str, dict[str, AnyStatistic]] = {}
+    notes: dict[str, str] = {}
     for name, (_, term) in terms.items():
         term.build_for(pairs.anchors)
-        asked[name] = term.statistics()
-        seen_by[name] = []
-        for each in prepared[name]:
+        notes[name] = _reason_for_zero(term, prepared[name][0])
+        asked[name] = {} if notes[name] else term.statistics()
+        used[name] = []
+        for each in prepared[name][:1] if notes[name] else prepared[name]:
             key = id(each), term.projection()
             if key not in matrices:
-                matrices[key] = _Matrix.of(term, local[id(each)])
-            matrices[key].wanted += asked[name].values()
-            seen_by[name].append(matrices[key])
+                matrices[key] = _matrix_of(term, local[id(each)])
+            if not notes[name] and term.similarity is not None:
+                matrices[key].needed = True
+                matrices[key].wanted += asked[name].values()
+            used[name].append(matrices[key])
     for matrix in matrices.values():
-        matrix.sweep()
+        if matrix.needed:
+            matrix.compute()
     values = {}
     for name, (weight, term) in terms.items():
-        value, note = _value(term, prepared[name][0], seen_by[name], asked[name])
-        values[name] = TermValue(value, weight, note, _left_out(term, prepared[name][0]))
+        own, note = prepared[name][0], notes[name]
+        if note:
+            value = (used[name][0].x * 0.0).sum()
+        else:
+            value, note = _value(term, own, used[name], asked[name])
+        values[name] = TermValue(value, weight, note, _left_out(term, own))
     return values
 
 
+def _matrix_of(term: Term, pairs: Pairs) -> _Matrix:
+    if term.similarity is None:
+        x = full_precision(pairs.anchors)
+        return _Matrix(pairs, x, x)
+    x, y, bound = term.project(pairs)
+    return _Matrix(pairs, x, y, bound, (pairs.anchors, pairs.candidates) if term.keeps_directions else None)
+
+
+def _reason_for_zero(term: Term, prepared: Pairs) -> str:
+    """Return why a term is 0 on these pairs, or an empty string.
+
+    The pairs are those of all ranks: ranks must agree on whether they go on to the sums over all of them.
+    """
+    idle = term.idle(prepared)
+    if idle:
+        return idle
+    if prepared.has_positives is False and term.is_base():
+        return "0: no anchor has a positive"
+    return ""
+
+
 def _share(related: Related, pairs: Pairs) -> Pairs:
-    """This rank's anchors of further pairs; all of them where they do not divide into the rows of the batch.
+    """Return further pairs with this rank's anchors; with all of them if they do not divide into the batch's rows.
 
-    A sum over all ranks then counts each anchor as often, in value and gradient, which a mean does not notice.
+    A sum over all ranks then counts each anchor as often, in value and gradient, and a mean stays the same.
     """
-    return pairs if related.own is None or len(pairs.anchors) % related.total else related.local(pairs)
-
-
-class _Matrix:
-    """One similarity matrix and the statistics that all terms looking at it have asked for.
-
-    Of a matrix of cosines that is formed as a whole, `sides` are rows that nobody has normalised: it does that itself,
-    and `x` and `y` are made where a term asks for them.
-    """
-
-    def __init__(self, pairs: Pairs, x: Tensor, y: Tensor, bound: float | None, unit: bool = False) -> None:
-        self.pairs, self.sides, self.bound, self.unit = pairs, (x, y), bound, unit
-        self.dtype = x.dtype
-        self.embeddings: tuple[Tensor, Tensor] | None = None
-        self.wanted: list[AnyStatistic] = []
-        self.results: dict[AnyStatistic, Tensor] = {}
-
-    @classmethod
-    def of(cls, term: Objective, pairs: Pairs) -> _Matrix:
-        if term.similarity is None:
-            x = full_precision(pairs.anchors)
-            return cls(pairs, x, x, None)
-        if term.similarity == "cosine" and term.by_row:
-            x, y = pairs.anchors, pairs.candidates
-            if dense.fits(x.shape[0], y.shape[0]) and engine.wanted() != "triton":
-                left = full_precision(x)
-                return cls(pairs, left, left if x is y else full_precision(y), 1.0, unit=True)
-        x, y, bound = term.project(pairs)
-        matrix = cls(pairs, x, y, bound)
-        if term.keeps_directions:
-            matrix.embeddings = pairs.anchors, pairs.candidates
-        return matrix
-
-    def sweep(self) -> None:
-        """All statistics that were asked for."""
-        if not self.wanted:
-            return
-        x, y = self.sides
-        symmetric = self.pairs.mutual and x is y
-        if self.unit or (dense.fits(len(x), len(y)) and engine.wanted() != "triton"):
-            self.positives, self.results = dense.whole(
-                x,
-                y,
-                self.pairs.positives,
-                self.pairs.excluded,
-                list(dict.fromkeys(self.wanted)),
-                padded=self.pairs.known.padded,
-                first=self.pairs.first_negative,
-                counts=self.pairs.negative_counts,
-                bound=self.bound,
-                symmetric=symmetric,
-                unit=self.unit,
-                full=not self.pairs.known.padded and self.pairs.has_negatives is True,
-            )
-        else:
-            self.results = row_statistics(
-                x,
-                y,
-                self.pairs.excluded,
-                self.wanted,
-                counts=self.pairs.negative_counts,
-                bound=self.bound,
-                symmetric=symmetric,
-                first=self.pairs.first_negative,
-                embeddings=self.embeddings,
-            )
-
-    def rows(self, asked: Mapping[str, AnyStatistic], further: tuple[Rows, ...] = ()) -> Rows:
-        named = {name: self.results[statistic] for name, statistic in asked.items()}
-        return Rows(self, named, further)
-
-    @cached_property
-    def x(self) -> Tensor:
-        return normalize(self.sides[0]) if self.unit else self.sides[0]
-
-    @cached_property
-    def y(self) -> Tensor:
-        if self.sides[1] is self.sides[0]:
-            return self.x
-        return normalize(self.sides[1]) if self.unit else self.sides[1]
-
-    @cached_property
-    def positives(self) -> Tensor:
-        return paired(self.x, self.y, self.pairs.positives)
+    if related.own is None or len(pairs.anchors) % related.total:
+        return pairs
+    return related.local(pairs)
 
 
 def _value(
-    term: Objective, prepared: Pairs, matrices: list[_Matrix], asked: Mapping[str, AnyStatistic]
+    term: Term, prepared: Pairs, matrices: list[_Matrix], asked: Mapping[str, AnyStatistic]
 ) -> tuple[Tensor, str]:
-    """The value of a term, and why it is 0 without being learnt."""
+    """Return the value of a term, and why it is 0 without being learned."""
     matrix = matrices[0]
-    # What the global pairs hold decides: ranks must agree on whether they go on to the sums over all of them.
-    idle = term.idle(prepared)
-    if idle:
-        return (matrix.sides[0] * 0.0).sum(), idle
-    if prepared.has_positives is False and term.is_base():
-        return (matrix.sides[0] * 0.0).sum(), "0: no anchor has a positive"
-    rows = matrix.rows(asked, tuple(other.rows(asked) for other in matrices[1:]) if len(matrices) > 1 else ())
-    value = term.loss(matrix.positives if term.similarity is not None else matrix.x, rows)
+    if term.similarity is None:
+        rows, positive = Rows(matrix, {}), matrix.x
+    else:
+        rows = matrix.rows(asked, tuple([other.rows(asked) for other in matrices[1:]]))
+        positive = matrix.positive
+    value = term.loss(positive, rows)
     if value.ndim:
         if term.needs_negatives and matrix.pairs.known.padded:
-            # Some anchors may have no negative; where nothing is padded, all have one or none has.
+            # Some anchors may have no negative. Without padding, all have one or none has.
             value = value.masked_fill(matrix.pairs.negative_counts == 0, 0.0)
         value = rows.mean(value)
     elif term.needs_negatives and prepared.has_negatives is None and not bool((prepared.negative_counts > 0).any()):
-        # A finished scalar cannot be masked. Lists as long as the candidates are the one case that asks the device.
-        return (matrix.sides[0] * 0.0).sum(), NO_NEGATIVES
-    return value, "; ".join(rows.notes) if rows.notes else ""
+        # A finished scalar cannot be masked. This one case, lists as long as the candidates, reads from the device.
+        return (matrix.x * 0.0).sum(), NO_NEGATIVES
+    return value, "; ".join(rows.notes)
 
 
-def _left_out(term: Objective, prepared: Pairs) -> Tensor | None:
-    """How many anchors of all ranks have no positive, where the term averages over those that have one."""
+def _left_out(term: Term, prepared: Pairs) -> Tensor | None:
+    """Return how many anchors of all ranks have no positive, if the term averages over those that have one."""
     mask = prepared.positive_mask
-    return None if mask is None or not term.is_base() else len(mask) - mask.any(1).sum()
+    if mask is None or not term.is_base():
+        return None
+    return len(mask) - mask.any(1).sum()
 
 
 def _mean(values: list[TermValue]) -> TermValue:
-    """One term's value over several Pairs; the note that all of them have."""
+    """Return one term's mean over several Pairs, with the note that all of them share."""
     notes = {each.note for each in values}
     value = torch.stack([each.value for each in values]).mean()
-    left_out = [each.left_out for each in values if each.left_out is not None]
-    return TermValue(
-        value,
-        values[0].weight,
-        notes.pop() if len(notes) == 1 else "",
-        torch.stack(left_out).sum() if left_out else None,
-    )
+    counts = [each.left_out for each in values if each.left_out is not None]
+    left_out = torch.stack(counts).sum() if counts else None
+    return TermValue(value, values[0].weight, notes.pop() if len(notes) == 1 else "", left_out)

@@ -9,9 +9,9 @@ from statistics import median
 import torch
 
 from dipole.core.objectives import engine
+from dipole.core.objectives.engine import row_statistics
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.statistics import AnyStatistic, LogSumExp
-from dipole.core.objectives.sweep import row_statistics
 
 WIDTH = 128
 

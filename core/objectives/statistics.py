@@ -1,7 +1,7 @@
-"""Row statistics: what an objective may ask of each row of the similarity matrix.
+"""Row statistics: what an objective can ask of each row of the similarity matrix.
 
-A statistic of row i is a function of sums over its negatives, `sum_j f(s_ij)`; here stand the functions f, and
-`sweep.row_statistics` adds them up. A new one is a frozen dataclass with `parts`.
+A statistic of row i is a function of sums over its negatives, `sum_j f(s_ij)`. This file defines the functions f. The
+engine adds them up. A new statistic is a frozen dataclass with `parts`.
 """
 
 import math
@@ -30,39 +30,50 @@ __all__ = [
 
 Parts = Tensor | tuple[Tensor, ...]
 
+# exp(scale * s) is summed without a row maximum while |scale * s| stays below this.
+SAFE_EXPONENT = 60.0
+# The maximum of a row without entries. It is finite, so that the difference of two maxima is a number.
+LOWEST = -1e30
+# Below these, exp gives subnormal numbers. They are slow, and beside the 1 of a row's maximum they do not matter.
+SMALLEST_EXPONENT = {
+    dtype: float(math.ceil(math.log(torch.finfo(dtype).tiny))) for dtype in (torch.float32, torch.float64)
+}
+# softplus becomes linear above this. At 50 the difference is below the resolution of float64.
+LINEAR = 50
 SECOND_DERIVATIVES = (
-    "this similarity matrix is computed in tiles, which have no second derivatives (create_graph=True). Use at most "
-    "2^20 anchor-candidate pairs, which are computed as one matrix: smaller batches, or fewer candidates."
+    "this similarity matrix is computed in tiles, which have no second derivatives (create_graph=True). Set "
+    "DIPOLE_ENGINE=dense to compute it as one matrix, in memory for all anchors times candidates. Up to 2^20 entries "
+    "this is the default."
 )
 
 
 class Statistic:
-    """A function of sums over the negatives of a row. A subclass is a frozen dataclass that defines `parts` alone.
+    """A function of sums over the negatives of a row. A subclass is a frozen dataclass that defines `parts`.
 
-    `parts` and `slopes` are elementwise, in any shape, and must not write to their arguments. Excluded entries (an
-    anchor itself, its positives, what is dropped) are no concern of theirs: they see the real similarity there as well,
-    and the sweep takes out whatever they return, be it infinite.
+    `parts` and `slopes` are elementwise, for any shape, and must not write to their arguments. They need not handle
+    excluded entries (an anchor itself, its positives, ignored candidates). There they see the real similarity or 0,
+    and the engine discards what they return, even if it is infinite.
     """
 
     scale: ClassVar[float | None] = None
-    """With one, `e` below is e^{scale * s - shift}; the shift is 0 or, where the exponent may be large, the row's
+    """With a scale, `e` below is e^{scale * s - shift}. The shift is 0 or, where the exponent may be large, the row's
     maximum. Every part must then be a multiple of e."""
     learned: ClassVar[bool] = False
-    """It holds learned numbers, which lie on the device: nobody reads them to choose a way, and no kernel has them."""
+    """It holds learned numbers. They are on the device, so nothing reads them, and no kernel supports them."""
     kernel: ClassVar[str | tuple[Any, Any] | None] = None
     """Two `@triton.jit` functions, (value, slope), that compute `parts` and `slopes` in the fused kernels of a GPU. A
     name stands for functions of dipole's own. With None the statistic runs in tiles. See docs/own-losses.md."""
 
     @property
-    def form(self) -> "Statistic":
-        """What has parts alike and holds no tensor, to be remembered by."""
+    def exact(self) -> "Statistic":
+        """The same statistic for autograd, which differentiates learned numbers by itself."""
         return self
 
     def parts(self, s: Tensor, e: Any) -> Parts:
-        """The summand f(s), or a tuple of several.
+        """Return the summand f(s), or a tuple of several.
 
         Args:
-            s: similarities, (...) of any shape; not to be written to.
+            s: similarities, (...) of any shape. Do not write to it.
             e: e^{scale * s - shift}, (...) of the same shape; None without a scale.
 
         Returns:
@@ -71,59 +82,64 @@ class Statistic:
         raise NotImplementedError
 
     def slopes(self, s: Tensor, e: Any) -> Parts:
-        """The derivative f'(s) of each part, by autograd unless a subclass knows a shorter way.
+        """Return the derivative f'(s) of each part. The default uses autograd.
 
         Args:
-            s: as of `parts`.
-            e: as of `parts`.
+            s: as in `parts`.
+            e: as in `parts`.
 
         Returns:
-            (...), or a tuple of such, as `parts`.
+            (...), or a tuple of such, like `parts`.
         """
         with torch.enable_grad():
             inputs = [t.detach().requires_grad_() for t in (s, e) if t is not None]
             parts = as_tuple(self.parts(inputs[0], None if e is None else inputs[1]))
         slopes = []
         for part in parts:
-            if part.requires_grad:
-                by = torch.autograd.grad(part, inputs, torch.ones_like(part), True, materialize_grads=True)
-                # e' = scale e
-                slopes.append(by[0] if e is None else torch.addcmul(by[0], by[1], e, value=self.scale or 0.0))
-            else:
+            if not part.requires_grad:
                 slopes.append(torch.zeros_like(s))
+                continue
+            by = torch.autograd.grad(part, inputs, torch.ones_like(part), True, materialize_grads=True)
+            if e is None:
+                slopes.append(by[0])
+            else:  # e' = scale e
+                slopes.append(torch.addcmul(by[0], by[1], e, value=self.scale or 0.0))
         return tuple(slopes)
 
     def finish(self, sums: tuple[Tensor, ...], shift: Tensor, count: Tensor) -> Tensor:
-        """The statistic (A,) from the sums of its parts, each (A,), with gradient; by default the first sum.
+        """Return the statistic, (A,), from the sums of its parts. The default returns the first sum.
 
         Args:
-            sums: (A,) for each part.
-            shift: (A,) that was subtracted in the exponent of e; 0 without a scale.
+            sums: (A,) for each part, with gradient.
+            shift: (A,) that was subtracted in the exponent of e, or a 0.
             count: (A,) number of negatives.
         """
         return sums[0]
-
-    def finish_full(self, sums: tuple[Tensor, ...], shift: Tensor | None, count: Tensor) -> Tensor:
-        """The same where every row has a negative, so that none is masked, (A,).
-
-        Args:
-            sums: (A,) for each part.
-            shift: (A,), or None for 0.
-            count: (A,) number of negatives.
-        """
-        return self.finish(sums, sums[0].new_zeros(()) if shift is None else shift, count)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "parts" in cls.__dict__ and "kernel" not in cls.__dict__:  # an inherited one would compute something else
             cls.kernel = None
-        if "finish" in cls.__dict__ and "finish_full" not in cls.__dict__:  # what it inherits would be another's
-            cls.finish_full = Statistic.finish_full  # type: ignore[method-assign]
 
 
 def as_tuple(parts: Parts) -> tuple[Tensor, ...]:
-    """One part or several as several."""
-    return (parts,) if isinstance(parts, Tensor) else parts
+    """Return one part or several as a tuple."""
+    if isinstance(parts, Tensor):
+        return (parts,)
+    return parts
+
+
+def part_count(statistic: Statistic) -> int:
+    """Return how many sums a statistic has."""
+    s = torch.zeros(0, 0)
+    return len(as_tuple(statistic.parts(s, None if statistic.scale is None else s)))
+
+
+def needs_maximum(statistic: Statistic, bound: float | None) -> bool:
+    """Return whether each row's maximum is subtracted in the exponent, for similarities up to the bound."""
+    if statistic.scale is None:
+        return False
+    return statistic.learned or bound is None or abs(statistic.scale) * bound > SAFE_EXPONENT
 
 
 @dataclass(frozen=True)
@@ -131,7 +147,7 @@ class LogSumExp(Statistic):
     """log sum_j e^{scale s_ij}, (A,); -inf for a row without negatives.
 
     Args:
-        scale: a finite number, 1 / tau for a temperature tau; for a learned one see `log_sum_exp`.
+        scale: a finite number, 1 / tau for a temperature tau. For a learned one see `log_sum_exp`.
     """
 
     scale: float  # type: ignore[misc]
@@ -147,9 +163,6 @@ class LogSumExp(Statistic):
     def finish(self, sums: tuple[Tensor, ...], shift: Tensor, count: Tensor) -> Tensor:
         none = count == 0
         return (sums[0].masked_fill(none, 1.0).log() + shift).masked_fill(none, -math.inf)
-
-    def finish_full(self, sums: tuple[Tensor, ...], shift: Tensor | None, count: Tensor) -> Tensor:
-        return sums[0].log() if shift is None else sums[0].log() + shift
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,8 +182,8 @@ class LearnedLogSumExp(Statistic):
         return self.u.detach()
 
     @property
-    def form(self) -> Statistic:
-        return SoftmaxMean(1.0)
+    def exact(self) -> Statistic:
+        return LogSumExp(self.u)  # type: ignore[arg-type]
 
     def parts(self, s: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
         return e, s * e
@@ -182,28 +195,31 @@ class LearnedLogSumExp(Statistic):
     def finish(self, sums: tuple[Tensor, ...], shift: Tensor, count: Tensor) -> Tensor:
         none = count == 0
         total = sums[0].masked_fill(none, 1.0)
-        return (total.log() + shift + carried(self.u, sums[1] / total)).masked_fill(none, -math.inf)
+        return (total.log() + shift + _with_slope(self.u, sums[1] / total)).masked_fill(none, -math.inf)
 
 
 def log_sum_exp(scale: float | Tensor) -> Statistic:
-    """log sum_j e^{scale s_ij}, (A,), of a fixed scale, or of a learned one, which then has a gradient.
+    """Return log sum_j e^{scale s_ij}, (A,), as a statistic. A learned scale gets a gradient.
 
     Args:
-        scale: a number, or the learned one, (), > 0.
+        scale: a number, or a learned one, (), > 0.
     """
-    return LearnedLogSumExp(scale) if isinstance(scale, Tensor) else LogSumExp(scale)
+    if isinstance(scale, Tensor):
+        return LearnedLogSumExp(scale)
+    return LogSumExp(scale)
 
 
-def carried(number: float | Tensor, derivative: Tensor) -> Tensor | float:
-    """0 whose derivative by a learned number is given: the sums themselves know nothing of it.
-
-    The given one may be differentiated by the similarities once more, but not by the number.
-    """
-    return (number - number.detach()) * derivative if isinstance(number, Tensor) else 0.0
+def _with_slope(number: float | Tensor, derivative: Tensor) -> Tensor | float:
+    """Return 0 with a given derivative by a learned number, which the sums of tiles do not differentiate."""
+    if isinstance(number, Tensor):
+        return (number - number.detach()) * derivative
+    return 0.0
 
 
 def _value(number: float | Tensor) -> float | Tensor:
-    return number.detach() if isinstance(number, Tensor) else number
+    if isinstance(number, Tensor):
+        return number.detach()
+    return number
 
 
 @dataclass(frozen=True)
@@ -227,9 +243,6 @@ class SoftmaxMean(Statistic):
     def finish(self, sums: tuple[Tensor, ...], shift: Tensor, count: Tensor) -> Tensor:
         none = count == 0
         return (sums[1] / sums[0].masked_fill(none, 1.0)).masked_fill(none, 0.0)
-
-    def finish_full(self, sums: tuple[Tensor, ...], shift: Tensor | None, count: Tensor) -> Tensor:
-        return sums[1] / sums[0]
 
 
 @dataclass(frozen=True)
@@ -257,7 +270,7 @@ class Between(Statistic):
     kernel: ClassVar[str] = "between"
 
     def parts(self, s: Tensor, e: Any) -> Tensor:
-        return (self.high - s).mul_(s - self.low).relu_()
+        return (self.high - s).mul(s - self.low).relu_()
 
     def slopes(self, s: Tensor, e: Any) -> Tensor:
         slope = torch.rsub(s, self.low + self.high, alpha=2)  # low + high - 2 s
@@ -266,10 +279,10 @@ class Between(Statistic):
 
 @dataclass(frozen=True)
 class Softplus(Statistic):
-    """sum_j log(1 + e^{slope s_ij + bias}), (A,): what a logistic loss adds up; 0 for a row without negatives.
+    """sum_j log(1 + e^{slope s_ij + bias}), (A,), the sum of a logistic loss; 0 for a row without negatives.
 
     Args:
-        slope: a finite number; for learned ones see `softplus_sum`.
+        slope: a finite number. For learned ones see `softplus_sum`.
         bias: a finite number.
     """
 
@@ -279,7 +292,7 @@ class Softplus(Statistic):
     kernel: ClassVar[str] = "softplus"
 
     def parts(self, s: Tensor, e: Any) -> Tensor:
-        return softplus(self.slope * s + self.bias)
+        return softplus(self.slope * s + self.bias, threshold=LINEAR)
 
     def slopes(self, s: Tensor, e: Any) -> Tensor:
         return self.slope * torch.sigmoid(self.slope * s + self.bias)
@@ -287,7 +300,7 @@ class Softplus(Statistic):
 
 @dataclass(frozen=True, eq=False)
 class LearnedSoftplus(Statistic):
-    """sum_j log(1 + e^{slope s_ij + bias}), (A,), with a gradient of what is learned.
+    """sum_j log(1 + e^{slope s_ij + bias}), (A,), with a gradient of the learned numbers.
 
     Args:
         slope: a number, or a learned one, ().
@@ -299,13 +312,13 @@ class LearnedSoftplus(Statistic):
     learned: ClassVar[bool] = True
 
     @property
-    def form(self) -> Statistic:
-        return _LOGISTIC
+    def exact(self) -> Statistic:
+        return Softplus(self.slope, self.bias)  # type: ignore[arg-type]
 
     def parts(self, s: Tensor, e: Any) -> tuple[Tensor, Tensor, Tensor]:
         logit = _value(self.slope) * s + _value(self.bias)
         share = torch.sigmoid(logit)
-        return softplus(logit), share * s, share
+        return softplus(logit, threshold=LINEAR), share * s, share
 
     def slopes(self, s: Tensor, e: Any) -> tuple[Tensor, Tensor, Tensor]:
         slope = _value(self.slope)
@@ -314,14 +327,11 @@ class LearnedSoftplus(Statistic):
         return slope * share, torch.addcmul(share, s, steep), steep
 
     def finish(self, sums: tuple[Tensor, ...], shift: Tensor, count: Tensor) -> Tensor:
-        return sums[0] + carried(self.slope, sums[1]) + carried(self.bias, sums[2])
-
-
-_LOGISTIC = LearnedSoftplus(1.0, 0.0)
+        return sums[0] + _with_slope(self.slope, sums[1]) + _with_slope(self.bias, sums[2])
 
 
 def softplus_sum(slope: float | Tensor, bias: float | Tensor) -> Statistic:
-    """sum_j log(1 + e^{slope s_ij + bias}), (A,), with gradients of what is learned.
+    """Return sum_j log(1 + e^{slope s_ij + bias}), (A,), as a statistic. Learned numbers get a gradient.
 
     Args:
         slope: a number, or a learned one, ().
@@ -354,8 +364,7 @@ class Count(Statistic):
 class Extreme:
     """Index of the negative with the largest (or smallest) similarity, (A,) torch.long; -1 for a row without negatives.
 
-    An index has no gradient: `rows.similarity(index.unsqueeze(1))` gives the similarity itself, (A, 1), as the
-    positives are.
+    An index has no gradient. `rows.similarity(index.unsqueeze(1))` gives the similarity itself, (A, 1), with gradient.
 
     Args:
         largest: False for the smallest.
@@ -365,4 +374,4 @@ class Extreme:
 
 
 AnyStatistic = Statistic | Extreme
-"""What `Objective.statistics` may ask for."""
+"""What `Objective.statistics` may return."""

@@ -285,7 +285,7 @@ class BadTiles(Objective):
         super().__init__("cosine")
 
     def loss(self, positive: Tensor, rows) -> Tensor:
-        from dipole.core.objectives import sweep as engine
+        from dipole.core.objectives import tiles as engine
 
         return -positive.mean(1) * engine.TILE
 

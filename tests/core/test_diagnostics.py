@@ -23,7 +23,7 @@ from dipole.core.evaluation.diagnostics import (
     similarity_error,
     uniformity,
 )
-from dipole.core.objectives import sweep
+from dipole.core.objectives import tiles
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.spectrum import effective_rank
 from dipole.core.train.evaluation import diagnose_pairs
@@ -34,7 +34,7 @@ N, WIDTH = 11, 4
 
 @pytest.fixture(params=[512, 4], ids=["one tile", "several tiles"], autouse=True)
 def tile(request, monkeypatch):
-    monkeypatch.setattr(sweep, "TILE", request.param)
+    monkeypatch.setattr(tiles, "TILE", request.param)
     monkeypatch.setattr(diagnostics, "TILE", request.param)
 
 

@@ -18,9 +18,9 @@ import torch
 
 from dipole.core.conformance.kit import all_subjects
 from dipole.core.objectives import engine
+from dipole.core.objectives.engine import row_statistics
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.statistics import Between, Count, Extreme, LogSumExp, SoftmaxMean, Softplus, Statistic, Sum
-from dipole.core.objectives.sweep import row_statistics
 from tests.kernel_processes import INTERPRETED, compiling_for, needs_triton, process, resources
 
 EVERYTHING = [
@@ -519,20 +519,20 @@ def test_kernels_without_a_gpu_are_refused_in_one_message(monkeypatch):
 def test_an_engine_that_is_none_is_refused(monkeypatch):
     monkeypatch.setenv("DIPOLE_ENGINE", "tritn")
     with pytest.raises(engine.EngineError, match="'tritn' names no engine; there are eager, triton"):
-        engine.wanted()
+        engine.requested()
     for name in ("eager", "tiles", "EAGER"):
         monkeypatch.setenv("DIPOLE_ENGINE", name)
-        assert engine.wanted() == "eager"
+        assert engine.requested() == "eager"
 
 
 def test_an_engine_that_is_refused_is_not_asked_for_afterwards(monkeypatch):
     monkeypatch.delenv("DIPOLE_ENGINE", raising=False)
     with pytest.raises(engine.EngineError, match="'tritn' names no engine"), engine.using("tritn"):
         raise AssertionError("nothing runs under an engine that there is not")
-    assert engine.wanted() is None
+    assert engine.requested() is None
     with engine.using("eager"):
-        assert engine.wanted() == "eager"
-    assert engine.wanted() is None
+        assert engine.requested() == "eager"
+    assert engine.requested() is None
 
 
 def test_rounding_to_tf32_follows_every_switch_of_pytorch():

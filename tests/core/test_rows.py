@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from dipole.core.objectives import sweep
+from dipole.core.objectives import tiles
+from dipole.core.objectives.engine import row_statistics
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.statistics import Between, Count, Extreme, LogSumExp, SoftmaxMean, Softplus, Statistic, Sum
-from dipole.core.objectives.sweep import row_statistics
 
 STATISTICS = [
     LogSumExp(2.0),
@@ -60,7 +60,7 @@ def layout(request):
 @pytest.mark.parametrize("tile", [3, 4, 64])
 @pytest.mark.parametrize("cached", [True, False])
 def test_statistics_and_gradients_equal_loops(layout, tile, cached, monkeypatch):
-    monkeypatch.setattr(sweep, "CACHE_BYTES", 1 << 20 if cached else 0)
+    monkeypatch.setattr(tiles, "CACHE_BYTES", 1 << 20 if cached else 0)
     pairs, symmetric = layout
     x = pairs.anchors.clone().requires_grad_()
     y = x if symmetric or pairs.anchors is pairs.candidates else pairs.candidates.clone().requires_grad_()
@@ -204,7 +204,7 @@ def dense(statistic_of_row, s, excluded, first=0):
 @pytest.mark.parametrize("tile", [3, 64])
 @pytest.mark.parametrize("cached", [True, False])
 def test_a_statistic_needs_its_parts_alone(layout, tile, cached, monkeypatch):
-    monkeypatch.setattr(sweep, "CACHE_BYTES", 1 << 20 if cached else 0)
+    monkeypatch.setattr(tiles, "CACHE_BYTES", 1 << 20 if cached else 0)
     pairs, symmetric = layout
     x = pairs.anchors.clone().requires_grad_()
     y = x if pairs.anchors is pairs.candidates else pairs.candidates.clone().requires_grad_()
@@ -266,15 +266,3 @@ def test_columns_before_the_first_take_no_part(first, own):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
     for stat, values in ((wanted[5], masked), (wanted[6], -s.masked_fill(mask, math.inf))):
         assert found[stat].tolist() == torch.where(some, values.argmax(1), -1).tolist()
-
-
-def test_a_second_derivative_is_that_of_the_matrix():
-    x = unit(5, 3, 0).requires_grad_()
-    own = torch.arange(5).unsqueeze(1)
-    total = row_statistics(x, x, own, [Sum()], counts=torch.full((5,), 4), symmetric=True)[Sum()].square().sum()
-    plain = ((x @ x.T).sum(1) - x.square().sum(1)).square().sum()
-    found, expected = (
-        torch.autograd.grad(torch.autograd.grad(value, x, create_graph=True)[0].sin().sum(), x)
-        for value in (total, plain)
-    )
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)

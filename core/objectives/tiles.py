@@ -1,0 +1,282 @@
+"""Compute row statistics tile by tile, in memory that is linear in the rows.
+
+The forward pass adds up the parts of all statistics tile by tile and discards the tile. The backward pass forms it
+again, adds up `dL/ds` of all statistics, and multiplies it into the embeddings. A matrix whose tiles fit into
+CACHE_BYTES is kept instead of formed again.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dipole.core.objectives.dense import mask_of
+from dipole.core.objectives.statistics import (
+    LOWEST,
+    SECOND_DERIVATIVES,
+    SMALLEST_EXPONENT,
+    Extreme,
+    LogSumExp,
+    Statistic,
+    as_tuple,
+    part_count,
+)
+from dipole.core.utils.errors import EngineError
+
+TILE = 512
+CACHE_BYTES = 32 << 20
+
+
+def tiled(
+    x: Tensor,
+    y: Tensor,
+    excluded: Tensor,
+    statistics: Sequence[Statistic],
+    running: Sequence[bool],
+    extremes: Sequence[Extreme],
+    symmetric: bool,
+    side: int | None = None,
+) -> tuple[Tensor, ...]:
+    """Return (sums (N, A), shifts (S, A), indices (A,) ...) of the similarities x y^T, with gradient.
+
+    Args:
+        x: (A, d).
+        y: (C, d).
+        excluded: (A, E) columns that take no part in a row. Columns outside the matrix are ignored.
+        statistics: the statistics with a sum.
+        running: for each, whether its exponent needs a running maximum.
+        extremes: the statistics with an index.
+        symmetric: x is y, and j is excluded for i exactly if i is for j.
+        side: rows and columns of a tile; by default TILE on a CPU and eight times that on an accelerator.
+    """
+    if side is None:
+        side = TILE if x.device.type == "cpu" else 8 * TILE
+    terms: list[_Term] = []
+    stop = 0
+    for number, (statistic, runs) in enumerate(zip(statistics, running, strict=True)):
+        start, stop = stop, stop + part_count(statistic)
+        terms.append(_Term(statistic, number, slice(start, stop), runs))
+    found: tuple[Tensor, ...] = _Tiles.apply(  # type: ignore[no-untyped-call]
+        x, y, _Tiling(excluded, symmetric, side), terms, extremes
+    )
+    return found
+
+
+@dataclass(frozen=True)
+class _Side:
+    """Rows that a tile adds to, and the axis of the tile along which their entries lie."""
+
+    rows: slice
+    axis: int
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """One block of the similarity matrix."""
+
+    rows: slice
+    columns: slice
+    s: Tensor  # (R, T)
+    excluded: Tensor | None  # (R, T) True where an entry takes no part; None where all do
+    sides: tuple[_Side, ...]
+    exponentials: dict[float, Tensor] = field(default_factory=dict)
+
+    def exp(self, scale: float) -> Tensor:
+        """Return e^{scale s}, (R, T), 0 where excluded. It is formed once for all statistics and both passes."""
+        if scale not in self.exponentials:
+            self.exponentials[scale] = self.replace_excluded_(torch.mul(self.s, scale).exp_(), 0.0)
+        return self.exponentials[scale]
+
+    def replace_excluded(self, values: Tensor, fill: float) -> Tensor:
+        """Return the values (R, T) with a number at the excluded entries."""
+        return values if self.excluded is None else values.masked_fill(self.excluded, fill)
+
+    def replace_excluded_(self, values: Tensor, fill: float) -> Tensor:
+        """Write the number into the values, which saves a copy."""
+        return values if self.excluded is None else values.masked_fill_(self.excluded, fill)
+
+
+@dataclass(frozen=True)
+class _Tiling:
+    """How a matrix is cut into tiles.
+
+    If it is symmetric, a tile (I, J) serves the rows of I and, transposed, the rows of J. Only the upper triangle is
+    formed then.
+    """
+
+    excluded: Tensor
+    symmetric: bool
+    side: int
+
+    def tiles(self, x: Tensor, y: Tensor) -> Iterator[_Tile]:
+        """Yield the tiles of x y^T, row by row."""
+        on_cpu = x.device.type == "cpu"
+        for top in range(0, len(x), self.side):
+            rows = slice(top, min(top + self.side, len(x)))
+            excluded = self.excluded[rows]
+            # Form masks only where needed: 13 % of a step at B = 4096 on a CPU. An accelerator would have to wait.
+            touched = set(excluded.div(self.side, rounding_mode="floor").unique().tolist()) if on_cpu else None
+            for left in range(top if self.symmetric else 0, len(y), self.side):
+                columns = slice(left, min(left + self.side, len(y)))
+                s = x[rows] @ y[columns].T
+                mask = None
+                if touched is None or left // self.side in touched:
+                    mask = mask_of(excluded - left, s.shape[1])
+                sides: tuple[_Side, ...] = (_Side(rows, 1),)
+                if self.symmetric and left > top:
+                    sides = (_Side(rows, 1), _Side(columns, 0))
+                yield _Tile(rows, columns, s, mask, sides)
+
+
+@dataclass(frozen=True)
+class _Term:
+    """A statistic, its number, its rows of the sums, and whether it needs a running maximum."""
+
+    statistic: Statistic
+    number: int
+    slots: slice
+    running: bool
+
+    def groups(self, tile: _Tile) -> Sequence[tuple[_Side, ...]]:
+        """Return the sides that share an exponential: all, unless each row subtracts its own maximum."""
+        if self.running:
+            return [(side,) for side in tile.sides]
+        return [tile.sides]
+
+    def exp(self, tile: _Tile, side: _Side, shifts: Tensor) -> Tensor | None:
+        """Return e^{scale s - shift}, (R, T), 0 where excluded; None without a scale."""
+        scale = self.statistic.scale
+        if scale is None:
+            return None
+        if not self.running:
+            return tile.exp(scale)
+        shifted = (scale * tile.s).sub_(shifts[self.number, side.rows].unsqueeze(side.axis))
+        return tile.replace_excluded_(exp_below(shifted), 0.0)
+
+    def add(self, tile: _Tile, sums: Tensor, shifts: Tensor) -> None:
+        """Add the parts of a tile to the sums (N, A)."""
+        for sides in self.groups(tile):
+            if self.running:
+                self._raise_shift(tile, sides[0], sums, shifts)
+            e = self.exp(tile, sides[0], shifts)
+            for total, part in zip(sums[self.slots], as_tuple(self.statistic.parts(tile.s, e)), strict=True):
+                part = part if part is e else tile.replace_excluded(part, 0.0)
+                for side in sides:
+                    total[side.rows] += part.sum(side.axis)
+
+    def _raise_shift(self, tile: _Tile, side: _Side, sums: Tensor, shifts: Tensor) -> None:
+        scale = self.statistic.scale
+        assert scale is not None
+        if isinstance(scale, Tensor) or scale > 0:  # learned scales are positive
+            top = scale * tile.replace_excluded(tile.s, -math.inf).amax(side.axis)
+        else:
+            top = scale * tile.replace_excluded(tile.s, math.inf).amin(side.axis)
+        old = shifts[self.number, side.rows]
+        new = torch.maximum(old, top)
+        sums[self.slots, side.rows] *= (old - new).exp()
+        shifts[self.number, side.rows] = new
+
+    def slopes(self, tile: _Tile, grad: Tensor, shifts: Tensor, mirrored: bool) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield slopes (R, T) and their weights, (R, 1), (1, T) or (R, T). `grad` (N, A) is that of the sums.
+
+        `mirrored` adds the transpose of a diagonal tile. Without running maxima its slopes are as symmetric as s.
+        """
+        for sides in self.groups(tile):
+            e = self.exp(tile, sides[0], shifts)
+            slopes: tuple[Tensor, ...]
+            factor = 1.0
+            if isinstance(self.statistic, LogSumExp):  # the slope is scale * e: multiply the weights instead
+                assert e is not None
+                slopes, factor = (e,), self.statistic.scale
+            else:
+                slopes = as_tuple(self.statistic.slopes(tile.s, e))
+            for upstream, slope in zip(grad[self.slots], slopes, strict=True):
+                weights = [factor * upstream[side.rows].unsqueeze(side.axis) for side in sides]
+                if mirrored:
+                    weights.append(weights[0].T)
+                yield slope, weights[0] if len(weights) == 1 else weights[0] + weights[1]
+
+
+class _Tiles(torch.autograd.Function):
+    """(sums (N, A), shifts (S, A), indices (A,) ...). The shifts are constants of the caller's formula."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, y: Tensor, tiling: _Tiling, terms: list[_Term], extremes: Sequence[Extreme]
+    ) -> tuple[Tensor, ...]:
+        sums = x.new_zeros(terms[-1].slots.stop if terms else 0, len(x))
+        shifts = x.new_zeros(len(terms), len(x))
+        for term in terms:
+            if term.running:
+                shifts[term.number] = LOWEST
+        best = [x.new_full((len(x),), -math.inf) for _ in extremes]
+        where = [torch.full((len(x),), -1, device=x.device) for _ in extremes]
+        kinds = 1 + len({t.statistic.scale for t in terms if t.statistic.scale is not None and not t.running})
+        size = kinds * len(x) * len(y) * x.element_size() // (2 if tiling.symmetric else 1)
+        kept: list[_Tile] = []
+        for tile in tiling.tiles(x, y):
+            for term in terms:
+                term.add(tile, sums, shifts)
+            for extreme, value, index in zip(extremes, best, where, strict=True):
+                _add_extreme(extreme, tile, value, index)
+            if size <= CACHE_BYTES:
+                kept.append(tile)
+        ctx.tiling, ctx.terms, ctx.kept = tiling, terms, kept
+        ctx.save_for_backward(x, y, shifts)
+        ctx.mark_non_differentiable(shifts, *where)
+        return sums, shifts, *where
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise EngineError(SECOND_DERIVATIVES)
+        x, y, shifts = ctx.saved_tensors
+        # Kept tiles are released here. A second pass through the same graph forms them again.
+        kept, ctx.kept = ctx.kept, []
+        symmetric = ctx.tiling.symmetric
+        dx = torch.zeros_like(x)
+        dy = torch.zeros_like(y) if ctx.needs_input_grad[1] and not symmetric else None
+        running = any(term.running for term in ctx.terms)
+        for tile in kept or ctx.tiling.tiles(x, y):
+            # On the diagonal of a symmetric matrix one product serves (i, j) and (j, i).
+            diagonal = symmetric and len(tile.sides) == 1
+            total = _slope_of(tile, ctx.terms, grad, shifts, diagonal and not running)
+            if diagonal:
+                dx[tile.rows].addmm_(total + total.T if running else total, x[tile.rows])
+                continue
+            dx[tile.rows].addmm_(total, y[tile.columns])
+            other = dx if symmetric else dy
+            if other is not None:
+                other[tile.columns].addmm_(total.T, x[tile.rows])
+        return dx, dy, None, None, None
+
+
+def _slope_of(tile: _Tile, terms: Sequence[_Term], grad: Tensor, shifts: Tensor, mirrored: bool) -> Tensor:
+    """Return dL/ds of a tile, (R, T), 0 where excluded, from the gradient (N, A) of the sums."""
+    total: Tensor | None = None
+    for term in terms:
+        for slope, weight in term.slopes(tile, grad, shifts, mirrored):
+            total = slope * weight if total is None else total.addcmul_(slope, weight)
+    assert total is not None  # without a sum there is no gradient
+    return tile.replace_excluded_(total, 0.0)
+
+
+def _add_extreme(extreme: Extreme, tile: _Tile, best: Tensor, where: Tensor) -> None:
+    """Update the best value (A,) and its column (A,) of the rows that a tile serves."""
+    values = tile.replace_excluded(tile.s if extreme.largest else -tile.s, -math.inf)
+    for side in tile.sides:
+        top, place = values.max(side.axis)
+        first = (tile.columns if side.axis else tile.rows).start
+        better = top > best[side.rows]
+        best[side.rows] = torch.where(better, top, best[side.rows])
+        where[side.rows] = torch.where(better, place + first, where[side.rows])
+
+
+def exp_below(exponent: Tensor) -> Tensor:
+    """Write e^exponent over an exponent of at most 0. Subnormal results become 0: they are slow on a CPU."""
+    if exponent.device.type != "cpu":
+        return exponent.exp_()
+    return torch.threshold_(exponent, SMALLEST_EXPONENT[exponent.dtype], -math.inf).exp_()
