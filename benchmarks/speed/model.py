@@ -18,10 +18,10 @@ from dipole.benchmarks.speed.devices import DEVICES
 from dipole.benchmarks.speed.eager import counted
 from dipole.benchmarks.speed.fused import Matrix, Summand, fused
 from dipole.benchmarks.speed.work import Work, milliseconds, totals
-from dipole.core.objectives.dense import SAFE_EXPONENT, fits, parts_of
+from dipole.core.objectives.dense import fits
 from dipole.core.objectives.engine import row_statistics
 from dipole.core.objectives.pairs import Pairs
-from dipole.core.objectives.statistics import AnyStatistic, Statistic
+from dipole.core.objectives.statistics import AnyStatistic, Statistic, needs_maximum, part_count
 from dipole.core.utils.errors import DipoleError
 
 DTYPES = {"bf16": torch.bfloat16, "float32": torch.float32}
@@ -93,9 +93,7 @@ def with_kernels(case: Case) -> Work:
     summands, extremes = [], 0
     for each in statistics:
         if isinstance(each, Statistic):
-            scale = each.scale
-            running = scale is not None and (bound is None or abs(scale) * bound > SAFE_EXPONENT)
-            summands.append(Summand(len(parts_of(each)), scale, running))
+            summands.append(Summand(part_count(each), each.scale, needs_maximum(each, bound)))
         else:
             extremes += 1
     matrix = Matrix(
@@ -131,7 +129,7 @@ def _finished(statistics: Sequence[AnyStatistic], pairs: Pairs, x: Tensor) -> No
     """What makes statistics of sums, which both engines do."""
     for each in statistics:
         if isinstance(each, Statistic):
-            sums = tuple(x.new_empty(len(x)).requires_grad_() for _ in parts_of(each))
+            sums = tuple(x.new_empty(len(x)).requires_grad_() for _ in range(part_count(each)))
             value = each.finish(sums, x.new_empty(len(x)), pairs.negative_counts)
             if value.grad_fn is not None:
                 value.backward(torch.empty_like(value))
