@@ -518,7 +518,7 @@ def test_kernels_without_a_gpu_are_refused_in_one_message(monkeypatch):
 
 def test_an_engine_that_is_none_is_refused(monkeypatch):
     monkeypatch.setenv("DIPOLE_ENGINE", "tritn")
-    with pytest.raises(engine.EngineError, match="'tritn' names no engine; there are eager, triton"):
+    with pytest.raises(engine.EngineError, match="'tritn' names no engine; there are dense, eager, triton"):
         engine.requested()
     for name in ("eager", "tiles", "EAGER"):
         monkeypatch.setenv("DIPOLE_ENGINE", name)
