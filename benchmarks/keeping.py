@@ -10,7 +10,7 @@ from typing import Any
 from dipole.benchmarks.collecting import Gathered, gather
 from dipole.benchmarks.kept import SUFFIX, KeptRun, KeptSuite, merged, read_kept, some_files, write_kept
 from dipole.benchmarks.manifest import Manifest
-from dipole.benchmarks.report.charts import SCATTER, drawn_names
+from dipole.benchmarks.report.training_charts import SCATTER, drawn_names
 from dipole.core.record.additions import AddedResult, read_additions
 from dipole.core.utils.errors import ConfigError, RecordError
 from dipole.core.utils.files import is_file

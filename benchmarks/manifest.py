@@ -79,6 +79,11 @@ class ColumnEntry(_Part):
     higher_is_better: bool
     unit: str
 
+    @property
+    def label(self) -> str:
+        """Its name with the unit, for axes and heads."""
+        return f"{self.name} ({self.unit})" if self.unit else self.name
+
     def metric_of(self, row: RowEntry) -> str:
         """What is read from the record for a row.
 

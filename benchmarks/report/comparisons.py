@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 
 from dipole.benchmarks.critical import critical_difference, performance_profile
 from dipole.benchmarks.manifest import ColumnEntry
-from dipole.benchmarks.report import kinds
+from dipole.benchmarks.report.curve_charts import Line, line_chart
 from dipole.benchmarks.report.picture import MOST_LINES, MOST_ROWS, Picture, pictured
 from dipole.benchmarks.report.results import SuiteResults
+from dipole.benchmarks.report.row_charts import RankChart, Ranked
 from dipole.core.utils.text import counted
 
 # Fewer data sets than this say nothing about others: their seeds are the blocks then.
@@ -35,7 +36,7 @@ def _profile(results: SuiteResults, labels: Sequence[str]) -> list[Picture]:
     if results.base in shares and results.base not in kept:
         kept = {*best[: MOST_LINES - 1], results.base}
     lines = [
-        kinds.Line(label, [i / (len(share) - 1) for i in range(len(share))], share)
+        Line(label, [i / (len(share) - 1) for i in range(len(share))], share)
         for label, share in shares.items()
         if label in kept
     ]
@@ -47,7 +48,7 @@ def _profile(results: SuiteResults, labels: Sequence[str]) -> list[Picture]:
     if len(kept) < len(shares):
         chosen = "the base and the best" if results.base in kept else "the best"
         caption += f" {len(kept)} of {counted(len(shares), 'row')}: {chosen}."
-    chart = kinds.line_chart(
+    chart = line_chart(
         f"{results.manifest.title}: performance profile", "tau", "share of runs above tau", lines, from_zero=True
     )
     return pictured(chart, caption)
@@ -66,9 +67,9 @@ def _ranked(results: SuiteResults, groups: Sequence[Sequence[ColumnEntry]], labe
     if len(blocks) < 2:
         return []
     found = critical_difference(blocks)
-    rows = [kinds.Ranked(label, rank) for label, rank in zip(found.labels, found.ranks, strict=True)]
+    rows = [Ranked(label, rank) for label, rank in zip(found.labels, found.ranks, strict=True)]
     title = f"{results.manifest.title}: critical difference"
-    chart = kinds.RankChart(title, "mean rank (1 is best)", "", rows, found.groups, found.difference)
+    chart = RankChart(title, "mean rank (1 is best)", "", rows, found.groups, found.difference)
     p = f"p = {found.p:.2g}" if found.p >= 0.001 else "p < 0.001"
     decided = "Friedman's test finds no difference" if found.p >= 0.05 else "Friedman's test finds differences"
     caption = (

@@ -1,8 +1,4 @@
-"""Charts drawn by Vega-Lite: a chart as a spec, a spec as SVG and PDF, and the runtime for the page.
-
-Colours are names of the page's style sheet (`var(--c0)`), so that one picture serves light, dark and print; files get
-the light ones.
-"""
+"""Charts as pictures: a Vega-Lite spec as SVG and PDF, and Vega itself for the page."""
 
 import json
 import re
@@ -12,44 +8,55 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from dipole.benchmarks.report.encoding import WIDTH, Spec
-from dipole.benchmarks.report.kinds import Chart
-from dipole.benchmarks.report.specs import spec_of
+from dipole.benchmarks.report.chart import SOFT, TEXT, WIDTH, Chart
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.extras import install_line
 
-# Widths of its letters are those that vl-convert measures with, so that no label is cut in a browser.
+# The widths of its letters are those that vl-convert measures with, so no label is cut in a browser.
 FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
+AXIS = {
+    "labelColor": TEXT, "titleColor": TEXT, "gridColor": "var(--line)", "tickColor": SOFT, "domainColor": SOFT,
+    "labelFontSize": 11.5, "titleFontSize": 12.5, "titleFontWeight": "normal", "labelLimit": 0, "titleLimit": 0,
+    "aria": False,
+}  # fmt: skip
+LEGEND = {
+    "labelColor": TEXT, "titleColor": TEXT, "labelFontSize": 11.5, "labelLimit": 0, "orient": "bottom", "title": None,
+    "symbolStrokeWidth": 2, "symbolOpacity": 1, "symbolSize": 60, "aria": False,
+}  # fmt: skip
+CONFIG: dict[str, Any] = {
+    "background": None,
+    "font": FONT,
+    "view": {"stroke": None},
+    "axis": AXIS,
+    "legend": LEGEND,
+    "title": {"color": TEXT, "anchor": "start", "fontSize": 13, "limit": WIDTH},
+    "mark": {"aria": False},
+}
 
 
-def spec(chart: Chart) -> Spec:
-    """The Vega-Lite spec of a chart, with its data in named data sets."""
-    return {"description": chart.description, **spec_of(chart)}
-
-
-def to_svg(drawn: Mapping[str, Any]) -> str:
-    """A spec as SVG, in the names of colours of the page.
+def to_svg(spec: Mapping[str, Any]) -> str:
+    """Return a spec as SVG, with the page's names of colours.
 
     Raises:
         ConfigError: vl-convert is not installed.
     """
-    svg: str = _converter().vegalite_to_svg({**drawn, "config": CONFIG})
+    svg: str = _converter().vegalite_to_svg({**spec, "config": CONFIG})
     return svg
 
 
 def to_files(chart: Chart) -> dict[str, str | bytes]:
-    """A chart as files, by suffix: SVG, PDF and Vega-Lite spec, in the light colours, with title and description."""
-    titled = {**spec(chart), "title": chart.title}
+    """Return a chart as files by suffix: SVG, PDF and Vega-Lite spec, in the light colours, with its title."""
+    titled = {**chart.spec, "title": chart.title}
     svg = with_colours(to_svg(titled), light())
-    told = f"<title>{escape(chart.title)}</title><desc>{escape(chart.description)}</desc>"
-    svg = re.sub(r"(<svg[^>]*>)", lambda m: m[1] + told, svg, count=1)
+    about = f"<title>{escape(chart.title)}</title><desc>{escape(chart.description)}</desc>"
+    svg = re.sub(r"(<svg[^>]*>)", lambda m: m[1] + about, svg, count=1)
     written = json.dumps({"$schema": SCHEMA, **titled, "config": CONFIG}, indent=1, allow_nan=False)
     return {".svg": svg, ".pdf": _converter().svg_to_pdf(svg), ".vl.json": _coloured(written, light())}
 
 
 def with_colours(svg: str, colours: Mapping[str, str]) -> str:
-    """Names of colours replaced by the colours; a white ground."""
+    """Replace names of colours by the colours, on a white ground."""
     found = _coloured(svg, colours)
     return re.sub(r"(<svg[^>]*>)", r'\1<rect width="100%" height="100%" fill="#ffffff"/>', found, count=1)
 
@@ -60,35 +67,16 @@ def _coloured(text: str, colours: Mapping[str, str]) -> str:
 
 @cache
 def light() -> Mapping[str, str]:
-    """The colours that the style sheet has for paper."""
+    """Return the colours that the style sheet has for paper."""
     sheet = files("dipole.benchmarks").joinpath("templates", "report.css").read_text(encoding="utf-8")
     return dict(re.findall(r"--([a-z0-9]+): (#[0-9a-f]{6})", sheet.partition("}")[0]))
 
 
 @cache
 def runtime() -> str:
-    """Vega, Vega-Lite and Vega-Embed (BSD-3-Clause) as one script, for the page."""
+    """Return Vega, Vega-Lite and Vega-Embed (BSD-3-Clause) as one script, for the page."""
     bundle: str = _converter().javascript_bundle()
     return bundle.replace("</script", "<\\/script")
-
-
-CONFIG: dict[str, Any] = {
-    "background": None,
-    "font": FONT,
-    "view": {"stroke": None},
-    "axis": {
-        "labelColor": "var(--text)", "titleColor": "var(--text)", "gridColor": "var(--line)",
-        "tickColor": "var(--soft)",
-        "domainColor": "var(--soft)", "labelFontSize": 11.5, "titleFontSize": 12.5, "titleFontWeight": "normal",
-        "labelLimit": 0, "titleLimit": 0, "aria": False,
-    },
-    "legend": {
-        "labelColor": "var(--text)", "titleColor": "var(--text)", "labelFontSize": 11.5, "labelLimit": 0,
-        "orient": "bottom", "title": None, "symbolStrokeWidth": 2, "symbolOpacity": 1, "symbolSize": 60, "aria": False,
-    },
-    "title": {"color": "var(--text)", "anchor": "start", "fontSize": 13, "limit": WIDTH},
-    "mark": {"aria": False},
-}  # fmt: skip
 
 
 def _converter() -> Any:

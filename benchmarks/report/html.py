@@ -10,7 +10,6 @@ from typing import Any
 
 from dipole.benchmarks.report import drawing
 from dipole.benchmarks.report.document import Report
-from dipole.benchmarks.report.encoding import columns
 from dipole.benchmarks.report.picture import Picture, drawn_at_once
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.extras import install_line
@@ -61,7 +60,7 @@ def to_html(report: Report) -> str:
 
 def _drawn(picture: Picture, is_now: bool) -> str:
     """A chart as SVG, and its spec in a template, which browsers neither show nor run; the spec alone if not now."""
-    spec = drawing.spec(picture.chart)
+    spec = picture.chart.spec
     name = escape(picture.chart.description, quote=True)
     packed = {**spec, "datasets": {key: _packed(rows) for key, rows in spec["datasets"].items()}}
     data = json.dumps(packed, separators=(",", ":"), allow_nan=False)
@@ -73,13 +72,13 @@ def _drawn(picture: Picture, is_now: bool) -> str:
 
 
 def _packed(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Rows as columns, texts that repeat as places in a list: what charts.js unpacks."""
+    """Rows as columns, with repeated texts as places in a list; charts.js unpacks them."""
     found: dict[str, Any] = {}
-    for name, values in columns(rows).items():
-        texts = list(dict.fromkeys(value for value in values if isinstance(value, str)))
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = [row.get(name) for row in rows]
+        texts: list[Any] = list(dict.fromkeys(value for value in values if isinstance(value, str)))
         if len(texts) * 2 < len(values) and all(isinstance(value, str) for value in values):
-            place = {text: i for i, text in enumerate(texts)}
-            found[name] = {"of": texts, "at": [place[value] for value in values]}
+            found[name] = {"of": texts, "at": [texts.index(value) for value in values]}
         else:
             found[name] = values
     return found

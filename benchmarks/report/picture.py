@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from dipole.benchmarks.report.kinds import Chart, HeatMap
+from dipole.benchmarks.report.chart import Chart
+from dipole.benchmarks.report.row_charts import HeatMap
 
 # More lines than this in one picture are told apart by nobody: they become rows of a heat map.
 MOST_LINES = 10

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
-from dipole.benchmarks.report import kinds
+from dipole.benchmarks.report.curve_charts import Dots, ScatterChart
 from dipole.benchmarks.report.picture import Picture
 from dipole.benchmarks.report.table import Cell, ReportTable
 from dipole.core.record import RunRecord
@@ -104,6 +104,6 @@ def _is_number(value: object) -> bool:
 
 
 def _dots(title: str, x: str, y: str, points: Sequence[tuple[float, float]]) -> Picture:
-    dots = kinds.Dots("trials", [first for first, _ in points], [second for _, second in points])
-    chart = kinds.ScatterChart(title, x, y, [dots], is_equal=False)
+    dots = Dots("trials", [first for first, _ in points], [second for _, second in points])
+    chart = ScatterChart(title, x, y, [dots], is_equal=False)
     return Picture(chart, f"{title}, on the validation part.")

@@ -4,12 +4,11 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from dipole.benchmarks.report.chart import Chart
 from dipole.benchmarks.report.claim_tables import to_json
 from dipole.benchmarks.report.document import Report, make_report
 from dipole.benchmarks.report.drawing import to_files
-from dipole.benchmarks.report.figure_table import as_table
 from dipole.benchmarks.report.html import to_html
-from dipole.benchmarks.report.kinds import Chart
 from dipole.benchmarks.report.table import plain, to_csv, to_latex
 from dipole.benchmarks.report.table import to_markdown as table_to_markdown
 from dipole.core.utils.errors import ConfigError, RecordError
@@ -69,7 +68,7 @@ def check_output(output: Path) -> None:
 def _figures(report: Report, folder: Path) -> dict[Path, str | bytes]:
     found: dict[Path, str | bytes] = {}
     for name, chart in named_charts(report).items():
-        files = {**to_files(chart), ".tex": to_latex(as_table(chart, name))}
+        files = {**to_files(chart), ".tex": to_latex(chart.numbers())}
         found |= {folder / f"{name}{kind}": content for kind, content in files.items()}
     return found
 

@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 
+from dipole.benchmarks.report.curve_charts import Line, LineChart
 from dipole.benchmarks.report.drawing import to_files
-from dipole.benchmarks.report.kinds import Line, LineChart
 from dipole.benchmarks.statistics import PairedTest, difference, holm, summarize
 from dipole.benchmarks.studies.learning_everywhere import LAYOUTS, Layout, Trial
 from dipole.core.objectives.objective import objective

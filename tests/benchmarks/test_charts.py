@@ -6,9 +6,22 @@ from math import nan
 
 import pytest
 
-from dipole.benchmarks.report import charts, drawing, encoding, grids, kinds, picture, specs
+from dipole.benchmarks.report import charts, curve_charts, drawing, picture
+from dipole.benchmarks.report.chart import NARROW, rounded
+from dipole.benchmarks.report.curve_charts import (
+    Dots,
+    Line,
+    LineChart,
+    Steps,
+    doubles,
+    equal_scales,
+    histogram,
+    line_chart,
+    scatter_chart,
+)
 from dipole.benchmarks.report.document import make_report
 from dipole.benchmarks.report.results import SuiteResults
+from dipole.benchmarks.report.row_charts import Estimate, HeatMap, RankChart, Ranked, Tile, heat_map, interval_chart
 from dipole.benchmarks.report.table import Cell, ReportTable, to_latex
 from dipole.benchmarks.report.write import write_report
 from dipole.benchmarks.run_records import read_records
@@ -17,18 +30,16 @@ from dipole.core.record import read_record
 altair = pytest.importorskip("altair")
 converter = pytest.importorskip("vl_convert")
 
-LINES = [kinds.Line("a", [1, 2, 3], [1.0, nan, 3.0], [0.5, nan, 2.5], [1.5, nan, 3.5]), kinds.Line("b", [1, 3], [2, 2])]
+LINES = [Line("a", [1, 2, 3], [1.0, nan, 3.0], [0.5, nan, 2.5], [1.5, nan, 3.5]), Line("b", [1, 3], [2, 2])]
 ONE_OF_EACH = [
-    kinds.line_chart("lines", "step", "value", LINES),
-    kinds.histogram("histogram", "x", "y", [kinds.Steps("s", [0.0, 0.5, 1.0], [2.0, 0.0])]),
-    kinds.scatter_chart("scatter", "x", "y", [kinds.Dots("p", [0, 3], [0, 1]), kinds.Dots("q", [1], [nan])]),
-    kinds.interval_chart("intervals", "x", [kinds.Estimate("one", 1.0, 0.5, 1.5, (0.9, 1.1))], 0.5),
-    kinds.interval_chart(
-        "forest", "x", [kinds.Estimate("r", 1, nan, nan, source=s) for s in ("printed", "ours")], None
-    ),
-    kinds.RankChart("ranks", "mean rank", "", [kinds.Ranked("a", 1.2), kinds.Ranked("b", 1.8)], [(0, 1)], 0.9),
-    kinds.heat_map("map", "x", "y", [kinds.Tile("r", "c", 1.0, "1.0"), kinds.Tile("r", "d", -1.0, "-1")], "v", 0.0),
-    kinds.heat_map("levels", "x", "y", [kinds.Tile("r", "c", 1.0), kinds.Tile("q", "c", 2.0)], "v"),
+    line_chart("lines", "step", "value", LINES),
+    histogram("histogram", "x", "y", [Steps("s", [0.0, 0.5, 1.0], [2.0, 0.0])]),
+    scatter_chart("scatter", "x", "y", [Dots("p", [0, 3], [0, 1]), Dots("q", [1], [nan])]),
+    interval_chart("intervals", "x", [Estimate("one", 1.0, 0.5, 1.5, (0.9, 1.1))], 0.5),
+    interval_chart("forest", "x", [Estimate("r", 1, nan, nan, source=s) for s in ("printed", "ours")], None),
+    RankChart("ranks", "mean rank", "", [Ranked("a", 1.2), Ranked("b", 1.8)], [(0, 1)], 0.9),
+    heat_map("map", "x", "y", [Tile("r", "c", 1.0, "1.0"), Tile("r", "d", -1.0, "-1")], "v", 0.0),
+    heat_map("levels", "x", "y", [Tile("r", "c", 1.0), Tile("q", "c", 2.0)], "v"),
 ]
 
 
@@ -39,11 +50,11 @@ def results(runs_folder, written):
 @pytest.mark.parametrize("chart", ONE_OF_EACH, ids=lambda chart: chart.title)
 def test_every_kind_is_valid_and_drawn_with_names_of_colours_alone(chart):
     """The schema of Vega-Lite accepts the spec; no colour is fixed that a theme could make illegible."""
-    spec = drawing.spec(chart)
+    spec = chart.spec
     altair.Chart.from_dict(spec, validate=True)
     assert spec["description"].startswith(chart.title)
     svg = drawing.to_svg(spec)
-    if not isinstance(chart, kinds.HeatMap):
+    if not isinstance(chart, HeatMap):
         assert not re.findall(r'(?:fill|stroke)="(?:#|rgb|black|white)', svg)
     assert "NaN" not in json.dumps(spec)
     for text in (chart.x_label, chart.y_label):
@@ -61,19 +72,19 @@ def test_files_have_colours_of_their_own(chart):
 @pytest.mark.parametrize("values", [[], [nan], [3.0], [2.0, 2.0]])
 def test_charts_of_little_or_nothing(values):
     """No picture for no data; a single or constant value still gets axes around it."""
-    chart = kinds.line_chart("t", "x", "y", [kinds.Line("l", list(range(len(values))), values)])
+    chart = line_chart("t", "x", "y", [Line("l", list(range(len(values))), values)])
     assert (chart is not None) == any(v == v for v in values)
     if chart is not None:
-        assert "NaN" not in drawing.to_svg(drawing.spec(chart))
-    assert (kinds.interval_chart("t", "x", [kinds.Estimate("a", v, nan, nan) for v in values]) is not None) == any(
+        assert "NaN" not in drawing.to_svg(chart.spec)
+    assert (interval_chart("t", "x", [Estimate("a", v, nan, nan) for v in values]) is not None) == any(
         v == v for v in values
     )
 
 
 def test_an_interval_chart_always_shows_what_it_is_measured_against():
     """One estimate of 0.75 against one half: the line at one half is inside the picture, left of the marker."""
-    chart = kinds.interval_chart("t", "x", [kinds.Estimate("a", 0.75, nan, nan)], reference=0.5)
-    svg = drawing.to_svg({**drawing.spec(chart), "width": 300})
+    chart = interval_chart("t", "x", [Estimate("a", 0.75, nan, nan)], reference=0.5)
+    svg = drawing.to_svg({**chart.spec, "width": 300})
     (rule,) = re.findall(r'<line[^>]*translate\(([0-9.]+),0\)"[^>]*stroke="var\(--soft\)" stroke-width="1.5"', svg)
     (marker,) = re.findall(r'<path[^>]*translate\(([0-9.]+),[^>]*fill="var\(--c0\)"', svg)
     assert 0 <= float(rule) < float(marker) <= 300
@@ -81,45 +92,45 @@ def test_an_interval_chart_always_shows_what_it_is_measured_against():
 
 def test_points_land_where_the_axes_say():
     """A histogram over 0 to 1: the corner at one half is in the middle of the axis, its height the axis' top."""
-    svg = drawing.to_svg(drawing.spec(ONE_OF_EACH[1]))
-    width, height = encoding.NARROW
+    svg = drawing.to_svg(ONE_OF_EACH[1].spec)
+    width, height = NARROW
     (outline,) = re.findall(r'<path[^>]* d="(M[^"]+)"[^>]*stroke="var\(--c0\)"', svg)
     assert outline.startswith(f"M0,0L{width / 2:g},0L{width / 2:g},{height}")
 
 
 def test_a_missing_value_interrupts_a_line():
     (path,) = re.findall(
-        r'<path[^>]* d="(M[^"]+)"[^>]*stroke="var\(--c0\)"', drawing.to_svg(drawing.spec(kinds.LineChart("t", "x", "y", [  # noqa: E501
-            kinds.Line("l", [0, 1, 2, 3, 4], [1, 2, nan, 2, 1])])))
+        r'<path[^>]* d="(M[^"]+)"[^>]*stroke="var\(--c0\)"', drawing.to_svg(LineChart("t", "x", "y", [
+            Line("l", [0, 1, 2, 3, 4], [1, 2, nan, 2, 1])]).spec)
     )  # fmt: skip
     assert path.count("M") == 2
-    assert specs._marked([1, nan, 2, nan]) >= {0, 2}
+    assert curve_charts._marked([1, nan, 2, nan]) >= {0, 2}
 
 
 def test_one_length_is_the_same_on_both_axes():
-    across, up = specs.equal_scales([0, 10], [0, 1])
-    width, height = encoding.NARROW
+    across, up = equal_scales([0, 10], [0, 1])
+    width, height = NARROW
     assert (across[1] - across[0]) / width == pytest.approx((up[1] - up[0]) / height)
     assert across[0] < 0 < 10 < across[1]
 
 
 def test_what_doubles_gets_a_logarithmic_axis():
-    assert kinds.doubles([16, 32, 64, 128])
-    assert not kinds.doubles([1, 2, 3, 4])
-    assert not kinds.doubles([0, 1, 2, 4, 8])
-    chart = kinds.line_chart("t", "x", "y", [kinds.Line("l", [16, 32, 64, 128], [1, 2, 3, 4])])
-    svg = drawing.to_svg(drawing.spec(chart))
+    assert doubles([16, 32, 64, 128])
+    assert not doubles([1, 2, 3, 4])
+    assert not doubles([0, 1, 2, 4, 8])
+    chart = line_chart("t", "x", "y", [Line("l", [16, 32, 64, 128], [1, 2, 3, 4])])
+    svg = drawing.to_svg(chart.spec)
     at = [float(x) for x in re.findall(r'<path[^>]*translate\(([0-9.]+),[^>]*fill="var\(--c0\)"', svg)]
-    width = encoding.NARROW[0]
+    width = NARROW[0]
     assert at == pytest.approx([0, width / 3, 2 * width / 3, width], abs=0.01)
-    rows = [kinds.Estimate(name, value, nan, nan) for name, value in (("fast", 1.0), ("slow", 100.0))]
-    assert kinds.interval_chart("t", "s", rows, None).is_log
-    assert not kinds.interval_chart("t", "s", rows, 0.0).is_log
+    rows = [Estimate(name, value, nan, nan) for name, value in (("fast", 1.0), ("slow", 100.0))]
+    assert interval_chart("t", "s", rows, None).is_log
+    assert not interval_chart("t", "s", rows, 0.0).is_log
 
 
 def test_series_differ_in_colour_and_marker_and_long_names_keep_every_line():
     names = [f"infonce(temperature=0.1, a_long_option_of_number={i})" for i in range(8)]
-    spec = drawing.spec(kinds.line_chart("t", "x", "y", [kinds.Line(n, [1, 2], [i, i]) for i, n in enumerate(names)]))
+    spec = line_chart("t", "x", "y", [Line(n, [1, 2], [i, i]) for i, n in enumerate(names)]).spec
     points = next(layer for layer in spec["layer"] if "shape" in layer["encoding"])
     for channel in ("color", "shape"):
         scale = (spec["encoding"] | points["encoding"])[channel]["scale"]
@@ -170,7 +181,7 @@ def test_losses_keep_their_levels_and_many_lines_become_a_heat_map(runs_folder):
     (curve,) = found["Learning curves"]
     assert {t.row for t in curve.chart.tiles} == {label for label, _, _ in rows}
     maps = [picture.chart for picture in found["Distance histograms"]]
-    assert all(isinstance(chart, kinds.HeatMap) for chart in maps)
+    assert all(isinstance(chart, HeatMap) for chart in maps)
     assert len(maps) == 2
 
 
@@ -264,11 +275,11 @@ def test_a_table_in_latex_is_escaped_and_has_its_best_bold():
 
 
 def test_values_are_rounded_to_what_a_picture_shows():
-    assert encoding.rounded([81.234567891, nan, 90.0]) == [81.235, None, 90.0]
+    assert rounded([81.234567891, nan, 90.0]) == [81.235, None, 90.0]
     # A small range far from zero keeps its steps.
-    fine = encoding.rounded([1000.0001, 1000.0002])
+    fine = rounded([1000.0001, 1000.0002])
     assert fine[1] - fine[0] == pytest.approx(1e-4, rel=0.01)
-    assert encoding.rounded([0.0, 0.0]) == [0.0, 0.0]
+    assert rounded([0.0, 0.0]) == [0.0, 0.0]
 
 
 def test_twenty_models_of_fifty_seeds_are_no_block_of_a_hundred_lines(runs_folder, tmp_path):
@@ -318,8 +329,8 @@ def test_a_grid_of_two_options_is_a_heat_map_of_one_over_the_other(runs_folder):
         ("10", "0.1", "50.00"), ("10", "0.5", "50.00"), ("10", "1", "50.00"),
         ("2", "0.1", "60.00"), ("2", "0.5", "60.00"), ("2", "1", "60.00"),
     ]  # fmt: skip
-    assert grids.options_of(["a(x=1)", "a(x=2)", "a(x=3)", "a(x=4)"]) is None
-    assert grids.options_of(["a(x=1, y=1)", "a(x=1, y=2)", "b(x=2, y=1)", "a(x=2, y=2)"]) is None
+    assert charts.options_of(["a(x=1)", "a(x=2)", "a(x=3)", "a(x=4)"]) is None
+    assert charts.options_of(["a(x=1, y=1)", "a(x=1, y=2)", "b(x=2, y=1)", "a(x=2, y=2)"]) is None
 
 
 def test_old_records_are_drawn(tmp_path, runs_folder):
@@ -335,9 +346,9 @@ def test_a_sweep_of_one_option_is_a_line_with_a_logarithmic_axis_where_values_gr
     results = SuiteResults(manifest, read_records(runs_folder.path).records)
     (picture,) = charts.measured(results)
     chart = picture.chart
-    assert isinstance(chart, kinds.LineChart)
+    assert isinstance(chart, LineChart)
     assert (chart.x_label, chart.is_log, len(chart.lines)) == ("temperature", True, 1)
     (line,) = chart.lines
     assert line.x == pytest.approx(values, rel=1e-3)
     assert line.high[0] - line.y[0] == pytest.approx(4.302653 / 3**0.5, rel=1e-6)
-    assert not kinds.doubles(range(1, 21))
+    assert not doubles(range(1, 21))

@@ -15,11 +15,12 @@ import pytest
 
 from dipole.benchmarks.manifest import read_manifests, write_manifest
 from dipole.benchmarks.report import findings, published, tables
-from dipole.benchmarks.report.curves import Curve, mean_line, read_curves
+from dipole.benchmarks.report.curves import Curve, read_curves
 from dipole.benchmarks.report.document import make_report
 from dipole.benchmarks.report.ranking import rank_objectives
 from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.report.table import Cell, ReportTable, number, to_csv, to_markdown
+from dipole.benchmarks.report.training_charts import mean_line
 from dipole.benchmarks.report.write import write_report
 from dipole.benchmarks.run_records import is_done, read_records
 from dipole.core.cli import main
@@ -441,7 +442,7 @@ def test_columns_of_different_data_are_pictures_of_their_own(runs_folder):
 
 def test_a_path_is_one_column_over_another_at_common_steps():
     from dipole.benchmarks.manifest import ColumnEntry
-    from dipole.benchmarks.report.charts import Group, _paths
+    from dipole.benchmarks.report.training_charts import Group, _paths
 
     names = ("losses/unsupervised", "losses/supervised")
     columns = [ColumnEntry(name=n, metric=n, factor=1.0, higher_is_better=False, unit="bits") for n in names]
