@@ -1,7 +1,7 @@
-"""`docs/papers.md`: a row per table, figure and theorem of the papers, made from the suites and what they say.
+"""Write `docs/papers.md`: one row per table, figure and theorem of the papers.
 
-python -m dipole.benchmarks.papers            writes it
-python -m dipole.benchmarks.papers --check    says whether it is as it would be written, and writes nothing
+python -m dipole.benchmarks.papers            write the page
+python -m dipole.benchmarks.papers --check    check whether it is current
 """
 
 import argparse
@@ -28,26 +28,27 @@ SHORT = {ARORA: "arora", LMCL: "lmcl", CLLR: "cllr"}
 HEAD = ("", "what", "where", "what differs", "why", "how to run")
 INTRODUCTION = """# The papers, row by row
 
-Every table, figure and theorem of the four papers: where it is here, what is done otherwise, why, and the command. The
-page is made from the suites, from what the papers state of their settings (`benchmarks/published/*.toml`) and from the
-list of theorems (`core/evaluation/theory/theorems.py`): edit those and run `python -m dipole.benchmarks.papers`.
+This page lists every table, figure and theorem of the four papers. Each row names our suite, the differences, the
+reasons and the command. The page is generated from the suites, from the settings that the papers state
+(`benchmarks/published/*.toml`) and from the list of theorems (`core/evaluation/theory/theorems.py`). Edit those
+files and run `make pages`.
 
-What differs is what scale `paper` does otherwise; `dipole bench SUITE` alone runs scale `small`, whose differences
-stand in the suite (`dipole show SUITE`). Cells of a suite with differences are never said to agree or to differ with
-printed numbers. An empty field means that nothing is known to differ.
+The column "what differs" compares scale `paper` with the paper. `dipole bench SUITE` runs scale `small`. Its
+differences are in the suite (`dipole show SUITE`). Numbers of a suite with differences get no verdict against
+printed numbers. An empty field means that no difference is known.
 
-Below each paper's table stand its claims with the kind and the bound by which they are judged
-([benchmarks.md](benchmarks.md) explains the kinds); "in each of 6" is over the comparisons that a sentence names."""
+The claims of each paper follow its table, with the kind of test and the bound ([benchmarks.md](benchmarks.md)
+explains the kinds). "In each of 6" counts the comparisons that a sentence names."""
 
 
 def order(item: Item) -> tuple[int, str, list[int]]:
-    """Tables, figures, then the others, each by number."""
+    """Sort tables first, then figures, then the others, each by number."""
     kind = next((place for place, word in enumerate(("Table", "Figure")) if item.name.startswith(word)), 2)
     return kind, "" if kind < 2 else item.name, [int(number) for number in re.findall(r"\d+", item.name)]
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the page."""
     parts = [INTRODUCTION]
     for name in (paper for paper in published.PAPERS if paper in papers()):
         lines = ["| " + " | ".join(HEAD) + " |", "|---" * len(HEAD) + "|"]
@@ -59,7 +60,7 @@ def page() -> str:
 
 
 def lines_of(name: str) -> Iterator[Item]:
-    """The lines of a paper, in no order."""
+    """Yield the lines of a paper, unsorted."""
     paper = papers()[name]
     for id_, label, what in _published(name):
         for suite in _suites_of(id_):
@@ -73,18 +74,18 @@ def lines_of(name: str) -> Iterator[Item]:
 
 
 def _claims(name: str) -> Iterator[str]:
-    """A line per claim of a paper: its kind and bound, and how its sentence is read, or why nothing can test it."""
+    """Yield one line per claim: its kind and bound, and how we read its sentence, or why it cannot be tested."""
     yield "| claim | statement | judged as | how the sentence is read |"
     yield "|---" * 4 + "|"
     for claim in published.claims():
         if claim.paper == name:
             judged = evaluate(claim, published.tables()).says or f"not tested: {claim.not_tested}"
-            reads = "; ".join(dict.fromkeys(part.reads for part in claim.parts if part.reads))
+            reads = "<br>".join(dict.fromkeys(part.reads for part in claim.parts if part.reads))
             yield "| " + " | ".join(map(_cell, (claim.id, claim.statement, judged, reads))) + " |"
 
 
 def not_shown(name: str) -> list[str]:
-    """Tables and figures of a paper that no suite and no item is of."""
+    """Return tables and figures of a paper without a suite or item."""
     others = [item.name for item in papers()[name].items]
     others += [theorem.name for theorem in THEOREMS if SHORT[theorem.paper] == name]
     return [
@@ -95,7 +96,7 @@ def not_shown(name: str) -> list[str]:
 
 
 def _published(name: str) -> Iterator[tuple[str, str, str]]:
-    """Id, name in the paper, and content of its tables and figures."""
+    """Yield id, name in the paper and content of its tables and figures."""
     for table in published.tables().values():
         if table.paper == name:
             yield table.id, table.paper_table, table.caption
@@ -120,8 +121,8 @@ def _of_suite(paper: Paper, suite: Suite, label: str, what: str) -> Item:
     measured = dict.fromkeys(f"`{column.metric_of(row)}`" for row, column, _ in sized.cells())
     seeds = f", {len(sized.seeds)} seeds" if len(sized.seeds) > 1 else ""
     where = f"suite `{suite.name}`: {', '.join(measured)}{seeds}"
-    differs = "; ".join(f"{key}: {value}" for key, value in said.items())
-    why = "; ".join(dict.fromkeys(f"{key}: {reason}" for key in said if (reason := paper.why(key))))
+    differs = "<br>".join(f"{key}: {value}" for key, value in said.items())
+    why = "<br>".join(dict.fromkeys(f"{key}: {reason}" for key in said if (reason := paper.why(key))))
     run = " or ".join(f"`dipole bench {suite.name}{_option(name)}`" for name in suite.scale)
     return Item(name=label, what=what, where=where, differs=differs, why=why, run=run)
 
@@ -134,7 +135,7 @@ def _of_theorem(theorem: Theorem) -> Item:
     differs = "free here: " + ", ".join(theorem.free) if theorem.free else ""
     reasons = [theorem.assumption, "the paper gives no value" if theorem.free else ""]
     where = f"`dipole theory`, `{theorem.key}`: " + ", ".join(f"`{name}`" for name in theorem.functions)
-    why = "; ".join(filter(None, reasons))
+    why = "<br>".join(filter(None, reasons))
     what, run = f"`{theorem.statement}`", f"`{theorem.run}`"
     return Item(name=theorem.name, what=what, where=where, differs=differs, why=why, run=run)
 
@@ -146,7 +147,7 @@ def _cell(text: str) -> str:
 def main(arguments: Iterable[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m dipole.benchmarks.papers", description=page.__doc__)
     parser.add_argument("page", nargs="?", type=Path, default=PAGE, help=f"default {PAGE}")
-    parser.add_argument("--check", action="store_true", help="exit code 1 where the page is not as it would be written")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if the page is not current")
     given = parser.parse_args(None if arguments is None else list(arguments))
     text = page()
     if not given.check:
@@ -154,7 +155,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
         return 0
     if given.page.is_file() and given.page.read_text(encoding="utf-8") == text:
         return 0
-    print(f"{given.page} is not what the suites say: run `python -m dipole.benchmarks.papers`.")
+    print(f"{given.page} differs from the suites. Run `make pages`.")
     return 1
 
 
