@@ -144,7 +144,7 @@ def test_the_page_of_the_papers_is_what_the_suites_say(tmp_path, capsys):
     stale = tmp_path / "papers.md"
     stale.write_text("something else\n")
     assert page.main(["--check", str(stale)]) == 1
-    assert "python -m dipole.benchmarks.papers" in capsys.readouterr().out
+    assert "make pages" in capsys.readouterr().out
     assert page.main([str(stale)]) == 0
     assert page.main(["--check", str(stale)]) == 0
 
