@@ -1,4 +1,4 @@
-"""Captions: the [vision.caption] table, their tokens, and the text model of transformers that reads them."""
+"""Captions: the [vision.caption] table, tokens, and the text model of transformers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from dipole.core.utils import backbone
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.freezing import fix_unused
 from dipole.vision.encoders import EncoderConfig, build_projector
-from dipole.vision.encoders.hub import PREFIX
+from dipole.vision.encoders.base import PREFIX
 
 Pooling = Literal["mean", "cls", "last", "pooler"]
-UNLIMITED = 1_000_000  # a tokenizer's limit beyond all texts stands for none
+UNLIMITED = 1_000_000  # tokenizers without a limit have a larger number
 
 
 class CaptionConfig(Settings):
-    """The [vision.caption] table: what reads the captions of a column file."""
+    """The [vision.caption] table: the text model that reads the captions."""
 
     encoder: str = Field(description=f"{PREFIX}ID-or-folder of a text model of transformers with its tokenizer")
     pooling: Pooling | None = Field(
@@ -31,7 +31,7 @@ class CaptionConfig(Settings):
         "the text part of an image model (CLIP, SigLIP), else mean",
     )
     max_length: int | None = Field(
-        None, ge=2, description="tokens after which a caption is cut; default as many as model and tokenizer allow"
+        None, ge=2, description="captions are truncated to this many tokens; default the limit of model and tokenizer"
     )
     freeze: FreezeSetting = Field("none", description=FREEZE_HELP)
     lora: LoraTable | None = Field(None, description=LORA_HELP)
@@ -46,13 +46,13 @@ class CaptionConfig(Settings):
         if not self.encoder.startswith(PREFIX) or self.encoder == PREFIX:
             raise ValueError(f"encoder must be {PREFIX}ID-or-folder, got {self.encoder!r}")
         if self.prompt.count("{}") != 1:
-            raise ValueError(f"prompt must hold {{}} once, where the class's name goes, got {self.prompt!r}")
+            raise ValueError(f"prompt must hold {{}} once, in place of the class name, got {self.prompt!r}")
         if self.revision is not None and self.source.path is not None:
             raise ValueError(f"revision: has no effect with a folder, {self.source.text!r}; it belongs to a Hub name")
         return self
 
     def determining(self) -> dict[str, Any]:
-        """A folder counts by what it holds, not by where it lies; a name on the Hub by itself and its revision."""
+        """Identify a folder by its content, and a name on the Hub by the name and its revision."""
         found = super().determining()
         if content := self.source.content:
             found["encoder"] = [PREFIX + content, backbone.tokenizer_content(self.source)]
@@ -60,16 +60,16 @@ class CaptionConfig(Settings):
 
     @property
     def source(self) -> backbone.Source:
-        """Where the text model comes from."""
+        """The location of the text model."""
         return backbone.Source(self.encoder.removeprefix(PREFIX), "vision.caption.encoder", self.weights, self.revision)
 
 
 class Tokens(NamedTuple):
-    """Captions as tokens.
+    """Tokens of captions.
 
     Attributes:
-        ids: (B, T) of the tokens.
-        mask: (B, T), 1 where there is one.
+        ids: (B, T).
+        mask: (B, T), 1 for a token and 0 for padding.
     """
 
     ids: Tensor
@@ -77,14 +77,14 @@ class Tokens(NamedTuple):
 
 
 class CaptionBranch(nn.Module):
-    """A text model and its projector; `tokens` makes of captions what it takes.
+    """A text model and its projector.
 
     Args:
-        config: of the captions.
-        heads: the [vision.encoder] table; captions have the kind of projector that images have.
+        config: the [vision.caption] table.
+        heads: the [vision.encoder] table; captions get the same kind of projector as images.
 
     Raises:
-        ConfigError: it cannot be loaded, reads no text, has no tokenizer, or a setting does not fit it.
+        ConfigError: the model cannot be loaded, reads no text, has no tokenizer, or a setting does not fit it.
     """
 
     def __init__(self, config: CaptionConfig, heads: EncoderConfig) -> None:
@@ -94,9 +94,11 @@ class CaptionBranch(nn.Module):
         self.model: Any = built.model
         self.tokenizer = _tokenizer(source, self.model.config)
         self.limit = _limit(config, self.tokenizer, self.model)
-        # Models that were trained on captions of one length read their summary at its end.
-        self._padding = "max_length" if self.model.config.model_type.startswith("siglip") else "longest"
-        features = self._look(config, built)
+        # SigLIP was trained on captions of one length and reads the last position.
+        self._padding = "longest"
+        if self.model.config.model_type.startswith("siglip"):
+            self._padding = "max_length"
+        features = self._inspect(config)
         fix_unused(self.model, features)
         fine_tune(self.model, config.freeze, config.lora, "vision.caption")
         self.projector, self.width = build_projector(heads, features.shape[1])
@@ -111,14 +113,16 @@ class CaptionBranch(nn.Module):
             "frozen": sum(each.numel() for each in parameters if not each.requires_grad),
         }
 
-    def _look(self, config: CaptionConfig, built: backbone.Backbone) -> Tensor:
-        """See from one caption what the model gives, and choose the pooling."""
+    def _inspect(self, config: CaptionConfig) -> Tensor:
+        """Run one caption, choose the pooling and return the features."""
         ids = torch.zeros(1, 2, dtype=torch.long)
         was = self.model.training
         self.model.eval()
         try:
             with torch.enable_grad():
-                outputs = self.model(input_ids=ids)  # a mask would be looked into, which meta tensors do not allow
+                # Without a mask: models read its values, which meta tensors do not have.
+                # Without a mask: models read its values, which meta tensors do not have.
+                outputs = self.model(input_ids=ids)
                 last = outputs.last_hidden_state
         except Exception as error:  # each architecture has its own
             reason = str(error).strip().partition("\n")[0]
@@ -130,11 +134,12 @@ class CaptionBranch(nn.Module):
                 f"vision.caption.pooling: {type(self.model).__name__} has no pooled output. Allowed: mean, cls, last."
             )
         of_images = hasattr(self.model.config, "projection_dim") or "siglip" in self.model.config.model_type
-        self.pooling: Pooling = config.pooling or ("pooler" if has_pooler and of_images else "mean")
+        default: Pooling = "pooler" if has_pooler and of_images else "mean"
+        self.pooling: Pooling = config.pooling or default
         return pooled(last, outputs.get("pooler_output"), torch.ones_like(ids), self.pooling)
 
     def tokens(self, captions: Sequence[str]) -> Tokens:
-        """Tokens of captions, each cut after `limit`."""
+        """Tokenize captions, each truncated to `limit` tokens."""
         found = self.tokenizer(
             list(captions), padding=self._padding, truncation=True, max_length=self.limit, return_tensors="pt"
         )
@@ -146,14 +151,14 @@ class CaptionBranch(nn.Module):
         return self.projector(pooled(outputs.last_hidden_state, outputs.get("pooler_output"), mask, self.pooling))
 
 
-def pooled(hidden: Tensor, pooler: Tensor | None, mask: Tensor, how: Pooling) -> Tensor:
-    """States (b, T, d) of tokens, those that mask (b, T) has first in their row, as one vector each, (b, d)."""
-    if how == "pooler":
+def pooled(hidden: Tensor, pooler: Tensor | None, mask: Tensor, pooling: Pooling) -> Tensor:
+    """Pool states (b, T, d) of tokens with mask (b, T), padded on the right, to (b, d)."""
+    if pooling == "pooler":
         assert pooler is not None
         return pooler
-    if how == "cls":
+    if pooling == "cls":
         return hidden[:, 0]
-    if how == "last":
+    if pooling == "last":
         return hidden[torch.arange(len(hidden), device=hidden.device), mask.sum(1) - 1]
     weight = mask.to(hidden.dtype)
     return torch.bmm(weight[:, None], hidden)[:, 0] / weight.sum(1, keepdim=True)
@@ -163,8 +168,8 @@ def _tokenizer(source: backbone.Source, config: Any) -> Any:
     tokenizer = backbone.tokenizer(source)
     if len(tokenizer) > config.vocab_size:
         raise source.error(
-            f"its tokenizer has {len(tokenizer)} tokens, {config.model_type} knows {config.vocab_size}; give those "
-            "that belong together"
+            f"its tokenizer has {len(tokenizer)} tokens, {config.model_type} knows {config.vocab_size}; give a model "
+            "and a tokenizer that belong together"
         )
     tokenizer.padding_side = "right"
     if tokenizer.pad_token is None:
@@ -175,12 +180,15 @@ def _tokenizer(source: backbone.Source, config: Any) -> Any:
 
 
 def _limit(config: CaptionConfig, tokenizer: Any, model: nn.Module) -> int:
-    """Tokens of a caption, at most."""
-    known = [tokenizer.model_max_length] if tokenizer.model_max_length < UNLIMITED else []
+    """Return the largest number of tokens of a caption."""
+    known = []
+    if tokenizer.model_max_length < UNLIMITED:
+        known.append(tokenizer.model_max_length)
     for name, part in model.named_modules():
         if name.endswith(("position_embeddings", "position_embedding", "wpe")) and isinstance(part, nn.Embedding):
-            # Where one position is padding (RoBERTa), those of tokens begin behind it.
-            known.append(part.num_embeddings - (0 if part.padding_idx is None else part.padding_idx + 1))
+            # If a position is padding (RoBERTa), tokens begin after it.
+            first = 0 if part.padding_idx is None else part.padding_idx + 1
+            known.append(part.num_embeddings - first)
     limit = min(known, default=512)
     if config.max_length is not None and known and config.max_length > limit:
         raise ConfigError(

@@ -1,4 +1,6 @@
-"""Which frameworks can carry an objective: asked of random rows when one of them could not."""
+"""Which frameworks can carry an objective, tried on random rows."""
+
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -6,8 +8,9 @@ from torch import Tensor
 from dipole.core.objectives.objective import Composite
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.utils.errors import ConfigError, PairsError
+from dipole.vision.augment import MOST_VIEWS
 from dipole.vision.frameworks import Method, by_name
-from dipole.vision.frameworks.base import MOST_VIEWS, Related
+from dipole.vision.frameworks.base import AnyPairs
 from dipole.vision.image_set import ImageSet
 
 IMAGES = 6
@@ -22,13 +25,17 @@ def carriers(
     images: ImageSet | None = None,
     batch_size: int = IMAGES,
 ) -> dict[str, int]:
-    """Framework -> the number of views it needs (those there are, if they do) to carry an objective.
+    """Return the frameworks that can carry an objective, and the number of views that each needs.
 
-    images: leaves out frameworks that cannot train on them; their labels are those of the batch. Default: two classes.
+    The number is `views` if that suffices.
+
+    images: leaves out frameworks that cannot train on them; their labels are used. Default: two classes.
     """
-    labels = torch.arange(batch_size) % 2 if images is None else images.labels
+    labels: Tensor | None = torch.arange(batch_size) % 2
+    if images is not None:
+        labels = images.labels
     if labels is not None:
-        # Of all classes, the first and the last among them.
+        # A spread over all classes.
         labels = labels.sort().values[torch.linspace(0, len(labels) - 1, batch_size).long()].to(device)
 
     def rows(*shape: int) -> Tensor:
@@ -36,43 +43,43 @@ def carriers(
 
     found: dict[str, int] = {}
     for count in dict.fromkeys((views, 2, (objective.positives_wanted or 1) + 1)):
-        for method in by_name().values():
-            if "augmented" not in method.pairs or (images is not None and not _trains_on(method, images)):
-                continue
-            if method.positives_key == "views" and count > MOST_VIEWS:
-                continue
+        for method in _able(images, count):
             for name, pairs in method.samples(count, batch_size, rows, labels):
                 if name not in found and _carries(objective, pairs):
                     found[name] = count
     return found
 
 
+def _able(images: ImageSet | None, views: int) -> Iterator[type[Method]]:
+    """Yield the frameworks that can train on images with a number of views."""
+    for method in by_name().values():
+        if "augmented" not in method.pairs or (method.positives_key == "views" and views > MOST_VIEWS):
+            continue
+        try:
+            if images is not None:
+                method.check_images(images)
+        except ConfigError:
+            continue
+        yield method
+
+
 def example(
     objective: Composite, dim: int, method: str, views: int, batch_size: int, by_label: bool = False
-) -> Related:
-    """Random rows of so many images, paired as a framework pairs a batch, or by their labels; of two classes."""
+) -> AnyPairs:
+    """Return pairs of random rows of two classes, made as a framework pairs a batch, or by their labels."""
     labels = (torch.arange(batch_size) % 2).sort().values
     if by_label:
         return Pairs.from_labels([torch.randn(batch_size, dim) for _ in range(views)], labels)
-    framework = by_name()[method]
-    found = framework.samples(views, batch_size, lambda *shape: torch.randn(*shape, dim), labels)
-    return next(iter(found))[1]
+    samples = by_name()[method].samples(views, batch_size, lambda *shape: torch.randn(*shape, dim), labels)
+    return next(samples)[1]
 
 
-def _trains_on(method: type[Method], images: ImageSet) -> bool:
-    try:
-        method.check_images(images)
-    except ConfigError:
-        return False
-    return True
-
-
-def _carries(objective: Composite, pairs: Related) -> bool:
+def _carries(objective: Composite, pairs: AnyPairs) -> bool:
     try:
         outcome = objective(pairs)
     except PairsError:
         return False
-    return not any(term.note for term in outcome.terms.values())  # none stays 0
+    return not any(term.note for term in outcome.terms.values())  # a note means that a term stays 0
 
 
 def explain(
@@ -84,7 +91,7 @@ def explain(
     images: ImageSet,
     batch_size: int,
 ) -> str:
-    """What can carry the objective instead, as a sentence."""
+    """Return a sentence that names the frameworks that can carry the objective."""
     found = carriers(objective, views, dim, device, images, batch_size)
     if not found:
         return f"No vision.method can carry {objective} on these images in batches of {batch_size}."
@@ -93,9 +100,9 @@ def explain(
 
 
 def _setting(name: str, count: int, views: int) -> str:
-    """A framework, and what has to be set besides it: the size of a block always, views where they are others."""
+    """Return a framework with the setting that gives it enough positives, if it is not set already."""
     method = by_name()[name.partition(" ")[0]]
     key = method.positives_key
     if not key or (key == "views" and count == views):
         return name
-    return f"{name} ({key} = {count if method.counts_anchor else count - 1})"
+    return f"{name} ({key} = {count - (not method.counts_anchor)})"

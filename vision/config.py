@@ -4,16 +4,11 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 from pydantic import Field, create_model, model_validator
 
-from dipole.core.train.config import Settings
-from dipole.vision.augment import AugmentConfig
-from dipole.vision.captions import CaptionConfig
-from dipole.vision.data import DataConfig
-from dipole.vision.encoders import EncoderConfig
+from dipole.vision.augment import MOST_VIEWS
 from dipole.vision.encoders.processor import processor_of
 from dipole.vision.frameworks import DEFAULT, Method, by_name
-from dipole.vision.frameworks.base import MOST_VIEWS, PairKind
-from dipole.vision.pairing import column_problems
-from dipole.vision.probes import ProbeConfig
+from dipole.vision.pairs import kind_of
+from dipole.vision.settings import VisionSettings
 
 FRAMEWORKS = by_name()
 CAPTIONED = [name for name, method in FRAMEWORKS.items() if method.reads_captions]
@@ -29,45 +24,77 @@ def _negatives(name: str, method: type[Method]) -> str:
     return f"{name}: {method.negatives_mean or f'none, {method.without_negatives}'}"
 
 
-class VisionSettings(Settings):
-    """The [vision] table without the frameworks' own tables."""
+class CheckedSettings(VisionSettings):
+    """The [vision] table, checked against the framework."""
 
     method: FrameworkName = DEFAULT
-    pairs: PairKind = Field(
-        "augmented",
-        description="views of an image; labels: all views of a class as well (supervised contrast); columns: the "
-        "images, or image and caption, of each row of a table of one's own (.csv, .jsonl, .parquet, hub:NAME), which "
-        "is data.pretrain or else data.source",
-    )
-    columns: tuple[str, ...] | None = Field(
-        None, description="pairs = 'columns' only: names of two or more columns of images, or of image and caption"
-    )
-    caption: CaptionConfig | None = Field(
-        None, description="only with pairs = 'columns': the second column holds captions"
-    )
-    images_per_class: int | None = Field(
-        None, ge=2, description="pairs = 'labels' only: a batch is groups of so many images of a class; default random"
-    )
     views: int | None = Field(
         None, ge=1, le=MOST_VIEWS, description=f"views per image, K + 1; default 2, and 1 for {' and '.join(SINGLE)}"
     )
     negatives: int | None = Field(
         None, ge=1, description="; ".join(_negatives(name, method) for name, method in FRAMEWORKS.items())
     )
-    compile: bool = Field(False, description="the same as train.compile")
-    data: DataConfig = DataConfig()
-    encoder: EncoderConfig = EncoderConfig()
-    augment: AugmentConfig = AugmentConfig()
-    probe: ProbeConfig = ProbeConfig()
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        """Check the settings against the method and give it its own table: the stored configuration is complete."""
+        """Check the settings against the framework and fill in its defaults: the stored configuration is complete."""
         if self.caption is not None and "method" not in self.model_fields_set:
-            object.__setattr__(self, "method", CAPTIONED[0])
+            self._fill("method", CAPTIONED[0])
+        if problems := [*self._pair_problems(), *self._framework_problems()]:
+            raise ValueError("; ".join(problems))
         method = self.framework
-        problems = self._pair_problems()
-        problems += [
+        if method.projector is not None and self.encoder.projector == "mlp":
+            layers, norm = method.projector
+            update: dict[str, Any] = {}
+            if self.encoder.projector_layers is None:
+                update["projector_layers"] = layers
+            if self.encoder.projector_norm is None:
+                update["projector_norm"] = norm
+            self._fill("encoder", self.encoder.model_copy(update=update))
+        if self.views is None:
+            self._fill("views", 1 if method.single else kind_of(self).views(self))
+        if self.negatives is None:
+            self._fill("negatives", method.default_negatives)
+        if method.table is not None and self.own_table is None:
+            self._fill(self.method, method.table())
+        views = len(method.augmentations(self))
+        if beyond := [number for number in self.augment.view if int(number) > views]:
+            raise ValueError(f"augment.view.{beyond[0]} has no effect: an image has {views} views")
+        if self.encoder.is_hub and self.augment.size is None and (side := processor_of(self.encoder).size):
+            self._fill("augment", self.augment.model_copy(update={"size": side}))
+        return self
+
+    def _fill(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    def _pair_problems(self) -> list[str]:
+        """Describe settings that do not fit vision.pairs."""
+        problems = []
+        if self.pairs not in self.framework.pairs:
+            able = [name for name, method in FRAMEWORKS.items() if self.pairs in method.pairs]
+            allowed = f"it takes pairs = {' or '.join(map(repr, self.framework.pairs))}"
+            problems.append(
+                f"method {self.method!r} cannot carry pairs = {self.pairs!r}: {allowed}; methods that can: "
+                f"{', '.join(able)}"
+            )
+        for name, value in (("columns", "columns"), ("caption", "columns"), ("images_per_class", "labels")):
+            if getattr(self, name) is not None and self.pairs != value:
+                problems.append(f"{name} has no effect with pairs {self.pairs!r}; set vision.pairs = {value!r}")
+        if self.pairs == "columns" and self.caption is not None:
+            if not self.framework.reads_captions:
+                problems.append(f"method {self.method!r} has no encoder for captions; set method = {CAPTIONED[0]!r}")
+            if self.columns is None:
+                self._fill("columns", ("image", "caption"))
+        if self.pairs == "columns" and self.caption is None and self.framework.reads_captions:
+            problems.append(
+                f"method {self.method!r} needs a text model for the captions: set vision.caption.encoder = 'hub:...'"
+            )
+        return problems + kind_of(self).problems(self)
+
+    def _framework_problems(self) -> list[str]:
+        """Describe settings that do not fit the framework."""
+        method = self.framework
+        problems = [
             f"[vision.{name}] has no effect with method {self.method!r}"
             for name, other in FRAMEWORKS.items()
             if other.table is not None and name != self.method and getattr(self, name) is not None
@@ -84,57 +111,12 @@ class VisionSettings(Settings):
                 for name in ("projector_layers", "projector_norm")
                 if getattr(self.encoder, name) is not None
             ]
-        if problems:
-            raise ValueError("; ".join(problems))
-        if method.projector is not None and self.encoder.projector == "mlp":
-            told = {"projector_layers": method.projector[0], "projector_norm": method.projector[1]}
-            own = {name: value for name, value in told.items() if getattr(self.encoder, name) is None}
-            object.__setattr__(self, "encoder", self.encoder.model_copy(update=own))
-        if self.views is None:
-            several = len(self.columns or ()) if self.pairs == "columns" else 2
-            object.__setattr__(self, "views", 1 if method.single else several)
-        if self.negatives is None:
-            object.__setattr__(self, "negatives", method.default_negatives)
-        if method.table is not None and self.own_table is None:
-            object.__setattr__(self, self.method, method.table())
-        views = len(method.augmentations(self))
-        if beyond := [number for number in self.augment.view if int(number) > views]:
-            raise ValueError(f"augment.view.{beyond[0]} has no effect: an image has {views} views")
-        if self.encoder.is_hub and self.augment.size is None and (side := processor_of(self.encoder).size):
-            object.__setattr__(self, "augment", self.augment.model_copy(update={"size": side}))
-        return self
-
-    def _pair_problems(self) -> list[str]:
-        """What does not fit vision.pairs."""
-        carriers = [name for name, method in FRAMEWORKS.items() if self.pairs in method.pairs]
-        problems = []
-        if self.method not in carriers:
-            allowed = f"it takes pairs = {' or '.join(map(repr, self.framework.pairs))}"
-            problems.append(
-                f"method {self.method!r} cannot carry pairs = {self.pairs!r}: {allowed}; methods that can: "
-                f"{', '.join(carriers)}"
-            )
-        for name, value in (("columns", "columns"), ("caption", "columns"), ("images_per_class", "labels")):
-            if getattr(self, name) is not None and self.pairs != value:
-                problems.append(f"{name} has no effect with pairs {self.pairs!r}; set vision.pairs = {value!r}")
-        if self.pairs == "labels" and self.negatives is not None:
-            problems.append("negatives has no effect with pairs 'labels': all views of other classes repel")
-        if self.pairs == "columns":
-            if self.caption is not None and not self.framework.reads_captions:
-                problems.append(f"method {self.method!r} has no encoder for captions; set method = {CAPTIONED[0]!r}")
-            if self.caption is None and self.framework.reads_captions:
-                problems.append(
-                    f"method {self.method!r} needs what reads captions: set vision.caption.encoder = 'hub:...'"
-                )
-            if self.caption is not None and self.columns is None:
-                object.__setattr__(self, "columns", ("image", "caption"))
-            problems += column_problems(self.columns, self.caption is not None, self.views, self.data)
         return problems
 
     def determining(self) -> dict[str, Any]:
         found = super().determining()
         if found.get(DEFAULT) == {}:
-            del found[DEFAULT]  # runs from before it had a table keep their names
+            del found[DEFAULT]  # the default framework with its defaults does not change the name of a run
         return found
 
     @property
@@ -142,23 +124,13 @@ class VisionSettings(Settings):
         """The class of the method."""
         return FRAMEWORKS[self.method]
 
-    @property
-    def own_table(self) -> Any:
-        """The method's own table; None where it has none."""
-        return None if self.framework.table is None else getattr(self, self.method)
-
-    @property
-    def count(self) -> int:
-        """Views per image, without the small crops."""
-        return self.views or 2
-
 
 if TYPE_CHECKING:
-    VisionConfig: TypeAlias = VisionSettings
+    VisionConfig: TypeAlias = CheckedSettings
 else:
     VisionConfig = create_model(
         "VisionConfig",
-        __base__=VisionSettings,
+        __base__=CheckedSettings,
         __module__=__name__,
         __doc__="The [vision] table.",
         **{

@@ -1,19 +1,21 @@
-"""The parts of an experiment: what is read, split, sampled and unbalanced, as [vision.data] says."""
+"""The parts of an experiment as [vision.data] describes them: read, split, sampled and unbalanced."""
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from dipole.core.train.config import Settings
+from dipole.core.train.shipped import shipped
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.seeding import Seeds
 from dipole.core.utils.text import counted
-from dipole.vision.class_lists import read_classes
-from dipole.vision.decoding import Encoded
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources import (
     HELD_OUT,
@@ -35,47 +37,47 @@ class DataConfig(Settings):
     """The [vision.data] table."""
 
     source: str = Field("digits", description=described())
-    test: str | None = Field(None, description="where the test part lies, if not in the source itself")
+    test: str | None = Field(None, description="source of the test part, if it is another")
     train_split: str = Field("train", description="the source's split for training and probing")
     test_split: str = Field(
         "test",
-        description="the source's split for testing; without 'test' its val, validation, valid or dev; absent: a "
-        "seeded share of the training split",
+        description="the source's split for testing; without 'test' its val, validation, valid or dev; without these "
+        "a seeded share of the training split",
     )
     pretrain: str | None = Field(
-        None, description="where the images for pretraining lie, if not in the source; for example WebVision v1"
+        None, description="source of the images for pretraining, if it is another; for example WebVision v1"
     )
     pretrain_split: str | None = Field(
         None, description="the split for pretraining, such as 'unlabeled'; default train_split"
     )
     pretrain_classes: str | None = Field(
-        None, description="as classes, for the images of `pretrain`; labels are used for imbalance and statistics alone"
+        None, description="as classes, for the images of `pretrain`; labels are only used for imbalance and statistics"
     )
-    train_share: float = Field(0.6, gt=0, lt=1, description="share for training where the source has no test part")
+    train_share: float = Field(0.6, gt=0, lt=1, description="share for training if the source has no test part")
     limit: int | None = Field(None, ge=2, description="at most this many training images, a seeded sample")
     labelled_per_class: int | None = Field(
-        None, ge=1, description="probes are fitted on so many training images of each class, a seeded sample"
+        None, ge=1, description="probes are fitted on this many training images of each class, a seeded sample"
     )
-    only_labelled: bool = Field(False, description="pretrain on these alone, as a supervised objective would have to")
+    only_labelled: bool = Field(False, description="pretrain only on these, as a supervised objective would have to")
     imbalance: Literal["none", "linear", "exponential"] = Field(
         "none", description="CACR's rule for the pretraining part"
     )
     classes: str | None = Field(
-        None, description="imagenet100, or a file with one class name per line; only these are used"
+        None, description="imagenet100, or a file with one class name per line; other classes are left out"
     )
     size: int | None = Field(
         None, ge=4, description="short side after decoding, then a centred square; default: as stored"
     )
     streaming: bool = Field(
         False,
-        description="read a data set of the library `datasets` one image after another, without a copy of it; "
-        "of `pretrain` where that is given, else of `source`",
+        description="read a data set of the library `datasets` one image after another, without a copy of it: "
+        "`pretrain` if set, else `source`",
     )
     length: int | None = Field(
-        None, ge=2, description="images of a stream: its first so many, without counting or labels; default: all"
+        None, ge=2, description="of a stream: use its first images, without counting or labels; default: all"
     )
     buffer: int = Field(
-        4096, ge=1, description="of a stream: images among which the order is drawn anew, shard after shard"
+        4096, ge=1, description="of a stream: images among which the order is shuffled, shard after shard"
     )
     memory: float = Field(4.0, gt=0, description="GB of decoded images; a larger set is decoded batch by batch")
     on_corrupt: Literal["refuse", "skip"] = Field("refuse", description="what to do with a file that cannot be decoded")
@@ -97,25 +99,27 @@ class DataConfig(Settings):
         return self
 
     def decoding(self, streamed: bool) -> Decoding:
-        """How images are read; streamed: where the stream lies that the settings are of."""
-        stream = Streaming(self.streaming, self.length, self.buffer) if streamed else Streaming()
+        """Return how images are read. streamed: whether the stream's settings apply to this source."""
+        stream = Streaming()
+        if streamed:
+            stream = Streaming(self.streaming, self.length, self.buffer)
         return Decoding(self.size, self.on_corrupt, self.memory * 1e9, stream)
 
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """What an experiment needs: images to pretrain on, labelled ones to fit probes, and ones to test them."""
+    """Images to pretrain on, labelled images to fit probes, images to test them, and pairs to test retrieval."""
 
     pretrain: ImageSet
     train: ImageSet
     test: ImageSet
-    held_out: ImageSet | None = None  # pairs that are not trained on
+    test_pairs: ImageSet | None = None
 
     def info(self) -> dict[str, Any]:
-        """The description that goes into the record."""
+        """Return the description for the record."""
         parts = {"pretrain": self.pretrain, "train": self.train, "test": self.test}
-        if self.held_out is not None and self.held_out is not self.test:
-            parts["held_out"] = self.held_out
+        if self.test_pairs is not None and self.test_pairs is not self.test:
+            parts["held_out"] = self.test_pairs
         together = hashlib.sha256("".join(part.fingerprint for part in parts.values()).encode()).hexdigest()
         mean, std = self.pretrain.statistics
         return {
@@ -130,91 +134,147 @@ class Parts:
         }
 
 
-def expected(config: DataConfig, seed: Seeds, side: int | None = None, looks: bool = False) -> ImageSet:
-    """The images of pretraining as far as they are known without them: on the meta device, with their labels.
-
-    A source of unknown size is taken for ImageNet's: 1,281 images of each class.
-
-    side: of the images where neither the settings nor the source say it.
-    looks: also at what lies at the source, as far as its sizes are seen without reading images.
-    """
-    source = config.source if config.pretrain is None else config.pretrain
-    classes = config.classes if config.pretrain is None else config.pretrain_classes
-    split = config.pretrain_split or config.train_split
-    count = len(read_classes(classes)) if classes else 1000
-    told = seen(source) if looks else known(source)
-    facts = told or Known(3, side or 256, count, {split: 1281 * count})
-
-    def stand_in(split: str) -> ImageSet:
-        total, pixels = facts.splits[split], config.size or facts.side
-        images = torch.empty(total, facts.channels, pixels, pixels, dtype=torch.uint8, device="meta")
-        labels = None if split in facts.unlabelled else torch.arange(total) % facts.classes
-        return ImageSet(source, images, labels)
-
-    images = Source(source, tuple(facts.splits), stand_in).read(split)
-    if config.pretrain is None and config.pretrain_split is None:
-        held_out = config.test is None and config.test_split not in facts.splits and told is not None
-        most = min(config.limit or len(images), round(config.train_share * len(images)) if held_out else len(images))
-        images = images.take(torch.arange(most)) if most < len(images) else images
-    if config.imbalance != "none":
-        images = unbalance(images, config.imbalance, seed.torch("data", "imbalance"))
-    vars(images)["statistics"] = [0.5] * images.channels, [0.25] * images.channels
-    return images
-
-
 def load(config: DataConfig, seed: Seeds, validation: float = 0.0) -> Parts:
-    """Read the parts that a [vision.data] table describes; DataError says what is wrong with them.
+    """Read the parts that a [vision.data] table describes.
 
-    validation: share of the training images that is tested on in place of the test images, which are not read then; it
-        is taken from the training images before all else, so that nothing is trained on it.
+    validation: share of the training images that is tested on instead of the test images, which are not read then. It
+        is taken from the training images first, so nothing is trained on it.
+
+    Raises:
+        DataError: the data are missing, damaged or do not fit together.
     """
-    wanted = None if config.classes is None else read_classes(config.classes)
-    decoding = config.decoding(streamed=config.pretrain is None)
-    source = open_source(config.source, decoding, wanted)
-    test = None if validation else _own_test(config, source, wanted)
+    wanted = _classes(config.classes)
+    source = open_source(config.source, config.decoding(streamed=config.pretrain is None), wanted)
+    test = None
+    if not validation:
+        test = _test_images(config, source, wanted)
     train = source.read(config.train_split)
-    if test is None and config.test is None and _held_out(config, source) is None:
+    if test is None and config.test is None and _test_split(config, source) is None:
         train, test = _cut(train, config.train_share, seed.torch("data", "split"))
     if validation:
         train, test = _cut(train, 1 - validation, seed.torch("data", "validation"))
     assert test is not None
-    if train.images.shape[1:] != test.images.shape[1:]:
-        raise DataError(
-            f"the training images have shape {tuple(train.images.shape[1:])}, the test images "
-            f"{tuple(test.images.shape[1:])}; set vision.data.size to bring both to one."
-        )
+    check_same_shape(("training images", train), ("test images", test))
     if train.class_names != test.class_names and train.class_names and test.class_names:
         raise DataError(
             f"the training and test parts have different classes: {_difference(train.class_names, test.class_names)}."
         )
     if config.limit is not None and config.limit < len(train):
         train = _part(train, torch.randperm(len(train), generator=seed.torch("data", "limit"))[: config.limit])
-    if validation and config.pretrain is None and config.pretrain_split == config.train_split:
-        config = config.model_copy(update={"pretrain_split": None})
-    pretrain = _pretrain(config, source, train)
+    if config.pretrain is not None:
+        pretrain = _pretrain_images(config, train)
+    elif config.pretrain_split is None or (validation and config.pretrain_split == config.train_split):
+        pretrain = train
+    else:
+        pretrain = source.read(config.pretrain_split)
     if config.labelled_per_class is not None:
         train = few_of_each(train, config.labelled_per_class, seed.torch("data", "labelled"))
-        pretrain = train if config.only_labelled else pretrain
+    if config.only_labelled:
+        pretrain = train
     if config.imbalance != "none":
         pretrain = unbalance(pretrain, config.imbalance, seed.torch("data", "imbalance"))
     return Parts(pretrain, train, test)
 
 
-def _own_test(config: DataConfig, source: Source, wanted: tuple[str, ...] | None) -> ImageSet | None:
-    """The test images where they lie apart from the training images."""
+def expected(config: DataConfig, seed: Seeds, side: int | None = None, looks: bool = False) -> ImageSet:
+    """Return the pretraining images with their expected sizes, on the meta device, with labels. No image is read.
+
+    A source of unknown size is taken for ImageNet's: 1,281 images of each class.
+
+    side: of the images if neither the settings nor the source tell it.
+    looks: also look at the source, if its sizes can be found without decoding images.
+    """
+    source, classes = config.source, config.classes
+    if config.pretrain is not None:
+        source, classes = config.pretrain, config.pretrain_classes
+    split = config.pretrain_split or config.train_split
+    told = seen(source) if looks else known(source)
+    facts = told
+    if facts is None:
+        count = len(_classes(classes) or range(1000))
+        facts = Known(3, side or 256, count, {split: 1281 * count})
+
+    def stand_in(split: str) -> ImageSet:
+        total, pixels = facts.splits[split], config.size or facts.side
+        images = torch.empty(total, facts.channels, pixels, pixels, dtype=torch.uint8, device="meta")
+        if split in facts.unlabelled:
+            return ImageSet(source, images)
+        return ImageSet(source, images, torch.arange(total) % facts.classes)
+
+    images = Source(source, tuple(facts.splits), stand_in).read(split)
+    if config.pretrain is None and config.pretrain_split is None:
+        most = len(images)
+        if config.test is None and config.test_split not in facts.splits and told is not None:
+            most = round(config.train_share * most)
+        most = min(config.limit or most, most)
+        if most < len(images):
+            images = images.take(torch.arange(most))
+    if config.imbalance != "none":
+        images = unbalance(images, config.imbalance, seed.torch("data", "imbalance"))
+    vars(images)["statistics"] = [0.5] * images.channels, [0.25] * images.channels
+    return images
+
+
+def check_same_shape(one: tuple[str, ImageSet], other: tuple[str, ImageSet]) -> None:
+    """Raise DataError if two named sets have images of different shapes."""
+    (name, images), (other_name, other_images) = one, other
+    if images.images.shape[1:] != other_images.images.shape[1:]:
+        raise DataError(
+            f"the {name} have shape {tuple(images.images.shape[1:])}, the {other_name} "
+            f"{tuple(other_images.images.shape[1:])}; set vision.data.size to bring both to one."
+        )
+
+
+def read_classes(source: str) -> tuple[str, ...]:
+    """Return the class names of a file, one per line, or of a shipped list such as imagenet100."""
+    lists = {name.removesuffix("_classes"): path for name, path in shipped("published", "*_classes.txt").items()}
+    path = lists.get(source, Path(source))
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"the class list {path} cannot be read: {error}.") from error
+    names = tuple(line for line in lines if line and not line.startswith("#"))
+    if len(set(names)) != len(names) or not names:
+        raise DataError(
+            f"the class list {path} must hold one different class name per line, got {counted(len(names), 'line')}."
+        )
+    return names
+
+
+def _classes(source: str | None) -> tuple[str, ...] | None:
+    return None if source is None else read_classes(source)
+
+
+def _test_images(config: DataConfig, source: Source, wanted: tuple[str, ...] | None) -> ImageSet | None:
+    """Read the test images of a source or split of their own; None if there is none."""
     if config.test is not None:
         other = open_source(config.test, config.decoding(streamed=False), wanted)
-        return other.read(other.splits[0] if len(other.splits) == 1 else _held_out(config, other) or config.test_split)
-    split = _held_out(config, source)
+        return _only_split(other) or other.read(_test_split(config, other) or config.test_split)
+    split = _test_split(config, source)
     return None if split is None else source.read(split)
 
 
-def _held_out(config: DataConfig, source: Source) -> str | None:
-    """The split to test on: the one that is named, or what stands for 'test' in a source that has none."""
+def _test_split(config: DataConfig, source: Source) -> str | None:
+    """Return the split to test on: the given one, or the substitute for 'test' in a source that has none."""
     if config.test_split in source.splits:
         return config.test_split
-    names = HELD_OUT if config.test_split == HELD_OUT[0] else ()
-    return next((name for name in names if name in source.splits and name != config.train_split), None)
+    if config.test_split != HELD_OUT[0]:
+        return None
+    return next((name for name in HELD_OUT if name in source.splits and name != config.train_split), None)
+
+
+def _only_split(source: Source) -> ImageSet | None:
+    if len(source.splits) == 1:
+        return source.read(source.splits[0])
+    return None
+
+
+def _pretrain_images(config: DataConfig, train: ImageSet) -> ImageSet:
+    assert config.pretrain is not None
+    other = open_source(config.pretrain, config.decoding(streamed=True), _classes(config.pretrain_classes))
+    pretrain = _only_split(other) or other.read(config.pretrain_split or config.train_split)
+    check_same_shape(("images for pretraining", pretrain), ("images of the probe", train))
+    return pretrain
 
 
 def _cut(images: ImageSet, share: float, generator: torch.Generator) -> tuple[ImageSet, ImageSet]:
@@ -225,31 +285,17 @@ def _cut(images: ImageSet, share: float, generator: torch.Generator) -> tuple[Im
     return _part(images, order[:cut]), _part(images, order[cut:])
 
 
-def _part(images: ImageSet, index: torch.Tensor) -> ImageSet:
-    """The images of an index; those of a stream in its order, as they cannot well be read in another."""
-    streamed = isinstance(images.images, Encoded) and images.images.stream is not None
-    return images.take(index.sort().values if streamed else index)
-
-
-def _pretrain(config: DataConfig, source: Source, train: ImageSet) -> ImageSet:
-    if config.pretrain is None:
-        return train if config.pretrain_split is None else source.read(config.pretrain_split)
-    wanted = None if config.pretrain_classes is None else read_classes(config.pretrain_classes)
-    other = open_source(config.pretrain, config.decoding(streamed=True), wanted)
-    split = config.pretrain_split or config.train_split
-    pretrain = other.read(other.splits[0] if len(other.splits) == 1 else split)
-    if pretrain.images.shape[1:] != train.images.shape[1:]:
-        raise DataError(
-            f"the images for pretraining have shape {tuple(pretrain.images.shape[1:])}, those of the probe "
-            f"{tuple(train.images.shape[1:])}; set vision.data.size to bring both to one."
-        )
-    return pretrain
+def _part(images: ImageSet, index: Tensor) -> ImageSet:
+    """Return the images of an index. Images of a stream stay in its order, for reading."""
+    if images.stream is not None:
+        index = index.sort().values
+    return images.take(index)
 
 
 def few_of_each(images: ImageSet, count: int, generator: torch.Generator) -> ImageSet:
-    """At most `count` images of each class, drawn by the generator; DataError where an image has no class."""
+    """Keep at most `count` random images of each class. Raise DataError if an image has no label."""
     labels = images.labels
-    if labels is None or bool((labels < 0).any()):
+    if labels is None or not images.all_labelled:
         raise DataError(f"{images.name}: vision.data.labelled_per_class needs a label for every image; leave it out.")
     order = torch.randperm(len(labels), generator=generator)
     kept = [order[labels[order] == label][:count] for label in labels.unique()]
@@ -263,7 +309,7 @@ def unbalance(images: ImageSet, rule: str, generator: torch.Generator) -> ImageS
     e^(j + 1) / e^10 ("exponential"), at least one. Source: CACR Sec. 5.1 and the authors' code.
     """
     labels = images.labels
-    if labels is None or bool((labels < 0).any()):
+    if labels is None or not images.all_labelled:
         raise DataError(
             f"{images.name}: class imbalance needs a label for every image; set vision.data.imbalance = 'none'."
         )
@@ -272,7 +318,9 @@ def unbalance(images: ImageSet, rule: str, generator: torch.Generator) -> ImageS
     for label in labels.unique().tolist():
         members = (labels == label).nonzero().flatten()
         step = IMBALANCE_BINS * label // classes + 1
-        share = step / IMBALANCE_BINS if rule == "linear" else float(torch.tensor(float(step - IMBALANCE_BINS)).exp())
+        share = step / IMBALANCE_BINS
+        if rule == "exponential":
+            share = math.exp(step - IMBALANCE_BINS)
         order = torch.randperm(len(members), generator=generator)
         kept.append(members[order[: max(1, int(share * len(members) + 1e-9))]])
     return images.take(torch.cat(kept).sort().values)

@@ -1,4 +1,4 @@
-"""Images that stay encoded and are decoded in parallel when they are needed: sets larger than memory, and streams."""
+"""Images that stay encoded and are decoded in parallel on access: data sets larger than memory, and streams."""
 
 import hashlib
 import io
@@ -23,15 +23,15 @@ from dipole.core.utils.text import counted
 
 OnCorrupt = Literal["refuse", "skip"]
 LARGEST = 2**30
-"""Bytes of an image file."""
+"""Largest image file in bytes."""
 PROBED = 1000  # images whose bytes enter the fingerprint
 T = TypeVar("T")
-Box = tuple[int, int, int, int]  # left, upper, right, lower, as Pillow has them
+Box = tuple[int, int, int, int]  # left, upper, right, lower, as in Pillow
 
 
 def decode(data: bytes, size: int | None) -> np.ndarray:
-    """Decode one image to uint8 (H, W, 3): short side to `size` and the centred square, or as it is without a size."""
-    picture = opened(data, size)
+    """Decode an image to uint8 (H, W, 3). With a size, take the centred square and resize it to size x size."""
+    picture = open_rgb(data, size)
     if size is not None and picture.size != (size, size):
         width, height = picture.size
         side = min(width, height)
@@ -40,8 +40,8 @@ def decode(data: bytes, size: int | None) -> np.ndarray:
     return np.asarray(picture)
 
 
-def opened(data: bytes, size: int | None = None) -> Image.Image:
-    """An image in RGB, 8 bits a channel; a JPEG may come at a fraction of its resolution where `size` pixels do."""
+def open_rgb(data: bytes, size: int | None = None) -> Image.Image:
+    """Open an image as RGB with 8 bits a channel. A JPEG may be decoded at a lower resolution of at least `size`."""
     with Image.open(io.BytesIO(data)) as image:
         if size is not None:
             image.draft("RGB", (size, size))
@@ -49,9 +49,12 @@ def opened(data: bytes, size: int | None = None) -> Image.Image:
 
 
 def eight_bits(image: Image.Image) -> Image.Image:
-    """A grey image of 16 bits, or of numbers in [0, 1], in the 256 levels that others have; others as they are.
+    """Scale a grey image of 16 bits, or of floats in [0, 1], to 256 levels. Return other images unchanged.
 
-    Pillow's own conversion cuts such values off at 255. ValueError where nothing says which value is white.
+    Pillow's own conversion clips such values at 255.
+
+    Raises:
+        ValueError: the white level is unknown.
     """
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         values = np.asarray(image).astype(np.float64) / 65535
@@ -70,37 +73,39 @@ def eight_bits(image: Image.Image) -> Image.Image:
 
 
 def file_bytes(path: Path) -> bytes:
-    """The content of an image file; OSError for what is none (pipes and devices are not waited for) or too large."""
+    """Return the content of an image file. Raise OSError for pipes, devices and files that are too large."""
     try:
         return read_bytes(path, LARGEST)
     except ReceivedError as error:
         raise OSError(error.reason) from None
 
 
-def attempt(data: Callable[[], bytes], use: Callable[[bytes], T]) -> T | str:
-    """What is made of an image's bytes, or why nothing is."""
+def attempt(read: Callable[[], bytes], use: Callable[[bytes], T]) -> T | str:
+    """Return `use` of the bytes that `read` gives, or the reason why it failed."""
     try:
-        return use(data())
+        return use(read())
     except DataError:
-        raise  # of the whole set, not of this image
+        raise  # concerns the whole set, not this image
     except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, EOFError, struct.error, ...
-        # Where an object lies in memory says nothing, and is another place each time.
+        # Remove memory addresses: they change from run to run.
         return re.sub(r"\s*:?\s*<[^>]* at 0x[^>]*>", "", str(error)) or type(error).__name__
 
 
 def describe(broken: Sequence[str], total: int) -> str:
-    """How many files are broken, and the first of them."""
-    shown = "; ".join(broken[:5]) + (f"; and {len(broken) - 5} more" if len(broken) > 5 else "")
+    """Say how many files are broken, and name the first five."""
+    shown = "; ".join(broken[:5])
+    if len(broken) > 5:
+        shown += f"; and {len(broken) - 5} more"
     return f"{len(broken)} of {counted(total, 'image file')} cannot be decoded: {shown}"
 
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """How the images of a set follow one another where they are read in their order.
+    """The order in which the images of a set can be read.
 
     Args:
-        bounds: (shards + 1,) the first image of each shard, and their number.
-        buffer: images among which the order is drawn anew.
+        bounds: (shards + 1,) the first image of each shard, and the number of images.
+        buffer: images among which the order is shuffled.
         forward: whether they can only be read one after another.
     """
 
@@ -111,30 +116,31 @@ class Stream:
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """n images by name; `self[index]` decodes some of them in parallel to uint8 (k, 3, size, size).
+    """n encoded images; `self[index]` decodes some of them in parallel to uint8 (k, 3, size, size).
 
-    A file that cannot be decoded is refused when it is met, or named in `skipped` and replaced by the next one that can
-    be (of the same class, but at the border of two). Random crops are cut from the images as they are stored (`crops`).
+    A file that cannot be decoded raises an error when it is read. With on_corrupt = "skip" it is named in `skipped` and
+    replaced by the next readable image (of the same class, except at the border of two). Random crops are cut from the
+    images at their stored resolution (`crops`).
 
     Args:
         names: of all images of the data set.
         read: place in `names` -> the encoded bytes.
-        rows: (n,) which of `names` belong to this set.
+        rows: (n,) the places in `names` that belong to this set.
         size: side of the decoded squares in pixels.
         on_corrupt: "refuse" or "skip".
-        skipped: place in `names` -> what is wrong there; all parts of a set share it.
-        stream: how they follow one another; None where any can be read at any time.
+        skipped: place in `names` -> reason; all parts of a set share it.
+        stream: the order for reading; None if images can be read in any order.
 
     Raises:
-        DataError: from reading, an image that cannot be decoded, or none that can.
+        DataError: from reading, an image cannot be decoded, or none can.
     """
 
     names: Sequence[str]
     read: Callable[[int], bytes]
-    rows: Tensor  # (n,) which of `names` belong to this set
+    rows: Tensor
     size: int
     on_corrupt: OnCorrupt = "refuse"
-    skipped: dict[int, str] = field(default_factory=dict)  # by place in `names`; all parts of a set share it
+    skipped: dict[int, str] = field(default_factory=dict)
     stream: Stream | None = None
 
     dtype = torch.uint8
@@ -145,44 +151,51 @@ class Encoded:
         """(n, 3, size, size), as of a tensor."""
         return torch.Size((len(self.rows), 3, self.size, self.size))
 
+    @property
+    def is_forward(self) -> bool:
+        """Whether images can only be read one after another."""
+        return self.stream is not None and self.stream.forward
+
     def __len__(self) -> int:
         return len(self.rows)
 
     def take(self, index: Tensor) -> "Encoded":
-        """A part of the set; nothing is decoded.
+        """Return a part of the set without decoding it.
 
         Args:
-            index: (k,) places in it.
+            index: (k,) places in the set.
         """
         return replace(self, rows=self.rows[index])
 
     def __getitem__(self, index: Tensor | slice) -> Tensor:
-        return _stacked(self._all(index, lambda _, data: decode(data, self.size)))
+        return _stacked(self._map(index, lambda _, data: decode(data, self.size)))
 
     def crops(self, index: Tensor, boxes: Callable[[int, int, int], list[Box]], sizes: Sequence[int]) -> list[Tensor]:
-        """Views cut from images as they are stored, (k, 3, s, s) uint8 for each s of `sizes`.
+        """Cut views from the stored images.
 
-        A box is cut out before it is resized (bilinear, antialiased), so that nothing outside of it is read: Pillow's
-        and torchvision's crop.
+        A box is cut out before it is resized (bilinear, antialiased), as Pillow's and torchvision's crop do.
 
         Args:
             index: (k,) places in the set.
             boxes: place in `index`, height and width of the image -> the box of each view (left, top, right, bottom).
             sizes: side of each view in pixels.
+
+        Returns:
+            (k, 3, s, s) uint8 for each s of `sizes`.
         """
 
         def cut(place: int, data: bytes) -> list[np.ndarray]:
-            picture = opened(data)
-            found = zip(boxes(place, picture.height, picture.width), sizes, strict=True)
-            return [
-                np.asarray(picture.crop(box).resize((size, size), Image.Resampling.BILINEAR)) for box, size in found
-            ]
+            picture = open_rgb(data)
+            views = []
+            for box, size in zip(boxes(place, picture.height, picture.width), sizes, strict=True):
+                views.append(np.asarray(picture.crop(box).resize((size, size), Image.Resampling.BILINEAR)))
+            return views
 
-        views = self._all(index, cut)
+        views = self._map(index, cut)
         return [_stacked([view[number] for view in views]) for number in range(len(sizes))]
 
     def split(self, size: int) -> Iterator[Tensor]:
-        """Decoded parts, (k, 3, size, size) each, one at a time.
+        """Yield decoded parts (k, 3, size, size) one at a time.
 
         Args:
             size: images of a part, >= 1.
@@ -190,12 +203,11 @@ class Encoded:
         for start in range(0, len(self), size):
             yield self[slice(start, start + size)]
 
-    def _all(self, index: Tensor | slice, use: Callable[[int, bytes], T]) -> list[T]:
+    def _map(self, index: Tensor | slice, use: Callable[[int, bytes], T]) -> list[T]:
+        """Apply `use` to (place in `index`, bytes) of each image, in parallel."""
+        rows = self.rows[index].tolist()
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-            return list(pool.map(lambda each: self._one(each[1], partial(use, each[0])), self._wanted(index)))
-
-    def _wanted(self, index: Tensor | slice) -> list[tuple[int, int]]:
-        return list(enumerate(self.rows[index].tolist()))
+            return list(pool.map(lambda place: self._one(rows[place], partial(use, place)), range(len(rows))))
 
     def _one(self, row: int, use: Callable[[bytes], T]) -> T:
         for offset in range(len(self.names)):
@@ -216,12 +228,12 @@ class Encoded:
         raise DataError(f"none of {counted(len(self.names), 'image file')} can be decoded.")
 
     def sample(self, count: int) -> Tensor:
-        """Some images spread over the set, decoded, (k, 3, size, size); the first where images come one after another.
+        """Decode some images spread over the set, (k, 3, size, size). A forward-only stream gives its first ones.
 
         Args:
             count: about how many.
         """
-        if self.stream is not None and self.stream.forward:
+        if self.is_forward:
             return self[self.rows.argsort()[:count]]
         return self[slice(None, None, max(1, len(self) // count))]
 
@@ -230,10 +242,13 @@ class Encoded:
         digest = hashlib.sha256(str(tuple(self.shape)).encode())
         rows = self.rows.tolist()
         digest.update("\n".join(os.path.basename(self.names[row]) for row in rows).encode())
-        forward = self.stream is not None and self.stream.forward
-        for row in sorted(rows)[:PROBED] if forward else rows[:: max(1, len(rows) // PROBED)]:
+        probed = rows[:: max(1, len(rows) // PROBED)]
+        if self.is_forward:
+            probed = sorted(rows)[:PROBED]
+        for row in probed:
             data = attempt(partial(self.read, row), bytes)
-            digest.update(b"" if isinstance(data, str) else data)  # of a file that cannot be read there is the name
+            if isinstance(data, bytes):  # an unreadable file enters by its name only
+                digest.update(data)
         return digest.hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""The main job in one call: digits under four objectives, a table of probes and a picture of the distances."""
+"""The demo: digits under four objectives, a table of probes and a picture of the distances."""
 
 import sys
 from collections.abc import Sequence
@@ -30,9 +30,9 @@ def demo(
     overrides: Sequence[str] = (),
     quiet: bool = False,
 ) -> list[RunRecord]:
-    """Train `recipe` once per objective, print accuracies beside the baselines and draw the distance histograms.
+    """Train `recipe` once per objective, print accuracies with the baselines and draw the distance histograms.
 
-    Runs land in `runs` as any other; finished ones are not repeated. The recipe must have `vision.probe.baselines`.
+    The folder `runs` holds the runs. Finished ones are not repeated. The recipe must have `vision.probe.baselines`.
     """
     check_drawing()
     records = []
@@ -47,7 +47,7 @@ def demo(
 
 
 def table(records: Sequence[RunRecord]) -> Table:
-    """Test accuracy of every record by probe, with the baselines of the first below."""
+    """Return the test accuracy of every record by probe, with the baselines of the first record below."""
     first = records[0]
     title = f"{first.name}: test accuracy of frozen features, seed {first.seed}, {counted(first.epochs, 'epoch')}"
     grid = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
@@ -64,11 +64,13 @@ def table(records: Sequence[RunRecord]) -> Table:
 
 def _percent(record: RunRecord, name: str) -> str:
     value = record.results.get(name)
-    return "-" if value is None else f"{100 * value:.1f} %"
+    if value is None:
+        return "-"
+    return f"{100 * value:.1f} %"
 
 
 def draw_histograms(records: Sequence[RunRecord], path: Path) -> None:
-    """One panel per record: how far apart pairs of test images lie, of the same class and of different classes."""
+    """Draw the distances of test images of the same class and of different classes, one panel per record."""
     found = [(record, record.histogram) for record in records if record.histogram is not None]
     columns = min(2, len(found))
     rows = -(-len(found) // columns)

@@ -1,4 +1,4 @@
-"""The domains of this package, as `dipole list domains` and `dipole doctor` know them; nothing heavy is imported."""
+"""The domains of this package, for `dipole list domains` and `dipole doctor`. This module imports nothing heavy."""
 
 from dipole.core.train.domains import Domain
 

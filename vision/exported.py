@@ -65,7 +65,7 @@ def _embedder(folder: Path, read: Callable[[Tensor], Tensor], device: torch.devi
 
     from dipole.core.train.inference import check_features
     from dipole.core.utils.errors import DataError
-    from dipole.vision.embed import ProcessedEmbedder
+    from dipole.vision.inference import ProcessedEmbedder
 
     check_features(features, ("encoder",))
     try:

@@ -1,4 +1,4 @@
-"""Heads of several layers: projectors, expanders, predictors."""
+"""Projectors and predictors of several linear layers."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -7,13 +7,13 @@ from typing import Literal
 from torch import nn
 
 Norm = Literal["none", "hidden", "all"]
-"""Behind which layers batch norm stands: none, all but the last, or all."""
+"""Layers that batch norm follows: none, all but the last, or all."""
 
 
 def mlp(widths: Sequence[int], norm: Norm = "none") -> nn.Sequential:
-    """Linear layers from width to width with ReLU between them.
+    """Return linear layers from width to width with ReLU between them.
 
-    A layer before batch norm has no bias, and batch norm behind the last layer no scale and shift (SimSiam, MoCo v3).
+    A layer before batch norm has no bias. Batch norm after the last layer has no scale and shift (SimSiam, MoCo v3).
     """
     layers: list[nn.Module] = []
     last = len(widths) - 2

@@ -1,18 +1,27 @@
-"""Images with labels as every part of the domain passes them on."""
+"""A set of images with labels, in memory or encoded."""
 
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.text import counted
-from dipole.vision.decoding import Encoded
+from dipole.vision.decoding import Encoded, Stream
 
 SAMPLE = 2000  # images from which the statistics of an encoded set are taken
+Images = Tensor | Encoded
+
+
+def taken(images: Images, index: Tensor) -> Images:
+    """Return the images of an index (k,)."""
+    if isinstance(images, Encoded):
+        return images.take(index)
+    return images[index]
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,17 +30,17 @@ class ImageSet:
 
     Args:
         name: of the data set, for messages.
-        images: (n, C, H, W) uint8, C 1 or 3; or encoded ones, which are decoded when they are read.
-        labels: (n,) long, -1 where missing; None where nothing is labelled.
+        images: (n, C, H, W) uint8, C 1 or 3; or encoded images, which are decoded on access.
+        labels: (n,) long, -1 where missing; None if nothing is labelled.
         class_names: of classes 0, 1, ...
-        skipped: files that were left out, and why.
+        skipped: unread files with the reason.
 
     Raises:
-        DataError: there are no images, or images or labels of another shape or dtype.
+        DataError: there are no images, or images or labels have another shape or dtype.
     """
 
     name: str
-    images: Tensor | Encoded
+    images: Images
     labels: Tensor | None = None
     class_names: tuple[str, ...] = ()
     skipped: tuple[str, ...] = field(default=(), repr=False)
@@ -57,47 +66,62 @@ class ImageSet:
         """C, 1 or 3."""
         return self.images.shape[1]
 
-    def take(self, index: Tensor | Sequence[int]) -> "ImageSet":
-        """The images of an index, in its order.
+    @property
+    def stream(self) -> Stream | None:
+        """The order in which the images can be read; None if any image can be read at any time."""
+        if isinstance(self.images, Encoded):
+            return self.images.stream
+        return None
+
+    @property
+    def all_labelled(self) -> bool:
+        """Whether every image has a label."""
+        return self.labels is not None and bool((self.labels >= 0).all())
+
+    def take(self, index: Tensor | Sequence[int]) -> Self:
+        """Return the images of an index, in its order.
 
         Args:
             index: (k,) integers.
         """
         index = torch.as_tensor(index)
         labels = None if self.labels is None else self.labels[index]
-        images = self.images.take(index) if isinstance(self.images, Encoded) else self.images[index]
-        return replace(self, images=images, labels=labels)
+        return replace(self, images=taken(self.images, index), labels=labels)
 
     def broken(self) -> tuple[str, ...]:
-        """Files that could not be decoded so far."""
-        return (*self.skipped, *(self.images.skipped.values() if isinstance(self.images, Encoded) else ()))
+        """Return the files that could not be decoded so far."""
+        if isinstance(self.images, Encoded):
+            return (*self.skipped, *self.images.skipped.values())
+        return self.skipped
 
     def counts(self) -> dict[str, int]:
-        """Images per class, by name; 'unlabelled' for those without."""
+        """Count the images of each class, by name; 'unlabelled' for those without."""
         if self.labels is None:
             return {"unlabelled": len(self)}
         values, counts = self.labels.unique(return_counts=True)
         return {self.class_name(int(v)): int(c) for v, c in zip(values, counts, strict=True)}
 
     def class_name(self, label: int) -> str:
-        """Name of a class: the given one, else its number; "unlabelled" below 0.
+        """Return the name of a class: its own, else its number; "unlabelled" below 0.
 
         Args:
             label: the class.
         """
         if label < 0:
             return "unlabelled"
-        return self.class_names[label] if label < len(self.class_names) else str(label)
-
-    def _sample(self) -> Tensor:
-        return self.images if isinstance(self.images, Tensor) else self.images.sample(SAMPLE)
+        if label < len(self.class_names):
+            return self.class_names[label]
+        return str(label)
 
     @cached_property
     def statistics(self) -> tuple[list[float], list[float]]:
-        """Mean and standard deviation of every channel in [0, 1]; of a set that stays encoded, from a sample."""
+        """Mean and standard deviation of every channel in [0, 1]; of an encoded set from a sample."""
+        sample = self.images
+        if isinstance(sample, Encoded):
+            sample = sample.sample(SAMPLE)
         levels = torch.arange(256, dtype=torch.float64) / 255
         mean, std = [], []
-        for channel in self._sample().unbind(1):
+        for channel in sample.unbind(1):
             share = torch.bincount(channel.flatten(), minlength=256).double() / channel.numel()
             mean.append(float(share @ levels))
             std.append(max(float(share @ (levels - mean[-1]) ** 2) ** 0.5, 1 / 255))
@@ -105,7 +129,7 @@ class ImageSet:
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 of the shape, the pixels and the labels; of a set that stays encoded, see `Encoded.fingerprint`."""
+        """sha256 of the shape, the pixels and the labels; of an encoded set see `Encoded.fingerprint`."""
         digest = hashlib.sha256(str(tuple(self.images.shape)).encode())
         if isinstance(self.images, Encoded):
             digest.update(self.images.fingerprint().encode())

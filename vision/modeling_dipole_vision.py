@@ -31,16 +31,16 @@ LAYERS = {
     "Tanh": (),
     "Identity": (),
 }
-"""Layers of torch that a description can name, and the arguments that they are built with."""
+"""Layers of torch that a description can have, with their arguments."""
 CHAIN = "Sequential"
 RESNET = "ResNet"
 
 
 def describe(module: nn.Module) -> dict[str, Any]:
-    """What `build` makes a module of the same shape from, as JSON values (a file of settings keeps no order of keys).
+    """Describe a module as JSON values, from which `build` makes one of the same shape.
 
     Raises:
-        ValueError: there is a layer outside `LAYERS`.
+        ValueError: a layer is not in `LAYERS`.
     """
     kind = type(module).__name__
     if type(module) is nn.Sequential:
@@ -54,7 +54,7 @@ def describe(module: nn.Module) -> dict[str, Any]:
 
 
 def build(description: dict[str, Any]) -> nn.Module:
-    """A new module of a description."""
+    """Build a new module from a description."""
     told = dict(description)
     kind = told.pop("kind")
     if kind == CHAIN:
@@ -70,7 +70,7 @@ def build(description: dict[str, Any]) -> nn.Module:
 
 
 def small_stem_resnet(told: dict[str, Any]) -> nn.Module:
-    """transformers' ResNet whose stem is a 3x3 convolution of stride 1 without pooling, for images of 32 x 32."""
+    """Build transformers' ResNet with a 3x3 stem of stride 1 without pooling, for images of 32 x 32."""
     config = ResNetConfig(**told)
     model = ResNetModel(config)
     stem: Any = model.embedder
@@ -93,7 +93,7 @@ class DipoleVisionConfig(PretrainedConfig):
         tap: str = "",
         **kwargs: Any,
     ) -> None:
-        """stages: name and description of each, in order. tap: the stage that is read. hidden_size: its width."""
+        """stages: name and description of each, in order. tap: the output stage. hidden_size: its width."""
         super().__init__(**kwargs)
         self.stages, self.tap = stages, tap
         self.num_channels, self.image_size, self.hidden_size = num_channels, image_size, hidden_size
@@ -119,14 +119,14 @@ class DipoleVisionModel(PreTrainedModel):
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Weights come from the file; nothing is drawn."""
+        """Weights come from the file."""
 
     def forward(self, pixel_values: Tensor, **ignored: Any) -> BaseModelOutputWithPooling:
-        """Features of the tap as `pooler_output`, (n, width).
+        """Return the features of the tap as `pooler_output`, (n, width).
 
         Args:
             pixel_values: (n, C, H, W) in [0, 1].
-            ignored: whatever else transformers hands on.
+            ignored: further arguments of transformers.
         """
         mean, std = self.get_buffer("mean"), self.get_buffer("std")
         x = (pixel_values - mean[:, None, None]) / std[:, None, None]

@@ -1,4 +1,4 @@
-"""A query, its positives and its negatives with their weights, as pictures and as a map of the mini-batch."""
+"""Pictures of a query: its positives and negatives with their weights, and a map of the mini-batch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
     from dipole.core.objectives.objective import Composite
 
-SHOWN = 4  # so many negatives of greatest and of least weight stand beside the query (CACR Fig. 6)
+SHOWN = 4  # negatives of greatest weight, and of least weight (CACR Fig. 6)
 # The colours, the range and the circle of radius t_neg are CACR's (Fig. 7).
 QUERY, POSITIVE, NEGATIVES = "#2a9d3a", "#2f5fd0", "Reds"
-REACH = 10.0  # the map shows so much of t-SNE's plane in each direction from the query
+REACH = 10.0  # range of the t-SNE map in each direction from the query
 
 Projection = Literal["tsne", "pca"]
 
 
 @dataclass(frozen=True)
 class Neighbourhood:
-    """What a query sees: rows of `points` (1 + K + M, d) of unit length, the query first, then positives, negatives.
+    """A query with its positives and negatives: rows of `points` (1 + K + M, d) of unit length, in this order.
 
-    positives (K,), negatives (M,): the weights pi+ and pi-, each with sum 1; t_neg: the sharpness of pi-.
+    positives (K,), negatives (M,): the weights pi+ and pi-, each with sum 1. t_neg: the sharpness of pi-.
     """
 
     points: Tensor
@@ -40,18 +40,18 @@ class Neighbourhood:
 
 
 def neighbourhood(views: Sequence[Tensor], query: int = 0, t_pos: float = 1.0, t_neg: float = 2.0) -> Neighbourhood:
-    """Weights of the positives and negatives of one query.
+    """Return the weights of the positives and negatives of one query.
 
     Formula (CACR Eqs. 3, 5), d2 = ||x - y||^2 on the unit sphere: pi+_p ~ e^{t_pos d2_p}, pi-_j ~ e^{-t_neg d2_j}.
 
     Args:
-        views: K + 1 >= 2 embeddings (B, d) of the same images; row `query` of the first is the query, of the others its
+        views: K + 1 >= 2 embeddings (B, d) of the same images. Row `query` of the first is the query, of the others its
             positives. The other rows of the second view are the negatives.
-        query: which image.
+        query: index of the image.
         t_pos, t_neg: sharpness of the weights.
 
     Raises:
-        OptionError: there is no such image.
+        OptionError: the index is out of range.
 
     Source: CACR Eqs. 3, 5; Fig. 6, 7.
     """
@@ -71,12 +71,14 @@ def neighbourhood(views: Sequence[Tensor], query: int = 0, t_pos: float = 1.0, t
 
 
 def sharpness(objective: "Composite | None") -> tuple[float, float]:
-    """t_pos and t_neg of the first term that weighs points unequally; CACR's defaults 1 and 2 where none does."""
-    return SHARPNESS if objective is None else objective.sharpness()
+    """Return t_pos and t_neg of the first term that weights points unequally; else CACR's defaults 1 and 2."""
+    if objective is None:
+        return SHARPNESS
+    return objective.sharpness()
 
 
 def flat(points: Tensor, projection: Projection = "tsne", seed: int = 0) -> Tensor:
-    """Coordinates (n, 2) of points (n, d): their first two principal components, or t-SNE that starts from those."""
+    """Project points (n, d) to (n, 2): their first two principal components, or t-SNE that starts from these."""
     if projection == "pca" or len(points) < 5:
         centred = points - points.mean(0)
         _, _, axes = torch.linalg.svd(centred, full_matrices=False)
@@ -90,9 +92,11 @@ def flat(points: Tensor, projection: Projection = "tsne", seed: int = 0) -> Tens
 
 
 def around(points: Tensor, projection: Projection) -> tuple[Tensor, float]:
-    """Coordinates (n, 2) from the first point, the query, and how far the map shows them in each direction."""
+    """Return coordinates (n, 2) relative to the query, the first point, and the range of the map."""
     points = points - points[:1]
-    return points, REACH if projection == "tsne" else 1.05 * float(points.abs().max()) or 1.0
+    if projection == "tsne":
+        return points, REACH
+    return points, 1.05 * float(points.abs().max()) or 1.0
 
 
 def draw_query(
@@ -105,15 +109,15 @@ def draw_query(
     projection: Projection = "tsne",
     seed: int = 0,
 ) -> None:
-    """Write a picture: above the images with their weights (CACR Fig. 6), below the map of the batch (CACR Fig. 7).
+    """Write a picture: the images with their weights (CACR Fig. 6) above the map of the batch (CACR Fig. 7).
 
-    The query is in the middle of the map; of t-SNE's plane [-10, 10] in both directions is shown, as in the paper.
+    The query is in the middle of the map. t-SNE's range is [-10, 10] in both directions, as in the paper.
 
     Args:
-        images: K + 1 views (B, C, H, W) in [0, 1], as those whose embeddings made `found`.
+        images: K + 1 views (B, C, H, W) in [0, 1], those of the embeddings for `found`.
         found: the weights.
-        path: a .png, .svg or .pdf; its folder is made.
-        title: what was trained, for how long.
+        path: a .png, .svg or .pdf; its folder is created.
+        title: of the picture.
         query, projection, seed: as in `neighbourhood` and `flat`.
     """
     order = found.negatives.argsort(descending=True)
@@ -152,7 +156,7 @@ def draw_query(
 def _scatter(axis: "Axes", points: Tensor, found: Neighbourhood, reach: float) -> None:
     count = len(found.positives)
     x, y = points.T.numpy()
-    # The same number of times the mean weight is the same size and colour in every picture.
+    # Relative to the mean weight, so that sizes and colours mean the same in every picture.
     relative = (found.negatives * len(found.negatives)).cpu().numpy()
     cloud = axis.scatter(
         x[1 + count :], y[1 + count :], c=relative, s=14, cmap=NEGATIVES, vmin=-1, vmax=4, label="negatives"

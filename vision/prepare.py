@@ -1,4 +1,4 @@
-"""What `dipole data get` makes of the archives of image sets."""
+"""Preparation of downloaded archives of image sets, for `dipole data get`."""
 
 import shutil
 from pathlib import Path
@@ -13,19 +13,19 @@ PIXELS = 3 * 32 * 32
 
 
 def cifar10(downloads: Path, folder: Path) -> None:
-    """train.npz and test.npz of CIFAR-10's binary version."""
+    """Write train.npz and test.npz from CIFAR-10's binary version."""
     parts = {"train": [f"data_batch_{number}.bin" for number in range(1, 6)], "test": ["test_batch.bin"]}
     _cifar(downloads / "cifar-10-binary.tar.gz", folder, "cifar-10-batches-bin", parts, "batches.meta.txt", 1)
 
 
 def cifar100(downloads: Path, folder: Path) -> None:
-    """train.npz and test.npz of CIFAR-100's binary version, with its 100 fine classes."""
+    """Write train.npz and test.npz from CIFAR-100's binary version, with its 100 fine classes."""
     parts = {"train": ["train.bin"], "test": ["test.bin"]}
     _cifar(downloads / "cifar-100-binary.tar.gz", folder, "cifar-100-binary", parts, "fine_label_names.txt", 2)
 
 
 def stl10(downloads: Path, folder: Path) -> None:
-    """The files of STL-10's binary version as they are."""
+    """Unpack the files of STL-10's binary version."""
     archive = downloads / "stl10_binary.tar.gz"
     with scratch(folder / "unpacked") as inner:
         unpack(archive, inner)
@@ -39,7 +39,7 @@ def stl10(downloads: Path, folder: Path) -> None:
 def _cifar(
     archive: Path, folder: Path, inside: str, parts: dict[str, list[str]], listed: str, label_bytes: int
 ) -> None:
-    """A record is its labels, the last of which is the finest, and 1,024 bytes each of red, green and blue."""
+    """Convert records: labels, the last of which is the finest, and 1,024 bytes each of red, green and blue."""
     with scratch(folder / "unpacked") as inner:
         unpack(archive, inner)
         try:

@@ -1,6 +1,6 @@
-"""Which probes a run is judged by, and their settings."""
+"""The probes of a run and their settings."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, Literal, Self
 
@@ -22,12 +22,15 @@ from dipole.core.evaluation.probes import (
 from dipole.core.train.block_losses import BlockShape, block_losses
 from dipole.core.train.config import Settings
 from dipole.core.utils.errors import DataError
-from dipole.vision.augment import AugmentConfig, Probability, Range
-from dipole.vision.frameworks.base import MOST_VIEWS
+from dipole.vision.augment import MOST_VIEWS, AugmentConfig, Probability, Range
 from dipole.vision.image_set import ImageSet
 from dipole.vision.online import OnlineConfig
 from dipole.vision.pictures import Projection
 
+LABELS_HELP = (
+    "Give labelled images as vision.data.source, vision.data.test or another vision.data.test_split, and those to "
+    "pretrain on as vision.data.pretrain; or train without probes: --set 'vision.probe.probes=[]'."
+)
 Probe = Literal["linear", "few_shot", "kmeans", "knn", "mean", "tasks", "losses"]
 
 
@@ -50,7 +53,7 @@ class CropsConfig(Settings):
         return self
 
     def augment(self, size: int) -> AugmentConfig:
-        """The augmentation of views of `size` pixels."""
+        """Return the augmentation for views of `size` pixels."""
         return AugmentConfig(
             size=size, crop_scale=self.scale, crop_ratio=self.ratio, flip=self.flip, jitter=0.0, grey=0.0, blur=0.0
         )
@@ -61,7 +64,8 @@ class ProbeConfig(Settings):
 
     probes: tuple[Probe, ...] = Field(
         ("linear", "few_shot", "kmeans", "knn"),
-        description="what is measured; tasks: Arora's classifiers on tasks of 2, 5, 10 classes and at ranks 1, 5, 10; "
+        description="measured on the frozen encoder; tasks: Arora's classifiers on tasks of 2, 5, 10 classes and at "
+        "ranks 1, 5, 10; "
         "losses: their unsupervised loss on test blocks and the supervised loss of the mean classifier",
     )
     features: Literal["encoder", "embedding"] = Field(
@@ -91,11 +95,11 @@ class ProbeConfig(Settings):
         False, description="also write pictures/step-N.png: a query with its positives and negatives (CACR Fig. 6, 7)"
     )
     positives: int | None = Field(
-        None, ge=1, le=MOST_VIEWS - 1, description="of that picture's query; default: as many as it is trained with"
+        None, ge=1, le=MOST_VIEWS - 1, description="of that picture's query; default: as many as in training"
     )
     projection: Projection = Field("tsne", description="of that picture's map")
     online: OnlineConfig | None = Field(
-        None, description="train a linear probe beside the encoder and log its accuracy; default none"
+        None, description="train a linear probe during the run and log its accuracy; default none"
     )
     device: ProbeDevice = Field("auto", description=PROBE_DEVICE_HELP)
     baselines: bool = Field(False, description="also probe the untrained encoder and the raw pixels")
@@ -106,8 +110,10 @@ class ProbeConfig(Settings):
         given = [name for name in stepwise if getattr(self, name) != type(self).model_fields[name].default]
         problems = []
         if given and self.solver == "convex":
-            cure = f"choose sgd or adam, or --set vision.probe.{given[0]}="
-            problems.append(f"{', '.join(given)}: no effect with solver 'convex'; {cure}")
+            problems.append(
+                f"{', '.join(given)}: no effect with solver 'convex'; choose sgd or adam, or "
+                f"--set vision.probe.{given[0]}="
+            )
         if self.schedule == "cosine" and (self.milestones or self.decay):
             problems.append("milestones and decay have no effect with schedule 'cosine'; use schedule 'step'")
         if self.milestones is not None and not all(a < b for a, b in pairwise((0, *self.milestones))):
@@ -118,7 +124,7 @@ class ProbeConfig(Settings):
 
     @property
     def descent(self) -> Descent:
-        """How the linear probe is trained by steps."""
+        """The optimizer settings of the linear probe."""
         return Descent(
             self.solver, self.epochs, self.batch_size, self.learning_rate, self.weight_decay, self.schedule,
             self.milestones, self.decay,
@@ -126,27 +132,26 @@ class ProbeConfig(Settings):
 
 
 def check_labels(config: ProbeConfig, train: ImageSet, test: ImageSet) -> None:
-    """DataError where the probes will find no labels or a single class: said before training, not after it."""
+    """Raise DataError if the probes would find no labels, or a single class."""
     fitted = [name for name in config.probes if name != "kmeans"]
-    parts = {"training": train} if fitted else {}
-    parts |= {"test": test} if config.probes else {}
-    cure = (
-        "Give labelled images as vision.data.source, vision.data.test or another vision.data.test_split, and those to "
-        "pretrain on as vision.data.pretrain; or train without probes: --set 'vision.probe.probes=[]'."
-    )
-    for part, images in parts.items():
-        named = ", ".join(fitted if part == "training" else config.probes)
-        if images.labels is None or not bool((images.labels >= 0).any()):
-            raise DataError(
-                f"no image of the {part} part ({images.name}) has a label, as the probes {named} need. {cure}"
-            )
+    _check_part("training", train, fitted)
+    _check_part("test", test, config.probes)
     if fitted and train.labels is not None:
         classes = train.labels[train.labels >= 0].unique()
         if len(classes) < 2:
             raise DataError(
                 f"all labelled images of the training part ({train.name}) are of one class, "
-                f"{train.class_name(int(classes[0]))}, and the probes {', '.join(fitted)} need two or more. {cure}"
+                f"{train.class_name(int(classes[0]))}, and the probes {', '.join(fitted)} need two or more. "
+                f"{LABELS_HELP}"
             )
+
+
+def _check_part(part: str, images: ImageSet, probes: Sequence[str]) -> None:
+    if probes and (images.labels is None or not bool((images.labels >= 0).any())):
+        raise DataError(
+            f"no image of the {part} part ({images.name}) has a label, as the probes {', '.join(probes)} need. "
+            f"{LABELS_HELP}"
+        )
 
 
 def probe(
@@ -159,9 +164,9 @@ def probe(
     shape: BlockShape,
     on_crops: Callable[[], ProbeResult] | None = None,
 ) -> dict[str, float]:
-    """Numbers of the configured probes on frozen features; k-means clusters the test part, `shape` is of the losses.
+    """Return the numbers of the configured probes on frozen features; k-means clusters the test part.
 
-    on_crops: what makes the linear probe where it is trained on random crops.
+    shape: of the blocks for the probe 'losses'. on_crops: trains the linear probe on random crops instead.
     """
     data = (train_x, train_y, test_x, test_y)
     found: dict[str, float] = {}
@@ -178,7 +183,7 @@ def probe(
             found |= {f"losses/{key}": value for key, value in losses.items()}
             continue
         if name == "linear":
-            result = _linear(config, data, seed) if on_crops is None else on_crops()
+            result = on_crops() if on_crops is not None else _linear(config, data, seed)
         elif name == "few_shot":
             result = few_shot_probe(*data, **few)
         elif name == "kmeans":

@@ -1,4 +1,4 @@
-"""Data sets of images that recipes need, where their authors distribute them; nothing heavy is imported."""
+"""Image data sets of the recipes and their authors' downloads. This module imports nothing heavy."""
 
 from dipole.core.train.data_sets import Built, DataSet
 from dipole.core.utils.download import RemoteFile
@@ -6,7 +6,7 @@ from dipole.core.utils.download import RemoteFile
 CIFAR = "https://www.cs.toronto.edu/~kriz"
 CIFAR_LICENCE = "none is stated; its authors ask for citation (Krizhevsky 2009), images from the web"
 
-# Checksums are those of the authors' pages. CIFAR in its binary form: the other is pickles, which could run code.
+# Checksums are from the authors' pages. CIFAR in its binary version: the other is pickles, which could run code.
 SETS: dict[str, DataSet | Built] = {
     "cifar10": DataSet(
         "60,000 images of 32 x 32 pixels in 10 classes (Krizhevsky 2009)",

@@ -1,4 +1,4 @@
-"""Entries that the files of a folder register: adding one is adding a file."""
+"""Named entries that the files of a folder register."""
 
 from typing import TypeVar
 
@@ -8,14 +8,14 @@ T = TypeVar("T")
 
 
 class Entries(dict[str, T]):
-    """Entries by name; a name is taken once."""
+    """Entries by unique name."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
         self.kind = kind
 
     def add(self, name: str, entry: T) -> None:
-        """Keep an entry; RegistryError where its name is taken."""
+        """Add an entry. Raise RegistryError if its name is taken."""
         if name in self:
-            raise RegistryError(f"there is already {self.kind} {name!r}; give another name.")
+            raise RegistryError(f"there is already {self.kind} {name!r}; choose another name.")
         self[name] = entry

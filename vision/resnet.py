@@ -1,4 +1,4 @@
-"""ResNet on transformers' implementation, with a stem for small images, saved and loaded as any of its models."""
+"""transformers' ResNet with a stem for small images; it saves and loads as any of its models."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ DEPTHS = {"resnet18": (2, 2, 2, 2), "resnet50": (3, 4, 6, 3)}
 
 
 class StemResNetConfig(ResNetConfig):
-    """ResNetConfig and which stem: "imagenet" (7x7, stride 2, max pool) or "cifar" (3x3, stride 1, no pool)."""
+    """ResNetConfig with a stem: "imagenet" (7x7, stride 2, max pool) or "cifar" (3x3, stride 1, no pool)."""
 
     model_type = "dipole-resnet"
     stem: str = "imagenet"
@@ -32,15 +32,16 @@ class StemResNetModel(ResNetModel):
 
 
 def resnet_config(name: str, stem: Stem, channels: int = 3, share: float = 1.0) -> StemResNetConfig:
-    """The config of "resnet18" or "resnet50"; strides lie in the 3x3 convolutions, as in torchvision.
+    """Return the config of "resnet18" or "resnet50", with strides in the 3x3 convolutions, as in torchvision.
 
-    share: of the width of the residual stages; the stem keeps its 64 channels, as in CMC's ResNets of half width.
+    share: of the width of the residual stages. The stem always has 64 channels, as in CMC's ResNets of half width.
     """
     basic = name == "resnet18"
+    widths = (64, 128, 256, 512) if basic else (256, 512, 1024, 2048)
     return StemResNetConfig(
         num_channels=channels,
         embedding_size=64,
-        hidden_sizes=[scaled(w, share) for w in ((64, 128, 256, 512) if basic else (256, 512, 1024, 2048))],
+        hidden_sizes=[scaled(width, share) for width in widths],
         depths=list(DEPTHS[name]),
         layer_type="basic" if basic else "bottleneck",
         stem=stem,

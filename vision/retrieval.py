@@ -1,24 +1,24 @@
-"""What is measured on held-out pairs: the partner of an image or a caption among all others."""
+"""Retrieval on test pairs: find the positive of an image or a caption among all others."""
 
 import torch
 from torch import Tensor
 
 from dipole.core.objectives.similarity import normalize
 
-CHUNK = 512  # queries whose scores are held at once
+CHUNK = 512  # queries at a time
 RANKS = (1, 5, 10)
 
 
-def recall(a: Tensor, b: Tensor, ids: Tensor, same_things: bool = False) -> dict[str, float]:
-    """Find a partner of every distinct query among the distinct candidates, by cosine.
+def recall(a: Tensor, b: Tensor, ids: Tensor, same_kind: bool = False) -> dict[str, float]:
+    """Find a positive of every distinct query among the distinct candidates, by cosine.
 
-    recall@k is the share of queries of which a partner is among the k nearest; ties count in favour of it. A query
-    has as many partners as rows name (an image with five captions has five), as in the protocol of COCO retrieval.
+    recall@k is the share of queries with a positive among the k nearest; ties count in its favour. A query has as many
+    positives as there are rows (an image with five captions has five), as in the protocol of COCO retrieval.
 
     Args:
         a, b: (n, d) queries and candidates, row by row.
-        ids: (n, 2) number of each row's query and candidate; rows of one number have the same vector.
-        same_things: both columns count the same things, so that a query may be a candidate: it is no wrong answer.
+        ids: (n, 2) number of each row's query and candidate; rows with the same number have the same vector.
+        same_kind: both columns number the same items, so the query itself may be a candidate: it does not count.
 
     Returns:
         "recall@1", "recall@5", "recall@10", and "chance@1", the recall@1 of a random order.
@@ -26,25 +26,25 @@ def recall(a: Tensor, b: Tensor, ids: Tensor, same_things: bool = False) -> dict
     queries, of_query, query = _distinct(ids[:, 0])
     candidates, of_candidate, candidate = _distinct(ids[:, 1])
     f, g = normalize(a[of_query].float()), normalize(b[of_candidate].float())
-    ranks, partners = [], []
+    ranks, positives = [], []
     for start in range(0, queries, CHUNK):
         stop = min(start + CHUNK, queries)
         scores = f[start:stop] @ g.T
         mine = (query >= start) & (query < stop)
         right = torch.zeros_like(scores, dtype=torch.bool)
         right[query[mine] - start, candidate[mine]] = True
-        if same_things:
+        if same_kind:
             itself = (ids[of_query[start:stop], 0].unsqueeze(1) == ids[of_candidate, 1]).to(scores.device)
             scores = scores.masked_fill(itself & ~right, -torch.inf)
         best = scores.masked_fill(~right, -torch.inf).amax(1, keepdim=True)
         ranks.append(1 + ((scores > best) & ~right).sum(1))
-        partners.append(right.sum(1))
-    rank, chance = torch.cat(ranks), torch.cat(partners).double().mean() / candidates
+        positives.append(right.sum(1))
+    rank, chance = torch.cat(ranks), torch.cat(positives).double().mean() / candidates
     return {**{f"recall@{k}": float((rank <= k).double().mean()) for k in RANKS}, "chance@1": float(chance)}
 
 
 def _distinct(numbers: Tensor) -> tuple[int, Tensor, Tensor]:
-    """How many different numbers there are, a row of each, and which of them each row has."""
+    """Return the count of distinct numbers, a row with each, and the index of each row's number."""
     values, inverse = numbers.unique(return_inverse=True)
     row = torch.zeros(len(values), dtype=torch.long)
     row[inverse] = torch.arange(len(numbers))
@@ -52,6 +52,6 @@ def _distinct(numbers: Tensor) -> tuple[int, Tensor, Tensor]:
 
 
 def zero_shot(images: Tensor, captions: Tensor, labels: Tensor) -> float:
-    """Share of images (n, d) that are nearest to the caption (C, d) of their own class, by cosine (labels (n,))."""
+    """Return the share of images (n, d) nearest to the caption (C, d) of their class, by cosine; labels (n,)."""
     nearest = (normalize(images.float()) @ normalize(captions.float()).T).argmax(1)
     return float((nearest == labels.to(nearest.device)).double().mean())

@@ -28,6 +28,7 @@ from torch import Tensor
 from dipole import objective
 from dipole.core.objectives.pairs import Pairs
 from dipole.vision import augment as A
+from dipole.vision import image_ops as O
 from dipole.vision.encoders import EncoderConfig, build_encoder, build_projector
 
 Subject = Callable[[Tensor], Tensor]
@@ -57,19 +58,19 @@ def ours(settings: dict[str, Any]) -> Subject:
     off = config.crop_scale == (1.0, 1.0)
 
     def run(images: Tensor) -> Tensor:
-        parameters = A.draw(config, len(images), *images.shape[-2:], generator)
+        parameters = A.Augmentation(config).draw(len(images), *images.shape[-2:], generator)
         if not off:
-            return A.apply(config, images, parameters)
+            return A.Augmentation(config).apply(images, parameters)
         # The crop is part of `apply`; without it the operation is called by itself, slice by slice as `apply` does.
         parameters = parameters.to(images.device)
         out = images.clone()
-        step = A.at_once(images, images.shape[-1])
+        step = A.slice_size(images, images.shape[-1])
         for start in range(0, len(images), step):
             part = slice(start, start + step)
             if config.jitter:
                 A.color_jitter_(out[part], parameters[part])
             if config.blur:
-                out[part] = A.gaussian_blur(out[part], parameters.sigma[part], config.kernel(images.shape[-1]))
+                out[part] = O.gaussian_blur(out[part], parameters.sigma[part], config.kernel(images.shape[-1]))
         return out
 
     return run
@@ -110,10 +111,11 @@ def plain_loop(settings: dict[str, Any], size: int) -> Subject:
         return low + (high - low) * float(torch.rand((), generator=generator))
 
     def luma(x: Tensor) -> Tensor:
-        return (x * x.new_tensor(A.LUMA)[:, None, None]).sum(0, keepdim=True)
+        return (x * x.new_tensor(O.LUMA)[:, None, None]).sum(0, keepdim=True)
 
     def crop(x: Tensor) -> Tensor:
-        box = A.draw_boxes(A.AugmentConfig(), 1, *x.shape[-2:], generator)[0].int().tolist()
+        crop = A.Augmentation(A.AugmentConfig())
+        box = crop.boxes(crop.draw_crops(1, generator), *x.shape[-2:])[0].int().tolist()
         top, left, height, width = box
         part = x[None, :, top : top + height, left : left + width]
         return F.interpolate(part, (size, size), mode="bilinear", align_corners=False, antialias=True)[0]
@@ -128,7 +130,7 @@ def plain_loop(settings: dict[str, Any], size: int) -> Subject:
             elif index == 2:
                 x = (factor * x + (1 - factor) * luma(x)).clamp(0, 1)
             else:
-                x = A.adjust_hue_(x[None].clone(), torch.tensor([uniform(-0.4, 0.4)]))[0]
+                x = O.adjust_hue_(x[None].clone(), torch.tensor([uniform(-0.4, 0.4)]))[0]
         return x
 
     def blur(x: Tensor) -> Tensor:
@@ -250,7 +252,7 @@ def simclr(
         encoder.to(memory_format=torch.channels_last)
     if compiles:
         encoder.compile()
-    recipe, generator = A.AugmentConfig(), torch.Generator().manual_seed(0)
+    augment, generator = A.Augmentation(A.AugmentConfig()), torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (batch, 3, size, size), dtype=torch.uint8, device=device)
     loss_of = objective("infonce(temperature=0.5)")
     parameters = [*encoder.parameters(), *projector.parameters()]
@@ -267,7 +269,7 @@ def simclr(
         encoder.zero_grad()
 
     def whole() -> None:
-        views = torch.cat([A.augment(recipe, images, generator) for _ in range(2)]).contiguous(memory_format=memory)
+        views = torch.cat([augment(images, generator) for _ in range(2)]).contiguous(memory_format=memory)
         with mixed:
             z = projector(encoder(views))
         loss_of(Pairs.from_views(list(z.float().chunk(2)))).loss.backward()

@@ -35,7 +35,7 @@ from dipole.core.utils.seeding import Seeds, isolated, seed_everything
 from dipole.rl.contrast import require_unlabelled
 from dipole.rl.encoder import PixelEncoder
 from dipole.rl.envs.dot import DotEnv
-from dipole.vision.augment import centre
+from dipole.vision.image_ops import centre
 
 OBJECTIVES = {
     entry.name: f"infonce + {entry.name}" if entry.kind == "regularizer" else entry.name

@@ -15,7 +15,7 @@ from dipole.core.train.recipe import load
 from dipole.core.utils.errors import ConfigError, DataError, OptionError
 from dipole.core.utils.seeding import Seeds, seed_everything
 from dipole.vision.adapter import VisionAdapter, VisionConfig
-from dipole.vision.augment import AugmentConfig, augment
+from dipole.vision.augment import Augmentation, AugmentConfig
 from dipole.vision.decoding import Encoded
 
 SMALL = {
@@ -243,7 +243,7 @@ def test_the_linear_probe_on_random_crops_is_that_of_a_plain_loop(what):
     for epoch in range(6):
         optimizer.param_groups[0]["lr"] = 30.0 * 0.2 ** ((epoch >= 4) + (epoch >= 5))
         for place, index in enumerate(torch.randperm(len(train), generator=order).split(32)):
-            views = augment(drawn, train.images[index], seed.torch("probe", "crops", epoch, place))
+            views = Augmentation(drawn)(train.images[index], seed.torch("probe", "crops", epoch, place))
             with torch.no_grad():
                 seen = network(views).flatten(1)
             optimizer.zero_grad()

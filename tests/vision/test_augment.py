@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from scipy.stats import ks_2samp
 
 from dipole.vision import augment as A
+from dipole.vision import image_ops as O
 
 SIZE = 32
 
@@ -34,7 +35,7 @@ def kornia():
 def test_neutral_parameters_change_nothing():
     x = images()
     config = A.AugmentConfig(blur=1.0)
-    torch.testing.assert_close(A.apply(config, x, neutral(len(x))), x, atol=2e-6, rtol=0)
+    torch.testing.assert_close(A.Augmentation(config).apply(x, neutral(len(x))), x, atol=2e-6, rtol=0)
 
 
 def test_colour_jitter_equals_kornia(kornia):
@@ -60,7 +61,7 @@ def test_hue_of_primary_and_grey_pixels():
     x[0, :, 0, 0] = torch.tensor([1.0, 0, 0])
     x[0, :, 0, 1] = torch.tensor([0.0, 1, 1])
     x[0, :, 0, 2] = torch.tensor([0.3, 0.3, 0.3])
-    turned = A.adjust_hue_(x.clone(), torch.tensor([1 / 3]))
+    turned = O.adjust_hue_(x.clone(), torch.tensor([1 / 3]))
     torch.testing.assert_close(turned[0, :, 0, 0], torch.tensor([0.0, 1, 0]), atol=1e-6, rtol=0)
     torch.testing.assert_close(turned[0, :, 0, 1], torch.tensor([1.0, 0, 1]), atol=1e-6, rtol=0)
     torch.testing.assert_close(turned[0, :, 0, 2], torch.tensor([0.3, 0.3, 0.3]))
@@ -73,7 +74,7 @@ def test_crop_equals_kornia(kornia):
     corner = crop._params["src"]
     extent = corner[:, 2] - corner[:, 0] + 1
     box = torch.stack([corner[:, 0, 1], corner[:, 0, 0], extent[:, 1], extent[:, 0]], 1)
-    torch.testing.assert_close(A.resized_crop(x, box, SIZE), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(O.resized_crop(x, box, SIZE), expected, atol=1e-5, rtol=0)
 
 
 def test_shrinking_equals_torch_with_antialiasing():
@@ -82,14 +83,14 @@ def test_shrinking_equals_torch_with_antialiasing():
     expected = torch.nn.functional.interpolate(
         x[:, :, 3:43, 5:41], (16, 16), mode="bilinear", align_corners=False, antialias=True
     )
-    torch.testing.assert_close(A.resized_crop(x, box, 16), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(O.resized_crop(x, box, 16), expected, atol=1e-5, rtol=0)
 
 
 def test_flip_mirrors_the_crop():
     x = images(2)
     box = torch.tensor([[4.0, 2, 20, 25]]).expand(2, 4)
-    plain = A.resized_crop(x, box, 24)
-    flipped = A.resized_crop(x, box, 24, torch.tensor([1.0, 0]))
+    plain = O.resized_crop(x, box, 24)
+    flipped = O.resized_crop(x, box, 24, torch.tensor([1.0, 0]))
     torch.testing.assert_close(flipped[0], plain[0].flip(-1))
     torch.testing.assert_close(flipped[1], plain[1])
 
@@ -99,12 +100,12 @@ def test_blur_equals_kornia(kornia, kernel):
     x = images()
     blur = kornia.RandomGaussianBlur((kernel, kernel), (0.1, 2.0), p=1.0)
     expected = blur(x)
-    torch.testing.assert_close(A.gaussian_blur(x, blur._params["sigma"], kernel), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(O.gaussian_blur(x, blur._params["sigma"], kernel), expected, atol=1e-5, rtol=0)
 
 
 def test_grey_equals_kornia(kornia):
     x = images()
-    ours = A.apply(A.AugmentConfig(), x, replace(neutral(len(x)), grey=torch.ones(len(x))))
+    ours = A.Augmentation(A.AugmentConfig()).apply(x, replace(neutral(len(x)), grey=torch.ones(len(x))))
     torch.testing.assert_close(ours, kornia.RandomGrayscale(p=1.0)(x), atol=1e-5, rtol=0)
 
 
@@ -117,7 +118,7 @@ def test_parameters_are_distributed_as_kornias(kornia):
     torch.manual_seed(0)
     x = torch.rand(n, 3, 8, 8)
     config = A.AugmentConfig(blur=0.5)
-    ours = A.draw(config, n, SIZE, SIZE, generator())
+    ours = A.Augmentation(config).draw(n, SIZE, SIZE, generator())
 
     jitter = kornia.ColorJitter(0.4, 0.4, 0.4, 0.4)
     jitter(x)
@@ -158,11 +159,11 @@ def test_images_are_distributed_as_kornias(kornia, operation):
     if theirs is None:  # the order of the operations is drawn once a call: compare over calls
         parts = list(x.split(100))
         g = generator()
-        ours = torch.cat([A.augment(config, part, g) for part in parts])
+        ours = torch.cat([A.Augmentation(config)(part, g) for part in parts])
         jitter = kornia.ColorJitter(0.4, 0.4, 0.4, 0.4)
         other = torch.cat([jitter(part) for part in parts])
     else:
-        ours, other = A.augment(config, x, generator()), theirs(x)
+        ours, other = A.Augmentation(config)(x, generator()), theirs(x)
     for statistic in (lambda y: y.mean((1, 2, 3)), lambda y: y.std((1, 2, 3)), lambda y: y[:, 0].mean((1, 2))):
         assert same_distribution(statistic(ours), statistic(other))
 
@@ -170,7 +171,7 @@ def test_images_are_distributed_as_kornias(kornia, operation):
 def test_every_image_has_its_own_parameters_and_the_seed_decides():
     x = images(1).expand(16, -1, -1, -1).contiguous()
     config = A.AugmentConfig(blur=0.5)
-    once, again, other = (A.augment(config, x, generator(seed)) for seed in (3, 3, 4))
+    once, again, other = (A.Augmentation(config)(x, generator(seed)) for seed in (3, 3, 4))
     assert torch.equal(once, again)
     assert not torch.equal(once, other)
     assert len({tuple(image.flatten().tolist()) for image in once}) == 16
@@ -179,20 +180,20 @@ def test_every_image_has_its_own_parameters_and_the_seed_decides():
 def test_the_slices_in_cache_do_not_change_the_result(monkeypatch):
     x = images(50)
     config = A.AugmentConfig(blur=0.5)
-    parameters = A.draw(config, 50, SIZE, SIZE, generator())
-    whole = A.apply(config, x, parameters)
+    parameters = A.Augmentation(config).draw(50, SIZE, SIZE, generator())
+    whole = A.Augmentation(config).apply(x, parameters)
     monkeypatch.setattr(A, "CACHE_FLOATS", 7 * SIZE * SIZE)
-    torch.testing.assert_close(A.apply(config, x, parameters), whole, atol=1e-6, rtol=0)
+    torch.testing.assert_close(A.Augmentation(config).apply(x, parameters), whole, atol=1e-6, rtol=0)
 
 
 def test_bytes_and_floats_give_the_same_views():
     x = (images(8) * 255).byte()
     config = A.AugmentConfig()
-    torch.testing.assert_close(A.augment(config, x, generator()), A.augment(config, x / 255, generator()))
+    torch.testing.assert_close(A.Augmentation(config)(x, generator()), A.Augmentation(config)(x / 255, generator()))
 
 
 def test_one_channel_images_and_other_sizes():
-    out = A.augment(A.AugmentConfig(size=16, blur=1.0), images(5, channels=1, size=8), generator())
+    out = A.Augmentation(A.AugmentConfig(size=16, blur=1.0))(images(5, channels=1, size=8), generator())
     assert out.shape == (5, 1, 16, 16)
     assert out.min() >= 0
     assert out.max() <= 1
@@ -200,7 +201,8 @@ def test_one_channel_images_and_other_sizes():
 
 def test_boxes_stay_inside_also_for_extreme_images():
     for height, width in ((32, 32), (10, 200), (200, 10), (4, 4)):
-        box = A.draw_boxes(A.AugmentConfig(crop_scale=(0.9, 1.0)), 500, height, width, generator())
+        augment = A.Augmentation(A.AugmentConfig(crop_scale=(0.9, 1.0)))
+        box = augment.boxes(augment.draw_crops(500, generator()), height, width)
         assert (box[:, :2] >= 0).all()
         assert (box[:, 2:] >= 1).all()
         assert (box[:, 0] + box[:, 2] <= height).all()
@@ -209,8 +211,8 @@ def test_boxes_stay_inside_also_for_extreme_images():
 
 def test_evaluation_view_is_the_centred_square():
     x = images(3, size=32)[:, :, :, :24]
-    torch.testing.assert_close(A.centre(x, 24), x[:, :, 4:28, :])
-    assert A.centre((x * 255).byte(), 12).shape == (3, 3, 12, 12)
+    torch.testing.assert_close(O.centre(x, 24), x[:, :, 4:28, :])
+    assert O.centre((x * 255).byte(), 12).shape == (3, 3, 12, 12)
 
 
 @pytest.mark.parametrize(

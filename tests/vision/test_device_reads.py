@@ -12,7 +12,7 @@ from dipole import objective
 from dipole.core.train.optimizer import LARS
 from dipole.core.utils.seeding import Seeds, seed_everything
 from dipole.vision.adapter import VisionAdapter
-from dipole.vision.augment import AugmentConfig, apply, draw
+from dipole.vision.augment import Augmentation, AugmentConfig
 from dipole.vision.config import VisionConfig
 from dipole.vision.frameworks.base import Batch
 from dipole.vision.frameworks.cmc import lab
@@ -77,16 +77,16 @@ def test_a_framework_reads_nothing_back(settings: dict, colour: dict[str, str], 
 def test_the_augmentation_reads_nothing_back() -> None:
     config = AugmentConfig(size=8, blur=0.5, grey=0.2)
     images = torch.zeros(6, 3, 12, 12, dtype=torch.uint8, device=META)
-    drawn = draw(config, 6, 12, 12, torch.Generator().manual_seed(0))
-    apply(config, images, drawn.to(META))  # constants go to the device once
+    drawn = Augmentation(config).draw(6, 12, 12, torch.Generator().manual_seed(0))
+    Augmentation(config).apply(images, drawn.to(META))  # constants go to the device once
     there = drawn.to(META)
     with no_reads():
-        assert apply(config, images, there).device == META
+        assert Augmentation(config).apply(images, there).device == META
 
 
 def test_what_was_drawn_goes_to_the_device_in_one_piece() -> None:
     """Packed and unpacked, every number is where it was."""
-    drawn = draw(AugmentConfig(size=8), 6, 12, 12, torch.Generator().manual_seed(0))
+    drawn = Augmentation(AugmentConfig(size=8)).draw(6, 12, 12, torch.Generator().manual_seed(0))
     packed = drawn.to(META)
     assert packed.order == drawn.order
     for name in ("box", "flip", "hue", "sigma"):

@@ -48,15 +48,13 @@ def test_round_trip(tmp_path, encoder, method):
 
 
 def test_two_encoders_cannot_be_one_model(tmp_path):
-    from dipole.vision.encoders import EncoderConfig, build_encoder, build_projector
+    from dipole.vision.encoders import EncoderConfig, build_encoder
+    from dipole.vision.frameworks.base import Branch
     from dipole.vision.frameworks.cmc import CMC
 
-    def build(channels):
-        encoder = build_encoder(EncoderConfig(width=2), channels, 8)
-        return encoder, *build_projector(EncoderConfig(dim=4), encoder.taps[encoder.last])
-
+    light, colour = (Branch(build_encoder(EncoderConfig(width=2), channels, 8)) for channels in (1, 2))
     with pytest.raises(ConfigError, match="two encoders"):
-        CMC(build, None, 4, None, 0.5).trained_encoder()
+        CMC(light, colour).trained_encoder()
 
 
 # What detectron2's resnet.py builds (BasicStem, BottleneckBlock, BasicBlock), written down from its published code.

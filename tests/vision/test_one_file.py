@@ -31,22 +31,21 @@ def stripes(source, options, wanted):
 ENCODER = '''
 """The mean of the pixels."""
 from torch import nn
-from dipole.vision.encoders.base import Stages, register_encoder
+from dipole.vision.encoders.base import register_encoder
 
 
 @register_encoder("mean-pixel")
 def mean_pixel(channels, size, config, share):
     stage = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    return Stages(channels, {"mean": stage}, {"mean": channels})
+    return stage
 '''
 FRAMEWORK = '''
 """One view finds the other."""
 import torch
 from pydantic import Field
-from dipole.core.objectives.embedded import Embedded
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.config import Settings
-from dipole.vision.frameworks.base import OneBranch, instances, register_framework
+from dipole.vision.frameworks.base import OneBranch, embedded, register_framework
 
 
 class OneWayConfig(Settings):
@@ -64,7 +63,7 @@ class OneWay(OneBranch):
 
     @classmethod
     def from_config(cls, config, setup):
-        method = cls(setup.build, setup.images.channels, config.encoder.tap)
+        method = cls(setup.branch())
         method.scale = config.own_table.scale
         return method
 
@@ -75,8 +74,10 @@ class OneWay(OneBranch):
 
     def forward(self, batch):
         query, key = (self.branch(view) for view in batch.views)
-        rows = {"query": self.scale * query, "key": key, **instances(batch, query)}
-        return Embedded(rows, lambda rows: Pairs.cross(rows["query"], rows["key"], labels=rows.get("labels")))
+        return embedded({"query": self.scale * query, "key": key}, batch, self.pair)
+
+    def pair(self, rows, seed):
+        return Pairs.cross(rows["query"], rows["key"], labels=rows.get("labels"))
 '''
 PROGRAM = """
 import json, sys

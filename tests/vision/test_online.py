@@ -20,7 +20,7 @@ from dipole.vision.adapter import VisionAdapter
 from dipole.vision.config import VisionConfig
 from dipole.vision.encoders import EncoderConfig, build_encoder
 from dipole.vision.frameworks.base import Branch
-from dipole.vision.online import OnlineConfig, OnlineProbe
+from dipole.vision.online import OnlineConfig, OnlineProbe, Recorder
 from tests.ranks import leaving_together, start_ranks
 
 SHORT = ["train.epochs=2", "train.batch_size=128", "vision.encoder.width=4", "vision.probe.probes=['knn']",
@@ -90,10 +90,10 @@ def batches(count=4, rows=6):
 
 def learn(config, own=slice(None)):
     part = branch()
-    probe = OnlineProbe(config, [part], 3, torch.device("cpu"))
+    probe = OnlineProbe(config, [part.encoder], 3, torch.device("cpu"))
     found = []
     for views, labels in zip(*batches(), strict=True):
-        with probe.seen():
+        with probe.recorded():
             part(torch.cat(list(views[:, own])))
         found.append({name: float(value) for name, value in probe.step(labels[own]).items()})
     return probe, found
@@ -121,14 +121,13 @@ def test_its_steps_are_those_of_softmax_regression():
 def test_its_state_continues_it():
     config = OnlineConfig()
     probe, _ = learn(config)
-    again = OnlineProbe(config, [branch()], 3, torch.device("cpu"))
+    again = OnlineProbe(config, [branch().encoder], 3, torch.device("cpu"))
     again.load_state_dict(copy.deepcopy(probe.state_dict()))
     x, y = torch.rand(6, 1, 3, 3), torch.tensor([0, 1, 2, 0, 1, 2])
     for each in (probe, again):
         part = branch()
-        part.watch = None
-        each.seen.__init__([part])
-        with each.seen():
+        each.recorded = Recorder([part.encoder])
+        with each.recorded():
             part(x)
         each.step(y)
     assert torch.equal(probe.weight, again.weight)
@@ -197,8 +196,8 @@ def test_both_halves_of_lab_stand_side_by_side():
 
     images = ImageSet("colour", torch.randint(0, 256, (20, 3, 4, 4), dtype=torch.uint8), torch.arange(20) % 2)
     module = config.framework.from_config(config, Setup(images, 4, 10, config.encoder))
-    probe = OnlineProbe(OnlineConfig(), module.branches(), 2, torch.device("cpu"))
+    probe = OnlineProbe(OnlineConfig(), [each.encoder for each in module.branches()], 2, torch.device("cpu"))
     views = torch.rand(10, 3, 4, 4)
-    with probe.seen():
+    with probe.recorded():
         module.embedding(views)
-    torch.testing.assert_close(probe.seen.taken(), module.features(views).detach())
+    torch.testing.assert_close(probe.recorded.take(), module.features(views).detach())

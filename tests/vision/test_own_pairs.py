@@ -28,7 +28,7 @@ from dipole.core.utils.seeding import Seeds, seed_everything
 from dipole.vision.adapter import VisionAdapter
 from dipole.vision.config import VisionConfig
 from dipole.vision.frameworks.base import Batch
-from dipole.vision.pairing import apart, read_pairs
+from dipole.vision.pairs.columns import read_pairs, split_rows
 from dipole.vision.retrieval import recall, zero_shot
 from dipole.vision.sources import Decoding
 from tests.ranks import leaving_together, start_ranks
@@ -202,7 +202,7 @@ def test_no_image_stands_on_both_sides(tmp_path, table):
     write(tmp_path / "pairs.csv", rows)
     pairs = read_pairs(str(tmp_path / "pairs.csv"), ["image", "caption"], True, Decoding())
     for seed in range(5):
-        first, second = apart(pairs, 0.6, torch.Generator().manual_seed(seed))
+        first, second = split_rows(pairs, 0.6, torch.Generator().manual_seed(seed))
         assert len(first) + len(second) == 30
         assert len(first) == 18
         assert not set(first.ids[:, 0].tolist()) & set(second.ids[:, 0].tolist())
@@ -389,7 +389,7 @@ def test_labelled_images_besides_give_probes_and_zero_shot(tmp_path, table):
     results = made.evaluate(objective("infonce", dim=8))
     assert {"knn/accuracy", "zero_shot/accuracy", "retrieval/caption_to_image/recall@1"} <= set(results)
     assert len(made.parts.pretrain) == 24
-    assert len(made.parts.held_out) == 16
+    assert len(made.parts.test_pairs) == 16
 
 
 def test_a_plan_reads_no_table(table):

@@ -21,10 +21,10 @@ from dipole.core.utils.seeding import Seeds, seed_everything
 from dipole.vision import augment as A
 from dipole.vision.adapter import VisionAdapter
 from dipole.vision.config import VisionConfig
-from dipole.vision.crops import random_views
 from dipole.vision.data import DataConfig, load
 from dipole.vision.decoding import Encoded, decode
 from dipole.vision.sources import Decoding, open_source
+from dipole.vision.views import random_views
 
 PLAIN = {"flip": 0.0, "jitter": 0.0, "grey": 0.0}
 

@@ -20,7 +20,7 @@ from dipole.vision.adapter import VisionAdapter
 from dipole.vision.config import VisionConfig
 from dipole.vision.data import DataConfig, load
 from dipole.vision.decoding import decode
-from dipole.vision.frameworks.base import ShardByShard, image_order
+from dipole.vision.order import ShardByShard, image_order
 from dipole.vision.sources import Decoding, Streaming, open_source
 from dipole.vision.sources.streamed import Forward
 from dipole.vision.sources.webdataset import braces

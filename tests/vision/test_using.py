@@ -21,10 +21,10 @@ from dipole.core.utils.errors import CheckpointError, ConfigError, DataError, Op
 from dipole.core.utils.seeding import Seeds, seed_everything
 from dipole.vision.adapter import VisionAdapter
 from dipole.vision.config import VisionConfig
-from dipole.vision.embed import ImageEmbedder, read_images
 from dipole.vision.encoders import EncoderConfig, build_encoder
 from dipole.vision.export import DipoleVisionModel
 from dipole.vision.exported import open_folder
+from dipole.vision.inference import ImageEmbedder, read_images
 from tests.without_dipole import WITHOUT_DIPOLE
 
 CPU = torch.device("cpu")
@@ -61,7 +61,7 @@ def probed(run):
     """Test features as the run's probes see them, and the test images."""
     _, adapter, objective = load_run(RunFolder(run), "cpu")
     adapter.module.eval()
-    features = adapter._extract(adapter.module, adapter.module.features, adapter.parts.test)
+    features = adapter.evaluation.extract(adapter.module, adapter.module.features, adapter.parts.test.images)
     return features, adapter.parts.test.images, objective
 
 

@@ -10,8 +10,8 @@ from scipy.ndimage import correlate1d
 from torch import Tensor
 
 from dipole.benchmarks.speed.eager import counted
-from dipole.vision.augment import AugmentConfig, Parameters, apply, apply_each, draw, plain
-from dipole.vision.crops import random_views
+from dipole.vision.augment import Augmentation, AugmentConfig, Parameters
+from dipole.vision.views import random_views
 
 META = torch.device("meta")
 ALL = AugmentConfig(size=7, blur=0.7, blur_kernel=5, solarize=0.5, grey=0.3)
@@ -76,7 +76,7 @@ def case(name: str) -> tuple[list[AugmentConfig], Tensor, list[Parameters]]:
     recipes, shape = RECIPES[name], SHAPES.get(name, (3, 3, 16, 11))
     images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=source)
     given = images if name != "two channels" else images / 255
-    return list(recipes), given, [draw(each, shape[0], *shape[2:], source) for each in recipes]
+    return list(recipes), given, [Augmentation(each).draw(shape[0], *shape[2:], source) for each in recipes]
 
 
 def looped(name: str) -> list[Tensor]:
@@ -91,7 +91,8 @@ def looped(name: str) -> list[Tensor]:
 @pytest.mark.parametrize("name", RECIPES)
 def test_views_equal_a_loop_over_images_in_float64(name: str) -> None:
     recipes, images, drawn = case(name)
-    for view, expected in zip(apply_each(recipes, images, drawn), looped(name), strict=True):
+    for recipe, p, expected in zip(recipes, drawn, looped(name), strict=True):
+        view = Augmentation(recipe).apply(images, p)
         torch.testing.assert_close(view.double(), expected, atol=2e-6, rtol=0)
 
 
@@ -103,10 +104,10 @@ def test_the_number_of_launches_does_not_depend_on_the_batch() -> None:
     config, source = AugmentConfig(size=224), torch.Generator().manual_seed(0)
     found = []
     for n in (2, 300):
-        drawn = draw(config, n, 256, 256, source).to(META)
+        drawn = Augmentation(config).draw(n, 256, 256, source).to(META)
         images = torch.zeros(n, 3, 256, 256, dtype=torch.uint8, device=META)
-        apply(config, images, drawn)  # constants go to the device once
-        found.append(counted(lambda images=images, drawn=drawn: apply(config, images, drawn)).total())
+        Augmentation(config).apply(images, drawn)  # constants go to the device once
+        found.append(counted(lambda images=images, drawn=drawn: Augmentation(config).apply(images, drawn)).total())
     assert found[0] == found[1] < 143
 
 
@@ -116,5 +117,5 @@ def test_views_of_a_batch_are_what_each_recipe_draws_in_turn() -> None:
     found = random_views(images, index, recipes, torch.Generator().manual_seed(3), torch.device("cpu"), slice(1, 3))
     source = torch.Generator().manual_seed(3)
     for config, view in zip(recipes, found, strict=True):
-        drawn = draw(config, 4, 16, 11, source)
-        assert torch.equal(view, plain(config, images[index][1:3], drawn[1:3]))
+        drawn = Augmentation(config).draw(4, 16, 11, source)
+        assert torch.equal(view, Augmentation(config).apply(images[index][1:3], drawn[1:3]))

@@ -12,6 +12,7 @@ from PIL import Image, ImageOps
 from dipole.core.train.recipe import load, resolve
 from dipole.core.utils.errors import ConfigError
 from dipole.vision import augment as A
+from dipole.vision import image_ops as O
 from dipole.vision.config import VisionConfig
 
 OFF = {
@@ -34,22 +35,22 @@ def test_solarize_equals_pillow(threshold):
     pixels = np.stack([values, values[::-1], values.T], 2)
     expected = np.array(ImageOps.solarize(Image.fromarray(pixels), threshold))
     images = torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None]
-    found = A.solarized(A.unit(images), torch.ones(1), threshold)[0].permute(1, 2, 0) * 255
+    found = O.solarize(O.unit(images), torch.ones(1), threshold)[0].permute(1, 2, 0) * 255
     torch.testing.assert_close(found, torch.from_numpy(expected).float(), atol=1e-4, rtol=0)
 
 
 def test_so_many_images_are_solarized():
     images = torch.randint(0, 256, (400, 3, 8, 8), dtype=torch.uint8, generator=generator())
     recipe = config(solarize=0.3)
-    found = A.augment(recipe, images, generator(1))
-    plain = A.augment(config(), images, generator(1))
+    found = A.Augmentation(recipe)(images, generator(1))
+    plain = A.Augmentation(config())(images, generator(1))
     changed = (found != plain).flatten(1).any(1)
     assert 85 < int(changed.sum()) < 155  # binomial(400, 0.3): standard deviation 9.2
-    torch.testing.assert_close(found[changed], A.solarized(plain[changed], torch.ones(int(changed.sum())), 128))
+    torch.testing.assert_close(found[changed], O.solarize(plain[changed], torch.ones(int(changed.sum())), 128))
 
 
 def test_what_else_is_drawn_is_the_same_with_and_without_solarization():
-    one, two = (A.draw(A.AugmentConfig(blur=0.5, solarize=p), 20, 8, 8, generator()) for p in (0.0, 0.5))
+    one, two = (A.Augmentation(A.AugmentConfig(blur=0.5, solarize=p)).draw(20, 8, 8, generator()) for p in (0.0, 0.5))
     for name in ("box", "flip", "brightness", "hue", "grey", "sigma", "order"):
         first, second = getattr(one, name), getattr(two, name)
         assert first == second if name == "order" else torch.equal(first, second)
@@ -79,7 +80,7 @@ def test_a_batch_holds_the_views_as_their_tables_say(tmp_path):
     """The first view is left as it is, the second solarized throughout."""
     from dipole.core.utils.seeding import Seeds
     from dipole.vision.adapter import VisionAdapter
-    from dipole.vision.augment import centre
+    from dipole.vision.image_ops import centre
 
     vision = VisionConfig.model_validate_json(
         json.dumps({"augment": {**OFF, "view": {"2": {"solarize": 1.0}}}, "data": {"limit": 64}})

@@ -1,18 +1,13 @@
 """The small AlexNet of the contrastive papers."""
 
-from typing import TYPE_CHECKING
-
 from torch import nn
 
 from dipole.core.utils.errors import ConfigError
-from dipole.vision.encoders.base import Encoder, Stages, conv_norm, register_encoder, scaled
-
-if TYPE_CHECKING:
-    from dipole.vision.encoders import EncoderConfig
+from dipole.vision.encoders.base import Encoder, EncoderSettings, Stages, conv_norm, register_encoder, scaled
 
 
 @register_encoder("alexnet")
-def alexnet(channels: int, size: int, config: "EncoderConfig", share: float) -> Encoder:
+def alexnet(channels: int, size: int, config: EncoderSettings, share: float) -> Encoder:
     """The small AlexNet of Wang & Isola (2020, App. B) after Tian et al.: five convolutions, fc6 and fc7 of 4096.
 
     Their fc8 is `projector = "linear"`. Three pools of width 3 and stride 2 need sides of 15 pixels or more.

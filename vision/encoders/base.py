@@ -1,15 +1,20 @@
-"""What an encoder is, how it is registered, and what several are made of."""
+"""Image encoders: the settings table, the base classes, and how an encoder is registered."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
+from dipole.core.train.config import Settings
+from dipole.core.train.finetuning import FREEZE_HELP, LORA_HELP, WEIGHTS_HELP, FreezeSetting, LoraTable
+from dipole.core.utils.backbone import Source, Weights
 from dipole.core.utils.errors import ConfigError, nearest
 from dipole.core.utils.text import counted
+from dipole.vision.heads import Norm
 from dipole.vision.registry import Entries
 
 __all__ = [
@@ -18,26 +23,76 @@ __all__ = [
     "register_encoder",
 ]
 
-if TYPE_CHECKING:
-    from dipole.vision.encoders import EncoderConfig
-
+PREFIX = "hub:"  # before the name or folder of a model of transformers
 Stem = Literal["cifar", "imagenet"]
+Pooling = Literal["cls", "mean", "max", "pooler"]
+Statistics = tuple[float, ...]
+
+
+class EncoderSettings(Settings):
+    """The [vision.encoder] table with any name; `EncoderConfig` checks that the encoder exists."""
+
+    name: str = Field("small-conv", description="which encoder; hub:ID or hub:FOLDER is a model of transformers")
+    stem: Stem = Field("cifar", description="resnet only: 3x3 stride 1 without pooling, or 7x7 stride 2 with pooling")
+    width: int = Field(16, ge=1, description="small-conv: channels of the first stage; linear: output features")
+    tap: str | None = Field(
+        None, description="the layer that probes see, such as fc7 or pooled; default the encoder's last"
+    )
+    channels_last: bool | None = Field(
+        None, description="keep images with their channels last in memory; default on CUDA only"
+    )
+    projector: Literal["none", "linear", "mlp"] = Field("mlp", description="the layers between encoder and objective")
+    hidden: int | None = Field(None, ge=1, description="mlp projector: hidden units; default the encoder's width")
+    projector_layers: int | None = Field(
+        None, ge=2, description="mlp projector: linear layers; default the framework's, otherwise 2"
+    )
+    projector_norm: Norm | None = Field(
+        None,
+        description="mlp projector: batch norm after no layer, the hidden ones, or all; default the framework's, "
+        "otherwise none",
+    )
+    dim: int = Field(128, ge=1, description="width of the embedding that a projector gives")
+    pooling: Pooling | None = Field(
+        None,
+        description="hub only: pooler (the architecture's own), cls (the class token), mean or max (of patches or "
+        "places); default the first of these that the model has with weights",
+    )
+    freeze: FreezeSetting = Field("none", description=f"hub only: {FREEZE_HELP}")
+    lora: LoraTable | None = Field(None, description=f"hub only: {LORA_HELP}")
+    weights: Weights | None = Field(None, description=f"hub only: {WEIGHTS_HELP}")
+    revision: str | None = Field(None, description="hub only: branch, tag or commit; default main")
+    mean: Statistics | None = Field(
+        None,
+        description="mean of each channel in [0, 1] for normalisation; default that of a hub model's image processor, "
+        "otherwise of the training set",
+    )
+    std: Statistics | None = Field(None, description="standard deviation of each channel, as mean")
+
+    @property
+    def is_hub(self) -> bool:
+        """Whether it is a model of transformers from a folder or the Hub."""
+        return self.name.startswith(PREFIX)
+
+    @property
+    def source(self) -> Source:
+        """The location of a hub model."""
+        return Source(self.name.removeprefix(PREFIX), "vision.encoder.name", self.weights, self.revision)
 
 
 class Encoder(nn.Module):
     """Images (n, C, H, W) in [0, 1] to features; `taps` names the layers that can be read and their widths.
 
-    `forward(images)` gives the last tap, `forward(images, tap)` another, (n, width) each. Normalisation by the training
-    set's mean and standard deviation is part of the module, so that saved weights need nothing beside them.
+    `forward(images)` returns the last tap, `forward(images, tap)` another, each (n, width). Normalisation by mean and
+    standard deviation is part of the module, so saved weights need no further file.
 
     Args:
         channels: C.
     """
 
     taps: dict[str, int]
-    own_statistics: bool = False  # that the training set's do not replace
-    remarks: Sequence[str] = ()  # what a user is told when it is built
-    described: Mapping[str, Any] | None = None  # what the record says of it
+    own_statistics: bool = False  # True: the training set's statistics do not replace its own
+    remarks: Sequence[str] = ()  # lines for the user when the encoder is built
+    described: Mapping[str, Any] | None = None  # its description in the record
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -45,24 +100,24 @@ class Encoder(nn.Module):
         self.register_buffer("std", torch.ones(channels))
 
     def set_statistics(self, mean: list[float] | Tensor, std: list[float] | Tensor) -> None:
-        """Normalise by these.
+        """Set the mean and standard deviation for normalisation.
 
         Args:
-            mean: (C,) of each channel in [0, 1], or (1,) of all.
-            std: (C,) or (1,) likewise, > 0.
+            mean: (C,) of each channel in [0, 1], or (1,) for all.
+            std: (C,) or (1,), > 0.
         """
         self.get_buffer("mean").copy_(torch.as_tensor(mean))
         self.get_buffer("std").copy_(torch.as_tensor(std))
 
     def fix_statistics(self, mean: Sequence[float], std: Sequence[float]) -> None:
-        """Normalise by these, whatever the training set's are.
+        """Set the statistics for good: those of the training set do not replace them.
 
         Args:
-            mean: of each channel in [0, 1], or one of all.
+            mean: of each channel in [0, 1], or one for all.
             std: likewise, > 0.
 
         Raises:
-            ConfigError: as many values as neither.
+            ConfigError: the number of values is neither 1 nor C.
         """
         channels = len(self.get_buffer("mean"))
         for name, values in (("mean", mean), ("std", std)):
@@ -75,10 +130,13 @@ class Encoder(nn.Module):
         self.own_statistics = True
 
     def normalize(self, images: Tensor) -> Tensor:
-        """Images with the mean taken off and divided by the standard deviation, (n, C, H, W).
+        """Subtract the mean and divide by the standard deviation.
 
         Args:
             images: (n, C, H, W) in [0, 1].
+
+        Returns:
+            (n, C, H, W).
         """
         return (images - self.get_buffer("mean")[:, None, None]) / self.get_buffer("std")[:, None, None]
 
@@ -88,13 +146,13 @@ class Encoder(nn.Module):
         return list(self.taps)[-1]
 
     def check_tap(self, tap: str | None) -> str:
-        """Name of the layer that is read.
+        """Return the name of a tap.
 
         Args:
-            tap: what a recipe says; None: the last.
+            tap: a name from a recipe; None for the last tap.
 
         Raises:
-            ConfigError: there is no such layer.
+            ConfigError: there is no such tap.
         """
         tap = tap or self.last
         if tap not in self.taps:
@@ -106,7 +164,7 @@ class Encoder(nn.Module):
 
 
 class Stages(Encoder):
-    """An encoder that is a chain of stages; the output of a named stage is a tap.
+    """An encoder that is a chain of named stages; the flattened output of a stage is a tap.
 
     Args:
         channels: C.
@@ -120,11 +178,11 @@ class Stages(Encoder):
         self.taps = taps
 
     def forward(self, images: Tensor, tap: str | None = None) -> Tensor:
-        """Features of the last stage, or of the one that is named, (n, width).
+        """Return the features (n, width) of a stage.
 
         Args:
             images: (n, C, H, W) in [0, 1].
-            tap: name of a stage.
+            tap: name of a stage; None for the last.
         """
         x = self.normalize(images)
         for name, stage in self.stages.items():
@@ -134,31 +192,57 @@ class Stages(Encoder):
         return x.flatten(1)
 
 
+def as_encoder(module: nn.Module, channels: int, size: int) -> Encoder:
+    """Wrap any module as an `Encoder`; the width of its features is found by one image of zeros.
+
+    Args:
+        module: images (n, channels, size, size) -> features (n, ...).
+        channels: of the images.
+        size: side of the images in pixels.
+    """
+    if isinstance(module, Encoder):
+        return module
+    was_training = module.training
+    with torch.no_grad():
+        width = module.eval()(torch.zeros(1, channels, size, size)).flatten(1).shape[1]
+    module.train(was_training)
+    return Stages(channels, {"features": module}, {"features": width})
+
+
 def scaled(width: int, share: float) -> int:
-    """A share of a layer's width, one channel at least."""
+    """Return a share of a layer's width, at least 1."""
     return max(1, round(width * share))
 
 
+def conv_norm(inputs: int, outputs: int, stride: int = 1) -> list[nn.Module]:
+    """Return a 3x3 convolution without bias, batch norm and ReLU."""
+    return [
+        nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU(inplace=True),
+    ]
+
+
 # (channels, side of the images in pixels, settings, share of every layer's width) -> encoder
-Builder = Callable[[int, int, "EncoderConfig", float], Encoder]
+Builder = Callable[[int, int, EncoderSettings, float], nn.Module]
 
 ENCODERS: Entries[Builder] = Entries("an encoder")
 
 
 def register_encoder(name: str) -> Callable[[Builder], Builder]:
-    """Make a function the encoder of a name, as vision.encoder.name spells it.
+    """Register a function that builds an encoder under a name for vision.encoder.name.
 
         @register_encoder("mine")
-        def build(channels: int, size: int, config: EncoderConfig, share: float) -> Encoder: ...
+        def build(channels: int, size: int, config: EncoderSettings, share: float) -> nn.Module: ...
 
-    `channels` and `size`, a side in pixels, are those of the images, `config` is the table [vision.encoder], and
-    `share` > 0 what of every layer's width is wanted.
+    It returns an `Encoder`, or any module that maps images (n, channels, size, size) to features. `size` is a side in
+    pixels, `config` the table [vision.encoder], and `share` > 0 the share of every layer's width to build.
 
     Args:
-        name: that no encoder has yet; "prefix:what" stands for every name that begins with this prefix.
+        name: an unused name. "prefix:what" matches every name that begins with this prefix.
 
     Returns:
-        A decorator that gives back what it decorates.
+        A decorator that returns the function unchanged.
 
     Raises:
         RegistryError: from the decorator, if the name is taken.
@@ -171,23 +255,15 @@ def register_encoder(name: str) -> Callable[[Builder], Builder]:
     return decorate
 
 
-def open_ended(name: str) -> bool:
-    """Whether an encoder's name begins as a registered "prefix:what" does and goes on."""
+def is_prefixed(name: str) -> bool:
+    """Whether a name begins with the prefix of a registered "prefix:what"."""
     prefix, colon, rest = name.partition(":")
     return bool(colon and rest) and any(each.startswith(f"{prefix}:") for each in ENCODERS)
 
 
 def builder(name: str) -> Builder:
-    """What builds the encoder of a name."""
+    """Return the function that builds the encoder of a name."""
     if name in ENCODERS:
         return ENCODERS[name]
-    return next(build for each, build in ENCODERS.items() if each.startswith(f"{name.partition(':')[0]}:"))
-
-
-def conv_norm(inputs: int, outputs: int, stride: int = 1) -> list[nn.Module]:
-    """A 3x3 convolution without bias, batch norm, ReLU."""
-    return [
-        nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False),
-        nn.BatchNorm2d(outputs),
-        nn.ReLU(inplace=True),
-    ]
+    prefix = name.partition(":")[0]
+    return next(build for each, build in ENCODERS.items() if each.startswith(f"{prefix}:"))

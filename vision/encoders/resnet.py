@@ -1,13 +1,8 @@
 """ResNet-18 and -50 on transformers' implementation."""
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
-from dipole.vision.encoders.base import Encoder, Stem, register_encoder
-
-if TYPE_CHECKING:
-    from dipole.vision.encoders import EncoderConfig
+from dipole.vision.encoders.base import Encoder, EncoderSettings, Stem, register_encoder
 
 
 class ResNetEncoder(Encoder):
@@ -15,7 +10,7 @@ class ResNetEncoder(Encoder):
 
     def __init__(self, channels: int, name: str, stem: Stem, share: float = 1.0) -> None:
         super().__init__(channels)
-        # Only who asks for a ResNet waits for transformers.
+        # Imported here: only a ResNet waits for transformers.
         from dipole.vision.resnet import StemResNetModel, resnet_config
 
         self.model = StemResNetModel(resnet_config(name, stem, channels, share))
@@ -27,6 +22,6 @@ class ResNetEncoder(Encoder):
 
 @register_encoder("resnet50")
 @register_encoder("resnet18")
-def resnet(channels: int, size: int, config: "EncoderConfig", share: float) -> Encoder:
+def resnet(channels: int, size: int, config: EncoderSettings, share: float) -> Encoder:
     """ResNet-18 or -50 (He et al. 2016) on transformers' ResNetModel, with either stem."""
     return ResNetEncoder(channels, config.name, config.stem, share)

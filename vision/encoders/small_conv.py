@@ -1,17 +1,12 @@
 """A small convolutional network."""
 
-from typing import TYPE_CHECKING
-
 from torch import nn
 
-from dipole.vision.encoders.base import Encoder, Stages, conv_norm, register_encoder, scaled
-
-if TYPE_CHECKING:
-    from dipole.vision.encoders import EncoderConfig
+from dipole.vision.encoders.base import Encoder, EncoderSettings, Stages, conv_norm, register_encoder, scaled
 
 
 @register_encoder("small-conv")
-def small_conv(channels: int, size: int, config: "EncoderConfig", share: float) -> Encoder:
+def small_conv(channels: int, size: int, config: EncoderSettings, share: float) -> Encoder:
     """Four 3x3 convolutions of width w, 2w, 4w, 4w with two strides of 2, averaged to 2x2: minutes on a processor."""
     w = scaled(config.width, share)
     convolutions = [

@@ -1,17 +1,12 @@
 """VGG-16."""
 
-from typing import TYPE_CHECKING
-
 from torch import nn
 
-from dipole.vision.encoders.base import Encoder, Stages, conv_norm, register_encoder, scaled
-
-if TYPE_CHECKING:
-    from dipole.vision.encoders import EncoderConfig
+from dipole.vision.encoders.base import Encoder, EncoderSettings, Stages, conv_norm, register_encoder, scaled
 
 
 @register_encoder("vgg16")
-def vgg16(channels: int, size: int, config: "EncoderConfig", share: float) -> Encoder:
+def vgg16(channels: int, size: int, config: EncoderSettings, share: float) -> Encoder:
     """VGG-16's thirteen convolutions with batch norm, pooled to 512, then a 512x100 layer (Arora et al. 2019)."""
     layers: list[nn.Module] = []
     inputs = channels

@@ -1,7 +1,7 @@
-"""A trained run for other libraries: a file per format, found by listing this folder.
+"""Export of a trained run to other libraries: a file per format, found by listing this folder.
 
-The file FORMAT.py has the function `export(adapter, folder, record, objective)` that fills an empty folder, a model
-card included; it is imported when the format is asked for.
+FORMAT.py has a function `export(model, folder, record, objective)`, which fills an empty folder and writes a model
+card. It is imported when the format is used.
 """
 
 from importlib import import_module
@@ -13,16 +13,14 @@ from dipole.core.utils.extras import needing
 
 if TYPE_CHECKING:
     from dipole.core.objectives.objective import Composite
-    from dipole.vision.adapter import VisionAdapter
+    from dipole.vision.trained_model import TrainedModel
 
 FORMATS = tuple(sorted(file.name for file in iter_modules(__path__)))
 
 
-def export_as(
-    to: str, adapter: "VisionAdapter", folder: Path, record: Any, objective: "Composite | None" = None
-) -> None:
+def export_as(to: str, model: "TrainedModel", folder: Path, record: Any, objective: "Composite | None" = None) -> None:
     """Write a run in one of `FORMATS` into an empty folder."""
-    import_module(f"{__name__}.{to}").export(adapter, folder, record, objective)
+    import_module(f"{__name__}.{to}").export(model, folder, record, objective)
 
 
 def __getattr__(name: str) -> Any:

@@ -11,10 +11,10 @@ from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.text import counted
 from dipole.vision.encoders import Encoder
 from dipole.vision.encoders.resnet import ResNetEncoder
+from dipole.vision.trained_model import TrainedModel
 
 if TYPE_CHECKING:
     from dipole.core.objectives.objective import Composite
-    from dipole.vision.adapter import VisionAdapter
 
 # The settings of He et al. (2020) for an R50-C4 backbone; CACR App. C.2 trains on COCO for schedule "1x".
 BASE = """\
@@ -85,10 +85,10 @@ NORM = ("weight", "bias", "running_mean", "running_var")
 
 
 def backbone(encoder: Encoder) -> dict[str, np.ndarray]:
-    """The weights of a ResNet under detectron2's names: stem.conv1.weight, res2.0.conv1.norm.running_mean, ...
+    """Return the weights of a ResNet under detectron2's names: stem.conv1.weight, res2.0.conv1.norm.running_mean, ...
 
     Raises:
-        ConfigError: the encoder is no ResNet with three channels and the stem of ImageNet; detectron2 has no other.
+        ConfigError: the encoder is no ResNet with three channels and the ImageNet stem.
     """
     if not isinstance(encoder, ResNetEncoder):
         raise ConfigError(
@@ -105,7 +105,7 @@ def backbone(encoder: Encoder) -> dict[str, np.ndarray]:
     found: dict[str, np.ndarray] = {}
 
     def take(block: Any, name: str) -> None:
-        """A convolution and its norm, as transformers' ResNetConvLayer and ResNetShortCut hold them."""
+        """Add a convolution and its norm, of transformers' ResNetConvLayer or ResNetShortCut."""
         found[f"{name}.weight"] = block.convolution.weight.detach().cpu().numpy()
         for part in NORM:
             found[f"{name}.norm.{part}"] = getattr(block.normalization, part).detach().cpu().numpy()
@@ -122,28 +122,30 @@ def backbone(encoder: Encoder) -> dict[str, np.ndarray]:
     return found
 
 
-def export(adapter: "VisionAdapter", folder: Path, record: Any, objective: "Composite | None") -> None:
-    """The run's one encoder with README.md; see `export_detectron2`."""
-    export_detectron2(adapter, adapter.module.trained_encoder(), folder, record)
+def export(model: TrainedModel, folder: Path, record: Any, objective: "Composite | None") -> None:
+    """Write the run's encoder and README.md; see `export_detectron2`."""
+    export_detectron2(model, model.module.trained_encoder(), folder, record)
     usage = """
-# in this folder, with detectron2 beside it
+# in this folder, with detectron2's train_net.py
 train_net.py --config-file voc.yaml --num-gpus 8
 train_net.py --config-file coco.yaml --num-gpus 8
 """
-    what = f"{adapter.config.encoder.name} as a detectron2 backbone: `backbone.pkl` holds its arrays under their names."
+    what = f"{model.config.encoder.name} as a detectron2 backbone: `backbone.pkl` holds its arrays under their names."
     card = Card(what, usage, "object-detection", "detectron2", ("vision",), NOTES)
-    write_card(folder, card, record, adapter.data_info())
+    write_card(folder, card, record, model.info)
 
 
-def export_detectron2(adapter: "VisionAdapter", encoder: Encoder, folder: Path, record: Any) -> None:
+def export_detectron2(model: TrainedModel, encoder: Encoder, folder: Path, record: Any) -> None:
     """Write backbone.pkl, voc.yaml and coco.yaml into a folder."""
     weights = backbone(encoder)
     with open(folder / "backbone.pkl", "wb") as file:
         pickle.dump({"model": weights, "__author__": "dipole", "matching_heuristics": True}, file)
-    bottleneck = adapter.config.encoder.name == "resnet50"
+    bottleneck = model.config.encoder.name == "resnet50"
     scale = {
         name: ", ".join(f"{255 * value:.3f}" for value in encoder.get_buffer(name).tolist()) for name in ("mean", "std")
     }
+    net = {"depth": 50, "res2": 256}
+    if not bottleneck:
+        net = {"depth": 18, "res2": 64}
     for task, settings in TASKS.items():
-        net = {"depth": 50 if bottleneck else 18, "res2": 256 if bottleneck else 64}
         (folder / f"{task}.yaml").write_text(BASE.format(**settings, **scale, **net), encoding="utf-8")

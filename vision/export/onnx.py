@@ -1,4 +1,4 @@
-"""What probes see as an ONNX file: pixels in [0, 1] to features, of any number of images."""
+"""The features of the probes as an ONNX file: pixels in [0, 1] to features, for any number of images."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,18 +8,18 @@ from torch import Tensor, nn
 
 from dipole.core.train.card import Card, write_card
 from dipole.core.train.onnx_file import FILE, OUTPUT, write_onnx
-from dipole.vision.processor import write_processor
+from dipole.vision.encoders.processor import write_processor
+from dipole.vision.trained_model import TrainedModel
 
 if TYPE_CHECKING:
     from dipole.core.objectives.objective import Composite
-    from dipole.vision.adapter import VisionAdapter
     from dipole.vision.frameworks.base import Method
 
 INPUT = "pixel_values"
 
 
 class Features(nn.Module):
-    """The features of a framework, of both encoders where it has two."""
+    """The features of a framework, of both encoders if it has two."""
 
     def __init__(self, method: "Method") -> None:
         super().__init__()
@@ -29,11 +29,11 @@ class Features(nn.Module):
         return self.method.features(pixel_values)
 
 
-def export(adapter: "VisionAdapter", folder: Path, record: Any, objective: "Composite | None") -> None:
-    """Write model.onnx, an image processor and README.md; onnxruntime has to give the run's features."""
-    channels, size = adapter.images.channels, adapter.size
+def export(model: TrainedModel, folder: Path, record: Any, objective: "Composite | None") -> None:
+    """Write model.onnx, an image processor and README.md. onnxruntime must give the run's features."""
+    channels, size = model.images.channels, model.size
     tried = [{INPUT: torch.rand(count, channels, size, size)} for count in (3, 1, 5)]
-    write_onnx(folder, Features(adapter.module).eval(), tried[0], {INPUT: ("batch",)}, tried[1:])
+    write_onnx(folder, Features(model.module).eval(), tried[0], {INPUT: ("batch",)}, tried[1:])
     write_processor(folder, size, channels)
     usage = f"""
 import numpy, onnxruntime
@@ -42,7 +42,7 @@ session = onnxruntime.InferenceSession("FOLDER/{FILE}")
 pixels = numpy.zeros((2, {channels}, {size}, {size}), "float32")  # in [0, 1]
 ({OUTPUT},) = session.run(None, {{"{INPUT}": pixels}})
 """
-    what = f"An image encoder ({adapter.config.encoder.name}, method {adapter.config.method}) as ONNX."
+    what = f"An image encoder ({model.config.encoder.name}, method {model.config.method}) as ONNX."
     notes = "Mean and standard deviation of the training images are part of the graph."
     card = Card(what, usage, "image-feature-extraction", "onnx", ("vision", "onnx"), notes)
-    write_card(folder, card, record, adapter.data_info())
+    write_card(folder, card, record, model.info)

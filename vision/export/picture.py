@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 from dipole.core.train.card import Card, write_card
 from dipole.core.utils.text import counted
+from dipole.vision.trained_model import TrainedModel
 
 if TYPE_CHECKING:
     from dipole.core.objectives.objective import Composite
-    from dipole.vision.adapter import VisionAdapter
 
 
-def export(adapter: "VisionAdapter", folder: Path, record: Any, objective: "Composite | None") -> None:
+def export(model: TrainedModel, folder: Path, record: Any, objective: "Composite | None") -> None:
     """Write query.png and README.md."""
-    adapter.draw(folder / "query.png", objective, counted(record.epochs, "epoch"))
-    what = "`query.png`: a query beside its positives and the negatives of greatest and least weight."
+    model.draw(folder / "query.png", objective, counted(record.epochs, "epoch"))
+    what = "`query.png`: a query, its positives, and the negatives of greatest and least weight."
     card = Card(what, f"dipole export {record.hash} --to picture", "image-feature-extraction", tags=("vision",))
-    write_card(folder, card, record, adapter.data_info())
+    write_card(folder, card, record, model.info)

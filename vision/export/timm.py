@@ -1,4 +1,4 @@
-"""A trained ResNet under timm's names: what `timm.create_model("local-dir:FOLDER")` reads.
+"""A trained ResNet under timm's names, for `timm.create_model("local-dir:FOLDER")`.
 
 timm's ResNets have torchvision's names: conv1, bn1, layer1.0.conv1, layer1.0.bn1, ..., layer2.0.downsample.0 and .1.
 """
@@ -15,26 +15,27 @@ from dipole.core.train.card import Card, write_card
 from dipole.core.utils.errors import ConfigError
 from dipole.vision.encoders import Encoder
 from dipole.vision.encoders.resnet import ResNetEncoder
+from dipole.vision.trained_model import TrainedModel
 
 if TYPE_CHECKING:
     from dipole.core.objectives.objective import Composite
-    from dipole.vision.adapter import VisionAdapter
 
 NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 
 
 def timm_weights(encoder: Encoder) -> dict[str, Tensor]:
-    """The weights of a ResNet with the stem of ImageNet, under timm's names.
+    """Return the weights of a ResNet with the ImageNet stem under timm's names.
 
     Raises:
         ConfigError: timm has no such network.
     """
     inner: Any = getattr(getattr(encoder, "model", None), "timm_model", None)
-    if inner is not None:  # a network of timm's own, as transformers wraps it
+    if inner is not None:  # a model of timm that transformers wraps
         return dict(inner.state_dict())
     if not isinstance(encoder, ResNetEncoder) or encoder.model.config.stem != "imagenet":
-        named = type(getattr(encoder, "model", encoder)).__name__
-        name = "a ResNet with a 3x3 stem" if isinstance(encoder, ResNetEncoder) else f"a {named}"
+        name = f"a {type(getattr(encoder, 'model', encoder)).__name__}"
+        if isinstance(encoder, ResNetEncoder):
+            name = "a ResNet with a 3x3 stem"
         raise ConfigError(
             f"timm has no network like {name}; export a run whose vision.encoder.name is resnet18 or resnet50 with "
             "vision.encoder.stem = 'imagenet', or choose --to transformers or onnx."
@@ -59,11 +60,11 @@ def _conv_norm(layer: Any, conv: str, norm: str) -> Iterator[tuple[str, Tensor]]
         yield f"{norm}.{part}", getattr(layer.normalization, part)
 
 
-def export(adapter: "VisionAdapter", folder: Path, record: Any, objective: "Composite | None") -> None:
-    """Write model.safetensors, config.json as timm's Hub folders have it, and README.md."""
-    encoder = adapter.module.trained_encoder()
+def export(model: TrainedModel, folder: Path, record: Any, objective: "Composite | None") -> None:
+    """Write model.safetensors, config.json as in timm's Hub folders, and README.md."""
+    encoder = model.module.trained_encoder()
     weights = timm_weights(encoder)
-    name, channels, size = _architecture(encoder, adapter), adapter.images.channels, adapter.size
+    name, channels, size = _architecture(encoder, model), model.images.channels, model.size
     width = encoder.taps[encoder.last]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     mean, std = (encoder.get_buffer(part).tolist() for part in ("mean", "std"))
@@ -95,10 +96,10 @@ model = timm.create_model("local-dir:FOLDER", pretrained=True, num_classes=0).ev
 transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model), is_training=False)
 features = model(transform(image).unsqueeze(0))
 """
-    what = f"A {name} (method {adapter.config.method}) under timm's names."
-    write_card(folder, Card(what, usage, "image-feature-extraction", "timm", ("vision",)), record, adapter.data_info())
+    what = f"A {name} (method {model.config.method}) under timm's names."
+    write_card(folder, Card(what, usage, "image-feature-extraction", "timm", ("vision",)), record, model.info)
 
 
-def _architecture(encoder: Encoder, adapter: "VisionAdapter") -> str:
+def _architecture(encoder: Encoder, model: TrainedModel) -> str:
     config = getattr(getattr(encoder, "model", None), "config", None)
-    return str(getattr(config, "architecture", None) or adapter.config.encoder.name)
+    return str(getattr(config, "architecture", None) or model.config.encoder.name)

@@ -1,8 +1,8 @@
 """A trained encoder as a folder that transformers loads.
 
-What transformers has itself is written as its own model: a ResNet with the stem of ImageNet, and any network that came
-from there. `AutoModel.from_pretrained(folder)` reads it without dipole. Everything else is a model whose code lies in
-the folder: `AutoModel.from_pretrained(folder, trust_remote_code=True)`. Either way an image processor lies beside it.
+A ResNet with the ImageNet stem, and any model of transformers, is written as a model of transformers:
+`AutoModel.from_pretrained(folder)` reads it without dipole. Any other encoder is written with its code in the folder:
+`AutoModel.from_pretrained(folder, trust_remote_code=True)`. Both have an image processor.
 """
 
 import json
@@ -21,23 +21,23 @@ from dipole.core.utils.errors import ConfigError, TrainingError
 from dipole.vision import modeling_dipole_vision as modeling
 from dipole.vision.encoders import Encoder
 from dipole.vision.encoders.base import Stages
-from dipole.vision.encoders.hub import HubEncoder, any_size, read_pooled
+from dipole.vision.encoders.hub import HubEncoder, read_pooled, size_options
+from dipole.vision.encoders.processor import FILE as PROCESSOR
+from dipole.vision.encoders.processor import write_processor
 from dipole.vision.encoders.resnet import ResNetEncoder
-from dipole.vision.processor import FILE as PROCESSOR
-from dipole.vision.processor import write_processor
+from dipole.vision.trained_model import TrainedModel
 
 if TYPE_CHECKING:
     from dipole.core.objectives.objective import Composite
-    from dipole.vision.adapter import VisionAdapter
 
 CODE = "modeling_dipole_vision"
 TASK = "image-feature-extraction"
-CLOSE = 1e-5  # between the run's features and the written model's, at most
+CLOSE = 1e-5  # largest difference between the run's features and the written model's
 DipoleVisionConfig = modeling.DipoleVisionConfig
 
 
 class Normalised(nn.Module):
-    """One of transformers' own models with the normalisation of its image processor before it."""
+    """A model of transformers after the normalisation of its image processor."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -73,16 +73,16 @@ def _kind(folder: Path) -> str:
 
 
 @quietly()
-def export(adapter: "VisionAdapter", folder: Path, record: Any, objective: "Composite | None") -> None:
-    """Write config.json, model.safetensors, an image processor, README.md, and code where transformers has none.
+def export(model: TrainedModel, folder: Path, record: Any, objective: "Composite | None") -> None:
+    """Write config.json, model.safetensors, an image processor, README.md, and the model's code if needed.
 
     Raises:
-        ConfigError: the run has several encoders, or one of layers that no description has. TrainingError: the written
-            model gives other features than the run.
+        ConfigError: the run has several encoders, or one with unknown layers. TrainingError: the written model gives
+            other features than the run.
     """
-    encoder = adapter.module.trained_encoder()
-    tap = encoder.check_tap(adapter.config.encoder.tap)
-    channels, size = adapter.images.channels, adapter.size
+    encoder = model.module.trained_encoder()
+    tap = encoder.check_tap(model.config.encoder.tap)
+    channels, size = model.images.channels, model.size
     if tap != encoder.last and hasattr(encoder, "save_pretrained"):
         raise ConfigError(
             f"vision.encoder.tap: a model of transformers ends with {encoder.last!r}, and none can be written that "
@@ -91,15 +91,15 @@ def export(adapter: "VisionAdapter", folder: Path, record: Any, objective: "Comp
     plain = tap == encoder.last and _save_plain(encoder, folder, size)
     if not plain:
         _save_with_code(encoder, folder, channels, size, tap)
-    _check(adapter, folder)
-    write_card(folder, _card(adapter, plain), record, adapter.data_info())
+    _check(model, folder)
+    write_card(folder, _card(model, plain), record, model.info)
 
 
 def _save_plain(encoder: Encoder, folder: Path, size: int) -> bool:
-    """Write the network as one of transformers' own; False where it has none like it."""
+    """Write the encoder as a model of transformers. Return False if there is none like it."""
     save = getattr(encoder, "save_pretrained", None)
     if save is not None:
-        save(folder)  # it came from there
+        save(folder)
         return True
     if not isinstance(encoder, ResNetEncoder) or encoder.model.config.stem != "imagenet":
         return False
@@ -112,7 +112,7 @@ def _save_plain(encoder: Encoder, folder: Path, size: int) -> bool:
 
 
 def _fields(encoder: ResNetEncoder) -> dict[str, Any]:
-    """What of a ResNet's configuration gives it its shape."""
+    """Return the settings that determine the shape of a ResNet."""
     config = encoder.model.config
     return {
         name: getattr(config, name)
@@ -121,10 +121,10 @@ def _fields(encoder: ResNetEncoder) -> dict[str, Any]:
 
 
 def describe(encoder: Encoder) -> list[Any]:
-    """Name and description of every stage of an encoder, in order.
+    """Return name and description of every stage of an encoder, in order.
 
     Raises:
-        ConfigError: it has a layer that no description has.
+        ConfigError: it has an unknown layer.
     """
     if isinstance(encoder, ResNetEncoder):
         return [[encoder.last, {"kind": modeling.RESNET, **_fields(encoder)}]]
@@ -137,7 +137,7 @@ def describe(encoder: Encoder) -> list[Any]:
                 f"{', '.join(modeling.LAYERS)}, in nn.Sequential."
             ) from error
     raise ConfigError(
-        f"{type(encoder).__name__} cannot be exported to transformers: it is no chain of stages (`Stages`) and has no "
+        f"{type(encoder).__name__} cannot be exported to transformers: it is not `Stages` and has no "
         "save_pretrained(folder)."
     )
 
@@ -162,20 +162,20 @@ def _save_with_code(encoder: Encoder, folder: Path, channels: int, size: int, ta
 
 
 @torch.no_grad()
-def _check(adapter: "VisionAdapter", folder: Path) -> None:
+def _check(model: TrainedModel, folder: Path) -> None:
     """Load the folder and compare its features with the run's."""
-    views = torch.rand(3, adapter.images.channels, adapter.size, adapter.size)
-    wanted = adapter.module.features(views)
+    views = torch.rand(3, model.images.channels, model.size, model.size)
+    wanted = model.module.features(views)
     found = DipoleVisionModel.from_pretrained(folder).eval()(views).pooler_output
     off = float((found - wanted).abs().max())
     if not off <= CLOSE * max(1.0, float(wanted.abs().max())):
         raise TrainingError(f"the exported folder {folder} gives features that differ by {off:.2g} from the run's")
 
 
-def _card(adapter: "VisionAdapter", plain: bool) -> Card:
+def _card(model: TrainedModel, plain: bool) -> Card:
     trust = "" if plain else ", trust_remote_code=True"
-    encoder = adapter.module.trained_encoder()
-    options = "".join(f", {name}={value}" for name, value in any_size(getattr(encoder, "model", encoder)).items())
+    encoder = model.module.trained_encoder()
+    options = "".join(f", {name}={value}" for name, value in size_options(getattr(encoder, "model", encoder)).items())
     output = encoder.expression if isinstance(encoder, HubEncoder) else "outputs.pooler_output.flatten(1)"
     usage = f"""
 from PIL import Image
@@ -185,9 +185,11 @@ processor, model = AutoImageProcessor.from_pretrained("FOLDER"), AutoModel.from_
 outputs = model(**processor(Image.open("image.png"), return_tensors="pt"){options})
 features = {output}
 """
-    notes = "" if plain else (
-        "The code of the model lies in this folder and needs torch and transformers alone. Mean and standard deviation "
-        "of the training images are part of the weights; the image processor divides by 255."
-    )  # fmt: skip
-    what = f"An image encoder ({adapter.config.encoder.name}, method {adapter.config.method})."
+    notes = ""
+    if not plain:
+        notes = (
+            "The code of the model is in this folder and needs only torch and transformers. Mean and standard "
+            "deviation of the training images are part of the weights. The image processor divides by 255."
+        )
+    what = f"An image encoder ({model.config.encoder.name}, method {model.config.method})."
     return Card(what, usage, TASK, "transformers", ("vision",), notes)

@@ -1,4 +1,4 @@
-"""Frameworks: which networks see which views, and who is paired with whom; a file each, found by listing."""
+"""Frameworks, one file each (the folder is listed)."""
 
 from typing import Any
 
@@ -14,13 +14,13 @@ DEFAULT = "simclr"
 
 
 def by_name() -> dict[str, type[Method]]:
-    """All frameworks: the default first, then those of several views per image, then those of one."""
+    """Return all frameworks: the default first, then those of several views per image, then those of one."""
     names = sorted(METHODS, key=lambda name: (name != DEFAULT, bool(METHODS[name].single), name))
     return {name: METHODS[name] for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """What one of the files defines: `dipole.vision.frameworks.MoCo`."""
+    """Return what one of the files defines: `dipole.vision.frameworks.MoCo`."""
     for file in _files.values():
         if not name.startswith("_") and hasattr(file, name):
             return getattr(file, name)

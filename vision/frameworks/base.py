@@ -1,30 +1,32 @@
-"""What a framework is: which networks see which views, which rows belong together, and who is paired with whom.
+"""Frameworks: which networks see which views, and which rows are pairs.
 
-A framework knows nothing of the objective: it gives rows and relates them to `Pairs`, and every registered objective
-that needs no more than those runs in it.
+A framework does not know the objective. It returns rows and how to pair them, and every registered objective that needs
+no more than these pairs runs in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol, Self
+from functools import partial
+from typing import Any, ClassVar, NamedTuple, Self
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 
 from dipole.core.objectives.embedded import Embedded
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.config import Settings
+from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.seeding import Seeds
 from dipole.core.utils.transfer import to_device
 from dipole.vision.augment import AugmentConfig
-from dipole.vision.decoding import Encoded
+from dipole.vision.captions import Tokens
 from dipole.vision.encoders import Encoder, EncoderConfig, build_encoder, build_projector
 from dipole.vision.heads import Norm
 from dipole.vision.image_set import ImageSet
+from dipole.vision.order import Order, image_order
 from dipole.vision.registry import Entries
+from dipole.vision.settings import PairKind, VisionSettings
 
 __all__ = [
     "Batch",
@@ -34,14 +36,7 @@ __all__ = [
     "register_framework",
 ]
 
-if TYPE_CHECKING:
-    from dipole.vision.captions import Tokens
-    from dipole.vision.config import VisionConfig
-
-PairKind = Literal["augmented", "labels", "columns"]
-MOST_VIEWS = 16  # of an image, without small crops
-Build = Callable[[int], tuple[Encoder, nn.Module, int]]  # channels -> encoder, projector, width of the embedding
-Related = Pairs | tuple[Pairs, ...]
+AnyPairs = Pairs | tuple[Pairs, ...]
 
 
 class Batch(NamedTuple):
@@ -49,10 +44,10 @@ class Batch(NamedTuple):
 
     Attributes:
         views: (B, C, H, W) in [0, 1] each.
-        labels: (B,) class of each image; None where nothing is labelled.
-        rows: (B,) of the images in the data set.
-        seed: of this step's draws.
-        captions: of the images, where there are some; else None.
+        labels: (B,) class of each image; None without labels.
+        rows: (B,) index of each image in the data set.
+        seed: of this step's random draws.
+        captions: of the images; None without captions.
     """
 
     views: list[Tensor]
@@ -62,80 +57,16 @@ class Batch(NamedTuple):
     captions: Tokens | None = None
 
 
-class Order(Protocol):
-    """Which images stand in an epoch, and where."""
-
-    def __len__(self) -> int:
-        """Rows of an epoch."""
-
-    def rows(self, epoch: int) -> Tensor | np.ndarray:
-        """Indices of images in the order of an epoch, (n,) of as many as `len` says.
-
-        Args:
-            epoch: its number, from 0.
-        """
-
-
-@dataclass(frozen=True)
-class Shuffled:
-    """Each of `count` images once in an epoch, in an order of the seed."""
-
-    count: int
-    seed: Seeds
-
-    def __len__(self) -> int:
-        return self.count
-
-    def rows(self, epoch: int) -> Tensor:
-        return torch.randperm(self.count, generator=self.seed.torch("data", "order", epoch))
-
-
-@dataclass(frozen=True)
-class ShardByShard:
-    """Each image of a stream once in an epoch, nearly in the order in which the stream is read.
-
-    Its shards follow one another in an order of the seed, and the images are drawn anew within reaches of `buffer`
-    that begin elsewhere in every epoch. It is known before anything is read: any place in it can be gone on from.
-
-    shard: (n,) of each image.
-    """
-
-    shard: Tensor
-    buffer: int
-    seed: Seeds
-
-    def __len__(self) -> int:
-        return len(self.shard)
-
-    def rows(self, epoch: int) -> Tensor:
-        generator = self.seed.torch("data", "order", epoch)
-        turn = torch.randperm(int(self.shard.max()) + 1, generator=generator)
-        order = turn[self.shard].argsort(stable=True)
-        reach = (torch.arange(len(order)) + torch.randint(self.buffer, (), generator=generator)) // self.buffer
-        chance = torch.rand(len(order), generator=generator, dtype=torch.float64)
-        return order[(reach + chance).argsort()]
-
-
-def image_order(images: ImageSet, seed: Seeds) -> Order:
-    """Each image once in an epoch, in an order of the seed; of a stream one in which it can be read."""
-    stream = images.images.stream if isinstance(images.images, Encoded) else None
-    if stream is None:
-        return Shuffled(len(images), seed)
-    assert isinstance(images.images, Encoded)
-    shard = torch.searchsorted(stream.bounds, images.images.rows, right=True) - 1
-    return ShardByShard(shard, stream.buffer, seed)
-
-
 @dataclass(frozen=True)
 class Setup:
-    """What a framework is built for.
+    """The images, sizes and encoder that a framework is built for.
 
     Args:
         images: those of pretraining.
         size: side of the views in pixels.
         batch_size: images of a step over all ranks.
         encoder: its table.
-        make: what builds an encoder of a table.
+        make: function that builds an encoder of a table.
     """
 
     images: ImageSet
@@ -144,76 +75,87 @@ class Setup:
     encoder: EncoderConfig
     make: Callable[..., Encoder] = build_encoder
 
-    def build(self, channels: int, share: float = 1.0) -> tuple[Encoder, nn.Module, int]:
-        """Encoder, projector, and the width of the embedding.
+    def branch(self, channels: int | None = None, share: float = 1.0) -> Branch:
+        """Build an encoder with its projector.
 
         Args:
-            channels: of the images.
+            channels: of the images; default those of the data set.
             share: of the width of every layer of the encoder, > 0.
         """
+        channels = channels or self.images.channels
         encoder = self.make(self.encoder, channels, self.size, share)
         if channels == self.images.channels and not encoder.own_statistics:
             encoder.set_statistics(*self.images.statistics)
-        return encoder, *build_projector(self.encoder, encoder.taps[encoder.last])
+        projector, width = build_projector(self.encoder, encoder.taps[encoder.last])
+        return Branch(encoder, projector, self.encoder.tap, width)
 
 
 class Branch(nn.Module):
-    """An encoder and its projector; `watch` is told what the encoder gives.
+    """A backbone and its projector.
 
     Args:
-        encoder: of images.
-        projector: of what it gives, a Module.
-        tap: the layer that probes read; None: the last.
+        backbone: an `Encoder`, or any module that maps images (n, C, H, W) in [0, 1] to features.
+        projector: of the features; None for none.
+        tap: the layer that probes read, of an `Encoder`; None for the last.
+        dim: width of the embedding; default that of the projector's last linear layer, else of the encoder.
 
     Raises:
-        ConfigError: there is no such layer.
+        ConfigError: there is no such layer, or the width of the embedding is unknown.
     """
 
-    watch: Callable[[Tensor], None] | None = None
-
-    def __init__(self, encoder: Encoder, projector: nn.Module, tap: str | None) -> None:
+    def __init__(
+        self, backbone: nn.Module, projector: nn.Module | None = None, tap: str | None = None, dim: int | None = None
+    ) -> None:
         super().__init__()
-        self.encoder = encoder
-        self.projector = projector
-        self.tap = encoder.check_tap(tap)
+        self.encoder = backbone
+        self.projector = projector or nn.Identity()
+        self.tap = backbone.check_tap(tap) if isinstance(backbone, Encoder) else None
+        self.dim = dim or self._width()
+
+    def _width(self) -> int:
+        linear = [layer for layer in self.projector.modules() if isinstance(layer, nn.Linear)]
+        if linear:
+            return linear[-1].out_features
+        if isinstance(self.encoder, Encoder):
+            return self.encoder.taps[self.encoder.last]
+        raise ConfigError("the width of the embedding is unknown: give Branch a projector, or dim.")
 
     def forward(self, images: Tensor) -> Tensor:
-        """Embeddings (n, d), behind the projector.
+        """Return the embeddings (n, dim) after the projector.
 
         Args:
             images: (n, C, H, W) in [0, 1].
         """
-        features = self.encoder(images)
-        if self.watch is not None:
-            self.watch(features)
-        return self.projector(features)
+        return self.projector(self.encoder(images))
 
     def features(self, images: Tensor) -> Tensor:
-        """What probes see, (n, width of the tap).
+        """Return the features that probes see, (n, width of the tap).
 
         Args:
             images: (n, C, H, W) in [0, 1].
         """
+        if self.tap is None:
+            return self.encoder(images).flatten(1)
         return self.encoder(images, self.tap)
 
 
 class Method(nn.Module):
-    """A framework: `forward(batch)` gives rows and their relation, `features` and `embedding` what is used later.
+    """A framework. `forward(batch)` gives rows and how to pair them, `features` and `embedding` serve after training.
 
-    All attributes but `progress` are of the class.
+    All attributes except `progress` are of the class.
 
     Attributes:
-        table: its own settings, [vision.NAME]; None where it has none.
-        single: why an image has one view here, as a clause; empty where it has two or more.
-        negatives_mean: what vision.negatives is here, as a clause; empty where it has no effect.
-        without_negatives: what to set instead, where it has none, as a clause.
-        default_negatives: vision.negatives where the recipe gives none.
-        positives_key: what of [vision] sets the number of positives; empty where nothing does.
-        counts_anchor: whether it counts the anchor as well, as the number of views does.
-        pairs: what of vision.pairs it can carry.
+        table: its own settings, [vision.NAME]; None for none.
+        single: why an image has one view here, as a clause; empty if it has two or more.
+        negatives_mean: the meaning of vision.negatives, as a clause; empty if it has no effect.
+        without_negatives: what to set instead, as a clause.
+        default_negatives: vision.negatives if the recipe gives none.
+        positives_key: the key of [vision] that sets the number of positives; empty for none.
+        counts_anchor: whether that key counts the anchor as well, as the number of views does.
+        pairs: the values of vision.pairs that it can carry.
         reads_captions: whether it has an encoder for captions.
-        projector: linear layers and batch norm of the mlp projector where the recipe says nothing; None: 2 and none.
-        progress: share of the run's steps that were done before this one; the adapter keeps it, for schedules.
+        projector: linear layers and batch norm of the mlp projector if the recipe gives none; None for 2 and none.
+        progress: share of the run's steps before this one; the adapter updates it, for schedules.
     """
 
     table: ClassVar[type[Settings] | None] = None
@@ -231,8 +173,8 @@ class Method(nn.Module):
     progress: float = 0.0
 
     @classmethod
-    def from_config(cls, config: VisionConfig, setup: Setup) -> Self:
-        """The framework as a recipe sets it.
+    def from_config(cls, config: VisionSettings, setup: Setup) -> Self:
+        """Build the framework of a recipe.
 
         Args:
             config: the table [vision].
@@ -245,7 +187,7 @@ class Method(nn.Module):
 
     @classmethod
     def check_images(cls, images: ImageSet) -> None:
-        """Look whether it can train on such images.
+        """Check that it can train on images.
 
         Args:
             images: those of pretraining.
@@ -255,8 +197,8 @@ class Method(nn.Module):
         """
 
     @classmethod
-    def augmentations(cls, config: VisionConfig) -> list[AugmentConfig]:
-        """The augmentation of every view of an image, in order.
+    def augmentations(cls, config: VisionSettings) -> list[AugmentConfig]:
+        """Return the augmentation of every view of an image, in order.
 
         Args:
             config: the table [vision].
@@ -264,8 +206,8 @@ class Method(nn.Module):
         return [config.augment.of_view(number) for number in range(1, config.count + 1)]
 
     @classmethod
-    def order(cls, config: VisionConfig, images: ImageSet, batch_size: int, world_size: int, seed: Seeds) -> Order:
-        """Which images stand in an epoch; batches are cut from it, and equal shares for the ranks.
+    def order(cls, config: VisionSettings, images: ImageSet, batch_size: int, world_size: int, seed: Seeds) -> Order:
+        """Return the order of images in an epoch. It is cut into batches, and these into equal shares for the ranks.
 
         Args:
             config: the table [vision].
@@ -277,8 +219,8 @@ class Method(nn.Module):
         return image_order(images, seed)
 
     @classmethod
-    def block_positives(cls, config: VisionConfig) -> int:
-        """Positives of a point in a block, b; 1 where it knows no blocks, for probes that draw some.
+    def block_positives(cls, config: VisionSettings) -> int:
+        """Return the positives of a point in a block, b; 1 without blocks, for probes that draw some.
 
         Args:
             config: the table [vision].
@@ -288,8 +230,8 @@ class Method(nn.Module):
     @classmethod
     def samples(
         cls, views: int, images: int, rows: Callable[..., Tensor], labels: Tensor | None
-    ) -> Iterator[tuple[str, Related]]:
-        """Pairs as it makes them of a batch, and what it is called as it is set for them; for explanations.
+    ) -> Iterator[tuple[str, AnyPairs]]:
+        """Yield its name and example pairs of a batch, to explain which frameworks can carry an objective.
 
         Args:
             views: of an image, without the small ones; members of a block.
@@ -300,15 +242,18 @@ class Method(nn.Module):
         raise NotImplementedError
 
     def forward(self, batch: Batch) -> Embedded:
-        """Rows of this rank and how they are paired.
+        """Embed a batch of this rank.
 
         Args:
             batch: views of the images.
+
+        Returns:
+            Rows of this rank, and how to pair the rows of all ranks.
         """
         raise NotImplementedError
 
     def features(self, images: Tensor) -> Tensor:
-        """What probes see, the encoder's tap, (n, width).
+        """Return the features that probes see, (n, width).
 
         Args:
             images: (n, C, H, W) in [0, 1].
@@ -316,7 +261,7 @@ class Method(nn.Module):
         raise NotImplementedError
 
     def embedding(self, images: Tensor) -> Tensor:
-        """What the objective sees, (n, embedding_dim).
+        """Return what the objective sees, (n, embedding_dim).
 
         Args:
             images: (n, C, H, W) in [0, 1].
@@ -324,7 +269,7 @@ class Method(nn.Module):
         raise NotImplementedError
 
     def trained_encoder(self) -> Encoder:
-        """The one encoder that is used after training.
+        """Return the encoder for use after training.
 
         Raises:
             ConfigError: there are several.
@@ -332,24 +277,29 @@ class Method(nn.Module):
         raise NotImplementedError
 
     def branches(self) -> list[Branch]:
-        """The branches that `embedding` goes through, whose encoders are used after training."""
+        """Return the branches of `embedding`, whose encoders are used after training."""
         raise NotImplementedError
 
     def after_step(self) -> None:
-        """Update what follows the optimizer."""
+        """Update queues, banks and momentum encoders after the optimizer's step."""
 
     def metrics(self) -> dict[str, Tensor | float]:
-        """Numbers of the step to log, () each, without gradient; their means stand in metrics.jsonl as train/NAME."""
+        """Return numbers of the step to log, () each, without gradient; metrics.jsonl has their means as train/NAME."""
         return {}
 
 
 class OneBranch(Method):
-    """What the frameworks of one network share: what is used after training is that network's."""
+    """A framework with one network, which is used after training.
 
-    def __init__(self, build: Build, channels: int, tap: str | None) -> None:
+    Args:
+        backbone: a `Branch`, or a backbone for one.
+        projector: of a backbone; None for none.
+    """
+
+    def __init__(self, backbone: nn.Module, projector: nn.Module | None = None) -> None:
         super().__init__()
-        encoder, projector, self.embedding_dim = build(channels)
-        self.branch = Branch(encoder, projector, tap)
+        self.branch = backbone if isinstance(backbone, Branch) else Branch(backbone, projector)
+        self.embedding_dim = self.branch.dim
 
     def features(self, images: Tensor) -> Tensor:
         return self.branch.features(images)
@@ -361,26 +311,60 @@ class OneBranch(Method):
         return [self.branch]
 
     def trained_encoder(self) -> Encoder:
-        return self.branch.encoder
+        encoder = self.branch.encoder
+        if not isinstance(encoder, Encoder):
+            raise ConfigError("only an Encoder can be exported: wrap the backbone by `as_encoder`.")
+        return encoder
+
+
+Pairing = Callable[[dict[str, Tensor], int], AnyPairs]
+
+
+def embedded(rows: Mapping[str, Tensor], batch: Batch, pair: Pairing) -> Embedded:
+    """Return rows of a batch, with labels and indices, for a function that pairs the rows of all ranks.
+
+    pair: (rows of all ranks, seed of the step) -> pairs.
+    """
+    like = next(iter(rows.values()))
+    return Embedded({**rows, **instances(batch, like)}, partial(_pair, pair, batch.seed))
+
+
+def _pair(pair: Pairing, seed: int, rows: dict[str, Tensor]) -> AnyPairs:
+    return pair(rows, seed)
 
 
 def instances(batch: Batch, like: Tensor) -> dict[str, Tensor]:
-    """Class, where known, and index in the data set of each image, as rows of an `Embedded` beside `like`."""
-    index = to_device(batch.rows, like.device)
-    return {"index": index} if batch.labels is None else {"index": index, "labels": batch.labels}
+    """Return the index of each image in the data set, and its label if known, on the device of `like`."""
+    found = {"index": to_device(batch.rows, like.device)}
+    if batch.labels is not None:
+        found["labels"] = batch.labels
+    return found
+
+
+def numbered(name: str, rows: Any) -> dict[str, Tensor]:
+    """Name tensors name0, name1, ..."""
+    return {f"{name}{number}": each for number, each in enumerate(rows)}
+
+
+def all_named(name: str, rows: Mapping[str, Tensor]) -> list[Tensor]:
+    """Return the tensors name0, name1, ..."""
+    found: list[Tensor] = []
+    while f"{name}{len(found)}" in rows:
+        found.append(rows[f"{name}{len(found)}"])
+    return found
 
 
 METHODS: Entries[type[Method]] = Entries("a framework")
 
 
 def register_framework(name: str) -> Callable[[type[Method]], type[Method]]:
-    """Make a subclass of `Method` the framework of a name, as vision.method spells it.
+    """Register a subclass of `Method` under a name for vision.method.
 
     Args:
-        name: that no framework has yet.
+        name: an unused name.
 
     Returns:
-        A decorator that gives back what it decorates.
+        A decorator that returns the class unchanged.
 
     Raises:
         RegistryError: from the decorator, if the name is taken.

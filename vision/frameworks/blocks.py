@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from dipole.core.objectives.embedded import Embedded
 from dipole.core.objectives.pairs import Pairs
@@ -14,24 +14,19 @@ from dipole.core.train.config import Settings
 from dipole.core.train.sampling import ClassBlocks
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.seeding import Seeds
-from dipole.vision.decoding import Encoded
-from dipole.vision.frameworks.base import Batch, Build, OneBranch, Related, Setup, instances, register_framework
+from dipole.vision.frameworks.base import AnyPairs, Batch, OneBranch, Setup, instances, register_framework
 from dipole.vision.image_set import ImageSet
-
-if TYPE_CHECKING:
-    from dipole.vision.config import VisionConfig
+from dipole.vision.settings import VisionSettings
 
 
 class BlocksConfig(Settings):
     """The [vision.blocks] table."""
 
-    defaults_version: ClassVar[int] = 2  # 2: a block holds size + 1 images, its class drawn by itself
+    defaults_version: ClassVar[int] = 2  # 2: a block holds size + 1 images, each class drawn independently
 
-    size: int = Field(
-        2, ge=1, description="positives of an image, b; a block is it and they, b + 1 images of one class"
-    )
+    size: int = Field(2, ge=1, description="positives of an image, b; a block is b + 1 images of one class")
     count: int | None = Field(
-        None, ge=1, description="blocks of each class, drawn once; default: from all images, in every epoch anew"
+        None, ge=1, description="blocks of each class, drawn once; default: new ones from all images in every epoch"
     )
 
     @property
@@ -44,8 +39,12 @@ class BlocksConfig(Settings):
 class Blocks(OneBranch):
     """One network; the images of a block, all of one class, are each other's positives (Arora et al. 2019, Sec. 8.1).
 
-    The batch is blocks of `size` + 1 images, one after another, each of them x in turn and the others its positives.
-    Labels choose the blocks and are carried for supervised references; the block loss does not see them.
+    The batch is blocks of b + 1 images, one after another. Each image of a block is x in turn and the others are its
+    positives. Labels choose the blocks and are passed on for supervised references; the block loss does not use them.
+
+    Args:
+        backbone, projector: as in `OneBranch`.
+        images: of a block, b + 1.
     """
 
     table = BlocksConfig
@@ -55,22 +54,22 @@ class Blocks(OneBranch):
     positives_key = "blocks.size"
     counts_anchor = False
 
-    def __init__(self, build: Build, channels: int, tap: str | None, images: int) -> None:
-        super().__init__(build, channels, tap)
+    def __init__(self, backbone: nn.Module, projector: nn.Module | None = None, images: int = 3) -> None:
+        super().__init__(backbone, projector)
         self.images = images
 
     @classmethod
-    def from_config(cls, config: VisionConfig, setup: Setup) -> Self:
-        return cls(setup.build, setup.images.channels, config.encoder.tap, config.own_table.images)
+    def from_config(cls, config: VisionSettings, setup: Setup) -> Self:
+        return cls(setup.branch(), None, config.own_table.images)
 
     @classmethod
     def check_images(cls, images: ImageSet) -> None:
-        if images.labels is None or bool((images.labels < 0).any()):
+        if not images.all_labelled:
             raise ConfigError(
                 f"vision.method: blocks are images of one class, and {images.name} has images without a label; take a "
                 "labelled split, or method = 'simclr'."
             )
-        if isinstance(images.images, Encoded) and images.images.stream is not None and images.images.stream.forward:
+        if images.stream is not None and images.stream.forward:
             raise ConfigError(
                 f"vision.method: blocks are drawn by class from all of {images.name}, which is read one image after "
                 "another; leave vision.data.streaming out, or take method = 'simclr'."
@@ -78,15 +77,15 @@ class Blocks(OneBranch):
 
     @classmethod
     def order(
-        cls, config: VisionConfig, images: ImageSet, batch_size: int, world_size: int, seed: Seeds
+        cls, config: VisionSettings, images: ImageSet, batch_size: int, world_size: int, seed: Seeds
     ) -> ClassBlocks:
         table: BlocksConfig = config.own_table
         cls.check_images(images)
         if batch_size // world_size % table.images:
-            whole = "" if world_size == 1 else f" in each of {world_size} processes"
+            where = f" in each of {world_size} processes" if world_size > 1 else ""
             raise ConfigError(
                 f"train.batch_size: {batch_size} is no whole number of blocks of {table.images} images (an image and "
-                f"its vision.blocks.size = {table.size} positives){whole}; give a multiple of "
+                f"its vision.blocks.size = {table.size} positives){where}; give a multiple of "
                 f"{table.images * world_size}."
             )
         assert images.labels is not None
@@ -99,28 +98,29 @@ class Blocks(OneBranch):
         return blocks
 
     @classmethod
-    def block_positives(cls, config: VisionConfig) -> int:
+    def block_positives(cls, config: VisionSettings) -> int:
         size: int = config.own_table.size
         return size
 
     @classmethod
     def samples(
         cls, views: int, images: int, rows: Callable[..., Tensor], labels: Tensor | None
-    ) -> Iterator[tuple[str, Related]]:
+    ) -> Iterator[tuple[str, AnyPairs]]:
         if 1 < views <= images:
             blocks = images // views
-            classes = None if labels is None else labels[: blocks * views : views]
-            yield "blocks", Pairs.from_blocks(rows(blocks, views), anchors="all", labels=classes)
+            if labels is not None:
+                labels = labels[: blocks * views : views]
+            yield "blocks", Pairs.from_blocks(rows(blocks, views), anchors="all", labels=labels)
 
     def forward(self, batch: Batch) -> Embedded:
         (view,) = batch.views
         z = self.branch(view)
-        # A row is a block; its index is that of its first image.
+        # A row is a block; its index and label are those of its first image.
         rows = {name: values[:: self.images] for name, values in instances(batch, z).items()}
 
-        def relate(rows: dict[str, Tensor]) -> Pairs:
+        def pair(rows: dict[str, Tensor]) -> Pairs:
             return Pairs.from_blocks(
                 rows["block"], "all", labels=rows.get("labels"), index=rows["index"], draw=batch.seed
             )
 
-        return Embedded({"block": z.view(-1, self.images, z.shape[1]), **rows}, relate)
+        return Embedded({"block": z.view(-1, self.images, z.shape[1]), **rows}, pair)

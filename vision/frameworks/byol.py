@@ -1,4 +1,4 @@
-"""BYOL: predictions of a slowly moving copy's projections."""
+"""BYOL: predict the projections of a slowly moving copy."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ class BYOLConfig(PredictorConfig):
     """The [vision.byol] table."""
 
     momentum: float = Field(0.996, ge=0, le=1, description="of the target network, at the first step")
-    momentum_schedule: Schedule = Field("cosine", description="rising to 1 over the run, or the same throughout")
+    momentum_schedule: Schedule = Field("cosine", description="cosine: rising to 1 over the run")
 
 
 @register_framework("byol")
 class BYOL(Following):
-    """Grill et al. 2020: predictions of a view are set beside the target network's projections of the other views.
+    """Grill et al. 2020: the prediction of a view is compared with the target network's projections of the other views.
 
-    With `2*regression` the loss is the paper's, both directions added. The projector has batch norm behind its hidden
-    layer where nothing else is set (Sec. 3.3).
+    With `2*regression` the loss is the paper's, both directions added. By default the projector has batch norm after
+    its hidden layer (Sec. 3.3).
     """
 
     table = BYOLConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -16,14 +16,12 @@ from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.config import Settings
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.transfer import constant, generator
-from dipole.vision.augment import centre
 from dipole.vision.encoders import Encoder
-from dipole.vision.frameworks.base import Batch, Branch, Build, Method, Related, Setup, instances, register_framework
+from dipole.vision.frameworks.base import AnyPairs, Batch, Branch, Method, Setup, embedded, register_framework
 from dipole.vision.frameworks.queue import of_all_ranks
+from dipole.vision.image_ops import centre
 from dipole.vision.image_set import ImageSet
-
-if TYPE_CHECKING:
-    from dipole.vision.config import VisionConfig
+from dipole.vision.settings import VisionSettings
 
 SAMPLE = 2000  # images from which the statistics of Lab are taken
 
@@ -33,13 +31,19 @@ WHITE = (0.950456, 1.0, 1.088754)
 
 
 def lab(images: Tensor) -> Tensor:
-    """CIE L*a*b* (n, 3, H, W) of RGB in [0, 1]: L in [0, 100], a and b about [-110, 110], each divided by 100."""
+    """Convert RGB in [0, 1] to CIE L*a*b* (n, 3, H, W): L in [0, 100], a and b about [-110, 110], divided by 100."""
     linear = torch.where(images > 0.04045, ((images + 0.055) / 1.055).clamp_min(0) ** 2.4, images / 12.92)
     matrix = constant(XYZ, images) / constant(WHITE, images)[:, None]
     xyz = torch.einsum("ij,njhw->nihw", matrix, linear)
     f = torch.where(xyz > 0.008856, xyz.clamp_min(1e-8) ** (1 / 3), 7.787 * xyz + 16 / 116)
     x, y, z = f.unbind(1)
     return torch.stack([1.16 * y - 0.16, 5 * (x - y), 2 * (y - z)], 1)
+
+
+def halves(images: Tensor) -> tuple[Tensor, Tensor]:
+    """Return L (n, 1, H, W) and ab (n, 2, H, W) of RGB images."""
+    converted = lab(images)
+    return converted[:, :1], converted[:, 1:]
 
 
 class CMCConfig(Settings):
@@ -55,10 +59,17 @@ class CMCConfig(Settings):
 class CMC(Method):
     """Contrastive multiview coding (Tian et al. 2020): L and ab of one view through two networks, in both directions.
 
-    bank: so many negatives are drawn from a memory bank that holds a running mean of every image's embedding per half
-    (bank momentum 0.5), and the positive is the image's own row of the other half's bank, as in the authors' code: were
-    it the fresh embedding, both halves could leave the rows of the bank behind together, all images at one point. None
-    takes positives and negatives of the batch. Probes see both encoders' features side by side.
+    With a memory bank, as in the authors' code, negatives are drawn from a running mean of every image's embedding per
+    half, and the positive is the image's own row in the other half's bank. (With a fresh embedding as positive, both
+    halves could move away from the bank together, with all images at one point.) Without a bank, positives and
+    negatives are those of the batch. Probes see both encoders' features side by side.
+
+    Args:
+        light: for L, one channel.
+        colour: for ab, two channels.
+        images: rows of the memory bank.
+        bank: negatives drawn from the memory bank; None for those of the batch.
+        momentum: of the memory bank.
     """
 
     table = CMCConfig
@@ -67,12 +78,11 @@ class CMC(Method):
     negatives_mean = "drawn from a memory bank instead of the batch"
     positives_key = ""
 
-    def __init__(self, build: Build, tap: str | None, images: int, bank: int | None, momentum: float) -> None:
+    def __init__(
+        self, light: Branch, colour: Branch, images: int = 0, bank: int | None = None, momentum: float = 0.5
+    ) -> None:
         super().__init__()
-        encoder, projector, self.embedding_dim = build(1)
-        self.light = Branch(encoder, projector, tap)
-        encoder, projector, _ = build(2)
-        self.colour = Branch(encoder, projector, tap)
+        self.light, self.colour, self.embedding_dim = light, colour, light.dim
         self.bank = bank
         self.momentum = momentum
         if bank is not None:
@@ -80,7 +90,7 @@ class CMC(Method):
         self._fresh: tuple[Tensor, Tensor, Tensor] | None = None
 
     @classmethod
-    def from_config(cls, config: VisionConfig, setup: Setup) -> Self:
+    def from_config(cls, config: VisionSettings, setup: Setup) -> Self:
         images, table = setup.images, config.own_table
         cls.check_images(images)
         bank, most = config.negatives, len(images) - setup.batch_size
@@ -89,8 +99,8 @@ class CMC(Method):
                 f"vision.negatives: {bank} of a memory bank and a batch of {setup.batch_size} are more than the "
                 f"{len(images)} images of {images.name}; give at most {most}."
             )
-        build = partial(setup.build, share=table.width)
-        cmc = cls(build, config.encoder.tap, len(images), bank, table.momentum)
+        light, colour = setup.branch(1, table.width), setup.branch(2, table.width)
+        cmc = cls(light, colour, len(images), bank, table.momentum)
         cmc.set_statistics(centre(images.images[slice(SAMPLE)], setup.size))
         return cmc
 
@@ -102,36 +112,34 @@ class CMC(Method):
     @classmethod
     def samples(
         cls, views: int, images: int, rows: Callable[..., Tensor], labels: Tensor | None
-    ) -> Iterator[tuple[str, Related]]:
+    ) -> Iterator[tuple[str, AnyPairs]]:
         yield "cmc", both_directions(rows(images), rows(images), None, labels)
 
-    def halves(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        converted = lab(images)
-        return converted[:, :1], converted[:, 1:]
-
     def set_statistics(self, images: Tensor) -> None:
-        """Mean and standard deviation of L, a and b from RGB images in [0, 1]."""
-        for branch, half in zip((self.light, self.colour), self.halves(images), strict=True):
+        """Set mean and standard deviation of L, a and b from RGB images in [0, 1]."""
+        for branch, half in zip((self.light, self.colour), halves(images), strict=True):
             std, mean = torch.std_mean(half, (0, 2, 3))
+            assert isinstance(branch.encoder, Encoder)
             branch.encoder.set_statistics(mean, std.clamp_min(1e-3))
 
     def forward(self, batch: Batch) -> Embedded:
         (view,) = batch.views
-        light, colour = (
-            branch(half) for branch, half in zip((self.light, self.colour), self.halves(view), strict=True)
-        )
-        own = instances(batch, light)
-        self._fresh = (light.detach(), colour.detach(), own["index"])
-        bank, seed = self.bank, batch.seed
+        of_light, of_colour = halves(view)
+        light, colour = self.light(of_light), self.colour(of_colour)
+        found = embedded({"light": light, "colour": colour}, batch, self.pair)
+        index = found.rows["index"]
+        assert index is not None
+        self._fresh = (light.detach(), colour.detach(), index)
+        return found
 
-        def relate(rows: dict[str, Tensor]) -> Related:
-            index, remembered = rows["index"], None
-            if bank is not None:
-                memory = self.get_buffer("memory").to(light.dtype)
-                remembered = memory[:, index], memory[:, draw_others(memory.shape[1], index, bank, seed)]
-            return both_directions(rows["light"], rows["colour"], remembered, rows.get("labels"), index)
-
-        return Embedded({"light": light, "colour": colour, **own}, relate)
+    def pair(self, rows: dict[str, Tensor], seed: int) -> AnyPairs:
+        light, colour, index = rows["light"], rows["colour"], rows["index"]
+        remembered = None
+        if self.bank is not None:
+            memory = self.get_buffer("memory").to(light.dtype)
+            drawn = draw_others(memory.shape[1], index, self.bank, seed)
+            remembered = memory[:, index], memory[:, drawn]
+        return both_directions(light, colour, remembered, rows.get("labels"), index)
 
     @torch.no_grad()
     def after_step(self) -> None:
@@ -143,11 +151,11 @@ class CMC(Method):
         self._fresh = None
 
     def features(self, images: Tensor) -> Tensor:
-        light, colour = self.halves(images)
+        light, colour = halves(images)
         return torch.cat([self.light.features(light), self.colour.features(colour)], 1)
 
     def embedding(self, images: Tensor) -> Tensor:
-        light, colour = self.halves(images)
+        light, colour = halves(images)
         return F.normalize(self.light(light), dim=1) + F.normalize(self.colour(colour), dim=1)
 
     def branches(self) -> list[Branch]:
@@ -164,23 +172,23 @@ def both_directions(
     labels: Tensor | None = None,
     index: Tensor | None = None,
 ) -> tuple[Pairs, Pairs]:
-    """Pairs of two halves (B, d): each half's rows look for their partners in the other half.
+    """Pair two halves (B, d) in both directions.
 
-    remembered: ((2, B, d) own, (2, Q, d) drawn): with it, the partner is the image's own row of the other half's
-        memory, and the negatives are the drawn ones, instead of the batch's.
+    remembered: ((2, B, d) own, (2, Q, d) drawn) rows of the memory: the positive is the image's own row of the other
+        half's memory, and the negatives are the drawn ones, instead of the batch's.
     """
     cross = partial(Pairs.cross, labels=labels, index=index)
     if remembered is None:
         return cross(light, colour), cross(colour, light)
-    (own_light, own_colour), (of_light, of_colour) = remembered
+    (own_light, own_colour), (drawn_light, drawn_colour) = remembered
     cross = partial(cross, batch_negatives=False, queue_of="keys")
-    return cross(light, own_colour, of_colour), cross(colour, own_light, of_light)
+    return cross(light, own_colour, drawn_colour), cross(colour, own_light, drawn_light)
 
 
-def draw_others(total: int, taken: Tensor, count: int, seed: int) -> Tensor:
-    """`count` random indices of `total` images, none of those taken (B,); total >= count + B."""
-    order = torch.randperm(total, generator=generator(seed, taken.device), device=taken.device)
-    order = order[: count + len(taken)]  # enough, whatever is taken
-    is_taken = torch.zeros(total, dtype=torch.bool, device=taken.device).index_fill_(0, taken, True)
+def draw_others(total: int, excluded: Tensor, count: int, seed: int) -> Tensor:
+    """Draw `count` indices of `total` images, without those excluded (B,); total >= count + B."""
+    order = torch.randperm(total, generator=generator(seed, excluded.device), device=excluded.device)
+    order = order[: count + len(excluded)]  # enough, whatever is excluded
+    is_excluded = torch.zeros(total, dtype=torch.bool, device=excluded.device).index_fill_(0, excluded, True)
     # A stable sort instead of a mask: the number of rows is known without reading the device.
-    return order[is_taken[order].long().argsort(stable=True)[:count]]
+    return order[is_excluded[order].long().argsort(stable=True)[:count]]

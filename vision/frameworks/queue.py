@@ -10,23 +10,27 @@ from dipole.core.utils.distributed import gather_rows, row_counts, world_size
 
 
 class Queue(nn.Module):
-    """The last `size` rows of unit length, held once on the device, the oldest overwritten first."""
+    """The last `size` rows of unit length; new rows overwrite the oldest. It starts with random unit vectors."""
 
     def __init__(self, size: int, dim: int) -> None:
         super().__init__()
         self.register_buffer("rows", F.normalize(torch.randn(size, dim), dim=1))
         self.register_buffer("place", torch.zeros((), dtype=torch.long))
         self.register_buffer("filled", torch.zeros((), dtype=torch.long))
-        self._filled: int | None = 0  # what `filled` holds, to be known without reading the device; None: read it
+        self._filled: int | None = 0  # the value of `filled`, known without reading the device; None: read it
 
-    def past(self) -> Tensor:
-        """The rows (n, d) that have been pushed, without those that it started with."""
+    def all(self, dtype: torch.dtype) -> Tensor:
+        """Return all rows (size, d)."""
+        return self.get_buffer("rows").to(dtype)
+
+    def past(self, dtype: torch.dtype) -> Tensor:
+        """Return the rows (n, d) that have been pushed."""
         if self._filled is None:
             self._filled = int(self.get_buffer("filled"))
-        return self.get_buffer("rows")[: self._filled]
+        return self.all(dtype)[: self._filled]
 
     def push(self, rows: Tensor) -> None:
-        """Add rows (n, d); of more than fit the last stay."""
+        """Add rows (n, d). Of more than fit the last ones stay."""
         store, place = self.get_buffer("rows"), self.get_buffer("place")
         rows = F.normalize(rows.detach().to(store.dtype), dim=1)[-len(store) :]
         index = (place + torch.arange(len(rows), device=store.device)) % len(store)
@@ -43,7 +47,7 @@ class Queue(nn.Module):
 
 
 def of_all_ranks(*rows: Tensor) -> tuple[Tensor, ...]:
-    """The rows of all ranks in rank order, so that queues and banks stay one; those given in a single process.
+    """Return the rows of all ranks in rank order, so that queues and banks are equal on all ranks.
 
     rows: with the same first dimension on a rank.
     """
@@ -51,3 +55,9 @@ def of_all_ranks(*rows: Tensor) -> tuple[Tensor, ...]:
         return rows
     sizes = row_counts(rows[0])
     return tuple(gather_rows(each, sizes) for each in rows)
+
+
+@torch.no_grad()
+def follow(copy: nn.Module, module: nn.Module, momentum: float) -> None:
+    """Move the parameters of a copy towards a module: momentum * copy + (1 - momentum) * module."""
+    torch._foreach_lerp_(list(copy.parameters()), list(module.parameters()), 1 - momentum)

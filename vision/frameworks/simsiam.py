@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from pydantic import Field
 from torch import Tensor
 
 from dipole.vision.frameworks.base import Batch, register_framework
 from dipole.vision.frameworks.predictor import Predicting, PredictorConfig
-
-if TYPE_CHECKING:
-    from dipole.vision.config import VisionConfig
+from dipole.vision.settings import VisionSettings
 
 
 class SimSiamConfig(PredictorConfig):
@@ -25,10 +22,10 @@ class SimSiamConfig(PredictorConfig):
 
 @register_framework("simsiam")
 class SimSiam(Predicting):
-    """Chen & He 2021, Algorithm 1: predictions of a view are set beside the image's other views, without gradient.
+    """Chen & He 2021, Algorithm 1: the prediction of a view against the image's other views, without gradient.
 
-    With `0.5*regression` the loss is D(p1, z2)/2 + D(p2, z1)/2 + 1. The projector has three layers with batch norm
-    behind all, where nothing else is set (Sec. 3); two layers are those of their App. D for CIFAR.
+    With `0.5*regression` the loss is D(p1, z2)/2 + D(p2, z1)/2 + 1. By default the projector has three layers with
+    batch norm after each (Sec. 3). Two layers are those of their App. D for CIFAR.
     """
 
     table = SimSiamConfig
@@ -36,7 +33,7 @@ class SimSiam(Predicting):
     called = "simsiam"
 
     @classmethod
-    def default_hidden(cls, config: VisionConfig) -> int:
+    def default_hidden(cls, config: VisionSettings) -> int:
         return max(1, config.encoder.dim // 4)
 
     def sides(self, batch: Batch, projected: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:

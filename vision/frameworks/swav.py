@@ -1,29 +1,36 @@
-"""SwAV's multi-crop: every crop is an anchor, the large ones and a queue are what it is compared with."""
+"""SwAV's multi-crop: every crop is an anchor, the large crops and a queue are the candidates."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from dipole.core.objectives.embedded import Embedded
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.config import Settings
 from dipole.vision.augment import AugmentConfig
-from dipole.vision.frameworks.base import Batch, Build, OneBranch, Related, Setup, instances, register_framework
+from dipole.vision.frameworks.base import (
+    AnyPairs,
+    Batch,
+    OneBranch,
+    Setup,
+    all_named,
+    embedded,
+    numbered,
+    register_framework,
+)
 from dipole.vision.frameworks.queue import Queue, of_all_ranks
-
-if TYPE_CHECKING:
-    from dipole.vision.config import VisionConfig
+from dipole.vision.settings import VisionSettings
 
 
 class SwAVConfig(Settings):
     """The [vision.swav] table."""
 
-    small_views: int = Field(0, ge=0, description="small crops per image besides the large ones")
+    small_views: int = Field(0, ge=0, description="small crops per image in addition to the large ones")
     small_size: int = Field(96, ge=4, description="their side in pixels")
     small_scale: tuple[float, float] = Field((0.05, 0.14), description="their share of the area")
 
@@ -33,56 +40,59 @@ class MultiCrop(OneBranch):
     """SwAV's framework (Caron et al. 2020): every crop is an anchor, the large crops (and a queue) are the candidates.
 
     An anchor's positives are the other large crops of its image. Made for the objective `swav`, whose codes are
-    computed over all candidates, the queue included; any other objective sees the queue as negatives.
+    computed over all candidates, the queue included. For other objectives the queue holds negatives.
+
+    Args:
+        backbone, projector: as in `OneBranch`.
+        large: large crops of an image.
+        queue: past embeddings; 0 for none.
     """
 
     table = SwAVConfig
     negatives_mean = "past embeddings in the queue"
 
-    def __init__(self, build: Build, channels: int, tap: str | None, large: int, queue: int) -> None:
-        super().__init__(build, channels, tap)
+    def __init__(self, backbone: nn.Module, projector: nn.Module | None = None, large: int = 2, queue: int = 0) -> None:
+        super().__init__(backbone, projector)
         self.large = large
         self.queue = Queue(queue, self.embedding_dim) if queue else None
         self._fresh: list[Tensor] = []
 
     @classmethod
-    def from_config(cls, config: VisionConfig, setup: Setup) -> Self:
-        return cls(setup.build, setup.images.channels, config.encoder.tap, config.count, config.negatives or 0)
+    def from_config(cls, config: VisionSettings, setup: Setup) -> Self:
+        return cls(setup.branch(), None, config.count, config.negatives or 0)
 
     @classmethod
-    def augmentations(cls, config: VisionConfig) -> list[AugmentConfig]:
+    def augmentations(cls, config: VisionSettings) -> list[AugmentConfig]:
         table: SwAVConfig = config.own_table
-        small = {"size": table.small_size, "crop_scale": table.small_scale}
-        smaller = config.augment.model_copy(update=small)
-        behind = range(config.count + 1, config.count + table.small_views + 1)
-        return [*super().augmentations(config), *(smaller.of_view(number) for number in behind)]
+        small = config.augment.model_copy(update={"size": table.small_size, "crop_scale": table.small_scale})
+        numbers = range(config.count + 1, config.count + table.small_views + 1)
+        return [*super().augmentations(config), *(small.of_view(number) for number in numbers)]
 
     @classmethod
     def samples(
         cls, views: int, images: int, rows: Callable[..., Tensor], labels: Tensor | None
-    ) -> Iterator[tuple[str, Related]]:
+    ) -> Iterator[tuple[str, AnyPairs]]:
         if views > 1:
             large = [rows(images) for _ in range(views)]
             yield "swav", Pairs.from_crops(large, labels=labels)
             yield "swav with a queue", Pairs.from_crops(large, queue=rows(images), labels=labels)
 
     def forward(self, batch: Batch) -> Embedded:
-        big, small = batch.views[: self.large], batch.views[self.large :]
-        large_crops = self.branch(torch.cat(big)).chunk(len(big))
-        small_crops = self.branch(torch.cat(small)).chunk(len(small)) if small else ()
-        self._fresh = [crop.detach() for crop in large_crops]
-        queue = None if self.queue is None else self.queue.past().to(large_crops[0].dtype)
+        large, small = batch.views[: self.large], batch.views[self.large :]
+        of_large = self.branch(torch.cat(large)).chunk(len(large))
+        rows = numbered("large", of_large)
+        if small:
+            rows |= numbered("small", self.branch(torch.cat(small)).chunk(len(small)))
+        self._fresh = [crop.detach() for crop in of_large]
+        return embedded(rows, batch, self.pair)
 
-        def relate(rows: dict[str, Tensor]) -> Pairs:
-            large = [rows[f"large{number}"] for number in range(len(big))]
-            smaller = [rows[f"small{number}"] for number in range(len(small))]
-            return Pairs.from_crops(large, smaller, queue, rows.get("labels"), rows["index"])
+    def pair(self, rows: dict[str, Tensor], seed: int) -> Pairs:
+        large, small = all_named("large", rows), all_named("small", rows)
+        queue = None
+        if self.queue is not None:
+            queue = self.queue.past(large[0].dtype)
+        return Pairs.from_crops(large, small, queue, rows.get("labels"), rows["index"])
 
-        rows = {f"large{number}": crop for number, crop in enumerate(large_crops)}
-        rows |= {f"small{number}": crop for number, crop in enumerate(small_crops)}
-        return Embedded({**rows, **instances(batch, large_crops[0])}, relate)
-
-    @torch.no_grad()
     def after_step(self) -> None:
         if self.queue is not None and self._fresh:
             self.queue.push(torch.cat(of_all_ranks(*self._fresh)))

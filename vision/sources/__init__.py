@@ -1,4 +1,4 @@
-"""Where images come from: a file per kind of source, found by listing this folder."""
+"""Sources of images: a file per kind, found by listing this folder."""
 
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from dipole.vision.sources.base import (
     Classes,
     Decoding,
     Known,
+    Reader,
     Source,
     Streaming,
     register_source,
@@ -35,35 +36,46 @@ __all__ = [
 import_all(__name__)
 
 
+def _reader(source: str) -> Reader | None:
+    path = Path(source).expanduser()
+    for reader in sorted(READERS.values(), key=lambda each: each.general):
+        if reader.matches(source, path):
+            return reader
+    return None
+
+
 def open_source(source: str, options: Decoding, wanted: Classes = None) -> Source:
-    """Find out what `source` names. Nothing is decoded before a split is read.
+    """Recognise and open a source. Nothing is decoded before a split is read.
 
     wanted: the class names to keep, in their order.
     """
-    path = Path(source).expanduser()
     if options.stream.on:
         return open_stream(source, options, wanted)
-    for reader in sorted(READERS.values(), key=lambda each: each.general):
-        if reader.matches(source, path):
-            return reader.open(source, options, wanted)
-    names = [name for reader in READERS.values() for name in reader.names]
-    raise DataError(f"no data at {source!r}.{nearest(source, names)} Give {described()}; a path must exist.")
+    reader = _reader(source)
+    if reader is None:
+        names = [name for reader in READERS.values() for name in reader.names]
+        raise DataError(f"no data at {source!r}.{nearest(source, names)} Give {described()}; a path must exist.")
+    return reader.open(source, options, wanted)
 
 
 def described() -> str:
-    """Everything that can be read, in words."""
+    """List everything that can be read, in words."""
     names = [name for reader in READERS.values() for name in reader.names]
     return ", ".join([*names, *(reader.reads for reader in READERS.values() if reader.reads)])
 
 
 def known(source: str) -> Known | None:
-    """What is known of a data set by its name, without looking for it."""
+    """Return the sizes of a well-known data set."""
     source = source.removeprefix(HUB)
     return next((reader.known[source] for reader in READERS.values() if source in reader.known), None)
 
 
 def seen(source: str) -> Known | None:
-    """What is known of a data set by its name, or by a glance at what lies there."""
-    path = Path(source).expanduser()
-    readers = sorted(READERS.values(), key=lambda each: each.general)
-    return known(source) or next((each.glance(path) for each in readers if each.matches(source, path)), None)
+    """Return the sizes of a well-known data set, or of one that shows them without decoding images."""
+    found = known(source)
+    if found is not None:
+        return found
+    reader = _reader(source)
+    if reader is None:
+        return None
+    return reader.glance(Path(source).expanduser())

@@ -1,4 +1,4 @@
-"""What a source of images is: how one is recognised, opened and read, split by split."""
+"""Sources of images: how one is recognised, opened and read split by split."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ __all__ = [
     "register_source",
 ]
 
-HELD_OUT = ("test", "val", "validation", "valid", "dev")  # splits for testing by name, the first that is there
+HELD_OUT = ("test", "val", "validation", "valid", "dev")  # names of test splits, in order of preference
 SPLITS = ("train", *HELD_OUT, "unlabeled")
 
 SHARDS = "wds:"  # before the names of tar files
@@ -28,11 +28,11 @@ Classes = tuple[str, ...] | None  # names of the classes to keep, in their order
 
 @dataclass(frozen=True)
 class Streaming:
-    """Whether a set is read one image after another.
+    """Whether and how a set is streamed.
 
     Args:
-        on: it is.
-        length: how many of its images; None: all.
+        on: read one image after another.
+        length: number of images to use; None for all.
         buffer: images that are shuffled at a time, >= 1.
     """
 
@@ -46,10 +46,10 @@ class Decoding:
     """How encoded images are read.
 
     Args:
-        size: side of the squares in pixels; None: as they are, where all are alike.
-        on_corrupt: what is done with damaged ones, "refuse" or "skip".
-        memory: bytes that decoded images may take; more stay encoded.
-        stream: whether they are read one after another.
+        size: side of the squares in pixels; None to keep images of one size as they are.
+        on_corrupt: "refuse" or "skip" damaged images.
+        memory: limit of decoded images in bytes; larger sets stay encoded.
+        stream: whether and how they are streamed.
     """
 
     size: int | None = None
@@ -60,13 +60,13 @@ class Decoding:
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a data set before it is read.
+    """Sizes of a data set, before it is read.
 
     Args:
         channels: 1 or 3.
         side: of the images in pixels.
-        classes: how many.
-        splits: images of each.
+        classes: number of classes.
+        splits: name -> number of images.
         unlabelled: splits without labels.
     """
 
@@ -79,11 +79,11 @@ class Known:
 
 @dataclass(frozen=True)
 class Source:
-    """A data set: the names of its splits, and how one is read.
+    """A data set with named splits.
 
     Args:
         name: for messages.
-        splits: one at least.
+        splits: at least one.
         reader: name of a split -> its images.
     """
 
@@ -92,7 +92,7 @@ class Source:
     reader: Callable[[str], ImageSet]
 
     def read(self, split: str) -> ImageSet:
-        """The images of a split; a source without named splits has the one split "train".
+        """Read a split. A source without named splits has the one split "train".
 
         Args:
             split: its name.
@@ -113,7 +113,7 @@ Opener = Callable[[str, Decoding, Classes], Source]
 
 @dataclass(frozen=True)
 class Reader:
-    """A kind of source; see `register_source`."""
+    """A registered kind of source; see `register_source`."""
 
     open: Opener
     reads: str
@@ -136,24 +136,23 @@ def register_source(
     known: Mapping[str, Known] | None = None,
     glance: Callable[[Path], Known | None] = lambda path: None,
 ) -> Callable[[Opener], Opener]:
-    """Make a function a reader of what vision.data.source may name.
+    """Register a function that opens sources for vision.data.source.
 
         @register_source("files of mine", matches=lambda text, path: path.suffix == ".mine")
         def open(text: str, decoding: Decoding, classes: tuple[str, ...] | None) -> Source: ...
 
-    `classes` are the names of the classes to keep; None keeps all. Nothing is decoded before a split of the `Source` is
-    read.
+    `classes` are the names of the classes to keep, None for all. Decode nothing before a split of the `Source` is read.
 
     Args:
-        reads: what it reads, for messages, such as "a folder of images".
-        names: data sets that are known by name.
-        matches: whether a text, which may be a path, is one of its own; by default one of `names`.
-        general: asked after all others, because it would take what is more specifically theirs.
-        known: of those names whose sizes are known without reading them.
-        glance: the sizes of what lies at a path where they can be seen without reading the images, else None.
+        reads: description for messages, such as "a folder of images".
+        names: well-known data sets.
+        matches: (text, the text as a path) -> whether it is such a source; by default one of `names`.
+        general: ask it after all others, because it also matches more specific sources.
+        known: sizes of data sets in `names`.
+        glance: path -> sizes, if they can be found without decoding images, else None.
 
     Returns:
-        A decorator that gives back what it decorates.
+        A decorator that returns the function unchanged.
 
     Raises:
         RegistryError: from the decorator, if another function of that module and name is registered already.

@@ -5,7 +5,7 @@ import torch
 
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import Classes, Decoding, Known, Source, register_source
-from dipole.vision.sources.classes import select
+from dipole.vision.sources.images import select
 
 
 @register_source(names=("digits",), known={"digits": Known(1, 8, 10, {"train": 1797})})
@@ -14,7 +14,7 @@ def open_digits(source: str, options: Decoding, wanted: Classes) -> Source:
 
 
 def digits(wanted: Classes = None) -> ImageSet:
-    """The 1,797 handwritten digits of 8 x 8 pixels that come with scikit-learn (Alpaydin & Kaynak, UCI, 1998)."""
+    """Load the 1,797 handwritten digits of 8 x 8 pixels in scikit-learn (Alpaydin & Kaynak, UCI, 1998)."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()

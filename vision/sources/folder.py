@@ -21,12 +21,12 @@ from dipole.vision.sources.images import decode_all
 SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".j2k", ".jpx"}
 )
-# What else is a picture, by its suffix, where the system's list of types does not know it.
+# Suffixes of further image files that the system's list of types may not know.
 PICTURES = frozenset({".avif", ".heic", ".heif", ".jxl", ".dng", ".cr2", ".nef", ".arw", ".exr", ".psd", ".pfm"})
 
 
 def glance_folder(path: Path) -> Known | None:
-    """How many images the splits of a folder have, by their names alone, and the size of the first that is found."""
+    """Count the images of a folder's splits by file names, and read the size of the first image."""
     try:
         splits = {name: path / name for name in _splits(path)} or {"train": path}
         labelled = {name: len(_folders(folder)) for name, folder in splits.items()}
@@ -37,7 +37,7 @@ def glance_folder(path: Path) -> Known | None:
             side = min(image.size)
         # Files of a folder are read in colour, whatever they are.
         counts = {name: sum(1 for _ in _images(folder)) for name, folder in splits.items()}
-    except (OSError, ValueError, Image.DecompressionBombError):  # the reader says what is wrong with it
+    except (OSError, ValueError, Image.DecompressionBombError):  # the reader will report the problem
         return None
     unlabelled = frozenset(name for name, found in labelled.items() if not found)
     return Known(3, side, max(*labelled.values(), 1), counts, unlabelled)
@@ -45,13 +45,13 @@ def glance_folder(path: Path) -> Known | None:
 
 def _images(folder: Path) -> Iterator[Path]:
     for place, folders, names in os.walk(folder):
-        folders.sort()  # walked in this order, so that the first image is the same everywhere
+        folders.sort()  # the order of the walk: the first image is the same everywhere
         yield from (Path(place, name) for name in sorted(names) if os.path.splitext(name)[1].lower() in SUFFIXES)
 
 
 @register_source("a folder of images", matches=lambda text, path: path.is_dir(), general=True, glance=glance_folder)
 def image_folder(source: str, options: Decoding, wanted: Classes) -> Source:
-    """A folder of images per class, or such folders per split (train/CLASS/x.jpg); loose images are unlabelled."""
+    """Open a folder of images per class, or such folders per split (train/CLASS/x.jpg); loose images are unlabelled."""
     path = Path(source).expanduser()
     folders, splits = _folders(path), _splits(path)
     if not splits:
@@ -68,7 +68,7 @@ def image_folder(source: str, options: Decoding, wanted: Classes) -> Source:
 
 
 def _splits(path: Path) -> tuple[str, ...]:
-    """The names of a folder's splits: its folders all hold folders, or some are named as splits are; else none."""
+    """Return the folders that are splits: all if each holds folders, else those named as splits."""
     folders = _folders(path)
     nested = [name for name in folders if _folders(path / name)]
     named = [name for name in folders if name in SPLITS]
@@ -98,17 +98,21 @@ def _read_folder(path: Path, options: Decoding, wanted: Classes, left_out: tuple
         for file in sorted(folder.rglob("*")):
             if file.suffix.lower() in SUFFIXES:
                 files.append(file)
-                labels.append(label if classes else -1)
+                labels.append(label)
             elif is_picture(file):
                 left_out += (f"{file} (files {file.suffix} are not read)",)
     if not files:
-        others = f" It holds others: {left_out[0]}." if left_out else ""
+        others = ""
+        if left_out:
+            others = f" It holds others: {left_out[0]}."
         raise DataError(
             f"the folder {path} holds no images ({', '.join(sorted(SUFFIXES))}).{others} "
             "Expected one folder per class (CLASS/file.jpg), split folders (train/CLASS/file.jpg), or loose images."
         )
     if left_out:
-        more = f"; and {len(left_out) - 5} more" if len(left_out) > 5 else ""
+        more = ""
+        if len(left_out) > 5:
+            more = f"; and {len(left_out) - 5} more"
         warnings.warn(
             f"{counted(len(left_out), 'image')} of {path.name} {are(len(left_out))} left out: "
             f"{'; '.join(left_out[:5])}{more}",
@@ -130,7 +134,7 @@ def _beside(path: Path, where: str) -> tuple[str, ...]:
 
 
 def is_picture(file: Path) -> bool:
-    """Whether a file is an image by its suffix, of a kind that is read or not."""
+    """Whether a file is an image by its suffix, readable or not."""
     suffix = file.suffix.lower()
     return suffix in SUFFIXES | PICTURES | _known_to_pillow() or (
         (mimetypes.guess_type(file.name)[0] or "").startswith("image/")
@@ -140,5 +144,5 @@ def is_picture(file: Path) -> bool:
 @cache
 def _known_to_pillow() -> frozenset[str]:
     found = Image.registered_extensions()
-    # Programs, films and arrays have plug-ins as well.
+    # Pillow also has plug-ins for documents, films and arrays.
     return frozenset(suffix for suffix, kind in found.items() if kind not in ("PDF", "MPEG", "HDF5", "EPS", "BUFR"))

@@ -1,4 +1,4 @@
-"""Encoded images to one tensor, or to a set that stays encoded where memory does not hold it."""
+"""Encoded images to an `ImageSet`: decoded to one tensor, or left encoded if memory is too small."""
 
 import os
 import warnings
@@ -9,11 +9,48 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dipole.core.utils.errors import DataError
+from dipole.core.utils.errors import DataError, nearest
 from dipole.core.utils.text import counted
 from dipole.vision.decoding import Encoded, Stream, attempt, decode, describe
 from dipole.vision.image_set import ImageSet
-from dipole.vision.sources.base import Decoding
+from dipole.vision.sources.base import Classes, Decoding
+
+
+def wanted_rows(name: str, labels: Tensor, names: Sequence[str], wanted: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """Return the rows of the wanted classes, and their labels in the order of `wanted`."""
+    missing = [each for each in wanted if each not in names]
+    if missing:
+        raise DataError(
+            f"{name} lacks {counted(len(missing), 'class', 'classes')} of the class list: {', '.join(missing[:5])}."
+            f"{nearest(missing[0], names)} It has {counted(len(names), 'named class', 'classes')}."
+        )
+    new = torch.full((len(names) + 1,), -1)
+    for label, each in enumerate(wanted):
+        new[names.index(each)] = label
+    mapped = new[labels]
+    rows = (mapped >= 0).nonzero().flatten()
+    return rows, mapped[rows]
+
+
+def select(images: ImageSet, wanted: Classes) -> ImageSet:
+    """Return the images of the wanted classes; all of them for None."""
+    if wanted is None:
+        return images
+    if images.labels is None:
+        raise DataError(f"{images.name} has no labels, so a class list cannot be applied.")
+    rows, labels = wanted_rows(images.name, images.labels, images.class_names, wanted)
+    return ImageSet(images.name, images.images[rows], labels, wanted, images.skipped)
+
+
+def select_encoded(
+    name: str, labels: Tensor | None, names: tuple[str, ...], wanted: Classes
+) -> tuple[Tensor | None, Tensor | None, tuple[str, ...]]:
+    """Return rows (None for all), labels and class names of the wanted classes of a set that is not read yet."""
+    if wanted is None:
+        return None, labels, names
+    if labels is None:
+        raise DataError(f"{name} has no labels, so a class list cannot be applied.")
+    return *wanted_rows(name, labels, names, wanted), wanted
 
 
 def decode_all(
@@ -25,11 +62,11 @@ def decode_all(
     options: Decoding,
     left_out: Sequence[str] = (),
 ) -> ImageSet:
-    """Decode images in parallel to one tensor; a file that cannot be decoded is named, and refused or skipped.
+    """Decode images in parallel to one tensor; refuse or skip files that cannot be decoded.
 
-    A set that would take more than `options.memory` bytes stays encoded and is decoded batch by batch.
+    A set that would take more than `options.memory` bytes stays encoded.
 
-    left_out: files that were not taken, and why, for the record.
+    left_out: files that were not read, with the reason, for the record.
     """
     size = options.size
     if not items:
@@ -52,14 +89,15 @@ def decode_all(
                 )
             images.append(found)
             kept.append(i)
+    if broken and (options.on_corrupt == "refuse" or not images):
+        raise DataError(
+            f"{describe(broken, len(items))}. Repair or remove them, or set vision.data.on_corrupt = 'skip'."
+        )
     if broken:
-        if options.on_corrupt == "refuse" or not images:
-            raise DataError(
-                f"{describe(broken, len(items))}. Repair or remove them, or set vision.data.on_corrupt = 'skip'."
-            )
         warnings.warn(f"skipped {describe(broken, len(items))}", stacklevel=2)
     tensor = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
-    labels = None if labels is None else labels[kept]
+    if labels is not None:
+        labels = labels[kept]
     return ImageSet(name, tensor, labels, class_names, (*broken, *left_out))
 
 
@@ -74,9 +112,9 @@ def stay_encoded(
     stream: Stream | None = None,
     left_out: Sequence[str] = (),
 ) -> ImageSet:
-    """Images that are decoded batch by batch, to squares for the probes, and cropped from what is stored for training.
+    """Return a set that is decoded batch by batch: to squares for probes, cropped from the stored images for training.
 
-    rows: which of the items; all by default. The squares have `options.size`, or the images' own where they are square.
+    rows: the items to use; default all. The squares have `options.size`, or the size of images that are square.
     """
     size = options.size
     if size is None:
@@ -90,13 +128,14 @@ def stay_encoded(
                 f"{first.shape[0]} pixels. To hold all in memory as they are, raise vision.data.memory."
             )
         size = first.shape[0]
-    chosen = torch.arange(len(items)) if rows is None else rows
-    encoded = Encoded(items, read, chosen, size, options.on_corrupt, stream=stream)
+    if rows is None:
+        rows = torch.arange(len(items))
+    encoded = Encoded(items, read, rows, size, options.on_corrupt, stream=stream)
     return ImageSet(name, encoded, labels, class_names, tuple(left_out))
 
 
 def _first(items: Sequence[str], read: Callable[[int], bytes], size: int | None) -> np.ndarray | None:
-    """The first image that can be decoded."""
+    """Return the first image that can be decoded."""
     found = (_attempt(read, i, size) for i in range(len(items)))
     return next((each for each in found if not isinstance(each, str)), None)
 

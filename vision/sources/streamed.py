@@ -1,4 +1,4 @@
-"""Data sets of the library `datasets` in streaming mode: read one image after another, without a copy on the disk."""
+"""Data sets of the library `datasets` in streaming mode: read one image after another, without a copy on disk."""
 
 import hashlib
 from collections import OrderedDict
@@ -16,10 +16,8 @@ from dipole.core.utils.hub import without_retry_messages
 from dipole.vision.decoding import Stream
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import HUB, SHARDS, Classes, Decoding, Source
-from dipole.vision.sources.classes import wanted_rows
-from dipole.vision.sources.hub import hub_name
-from dipole.vision.sources.images import stay_encoded
-from dipole.vision.sources.tables import columns_of, integers
+from dipole.vision.sources.huggingface import columns_of, hub_name, integers
+from dipole.vision.sources.images import select_encoded, stay_encoded
 
 MOST_SHARDS = 1024  # a set of more files is read as so many runs of files
 KINDS = {".parquet": "parquet", ".arrow": "arrow", ".jsonl": "json", ".json": "json"}
@@ -27,10 +25,10 @@ OPEN = 8  # shards that are being read
 
 
 def open_stream(source: str, options: Decoding, wanted: Classes) -> Source:
-    """A data set of the Hub by its id, or a folder of parquet, arrow or image files, streamed by `datasets`.
+    """Stream a data set of the Hub by its id, or a folder of parquet, arrow or image files.
 
-    How many images each of its files holds, and their labels, is found by reading it once, and kept in the cache;
-    with vision.data.length nothing is counted: its first so many images are one shard without labels.
+    The number of images of each file, and their labels, are found by reading it once, and cached. With
+    vision.data.length nothing is counted: the first images are one shard without labels.
     """
     if source.startswith(SHARDS):
         raise DataError(f"{source}: shards are read in place; leave vision.data.streaming out.")
@@ -64,7 +62,7 @@ def open_stream(source: str, options: Decoding, wanted: Classes) -> Source:
 
 
 def _builder(path: Path, name: str) -> Any:
-    """What `datasets` makes of a file by its suffix, of a folder by what lies in it, or of an id."""
+    """Return the builder of `datasets` for a file (by its suffix), a folder (by its content) or an id."""
     from datasets import load_dataset_builder
 
     if path.is_file():
@@ -78,7 +76,8 @@ def _builder(path: Path, name: str) -> Any:
 def _stream(name: str, table: Any, identity: str, options: Decoding, wanted: Classes) -> ImageSet:
     from datasets import Image as ImageFeature
 
-    table = table if table.features is not None else table._resolve_features()
+    if table.features is None:
+        table = table._resolve_features()
     image, label, names = columns_of(name, table.features)
     if isinstance(table.features[image], ImageFeature):
         table = table.cast_column(image, ImageFeature(decode=False))
@@ -101,12 +100,7 @@ def _stream(name: str, table: Any, identity: str, options: Decoding, wanted: Cla
 
     if not sum(counts):
         raise DataError(f"{name} holds no images.")
-    rows = None
-    if wanted is not None:
-        if labels is None:
-            raise DataError(f"{name} is read without labels, so a class list cannot be applied.")
-        rows, labels = wanted_rows(name, labels, names, wanted)
-        names = wanted
+    rows, labels, names = select_encoded(name, labels, names, wanted)
     bounds = [0, *accumulate(counts)]
     reader = Forward(begin, bounds, 2 * options.stream.buffer + 2048, lambda row: _bytes(row[image]), name)
     numbered = Numbered(name, bounds[-1])
@@ -115,12 +109,13 @@ def _stream(name: str, table: Any, identity: str, options: Decoding, wanted: Cla
 
 
 def _count(table: Any, shards: int, image: str, label: str | None) -> list[list[Any]]:
-    """The labels of each shard, None where there are none."""
+    """Return the labels of each shard; None for each image without a label column."""
     narrow = table.select_columns([label or image])
-    return [
-        [None if label is None else row[label] for row in narrow.shard(num_shards=shards, index=shard)]
-        for shard in range(shards)
-    ]
+    found = []
+    for shard in range(shards):
+        rows = narrow.shard(num_shards=shards, index=shard)
+        found.append([None if label is None else row[label] for row in rows])
+    return found
 
 
 def _bytes(cell: Any) -> bytes:
@@ -133,7 +128,7 @@ def _bytes(cell: Any) -> bytes:
 
 
 class Numbered(Sequence[str]):
-    """Names of a stream's images: its own and a number."""
+    """Names of a stream's images: the stream's name and a number."""
 
     def __init__(self, name: str, count: int) -> None:
         self._name, self._count = name, count
@@ -146,12 +141,12 @@ class Numbered(Sequence[str]):
 
 
 class Forward:
-    """Rows by their number from shards that can only be read from their beginning.
+    """Rows by number from shards that can only be read from the beginning.
 
-    What was read on the way to a row is kept, up to `capacity` rows; rows asked for nearly in order are read once. A
-    row that is no longer there is read again, from the beginning of its shard.
+    The last `capacity` rows are cached, so rows that are requested nearly in order are read once. A row that left the
+    cache is read again from the beginning of its shard.
 
-    begin: a shard's number -> its rows. bounds: the first row of each shard, and the number of all.
+    begin: a shard's number -> its rows. bounds: the first row of each shard, and the number of all rows.
     """
 
     def __init__(
@@ -164,7 +159,7 @@ class Forward:
     ) -> None:
         self._begin, self._bounds, self._capacity, self._content = begin, torch.tensor(bounds), capacity, content
         self._name = name
-        self._open: OrderedDict[int, tuple[Iterator[Any], int]] = OrderedDict()  # rows that follow, from which
+        self._open: OrderedDict[int, tuple[Iterator[Any], int]] = OrderedDict()  # by shard
         self._held: OrderedDict[int, bytes] = OrderedDict()
         self._lock = Lock()
 
@@ -183,7 +178,7 @@ class Forward:
             found = next(rows, None)
             if found is None:
                 raise DataError(
-                    f"{self._name} ends after {place} images, and {int(self._bounds[-1])} are counted on: set "
+                    f"{self._name} ends after {place} images, and {int(self._bounds[-1])} are expected: set "
                     "vision.data.length to what it has, or leave it out."
                 )
             self._held[place] = self._content(found)

@@ -1,4 +1,4 @@
-"""Where the samples of a tar file lie: found once by reading its headers, and kept in a cache."""
+"""Offsets of the samples in a tar file, found once by reading its headers, and cached."""
 
 import hashlib
 import json
@@ -12,8 +12,8 @@ from dipole.core.utils.errors import DataError
 from dipole.vision.sources.folder import SUFFIXES
 
 VERSION = 1
-BLOCK = 512  # bytes of a header, which stands before what it is of
-ENDS = 1 << 20  # bytes at both ends of a file that tell it from others
+BLOCK = 512  # bytes of a header, which precedes its file
+ENDS = 1 << 20  # bytes at both ends of a file that identify it
 LABELS = (".cls", ".cls.txt")
 
 
@@ -21,8 +21,8 @@ LABELS = (".cls", ".cls.txt")
 class Sample:
     """An image in a tar file.
 
-    key: its name without what follows the first dot. name: of the member. start, size: of its bytes. check: the sum in
-    its header. label: what its .cls file says, or the entry "label" of its .json.
+    key: its name up to the first dot. name: of the member. start, size: of its bytes. check: the checksum in its
+    header. label: the content of its .cls file, or the entry "label" of its .json.
     """
 
     key: str
@@ -35,17 +35,17 @@ class Sample:
 
 @dataclass(frozen=True)
 class Index:
-    """The samples of a tar file in their order, and its images that are not read, with why."""
+    """The samples of a tar file in order, and unread images with the reason."""
 
     samples: tuple[Sample, ...]
     left_out: tuple[str, ...]
 
 
 def index_of(path: Path) -> Index:
-    """The samples of a tar file as the library webdataset groups them: members of one name up to its first dot.
+    """Return the samples of a tar file. As in webdataset, members with one name up to the first dot are a sample.
 
     Raises:
-        DataError: it is no whole tar file, or compressed: its images could not be read where they lie.
+        DataError: the file is damaged, or compressed: its images could not be read in place.
     """
     try:
         found = kept_json("shards", _identity(path), lambda: asdict(_read(path)))
@@ -55,7 +55,7 @@ def index_of(path: Path) -> Index:
 
 
 def read_sample(path: Path, sample: Sample) -> bytes:
-    """The bytes of an image; DataError where the file is not the one that was indexed."""
+    """Return the bytes of an image. Raise DataError if the file has changed since it was indexed."""
     with open(path, "rb") as file:
         file.seek(sample.start - BLOCK)
         data = file.read(BLOCK + sample.size)
@@ -70,7 +70,7 @@ def read_sample(path: Path, sample: Sample) -> bytes:
 
 
 def _identity(path: Path) -> str:
-    """Of the size, the date and both ends of a file; where an image lies is checked again when it is read."""
+    """Identify a file by size, date and both ends. Offsets are checked again when an image is read."""
     stat = path.stat()
     digest = hashlib.sha256(f"{VERSION}/{stat.st_size}/{stat.st_mtime_ns}/".encode())
     with open(path, "rb") as file:
@@ -93,7 +93,8 @@ def _read(path: Path) -> Index:
                 if name.startswith("."):
                     continue
                 stem, _, rest = name.partition(".")
-                key, suffix = f"{folder}/{stem}" if folder else stem, f".{rest.lower()}"
+                key = f"{folder}/{stem}".removeprefix("/")
+                suffix = f".{rest.lower()}"
                 if os.path.splitext(suffix)[1] in SUFFIXES or suffix in SUFFIXES:
                     if key in images:
                         left_out.append(f"{path}: {member.name} (a second image of the sample {key})")
@@ -107,7 +108,7 @@ def _read(path: Path) -> Index:
     except tarfile.TarError as error:
         if path.suffix != ".tar":
             raise DataError(
-                f"the shard {path} is no plain tar file ({error}): images are read where they lie in it, which a "
+                f"the shard {path} is no plain tar file ({error}): images are read in place, which a "
                 "compressed one does not allow. Unpack it with gunzip (or zstd -d) to NAME.tar."
             ) from error
         raise DataError(f"the shard {path} is damaged or no tar file: {error}.") from error
@@ -122,7 +123,8 @@ def _read(path: Path) -> Index:
 
 def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     file = archive.extractfile(member)
-    return b"" if file is None else file.read()
+    assert file is not None  # regular files only
+    return file.read()
 
 
 def _label(suffix: str, content: bytes) -> str | None:
@@ -133,5 +135,9 @@ def _label(suffix: str, content: bytes) -> str | None:
         told = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    label = told.get("label") if isinstance(told, dict) else None
-    return str(label) if isinstance(label, int | str) and not isinstance(label, bool) else None
+    label = None
+    if isinstance(told, dict):
+        label = told.get("label")
+    if isinstance(label, bool) or not isinstance(label, int | str):
+        return None
+    return str(label)

@@ -1,4 +1,4 @@
-"""Shards of the library webdataset: tar files whose images are read where they lie, by an index of their headers."""
+"""Shards in the format of webdataset: tar files whose images are read in place, by an index of their headers."""
 
 import glob
 import re
@@ -14,9 +14,8 @@ from dipole.core.utils.text import are, counted
 from dipole.vision.decoding import Stream
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import SHARDS, Classes, Decoding, Source, register_source
-from dipole.vision.sources.classes import wanted_rows
-from dipole.vision.sources.images import stay_encoded
-from dipole.vision.sources.tar_index import Index, index_of, read_sample
+from dipole.vision.sources.images import select_encoded, stay_encoded
+from dipole.vision.sources.tar_index import index_of, read_sample
 
 RANGE = re.compile(r"(\d+)\.\.(\d+)")
 MOST = 1_000_000  # shards of a pattern
@@ -24,17 +23,17 @@ MOST = 1_000_000  # shards of a pattern
 
 @register_source(f"shards {SHARDS}train-{{000..009}}.tar", matches=lambda text, path: text.startswith(SHARDS))
 def webdataset(source: str, options: Decoding, wanted: Classes) -> Source:
-    """Tar files by pattern: {000..009}, {a,b}, * and ?, several joined by ::, or a folder of them.
+    """Open tar files by pattern: {000..009}, {a,b}, * and ?, several joined by ::, or a folder of them.
 
     Names before the number tell the splits (train-000.tar, val-000.tar); shards of one name are the split 'train'.
-    Nothing is unpacked: an image is read by its place, so that a rank reads its own alone.
+    Nothing is unpacked: an image is read by its offset, so each rank reads only its own.
     """
     groups = _splits(shards(source.removeprefix(SHARDS)))
     return Source(source, tuple(groups), lambda split: _read(source, groups[split], options, wanted))
 
 
 def shards(pattern: str) -> list[Path]:
-    """The files of a pattern, in its order; DataError where there are none or some are missing."""
+    """Return the files of a pattern, in its order. Raise DataError if there are none or some are missing."""
     found: list[Path] = []
     for part in pattern.split("::"):
         if "://" in part or part.startswith("pipe:"):
@@ -54,7 +53,9 @@ def shards(pattern: str) -> list[Path]:
         raise DataError(f"no shards at {SHARDS}{pattern}: give a folder of .tar files, or a pattern that fits some.")
     missing = [str(path) for path in found if not path.is_file()]
     if missing:
-        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+        more = ""
+        if len(missing) > 5:
+            more = f" and {len(missing) - 5} more"
         raise DataError(
             f"{len(missing)} of {counted(len(found), 'shard')} {are(len(missing))} missing: "
             f"{', '.join(missing[:5])}{more}."
@@ -63,14 +64,15 @@ def shards(pattern: str) -> list[Path]:
 
 
 def braces(pattern: str) -> list[str]:
-    """The names that a pattern with {000..009} or {a,b} stands for, as a shell has it."""
+    """Expand {000..009} and {a,b} as a shell does."""
     parts = re.split(r"\{([^{}]*)\}", pattern)
-    choices = [_choices(part) if place % 2 else [part] for place, part in enumerate(parts)]
+    choices = [[part] for part in parts]
+    choices[1::2] = map(_choices, parts[1::2])
     count = 1
     for each in choices:
         count *= len(each)
         if count > MOST:
-            raise DataError(f"{SHARDS}{pattern} stands for more than {MOST} shards.")
+            raise DataError(f"{SHARDS}{pattern} expands to more than {MOST} shards.")
     return ["".join(each) for each in product(*choices)]
 
 
@@ -79,8 +81,10 @@ def _choices(inside: str) -> list[str]:
         first, last = numbers.groups()
         low, high = int(first[-18:]), int(last[-18:])
         if abs(high - low) >= MOST:
-            raise DataError(f"{SHARDS}: {{{inside[:80]}}} stands for more than {MOST} shards.")
-        width = len(first) if first.startswith("0") or len(first) == len(last) else 0
+            raise DataError(f"{SHARDS}: {{{inside[:80]}}} expands to more than {MOST} shards.")
+        width = 0
+        if first.startswith("0") or len(first) == len(last):
+            width = len(first)
         return [f"{number:0{width}d}" for number in range(low, high + 1) or range(low, high - 1, -1)]
     return inside.split(",")
 
@@ -89,7 +93,9 @@ def _splits(paths: list[Path]) -> dict[str, list[Path]]:
     groups: dict[str, list[Path]] = {}
     for path in paths:
         groups.setdefault(re.sub(r"[-_.]?\d+$", "", path.stem) or "train", []).append(path)
-    return groups if len(groups) > 1 else {"train": paths}
+    if len(groups) > 1:
+        return groups
+    return {"train": paths}
 
 
 def _read(source: str, paths: list[Path], options: Decoding, wanted: Classes) -> ImageSet:
@@ -100,19 +106,13 @@ def _read(source: str, paths: list[Path], options: Decoding, wanted: Classes) ->
             total += len(index.samples)
     samples = [(path, sample) for path, index in zip(paths, indices, strict=True) for sample in index.samples]
     if not samples:
-        hold = "holds" if len(paths) == 1 else "hold"
-        raise DataError(f"the {counted(len(paths), 'shard')} of {source} {hold} no images.")
+        raise DataError(f"there are no images in the {counted(len(paths), 'shard')} of {source}.")
     length = options.stream.length
     if length is not None and length > total:
         raise DataError(f"vision.data.length: {source} has {counted(total, 'image')}, fewer than {length}.")
     samples = samples[:length]
     labels, names = _labels(source, [sample.label for _, sample in samples])
-    rows = None
-    if wanted is not None:
-        if labels is None:
-            raise DataError(f"{source} has no labels, so a class list cannot be applied.")
-        rows, labels = wanted_rows(source, labels, names, wanted)
-        names = wanted
+    rows, labels, names = select_encoded(source, labels, names, wanted)
     bounds = torch.tensor([0, *accumulate(len(index.samples) for index in indices)])
     return stay_encoded(
         source,
@@ -123,21 +123,19 @@ def _read(source: str, paths: list[Path], options: Decoding, wanted: Classes) ->
         options,
         rows,
         Stream(bounds, options.stream.buffer, forward=False),
-        _left_out(indices),
+        [each for index in indices for each in index.left_out],
     )
 
 
 def _labels(source: str, told: list[str | None]) -> tuple[Tensor | None, tuple[str, ...]]:
-    """Numbers as they are, names by the alphabet; -1 where an image has none."""
+    """Return labels, -1 where missing, and class names. Numbers stay, names are numbered by the alphabet."""
     given = {label for label in told if label is not None}
     if not given:
         return None, ()
+    names: tuple[str, ...] = ()
     if all(re.fullmatch(r"-?\d{1,9}", label) for label in given):
-        return torch.tensor([-1 if label is None else int(label) for label in told]), ()
-    names = sorted(given)
-    place = {name: number for number, name in enumerate(names)}
-    return torch.tensor([-1 if label is None else place[label] for label in told]), tuple(names)
-
-
-def _left_out(indices: list[Index]) -> list[str]:
-    return [each for index in indices for each in index.left_out]
+        number_of = {label: int(label) for label in given}
+    else:
+        names = tuple(sorted(given))
+        number_of = {name: number for number, name in enumerate(names)}
+    return torch.tensor([-1 if label is None else number_of[label] for label in told]), names

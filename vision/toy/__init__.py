@@ -1,10 +1,10 @@
-"""LMCL's toy study (Sec. 5.1) as a domain of its own."""
+"""LMCL's toy study (Sec. 5.1) as a domain."""
 
 from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """`dipole.vision.toy.ToyAdapter`, imported when it is asked for."""
+    """`dipole.vision.toy.ToyAdapter`, imported on access."""
     if name in ("ToyAdapter", "ToyConfig"):
         from dipole.vision.toy import adapter
 

@@ -30,7 +30,7 @@ class ToyConfig(Settings):
     data: Literal["three-bars", "nested-moons"] = "three-bars"
     points: int = Field(900, ge=6, description="number of points, drawn by the seed")
     noise: float = Field(0.06, gt=0, description="deviation of the Gaussian noise that makes a point's positive")
-    starts: int = Field(300, ge=1, description="random first matrices; the one of least loss is trained")
+    starts: int = Field(300, ge=1, description="random first matrices; the one with the smallest loss is trained")
     scale: float = Field(0.1, gt=0, description="deviation of their entries")
     inits: int = Field(10, ge=1, description="starts of k-means; the best by inertia counts")
 
@@ -38,9 +38,9 @@ class ToyConfig(Settings):
 class ToyAdapter(Adapter):
     """A point and its noisy copy are a positive pair, the copies of the batch's other points are negatives.
 
-    The paper starts P at 0, where the loss has no gradient. We draw `starts` small matrices and train the one whose
-    loss over the first epoch is least: the loss has several minima (one per axis along which it stretches the plane),
-    and the paper's claim is about its minimiser. With `objective = "none"` P is the identity: Euclidean space.
+    The paper starts P at 0, where the loss has no gradient. We draw `starts` small matrices and train the one with the
+    smallest loss over the first epoch. The loss has several minima (one per axis along which it stretches the plane).
+    The paper's claim is about its minimiser. With `objective = "none"` P is the identity: Euclidean space.
     """
 
     domain: ClassVar[str] = "toy"
@@ -107,7 +107,7 @@ class ToyAdapter(Adapter):
 
     @torch.no_grad()
     def features(self, split: str) -> tuple[Tensor, Tensor | None]:
-        """P x of all points, whatever the split; of the validation part, of as many others from the same shape."""
+        """Return P x of all points for any split; the validation part is as many new points of the same shape."""
         points, labels = self.points, self.labels
         if split == "test" and self.part == "validation":
             points, labels = SETS[self.config.data](self.config.points, self.seed.numpy("data", "validation"))
@@ -118,11 +118,11 @@ class ToyAdapter(Adapter):
         if objective is not None:
             embedded = objective.transform(embedded.to(self.device)).cpu()
         if self.part == "test":
-            self._keep(embedded)
+            self._write_points(embedded)
         return kmeans_accuracy(embedded, labels, inits=self.config.inits, seed=self.seed.probe).metrics("kmeans")
 
-    def _keep(self, embedded: Tensor) -> None:
-        """Write the embedded points into the run's folder: LMCL Figure 3."""
+    def _write_points(self, embedded: Tensor) -> None:
+        """Write the embedded points of LMCL Figure 3 into the run's folder."""
         x, y = ([float(f"{value:.5g}") for value in axis.tolist()] for axis in embedded.T)
         text = json.dumps({"x": x, "y": y, "label": self.labels.tolist()})
         atomic_write(self.workdir / "points.json", text + "\n")

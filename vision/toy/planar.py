@@ -11,10 +11,10 @@ MOON_NOISE = 0.1
 
 
 def three_bars(points: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """Three parallel bars, points uniform in each: (n, 2) float32 with mean 0, labels (n,) in 0..2.
+    """Draw points uniformly in three parallel bars: (n, 2) float32 with mean 0, labels (n,) in 0..2.
 
-    Bars of 2.9 x 0.5 whose middle lines lie 1 apart: as wide as high, so that variance alone prefers no direction. The
-    paper shows them in Figure 3 and gives no coordinates.
+    Bars of 2.9 x 0.5 with centre lines 1 apart: as wide as high, so that no direction has more variance. The paper
+    shows them in Figure 3 without coordinates.
     """
     labels = np.arange(points) % 3
     along = rng.uniform(-BAR_LENGTH / 2, BAR_LENGTH / 2, points)
@@ -23,7 +23,7 @@ def three_bars(points: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
 
 
 def nested_moons(points: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """Two half circles, one inside the other's opening (scikit-learn's moons), with noise: as `three_bars`, 0..1."""
+    """Draw two interleaved half circles (scikit-learn's moons) with noise: as `three_bars`, labels 0..1."""
     labels = np.arange(points) % 2
     angle = rng.uniform(0, np.pi, points)
     upper = np.stack([np.cos(angle), np.sin(angle)], 1)
@@ -39,5 +39,5 @@ SETS: dict[str, Callable[[int, np.random.Generator], tuple[Tensor, Tensor]]] = {
 
 
 def _centred(points: np.ndarray, labels: np.ndarray) -> tuple[Tensor, Tensor]:
-    # A linear map without bias turns and stretches about the origin: the origin is put where the data are.
+    # Centred, because a linear map without bias rotates and stretches about the origin.
     return torch.from_numpy((points - points.mean(0)).astype(np.float32)), torch.from_numpy(labels)

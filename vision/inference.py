@@ -1,11 +1,9 @@
 """Features of image files from a trained encoder, with the preprocessing of its evaluation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,16 +11,13 @@ from PIL import Image
 from torch import Tensor, nn
 
 from dipole.core.evaluation.probes import frozen
-from dipole.core.train.inference import Embedder, Inputs, check_features
+from dipole.core.train.inference import Embedder, Inputs
 from dipole.core.utils.errors import DataError, OptionError
-from dipole.vision.augment import centre
 from dipole.vision.decoding import attempt, decode, file_bytes
+from dipole.vision.image_ops import centre
 from dipole.vision.sources.folder import SUFFIXES
 
-if TYPE_CHECKING:
-    from dipole.vision.adapter import VisionAdapter
-
-FEATURES = ("encoder", "embedding")  # as vision.probe.features names them
+FEATURES = ("encoder", "embedding")  # the values of vision.probe.features
 
 
 class ImageEmbedder(Embedder):
@@ -30,9 +25,10 @@ class ImageEmbedder(Embedder):
 
     Args:
         read_views: views (n, C, H, W) in [0, 1], H = W = size -> features.
-        module: what is held still meanwhile.
+        module: set to evaluation mode meanwhile.
         size: side of the views in pixels. channels: 3, or 1 for grey images.
         decoded: short side after decoding, then a centred square (vision.data.size); None as stored.
+        device: of the module.
     """
 
     batch_size = 512  # images per forward pass, as in the run's evaluation
@@ -49,33 +45,24 @@ class ImageEmbedder(Embedder):
         self.read_views, self.module, self.device = read_views, module, device
         self.size, self.channels, self.decoded = size, channels, decoded
 
-    @classmethod
-    def of_run(cls, adapter: VisionAdapter, features: str | None, objective: Any) -> ImageEmbedder:
-        """Of a trained run; features: one of `FEATURES`, by default "encoder", the tap that probes see."""
-        module = adapter.module
-        transform = nn.Identity() if objective is None else objective.transform
-
-        def embedding(views: Tensor) -> Tensor:
-            return transform(module.embedding(views))
-
-        read = embedding if check_features(features, FEATURES) == "embedding" else module.features
-        return cls(read, module, adapter.size, adapter.images.channels, adapter.config.data.size, adapter.device)
-
     def read(self, source: str, column: str | None = None) -> Inputs:
         return read_images(source, column, self.decoded, self.channels)
 
     def vectors(self, rows: list[Any]) -> Tensor:
-        return of_equal_shape(rows, self._same)
+        return by_shape(rows, self._embed)
 
-    def _same(self, images: Tensor) -> Tensor:
+    def _embed(self, images: Tensor) -> Tensor:
         with frozen(self.module):
             return self.read_views(centre(images.to(self.device), self.size)).flatten(1).float().cpu()
 
 
 class ProcessedEmbedder(Embedder):
-    """Image files to features by an image processor of transformers and a function of its pixels.
+    """Image files to features by an image processor of transformers.
 
-    read_pixels: `pixel_values` -> features.
+    Args:
+        processor: of transformers.
+        read_pixels: its `pixel_values` -> features.
+        device: of the features' function.
     """
 
     batch_size = 128
@@ -84,30 +71,30 @@ class ProcessedEmbedder(Embedder):
         self.processor, self.read_pixels, self.device = processor, read_pixels, device
 
     def read(self, source: str, column: str | None = None) -> Inputs:
-        grey = getattr(self.processor, "do_convert_rgb", True) is False
-        return read_images(source, column, None, 1 if grey else 3)
+        is_grey = getattr(self.processor, "do_convert_rgb", True) is False
+        return read_images(source, column, None, 1 if is_grey else 3)
 
     def vectors(self, rows: list[Any]) -> Tensor:
-        return of_equal_shape(rows, self._same)
+        return by_shape(rows, self._embed)
 
     @torch.no_grad()
-    def _same(self, images: Tensor) -> Tensor:
+    def _embed(self, images: Tensor) -> Tensor:
         pixels = self.processor(list(images), return_tensors="pt")["pixel_values"].float()
         return self.read_pixels(pixels.to(self.device)).flatten(1).float().cpu()
 
 
-def of_equal_shape(rows: list[Tensor], read: Callable[[Tensor], Tensor]) -> Tensor:
-    """Apply a function of batches (n, C, H, W) to images (C, H, W) of any sizes, those of one size together."""
+def by_shape(rows: list[Tensor], function: Callable[[Tensor], Tensor]) -> Tensor:
+    """Apply a function of batches to images (C, H, W) of any sizes, with images of one size together."""
     places: dict[torch.Size, list[int]] = {}
     for place, row in enumerate(rows):
         places.setdefault(row.shape, []).append(place)
-    parts = [read(torch.stack([rows[place] for place in group])) for group in places.values()]
+    parts = [function(torch.stack([rows[place] for place in group])) for group in places.values()]
     order = torch.tensor([place for group in places.values() for place in group])
     return torch.cat(parts)[order.argsort()]
 
 
 def read_images(source: str, column: str | None, decoded: int | None, channels: int) -> Inputs:
-    """One image, or all of a folder and its folders in the order of their names; rows are uint8 (C, H, W)."""
+    """Read one image, or all of a folder and its subfolders in the order of their names, as uint8 (C, H, W)."""
     if column is not None:
         raise OptionError(f"--column {column}: image files have no columns.")
     path = Path(source).expanduser()
@@ -132,7 +119,7 @@ def read_images(source: str, column: str | None, decoded: int | None, channels: 
 
 
 def to_tensor(picture: np.ndarray, channels: int) -> Tensor:
-    """An RGB picture (H, W, 3) uint8 as (C, H, W); one channel is its grey level (ITU-R BT.601), as Pillow has it."""
+    """Convert an RGB image (H, W, 3) uint8 to (C, H, W). One channel is its grey level (ITU-R BT.601), as in Pillow."""
     if channels == 1:
         return torch.from_numpy(np.array(Image.fromarray(picture).convert("L")))[None]
     return torch.from_numpy(np.array(picture)).permute(2, 0, 1)

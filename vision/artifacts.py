@@ -1,0 +1,104 @@
+"""The files that a trained vision model needs in addition to its weights.
+
+kept/vision.json describes the images. encoder/ holds the configuration of a model of transformers, caption/ the
+configuration and the tokenizer of a text model.
+"""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dipole.core.utils.errors import CheckpointError
+from dipole.core.utils.received import read_json
+from dipole.vision.captions import CaptionBranch
+from dipole.vision.config import VisionConfig
+from dipole.vision.encoders.base import PREFIX
+from dipole.vision.image_set import ImageSet
+
+
+@dataclass(frozen=True)
+class KnownImages:
+    """Facts about the pretraining images, for networks, exports and messages."""
+
+    name: str
+    count: int
+    channels: int
+    height: int
+    width: int
+    class_names: tuple[str, ...]
+    mean: list[float]
+    std: list[float]
+
+    @classmethod
+    def of(cls, images: ImageSet) -> "KnownImages":
+        channels, height, width = images.images.shape[1:]
+        return cls(images.name, len(images), channels, height, width, images.class_names, *images.statistics)
+
+    def stand_in(self) -> ImageSet:
+        """Return as many black images of this shape, in the memory of one."""
+        one = torch.zeros(1, self.channels, self.height, self.width, dtype=torch.uint8)
+        pixels = one.expand(self.count, -1, -1, -1)
+        images = ImageSet(self.name, pixels, torch.zeros(self.count, dtype=torch.long), tuple(self.class_names))
+        vars(images)["statistics"] = self.mean, self.std
+        return images
+
+
+@dataclass(frozen=True)
+class Artifacts:
+    """The content of a folder that `save` wrote.
+
+    images: their description. steps_per_epoch: batches. info: the record's description of the data. encoder, caption:
+    settings for building models of transformers from their configuration in this folder.
+    """
+
+    folder: Path
+    images: KnownImages
+    steps_per_epoch: int
+    info: dict[str, Any]
+    encoder: dict[str, Any]
+    caption: dict[str, Any] = field(default_factory=dict)
+
+    def config(self, config: VisionConfig) -> VisionConfig:
+        """Return the run's settings with models of transformers from this folder."""
+        encoder, caption = self.folder / "encoder", self.folder / "caption"
+        update: dict[str, Any] = {}
+        if encoder.is_dir():
+            update["encoder"] = config.encoder.model_copy(update={"name": f"{PREFIX}{encoder}", **self.encoder})
+        if caption.is_dir() and config.caption is not None:
+            update["caption"] = config.caption.model_copy(update={"encoder": f"{PREFIX}{caption}", **self.caption})
+        return config.model_copy(update=update)
+
+
+def save(
+    folder: Path, config: VisionConfig, module: nn.Module, images: KnownImages, steps: int, info: dict[str, Any]
+) -> None:
+    """Write the files of a trained model into a folder."""
+    content: dict[str, Any] = {"images": asdict(images), "steps_per_epoch": steps, "info": info, "encoder": {}}
+    # Defaults that depended on the pretrained weights are written out.
+    built = {"weights": "random", "revision": None}
+    if config.encoder.is_hub:
+        encoder: Any = next(part for part in module.modules() if hasattr(part, "model"))
+        encoder.model.config.save_pretrained(folder / "encoder")
+        content["encoder"] = {**built, "pooling": encoder.pooling}
+    branch = next((part for part in module.modules() if isinstance(part, CaptionBranch)), None)
+    if branch is not None:
+        branch.model.config.save_pretrained(folder / "caption")
+        branch.tokenizer.save_pretrained(folder / "caption")
+        content["caption"] = {**built, "pooling": branch.pooling, "max_length": branch.limit}
+    (folder / "vision.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def read(folder: Path) -> Artifacts:
+    """Read what `save` wrote. Raise CheckpointError if it is damaged."""
+    try:
+        content = read_json(folder / "vision.json")
+        images = KnownImages(**content["images"])
+        return Artifacts(
+            folder, images, content["steps_per_epoch"], content["info"], content["encoder"], content.get("caption", {})
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"the model {folder} is damaged: {error!r}. Train again with --overwrite.") from error

@@ -1,0 +1,316 @@
+"""Rows of a table that name images that belong together, or an image and its caption."""
+
+import hashlib
+import io
+import os
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from dipole.core.utils.errors import DataError, nearest
+from dipole.core.utils.rows import Asker, located_rows
+from dipole.core.utils.seeding import Seeds
+from dipole.core.utils.text import counted
+from dipole.vision.data import Parts, check_same_shape, load
+from dipole.vision.decoding import Encoded, attempt, decode, describe, file_bytes
+from dipole.vision.image_set import Images, ImageSet, taken
+from dipole.vision.pairs.base import Kind
+from dipole.vision.settings import VisionSettings
+from dipole.vision.sources import Decoding
+from dipole.vision.sources.images import decode_all
+
+UTF8 = "utf-8"
+READER = Asker("vision", "vision.data.train_split")
+CAPTION_NAMES = ("caption", "captions", "text", "sentence", "description")
+CLASS_SETTINGS = ("classes", "pretrain_classes", "pretrain_split", "imbalance", "only_labelled")
+"""Settings of [vision.data] that choose or weight images by class or split, which pairs do not have."""
+
+
+@dataclass(frozen=True, eq=False)
+class PairedSet(ImageSet):
+    """Images in rows; `images` is the first column.
+
+    others: the further columns of images, row by row. captions: of each row, or empty. ids (n, columns): numbers of
+    distinct images, and in their own column of distinct captions.
+    """
+
+    others: tuple[Images, ...] = ()
+    captions: tuple[str, ...] = ()
+    ids: Tensor = field(default_factory=lambda: torch.empty(0, 0, dtype=torch.long))
+
+    @property
+    def columns(self) -> tuple[Images, ...]:
+        """The columns of images."""
+        return (self.images, *self.others)
+
+    def take(self, index: Tensor | Sequence[int]) -> Self:
+        index = torch.as_tensor(index)
+        captions = self.captions
+        if captions:
+            captions = tuple(captions[row] for row in index.tolist())
+        others = tuple(taken(column, index) for column in self.others)
+        return replace(super().take(index), others=others, captions=captions, ids=self.ids[index])
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 of the fingerprint of every column, and of the captions."""
+        digest = hashlib.sha256("".join(ImageSet(self.name, column).fingerprint for column in self.columns).encode())
+        for caption in self.captions:
+            digest.update(caption.encode() + b"\0")
+        return digest.hexdigest()
+
+
+class Columns(Kind):
+    """The images, or image and caption, in each row of a table.
+
+    Rows are split so that no image is in both parts. One part is for testing retrieval, unless `data.test` is a table
+    of its own. With `data.pretrain` the table is that, and probes use `data.source`.
+    """
+
+    def problems(self, config: VisionSettings) -> list[str]:
+        problems = []
+        names, data, views = list(config.columns or ()), config.data, config.views
+        named = [name for name in names if name.lower() in CAPTION_NAMES]
+        if len(names) < 2 or len(set(names)) < len(names) or not all(names):
+            problems.append(
+                f"columns must name two or more columns, each once, got {names}; such as ['image', 'positive']"
+            )
+        elif config.caption is not None and len(names) > 2:
+            problems.append(f"columns with captions are one of images and one of captions, got {names}")
+        elif config.caption is None and named:
+            problems.append(f"columns: {named[0]!r} reads as captions, which need vision.caption.encoder = 'hub:...'")
+        if config.caption is None and names and views is not None and views < len(names):
+            problems.append(f"views = {views} leaves columns unused; give {len(names)} or more, or leave it out")
+        defaults = type(data).model_fields
+        if data.pretrain is None and data.source == defaults["source"].default:
+            problems.append("columns need a table of pairs: set vision.data.source to a file (.csv, .jsonl, .parquet)")
+        unused: tuple[str, ...] = CLASS_SETTINGS
+        if not data.pretrain:
+            unused = (*unused, "labelled_per_class")
+        for name in unused:
+            if getattr(data, name) != defaults[name].default:
+                problems.append(f"data.{name} has no effect with pairs 'columns', whose rows have no classes")
+        return problems
+
+    def views(self, config: VisionSettings) -> int:
+        return len(config.columns or ())
+
+    def load(self, config: VisionSettings, seed: Seeds, validation: float = 0.0) -> Parts:
+        data = config.data
+        read = partial(
+            read_pairs,
+            columns=config.columns or (),
+            captioned=config.caption is not None,
+            decoding=Decoding(data.size, data.on_corrupt, data.memory * 1e9),
+            split=data.train_split,
+        )
+        pairs = read(data.pretrain or data.source)
+        if data.pretrain is not None or data.test is None:
+            pairs, test = split_rows(pairs, data.train_share, seed.torch("data", "pairs"))
+        elif not validation:
+            test = read(data.test)
+        if validation:
+            pairs, test = split_rows(pairs, 1 - validation, seed.torch("data", "validation", "pairs"))
+        if data.pretrain is not None:
+            own = load(data.model_copy(update={"pretrain": None}), seed, validation)
+            check_same_shape(("images of pairs", pairs), ("images of the probe", own.train))
+            return Parts(pairs, own.train, own.test, test)
+        if data.limit is not None and data.limit < len(pairs):
+            pairs = pairs.take(torch.randperm(len(pairs), generator=seed.torch("data", "limit"))[: data.limit])
+        check_same_shape(("images of the pairs", pairs), ("images of the test pairs", test))
+        return Parts(pairs, pairs, test, test)
+
+    def columns(self, images: ImageSet) -> tuple[Images, ...]:
+        assert isinstance(images, PairedSet)
+        return images.columns
+
+
+def split_rows(pairs: PairedSet, share: float, generator: torch.Generator) -> tuple[PairedSet, PairedSet]:
+    """Split rows in two parts without a common image: rows that share an image stay together.
+
+    share: of the rows in the first part, as near as these groups allow.
+    """
+    count = pairs.ids.shape[1] - bool(pairs.captions)
+    group = _groups(pairs.ids[:, :count])
+    first = torch.zeros(len(pairs), dtype=torch.bool)
+    _, sizes = group.unique(return_counts=True)
+    wanted, total = round(share * len(pairs)), 0
+    for number in torch.randperm(len(sizes), generator=generator).tolist():
+        if total + int(sizes[number]) / 2 <= wanted:
+            first[group == number] = True
+            total += int(sizes[number])
+    if not 0 < total < len(pairs):
+        raise DataError(
+            f"{pairs.name} has {counted(len(pairs), 'row')} in {counted(len(sizes), 'group')} without an image in "
+            "common, too few to hold some back; give pairs for testing as a table of their own, vision.data.test."
+        )
+    return pairs.take(first.nonzero().flatten()), pairs.take((~first).nonzero().flatten())
+
+
+def _groups(ids: Tensor) -> Tensor:
+    """Number the connected components (n,) of rows (n, C) that are linked by a common number."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    total = int(ids.max()) + 1
+    one, other = ids[:, :1].expand_as(ids).flatten().numpy(), ids.flatten().numpy()
+    links = coo_array(([True] * len(one), (one, other)), shape=(total, total))
+    component = torch.from_numpy(connected_components(links, directed=False)[1])
+    return component[ids[:, 0]].unique(return_inverse=True)[1]
+
+
+@dataclass(frozen=True)
+class _File:
+    """An image of a table: the first place that names it, and its path or bytes."""
+
+    where: str
+    data: Path | bytes
+
+    def read(self) -> bytes:
+        if isinstance(self.data, bytes):
+            return self.data
+        return file_bytes(self.data)
+
+
+def read_pairs(
+    source: str, columns: Sequence[str], captioned: bool, decoding: Decoding, split: str = "train"
+) -> PairedSet:
+    """Read a table of pairs and its images.
+
+    A cell of an image is a path, relative to the table, or the image itself (parquet). A caption may be a list of
+    captions, each of which makes a row. Rows with a missing or blank cell are left out, with a warning.
+
+    Args:
+        source: a file of `core.utils.rows`.
+        columns: of images; with captions the last column holds them.
+        captioned: whether there are captions.
+        decoding: how images are read.
+        split: of a data set.
+
+    Raises:
+        DataError: the table cannot be read, a column or an image is missing, or an image cannot be decoded; the message
+            names file and line.
+    """
+    names = list(columns)
+    path = Path(source).expanduser()
+    folder = path if path.is_dir() else path.parent
+    located = source if source.startswith("hub:") else str(path)
+    files: dict[Path | bytes, _File] = {}
+    rows: list[list[Path | bytes]] = []
+    captions: list[str] = []
+    incomplete = total = 0
+    for where, row in located_rows(located, split, UTF8, READER):
+        total += 1
+        _check_columns(row, names, where)
+        texts, cells = [""], names
+        if captioned:
+            texts, cells = _captions(row[names[-1]], names[-1], where), names[:-1]
+        images = [_image(row[name], name, where, folder) for name in cells]
+        found = [image for image in images if image is not None]
+        if not texts or len(found) < len(images):
+            incomplete += 1
+            continue
+        for image in found:
+            shown = image if isinstance(image, Path) else "an image"
+            files.setdefault(image, _File(f"{where}: {shown}", image))
+        rows += [found] * len(texts)
+        captions += texts
+    if not rows:
+        raise DataError(f"{source}: none of its {counted(total, 'row')} has all of {', '.join(names)}.")
+    if incomplete:
+        warnings.warn(
+            f"{source}: {incomplete} of {counted(total, 'row')} lack one of {', '.join(names)}, left out", stacklevel=2
+        )
+    number_of = {image: number for number, image in enumerate(files)}
+    numbers = torch.tensor([[number_of[image] for image in row] for row in rows])
+    return _decoded(path.name, list(files.values()), numbers, captions if captioned else [], decoding)
+
+
+def _check_columns(row: Any, names: Sequence[str], where: str) -> None:
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: expected named columns, got {type(row).__name__}: {str(row)[:60]!r}")
+    for name in names:
+        if name not in row:
+            there = list(map(str, row))
+            raise DataError(
+                f"{where}: no column {name!r}; it has {', '.join(there)}.{nearest(name, there)} Set vision.columns."
+            )
+
+
+def _decoded(name: str, files: Sequence[_File], rows: Tensor, captions: Sequence[str], decoding: Decoding) -> PairedSet:
+    """Decode the images of rows (n, C) of numbers of files. Leave out rows with a broken image, if that is allowed."""
+    shown = [file.where for file in files]
+    absent = [file.where for file in files if isinstance(file.data, Path) and not file.data.is_file()]
+    if absent and decoding.on_corrupt == "refuse":
+        more = f" (and {len(absent) - 1} more)" if len(absent) > 1 else ""
+        raise DataError(
+            f"{absent[0]}: no such image file{more}. Paths are relative to the table; or set "
+            "vision.data.on_corrupt = 'skip'. If the column holds captions, set vision.caption.encoder."
+        )
+    # An image may be in many rows, and the memory limit is for all rows.
+    options = replace(decoding, memory=decoding.memory * len(files) / rows.numel())
+    # The labels tell which files could be decoded.
+    store = decode_all(name, shown, lambda i: files[i].read(), torch.arange(len(files)), (), options)
+    assert store.labels is not None
+    broken = list(store.skipped)
+    place = torch.full((len(files),), -1)
+    place[store.labels] = torch.arange(len(store))
+    if isinstance(store.images, Encoded) and decoding.on_corrupt == "skip":
+        # `Encoded` would replace a broken image by another one, which does not belong to the row: try all now.
+        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+            tried = list(pool.map(lambda file: attempt(file.read, lambda data: decode(data, decoding.size)), files))
+        for number, found in enumerate(tried):
+            if isinstance(found, str):
+                place[number] = -1
+                broken.append(f"{shown[number]} ({found})")
+        if broken:
+            warnings.warn(f"skipped {describe(broken, len(files))}", stacklevel=2)
+    complete = (place[rows] >= 0).all(1).nonzero().flatten()
+    if not len(complete):
+        raise DataError(f"{name}: {describe(broken, len(files))}, and no row is left.")
+    rows = ids = rows[complete]
+    texts: tuple[str, ...] = ()
+    if captions:
+        texts = tuple(captions[row] for row in complete.tolist())
+        number_of = {text: n for n, text in enumerate(dict.fromkeys(texts))}
+        ids = torch.cat([rows, torch.tensor([[number_of[text]] for text in texts])], 1)
+    first, *others = (taken(store.images, column) for column in place[rows].unbind(1))
+    return PairedSet(name, first, skipped=tuple(broken), others=tuple(others), captions=texts, ids=ids)
+
+
+def _captions(cell: Any, name: str, where: str) -> list[str]:
+    """Return the captions of a cell with single blanks; missing ones are left out."""
+    if not isinstance(cell, list | tuple):
+        cell = [cell]
+    found = []
+    for each in cell:
+        if each is not None and not isinstance(each, str):
+            raise DataError(
+                f"{where}: column {name!r} holds {type(each).__name__}, expected a caption or a list of them"
+            )
+        text = " ".join((each or "").split())
+        if text:
+            found.append(text)
+    return found
+
+
+def _image(cell: Any, name: str, where: str, folder: Path) -> Path | bytes | None:
+    """Return the path of a cell's image, or its encoded bytes; None if it is missing."""
+    if isinstance(cell, dict):
+        cell = cell.get("bytes") or cell.get("path")
+    if cell is None or isinstance(cell, bytes):
+        return cell or None
+    if isinstance(cell, str):
+        return folder / Path(cell.strip()).expanduser() if cell.strip() else None
+    if hasattr(cell, "save"):  # an image that `datasets` decoded
+        written = io.BytesIO()
+        cell.save(written, format="PNG")
+        return written.getvalue()
+    raise DataError(f"{where}: column {name!r} holds {type(cell).__name__}, expected the path of an image")
