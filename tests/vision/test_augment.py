@@ -227,3 +227,9 @@ def test_evaluation_view_is_the_centred_square():
 def test_settings_out_of_range_are_refused(setting, message):
     with pytest.raises(ValidationError, match=message):
         A.AugmentConfig(**setting)
+
+
+def test_one_image_is_a_batch_of_one():
+    augment = A.Augmentation(A.AugmentConfig(size=6, blur=0.5, solarize=0.5))
+    batch = (images(1) * 255).to(torch.uint8)
+    assert torch.equal(augment(batch[0], generator()), augment(batch, generator())[0])

@@ -343,14 +343,14 @@ def test_what_is_frozen_stays_as_it_is(models, name, how):
     optimizer.step()
     module.after_step()
     changed = {key for key, value in module.state_dict().items() if not torch.equal(value, before[key])}
-    inside = {key.removeprefix("query.encoder.model.") for key in changed if key.startswith("query.encoder.model.")}
+    inside = {key.removeprefix("branch.encoder.model.") for key in changed if key.startswith("branch.encoder.model.")}
     first = ("embedd", "encoder.stages.0", "layers.0", "encoder.layer.0", "encoder.layers.0")
     second = ("encoder.stages.1", "layers.1", "encoder.layer.1", "encoder.layers.1")
     assert not any(key.startswith(first) for key in inside)
     assert any(key.startswith(second) for key in inside) == (how == 1)
     assert bool(inside) == (how != "backbone") or name == "resnet"
     assert not (how == "backbone" and inside)
-    assert any(key.startswith("query.projector") for key in changed)
+    assert any(key.startswith("branch.projector") for key in changed)
     # Frozen layers of the momentum copy evaluate as well.
     for branch in (module.query, module.key):
         model = branch.encoder.model
@@ -380,7 +380,7 @@ def test_adapters_learn_and_nothing_else(models, name):
     assert learning
     assert all("lora_" in each for each in learning)
     module, grads, _ = step(vision(models / name, encoder={"lora": {"rank": 2}}, method="moco", negatives=9))
-    inside = {each for each, grad in grads.items() if grad is not None and each.startswith("query.encoder")}
+    inside = {each for each, grad in grads.items() if grad is not None and each.startswith("branch.encoder")}
     assert all("lora_" in each for each in inside)
     key = {each for each in module.state_dict() if each.startswith("key.encoder") and "lora_B" in each}
     assert len(key) == len([each for each in inside if "lora_B" in each])

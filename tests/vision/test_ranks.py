@@ -260,7 +260,7 @@ def rank_main(rank, file, source, folder):
     moco.embed(batch)
     keys = moco.module._fresh.clone()
     moco.module.key = before.eval()
-    plain = moco.module._keys(batch.views[1], batch.seed)
+    plain = moco.module._embed_keys(batch.views[1], batch.seed)
     moco.after_step()
     cmc = adapter("cmc", source, rank, 2)
     cmc.embed(next(iter(cmc.batches(0))))
