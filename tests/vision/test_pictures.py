@@ -53,10 +53,10 @@ def test_the_query_is_in_the_middle_of_the_map():
 
 def test_a_query_may_have_more_positives_than_it_is_trained_with(tmp_path, monkeypatch):
     """CACR Fig. 7 shows four, also of the encoder that was trained with one."""
-    from dipole.vision import adapter
+    from dipole.vision import evaluation
 
     drawn = []
-    monkeypatch.setattr(adapter, "draw_query", lambda views, found, *_, **__: drawn.append((views, found)))
+    monkeypatch.setattr(evaluation, "draw_query", lambda views, found, *_, **__: drawn.append((views, found)))
     settings = [
         "vision.data.limit=64", "train.batch_size=32", "train.epochs=", "train.steps=1", "vision.encoder.width=4",
         "vision.probe.probes=['knn']", "vision.probe.baselines=false", "vision.probe.picture=true",

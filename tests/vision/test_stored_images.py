@@ -91,10 +91,10 @@ def loop(height, width, scale, ratio, rng):
 
 @pytest.mark.parametrize(("height", "width"), [(300, 500), (500, 120), (60, 64)])
 def test_boxes_on_the_original_are_distributed_as_a_loops(height, width):
-    config, n = A.AugmentConfig(crop_scale=(0.08, 1.0)), 4000
-    _, chances = A.draw_cropped(config, n, torch.Generator().manual_seed(0), 32)
-    one_by_one = torch.cat([A.boxes(config, chances[i : i + 1], height, width) for i in range(50)])
-    ours = A.boxes(config, chances, height, width)
+    augment, n = A.Augmentation(A.AugmentConfig(crop_scale=(0.08, 1.0))), 4000
+    _, draws = augment.draw_unsized(n, torch.Generator().manual_seed(0), 32)
+    one_by_one = torch.cat([augment.boxes(draws[i : i + 1], height, width) for i in range(50)])
+    ours = augment.boxes(draws, height, width)
     assert torch.equal(one_by_one, ours[:50])
     rng = np.random.default_rng(1)
     theirs = np.array([loop(height, width, (0.08, 1.0), (3 / 4, 4 / 3), rng) for _ in range(n)], dtype=float)
