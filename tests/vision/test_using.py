@@ -24,7 +24,7 @@ from dipole.vision.config import VisionConfig
 from dipole.vision.encoders import EncoderConfig, build_encoder
 from dipole.vision.export import DipoleVisionModel
 from dipole.vision.exported import open_folder
-from dipole.vision.inference import ImageEmbedder, read_images
+from dipole.vision.inference import read_images
 from tests.without_dipole import WITHOUT_DIPOLE
 
 CPU = torch.device("cpu")
@@ -102,11 +102,11 @@ def test_the_embedding_is_what_the_objective_sees(tmp_path):
     _, adapter, objective = load_run(RunFolder(run), "cpu")
     adapter.module.eval()
     images = adapter.parts.test.images
-    embedder = ImageEmbedder.of_run(adapter, "embedding", objective)
+    embedder = adapter.embedder("embedding", objective)
     wanted = objective.transform(adapter.features("test")[0]).detach()
     assert torch.equal(embedder.vectors(list(images)), wanted)
     with pytest.raises(OptionError, match="Allowed: encoder, embedding"):
-        ImageEmbedder.of_run(adapter, "head", objective)
+        adapter.embedder("head", objective)
 
 
 def test_images_of_any_size_stay_in_order(tmp_path):
